@@ -1,0 +1,76 @@
+# The two commands: `make run` (the embedded demo) and `make test`. Each sets up all that it needs.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+CONFIG ?= config/config.yaml
+PROFILE ?= profiles/local
+PYTHON ?= python3
+UV := $(or $(shell command -v uv),.tools/uv/bin/uv)
+BIN := .venv/bin
+say = @printf '\033[1m== %s\033[0m\n'
+
+.PHONY: help run report test lint format docs lock env bench clean
+
+help: ## Say what there is
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+run: env ## Run the embedded demo (or CONFIG=...) and write report.html
+	$(say) 'running $(CONFIG) with $(PROFILE): see $(BIN)/python scripts/status.py for a live view'
+	$(BIN)/snakemake --profile $(PROFILE) --configfile $(CONFIG) --quiet rules
+	$(MAKE) --no-print-directory report
+	@printf '\nDone.\n  report   %s/report.html\n  tables   %s/results/tables\n  plots    %s/results/plots\n' '$(CURDIR)' '$(CURDIR)' '$(CURDIR)'
+
+report: env
+	$(say) 'writing report.html'
+	$(BIN)/snakemake --profile $(PROFILE) --configfile $(CONFIG) --report report.html --quiet all
+
+test: env ## Run all tests
+	$(say) 'running the tests'
+	$(BIN)/python -m pytest
+
+lint: env ## Check style and types: ruff, mypy, snakefmt, snakemake --lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/snakefmt --check --compact-diff Snakefile workflow
+	$(BIN)/snakemake --lint
+	$(BIN)/python scripts/options.py --check
+
+format: env ## Put code into the common style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/snakefmt Snakefile workflow
+
+docs: env ## Write the schema and the option tables of config/README.md from the config's models
+	$(BIN)/python scripts/options.py
+
+bench: env ## Run the benchmarks; the commands one by one are in benchmarks/README.md
+	$(BIN)/python benchmarks/slot_pause.py
+	$(BIN)/python benchmarks/dry_run.py
+	$(BIN)/python benchmarks/startup.py
+
+env: .venv/ready ## Make the environment in .venv, from the pinned and hashed envs/requirements-dev.txt
+
+.venv/ready: envs/requirements-dev.txt | $(UV)
+	$(say) 'making the environment in .venv (20 s with a good connection)'
+	$(UV) venv --quiet --allow-existing --python '>=3.11,<3.14' .venv
+	$(UV) pip sync --quiet --python $(BIN)/python --require-hashes envs/requirements-dev.txt
+	@touch $@
+
+.tools/uv/bin/uv:
+	$(say) 'fetching uv into .tools'
+	$(PYTHON) -m pip install --quiet --target .tools/uv uv==0.13.8
+
+lock: | $(UV) ## Resolve pyproject.toml into the pinned and hashed files of envs/
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --custom-compile-command 'make lock' pyproject.toml -o envs/requirements.txt
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --custom-compile-command 'make lock' -c envs/requirements.txt --group dev pyproject.toml -o envs/requirements-dev.txt
+	{ printf '%s\n' '# The same environment for conda (`--sdm conda`), written by `make lock`.' 'channels: [conda-forge]' \
+	  'dependencies:' '  - python=3.11' '  - pip' '  - pip:'; \
+	  sed -nE 's/^([a-zA-Z0-9_.-]+==[^\]*[^\ ]) *\\?$$/      - "\1"/p' envs/requirements.txt; } > envs/trainyard.yaml
+
+clean: ## Remove the environment and all results
+	rm -rf .venv .tools .snakemake results report.html

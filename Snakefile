@@ -1,0 +1,44 @@
+"""Trainyard. The rules are in workflow/rules, what they run in scripts; config/README.md explains the config."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(workflow.basedir, "scripts")))
+from trainyard.rules import Workflow
+
+
+configfile: "config/config.yaml"
+
+
+report: "workflow/report/workflow.rst"
+
+
+yard = Workflow(config, results=Path("results"))
+shell.prefix(yard.shell_prefix(activated=bool(workflow.deployment_settings.deployment_method)))
+
+
+onstart:
+    yard.write_config()
+
+
+wildcard_constraints:
+    name=yard.name_pattern,
+    scale=r"\d+x\d+",
+
+
+include: "workflow/rules/data.smk"
+include: "workflow/rules/sweep.smk"
+include: "workflow/rules/scaling.smk"
+include: "workflow/rules/trees.smk"
+include: "workflow/rules/report.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        rules.data.input,
+        rules.sweeps.input,
+        rules.scaling.input,
+        rules.trees.input,
+        rules.tables.input,
+        rules.plots.input,

@@ -1,0 +1,100 @@
+"""Write what is generated from the config's models: the JSON schema, and the option tables of config/README.md."""
+
+import argparse
+import json
+import re
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from trainyard import config
+
+ROOT = Path(__file__).parents[1]
+SCHEMA = ROOT / "workflow/schemas/config.schema.json"
+README = ROOT / "config/README.md"
+BEGIN, END = "<!-- options: written by `make docs` -->", "<!-- end of options -->"
+
+# Sections of the tables, in the order of the config file: heading and model.
+SECTIONS: list[tuple[str, type[BaseModel]]] = [
+    ("`datasets.<name>` with `source: digits`", config.Digits),
+    ("`datasets.<name>` with `source: synthetic`", config.Synthetic),
+    ("`datasets.<name>` with `source: table`", config.Table),
+    ("`train`, in sweeps and scaling studies", config.Train),
+    ("`train.schedule`", config.Schedule),
+    ("`sweeps.<name>`", config.Sweep),
+    ("`sweeps.<name>.slots`", config.Slots),
+    ("`sweeps.<name>.sample`", config.Sample),
+    ("`scaling.<name>`", config.Scaling),
+    ("`trees.<name>`", config.Trees),
+    ("`pricing`", config.Pricing),
+]
+
+
+def schema_text() -> str:
+    """The config's JSON schema, for editors and for people."""
+    schema = config.Config.model_json_schema()
+    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"
+
+
+def readme_text(old: str) -> str:
+    """The README with the tables between its two marks made anew."""
+    tables = "\n".join(line for heading, model in SECTIONS for line in _table(heading, model))
+    return re.sub(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n{tables}\n{END}", old, flags=re.DOTALL)
+
+
+def _table(heading: str, model: type[BaseModel]) -> Iterator[str]:
+    yield f"\n### {heading}\n"
+    yield (model.__doc__ or "").strip() + "\n"
+    yield "| option | type | default | meaning |"
+    yield "| --- | --- | --- | --- |"
+    for name, field in model.model_fields.items():
+        yield f"| `{name}` | {_type_name(field.annotation)} | {_default(field)} | {field.description} |"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.default
+    if isinstance(value, BaseModel):
+        return "see below"
+    return "none" if value is None else f"`{json.dumps(value)}`"
+
+
+def _type_name(annotation: Any) -> str:
+    """A type in the words of a YAML file."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type_name(arguments[0])
+    if origin is Literal:
+        return " \\| ".join(f"`{value}`" for value in arguments)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_type_name(member) for member in arguments if member is not type(None)))
+    if origin is list:
+        return f"list of {_type_name(arguments[0])}"
+    if origin is dict:
+        return f"mapping to {_type_name(arguments[1])}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "mapping"
+    return {int: "whole number", float: "number", str: "text", Any: "anything"}.get(annotation, str(annotation))
+
+
+def main() -> int:
+    """Write both files, or with --check say whether they are current."""
+    parser = argparse.ArgumentParser(description=__doc__, epilog="example: python scripts/options.py --check")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not current")
+    check = parser.parse_args().check
+    wanted = {SCHEMA: schema_text(), README: readme_text(README.read_text())}
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    for path in stale:
+        print(f"{path.relative_to(ROOT)} {'is not current: run `make docs`' if check else 'written'}")
+        if not check:
+            path.write_text(wanted[path])
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Draw the pictures of one study from its tables, as SVG and PNG."""
+
+import argparse
+import logging
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+from trainyard import plots, programs
+from trainyard.config import Config
+from trainyard.configfile import read_config
+from trainyard.trials import expand, varied_keys
+
+log = logging.getLogger("plots")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Draw what this kind of study has."""
+    config = read_config(arguments.config)
+    programs.section(config, arguments.kind, arguments.name)
+    source = arguments.results / arguments.kind / arguments.name
+    target = arguments.results / "plots" / arguments.kind / arguments.name
+    {"sweeps": _sweep, "scaling": _scaling, "trees": _trees}[arguments.kind](config, arguments.name, source, target)
+    log.info("pictures of %s %s are in %s", arguments.kind, arguments.name, target)
+
+
+def _sweep(config: Config, name: str, source: Path, target: Path) -> None:
+    trials, timeline, epochs = (pd.read_csv(source / f"{table}.csv") for table in ("trials", "timeline", "epochs"))
+    key = _main_key(config, name, trials)
+    slots = timeline["slot"].nunique()
+    plots.draw(
+        partial(plots.gantt, timeline=timeline, trials=trials, key=key), target / "gantt", size=(8, 1.4 + 0.4 * slots)
+    )
+    plots.draw(partial(plots.metric_against, trials=trials, key=key, metric="val_accuracy"), target / "metric")
+    plots.draw(partial(plots.sweep_losses, epochs=epochs, key=key), target / "loss")
+
+
+def _main_key(config: Config, name: str, trials: pd.DataFrame) -> str:
+    """The varied key that takes the most values: the one that a picture is drawn against."""
+    keys = varied_keys(expand(config.sweeps[name]).trials)
+    return max(keys, key=lambda key: trials[key].nunique()) if keys else "trial"
+
+
+def _scaling(config: Config, name: str, source: Path, target: Path) -> None:
+    scales = config.scaling[name].scales
+    histories = [(scale, pd.read_csv(source / scale / "history.csv")) for scale in scales]
+    plots.draw(partial(plots.speedup, scaling=pd.read_csv(source / "scaling.csv")), target / "speedup")
+    plots.draw(partial(plots.scaling_losses, histories=histories), target / "loss")
+
+
+def _trees(config: Config, name: str, source: Path, target: Path) -> None:
+    trees = pd.read_csv(source / "trees.csv")
+    plots.draw(partial(plots.trees_scores, trees=trees), target / "scores", size=(6.4, 1.6 + 0.7 * len(trees)))
+
+
+def _arguments() -> argparse.Namespace:
+    example = "python scripts/plots.py --config config/config.yaml --kind sweeps --name depth"
+    parser = programs.parser("Draw the pictures of a study.", example=example)
+    parser.add_argument("--kind", required=True, choices=["sweeps", "scaling", "trees"], help="the config's section")
+    parser.add_argument("--name", required=True, metavar="NAME", help="a name in that section of the config")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    programs.run(main, _arguments())

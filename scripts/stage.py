@@ -1,0 +1,29 @@
+"""Stage a dataset: turn it into the few large files that training maps into memory."""
+
+import argparse
+import logging
+
+from trainyard import programs
+from trainyard.configfile import read_config
+from trainyard.datasets import stage
+
+log = logging.getLogger("stage")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Stage one dataset, or say that it is there already."""
+    config = read_config(arguments.config)
+    programs.section(config, "datasets", arguments.dataset)
+    staged = stage(config.datasets[arguments.dataset], arguments.results / "data" / arguments.dataset)
+    log.info("dataset %s: %s, in %s", arguments.dataset, staged.description(), staged.folder)
+
+
+def _arguments() -> argparse.Namespace:
+    example = "python scripts/stage.py --config config/config.yaml --dataset digits"
+    parser = programs.parser("Stage a dataset.", example=example)
+    parser.add_argument("--dataset", required=True, metavar="NAME", help="a name in `datasets` of the config")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    programs.run(main, _arguments())

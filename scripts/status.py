@@ -1,0 +1,72 @@
+"""Show how the sweeps stand, from their journals; with --watch also while another process runs them."""
+
+import argparse
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from trainyard import programs
+from trainyard.config import Config
+from trainyard.configfile import read_config
+from trainyard.errors import UserError
+from trainyard.planning import Plan, duration, plan_sweep
+from trainyard.progress import slot_table
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Show the sweeps once, or until interrupted."""
+    config = read_config(arguments.config)
+    if not config.sweeps:
+        raise UserError(f"{arguments.config} has no sweeps")
+    console = Console()
+    if not arguments.watch:
+        console.print(_view(config, arguments.results))
+        return
+    with Live(_view(config, arguments.results), console=console) as live:
+        while True:
+            time.sleep(arguments.every)
+            live.update(_view(config, arguments.results))
+
+
+def _view(config: Config, results: Path) -> RenderableType:
+    plans = [plan_sweep(config, name, results) for name in config.sweeps]
+    table = Table("sweep", "finished", "running", "failed", "pending", "of", "predicted time left")
+    for plan in plans:
+        table.add_row(*_row(plan))
+    return Group(table, *_running(plans))
+
+
+def _row(plan: Plan) -> Iterator[str]:
+    last = {name: tries[-1].outcome for name, tries in plan.tries.items() if name in plan.trials and tries}
+    outcomes = [last.get(name) for name in plan.pending]
+    yield plan.name
+    yield str(len(plan.trials) - len(plan.pending))
+    yield str(outcomes.count("running"))
+    yield str(outcomes.count("failed"))
+    yield str(len(outcomes) - outcomes.count("running") - outcomes.count("failed"))
+    yield str(len(plan.trials))
+    left = plan.predicted_seconds
+    yield "-" if not plan.pending else "unknown yet" if left is None else duration(left)
+
+
+def _running(plans: list[Plan]) -> Iterator[RenderableType]:
+    for plan in plans:
+        open_attempts = [tries[-1] for tries in plan.tries.values() if tries[-1].outcome == "running"]
+        if open_attempts:
+            yield f"\nsweep {plan.name}: running now, or interrupted without a word"
+            yield slot_table(open_attempts, plan)
+
+
+def _arguments() -> argparse.Namespace:
+    example = "python scripts/status.py --config config/config.yaml --watch"
+    parser = programs.parser("Show how the sweeps stand.", example=example)
+    parser.add_argument("--watch", action="store_true", help="show again and again until interrupted")
+    parser.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between two looks (default: 2)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    programs.run(main, _arguments())

@@ -1,0 +1,125 @@
+"""Run what is pending of a sweep: trials packed onto slots, everything recorded in its journal.
+
+Killed at any moment, it loses only the trials in progress: the same command trains what is missing.
+"""
+
+import argparse
+import logging
+import os
+import signal
+from pathlib import Path
+
+from trainyard import programs, slurm
+from trainyard.configfile import read_config
+from trainyard.datasets import Staged
+from trainyard.errors import UserError
+from trainyard.journal import Journal, attempts, opened, read_events
+from trainyard.planning import Plan, plan_sweep
+
+log = logging.getLogger("sweep")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Train what is pending, then write the tables."""
+    config = read_config(arguments.config)
+    programs.section(config, "sweeps", arguments.sweep)
+    folder = arguments.results / "sweeps" / arguments.sweep
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite end is recorded, whoever asks for it
+    with opened(folder / "journal.jsonl", wait_seconds=arguments.wait_seconds) as journal:
+        plan = plan_sweep(config, arguments.sweep, arguments.results)
+        _check(plan, arguments.results)
+        log.info(plan.summary())
+        _close_open_attempts(journal, plan)
+        if plan.pending:
+            _train(plan, journal, arguments.results)
+        final = plan_sweep(config, arguments.sweep, arguments.results)
+    return _finish(final, folder)
+
+
+def _check(plan: Plan, results: Path) -> None:
+    """What can be found wrong before Ray is started."""
+    Staged(results / "data" / plan.sweep.dataset).split("train")
+    names = plan.sweep.retrain if isinstance(plan.sweep.retrain, dict) else {}
+    unknown = [name for name in names if name != "all" and name not in plan.trials]
+    if unknown:
+        raise UserError(f"sweeps.{plan.name}.retrain: not a trial of this sweep: {', '.join(unknown)}; "
+                        "take the names from the column `trial` of trials.csv")  # fmt: skip
+
+
+def _close_open_attempts(journal: Journal, plan: Plan) -> None:
+    """Attempts that an earlier driver was killed in the middle of end with the last that was heard of them."""
+    for tries in plan.tries.values():
+        for attempt in tries:
+            if attempt.outcome == "running":
+                journal.append("interrupted", trial=attempt.trial, attempt=attempt.number, ended=attempt.end)
+
+
+def _train(plan: Plan, journal: Journal, results: Path) -> None:
+    """Start Ray, feed its slots until nothing is pending, and take it down."""
+    from trainyard.progress import Progress  # these take a second to import: only where there is work
+    from trainyard.raycluster import local_ray
+
+    slots = plan.sweep.slots
+    journal.append(
+        "session",
+        durable=True,
+        job=slurm.job_id(),
+        node=slurm.node_name(),
+        process=os.getpid(),
+        slots=slots.count,
+        pending=len(plan.pending),
+        predicted_seconds=plan.predicted_seconds,
+    )
+    progress = Progress(plan)
+    log.info("starting Ray with %d slots", slots.count)
+    with local_ray(gpus=slots.gpus_per_node, cpus=slots.per_node * slots.cpus_per_trial) as cluster, progress.shown():
+        journal.append("ray_up", durable=False, **cluster.startup_seconds)
+        from trainyard.packing import Packer, Task  # Ray reads its environment when it is imported: not before
+
+        tasks = [
+            Task(trial=name, spec=plan.trials[name].spec, values=plan.trials[name].values,
+                 generation=plan.generation(name), earlier_attempts=len(plan.tries.get(name, ())))
+            for name in plan.pending
+        ]  # fmt: skip
+        packer = Packer(
+            journal,
+            slots=slots,
+            dataset=results / "data" / plan.sweep.dataset,
+            retries=plan.sweep.retries,
+            logs=results / "sweeps" / plan.name / "logs",
+            on_event=progress.see,
+        )
+        packer.run(tasks)
+
+
+def _finish(plan: Plan, folder: Path) -> int:
+    """Write the tables if the sweep is done; say what failed."""
+    failed = [name for name in plan.pending if plan.tries.get(name, ())]
+    for name in failed[:5]:
+        attempt = plan.tries[name][-1]
+        log.error("trial %s failed: %s; see %s", name, attempt.error, folder / "logs" / f"{name}-{attempt.number}.log")
+    stopped = failed and (plan.sweep.on_failed_trial == "stop" or len(failed) == len(plan.trials))
+    if stopped or len(failed) < len(plan.pending):
+        raise UserError(f"sweep {plan.name}: {len(plan.pending)} of {len(plan.trials)} trials are without a result; "
+                        "the others are kept: correct what is wrong and run the same command")  # fmt: skip
+    from trainyard.tables import epochs_table, timeline_table, trials_table, write_table  # pandas: a second
+
+    tries = attempts(read_events(folder / "journal.jsonl"))
+    write_table(timeline_table(tries), folder / "timeline.csv")
+    write_table(epochs_table(plan), folder / "epochs.csv")
+    write_table(trials_table(plan), folder / "trials.csv")
+    log.info("sweep %s: %d trials finished, %d failed", plan.name, len(plan.trials) - len(failed), len(failed))
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    example = "python scripts/sweep.py --config config/config.yaml --sweep depth"
+    parser = programs.parser("Run what is pending of a sweep.", example=example)
+    parser.add_argument("--sweep", required=True, metavar="NAME", help="a name in `sweeps` of the config")
+    parser.add_argument("--wait-seconds", type=float, default=0.0, metavar="S",
+                        help="wait this long if another process works on the sweep (default: do not wait)")  # fmt: skip
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    programs.run(main, _arguments())

@@ -1,0 +1,304 @@
+"""The config file as typed models: the one truth from which schema, defaults and option tables are generated.
+
+Every field has a description; `scripts/options.py` turns them into `workflow/schemas/config.schema.json` and the
+tables of `config/README.md`. Reading a file and reporting its errors is `configfile.py`.
+"""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+    Tag,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_-]*"
+Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$", max_length=64)]
+Scale = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*x[1-9][0-9]*$")]
+
+
+class Section(BaseModel):
+    """A part of the config: unknown keys are errors, and nothing changes after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+# ---- datasets
+
+
+class Digits(Section):
+    """scikit-learn's handwritten digits: 1,797 grey images of 8x8 pixels in 10 classes. Needs no download."""
+
+    source: Literal["digits"] = Field(description="The digits that ship with scikit-learn.")
+    val_fraction: float = Field(0.2, gt=0, lt=1, description="Share of the images held out, stratified by class.")
+    seed: int = Field(0, description="Seed of the split.")
+
+
+class Synthetic(Section):
+    """Generated images, of any size: noise around one random pattern per class, so that models can learn them."""
+
+    source: Literal["synthetic"] = Field(description="Images generated from a seed.")
+    images: PositiveInt = Field(1024, description="Training images.")
+    val_images: PositiveInt = Field(256, description="Validation images.")
+    height: PositiveInt = Field(32, description="Height in pixels.")
+    width: PositiveInt = Field(32, description="Width in pixels.")
+    channels: PositiveInt = Field(3, description="Channels of an image.")
+    classes: int = Field(10, ge=2, description="Number of classes.")
+    seed: int = Field(0, description="Seed of patterns, labels and noise.")
+
+
+class Table(Section):
+    """A CSV or Parquet table with a target column, for tree models."""
+
+    source: Literal["table"] = Field(description="A table on disk.")
+    path: str = Field(description="The file, ending in `.csv` or `.parquet`.", pattern=r"\.(csv|parquet)$")
+    target: str = Field(description="The column to predict.")
+    task: Literal["auto", "classification", "regression"] = Field(
+        "auto", description="`auto`: regression for a target of floating-point numbers, else classification."
+    )
+    val_fraction: float = Field(0.2, gt=0, lt=1, description="Share of the rows held out, stratified by class.")
+    seed: int = Field(0, description="Seed of the split.")
+
+
+Dataset = Annotated[Digits | Synthetic | Table, Field(discriminator="source")]
+
+# ---- training
+
+
+class Schedule(Section):
+    """How the learning rate moves during training."""
+
+    name: Literal["constant", "step", "cosine"] = Field(
+        "constant",
+        description="`step` multiplies by `gamma` every `step_size` epochs; `cosine` falls to zero, step by step.",
+    )
+    step_size: PositiveInt = Field(1, description="Epochs between two drops of `step`.")
+    gamma: PositiveFloat = Field(0.1, description="Factor of a drop of `step`.")
+    warmup_fraction: float = Field(
+        0.0, ge=0, lt=1, description="Share of all steps in which the learning rate first rises from near zero."
+    )
+
+
+class Train(Section):
+    """One training configuration: what a trial or a scale of a study trains."""
+
+    model: str = Field(
+        "resnet", description="`resnet`, `cnn`, a torchvision classification model by its name, or a dotted path."
+    )
+    model_args: dict[str, Any] = Field({}, description="Keyword arguments of the model, e.g. `{blocks: 8, width: 16}`.")
+    epochs: PositiveInt = Field(1, description="Passes over the training images.")
+    batch_size: PositiveInt = Field(
+        128, description="Images per step: of a trial; of one GPU; in all (strong scaling)."
+    )
+    lr: PositiveFloat = Field(0.1, description="Learning rate at its highest.")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="The optimiser.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of `sgd`.")
+    weight_decay: NonNegativeFloat = Field(0.0, description="Weight decay.")
+    schedule: Schedule = Field(Schedule(), description="The learning-rate schedule.")
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="Arithmetic of the forward pass; `fp16` with loss scaling."
+    )
+    seed: int = Field(0, description="Seed of weights and of the order of images.")
+
+
+# ---- sweeps
+
+
+class Range(Section):
+    """Evenly spaced numbers; `stop` is the last one (if a step lands on it)."""
+
+    start: int | float = Field(description="The first value.")
+    stop: int | float = Field(description="No value is larger.")
+    step: int | float = Field(1, description="The distance of two values.", gt=0)
+
+    @model_validator(mode="after")
+    def _ascends(self) -> "Range":
+        if self.stop < self.start:
+            raise PydanticCustomError("range", "stop ({stop}) is below start ({start})", self.model_dump())
+        return self
+
+    def values(self) -> list[int | float]:
+        """All values, in order; whole numbers stay whole."""
+        count = int((self.stop - self.start) / self.step + 1e-9) + 1
+        return [self.start + index * self.step for index in range(count)]
+
+
+class Uniform(Section):
+    """Draws from a range of numbers."""
+
+    low: float = Field(description="The smallest value.")
+    high: float = Field(description="The largest value.")
+    log: bool = Field(False, description="Draw the logarithm evenly: for learning rates and the like.")
+    integer: bool = Field(False, description="Round to whole numbers.")
+
+    @model_validator(mode="after")
+    def _is_range(self) -> "Uniform":
+        if self.high < self.low:
+            raise PydanticCustomError("range", "high ({high}) is below low ({low})", self.model_dump())
+        if self.log and self.low <= 0:
+            raise PydanticCustomError("range", "a logarithmic range starts above 0, not at {low}", {"low": self.low})
+        return self
+
+
+def _list_or_mapping(value: Any) -> str:
+    return "mapping" if isinstance(value, (dict, BaseModel)) else "list"
+
+
+Choices = Annotated[list[Any], Field(min_length=1)]
+GridValues = Annotated[
+    Annotated[Choices, Tag("list")] | Annotated[Range, Tag("mapping")], Discriminator(_list_or_mapping)
+]
+Draw = Annotated[Annotated[Choices, Tag("list")] | Annotated[Uniform, Tag("mapping")], Discriminator(_list_or_mapping)]
+
+
+class Sample(Section):
+    """Random configurations, the same ones for the same seed."""
+
+    count: PositiveInt = Field(description="How many.")
+    values: dict[str, Draw] = Field(
+        description="Per key a list to choose from, or `{low: , high: , log: , integer: }`.", min_length=1
+    )
+    seed: int = Field(0, description="Seed of the draws.")
+
+
+class Slots(Section):
+    """What the sweep's job asks for, and how it is shared out."""
+
+    nodes: PositiveInt = Field(1, description="Nodes of the job.")
+    gpus_per_node: PositiveInt = Field(1, description="GPUs of a node. Without GPUs they are only counted.")
+    gpus_per_trial: PositiveFloat = Field(
+        1, description="Share of a GPU per trial (0.25: four trials on one), or GPUs."
+    )
+    cpus_per_trial: PositiveInt = Field(1, description="CPUs, and so threads, per trial.")
+
+    @field_validator("gpus_per_trial")
+    @classmethod
+    def _whole_above_one(cls, value: float) -> float:
+        if value > 1 and value != int(value):
+            raise PydanticCustomError("slots", "a share above one GPU must be a whole number of GPUs")
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Slots":
+        if self.gpus_per_trial > self.gpus_per_node:
+            message = "a trial of {gpus_per_trial} GPUs does not fit a node of {gpus_per_node}"
+            raise PydanticCustomError("slots", message, self.model_dump())
+        return self
+
+    @property
+    def per_node(self) -> int:
+        """Trials that run side by side on one node."""
+        if self.gpus_per_trial >= 1:
+            return self.gpus_per_node // int(self.gpus_per_trial)
+        return self.gpus_per_node * int(1 / self.gpus_per_trial + 1e-9)
+
+    @property
+    def count(self) -> int:
+        """Trials that run side by side in the whole job."""
+        return self.nodes * self.per_node
+
+
+Retrain = int | dict[str, int]
+
+
+class Sweep(Section):
+    """A named set of trials: `grid`, `trials` and `sample` each add theirs; what comes out twice is trained once."""
+
+    dataset: Name = Field(description="One of `datasets`.")
+    train: Train = Field(Train(), description="What all trials have in common.")
+    grid: dict[str, GridValues] = Field(
+        {},
+        description="Per key of `train` (dots reach inside) a list or `{start: , stop: , step: }`; all combinations.",
+    )
+    trials: list[dict[str, Any]] = Field([], description="Configurations written out, each as keys of `train`.")
+    sample: Sample | None = Field(None, description="Random configurations.")
+    slots: Slots = Field(Slots(), description="What to run on.")
+    retries: NonNegativeInt = Field(1, description="Further attempts for a trial that fails.")
+    on_failed_trial: Literal["report", "stop"] = Field(
+        "report", description="With trials that failed for good: `report` them in the tables, or `stop` the workflow."
+    )
+    cost: str | None = Field(
+        None,
+        description="Relative cost before there is evidence: arithmetic on keys, e.g. `epochs * model_args.blocks`.",
+    )
+    retrain: Retrain = Field(0, description="Raise to train again: a number for all trials, or `{trial: number}`.")
+
+
+# ---- scaling studies, tree models, pricing
+
+
+class Scaling(Section):
+    """One training at several scales, each written `<nodes>x<gpus per node>`."""
+
+    dataset: Name = Field(description="One of `datasets`.")
+    train: Train = Field(Train(), description="What to train.")
+    scales: list[Scale] = Field(description="Scales, e.g. `[1x1, 1x2]`; the first is the baseline.", min_length=1)
+    mode: Literal["weak", "strong"] = Field(
+        "weak", description="`weak`: `batch_size` is per GPU. `strong`: it is the global batch, shared among the GPUs."
+    )
+    cpus_per_gpu: PositiveInt = Field(1, description="CPUs, and so threads, per GPU.")
+    retrain: NonNegativeInt = Field(0, description="Raise to train again.")
+
+    @model_validator(mode="after")
+    def _shares_the_batch(self) -> "Scaling":
+        sizes = [nodes * gpus for nodes, gpus in map(split_scale, self.scales)]
+        wrong = [scale for scale, size in zip(self.scales, sizes, strict=True) if self.train.batch_size % size]
+        if self.mode == "strong" and wrong:
+            message = "the global batch_size {batch} cannot be shared evenly at {scales}"
+            raise PydanticCustomError("batch", message, {"batch": self.train.batch_size, "scales": ", ".join(wrong)})
+        if len(set(self.scales)) < len(self.scales):
+            raise PydanticCustomError("scales", "a scale is listed twice")
+        return self
+
+
+def split_scale(scale: str) -> tuple[int, int]:
+    """`4x2` as (nodes, GPUs per node)."""
+    nodes, gpus = scale.split("x")
+    return int(nodes), int(gpus)
+
+
+TreeModel = Literal["xgboost", "lightgbm"]
+
+
+class Trees(Section):
+    """Tree models on a staged dataset (images flattened) or a table."""
+
+    dataset: Name = Field(description="One of `datasets`.")
+    models: list[TreeModel] = Field(["xgboost", "lightgbm"], description="Which models.", min_length=1)
+    cpus: PositiveInt = Field(8, description="CPUs to ask for; the models use as many threads as there are.")
+    rounds: PositiveInt = Field(100, description="Boosting rounds.")
+    params: dict[TreeModel, dict[str, Any]] = Field(
+        {}, description="Further parameters of a model, in its own words, e.g. `{lightgbm: {num_leaves: 15}}`."
+    )
+    seed: int = Field(0, description="Seed of the models.")
+    retrain: NonNegativeInt = Field(0, description="Raise to train again.")
+
+
+class Pricing(Section):
+    """What a GPU costs."""
+
+    gpu_hour: NonNegativeFloat | None = Field(None, description="Price of one GPU for one hour, in your currency.")
+
+
+class Config(Section):
+    """The whole file."""
+
+    datasets: dict[Name, Dataset] = Field({}, description="Datasets by name.")
+    sweeps: dict[Name, Sweep] = Field({}, description="Sweeps by name.")
+    scaling: dict[Name, Scaling] = Field({}, description="Scaling studies by name.")
+    trees: dict[Name, Trees] = Field({}, description="Studies of tree models by name.")
+    pricing: Pricing = Field(Pricing(), description="Prices, for the columns `cost`.")
+
+
+VARIED_KEY = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")

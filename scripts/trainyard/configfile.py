@@ -1,0 +1,181 @@
+"""Reading a config file, and reporting all that is wrong with it at once: place, value, reason, suggestion."""
+
+import difflib
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from trainyard.config import Config, Sweep, Table
+from trainyard.errors import UserError
+from trainyard.trials import expand
+
+
+class ConfigError(UserError):
+    """The config is wrong; the message has one line per error."""
+
+
+def read_config(path: Path) -> Config:
+    """Read and check a YAML (or JSON) file.
+
+    Raises:
+        ConfigError: the file is missing, is not YAML, or says something that cannot be meant.
+    """
+    try:
+        raw = yaml.load(path.read_text(), _UniqueKeys)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    return check_config({} if raw is None else raw, source=str(path))
+
+
+def check_config(raw: Any, *, source: str = "config") -> Config:
+    """Turn what a config file holds into a `Config`, or raise a `ConfigError` that lists every mistake."""
+    try:
+        config = Config.model_validate(raw)
+        problems = list(_cross_checks(config))
+    except ValidationError as error:
+        problems = [_describe(item) for item in error.errors(include_url=False)]
+    if problems:
+        count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
+        raise ConfigError(f"{count} in {source}:\n" + "\n".join(f"  {problem}" for problem in problems))
+    return config
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """A YAML loader to which a key given twice is an error: PyYAML silently drops the first."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1 and key != "<<":
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _cross_checks(config: Config) -> Iterator[str]:
+    """What one section demands of another."""
+    for section in ("sweeps", "scaling", "trees"):
+        for name, study in getattr(config, section).items():
+            place = f"{section}.{name}"
+            if study.dataset not in config.datasets:
+                hint = _suggest(study.dataset, config.datasets)
+                yield f"{place}.dataset: there is no dataset {study.dataset!r}; {hint}"
+            elif section != "trees" and isinstance(config.datasets[study.dataset], Table):
+                yield f"{place}.dataset: {study.dataset!r} is a table, which only `trees` can train on"
+    for name, sweep in config.sweeps.items():
+        yield from _sweep_errors(name, sweep)
+
+
+def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:
+    """Every trial must be a valid training; the same mistake in many trials is told once."""
+    expansion = expand(sweep)
+    if not expansion.trials and not expansion.errors:
+        yield f"sweeps.{name}: has no trials; give `grid`, `trials` or `sample`"
+    texts = [f"sweeps.{name}.{place}{text}" for place, error in expansion.errors for text in _trial_errors(name, error)]
+    yield from dict.fromkeys(texts)
+
+
+def _trial_errors(name: str, error: Exception) -> list[str]:
+    """What is wrong with one trial, its keys looked up where they come from: in the sweep's `train`."""
+    if not isinstance(error, ValidationError):
+        return [f": {error}"]
+    items = error.errors(include_url=False)
+    places = [".".join(map(str, item["loc"])) for item in items]
+    reasons = [_reason({**item, "loc": ("sweeps", name, "train", *item["loc"])}) for item in items]
+    return [f".{place}: {reason}" for place, reason in zip(places, reasons, strict=True)]
+
+
+def _describe(item: Any) -> str:
+    """One validation error as `place: reason`."""
+    place = ".".join(str(part) for part in _visible(item["loc"])) or "the file"
+    return f"{place}: {_reason(item)}"
+
+
+def _reason(item: Any) -> str:
+    """What is wrong, what stands there, and what would be right."""
+    loc = item["loc"]
+    if item["type"] == "extra_forbidden":
+        return f"unknown key; {_suggest(str(loc[-1]), _keys_at(loc[:-1]))}"
+    if item["type"] in ("union_tag_invalid", "literal_error"):
+        expected = item["ctx"].get("expected_tags") or item["ctx"]["expected"]
+        options = [option.strip(" '") for option in expected.replace(" or ", ",").split(",")]
+        given = item["ctx"].get("tag", item["input"])
+        return f"{given!r} is not known; {_suggest(str(given), options)}"
+    if item["type"] == "missing":
+        return "is required, but is not there"
+    if item["type"] == "string_pattern_mismatch":
+        return f"{item['input']!r} does not fit; {_PATTERN_HINTS.get(item['ctx']['pattern'], item['msg'])}"
+    value = "" if isinstance(item["input"], (dict, list, BaseModel)) else f" (is {item['input']!r})"
+    return f"{item['msg'][0].lower()}{item['msg'][1:]}{value}"
+
+
+_PATTERN_HINTS = {
+    "^[A-Za-z0-9][A-Za-z0-9_-]*$": "a name becomes a folder: letters, digits, `_` and `-`, the first a letter or digit",
+    "^[1-9][0-9]*x[1-9][0-9]*$": "a scale is written <nodes>x<gpus per node>, as in 2x4",
+    r"\.(csv|parquet)$": "the file's name must end in .csv or .parquet",
+}
+
+
+def _suggest(word: str, known: Iterable[str]) -> str:
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(known)}" if known else "none is defined"
+
+
+_UNION_TAGS = {"list", "mapping", "[key]", "digits", "synthetic", "table"}
+
+
+def _visible(loc: tuple[Any, ...]) -> Iterator[Any]:
+    """A place without the parts that only pydantic knows (the branch of a union it tried)."""
+    annotation: Any = Config
+    for part in loc:
+        inner = _step(annotation, part)
+        if not (inner is annotation and part in _UNION_TAGS) and part not in ("int", "float", "dict[str,int]"):
+            yield part
+        annotation = inner
+
+
+def _keys_at(loc: tuple[Any, ...]) -> list[str]:
+    """The keys that a section at this place may have."""
+    annotation: Any = Config
+    tag = None
+    for part in loc:
+        annotation, tag = _step(annotation, part), part
+    models = [model for model in _branches(annotation) if isinstance(model, type) and issubclass(model, BaseModel)]
+    tagged = [model for model in models if tag in get_args(_source_annotation(model))]
+    return sorted({field for model in tagged or models for field in model.model_fields})
+
+
+def _source_annotation(model: type[BaseModel]) -> Any:
+    field = model.model_fields.get("source")
+    return field.annotation if field else None
+
+
+def _step(annotation: Any, part: Any) -> Any:
+    """The type found one step further down; the type itself where `part` only names a branch of a union."""
+    for branch in _branches(annotation):
+        if isinstance(branch, type) and issubclass(branch, BaseModel):
+            if part in branch.model_fields:
+                field = branch.model_fields[part]
+                return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+        elif get_origin(branch) in (dict, Mapping):
+            return get_args(branch)[1]
+        elif get_origin(branch) is list and isinstance(part, int):
+            return get_args(branch)[0]
+    return annotation
+
+
+def _branches(annotation: Any) -> list[Any]:
+    """A union's members, flattened; anything else as the only one."""
+    if get_origin(annotation) is Annotated:
+        return _branches(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [branch for member in get_args(annotation) for branch in _branches(member)]
+    return [annotation]

@@ -1,0 +1,68 @@
+"""The process group that a training finds itself in: none, one rank, or many started by torchrun."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Group:
+    """This process's place among those that train together."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the rank that prints and writes."""
+        return self.rank == 0
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model with gradients averaged over all ranks; itself where there is only one."""
+        if self.world_size == 1:
+            return model
+        ids = [self.device.index] if self.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+
+    def total(self, values: Tensor) -> Tensor:
+        """Element-wise sum over all ranks, in place; the same tensor."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
+
+
+def alone() -> Group:
+    """The group of a single process: a trial, or a script that torchrun did not start."""
+    return Group(rank=0, local_rank=0, world_size=1, device=_device(0))
+
+
+@contextmanager
+def process_group() -> Iterator[Group]:
+    """Join the group that torchrun describes in the environment; without torchrun, be alone."""
+    if "RANK" not in os.environ:
+        yield alone()
+        return
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = _device(local_rank)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Group(rank=dist.get_rank(), local_rank=local_rank, world_size=dist.get_world_size(), device=device)
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(local_rank: int) -> torch.device:
+    """The GPU of this rank, or the CPU: chosen when the program runs, never in a config."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,108 @@
+"""Durable files: atomic writes, locks and digests. Every write that must survive a crash goes through here."""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from trainyard.errors import UserError
+
+
+class Locked(UserError):
+    """Somebody else holds the lock and it did not come free in time."""
+
+
+@contextmanager
+def atomic_write(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+    """Open a temporary file beside `path`; at the end of the block it is fsynced and takes `path`'s place.
+
+    Readers see the old file or the new one, whole, also after a power cut. If the block raises, nothing changes.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, mode, newline="" if "b" not in mode else None) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, atomically."""
+    with atomic_write(path) as file:
+        json.dump(value, file, indent=2)
+        file.write("\n")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` durable; some network file systems cannot fsync a folder, and need not."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def digest_of(value: Any, length: int = 16) -> str:
+    """The first `length` hex digits of the SHA-256 of `value` as canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file's bytes, as hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def lock(path: Path, *, wait_seconds: float = 0.0, say: Callable[[str], None] = print) -> Iterator[None]:
+    """Hold the lock file `path` for the length of the block.
+
+    A lock ends with the process that holds it, however that ends, so a stale one cannot be left behind. It is an
+    fcntl lock, which network file systems pass between hosts. Another holder is waited for up to `wait_seconds`.
+
+    Raises:
+        Locked: it did not come free in time; the message names the holder.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+") as file:
+        _acquire(file, path, wait_seconds, say)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        file.flush()
+        yield
+
+
+def _acquire(file: IO[str], path: Path, wait_seconds: float, say: Callable[[str], None]) -> None:
+    deadline = time.monotonic() + wait_seconds
+    told = False
+    while True:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+        file.seek(0)
+        holder = file.read() or "another process"
+        if time.monotonic() >= deadline:
+            raise Locked(f"{path.parent} is in use by {holder}: wait until it ends, or end it, then run this again")
+        if not told:
+            say(f"waiting for {path.parent}, in use by {holder}")
+            told = True
+        time.sleep(0.2)

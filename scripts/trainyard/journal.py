@@ -1,0 +1,167 @@
+"""The journal of a sweep: one JSON line per event, appended by the one driver that holds the lock, never rewritten.
+
+Everything known about trials is a fold over it: the pending set, `trials.csv`, `timeline.csv`, the Gantt chart, the
+live status and the evidence for the next plan.
+
+    {"event": "started", "trial": "3f2a...", "attempt": 1, "time": 1730000000.0, "node": "n1", "gpu": "0", ...}
+
+Events of a trial: `started`, `epoch` (a row of metrics), then one that ends the attempt: `finished`, `failed` or
+`interrupted`. Events of the driver: `session` (it begins), `ray_up` (Ray can hand out slots).
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainyard.files import lock
+
+Event = dict[str, Any]
+TERMINAL = frozenset({"finished", "failed", "interrupted"})
+log = logging.getLogger(__name__)
+
+
+class Journal:
+    """Appends to a journal; get one from `opened`, which holds the lock."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "a")  # noqa: SIM115  (closed by `opened`)
+
+    def append(self, event: str, *, durable: bool = False, **fields: Any) -> Event:
+        """Write one event with the time now; it is on the disk when this returns if `durable` or it ends an attempt."""
+        record = {"event": event, "time": round(time.time(), 4), **fields}
+        self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
+        self._file.flush()
+        if durable or event in TERMINAL:
+            os.fsync(self._file.fileno())
+        return record
+
+    def close(self) -> None:
+        """Make everything durable and close the file."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+@contextmanager
+def opened(path: Path, *, wait_seconds: float = 0.0) -> Iterator[Journal]:
+    """The journal at `path` for appending, its torn tail repaired and its lock held.
+
+    Raises:
+        files.Locked: another driver has it.
+    """
+    with lock(path.with_name(f".{path.name}.lock"), wait_seconds=wait_seconds, say=log.info):
+        _repair_tail(path)
+        journal = Journal(path)
+        try:
+            yield journal
+        finally:
+            journal.close()
+
+
+def _repair_tail(path: Path) -> None:
+    """Complete or drop a last line that was cut off in the middle of a write."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    keep = content.rfind(b"\n") + 1
+    tail = content[keep:]
+    if not tail:
+        return
+    with open(path, "r+b") as file:
+        if _parse(tail.decode(errors="replace")) is not None:
+            file.seek(0, os.SEEK_END)
+            file.write(b"\n")
+        else:
+            log.warning("%s: dropped a last line that was written only in part (%d bytes)", path, len(tail))
+            file.truncate(keep)
+        os.fsync(file.fileno())
+
+
+def read_events(path: Path) -> list[Event]:
+    """All whole events of a journal, in order; none where there is no journal. Reading needs no lock."""
+    if not path.exists():
+        return []
+    lines = path.read_text(errors="replace").splitlines()
+    events = [_parse(line) for line in lines]
+    damaged = [number for number, event in enumerate(events[:-1], start=1) if event is None]
+    if damaged:
+        log.warning("%s: passed over damaged lines: %s", path, ", ".join(map(str, damaged)))
+    return [event for event in events if event is not None]
+
+
+def _parse(line: str) -> Event | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event" in event and "time" in event else None
+
+
+# ---- folds
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt at a trial. `end` is that of the last event seen, also if the attempt is still open."""
+
+    trial: str
+    number: int
+    start: float  # Unix seconds
+    end: float
+    where: dict[str, Any] = field(default_factory=dict)  # job, node, gpu, slot
+    generation: int = 0  # the `retrain` number that it was trained for
+    outcome: str = "running"
+    seconds: float | None = None
+    error: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+
+
+WHERE = ("job", "node", "gpu", "slot")
+
+
+def attempts(events: Iterable[Event]) -> list[Attempt]:
+    """Fold events into attempts, in the order in which they started."""
+    found: dict[tuple[str, int], Attempt] = {}
+    for event in events:
+        if "trial" not in event:
+            continue
+        key = (event["trial"], event["attempt"])
+        if event["event"] == "started":
+            where = {name: event.get(name, "") for name in WHERE}
+            generation = event.get("generation", 0)
+            found[key] = Attempt(*key, event["time"], event["time"], where=where, generation=generation)
+        elif key in found:
+            _apply(found[key], event)
+    return list(found.values())
+
+
+def _apply(attempt: Attempt, event: Event) -> None:
+    attempt.end = event["time"]
+    if event["event"] == "epoch":
+        attempt.epochs.append(event["metrics"])
+    elif event["event"] in TERMINAL:
+        attempt.outcome = event["event"]
+        attempt.seconds = event.get("seconds")
+        attempt.error = event.get("error", "")
+        attempt.metrics = event.get("metrics", {})
+        attempt.end = event.get("ended") or event["time"]
+
+
+def by_trial(all_attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:
+    """Attempts of each trial, oldest first."""
+    grouped: dict[str, list[Attempt]] = {}
+    for attempt in all_attempts:
+        grouped.setdefault(attempt.trial, []).append(attempt)
+    return grouped
+
+
+def result_of(tries: Iterable[Attempt], generation: int = 0) -> Attempt | None:
+    """The latest finished attempt that counts for this `retrain` number, or None."""
+    counting = [each for each in tries if each.outcome == "finished" and each.generation >= generation]
+    return counting[-1] if counting else None

@@ -1,0 +1,55 @@
+"""Optimisers and learning-rate schedules."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from trainyard.config import Schedule, Train
+
+
+def build(spec: Train, model: nn.Module) -> Optimizer:
+    """The optimiser of a training."""
+    arguments: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay}
+    if spec.optimizer == "sgd":
+        arguments["momentum"] = spec.momentum
+    kind = {"sgd": SGD, "adam": Adam, "adamw": AdamW}[spec.optimizer]
+    return _without_compiler(kind)(model.parameters(), **arguments)
+
+
+def _without_compiler(kind: type[Optimizer]) -> type[Optimizer]:
+    """The same optimiser, but it does not import torch's compiler, which takes as long to import as torch itself.
+
+    Two things in torch.optim import it at the first use, though nothing here is compiled: methods marked "not for the
+    compiler" (torch/_compile.py; with the mark in place it is not imported), and the wrapper of `step`, which turns
+    gradients off and tells the compiler to break its graph. `no_grad` around the step itself does the former.
+    """
+    for method in vars(Optimizer).values():
+        plain = getattr(method, "__wrapped__", None)
+        if plain is not None and not hasattr(plain, "__dynamo_disable"):
+            plain.__dynamo_disable = plain
+    step = getattr(kind.step, "__wrapped__", None)
+    return type(kind.__name__, (kind,), {"step": torch.no_grad()(step)}) if step else kind
+
+
+def lr_factor(schedule: Schedule, steps: int, epochs: int) -> Callable[[int], float]:
+    """The factor on the learning rate as a function of the step, counted from 0 over the whole training.
+
+    Cosine is that of Loshchilov and Hutter 2016 (without restarts), over the steps that the warm-up leaves.
+    """
+    total = steps * epochs
+    warmup = round(schedule.warmup_fraction * total)
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        if schedule.name == "step":
+            return float(schedule.gamma ** (step // steps // schedule.step_size))
+        if schedule.name == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+        return 1.0
+
+    return factor

@@ -1,0 +1,236 @@
+"""Packing: one long-lived worker per slot is fed trials, longest first, and everything goes into the journal."""
+
+import logging
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from trainyard import slurm
+from trainyard.config import Slots, Train
+from trainyard.errors import UserError
+from trainyard.journal import WHERE, Event, Journal
+
+START_ATTEMPTS = (
+    3  # a slot whose worker cannot start this often in a row ends the sweep: something is wrong with the node
+)
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A pending trial as the driver hands it out."""
+
+    trial: str
+    spec: Train
+    values: dict[str, Any]
+    generation: int
+    earlier_attempts: int
+
+
+class Worker:
+    """Lives in the process of a slot: imports torch and opens the data once, then trains one trial after another."""
+
+    def start(self, dataset: Path, threads: int) -> dict[str, Any]:
+        """Get ready; says where this slot is, and how many seconds importing torch and opening the data took.
+
+        Not `__init__`, whose errors Ray reports as the death of the process.
+        """
+        began = time.perf_counter()
+        import torch  # here and below: importing torch takes seconds, which only a slot's process should spend
+
+        from trainyard import training  # noqa: F401  (the first trial would have to import it)
+        from trainyard.datasets import Staged
+        from trainyard.distributed import alone
+        from trainyard.loading import load
+
+        imported = time.perf_counter()
+        torch.set_num_threads(threads)
+        self._group = alone()
+        self._data = load(Staged(dataset), self._group.device)
+        gpus = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
+        spent = {"import_torch_seconds": imported - began, "data_seconds": time.perf_counter() - imported}
+        return {"job": slurm.job_id(), "node": slurm.node_name(), "gpu": gpus, **spent}
+
+    def run(self, spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Train one trial: yields `{"epoch": row}` after each epoch, then `{"finished": ...}` or `{"failed": ...}`."""
+        from trainyard.training import Training
+
+        started = time.perf_counter()
+        try:
+            checked = Train.model_validate(spec)
+            training = Training(checked, self._data, self._group, batch_size=checked.batch_size)
+            for row in training.epochs():
+                yield {"epoch": asdict(row), "first_step_time": training.first_step_time}
+            metrics = asdict(training.history[-1])
+            metrics["best_val_accuracy"] = max(row.val_accuracy for row in training.history)
+            yield {"finished": metrics, "seconds": time.perf_counter() - started}
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}".splitlines()[0]
+            seconds = time.perf_counter() - started
+            yield {"failed": message, "traceback": traceback.format_exc(), "seconds": seconds}
+
+
+@dataclass
+class _Slot:
+    """A slot as the driver sees it: its worker, and what it does now."""
+
+    number: int
+    worker: Any = None
+    place: dict[str, Any] = field(default_factory=dict)
+    starting: Any = None  # answers once the worker is up
+    stream: Any = None  # of the trial that runs
+    task: Task | None = None
+    attempt: int = 0
+    failed_starts: int = 0
+
+    @property
+    def waits_for(self) -> Any:
+        """What the driver must wait for to hear of this slot; None if it is idle."""
+        return self.starting or self.stream
+
+
+class Packer:
+    """Runs tasks on slots until none is left. The journal tells all that happened; `on_event` sees it as it does."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        slots: Slots,
+        dataset: Path,
+        retries: int,
+        logs: Path,
+        on_event: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        self._journal, self._logs, self._on_event = journal, logs, on_event
+        self._retries = retries
+        self._options = {"num_cpus": slots.cpus_per_trial, "num_gpus": slots.gpus_per_trial, "max_restarts": 0}
+        self._arguments = (dataset.absolute(), slots.cpus_per_trial)
+        self._slots = [_Slot(number) for number in range(slots.count)]
+        self._queue: deque[Task] = deque()
+        self._tried_now: dict[str, int] = {}
+
+    def run(self, tasks: list[Task]) -> None:
+        """Run all tasks in this order, each slot taking the next one as soon as it is free.
+
+        Raises:
+            UserError: a slot cannot be started.
+        """
+        self._queue = deque(tasks)
+        for slot in self._slots[: len(tasks)]:
+            self._start_worker(slot)
+        try:
+            while busy := [slot for slot in self._slots if slot.waits_for is not None]:
+                streams = {slot.waits_for: slot for slot in busy}
+                ready, _ = ray.wait(list(streams), num_returns=1, fetch_local=True)
+                for stream in ready:
+                    self._hear(streams[stream])
+        finally:
+            self._record_interrupted()
+
+    # ---- one slot
+
+    def _start_worker(self, slot: _Slot) -> None:
+        slot.worker = ray.remote(Worker).options(**self._options).remote()
+        slot.starting = slot.worker.start.remote(*self._arguments)
+
+    def _hear(self, slot: _Slot) -> None:
+        """Take in one message of a slot."""
+        if slot.starting is not None:
+            self._hear_of_start(slot)
+            return
+        try:
+            self._take(slot, ray.get(next(slot.stream)))
+        except StopIteration:
+            self._end_attempt(slot, "failed", error="the worker ended the trial without a result")
+        except RayError as error:
+            self._end_attempt(slot, "failed", error=_death(error))
+            self._start_worker_if_needed(slot)
+
+    def _hear_of_start(self, slot: _Slot) -> None:
+        starting, slot.starting = slot.starting, None
+        try:
+            place = ray.get(starting)
+        except RayActorError as error:
+            slot.failed_starts += 1
+            if slot.failed_starts >= START_ATTEMPTS:
+                raise UserError(f"slot {slot.number} cannot be started: {_death(error)}") from error
+            self._start_worker_if_needed(slot)
+            return
+        slot.failed_starts = 0
+        slot.place = {name: place[name] for name in WHERE if name in place} | {"slot": slot.number}
+        self._journal.append("slot_up", slot=slot.number, **{k: v for k, v in place.items() if k not in slot.place})
+        self._next_trial(slot)
+
+    def _start_worker_if_needed(self, slot: _Slot) -> None:
+        slot.worker = None
+        if self._queue:
+            self._start_worker(slot)
+
+    def _next_trial(self, slot: _Slot) -> None:
+        if not self._queue:
+            slot.worker = None  # nothing left to do: dropping the last handle ends the process and frees its memory
+            return
+        task = self._queue.popleft()
+        tried = self._tried_now.get(task.trial, 0) + 1
+        self._tried_now[task.trial] = tried
+        slot.task, slot.attempt = task, task.earlier_attempts + tried
+        self._record(slot, "started", generation=task.generation, values=task.values, **slot.place)
+        spec = task.spec.model_dump(mode="json", exclude_defaults=True)
+        slot.stream = slot.worker.run.options(num_returns="streaming").remote(spec)
+
+    def _take(self, slot: _Slot, message: dict[str, Any]) -> None:
+        seconds = round(message.get("seconds", 0.0), 4)
+        if "epoch" in message:
+            first = {"first_step_time": message["first_step_time"]} if message["epoch"]["epoch"] == 1 else {}
+            self._record(slot, "epoch", metrics=message["epoch"], **first)
+        elif "finished" in message:
+            self._end_attempt(slot, "finished", metrics=message["finished"], seconds=seconds)
+            self._next_trial(slot)
+        else:
+            self._end_attempt(slot, "failed", error=message["failed"], seconds=seconds, trace=message["traceback"])
+            self._next_trial(slot)
+
+    def _end_attempt(self, slot: _Slot, outcome: str, *, trace: str = "", **fields: Any) -> None:
+        """Record how the slot's trial ended; one that failed goes back to the queue while it has retries."""
+        assert slot.task is not None
+        task = slot.task
+        if outcome == "failed":
+            path = self._write_log(task.trial, slot.attempt, trace or fields["error"])
+            again = self._tried_now[task.trial] <= self._retries
+            fields |= {"log": str(path), "retried": again}
+            if again:
+                self._queue.append(task)
+        self._record(slot, outcome, **fields)
+        slot.task = slot.stream = None
+
+    def _write_log(self, trial: str, attempt: int, text: str) -> Path:
+        """Only a failure gets a file of its own: file systems charge by the inode."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        path = self._logs / f"{trial}-{attempt}.log"
+        path.write_text(text.rstrip() + "\n")
+        return path
+
+    def _record(self, on: _Slot, event: str, **fields: Any) -> None:
+        """Journal an event of the trial that a slot runs, then show it."""
+        assert on.task is not None
+        self._on_event(self._journal.append(event, trial=on.task.trial, attempt=on.attempt, **fields))
+
+    def _record_interrupted(self) -> None:
+        for slot in self._slots:
+            if slot.task is not None:
+                self._end_attempt(slot, "interrupted")
+
+
+def _death(error: RayError) -> str:
+    """Why a worker is gone, in one line."""
+    if isinstance(error, RayActorError):
+        return "the worker's process ended: it was killed, or it crashed"
+    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,0 +1,54 @@
+"""What all programs have in common: options, logging, one clear line for a mistake and a stack trace for a bug."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from trainyard.config import Config
+from trainyard.errors import UserError
+
+
+def parser(description: str, *, example: str) -> argparse.ArgumentParser:
+    """A parser with the options that every program has; `example` is a command that works with the embedded demo."""
+    made = argparse.ArgumentParser(
+        description=description, epilog=f"example: {example}", formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--config", type=Path, required=True, metavar="FILE", help="the config file (YAML or JSON)")
+    made.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="default: results")
+    made.add_argument("--log-file", type=Path, metavar="FILE", help="write what is said to this file, too")
+    return made
+
+
+def run(main: Callable[[argparse.Namespace], int | None], arguments: argparse.Namespace) -> None:
+    """Run `main` and end the process: 0, what it returns, 1 for a mistake, 130 if interrupted."""
+    set_up_logging(arguments.log_file)
+    try:
+        sys.exit(main(arguments) or 0)
+    except KeyboardInterrupt:
+        logging.error("interrupted: what has finished is kept; the same command continues from there")
+        sys.exit(130)
+    except UserError as error:
+        logging.error("%s", error)
+        sys.exit(1)
+    except Exception:
+        logging.exception("this is a bug in Trainyard, or in code that it was given")
+        sys.exit(1)
+
+
+def set_up_logging(log_file: Path | None) -> None:
+    """Say things on stdout and, if given, append them to a file."""
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
+    if log_file:
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.FileHandler(log_file))
+        handlers[1].setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=handlers, force=True)
+
+
+def section(config: Config, kind: str, name: str) -> None:
+    """Check that the config has a study of this kind and name, and say which there are if not."""
+    known = getattr(config, kind)
+    if name not in known:
+        raise UserError(f"the config has no {name!r} in `{kind}`; known: {', '.join(known) or 'none'}")

@@ -1,0 +1,125 @@
+"""What the rules ask of the config: one small function per parameter or resource, so that rules only wire."""
+
+import json
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trainyard.config import NAME_PATTERN, split_scale
+from trainyard.configfile import check_config
+from trainyard.files import digest_of, write_json
+from trainyard.planning import Plan, plan_sweep
+from trainyard.trials import RESULT_VERSION
+
+Wildcards = Any  # snakemake.io.Wildcards: an attribute per wildcard
+
+
+class Workflow:
+    """The checked config, as the Snakefile sees it."""
+
+    name_pattern = NAME_PATTERN
+
+    def __init__(self, raw: dict[str, Any], *, results: Path) -> None:
+        self.config = check_config(raw)
+        self._results = results
+        resolved = self.config.model_dump(mode="json", exclude_unset=True)
+        self.config_file = results / "configs" / f"{digest_of(resolved)}.json"
+        self._resolved = resolved
+        self._plan: Callable[[str], Plan] = cache(lambda name: plan_sweep(self.config, name, results))
+
+    def shell_prefix(self, *, activated: bool) -> str:
+        """What each rule's command begins with: $CONFIG, and the environment that runs Snakemake.
+
+        With `activated`, Snakemake activates an environment for each rule itself (`--sdm conda`).
+        """
+        folder = Path(sys.executable).parent
+        path = "" if activated else f'export PATH="{folder}:$PATH"; '
+        return f'{path}CONFIG="{self.config_file}"; '
+
+    def write_config(self) -> None:
+        """Keep the config that this run works with, command-line overrides included: what the programs read."""
+        write_json(self.config_file, self._resolved)
+
+    def dataset_of(self, kind: str) -> Callable[[Wildcards], str]:
+        """An input function: the receipt of the dataset that a study of this kind trains on."""
+        return lambda wildcards: str(self._results / "data" / self._study(kind, wildcards).dataset / "meta.json")
+
+    def source(self, wildcards: Wildcards) -> str:
+        """Changes with the dataset's section of the config."""
+        return self.config.datasets[wildcards.name].model_dump_json()
+
+    # ---- sweeps
+
+    def sweep_digest(self, wildcards: Wildcards) -> str:
+        """Changes with the results that a sweep must have; what is pending must not be a parameter of its rule."""
+        return self._plan(wildcards.name).digest
+
+    def pending(self, wildcards: Wildcards) -> int:
+        """Trials without a result."""
+        return len(self._plan(wildcards.name).pending)
+
+    def sweep_summary(self, wildcards: Wildcards) -> str:
+        """What running the sweep now would mean, in words."""
+        return self._plan(wildcards.name).summary()
+
+    def sweep_minutes(self, wildcards: Wildcards) -> int:
+        """Walltime to ask for."""
+        return self._plan(wildcards.name).walltime_minutes
+
+    def sweep_gpus(self, wildcards: Wildcards) -> int:
+        """GPUs per node."""
+        return int(self.config.sweeps[wildcards.name].slots.gpus_per_node)
+
+    def sweep_nodes(self, wildcards: Wildcards) -> int:
+        """Nodes of the job."""
+        return int(self.config.sweeps[wildcards.name].slots.nodes)
+
+    def sweep_cpus(self, wildcards: Wildcards) -> int:
+        """CPUs per node."""
+        slots = self.config.sweeps[wildcards.name].slots
+        return int(slots.per_node * slots.cpus_per_trial)
+
+    # ---- scaling studies
+
+    def training(self, wildcards: Wildcards) -> str:
+        """Changes with everything in the config that changes the result of a scale."""
+        study = self.config.scaling[wildcards.name]
+        return digest_of(
+            [study.train.model_dump(mode="json", exclude_defaults=True), study.mode, study.retrain, RESULT_VERSION]
+        )
+
+    def ranks_per_node(self, wildcards: Wildcards) -> int:
+        """Ranks, one per GPU, on each node."""
+        return split_scale(wildcards.scale)[1]
+
+    def training_nodes(self, wildcards: Wildcards) -> int:
+        """Nodes of the job."""
+        return split_scale(wildcards.scale)[0]
+
+    def training_cpus(self, wildcards: Wildcards) -> int:
+        """CPUs per node."""
+        return self.config.scaling[wildcards.name].cpus_per_gpu * self.ranks_per_node(wildcards)
+
+    def summaries(self, wildcards: Wildcards) -> list[str]:
+        """The summary of every scale, in the config's order."""
+        folder = self._results / "scaling" / wildcards.name
+        return [str(folder / scale / "summary.json") for scale in self.config.scaling[wildcards.name].scales]
+
+    def scaling_terms(self, wildcards: Wildcards) -> str:
+        """Changes with what the table is worked out from, beside the summaries."""
+        return json.dumps([self.config.scaling[wildcards.name].mode, self.config.pricing.gpu_hour])
+
+    # ---- tree models
+
+    def tree_study(self, wildcards: Wildcards) -> str:
+        """Changes with the study's section of the config, less what changes no result."""
+        return self.config.trees[wildcards.name].model_dump_json(exclude={"cpus"})
+
+    def tree_cpus(self, wildcards: Wildcards) -> int:
+        """CPUs to ask for; Snakemake lowers it to what the machine has."""
+        return int(self.config.trees[wildcards.name].cpus)
+
+    def _study(self, kind: str, wildcards: Wildcards) -> Any:
+        return getattr(self.config, kind)[wildcards.name]

@@ -1,0 +1,134 @@
+"""What a trial is: how a sweep's keys become training configurations, and what makes two of them the same."""
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainyard.config import VARIED_KEY, Range, Sample, Sweep, Train, Uniform
+from trainyard.files import digest_of
+
+# Raise when a change of the code changes what a given configuration results in: every trial then trains anew.
+RESULT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training configuration of a sweep: its full spec, and the values of the keys that the sweep varies."""
+
+    spec: Train
+    values: dict[str, Any]
+
+    @cached_property
+    def content(self) -> str:
+        """The spec as canonical JSON without defaults, so that a key added to Trainyard later changes no identity."""
+        return json.dumps(self.spec.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
+
+    def identity(self, dataset_digest: str) -> str:
+        """Ten hex digits of a hash of everything that changes the trial's result."""
+        return digest_of([self.content, dataset_digest, RESULT_VERSION], length=10)
+
+
+@dataclass
+class Expansion:
+    """A sweep's trials in the order of the config, and what is wrong with those that cannot be."""
+
+    trials: list[Trial] = field(default_factory=list)
+    errors: list[tuple[str, Exception]] = field(default_factory=list)  # (place in the sweep, reason)
+
+
+def expand(sweep: Sweep) -> Expansion:
+    """All trials of a sweep: its grid, then the ones written out, then the samples; the same one only once."""
+    base = sweep.train.model_dump(exclude_unset=True)
+    expansion = Expansion()
+    seen: set[str] = set()
+    malformed = [key for key in sweep.grid if not VARIED_KEY.match(key)]
+    if malformed:
+        expansion.errors = [("grid", ValueError(_malformed(key))) for key in malformed]
+        return expansion
+    for place, values in _configurations(sweep):
+        try:
+            trial = _make_trial(base, values)
+        except (ValidationError, ValueError) as error:
+            expansion.errors.append((place, error))
+            continue
+        if trial.content not in seen:
+            seen.add(trial.content)
+            expansion.trials.append(trial)
+    return expansion
+
+
+def varied_keys(trials: list[Trial]) -> list[str]:
+    """Every key that some trial sets, in order of first appearance."""
+    return list(dict.fromkeys(key for trial in trials for key in trial.values))
+
+
+def value_at(spec: dict[str, Any], key: str) -> Any:
+    """The value at a dotted key of a nested mapping; None where there is none."""
+    for part in key.split("."):
+        spec = spec.get(part) if isinstance(spec, dict) else None  # type: ignore[assignment]
+    return spec
+
+
+def _configurations(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, values of varied keys) of everything the sweep asks for."""
+    if sweep.grid:
+        choices = [values.values() if isinstance(values, Range) else values for values in sweep.grid.values()]
+        for combination in itertools.product(*choices):
+            yield "grid", dict(zip(sweep.grid, combination, strict=True))
+    for index, values in enumerate(sweep.trials):
+        yield f"trials.{index}", values
+    if sweep.sample:
+        for values in _draws(sweep.sample):
+            yield "sample", values
+
+
+def _draws(sample: Sample) -> Iterator[dict[str, Any]]:
+    generator = random.Random(sample.seed)
+    for _ in range(sample.count):
+        yield {key: _draw(generator, choice) for key, choice in sample.values.items()}
+
+
+def _draw(generator: random.Random, choice: list[Any] | Uniform) -> Any:
+    if isinstance(choice, list):
+        return generator.choice(choice)
+    if choice.log:
+        value = math.exp(generator.uniform(math.log(choice.low), math.log(choice.high)))
+    else:
+        value = generator.uniform(choice.low, choice.high)
+    return (
+        round(value) if choice.integer else float(f"{value:.6g}")
+    )  # six digits: what a table shows is what was trained
+
+
+def _make_trial(base: dict[str, Any], values: dict[str, Any]) -> Trial:
+    merged = dict(base)
+    for key, value in values.items():
+        if not VARIED_KEY.match(key):
+            raise ValueError(_malformed(key))
+        _set_at(merged, key.split("."), value)
+    spec = Train.model_validate(merged)
+    dumped = spec.model_dump(mode="json")
+    return Trial(spec=spec, values={key: value_at(dumped, key) for key in values})
+
+
+def _malformed(key: str) -> str:
+    return f"{key!r} is not a key: write words joined by dots, as in model_args.blocks"
+
+
+def _set_at(mapping: dict[str, Any], parts: list[str], value: Any) -> None:
+    """Set a nested key, copying each mapping on the way: the base is shared by all trials."""
+    for part in parts[:-1]:
+        inner = mapping.get(part)
+        if inner is not None and not isinstance(inner, dict):
+            raise ValueError(f"{'.'.join(parts)}: {part} is not a mapping")
+        copy = dict(inner or {})
+        mapping[part] = copy
+        mapping = copy
+    mapping[parts[-1]] = value

@@ -1,0 +1,43 @@
+"""Fit the tree models of a study on the CPUs of this job, and write their table."""
+
+import argparse
+import logging
+
+from trainyard import boosting, programs, slurm
+from trainyard.configfile import read_config
+from trainyard.datasets import Staged
+from trainyard.files import lock
+from trainyard.tables import write_rows
+
+log = logging.getLogger("trees")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Fit every model of the study that is not fitted yet."""
+    config = read_config(arguments.config)
+    programs.section(config, "trees", arguments.study)
+    study = config.trees[arguments.study]
+    folder = arguments.results / "trees" / arguments.study
+    staged = Staged(arguments.results / "data" / study.dataset)
+    threads = slurm.available_cpus()
+    with lock(folder / ".lock"):
+        rows = []
+        for name in study.models:
+            log.info("%s: %d rounds on %s, %d threads", name, study.rounds, staged.description(), threads)
+            row = boosting.fit(study, name, staged, folder / "models", threads=threads)
+            log.info(
+                "%s: %s %.4f (train), %.4f (val), %.1f s", name, row["metric"], row["train"], row["val"], row["seconds"]
+            )
+            rows.append(row)
+        write_rows(rows, folder / "trees.csv")
+
+
+def _arguments() -> argparse.Namespace:
+    example = "python scripts/trees.py --config config/config.yaml --study digits"
+    parser = programs.parser("Fit the tree models of a study.", example=example)
+    parser.add_argument("--study", required=True, metavar="NAME", help="a name in `trees` of the config")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    programs.run(main, _arguments())

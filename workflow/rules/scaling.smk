@@ -1,0 +1,51 @@
+rule scaling:
+    input:
+        expand("results/scaling/{name}/scaling.csv", name=yard.config.scaling),
+
+
+rule train:
+    input:
+        yard.dataset_of("scaling"),
+    output:
+        "results/scaling/{name}/{scale}/summary.json",
+        "results/scaling/{name}/{scale}/history.csv",
+    params:
+        results=yard.training,
+        ranks=yard.ranks_per_node,
+    conda:
+        "../../envs/trainyard.yaml"
+    log:
+        "results/logs/train/{name}-{scale}.log",
+    threads: yard.training_cpus
+    resources:
+        gpu=yard.ranks_per_node,
+        nodes=yard.training_nodes,
+    message:
+        "scaling {wildcards.name}: training at {wildcards.scale}"
+    shell:
+        "torchrun --standalone --nproc-per-node {params.ranks} scripts/train.py --config $CONFIG"
+        " --study {wildcards.name} --scale {wildcards.scale} --log-file {log}"
+
+
+rule scaling_table:
+    input:
+        yard.summaries,
+    output:
+        "results/scaling/{name}/scaling.csv",
+        report(
+            "results/tables/scaling/{name}.html",
+            category="Scaling",
+            subcategory="{name}",
+            labels={"study": "{name}", "content": "table"},
+            caption="../report/scaling-table.rst",
+        ),
+    params:
+        terms=yard.scaling_terms,
+    conda:
+        "../../envs/trainyard.yaml"
+    log:
+        "results/logs/tables/scaling-{name}.log",
+    message:
+        "scaling {wildcards.name}: table"
+    shell:
+        "python scripts/tables.py --config $CONFIG --kind scaling --name {wildcards.name} --log-file {log}"
