@@ -6,15 +6,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(workflow.basedir, "scripts")))
 from trainyard.rules import Workflow
 
+# With --configfile, Snakemake would merge the demo into the user's own config.
+if not workflow.overwrite_configfiles:
 
-configfile: "config/config.yaml"
+    configfile: Path(workflow.basedir, "config/config.yaml")
 
 
 report: "workflow/report/workflow.rst"
 
 
 yard = Workflow(config, results=Path("results"))
-shell.prefix(yard.shell_prefix(activated=bool(workflow.deployment_settings.deployment_method)))
+shell.prefix(yard.shell_prefix(workflow.deployment_settings.deployment_method))
 
 
 onstart:

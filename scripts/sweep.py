@@ -24,7 +24,6 @@ def main(arguments: argparse.Namespace) -> int:
     config = read_config(arguments.config)
     programs.section(config, "sweeps", arguments.sweep)
     folder = arguments.results / "sweeps" / arguments.sweep
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite end is recorded, whoever asks for it
     with opened(folder / "journal.jsonl", wait_seconds=arguments.wait_seconds) as journal:
         plan = plan_sweep(config, arguments.sweep, arguments.results)
         _check(plan, arguments.results)
@@ -73,6 +72,8 @@ def _train(plan: Plan, journal: Journal, results: Path) -> None:
     progress = Progress(plan)
     log.info("starting Ray with %d slots", slots.count)
     with local_ray(gpus=slots.gpus_per_node, cpus=slots.per_node * slots.cpus_per_trial) as cluster, progress.shown():
+        # A polite end is recorded, whoever asks for it. Not before: starting, Ray installs a handler that skips clean-up.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         journal.append("ray_up", durable=False, **cluster.startup_seconds)
         from trainyard.packing import Packer, Task  # Ray reads its environment when it is imported: not before
 

@@ -129,7 +129,7 @@ class Packer:
         try:
             while busy := [slot for slot in self._slots if slot.waits_for is not None]:
                 streams = {slot.waits_for: slot for slot in busy}
-                ready, _ = ray.wait(list(streams), num_returns=1, fetch_local=True)
+                ready, _ = ray.wait(list(streams), num_returns=1, fetch_local=False)
                 for stream in ready:
                     self._hear(streams[stream])
         finally:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,14 @@ class Workflow:
         self._resolved = resolved
         self._plan: Callable[[str], Plan] = cache(lambda name: plan_sweep(self.config, name, results))
 
-    def shell_prefix(self, *, activated: bool) -> str:
-        """What each rule's command begins with: $CONFIG, and the environment that runs Snakemake.
+    def shell_prefix(self, deployment: Collection[Any]) -> str:
+        """What each rule's command begins with: $SCRIPTS, $CONFIG, and the environment that runs Snakemake.
 
-        With `activated`, Snakemake activates an environment for each rule itself (`--sdm conda`).
+        With a `deployment` method (`--sdm conda`), Snakemake activates an environment for each rule itself.
         """
-        folder = Path(sys.executable).parent
-        path = "" if activated else f'export PATH="{folder}:$PATH"; '
-        return f'{path}CONFIG="{self.config_file}"; '
+        scripts, folder = Path(__file__).parents[1], Path(sys.executable).parent
+        path = "" if deployment else f'export PATH="{folder}:$PATH"; '
+        return f'{path}SCRIPTS="{scripts}" CONFIG="{self.config_file}"; '
 
     def write_config(self) -> None:
         """Keep the config that this run works with, command-line overrides included: what the programs read."""

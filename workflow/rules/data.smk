@@ -6,13 +6,13 @@ rule data:
 rule stage:
     output:
         "results/data/{name}/meta.json",
-    params:
-        source=yard.source,
-    conda:
-        "../../envs/trainyard.yaml"
     log:
         "results/logs/stage/{name}.log",
+    conda:
+        "../../envs/trainyard.yaml"
+    params:
+        source=yard.source,
     message:
         "dataset {wildcards.name}: staging"
     shell:
-        "python scripts/stage.py --config $CONFIG --dataset {wildcards.name} --log-file {log}"
+        "python $SCRIPTS/stage.py --config $CONFIG --dataset {wildcards.name} --log-file {log}"

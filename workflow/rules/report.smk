@@ -8,8 +8,16 @@ rule tables:
 
 rule plots:
     input:
-        expand("results/plots/sweeps/{name}/{plot}.svg", name=yard.config.sweeps, plot=["gantt", "metric", "loss"]),
-        expand("results/plots/scaling/{name}/{plot}.svg", name=yard.config.scaling, plot=["speedup", "loss"]),
+        expand(
+            "results/plots/sweeps/{name}/{plot}.svg",
+            name=yard.config.sweeps,
+            plot=["gantt", "metric", "loss"],
+        ),
+        expand(
+            "results/plots/scaling/{name}/{plot}.svg",
+            name=yard.config.scaling,
+            plot=["speedup", "loss"],
+        ),
         expand("results/plots/trees/{name}/scores.svg", name=yard.config.trees),
 
 
@@ -24,12 +32,12 @@ rule sweep_page:
             labels={"study": "{name}", "content": "table of trials"},
             caption="../report/trials.rst",
         ),
-    conda:
-        "../../envs/trainyard.yaml"
     log:
         "results/logs/tables/sweeps-{name}.log",
+    conda:
+        "../../envs/trainyard.yaml"
     shell:
-        "python scripts/tables.py --config $CONFIG --kind sweeps --name {wildcards.name} --log-file {log}"
+        "python $SCRIPTS/tables.py --config $CONFIG --kind sweeps --name {wildcards.name} --log-file {log}"
 
 
 rule trees_page:
@@ -43,12 +51,12 @@ rule trees_page:
             labels={"study": "{name}", "content": "table"},
             caption="../report/trees.rst",
         ),
-    conda:
-        "../../envs/trainyard.yaml"
     log:
         "results/logs/tables/trees-{name}.log",
+    conda:
+        "../../envs/trainyard.yaml"
     shell:
-        "python scripts/tables.py --config $CONFIG --kind trees --name {wildcards.name} --log-file {log}"
+        "python $SCRIPTS/tables.py --config $CONFIG --kind trees --name {wildcards.name} --log-file {log}"
 
 
 rule plot_sweep:
@@ -77,14 +85,14 @@ rule plot_sweep:
             caption="../report/sweep-loss.rst",
         ),
         multiext("results/plots/sweeps/{name}/", "gantt.png", "metric.png", "loss.png"),
-    conda:
-        "../../envs/trainyard.yaml"
     log:
         "results/logs/plots/sweeps-{name}.log",
+    conda:
+        "../../envs/trainyard.yaml"
     message:
         "sweep {wildcards.name}: plots"
     shell:
-        "python scripts/plots.py --config $CONFIG --kind sweeps --name {wildcards.name} --log-file {log}"
+        "python $SCRIPTS/plots.py --config $CONFIG --kind sweeps --name {wildcards.name} --log-file {log}"
 
 
 rule plot_scaling:
@@ -106,14 +114,14 @@ rule plot_scaling:
             caption="../report/scaling-loss.rst",
         ),
         multiext("results/plots/scaling/{name}/", "speedup.png", "loss.png"),
-    conda:
-        "../../envs/trainyard.yaml"
     log:
         "results/logs/plots/scaling-{name}.log",
+    conda:
+        "../../envs/trainyard.yaml"
     message:
         "scaling {wildcards.name}: plots"
     shell:
-        "python scripts/plots.py --config $CONFIG --kind scaling --name {wildcards.name} --log-file {log}"
+        "python $SCRIPTS/plots.py --config $CONFIG --kind scaling --name {wildcards.name} --log-file {log}"
 
 
 rule plot_trees:
@@ -128,11 +136,11 @@ rule plot_trees:
             caption="../report/trees-scores.rst",
         ),
         "results/plots/trees/{name}/scores.png",
-    conda:
-        "../../envs/trainyard.yaml"
     log:
         "results/logs/plots/trees-{name}.log",
+    conda:
+        "../../envs/trainyard.yaml"
     message:
         "trees {wildcards.name}: plots"
     shell:
-        "python scripts/plots.py --config $CONFIG --kind trees --name {wildcards.name} --log-file {log}"
+        "python $SCRIPTS/plots.py --config $CONFIG --kind trees --name {wildcards.name} --log-file {log}"

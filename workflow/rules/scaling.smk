@@ -9,21 +9,21 @@ rule train:
     output:
         "results/scaling/{name}/{scale}/summary.json",
         "results/scaling/{name}/{scale}/history.csv",
-    params:
-        results=yard.training,
-        ranks=yard.ranks_per_node,
-    conda:
-        "../../envs/trainyard.yaml"
     log:
         "results/logs/train/{name}-{scale}.log",
+    conda:
+        "../../envs/trainyard.yaml"
     threads: yard.training_cpus
     resources:
         gpu=yard.ranks_per_node,
         nodes=yard.training_nodes,
+    params:
+        results=yard.training,
+        ranks=yard.ranks_per_node,
     message:
         "scaling {wildcards.name}: training at {wildcards.scale}"
     shell:
-        "torchrun --standalone --nproc-per-node {params.ranks} scripts/train.py --config $CONFIG"
+        "torchrun --standalone --nproc-per-node {params.ranks} $SCRIPTS/train.py --config $CONFIG"
         " --study {wildcards.name} --scale {wildcards.scale} --log-file {log}"
 
 
@@ -39,13 +39,13 @@ rule scaling_table:
             labels={"study": "{name}", "content": "table"},
             caption="../report/scaling-table.rst",
         ),
-    params:
-        terms=yard.scaling_terms,
-    conda:
-        "../../envs/trainyard.yaml"
     log:
         "results/logs/tables/scaling-{name}.log",
+    conda:
+        "../../envs/trainyard.yaml"
+    params:
+        terms=yard.scaling_terms,
     message:
         "scaling {wildcards.name}: table"
     shell:
-        "python scripts/tables.py --config $CONFIG --kind scaling --name {wildcards.name} --log-file {log}"
+        "python $SCRIPTS/tables.py --config $CONFIG --kind scaling --name {wildcards.name} --log-file {log}"

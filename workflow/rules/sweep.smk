@@ -10,12 +10,10 @@ rule sweep:
         "results/sweeps/{name}/trials.csv",
         "results/sweeps/{name}/timeline.csv",
         "results/sweeps/{name}/epochs.csv",
-    params:
-        results=yard.sweep_digest,
-    conda:
-        "../../envs/trainyard.yaml"
     log:
         "results/logs/sweep/{name}.log",
+    conda:
+        "../../envs/trainyard.yaml"
     threads: yard.sweep_cpus
     resources:
         pending=yard.pending,
@@ -23,7 +21,9 @@ rule sweep:
         nodes=yard.sweep_nodes,
         runtime=yard.sweep_minutes,
         plan=yard.sweep_summary,
+    params:
+        results=yard.sweep_digest,
     message:
         "{resources.plan}"
     shell:
-        "python scripts/sweep.py --config $CONFIG --sweep {wildcards.name} --log-file {log}"
+        "python $SCRIPTS/sweep.py --config $CONFIG --sweep {wildcards.name} --log-file {log}"

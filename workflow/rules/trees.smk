@@ -8,14 +8,14 @@ rule fit_trees:
         yard.dataset_of("trees"),
     output:
         "results/trees/{name}/trees.csv",
-    params:
-        study=yard.tree_study,
-    conda:
-        "../../envs/trainyard.yaml"
     log:
         "results/logs/trees/{name}.log",
+    conda:
+        "../../envs/trainyard.yaml"
     threads: yard.tree_cpus
+    params:
+        study=yard.tree_study,
     message:
         "trees {wildcards.name}: fitting"
     shell:
-        "python scripts/trees.py --config $CONFIG --study {wildcards.name} --log-file {log}"
+        "python $SCRIPTS/trees.py --config $CONFIG --study {wildcards.name} --log-file {log}"

@@ -1,0 +1,52 @@
+"""One cluster for all tests of this folder, started by the first that asks for it."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from slurm_cluster import Cluster
+from slurm_prerequisites import PrerequisiteMissing
+
+NO_CLUSTER = "no Slurm cluster: "
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A Slurm of four hosts; where the machine cannot hold one, tests that ask for it are skipped, or fail under CI."""
+    with ExitStack() as stack:
+        try:
+            running = stack.enter_context(Cluster())
+        except PrerequisiteMissing as missing:
+            refuse = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+            refuse(f"{NO_CLUSTER}{missing}")
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def whole_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever a test did to the cluster, the next one finds all hosts idle."""
+    running = request.getfixturevalue("cluster") if "cluster" in request.fixturenames else None
+    yield
+    if running:
+        running.repair()
+
+
+@pytest.fixture
+def shared_dir(cluster: Cluster) -> Iterator[Path]:
+    """A fresh folder that the test and all hosts see, unlike tmp_path: each host has its own /tmp."""
+    folder = Path(tempfile.mkdtemp(dir=cluster.shared))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A green run must not hide that the cluster was never tried."""
+    reasons = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", [])]
+    unmet = [reason.removeprefix("Skipped: ") for reason in reasons if NO_CLUSTER in reason]
+    if unmet:
+        terminalreporter.section("CLUSTER TESTS SKIPPED", sep="!", yellow=True, bold=True)
+        terminalreporter.line(f"{len(unmet)} tests did not run: {unmet[0]}", yellow=True, bold=True)

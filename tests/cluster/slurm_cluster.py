@@ -1,0 +1,330 @@
+"""A real Slurm of four hosts with two make-believe GPUs each on one machine, for tests and for trying things out.
+
+    python tests/cluster/slurm_cluster.py up                     # a few seconds; says so if it is up already
+    python tests/cluster/slurm_cluster.py run -- sbatch job.sh   # as on a login node, in the current folder
+    python tests/cluster/slurm_cluster.py shell                  # a shell on that login node
+    python tests/cluster/slurm_cluster.py status
+    python tests/cluster/slurm_cluster.py down                   # leaves no process, namespace, mount or file
+
+Each host is a set of Linux namespaces with its own name, network, processes, /tmp and /dev/shm; all other folders are
+shared, as on a cluster with a shared file system. Controller, accounting and clients live on a fifth, the head: it has
+the machine's files, with an /etc/slurm and /etc/hosts of its own laid over them. Every network is in a namespace:
+nothing can be reached from outside, nothing reaches out, and the machine keeps its settings. On disk there is one
+folder, the state ($TRAINYARD_CLUSTER, by default /tmp/trainyard-cluster).
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Self
+
+import slurm_config
+from namespaces import (
+    CommandFailed,
+    Namespaces,
+    Process,
+    daemon_environment,
+    end_processes_with_mount,
+    processes_with_mount,
+    tail,
+)
+from slurm_client import Client
+from slurm_hosts import BRIDGE, PRIVATE_FOLDERS, Host, job_environment
+from slurm_prerequisites import PrerequisiteMissing, ensure_prerequisites, require_root
+from slurm_record import Record, exclusive
+from waiting import wait_until
+
+DEFAULT_STATE = "/tmp/trainyard-cluster"
+HEAD_DAEMONS = {"munged", "mariadbd", "slurmdbd", "slurmctld"}
+LONGEST_STATE_PATH = 70  # characters: a socket's path, of which this is the start, may have 107
+START_SECONDS = 30  # for one daemon, on a machine that is busy with other things
+LOCK_SECONDS = 1200  # as long as another test run may take
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class ClusterError(RuntimeError):
+    """The cluster cannot be used; the message says why, and what to do, in one or two lines."""
+
+
+class Cluster(Client):
+    """The cluster of one state folder: `with Cluster() as cluster:`, or up() and down(), or attach() to one that is up.
+
+    `visible` are folders that jobs must see although they lie under /tmp or /dev/shm, of which each host has its own.
+    The state, this repository and the running Python are always visible.
+    """
+
+    def __init__(self, state: Path | None = None, *, visible: Sequence[Path] = ()) -> None:
+        self.state = (state or Path(os.environ.get("TRAINYARD_CLUSTER", DEFAULT_STATE))).absolute()
+        if len(str(self.state)) > LONGEST_STATE_PATH or any(character.isspace() for character in str(self.state)):
+            limits = f"at most {LONGEST_STATE_PATH} characters, none of them a space"
+            raise ClusterError(f"{self.state} cannot hold a cluster: the path must have {limits}")
+        # A mount that every process of this cluster sees, and no other: how down() finds them, whatever came before.
+        self.mark = f"trainyard-cluster:{self.state}"
+        self.visible = _private_paths([self.state, REPOSITORY, Path(sys.prefix), *visible])
+        self.shared = self.state / "shared"  # seen by all hosts and by the machine
+        self.hosts: dict[str, Host] = {}
+        self._owner: Process | None = None
+        self._at_exit = ExitStack()
+
+    # Up and down
+
+    def __enter__(self) -> Self:
+        """Hold the cluster alone until the end of the block, and take it down there, unless it was up before."""
+        with ExitStack() as stack:
+            stack.enter_context(self.exclusive())
+            if self.up(owned=True):
+                stack.callback(self._clean)
+            self._at_exit = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._at_exit.close()
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Keep other processes from taking the cluster up or down meanwhile; waits for one that does."""
+        if any(process.pid == os.getpid() for process in processes_with_mount(self.mark)):
+            raise ClusterError("this is a process of the cluster itself; leave the cluster's shell first")
+        with exclusive(self.mark, timeout_seconds=LOCK_SECONDS):
+            yield
+
+    def up(self, *, owned: bool = False) -> bool:
+        """Start the cluster (True) or attach to it (False), under exclusive(). An owned one is void after its owner."""
+        ensure_prerequisites()
+        problem = self._attach_problem()
+        if not problem and not self._orphaned():
+            return False
+        if self.state.exists() or processes_with_mount(self.mark):
+            print(f"removing what is left of a cluster: {problem or 'the process that owned it is gone'}", flush=True)
+            self._clean()
+        try:
+            self._owner = Process.of(os.getpid())  # until all is up
+            self._start()
+            self._owner = self._owner if owned else None
+            self._save_record()
+        except BaseException:  # Ctrl-C too: half a cluster is of no use
+            self._clean()
+            raise
+        return True
+
+    def down(self) -> bool:
+        """End every process of the cluster and remove its files, under exclusive(). False if there was nothing."""
+        if not self.state.exists() and not processes_with_mount(self.mark):
+            return False
+        self._clean()
+        return True
+
+    def attach(self) -> None:
+        """Use the cluster that is up; raises ClusterError if there is none that works."""
+        require_root()
+        if problem := self._attach_problem():
+            raise ClusterError(f"{problem}; start it with: python {sys.argv[0]} up")
+
+    def host(self, number: int) -> Host:
+        return self.hosts[slurm_config.HOSTS[number - 1]]
+
+    def processes_left(self) -> dict[str, list[Process]]:
+        """What runs on the hosts beside Slurm's daemons; a host where nothing does is left out."""
+        return {host.name: left for host in self.hosts.values() if (left := host.processes_left())}
+
+    def repair(self) -> None:
+        """Power, cables and daemons back on every host, the queue empty: what the next test expects."""
+        for host in self.hosts.values():
+            if host.spaces is None:
+                host.boot()
+            host.reconnect()
+            if not host.slurmd():
+                host.start_slurmd()
+        self.cancel_all_jobs()
+        self._wait_for("slurmctld", self._resumed)
+
+    # Parts of starting
+
+    def _start(self) -> None:
+        slurm_config.write_files(self.state)
+        self.spaces = Namespaces.open(log=self._log("head"), mark=(self.mark, self.state / "database"))
+        self._set_up_head()
+        self._start_on_head("munged", slurm_config.munged_command(self.state))
+        self._start_on_head("mariadbd", slurm_config.database_command(self.state))
+        for host in self._make_hosts():  # while the database gets ready
+            host.boot()
+        self._wait_for("munged", (self.state / "munge/socket").exists)
+        self._wait_for("mariadbd", lambda: self.head.listens(slurm_config.DATABASE_PORT))
+        self._start_on_head("slurmdbd", ["slurmdbd", "-D"])
+        self._wait_for("slurmdbd", lambda: self.head.listens(slurm_config.SLURMDBD_PORT))
+        for command in slurm_config.accounting_commands():
+            self.run(["sacctmgr", "--immediate", *command], cwd="/")
+        self._start_on_head("slurmctld", ["slurmctld", "-D", "-i"])
+        self._wait_for("slurmctld", lambda: self.head.listens(slurm_config.SLURMCTLD_PORT))
+        for host in self.hosts.values():
+            host.start_slurmd()
+        self._wait_for("slurmctld", lambda: set(self.host_states().values()) == {"idle"})
+
+    def _set_up_head(self) -> None:
+        lines = [
+            f"mount --bind {self.state}/etc/slurm /etc/slurm",
+            f"mount --bind {self.state}/etc/hosts /etc/hosts",
+            f"hostname {slurm_config.HEAD}",
+            "ip link set lo up",
+            f"ip link add {BRIDGE} type bridge",
+            f"ip address add {slurm_config.address(slurm_config.HEAD)}/24 dev {BRIDGE}",
+            f"ip link set {BRIDGE} up",
+        ]
+        self.run(["sh", "-ec", "\n".join(lines)], cwd="/", env=daemon_environment())
+
+    def _make_hosts(self) -> list[Host]:
+        self.hosts = {
+            name: Host(
+                name=name,
+                state=self.state,
+                mark=self.mark,
+                visible=self.visible,
+                head=self.head,
+                changed=self._save_record,
+            )
+            for name in slurm_config.HOSTS
+        }
+        return list(self.hosts.values())
+
+    def _start_on_head(self, daemon: str, argv: Sequence[str]) -> None:
+        self.head.start_daemon(argv, log=self._log(daemon))
+
+    def _wait_for(self, daemon: str, ready: Callable[[], bool]) -> None:
+        try:
+            wait_until(ready, timeout_seconds=START_SECONDS, what=f"{daemon} to be ready")
+        except TimeoutError as error:
+            raise ClusterError(f"{error}; its log ends:\n{tail(self._log(daemon))}") from None
+
+    def _log(self, daemon: str) -> Path:
+        return self.state / "log" / f"{daemon}.log"
+
+    # Parts of attaching and ending
+
+    def _resumed(self) -> bool:
+        """Whether all hosts are idle; one that Slurm has given up is told to come back."""
+        states = self.host_states()
+        if down := [name for name, state in states.items() if "down" in state]:
+            self.run(["scontrol", "update", f"nodename={','.join(down)}", "state=resume"], check=False)
+        return set(states.values()) == {"idle"}
+
+    def _save_record(self) -> None:
+        spaces = {slurm_config.HEAD: self.spaces} | {host.name: host.spaces for host in self.hosts.values()}
+        first = {name: space.first for name, space in spaces.items() if space}
+        Record(owner=self._owner, visible=tuple(map(str, self.visible)), first=first).save(self._record_file)
+
+    @property
+    def _record_file(self) -> Path:
+        return self.state / "record.json"
+
+    def _attach_problem(self) -> str:
+        """Attach to the cluster on record; where that cannot be, say why."""
+        record = Record.load(self._record_file)
+        if record is None:
+            return "no cluster is up"
+        alive = {name for name, first in record.first.items() if first.alive()}
+        if dead := {slurm_config.HEAD, *slurm_config.HOSTS} - alive:
+            return f"the cluster is up, but without {', '.join(sorted(dead))}"
+        unseen = [str(path) for path in self.visible if str(path) not in record.visible]
+        if unseen:
+            return f"the cluster is up, but its hosts do not see {', '.join(unseen)}"
+        self._owner = record.owner
+        self.spaces = Namespaces(first=record.first[slurm_config.HEAD])
+        for host in self._make_hosts():
+            host.spaces = Namespaces(first=record.first[host.name])
+        return self._missing_daemons()
+
+    def _missing_daemons(self) -> str:
+        missing = HEAD_DAEMONS - {process.name for process in self.head.processes()}
+        missing |= {f"slurmd of {host.name}" for host in self.hosts.values() if not host.slurmd()}
+        return f"the cluster is up, but without {', '.join(sorted(missing))}" if missing else ""
+
+    def _orphaned(self) -> bool:
+        """Whether a test run started the cluster and did not live to take it down."""
+        return self._owner is not None and not self._owner.alive()
+
+    def _clean(self) -> None:
+        """By the mark, not by the record: what a killed or half-failed start left goes too."""
+        end_processes_with_mount(self.mark)
+        shutil.rmtree(self.state, ignore_errors=not self.state.exists())
+        self.spaces, self.hosts = None, {}
+
+
+def _private_paths(paths: Sequence[Path]) -> list[Path]:
+    """Those that lie in a folder which each host has its own of, without those that lie in another of them."""
+    inside = [path.absolute() for path in paths if any(path.absolute().is_relative_to(f) for f in PRIVATE_FOLDERS)]
+    return sorted({path for path in inside if not any(other in path.parents for other in inside)})
+
+
+# The command line
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    cluster = Cluster(arguments.state)
+    try:
+        return {"up": _up, "down": _down, "run": _run, "shell": _shell, "status": _status}[arguments.action](
+            cluster, arguments
+        )
+    except (ClusterError, CommandFailed, PrerequisiteMissing, TimeoutError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _up(cluster: Cluster, _: argparse.Namespace) -> int:
+    start = time.monotonic()
+    with cluster.exclusive():
+        started = cluster.up()
+    took = f"up in {time.monotonic() - start:.1f} s" if started else "already up"
+    print(f"cluster {took}: hosts {', '.join(cluster.hosts)}; state and logs in {cluster.state}")
+    return 0
+
+
+def _down(cluster: Cluster, _: argparse.Namespace) -> int:
+    start = time.monotonic()
+    with cluster.exclusive():
+        was_up = cluster.down()
+    print(f"cluster down in {time.monotonic() - start:.1f} s" if was_up else "no cluster was up")
+    return 0
+
+
+def _run(cluster: Cluster, arguments: argparse.Namespace) -> int:
+    argv = arguments.argv[1:] if arguments.argv[:1] == ["--"] else arguments.argv
+    return _become(cluster, argv)
+
+
+def _shell(cluster: Cluster, _: argparse.Namespace) -> int:
+    print("on the head of the cluster; try: sinfo, squeue, sbatch, sacct -- and exit to leave", flush=True)
+    return _become(cluster, [os.environ.get("SHELL", "/bin/bash")])
+
+
+def _status(cluster: Cluster, _: argparse.Namespace) -> int:
+    return _become(cluster, ["sh", "-c", "sinfo --long --Node; echo; squeue"])
+
+
+def _become(cluster: Cluster, argv: Sequence[str]) -> int:
+    """Let the command take this process's place: terminal, signals and exit status are its own."""
+    cluster.attach()
+    command = cluster.command(argv)
+    os.execvpe(command[0], command, job_environment())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--state", type=Path, help="the folder of everything on disk, instead of $TRAINYARD_CLUSTER")
+    actions = parser.add_subparsers(dest="action", required=True)
+    actions.add_parser("up", help="start the cluster, unless it is up")
+    actions.add_parser("down", help="end it and remove every trace")
+    actions.add_parser("shell", help="a shell on its login node")
+    actions.add_parser("status", help="its hosts and its queue")
+    runner = actions.add_parser("run", help="a command on its login node, in this folder and environment")
+    runner.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

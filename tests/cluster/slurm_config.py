@@ -1,0 +1,172 @@
+"""The files that the test cluster's daemons read, as text. What each line is for stands beside it."""
+
+import secrets
+import shutil
+from pathlib import Path
+
+CLUSTER = "trainyard"
+ACCOUNT = "lab"
+HEAD = "head"
+HOSTS = ("n1", "n2", "n3", "n4")
+GPUS_PER_HOST = 2
+NETWORK = "10.77.0"
+FOLDERS = ("database", "etc/slurm", "log", "munge", "shared", "slurmctld", "slurmd", "stage")
+
+SLURMCTLD_PORT = 6817
+SLURMDBD_PORT = 6819
+DATABASE_PORT = 33077
+
+
+def address(host: str) -> str:
+    """10.77.0.254 for the head, 10.77.0.K for nK."""
+    return f"{NETWORK}.{254 if host == HEAD else int(host.removeprefix('n'))}"
+
+
+def hosts_file() -> str:
+    lines = ["127.0.0.1 localhost"] + [f"{address(host)} {host}" for host in (HEAD, *HOSTS)]
+    return "\n".join(lines) + "\n"
+
+
+def slurm_conf(state: Path) -> str:
+    return f"""\
+ClusterName={CLUSTER}
+SlurmctldHost={HEAD}({address(HEAD)})
+SlurmctldPort={SLURMCTLD_PORT}
+SlurmUser=root
+# A requeued job may start again when its credential has expired: 120 s by default, too long for a test to wait.
+AuthInfo=socket={state}/munge/socket,cred_expire=10
+StateSaveLocation={state}/slurmctld
+SlurmctldPidFile={state}/slurmctld/slurmctld.pid
+SlurmdSpoolDir={state}/slurmd/%n
+SlurmdPidFile={state}/slurmd/%n/slurmd.pid
+MailProg=/bin/true
+MpiDefault=none
+
+# No cgroups and no pinning: four hosts share the machine's cores, and claim more than it has.
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SlurmdParameters=config_overrides
+PropagateResourceLimits=NONE
+
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerCPU=1000
+GresTypes=gpu
+
+# Start and end jobs as fast as Slurm can.
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1,default_queue_depth=1000
+KillWait=5
+OverTimeLimit=0
+CompleteWait=0
+MinJobAge=300
+# Seconds until a silent host counts as down. A loaded machine of two cores answers late: not much less than this.
+SlurmdTimeout=30
+MessageTimeout=20
+ReturnToService=2
+
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+JobRequeue=1
+
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost={HEAD}
+AccountingStoragePort={SLURMDBD_PORT}
+AccountingStoragePass={state}/munge/socket
+AccountingStorageTRES=gres/gpu
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=2
+
+NodeName={",".join(HOSTS)} CPUs=8 RealMemory=16000 Gres=gpu:a100:{GPUS_PER_HOST} State=UNKNOWN
+PartitionName=gpu Nodes=ALL Default=YES MaxTime=1-00:00:00 DefaultTime=10 PriorityTier=10 PreemptMode=OFF
+# Preempted: SIGTERM to the steps at once, SIGKILL after KillWait, SIGTERM to the batch script when its steps are gone.
+# With a GraceTime the SIGKILL would wait for Slurm's check of time limits, every 30 s.
+PartitionName=preempt Nodes=ALL MaxTime=1-00:00:00 DefaultTime=10 PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
+"""
+
+
+def gres_conf() -> str:
+    """GPUs that are not there: Slurm wants device files, and terminals are everywhere. Nothing opens them."""
+    return f"NodeName={','.join(HOSTS)} Name=gpu Type=a100 File=/dev/tty[0-{GPUS_PER_HOST - 1}]\n"
+
+
+def slurmdbd_conf(state: Path) -> str:
+    return f"""\
+DbdHost={HEAD}
+DbdAddr={address(HEAD)}
+DbdPort={SLURMDBD_PORT}
+SlurmUser=root
+AuthInfo=socket={state}/munge/socket
+PidFile={state}/slurmctld/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={DATABASE_PORT}
+StorageUser=root
+StorageLoc=slurm
+"""
+
+
+def munged_command(state: Path) -> list[str]:
+    files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+    options = [f"--{option}={state / 'munge' / name}" for option, name in files.items()]
+    return ["setpriv", "--reuid=munge", "--regid=munge", "--clear-groups", "munged", "--foreground", *options]
+
+
+def database_command(state: Path) -> list[str]:
+    """The database server: no accounts, as only root gets to where it listens; no flushing, as nothing is kept."""
+    server = [
+        "mariadbd",
+        "--no-defaults",
+        "--user=root",
+        f"--datadir={state}/database",
+        f"--socket={state}/database/socket",
+        f"--pid-file={state}/database/pid",
+        "--bind-address=127.0.0.1",
+        f"--port={DATABASE_PORT}",
+        "--skip-grant-tables",
+        "--skip-name-resolve",
+        "--innodb-flush-method=nosync",
+        "--innodb-flush-log-at-trx-commit=0",
+        "--innodb-log-file-size=8M",
+        "--innodb-buffer-pool-size=32M",
+        "--innodb-lock-wait-timeout=900",
+    ]
+    return ["sh", "-ec", f'"$@" --bootstrap < {state}/database.sql; exec "$@"', "sh", *server]
+
+
+# The tables in which the server keeps stored procedures, which slurmdbd uses. `mariadb-install-db` also writes
+# accounts, help pages and time zones, and takes seconds for it.
+SYSTEM_TABLES = Path("/usr/share/mysql/mysql_system_tables.sql")
+
+
+def database_bootstrap() -> str:
+    return "CREATE DATABASE mysql;\nUSE mysql;\n" + SYSTEM_TABLES.read_text()
+
+
+def accounting_commands() -> list[list[str]]:
+    """What sacctmgr must be told before slurmctld may start; `nobody` is there for tests as an unprivileged user."""
+    return [
+        ["add", "cluster", CLUSTER],
+        ["add", "account", ACCOUNT, f"cluster={CLUSTER}", "description=lab", "organization=lab"],
+        ["add", "user", "root,nobody", f"account={ACCOUNT}", f"cluster={CLUSTER}"],
+    ]
+
+
+def write_files(state: Path) -> None:
+    """Make the state folder and all files that the daemons read."""
+    for folder in FOLDERS:
+        (state / folder).mkdir(parents=True)
+    texts = {
+        "etc/hosts": hosts_file(),
+        "etc/slurm/slurm.conf": slurm_conf(state),
+        "etc/slurm/gres.conf": gres_conf(),
+        "etc/slurm/slurmdbd.conf": slurmdbd_conf(state),
+        "database.sql": database_bootstrap(),
+    }
+    for name, text in texts.items():
+        (state / name).write_text(text)
+    (state / "etc/slurm/slurmdbd.conf").chmod(0o600)  # slurmdbd insists
+    key = state / "munge/key"
+    key.touch(mode=0o600)
+    key.write_bytes(secrets.token_bytes(128))
+    for path in (key.parent, key):
+        shutil.chown(path, "munge", "munge")

@@ -1,0 +1,143 @@
+"""The cluster is what the other tests take it for: a Slurm of four hosts that breaks and mends as told."""
+
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from slurm_cluster import Cluster
+from slurm_hosts import job_environment
+from waiting import wait_until
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_four_hosts_are_idle_with_two_gpus_each(cluster: Cluster) -> None:
+    shown = cluster.run(["sinfo", "--Node", "--noheader", "--partition=gpu", "--format=%N %T %G"]).stdout
+    assert shown.splitlines() == [f"n{k} idle gpu:a100:2" for k in (1, 2, 3, 4)]
+    assert cluster.gpus_allocated() == 0
+    assert cluster.processes_left() == {}
+
+
+def test_a_job_on_two_hosts_sees_its_gpus_and_is_accounted_for(cluster: Cluster, shared_dir: Path) -> None:
+    script = "srun sh -c 'echo \"$(hostname) $CUDA_VISIBLE_DEVICES\" >> seen'; until test -e go; do sleep 0.1; done"
+    job_id = cluster.submit(script, "--nodes=2", "--ntasks-per-node=1", "--gres=gpu:2", cwd=shared_dir)
+    wait_until(lambda: len(lines_of(shared_dir / "seen")) == 2, timeout_seconds=30, what="both hosts to report")
+
+    assert sorted(lines_of(shared_dir / "seen")) == ["n1 0,1", "n2 0,1"]
+    assert cluster.gpus_allocated() == 4
+    assert set(cluster.processes_left()) == {"n1"}  # the batch script
+
+    (shared_dir / "go").touch()
+    assert cluster.wait_for_job(job_id).state == "COMPLETED"
+    wait_until(lambda: cluster.jobs(job_id)[0].hosts == "n[1-2]", timeout_seconds=10, what="both hosts in sacct")
+    assert cluster.jobs(job_id)[0].allocated["gres/gpu"] == "4"
+
+
+def test_tmp_is_private_to_a_host_and_the_shared_folder_is_not(cluster: Cluster, shared_dir: Path) -> None:
+    script = f"for d in /tmp /dev/shm {shared_dir}; do touch $d/of-$(hostname); done; ls /tmp /dev/shm {shared_dir}"
+    for k in (1, 2):
+        cluster.host(k).run(["sh", "-ec", script])
+
+    assert sorted(path.name for path in shared_dir.iterdir()) == ["of-n1", "of-n2"]
+    for k, other in ((1, 2), (2, 1)):
+        for folder in (cluster.host(k).path("/tmp"), cluster.host(k).path("/dev/shm")):
+            assert (folder / f"of-n{k}").exists()
+            assert not (folder / f"of-n{other}").exists()
+    assert not Path("/tmp/of-n1").exists()
+
+
+ALL_REDUCE = """
+import socket, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print(socket.gethostname(), dist.get_rank(), int(total), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(not find_spec("torch"), reason="needs torch")
+def test_torchrun_forms_one_group_over_two_hosts(cluster: Cluster, shared_dir: Path) -> None:
+    (shared_dir / "all_reduce.py").write_text(ALL_REDUCE)
+    rendezvous = "--rdzv-backend=c10d --rdzv-endpoint=n3:29400 --rdzv-id=test"
+    torchrun = f"{sys.executable} -m torch.distributed.run --nnodes=2 --nproc-per-node=1 {rendezvous} all_reduce.py"
+    where = ["--nodes=2", "--nodelist=n3,n4", "--ntasks-per-node=1", "--gres=gpu:2"]
+    shown = cluster.run(["srun", *where, *torchrun.split()], cwd=shared_dir, env={"OMP_NUM_THREADS": "1"}).stdout
+
+    reports = sorted(line.split() for line in shown.splitlines())
+    assert [host for host, _, _ in reports] == ["n3", "n4"]
+    assert {rank for _, rank, _ in reports} == {"0", "1"}
+    assert {total for _, _, total in reports} == {"2"}
+
+
+STUBBORN_STEP = """
+echo ${SLURM_RESTART_COUNT:-0} >> started
+srun bash -c 'trap "echo TERM >> told" TERM; while :; do sleep 0.1; done'
+"""
+
+
+def test_a_job_on_preempt_is_told_ended_and_started_again(cluster: Cluster, shared_dir: Path) -> None:
+    where = ["--nodes=4", "--ntasks-per-node=1", "--gres=gpu:2"]
+    lesser = cluster.submit(STUBBORN_STEP, "--partition=preempt", "--requeue", *where, cwd=shared_dir)
+    wait_until(lambda: len(cluster.processes_left()) == 4, timeout_seconds=30, what=f"{lesser} on all hosts")
+
+    greater = cluster.submit("true", *where, cwd=shared_dir)
+    assert cluster.wait_for_job(greater).state == "COMPLETED"
+    assert set(lines_of(shared_dir / "told")) == {"TERM"}
+    wait_until(lambda: lines_of(shared_dir / "started") == ["0", "1"], timeout_seconds=60, what=f"{lesser} to restart")
+
+
+def test_what_a_job_leaves_behind_is_found(cluster: Cluster, shared_dir: Path) -> None:
+    """proctrack/linuxproc ends what descends from the job's step; a daemon of its own session goes on."""
+    job_id = cluster.submit("setsid --fork sleep 1234", "--nodelist=n2", cwd=shared_dir)
+    cluster.wait_for_job(job_id)
+    left = cluster.processes_left()
+    assert [process.name for process in left["n2"]] == ["sleep"]
+    left["n2"][0].signal(signal.SIGKILL)
+    wait_until(lambda: not cluster.processes_left(), timeout_seconds=10, what="nothing to be left")
+
+
+def test_a_job_survives_its_slurmd(cluster: Cluster, shared_dir: Path) -> None:
+    job_id = cluster.submit("touch on; until test -e go; do sleep 0.1; done", "--nodelist=n3", cwd=shared_dir)
+    wait_until((shared_dir / "on").exists, timeout_seconds=30, what="the job to start")
+    cluster.host(3).kill_slurmd()
+    cluster.host(3).start_slurmd()
+    (shared_dir / "go").touch()
+    assert cluster.wait_for_job(job_id).state == "COMPLETED"
+
+
+def test_a_job_does_not_survive_its_host(cluster: Cluster, shared_dir: Path) -> None:
+    job_id = cluster.submit("touch on; sleep 1234", "--nodelist=n4", "--no-requeue", cwd=shared_dir)
+    wait_until((shared_dir / "on").exists, timeout_seconds=30, what="the job to start")
+    cluster.host(4).power_off()
+    assert cluster.host(4).processes() == []
+    cluster.give_up_host("n4")
+    assert cluster.wait_for_job(job_id).state == "NODE_FAIL"
+
+
+def test_a_host_that_is_cut_off_cannot_be_reached(cluster: Cluster) -> None:
+    probe = ["python3", "-c", "import socket; socket.create_connection(('n2', 6818), timeout=1)"]
+    cluster.host(1).run(probe)
+    cluster.host(2).cut_off()
+    assert cluster.host(1).run(probe, check=False).returncode != 0
+    cluster.host(2).reconnect()
+    wait_until(lambda: cluster.host(1).run(probe, check=False).returncode == 0, timeout_seconds=20, what="n2")
+
+
+def test_an_unprivileged_user_may_submit(cluster: Cluster, shared_dir: Path) -> None:
+    shared_dir.chmod(0o777)
+    nobody = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+    cluster.run([*nobody, "srun", "--gres=gpu:1", "sh", "-c", "id -un > who"], cwd=shared_dir)
+    assert lines_of(shared_dir / "who") == ["nobody"]
+
+
+def test_a_signal_reaches_a_command_on_the_head(cluster: Cluster) -> None:
+    with subprocess.Popen(cluster.command(["sleep", "1234"]), env=job_environment()) as sleeper:
+        wait_until(lambda: Path(f"/proc/{sleeper.pid}/comm").read_text() == "sleep\n", timeout_seconds=10, what="sleep")
+        sleeper.terminate()
+        assert sleeper.wait(timeout=10) == -signal.SIGTERM

@@ -1,0 +1,21 @@
+"""Waiting for a condition, so that no test sleeps for a time that is long on one machine and short on another."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+
+def wait_until(
+    condition: Callable[[], Result | None], *, timeout_seconds: float, what: str, poll_seconds: float = 0.05
+) -> Result:
+    """Return the first true value of condition(); raise TimeoutError, naming what was waited for, after the timeout."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        result = condition()
+        if result:
+            return result
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout_seconds:g} s for {what}; last seen: {result!r}")
+        time.sleep(poll_seconds)

@@ -1,0 +1,251 @@
+"""Whatever stops a sweep or a trial of it, what finished stays finished, and only what is missing is trained."""
+
+import json
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+from conftest import TINY, Yard, wait_until
+from trainyard.journal import attempts, read_events
+
+# A model that does what the test wants to happen in the worker: `build` is called there, once per attempt.
+TROUBLE = """
+import os, signal, time
+from pathlib import Path
+from trainyard.models import SmallConvNet
+
+def build(*, channels, classes, trouble="none", seconds=0.0, mark=None):
+    time.sleep(seconds)
+    first = mark is None or not Path(mark).exists()
+    if mark:
+        Path(mark).touch()
+    if trouble == "raise" and first:
+        raise RuntimeError("planned trouble\\nwith a second line")
+    if trouble == "kill" and first:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return SmallConvNet(channels=channels, classes=classes, width=4)
+"""
+
+
+@pytest.fixture
+def trouble(yard: Yard) -> Yard:
+    (yard.folder / "trouble.py").write_text(TROUBLE)
+    yard.write(config(trials=[{}]))
+    yard.stage()
+    return yard
+
+
+def config(*, trials, slots=2, **sweep):
+    base = {"dataset": "tiny", "train": {"model": "trouble:build", "batch_size": 32, "lr": 0.01}}
+    numbered = [{"seed": number, **trial} for number, trial in enumerate(trials)]
+    return {**TINY, "sweeps": {"s": {**base, "trials": numbered, "slots": {"gpus_per_node": slots}, **sweep}}}
+
+
+def sweep_command(yard):
+    return yard.script("sweep", "--sweep", "s")
+
+
+def journal_of(yard):
+    return attempts(read_events(yard.results / "sweeps/s/journal.jsonl"))
+
+
+def outcomes(yard):
+    return Counter(attempt.outcome for attempt in journal_of(yard))
+
+
+def table(yard, name="trials"):
+    return pd.read_csv(yard.results / f"sweeps/s/{name}.csv")
+
+
+def descendants(pid):
+    return psutil.Process(pid).children(recursive=True)
+
+
+def alive(processes):
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+# What goes wrong in one trial of four: its options, the sweep's, the outcomes of its attempts, and its error.
+FAILURES = [
+    ("raises for good", {"model_args.trouble": "raise"}, {"retries": 1}, ["failed", "failed"], "planned trouble"),
+    ("raises without retries", {"model_args.trouble": "raise"}, {"retries": 0}, ["failed"], "planned trouble"),
+    ("raises once", {"model_args.trouble": "raise", "model_args.mark": "{folder}/mark"}, {}, ["failed", "finished"], "planned"),
+    ("is killed for good", {"model_args.trouble": "kill"}, {"retries": 1}, ["failed", "failed"], "it was killed"),
+    ("is killed once", {"model_args.trouble": "kill", "model_args.mark": "{folder}/mark"}, {}, ["failed", "finished"], "killed"),
+    ("diverges", {"lr": 1e30}, {"retries": 0}, ["failed"], "training loss became"),
+    ("cannot be built", {"model": "nowhere:build"}, {"retries": 0}, ["failed"], "cannot be imported"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "sweep", "expected", "error"), [f[1:] for f in FAILURES], ids=[f[0] for f in FAILURES]
+)
+def test_a_trial_that_fails_fails_alone(trouble, options, sweep, expected, error):
+    filled = {
+        key: value.format(folder=trouble.folder) if isinstance(value, str) else value for key, value in options.items()
+    }
+    trouble.write(config(trials=[{}, filled, {}, {}], **sweep))
+    done = trouble.run(*sweep_command(trouble))
+    rows = table(trouble).set_index("seed")
+    assert rows.loc[[0, 2, 3], "status"].tolist() == ["finished"] * 3
+    assert rows.loc[1, "status"] == expected[-1]
+    tries = [attempt for attempt in journal_of(trouble) if attempt.trial == rows.loc[1, "trial"]]
+    assert [attempt.outcome for attempt in tries] == expected
+    assert error in tries[0].error
+    assert "FAILED" in done.stdout
+    log = trouble.results / f"sweeps/s/logs/{tries[0].trial}-1.log"
+    assert error in log.read_text()
+    assert len(list(log.parent.iterdir())) == expected.count("failed"), "only failures get a file"
+
+
+def test_with_stop_a_failed_trial_ends_the_sweep_in_an_error_and_is_tried_again_by_the_next(trouble):
+    trials = [{}, {"model_args.trouble": "raise", "model_args.mark": f"{trouble.folder}/mark"}]
+    trouble.write(config(trials=trials, retries=0, on_failed_trial="stop"))
+    done = trouble.run(*sweep_command(trouble), check=False)
+    assert done.returncode == 1
+    assert "1 of 2 trials are without a result" in done.stdout
+    assert "Traceback" not in done.stdout
+    assert not (trouble.results / "sweeps/s/trials.csv").exists()
+    done = trouble.run(*sweep_command(trouble))
+    assert "1 of 2 trials pending (1 failed before)" in done.stdout
+    assert outcomes(trouble) == {"finished": 2, "failed": 1}
+
+
+def test_a_sweep_in_which_everything_fails_is_an_error(trouble):
+    trouble.write(config(trials=[{"model_args.trouble": "raise"}] * 2, retries=0))
+    done = trouble.run(*sweep_command(trouble), check=False)
+    assert done.returncode == 1
+    assert "planned trouble" in done.stdout
+
+
+@pytest.mark.parametrize("finished_before", [0, 2])
+def test_a_killed_driver_loses_only_the_trials_in_progress(trouble, finished_before):
+    trouble.write(config(trials=[{"model_args.seconds": 0.8}] * 6))
+    driver = trouble.start(*sweep_command(trouble))
+    wait_until(
+        lambda: outcomes(trouble)["finished"] >= finished_before and outcomes(trouble)["running"], 60, "trials run"
+    )
+    family = descendants(driver.pid)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    before = read_events(trouble.results / "sweeps/s/journal.jsonl")
+    done_before = {a.trial: a for a in attempts(before) if a.outcome == "finished"}
+    assert not (trouble.results / "sweeps/s/trials.csv").exists()
+    wait_until(lambda: not alive(family), 20, "Ray and its workers are gone")
+
+    done = trouble.run(*sweep_command(trouble))
+    assert f"{6 - len(done_before)} of 6 trials pending" in done.stdout
+    after = read_events(trouble.results / "sweeps/s/journal.jsonl")
+    assert after[: len(before)] == before, "nothing of the journal is rewritten"
+    trained_again = {a.trial for a in attempts(after[len(before) :]) if a.outcome == "finished"}
+    assert trained_again.isdisjoint(done_before)
+    assert len(trained_again) + len(done_before) == 6
+    assert outcomes(trouble)["running"] == 0
+    assert outcomes(trouble)["interrupted"] >= 1
+    assert (table(trouble)["status"] == "finished").all()
+    assert len(table(trouble, "timeline")) == len(journal_of(trouble))
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_driver_asked_to_end_records_it_and_leaves_nothing_running(trouble, sent):
+    trouble.write(config(trials=[{"model_args.seconds": 20}] * 2))
+    driver = trouble.start(*sweep_command(trouble))
+    wait_until(lambda: outcomes(trouble)["running"] == 2, 60, "both trials run")
+    family = descendants(driver.pid)
+    driver.send_signal(sent)
+    said, _ = driver.communicate(timeout=30)
+    assert driver.returncode == 130
+    assert "interrupted: what has finished is kept" in said
+    assert "Traceback" not in said
+    assert outcomes(trouble) == {"interrupted": 2}
+    wait_until(lambda: not alive(family), 10, "Ray and its workers are gone")
+
+
+def test_two_drivers_never_mix(trouble):
+    trouble.write(config(trials=[{"model_args.seconds": 3}] * 2))
+    first = trouble.start(*sweep_command(trouble))
+    wait_until(lambda: outcomes(trouble)["running"] == 2, 60, "the first driver works")
+    second = trouble.run(*sweep_command(trouble), check=False)
+    assert second.returncode == 1
+    assert f"is in use by process {first.pid} on " in second.stdout
+    waiting = trouble.run(*sweep_command(trouble), "--wait-seconds", "60")
+    assert "0 of 2 trials pending" in waiting.stdout
+    assert first.wait() == 0
+    assert outcomes(trouble) == {"finished": 2}
+
+
+def test_a_torn_journal_is_repaired_and_the_sweep_goes_on(trouble):
+    trouble.write(config(trials=[{}, {}]))
+    trouble.run(*sweep_command(trouble))
+    path = trouble.results / "sweeps/s/journal.jsonl"
+    whole = path.read_text()
+    path.write_text(whole[: len(whole.rstrip()) - 30])
+    done = trouble.run(*sweep_command(trouble))
+    assert "1 of 2 trials pending" in done.stdout
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+    assert (table(trouble)["status"] == "finished").all()
+
+
+def test_a_sweep_leaves_no_process_and_no_file_of_ray_behind(trouble):
+    before = {path for path in Path("/tmp").glob("ty-*")}
+    trouble.write(config(trials=[{}, {}]))
+    driver = trouble.start(*sweep_command(trouble))
+    family = []
+    while driver.poll() is None:
+        try:
+            family += descendants(driver.pid)
+        except psutil.NoSuchProcess:
+            break
+        time.sleep(0.2)
+    assert driver.wait() == 0
+    assert len(set(family)) >= 4, "Ray and two workers were there"
+    wait_until(lambda: not alive(family), 10, "all processes are gone")
+    assert {path for path in Path("/tmp").glob("ty-*")} - before == set()
+
+
+@pytest.mark.parametrize("options", [("--sweep", "t"), ("--sweep", "s")])
+def test_what_cannot_be_run_is_said_in_a_line(yard, options):
+    yard.write(config(trials=[{}]))
+    done = yard.run(*yard.script("sweep", *options), check=False)
+    assert done.returncode == 1
+    assert done.stdout.strip() in (
+        "the config has no 't' in `sweeps`; known: s",
+        f"{yard.results}/data/tiny holds no staged dataset: run `snakemake data` first",
+    )
+
+
+def test_a_retrain_of_a_trial_that_is_not_there_is_refused(trouble):
+    trouble.write(config(trials=[{}], retrain={"0123456789": 1}))
+    done = trouble.run(*sweep_command(trouble), check=False)
+    assert "sweeps.s.retrain: not a trial of this sweep: 0123456789" in done.stdout
+
+
+def test_trials_run_longest_first_on_all_slots_at_once(trouble):
+    """Four trials of 1 s and one of 2 s on three slots need two seconds, if the long one begins first."""
+    trials = [{"model_args.seconds": 1.0}] * 4 + [{"model_args.seconds": 2.0}]
+    trouble.write(config(trials=trials, slots=3, cost="model_args.seconds"))
+    trouble.run(*sweep_command(trouble))
+    rows = table(trouble, "timeline")
+    seconds = table(trouble).set_index("trial")["model_args.seconds"]
+    assert seconds[rows["trial"].iloc[:3]].max() == 2.0
+    assert rows["slot"].nunique() == 3
+    for _, lane in rows.groupby("slot"):
+        ordered = lane.sort_values("start")
+        assert (ordered["start"].iloc[1:].to_numpy() >= ordered["end"].iloc[:-1].to_numpy()).all(), (
+            "one trial a slot at a time"
+        )
+
+
+def test_a_gpu_can_be_shared_by_several_slots(trouble):
+    trouble.write(config(trials=[{"model_args.seconds": 0.5}] * 4))
+    shared = config(trials=[{"model_args.seconds": 0.5}] * 4)
+    shared["sweeps"]["s"]["slots"] = {"gpus_per_node": 2, "gpus_per_trial": 0.5}
+    trouble.write(shared)
+    trouble.run(*sweep_command(trouble))
+    rows = table(trouble, "timeline")
+    assert sorted(rows["gpu"]) == [0, 0, 1, 1]
+    assert rows["slot"].nunique() == 4

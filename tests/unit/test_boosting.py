@@ -1,0 +1,88 @@
+"""Tree models: real fits, saved in their own formats, made once."""
+
+import os
+
+import lightgbm
+import numpy as np
+import pandas as pd
+import pytest
+import xgboost
+from trainyard import boosting, slurm
+from trainyard.config import Digits, Table, Trees
+from trainyard.datasets import stage
+from trainyard.errors import UserError
+
+STUDY = Trees(dataset="d", rounds=20)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    return stage(Digits(source="digits"), tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture(scope="module")
+def prices(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prices")
+    generator = np.random.default_rng(0)
+    table = pd.DataFrame({"size": generator.uniform(size=300), "street": generator.choice(["north", "south"], 300)})
+    table["price"] = 3 * table["size"] + (table["street"] == "north") + generator.normal(scale=0.05, size=300)
+    table.to_csv(folder / "prices.csv", index=False)
+    return stage(Table(source="table", path=str(folder / "prices.csv"), target="price"), folder / "staged")
+
+
+@pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
+def test_images_are_classified(digits, tmp_path, name):
+    row = boosting.fit(STUDY, name, digits, tmp_path, threads=2)
+    assert row["metric"] == "accuracy"
+    assert 0.9 < row["val"] <= row["train"] <= 1
+    assert row["threads"] == 2
+
+
+@pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
+def test_a_table_with_words_is_regressed(prices, tmp_path, name):
+    row = boosting.fit(STUDY.model_copy(update={"rounds": 60}), name, prices, tmp_path, threads=1)
+    assert row["metric"] == "rmse"
+    assert 0 < row["val"] < 0.3, "the noise is 0.05, the spread of prices 1"
+
+
+def test_saved_models_open_in_their_own_libraries_and_predict_the_same(digits, tmp_path):
+    rows = {name: boosting.fit(STUDY, name, digits, tmp_path, threads=2) for name in ("xgboost", "lightgbm")}
+    images, labels = digits.split("val").images.reshape(360, -1), digits.split("val").labels
+    predicted = {
+        "xgboost": xgboost.Booster(model_file=tmp_path / "xgboost.ubj").predict(xgboost.DMatrix(images)).argmax(1),
+        "lightgbm": lightgbm.Booster(model_file=tmp_path / "lightgbm.txt").predict(images).argmax(1),
+    }
+    for name, row in rows.items():
+        assert np.mean(predicted[name] == labels) == row["val"]
+
+
+def test_a_fit_is_made_once_and_again_on_purpose(digits, tmp_path):
+    first = boosting.fit(STUDY, "xgboost", digits, tmp_path, threads=1)
+    assert boosting.fit(STUDY, "xgboost", digits, tmp_path, threads=2) == first
+    assert boosting.fit(STUDY.model_copy(update={"retrain": 1}), "xgboost", digits, tmp_path, threads=2)["threads"] == 2
+
+
+def test_parameters_that_a_library_refuses_are_explained(digits, tmp_path):
+    study = Trees(dataset="d", params={"xgboost": {"max_depth": "deep"}})
+    with pytest.raises(UserError, match="xgboost"):
+        boosting.fit(study, "xgboost", digits, tmp_path, threads=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_threads_are_those_of_the_cpu_set_and_the_allocation(monkeypatch):
+    mine = os.sched_getaffinity(0)
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    assert slurm.available_cpus() <= len(mine)
+    os.sched_setaffinity(0, {min(mine)})
+    try:
+        assert slurm.available_cpus() == 1
+    finally:
+        os.sched_setaffinity(0, mine)
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
+    assert slurm.available_cpus() == 1
+
+
+@pytest.mark.parametrize(("text", "cpus"), [("max 100000", None), ("250000 100000", 2), ("50000 100000", 1)])
+def test_the_quota_of_a_control_group_counts_whole_cpus(tmp_path, text, cpus):
+    (tmp_path / "cpu.max").write_text(text)
+    assert slurm._cgroup_cpu_quota(tmp_path / "cpu.max") == cpus

@@ -1,0 +1,141 @@
+"""A config is checked as a whole: every mistake is reported at once, with its place, reason and remedy."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from trainyard.config import Slots
+from trainyard.configfile import ConfigError, check_config, read_config
+
+ROOT = Path(__file__).parents[2]
+
+GOOD = {
+    "datasets": {"digits": {"source": "digits"}, "table": {"source": "table", "path": "x.csv", "target": "y"}},
+    "sweeps": {"depth": {"dataset": "digits", "grid": {"lr": [0.1, 0.2]}}},
+    "scaling": {"study": {"dataset": "digits", "scales": ["1x1", "1x2"]}},
+    "trees": {"trees": {"dataset": "table"}},
+}
+
+# One mistake each: where, what stands there, and what the message must say.
+MISTAKES = [
+    ("datasets.digits.sed", 1, "datasets.digits.sed: unknown key; did you mean 'seed'?"),
+    ("datasets.digits.source", "digit", "datasets.digits: 'digit' is not known; did you mean 'digits'?"),
+    ("datasets.a/b", {"source": "digits"}, "'a/b' does not fit; a name becomes a folder"),
+    ("datasets.table.path", "x.txt", "datasets.table.path: 'x.txt' does not fit; the file's name must end in .csv"),
+    ("sweeps.depth.dataset", "digit", "sweeps.depth.dataset: there is no dataset 'digit'; did you mean 'digits'?"),
+    ("sweeps.depth.dataset", "table", "'table' is a table, which only `trees` can train on"),
+    ("sweeps.depth.train.epochs", "two", "sweeps.depth.train.epochs: input should be a valid integer"),
+    ("sweeps.depth.train.lr", -1, "sweeps.depth.train.lr: input should be greater than 0 (is -1)"),
+    ("sweeps.depth.train.modle", "x", "sweeps.depth.train.modle: unknown key; did you mean 'model'?"),
+    ("sweeps.depth.grid", {}, "sweeps.depth: has no trials; give `grid`, `trials` or `sample`"),
+    ("sweeps.depth.grid.lr", [], "sweeps.depth.grid.lr"),
+    ("sweeps.depth.grid.lr", {"start": 3, "stop": 1}, "stop (1) is below start (3)"),
+    (
+        "sweeps.depth.grid.lr",
+        {"start": 3, "stop": 4, "stepp": 1},
+        "sweeps.depth.grid.lr.stepp: unknown key; did you mean 'step'?",
+    ),
+    ("sweeps.depth.grid.lrr", [1], "sweeps.depth.grid.lrr: unknown key; did you mean 'lr'?"),
+    ("sweeps.depth.grid.model_args..x", [1], "'model_args..x' is not a key"),
+    ("sweeps.depth.grid.epochs.x", [1], "epochs"),
+    ("sweeps.depth.trials", [{"lr": 0.1}, {"batch_size": 0}], "sweeps.depth.trials.1.batch_size"),
+    ("sweeps.depth.sample", {"count": 2, "values": {"lr": {"low": 0, "high": 1, "log": True}}}, "starts above 0"),
+    ("sweeps.depth.slots", {"gpus_per_node": 2, "gpus_per_trial": 4}, "does not fit a node of 2"),
+    ("sweeps.depth.slots", {"gpus_per_node": 4, "gpus_per_trial": 1.5}, "whole number of GPUs"),
+    ("scaling.study.scales", ["1x1", "2by2"], "scaling.study.scales.1: '2by2' does not fit; a scale is written"),
+    ("scaling.study.scales", ["1x1", "1x1"], "a scale is listed twice"),
+    ("scaling.study.mode", "strog", "scaling.study.mode: 'strog' is not known; did you mean 'strong'?"),
+    ("trees.trees.models", ["xgbost"], "trees.trees.models.0: 'xgbost' is not known; did you mean 'xgboost'?"),
+    ("pricing.gpu_hour", -1, "pricing.gpu_hour: input should be greater than or equal to 0"),
+    ("sweep", {}, "sweep: unknown key; did you mean 'sweeps'?"),
+]
+
+
+def with_mistake(config: dict, place: str, value: object) -> dict:
+    """The config with one value changed; what comes after `grid` is one key, dots and all."""
+    changed = copy.deepcopy(config)
+    head, grid, key = place.partition(".grid.")
+    parts = [*head.split("."), "grid", key] if grid else place.split(".")
+    inner = changed
+    for part in parts[:-1]:
+        inner = inner.setdefault(part, {})
+    inner[parts[-1]] = value
+    return changed
+
+
+def test_a_good_config_is_accepted():
+    assert check_config(GOOD).sweeps["depth"].train.model == "resnet"
+
+
+@pytest.mark.parametrize(("place", "value", "message"), MISTAKES, ids=[f"{m[0]}-{i}" for i, m in enumerate(MISTAKES)])
+def test_a_mistake_is_reported_with_place_and_remedy(place, value, message):
+    with pytest.raises(ConfigError) as caught:
+        check_config(with_mistake(GOOD, place, value))
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("1 error in config"), "one mistake is one error"
+
+
+def test_all_mistakes_are_reported_at_once():
+    wrong = GOOD
+    for place, value in [("sweeps.depth.tran", {}), ("scaling.study.mode", "x"), ("trees.trees.models", ["y"])]:
+        wrong = with_mistake(wrong, place, value)
+    with pytest.raises(ConfigError) as caught:
+        check_config(wrong)
+    assert str(caught.value).startswith("3 errors in config")
+
+
+def test_strong_scaling_must_share_the_batch_evenly():
+    study = {"dataset": "digits", "scales": ["1x1", "1x3"], "mode": "strong", "train": {"batch_size": 64}}
+    with pytest.raises(ConfigError, match="64 cannot be shared evenly at 1x3"):
+        check_config({**GOOD, "scaling": {"study": study}})
+
+
+def test_numbers_that_yaml_reads_as_text_are_numbers():
+    config = check_config(with_mistake(GOOD, "sweeps.depth.train.lr", "1e-3"))
+    assert config.sweeps["depth"].train.lr == 0.001
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "not valid YAML"),
+        ("sweeps: {}\nsweeps: {}", "the key 'sweeps' is given twice"),
+        ("- 1", "the file"),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused(tmp_path, text, message):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_config(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere.yaml: cannot be read \(No such file"):
+        read_config(tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("slots", "count"),
+    [
+        ({"gpus_per_node": 4}, 4),
+        ({"nodes": 2, "gpus_per_node": 2, "gpus_per_trial": 2}, 2),
+        ({"gpus_per_node": 2, "gpus_per_trial": 0.25}, 8),
+        ({"gpus_per_node": 1, "gpus_per_trial": 0.3}, 3),
+        ({"gpus_per_node": 8, "gpus_per_trial": 3}, 2),
+    ],
+)
+def test_slots_never_share_a_gpu_unevenly(slots, count):
+    assert Slots.model_validate(slots).count == count
+
+
+def test_schema_and_option_tables_are_current():
+    done = subprocess.run([sys.executable, ROOT / "scripts/options.py", "--check"], text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.yaml")), ids=lambda path: path.name)
+def test_shipped_configs_are_valid(path):
+    read_config(path)

@@ -1,0 +1,108 @@
+"""Staging: what comes out is what went in, and what cannot be used is explained."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.datasets import load_digits
+from trainyard.config import Digits, Synthetic, Table
+from trainyard.datasets import TARGET, DataError, Staged, stage, stratified_split
+
+
+def test_digits_are_staged_whole_stratified_and_lossless(tmp_path):
+    staged = stage(Digits(source="digits"), tmp_path)
+    train, val = staged.split("train"), staged.split("val")
+    assert train.images.shape == (1437, 8, 8, 1)
+    assert train.images.dtype == np.uint8
+    assert train.labels.dtype == np.int64
+    assert len(val.labels) == 360
+    both = np.concatenate([train.images, val.images])[..., 0] * (16 / 255)
+    original = load_digits().images
+    assert sorted(map(bytes, np.round(both).astype(np.uint8))) == sorted(map(bytes, original.astype(np.uint8)))
+    shares = np.bincount(val.labels) / np.bincount(np.concatenate([train.labels, val.labels]))
+    assert np.allclose(shares, 0.2, atol=0.01)
+
+
+def test_staging_again_gives_the_same_bytes_and_does_nothing_if_they_are_there(tmp_path):
+    one, other = (stage(Synthetic(source="synthetic", images=9), tmp_path / name) for name in ("one", "other"))
+    assert one.meta == other.meta
+    times = {path: path.stat().st_mtime_ns for path in one.folder.glob("[!.]*")}
+    stage(Synthetic(source="synthetic", images=9), tmp_path / "one")
+    assert {path: path.stat().st_mtime_ns for path in one.folder.glob("[!.]*")} == times
+
+
+@pytest.mark.parametrize("damage", ["gone", "changed"])
+def test_staging_repairs_what_is_no_longer_what_it_was(tmp_path, damage):
+    staged = stage(Synthetic(source="synthetic", images=9), tmp_path)
+    path, digest = tmp_path / "train-images.npy", staged.digest
+    path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert stage(Synthetic(source="synthetic", images=9), tmp_path).digest == digest
+    assert Staged(tmp_path).split("train").images.shape == (9, 32, 32, 3)
+
+
+def test_other_options_give_other_data(tmp_path):
+    before = stage(Synthetic(source="synthetic", images=9), tmp_path).digest
+    assert stage(Synthetic(source="synthetic", images=9, seed=1), tmp_path).digest != before
+
+
+def test_a_class_of_one_does_not_break_the_split():
+    train, val = stratified_split(np.array([0, 0, 0, 0, 1]), 0.4, seed=0)
+    assert sorted([*train, *val]) == [0, 1, 2, 3, 4]
+
+
+def frame(rows=40):
+    generator = np.random.default_rng(0)
+    return pd.DataFrame({"size": generator.normal(size=rows), "colour": ["red", "blue"] * (rows // 2),
+                         "kind": ["a", "b"] * (rows // 2), "price": generator.normal(size=rows)})  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize(("target", "task"), [("kind", "classification"), ("price", "regression")])
+def test_tables_are_staged_from_csv_and_parquet(tmp_path, suffix, target, task):
+    path = tmp_path / f"table.{suffix}"
+    frame().to_csv(path, index=False) if suffix == "csv" else frame().to_parquet(path)
+    staged = stage(Table(source="table", path=str(path), target=target), tmp_path / "staged")
+    assert staged.meta["task"] == task
+    assert staged.meta["classes"] == (["a", "b"] if target == "kind" else [])
+    assert target not in staged.meta["columns"]
+    parts = [pd.read_parquet(tmp_path / "staged" / f"{name}.parquet") for name in ("train", "val")]
+    assert [len(part) for part in parts] == [32, 8]
+    assert TARGET in parts[0].columns
+
+
+def write_table(path, table):
+    table.to_csv(path, index=False)
+    return path
+
+
+BAD_TABLES = [
+    (lambda path: path, "price", "cannot be read"),
+    (
+        lambda path: write_table(path, frame()),
+        "prize",
+        "no column 'prize' to predict; columns: size, colour, kind, price",
+    ),
+    (
+        lambda path: write_table(path, frame().assign(price=[None] + [1.0] * 39)),
+        "price",
+        "1 rows have no value in the target",
+    ),
+    (lambda path: path.write_bytes(b"\x00\xff\x00"), "price", "cannot be read as csv"),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "target", "message"), BAD_TABLES, ids=["missing", "target", "unlabelled", "not a table"]
+)
+def test_a_table_that_cannot_be_used_is_explained(tmp_path, make, target, message):
+    make(tmp_path / "table.csv")
+    with pytest.raises(DataError, match=message):
+        stage(Table(source="table", path=str(tmp_path / "table.csv"), target=target), tmp_path / "staged")
+    assert not (tmp_path / "staged/meta.json").exists()
+
+
+def test_a_table_that_changed_is_staged_again(tmp_path):
+    path = write_table(tmp_path / "table.csv", frame())
+    table = Table(source="table", path=str(path), target="price")
+    before = stage(table, tmp_path / "staged").digest
+    write_table(path, frame(60))
+    assert stage(table, tmp_path / "staged").digest != before

@@ -1,0 +1,51 @@
+"""What is written is there whole or not at all, and a lock ends with its holder."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from trainyard.files import Locked, atomic_write, lock
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), atomic_write(path) as file:  # noqa: PT012
+        file.write("half of the n")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["table.csv"]
+
+
+def test_a_write_replaces_the_file(tmp_path):
+    path = tmp_path / "new" / "table.csv"
+    with atomic_write(path) as file:
+        file.write("new")
+    assert path.read_text() == "new"
+
+
+HOLDER = """
+import sys, time
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from trainyard.files import lock
+with lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_process_is_told_who_holds_the_lock_and_gets_it_when_that_dies(tmp_path):
+    path = tmp_path / ".lock"
+    scripts = next(folder for folder in sys.path if folder.endswith("scripts"))
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path), scripts], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(Locked, match=f"in use by process {holder.pid} on "), lock(path):
+        pass
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    said = []
+    with lock(path, wait_seconds=5, say=said.append):
+        pass

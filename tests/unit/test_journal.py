@@ -1,0 +1,73 @@
+"""The journal survives what happens to files, and everything known about trials is a fold over it."""
+
+import json
+
+import pytest
+from trainyard.journal import attempts, opened, read_events, result_of
+
+
+def write_one_of_each(path):
+    with opened(path) as journal:
+        journal.append("session", durable=True, job="7")
+        journal.append("started", trial="a", attempt=1, generation=0, node="n1", gpu="0", slot=0, job="7")
+        journal.append("epoch", trial="a", attempt=1, metrics={"epoch": 1, "val_accuracy": 0.5})
+        journal.append("failed", trial="a", attempt=1, error="boom", seconds=1.0)
+        journal.append("started", trial="a", attempt=2, generation=0, node="n1", gpu="0", slot=0, job="7")
+        journal.append("finished", trial="a", attempt=2, metrics={"val_accuracy": 0.9}, seconds=2.0)
+
+
+def test_events_fold_into_attempts(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    write_one_of_each(path)
+    first, second = attempts(read_events(path))
+    assert (first.outcome, first.error, first.epochs) == ("failed", "boom", [{"epoch": 1, "val_accuracy": 0.5}])
+    assert (second.outcome, second.number, second.seconds, second.where["node"]) == ("finished", 2, 2.0, "n1")
+    assert result_of([first, second]) is second
+    assert result_of([first, second], generation=1) is None, "an attempt for an earlier `retrain` does not count"
+
+
+@pytest.mark.parametrize("kept", [1, 0.3, 0.6, 0.99])
+def test_a_torn_last_line_costs_that_line_only(tmp_path, kept):
+    path = tmp_path / "journal.jsonl"
+    write_one_of_each(path)
+    *whole, last = path.read_text().splitlines()
+    size = max(1, int(len(last) * kept)) if kept != 1 else 1
+    path.write_text("\n".join(whole) + "\n" + last[:size])
+    assert len(read_events(path)) == len(whole)
+    with opened(path) as journal:
+        journal.append("started", trial="b", attempt=1)
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines[-2:]] == ["started", "started"]
+    assert len(lines) == len(whole) + 1
+
+
+def test_a_last_line_that_only_lacks_its_end_is_kept(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    write_one_of_each(path)
+    path.write_text(path.read_text().rstrip("\n"))
+    with opened(path) as journal:
+        journal.append("started", trial="b", attempt=1)
+    assert [event["event"] for event in read_events(path)][-2:] == ["finished", "started"]
+
+
+def test_damage_in_the_middle_costs_the_damaged_lines_only(tmp_path, caplog):
+    path = tmp_path / "journal.jsonl"
+    write_one_of_each(path)
+    lines = path.read_bytes().splitlines()
+    lines[2] = b"\x00" * 40
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    assert attempts(read_events(path))[-1].outcome == "finished"
+    assert "passed over damaged lines: 3" in caplog.text
+
+
+def test_an_attempt_without_an_end_is_open_until_the_last_that_was_heard_of_it(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    with opened(path) as journal:
+        journal.append("started", trial="a", attempt=1)
+        heard = journal.append("epoch", trial="a", attempt=1, metrics={})
+    (attempt,) = attempts(read_events(path))
+    assert (attempt.outcome, attempt.end) == ("running", heard["time"])
+
+
+def test_there_is_nothing_in_a_journal_that_is_not_there(tmp_path):
+    assert read_events(tmp_path / "journal.jsonl") == []

@@ -1,0 +1,157 @@
+"""The plan: what is pending, in what order, and what a schedule of trials comes to."""
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trainyard.config import Sweep
+from trainyard.configfile import check_config
+from trainyard.costs import CostError, predict_seconds, relative_cost
+from trainyard.journal import opened
+from trainyard.planning import duration, lower_bound, makespan, plan_sweep
+from trainyard.trials import expand
+
+durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)
+slots = st.integers(1, 12)
+
+
+@given(durations, slots)
+def test_no_schedule_beats_the_lower_bound_and_longest_first_is_near_it(seconds, count):
+    longest_first = makespan(sorted(seconds, reverse=True), count)
+    bound = lower_bound(seconds, count)
+    assert longest_first >= bound * (1 - 1e-12)
+    assert makespan(seconds, count) >= bound * (1 - 1e-12)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(1, 4))
+@settings(max_examples=40, deadline=None)
+def test_longest_first_keeps_grahams_bound(seconds, count):
+    """At most 4/3 - 1/(3G) times the optimum (Graham 1969), here found by trying every assignment."""
+    assignments = itertools.product(range(count), repeat=len(seconds))
+    loads = (
+        [sum(s for s, slot in zip(seconds, chosen, strict=True) if slot == g) for g in range(count)]
+        for chosen in assignments
+    )
+    optimum = min(max(load) for load in loads)
+    assert makespan(sorted(seconds, reverse=True), count) <= optimum * (4 / 3 - 1 / (3 * count)) + 1e-9
+
+
+@given(durations, slots)
+def test_another_slot_never_lengthens_longest_first(seconds, count):
+    ordered = sorted(seconds, reverse=True)
+    assert makespan(ordered, count + 1) <= makespan(ordered, count) + 1e-9
+
+
+@pytest.mark.parametrize(("count", "ratio"), [(4, 1.029), (5, 1.000), (8, 1.105), (10, 1.000), (20, 1.0)])
+def test_the_depth_sweep_packs_as_worked_out_by_hand(count, ratio):
+    seconds = [0.2125 * blocks for blocks in range(80, 0, -4)]
+    assert makespan(seconds, count) / lower_bound(seconds, count) == pytest.approx(ratio, abs=0.001)
+
+
+CONFIG = {
+    "datasets": {"digits": {"source": "digits"}},
+    "sweeps": {
+        "depth": {"dataset": "digits", "grid": {"model_args.blocks": [4, 8, 12, 16]}, "slots": {"gpus_per_node": 2}}
+    },
+}
+
+
+def plan(results, **changes):
+    config = {**CONFIG, "sweeps": {"depth": {**CONFIG["sweeps"]["depth"], **changes}}}
+    return plan_sweep(check_config(config), "depth", results)
+
+
+def finish(results, *names, seconds_per_block=0.5, generation=0):
+    known = plan(results)
+    with opened(results / "sweeps/depth/journal.jsonl") as journal:
+        for name in names:
+            number = len(known.tries.get(name, ())) + 1
+            seconds = known.trials[name].values["model_args.blocks"] * seconds_per_block
+            journal.append("started", trial=name, attempt=number, generation=generation)
+            journal.append("finished", trial=name, attempt=number, seconds=seconds, metrics={})
+
+
+def test_before_anything_ran_all_is_pending_and_nothing_is_predicted(tmp_path):
+    first = plan(tmp_path)
+    assert len(first.pending) == 4
+    assert first.predicted_seconds is None
+    assert first.summary().startswith("sweep depth: 4 of 4 trials pending; asks for 2 slots of 1 GPU and 1 CPU")
+
+
+def test_what_finished_is_not_pending_and_predicts_the_rest(tmp_path):
+    names = list(plan(tmp_path).trials)
+    finish(tmp_path, names[0], names[1])
+    after = plan(tmp_path)
+    assert after.pending == [names[3], names[2]], "longest first"
+    assert after.seconds == pytest.approx({names[2]: 6.0, names[3]: 8.0}), "linear in depth"
+    assert after.predicted_seconds == pytest.approx(8.0)
+    assert "predicted 8 s" in after.summary()
+    assert after.walltime_minutes * 60 >= after.predicted_seconds
+
+
+def test_a_sweep_that_is_done_has_nothing_pending(tmp_path):
+    finish(tmp_path, *plan(tmp_path).trials)
+    assert plan(tmp_path).summary() == "sweep depth: 0 of 4 trials pending; only the tables will be written"
+
+
+def test_retrain_makes_results_pending_again_once(tmp_path):
+    names = list(plan(tmp_path).trials)
+    finish(tmp_path, *names)
+    assert plan(tmp_path, retrain={names[1]: 1}).pending == [names[1]]
+    again = plan(tmp_path, retrain=1)
+    assert len(again.pending) == 4
+    assert again.pending[0] == names[3], "earlier durations are evidence all the same"
+    finish(tmp_path, *names, generation=1)
+    assert plan(tmp_path, retrain=1).pending == []
+    assert plan(tmp_path, retrain={"all": 1}).pending == []
+
+
+def test_the_digest_changes_with_the_results_wanted_and_not_with_what_is_pending(tmp_path):
+    before = plan(tmp_path).digest
+    finish(tmp_path, list(plan(tmp_path).trials)[0])
+    assert plan(tmp_path).digest == before
+    assert plan(tmp_path, slots={"gpus_per_node": 8}, retries=4, cost="epochs").digest == before
+    assert plan(tmp_path, retrain=1).digest != before
+    assert plan(tmp_path, grid={"model_args.blocks": [4]}).digest != before
+
+
+def test_staging_other_data_makes_every_trial_pending(tmp_path):
+    finish(tmp_path, *plan(tmp_path).trials)
+    meta = tmp_path / "data/digits/meta.json"
+    meta.parent.mkdir(parents=True)
+    meta.write_text(json.dumps({"digest": "other data"}))
+    assert len(plan(tmp_path).pending) == 4
+
+
+def test_a_cost_expression_orders_what_has_never_run(tmp_path):
+    ordered = plan(tmp_path, cost="-model_args.blocks")
+    assert [ordered.trials[name].values["model_args.blocks"] for name in ordered.pending] == [4, 8, 12, 16]
+
+
+@pytest.mark.parametrize("expression", ["lr.x", "__import__('os')", "model", "1 +", "epochs / 0", "epochs if 1 else 2"])
+def test_a_cost_that_is_not_arithmetic_is_refused(expression):
+    trial = expand(Sweep(dataset="d", trials=[{}])).trials[0]
+    with pytest.raises(CostError, match="cannot be worked out"):
+        relative_cost(expression, trial)
+
+
+def trials(values):
+    return expand(Sweep(dataset="d", grid={"epochs": values})).trials
+
+
+def test_few_points_are_predicted_by_their_median():
+    known = [(trial, 5.0) for trial in trials([3])]
+    assert predict_seconds(trials([1, 9]), known) == [5.0, 5.0]
+    assert predict_seconds(trials([1]), []) is None
+
+
+def test_no_prediction_is_absurdly_short():
+    known = [(trial, 10.0 - trial.spec.epochs) for trial in trials([1, 2, 3])]
+    assert min(predict_seconds(trials([100]), known)) == pytest.approx(3.5)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")])
+def test_durations_read_as_people_say_them(seconds, text):
+    assert duration(seconds) == text

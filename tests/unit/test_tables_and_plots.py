@@ -1,0 +1,127 @@
+"""Tables hold what the formulas say, and every picture shows what its table holds."""
+
+import json
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from trainyard import plots
+from trainyard.tables import scaling_table, timeline_table, write_table
+
+
+def summaries(folder, rows):
+    for scale, gpus, seconds, images, device in rows:
+        made = {
+            "scale": scale,
+            "nodes": 1,
+            "gpus": gpus,
+            "global_batch": 8,
+            "train_seconds": seconds,
+            "images_per_second": images,
+        }
+        zero = dict.fromkeys(
+            ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "step_ms_p50", "step_ms_p95"), 0.5
+        )
+        (folder / scale).mkdir()
+        (folder / scale / "summary.json").write_text(
+            json.dumps({**made, **zero, "startup_seconds": 2.0, "device": device})
+        )
+    return [folder / row[0] for row in rows]
+
+
+def test_strong_scaling_is_worked_out_as_in_the_guide(tmp_path):
+    """Hours 12, 6.5, 3.5, 2 on 1, 2, 4, 8 GPUs: speedups 1, 1.85, 3.43, 6 and efficiencies 100, 92, 86, 75 %."""
+    rows = [
+        ("1x1", 1, 43200, 40, "A100"),
+        ("1x2", 2, 23400, 80, "A100"),
+        ("1x4", 4, 12600, 160, "A100"),
+        ("1x8", 8, 7200, 240, "A100"),
+    ]
+    table = scaling_table(summaries(tmp_path, rows), mode="strong", gpu_hour=2.5)
+    assert table["speedup"].tolist() == pytest.approx([1, 1.846, 3.429, 6], abs=1e-3)
+    assert table["efficiency"].tolist() == pytest.approx([1, 0.923, 0.857, 0.75], abs=1e-3)
+    assert table["gpu_hours"].tolist() == pytest.approx([12, 13, 14, 16])
+    assert table["cost"].tolist() == pytest.approx([30, 32.5, 35, 40])
+
+
+def test_weak_scaling_compares_images_per_second(tmp_path):
+    rows = [("1x1", 1, 100, 40, "A100"), ("1x4", 4, 110, 120, "A100")]
+    table = scaling_table(summaries(tmp_path, rows), mode="weak", gpu_hour=None)
+    assert table["speedup"].tolist() == [1, 3]
+    assert table["efficiency"].tolist() == [1, 0.75]
+    assert table["cost"].isna().all()
+
+
+def test_a_run_on_cpus_costs_no_gpu_hours(tmp_path):
+    table = scaling_table(summaries(tmp_path, [("1x1", 1, 100, 40, "cpu")]), mode="weak", gpu_hour=2.5)
+    assert table[["gpu_hours", "cost"]].isna().all(axis=None)
+
+
+def test_a_timeline_without_attempts_has_its_columns():
+    assert list(timeline_table([]).columns) == [
+        "trial",
+        "attempt",
+        "job",
+        "node",
+        "gpu",
+        "slot",
+        "start",
+        "end",
+        "outcome",
+    ]
+
+
+def test_tables_keep_the_digits_of_times(tmp_path):
+    write_table(pd.DataFrame({"start": [1730000000.1234]}), tmp_path / "t.csv")
+    assert pd.read_csv(tmp_path / "t.csv")["start"][0] == 1730000000.1234
+
+
+TIMELINE = pd.DataFrame(
+    [["a", 1, "local", "n1", 0, 0, 100.0, 110.0, "finished"], ["b", 1, "local", "n1", 1, 1, 100.0, 104.0, "failed"],
+     ["b", 2, "local", "n1", 1, 1, 104.0, 109.0, "finished"], ["c", 1, "local", "n1", 0, 0, 5000.0, 5002.0, "finished"]],
+    columns=["trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome"],
+)  # fmt: skip
+TRIALS = pd.DataFrame({"trial": ["a", "b", "c"], "blocks": [10, 20, 30], "model": ["x", "y", "x"], "status": "finished",
+                       "val_accuracy": [0.8, 0.9, 0.7]})  # fmt: skip
+EPOCHS = pd.DataFrame({"trial": ["a", "a", "b"], "blocks": [10, 10, 20], "model": ["x", "x", "y"], "epoch": [1, 2, 1],
+                       "val_loss": [1.0, 0.5, 0.7]})  # fmt: skip
+SCALING = pd.DataFrame(
+    {"scale": ["1x1", "1x2"], "gpus": [1, 2], "speedup": [1, 1.5], "efficiency": [1, 0.75], "device": "cpu"}
+)
+TREES = pd.DataFrame(
+    {"model": ["xgboost"], "metric": ["rmse"], "train": [0.1], "val": [0.2], "seconds": [1.0], "threads": [2]}
+)
+HISTORIES = [("1x1", pd.DataFrame({"epoch": [1, 2], "val_loss": [1.0, 0.5], "train_loss": [1.0, 0.4]}))]
+
+PICTURES = {
+    "gantt": (lambda axes: plots.gantt(axes, TIMELINE, TRIALS, "blocks"), ["n1 GPU 0", "n1 GPU 1", "labels: blocks"]),
+    "gantt by name": (lambda axes: plots.gantt(axes, TIMELINE, TRIALS, "model"), ["labels: model"]),
+    "metric": (lambda axes: plots.metric_against(axes, TRIALS, "blocks", "val_accuracy"), ["90.0% at blocks = 20"]),
+    "metric by name": (lambda axes: plots.metric_against(axes, TRIALS, "model", "val_accuracy"), ["at model = y"]),
+    "losses": (lambda axes: plots.sweep_losses(axes, EPOCHS, "blocks"), ["validation loss", "epoch"]),
+    "losses by name": (lambda axes: plots.sweep_losses(axes, EPOCHS, "model"), ["x", "y"]),
+    "speedup": (lambda axes: plots.speedup(axes, SCALING), ["ranks (on CPUs)", "speedup over 1x1", "75%"]),
+    "scaling losses": (lambda axes: plots.scaling_losses(axes, HISTORIES), ["1x1 validation"]),
+    "trees": (lambda axes: plots.trees_scores(axes, TREES), ["RMSE", "xgboost"]),
+}
+
+
+@pytest.mark.parametrize(("painter", "texts"), PICTURES.values(), ids=PICTURES)
+def test_every_picture_says_what_it_shows(tmp_path, painter, texts):
+    plots.draw(painter, tmp_path / "picture")
+    svg = (tmp_path / "picture.svg").read_text()
+    for text in texts:
+        assert text in svg
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_data_give_the_same_picture(tmp_path):
+    for name in ("one", "other"):
+        plots.draw(lambda axes: plots.speedup(axes, SCALING), tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
+
+
+def test_a_gantt_leaves_out_the_pause_between_two_runs():
+    axes = Figure().add_subplot()
+    plots.gantt(axes, TIMELINE, TRIALS, "blocks")
+    assert axes.get_xlim()[1] == 12, "ten seconds, then two more after a pause of over an hour"

@@ -1,0 +1,84 @@
+"""Trials: the same sweep gives the same ones, and an identity changes with what changes the result, only."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trainyard.config import Range, Sweep
+from trainyard.trials import expand, varied_keys
+
+
+def sweep(**fields):
+    return Sweep.model_validate({"dataset": "digits", **fields})
+
+
+def identities(made):
+    return [trial.identity("data") for trial in expand(made).trials]
+
+
+def test_a_grid_is_the_product_of_its_keys():
+    made = sweep(grid={"lr": [0.1, 0.2], "model_args.blocks": {"start": 4, "stop": 12, "step": 4}})
+    values = [trial.values for trial in expand(made).trials]
+    assert len(values) == 6
+    assert values[0] == {"lr": 0.1, "model_args.blocks": 4}
+    assert values[-1] == {"lr": 0.2, "model_args.blocks": 12}
+
+
+def test_nested_keys_leave_the_rest_of_the_base_alone():
+    made = sweep(
+        train={"model_args": {"width": 8}}, grid={"model_args.blocks": [1, 2]}, trials=[{"schedule.name": "step"}]
+    )
+    specs = [trial.spec for trial in expand(made).trials]
+    assert [spec.model_args for spec in specs] == [{"width": 8, "blocks": 1}, {"width": 8, "blocks": 2}, {"width": 8}]
+    assert specs[2].schedule.name == "step"
+
+
+def test_the_same_configuration_is_one_trial():
+    made = sweep(grid={"lr": [0.1, 0.2]}, trials=[{"lr": 0.2}, {"lr": 0.2, "momentum": 0.9}, {"lr": 0.3}])
+    assert [trial.spec.lr for trial in expand(made).trials] == [0.1, 0.2, 0.3]
+
+
+def test_samples_are_the_same_for_the_same_seed_and_in_their_range():
+    values = {"lr": {"low": 1e-4, "high": 0.1, "log": True}, "epochs": {"low": 1, "high": 9, "integer": True}}
+    made = {seed: sweep(sample={"count": 30, "seed": seed, "values": values}) for seed in (0, 1)}
+    assert identities(made[0]) == identities(made[0])
+    assert identities(made[0]) != identities(made[1])
+    for trial in expand(made[0]).trials:
+        assert 1e-4 <= trial.spec.lr <= 0.1
+        assert 1 <= trial.spec.epochs <= 9
+
+
+def test_adding_configurations_keeps_the_identities_of_the_others():
+    before = identities(sweep(grid={"lr": [0.1, 0.2]}))
+    after = identities(sweep(grid={"lr": [0.3, 0.2, 0.1]}, slots={"gpus_per_node": 8}, retries=5))
+    assert set(before) < set(after)
+
+
+@pytest.mark.parametrize(
+    "change", [{"lr": 0.2}, {"epochs": 2}, {"model_args": {"blocks": 3}}, {"schedule": {"name": "cosine"}}, {"seed": 1}]
+)
+def test_what_changes_the_result_changes_the_identity(change):
+    assert identities(sweep(trials=[{"lr": 0.1}])) != identities(sweep(trials=[{"lr": 0.1, **change}]))
+
+
+def test_the_data_are_part_of_the_identity():
+    trial = expand(sweep(trials=[{}])).trials[0]
+    assert trial.identity("one") != trial.identity("other")
+
+
+def test_a_default_written_out_changes_nothing():
+    assert identities(sweep(trials=[{}])) == identities(sweep(trials=[{"momentum": 0.9, "schedule.name": "constant"}]))
+
+
+@given(st.integers(-50, 50), st.integers(0, 40), st.integers(1, 7))
+def test_a_range_has_every_value_up_to_and_including_its_stop(start, count, step):
+    values = Range(start=start, stop=start + count * step, step=step).values()
+    assert values == list(range(start, start + count * step + 1, step))
+
+
+def test_a_range_of_fractions_includes_its_stop():
+    assert Range(start=0.1, stop=0.5, step=0.1).values() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+
+
+def test_varied_keys_are_those_that_some_trial_sets():
+    made = sweep(grid={"lr": [0.1]}, trials=[{"epochs": 3}])
+    assert varied_keys(expand(made).trials) == ["lr", "epochs"]
