@@ -72,7 +72,7 @@ def _train(plan: Plan, journal: Journal, results: Path) -> None:
     progress = Progress(plan)
     log.info("starting Ray with %d slots", slots.count)
     with local_ray(gpus=slots.gpus_per_node, cpus=slots.per_node * slots.cpus_per_trial) as cluster, progress.shown():
-        # A polite end is recorded, whoever asks for it. Not before: starting, Ray installs a handler that skips clean-up.
+        # A polite end is recorded, whoever asks. Not before: Ray installs a handler of its own that skips clean-up.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         journal.append("ray_up", durable=False, **cluster.startup_seconds)
         from trainyard.packing import Packer, Task  # Ray reads its environment when it is imported: not before

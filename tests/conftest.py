@@ -1,5 +1,6 @@
 """What all tests share: a small config, and ways to run Trainyard on it as a user would."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -64,11 +66,22 @@ class Yard:
         for name in names or ("tiny",):
             self.run(*self.script("stage", "--dataset", name))
 
-    def snakemake(self, *options: str, check: bool = True, profile: str = "local") -> str:
+    def snakemake_command(self, *options: str) -> list[str]:
         program = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(ROOT / "Snakefile")]
-        common = ["--profile", str(ROOT / "profiles" / profile), "--configfile", str(self.config_file)]
-        done = self.run(*program, *common, "--directory", str(self.folder), *options, check=check)
+        common = ["--profile", str(ROOT / "profiles/local"), "--configfile", str(self.config_file)]
+        return [*program, *common, "--directory", str(self.folder), *options]
+
+    def snakemake(self, *options: str, check: bool = True) -> str:
+        done = self.run(*self.snakemake_command(*options), check=check)
         return done.stdout + done.stderr
+
+    def kill_session(self, started: subprocess.Popen) -> None:
+        """SIGKILL to a process started by `start` and to all its descendants, as a dying machine would."""
+        family = [*psutil.Process(started.pid).children(recursive=True), psutil.Process(started.pid)]
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        started.wait()
 
 
 @pytest.fixture

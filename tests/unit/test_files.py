@@ -1,6 +1,5 @@
 """What is written is there whole or not at all, and a lock ends with its holder."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path):
         file.write("half of the n")
         raise RuntimeError
     assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["table.csv"]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_write_replaces_the_file(tmp_path):

@@ -110,7 +110,7 @@ def test_retrain_makes_results_pending_again_once(tmp_path):
 
 def test_the_digest_changes_with_the_results_wanted_and_not_with_what_is_pending(tmp_path):
     before = plan(tmp_path).digest
-    finish(tmp_path, list(plan(tmp_path).trials)[0])
+    finish(tmp_path, next(iter(plan(tmp_path).trials)))
     assert plan(tmp_path).digest == before
     assert plan(tmp_path, slots={"gpus_per_node": 8}, retries=4, cost="epochs").digest == before
     assert plan(tmp_path, retrain=1).digest != before

@@ -77,8 +77,10 @@ def test_tables_keep_the_digits_of_times(tmp_path):
 
 
 TIMELINE = pd.DataFrame(
-    [["a", 1, "local", "n1", 0, 0, 100.0, 110.0, "finished"], ["b", 1, "local", "n1", 1, 1, 100.0, 104.0, "failed"],
-     ["b", 2, "local", "n1", 1, 1, 104.0, 109.0, "finished"], ["c", 1, "local", "n1", 0, 0, 5000.0, 5002.0, "finished"]],
+    [["a", 1, "local", "n1", 0, 0, 100.0, 110.0, "finished"],
+     ["b", 1, "local", "n1", 1, 1, 100.0, 104.0, "failed"],
+     ["b", 2, "local", "n1", 1, 1, 104.0, 109.0, "finished"],
+     ["c", 1, "local", "n1", 0, 0, 5000.0, 5002.0, "finished"]],
     columns=["trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome"],
 )  # fmt: skip
 TRIALS = pd.DataFrame({"trial": ["a", "b", "c"], "blocks": [10, 20, 30], "model": ["x", "y", "x"], "status": "finished",

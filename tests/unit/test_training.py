@@ -130,9 +130,13 @@ print("torch._dynamo" in sys.modules)
 )
 def test_our_optimisers_step_as_torchs_do(name, kind):
     spec = Train(optimizer=name, lr=0.1, weight_decay=0.01)
+    momentum = {"momentum": 0.9} if name == "sgd" else {}
+
+    def plain(model):
+        return kind(model.parameters(), 0.1, weight_decay=0.01, **momentum)
+
     results = []
-    for make in (lambda model: optimizers.build(spec, model), lambda model: kind(model.parameters(), 0.1, weight_decay=0.01,
-                 **({"momentum": 0.9} if name == "sgd" else {}))):  # fmt: skip
+    for make in (lambda model: optimizers.build(spec, model), plain):
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 3)
         optimizer = make(model)

@@ -1,0 +1,227 @@
+"""The workflow as a user sees it: what `-n` says, what a run makes, what a change runs again."""
+
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import ROOT, TINY, Yard, wait_until
+
+FULL = {
+    **TINY,
+    "datasets": {**TINY["datasets"], "prices": {"source": "table", "path": "prices.csv", "target": "price"}},
+    "scaling": {
+        "ranks": {
+            "dataset": "tiny",
+            "train": {"model": "cnn", "model_args": {"width": 4}, "batch_size": 32, "epochs": 2, "lr": 0.02},
+            "scales": ["1x1", "1x2"],
+            "mode": "strong",
+        }
+    },
+    "trees": {"images": {"dataset": "tiny", "rounds": 5}, "prices": {"dataset": "prices", "rounds": 5}},
+}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory) -> Yard:
+    """A finished run of a config that has something of everything; tests only look at it."""
+    yard = Yard(tmp_path_factory.mktemp("done"))
+    generator = np.random.default_rng(0)
+    frame = pd.DataFrame({"size": generator.normal(size=60), "price": generator.normal(size=60)})
+    frame.to_csv(yard.folder / "prices.csv", index=False)
+    yard.write(FULL)
+    yard.snakemake()
+    yard.snakemake("--report", "report.html")
+    return yard
+
+
+def read(yard, path):
+    return pd.read_csv(yard.results / path)
+
+
+def test_a_dry_run_says_what_is_pending_before_anything_exists(yard):
+    yard.write(TINY)
+    said = yard.snakemake("-n")
+    assert "sweep lr: 4 of 4 trials pending; asks for 2 slots of 1 GPU and 1 CPU; the time is unknown" in said
+    assert not yard.results.exists(), "a dry run writes nothing"
+
+
+def test_a_config_with_mistakes_stops_before_anything_runs(yard):
+    yard.write({**TINY, "sweps": {}, "pricing": {"gpu_hour": "free"}})
+    said = yard.snakemake("-n", check=False)
+    assert "2 errors in config" in said
+    assert "sweps: unknown key; did you mean 'sweeps'?" in said
+    assert "Traceback" not in said
+
+
+def test_trials_have_a_row_each_with_the_columns_of_the_contract(done):
+    rows = read(done, "sweeps/lr/trials.csv")
+    assert list(rows.columns[:5]) == ["trial", "lr", "status", "attempts", "seconds"]
+    assert rows["lr"].tolist() == [0.01, 0.02, 0.03, 0.04]
+    assert (rows["status"] == "finished").all()
+    assert rows["val_accuracy"].between(0, 1).all()
+
+
+def test_the_timeline_has_every_attempt_with_its_place(done):
+    rows = read(done, "sweeps/lr/timeline.csv")
+    assert list(rows.columns) == ["trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome"]
+    assert set(rows["trial"]) == set(read(done, "sweeps/lr/trials.csv")["trial"])
+    assert set(rows["gpu"]) == {0, 1}
+    assert (rows["end"] > rows["start"]).all()
+
+
+def test_a_scaling_study_has_a_row_per_scale(done):
+    rows = read(done, "scaling/ranks/scaling.csv").set_index("scale")
+    assert rows["gpus"].tolist() == [1, 2]
+    assert (rows["global_batch"] == 32).all()
+    assert rows.loc["1x1", ["speedup", "efficiency"]].tolist() == [1, 1]
+    assert (rows["device"] == "cpu").all()
+    assert rows["gpu_hours"].isna().all(), "no CPU time is presented as GPU time"
+    assert rows.loc["1x2", "train_loss"] == pytest.approx(rows.loc["1x1", "train_loss"], abs=1e-5), (
+        "same global batches"
+    )
+    assert rows.loc["1x2", "val_loss"] == pytest.approx(rows.loc["1x1", "val_loss"], abs=1e-5)
+
+
+def test_every_scale_has_its_history_and_its_epoch_lines(done):
+    for scale in ("1x1", "1x2"):
+        history = read(done, f"scaling/ranks/{scale}/history.csv")
+        assert history["epoch"].tolist() == [1, 2]
+        log = (done.results / f"logs/train/ranks-{scale}.log").read_text()
+        line = (r"Epoch \[2/2\] LR: \d\.\d{6} \| Loss \(train, val\): \d+\.\d{3}, \d+\.\d{3} \| "
+                r"Accuracy \(train, val\): \d+\.\d\d%, \d+\.\d\d% \| Throughput: \d+\.\d img/s")  # fmt: skip
+        assert len(re.findall(line, log)) == 1, "rank 0 alone says it"
+
+
+def test_a_trial_and_one_rank_give_bit_identical_metrics(done):
+    """The same spec as a trial of a sweep and as scale 1x1: one loop trains both."""
+    spec = {"dataset": "tiny", "trials": [{}], "train": FULL["scaling"]["ranks"]["train"]}
+    yard = Yard(done.folder / "same")
+    yard.folder.mkdir()
+    yard.write({**TINY, "sweeps": {"one": spec}})
+    yard.stage()
+    yard.run(*yard.script("sweep", "--sweep", "one"))
+    trial, rank = read(yard, "sweeps/one/epochs.csv"), read(done, "scaling/ranks/1x1/history.csv")
+    for metric in ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "lr"):
+        assert trial[metric].tolist() == rank[metric].tolist()
+
+
+def test_trees_have_a_row_per_model(done):
+    images, prices = read(done, "trees/images/trees.csv"), read(done, "trees/prices/trees.csv")
+    assert images["model"].tolist() == ["xgboost", "lightgbm"]
+    assert set(images["metric"]) == {"accuracy"}
+    assert set(prices["metric"]) == {"rmse"}
+    assert (images["threads"] >= 1).all()
+
+
+def test_the_report_has_every_picture_and_table_with_its_caption(done):
+    report = (done.folder / "report.html").read_text()
+    for name in (
+        "gantt.svg",
+        "metric.svg",
+        "loss.svg",
+        "speedup.svg",
+        "scores.svg",
+        "lr.html",
+        "ranks.html",
+        "prices.html",
+    ):
+        assert name in report
+    for text in ("What each slot of sweep", "Speedup of study", "All trials of sweep", "Tree models"):
+        assert text in report
+
+
+def test_a_finished_run_has_nothing_to_do(done):
+    assert "Nothing to be done" in done.snakemake("-n")
+
+
+def test_what_changes_no_result_runs_nothing(done):
+    changed = json.loads(json.dumps(FULL))
+    changed["sweeps"]["lr"] |= {"slots": {"gpus_per_node": 1}, "retries": 3}
+    done.write(changed)
+    try:
+        assert "Nothing to be done" in done.snakemake("-n")
+    finally:
+        done.write(FULL)
+
+
+def test_five_more_trials_train_five_and_retrain_trains_again(yard):
+    yard.write(TINY)
+    yard.snakemake("sweeps")
+    grown = json.loads(json.dumps(TINY))
+    grown["sweeps"]["lr"]["grid"]["lr"] += [0.05, 0.06, 0.07, 0.08, 0.09]
+    yard.write(grown)
+    assert "sweep lr: 5 of 9 trials pending; asks for 2 slots of 1 GPU and 1 CPU; predicted" in yard.snakemake(
+        "-n", "sweeps"
+    )
+    said = yard.snakemake("sweeps")
+    assert said.count("validation accuracy") == 5
+    assert (read(yard, "sweeps/lr/trials.csv")["attempts"] == 1).all()
+
+    one = read(yard, "sweeps/lr/trials.csv")["trial"][0]
+    grown["sweeps"]["lr"]["retrain"] = {one: 1}
+    yard.write(grown)
+    assert "sweep lr: 1 of 9 trials pending" in yard.snakemake("-n", "sweeps")
+    yard.snakemake("sweeps")
+    assert read(yard, "sweeps/lr/trials.csv").set_index("trial").loc[one, "attempts"] == 2
+    assert "Nothing to be done" in yard.snakemake("-n", "sweeps")
+
+
+def test_a_workflow_killed_in_mid_sweep_goes_on_with_what_is_missing(yard):
+    (yard.folder / "slow.py").write_text(
+        "import time\nfrom trainyard.models import SmallConvNet\n\n"
+        "def build(*, channels, classes, seconds=0.8):\n    time.sleep(seconds)\n"
+        "    return SmallConvNet(channels=channels, classes=classes, width=4)\n"
+    )
+    slow = json.loads(json.dumps(TINY))
+    slow["sweeps"]["lr"]["train"] = {"model": "slow:build", "batch_size": 32}
+    yard.write(slow)
+    snakemake = yard.start(*yard.snakemake_command("sweeps"))
+    journal = yard.results / "sweeps/lr/journal.jsonl"
+    wait_until(lambda: journal.exists() and '"finished"' in journal.read_text(), 90, "a trial finished")
+    yard.kill_session(snakemake)
+    finished = journal.read_text().count('"finished"')
+    said = yard.snakemake("sweeps")
+    assert f"sweep lr: {4 - finished} of 4 trials pending" in said
+    assert said.count("validation accuracy") == 4 - finished
+    assert (read(yard, "sweeps/lr/trials.csv")["status"] == "finished").all()
+
+
+def test_a_scale_interrupted_between_epochs_continues_and_ends_the_same(yard, done):
+    yard.write(FULL)
+    (yard.folder / "prices.csv").write_bytes((done.folder / "prices.csv").read_bytes())
+    yard.stage()
+    command = yard.script("train", "--study", "ranks", "--scale", "1x1")
+    yard.run(*command)
+    folder = next((yard.results / "scaling/ranks/1x1/checkpoints").iterdir())
+    newest = max(folder.glob("epoch-*.pt"))
+    newest.unlink()
+    said = yard.run(*command).stdout
+    assert "continuing after epoch 1" in said
+    assert said.count("Epoch [") == 1
+    for metric in ("train_loss", "val_loss", "val_accuracy"):
+        again, before = read(yard, "scaling/ranks/1x1/history.csv"), read(done, "scaling/ranks/1x1/history.csv")
+        assert again[metric].tolist() == before[metric].tolist()
+
+
+def test_the_wrong_number_of_ranks_is_explained(yard):
+    yard.write(FULL)
+    yard.stage()
+    said = yard.run(*yard.script("train", "--study", "ranks", "--scale", "1x2"), check=False).stdout
+    assert "scale 1x2 needs 2 ranks, but there are 1: start it with torchrun --nnodes 1 --nproc-per-node 2" in said
+
+
+PROGRAMS = sorted(path.stem for path in (ROOT / "scripts").glob("*.py"))
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_program_helps_with_an_example(yard, program):
+    said = yard.run(*yard.script(program)[:2], "--help").stdout
+    assert f"example: python scripts/{program}.py" in said
+
+
+def test_status_shows_how_a_sweep_stands(done):
+    said = done.run(*done.script("status")).stdout
+    assert "lr" in said
+    assert "finished" in said
