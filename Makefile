@@ -11,10 +11,10 @@ UV := $(or $(shell command -v uv),.tools/uv/bin/uv)
 BIN := .venv/bin
 say = @printf '\033[1m== %s\033[0m\n'
 
-.PHONY: help run report test lint format docs lock env bench clean
+.PHONY: help run report test lint format docs lock env bench cluster-up cluster-down cluster-shell clean
 
 help: ## Say what there is
-	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+	@grep -E '^[a-z -]+:.*## ' Makefile | sed -E 's/^([a-z -]+):.*## (.*)/  make \1\t\2/; s/(cluster-up) (.*)-(.*) (.*)-(.*)\t/\1, -\3, -\5\t/' | expand -t 38
 
 run: env ## Run the embedded demo (or CONFIG=...) and write report.html
 	$(say) 'running $(CONFIG) with $(PROFILE): see $(BIN)/python scripts/status.py for a live view'
@@ -71,6 +71,9 @@ lock: | $(UV) ## Resolve pyproject.toml into the pinned and hashed files of envs
 	{ printf '%s\n' '# The same environment for conda (`--sdm conda`), written by `make lock`.' 'channels: [conda-forge]' \
 	  'dependencies:' '  - python=3.11' '  - pip' '  - pip:'; \
 	  sed -nE 's/^([a-zA-Z0-9_.-]+==[^\]*[^\ ]) *\\?$$/      - "\1"/p' envs/requirements.txt; } > envs/trainyard.yaml
+
+cluster-up cluster-down cluster-shell: cluster-%: env ## A real Slurm of four hosts on this machine, for trying things
+	$(BIN)/python tests/cluster/slurm_cluster.py $*
 
 clean: ## Remove the environment and all results
 	rm -rf .venv .tools .snakemake results report.html

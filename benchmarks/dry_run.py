@@ -38,7 +38,7 @@ def main() -> None:
                 "--profile",
                 str(ROOT / "profiles/local"),
             ]
-            command += ["--configfile", "config.yaml", "sweeps"]
+            command += ["--configfile", "config.yaml", "--", "sweeps"]
             fresh = seconds_of(command, folder, repeats)
             finish_half(folder)
             half = seconds_of(command, folder, repeats)
