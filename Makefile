@@ -18,13 +18,13 @@ help: ## Say what there is
 
 run: env ## Run the embedded demo (or CONFIG=...) and write report.html
 	$(say) 'running $(CONFIG) with $(PROFILE): see $(BIN)/python scripts/status.py for a live view'
-	$(BIN)/snakemake --profile $(PROFILE) --configfile $(CONFIG) --quiet rules
-	$(MAKE) --no-print-directory report
+	@$(BIN)/snakemake --profile $(PROFILE) --configfile $(CONFIG) --quiet rules
+	@$(MAKE) --no-print-directory report
 	@printf '\nDone.\n  report   %s/report.html\n  tables   %s/results/tables\n  plots    %s/results/plots\n' '$(CURDIR)' '$(CURDIR)' '$(CURDIR)'
 
 report: env
 	$(say) 'writing report.html'
-	$(BIN)/snakemake --profile $(PROFILE) --configfile $(CONFIG) --report report.html --quiet all
+	@$(BIN)/snakemake --profile $(PROFILE) --configfile $(CONFIG) --report report.html --quiet all
 
 test: env ## Run all tests
 	$(say) 'running the tests'
@@ -55,13 +55,13 @@ env: .venv/ready ## Make the environment in .venv, from the pinned and hashed en
 
 .venv/ready: envs/requirements-dev.txt | $(UV)
 	$(say) 'making the environment in .venv (20 s with a good connection)'
-	$(UV) venv --quiet --allow-existing --python '>=3.11,<3.14' .venv
-	$(UV) pip sync --quiet --python $(BIN)/python --require-hashes envs/requirements-dev.txt
+	@$(UV) venv --quiet --allow-existing --python '>=3.11,<3.14' .venv
+	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes envs/requirements-dev.txt
 	@touch $@
 
 .tools/uv/bin/uv:
 	$(say) 'fetching uv into .tools'
-	$(PYTHON) -m pip install --quiet --target .tools/uv uv==0.13.8
+	@$(PYTHON) -m pip install --quiet --root-user-action=ignore --target .tools/uv uv==0.13.8
 
 lock: | $(UV) ## Resolve pyproject.toml into the pinned and hashed files of envs/
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \

@@ -41,9 +41,13 @@ tr:hover td {{ background: #f4f8fb }}
 def write_page(frame: pd.DataFrame, path: Path, *, title: str) -> None:
     """Write a table as a small web page, rounded for reading; columns without any value are left out."""
     shown = frame.dropna(axis="columns", how="all")
-    table = shown.to_html(index=False, border=0, na_rep="", float_format=lambda value: f"{value:.4g}")
+    table = shown.to_html(index=False, border=0, na_rep="", float_format=_rounded)
     with atomic_write(path) as file:
         file.write(_PAGE.format(title=title, table=table))
+
+
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> None:
