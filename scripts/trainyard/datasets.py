@@ -72,8 +72,15 @@ class Staged:
         """The images and labels of `train` or `val`."""
         if self.meta["kind"] != "images":
             raise DataError(f"{self.folder} holds a table, not images")
-        arrays = [np.load(self.folder / f"{name}-{part}.npy", mmap_mode="r") for part in ("images", "labels")]
-        return Images(images=arrays[0], labels=arrays[1])
+        return Images(images=self._mapped(f"{name}-images.npy"), labels=self._mapped(f"{name}-labels.npy"))
+
+    def _mapped(self, name: str) -> NDArray[Any]:
+        try:
+            array: NDArray[Any] = np.load(self.folder / name, mmap_mode="r")
+        except (OSError, ValueError) as error:
+            remedy = f"remove {self.folder / 'meta.json'} and run `snakemake data`"
+            raise DataError(f"{self.folder / name} cannot be opened ({error}): {remedy}") from None
+        return array
 
 
 def stage(dataset: Dataset, folder: Path) -> Staged:

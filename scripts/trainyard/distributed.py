@@ -4,11 +4,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from trainyard.errors import UserError
+
+NODE_GPUS = Path("/proc/driver/nvidia/gpus")  # one entry per GPU, whatever a job may see of them
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,18 @@ def process_group() -> Iterator[Group]:
 
 
 def _device(local_rank: int) -> torch.device:
-    """The GPU of this rank, or the CPU: chosen when the program runs, never in a config."""
+    """The GPU of this rank, or the CPU: chosen when the program runs, never in a config.
+
+    Raises:
+        UserError: this process was given a GPU that its node does not have; a CPU would be no answer to that.
+    """
     if not torch.cuda.is_available():
+        present, given = len(list(NODE_GPUS.glob("*"))), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        if present and given:
+            raise UserError(
+                f"GPU {given} was given to this process, but torch finds none of that number among the {present} here: "
+                "ask for at most the GPUs of a node, and check that torch was built for the driver"
+            )
         return torch.device("cpu")
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)

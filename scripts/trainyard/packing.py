@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from trainyard import slurm
 from trainyard.config import Slots, Train
@@ -158,6 +158,10 @@ class Packer:
         starting, slot.starting = slot.starting, None
         try:
             place = ray.get(starting)
+        except RayTaskError as error:  # what went wrong will go wrong again
+            if isinstance(error.cause, UserError):
+                raise error.cause from None
+            raise UserError(f"slot {slot.number} cannot be started: {error.cause!r}") from error
         except RayActorError as error:
             slot.failed_starts += 1
             if slot.failed_starts >= START_ATTEMPTS:

@@ -12,34 +12,50 @@ from rich.table import Table
 from rich.text import Text
 
 from trainyard.journal import Attempt, Event, attempts
-from trainyard.planning import Plan, duration, makespan
+from trainyard.planning import Plan, duration
 
 log = logging.getLogger(__name__)
 
 
 class Progress:
-    """Follows the events of one run of a sweep."""
+    """Follows the events of one run of a sweep. Each event costs the same, however many trials there are."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._events: list[Event] = []
         self._began = time.time()
         self._live: Live | None = None
+        self._running: dict[str, Attempt] = {}  # by trial
+        self._waiting = dict.fromkeys(plan.pending)  # trials that have not begun
+        self._waiting_seconds = sum(plan.seconds.values())  # as predicted; 0 without evidence
+        self._ended = 0  # trials that finished or failed for good
+        self._seconds_seen: list[float] = []
 
     @contextmanager
-    def shown(self) -> Iterator["Progress"]:
+    def shown(self) -> Iterator[None]:
         """Show the table for the length of the block, where there is a terminal."""
         console = Console()
         if not console.is_terminal:
-            yield self
+            yield
             return
         with Live(console=console, get_renderable=self.render, refresh_per_second=4, transient=True) as self._live:
-            yield self
+            yield
         self._live = None
 
     def see(self, event: Event) -> None:
         """Take in an event; one that ends an attempt is also said in a line."""
-        self._events.append(event)
+        trial = event["trial"]
+        if event["event"] == "started":
+            self._running[trial] = attempts([event])[0]
+            if trial in self._waiting:
+                del self._waiting[trial]
+                self._waiting_seconds -= self._plan.seconds.get(trial, 0.0)
+        elif event["event"] == "epoch":
+            self._running[trial].epochs.append(event["metrics"])
+        else:
+            del self._running[trial]
+            self._ended += not event.get("retried", False)
+        if event["event"] == "finished":
+            self._seconds_seen.append(event["seconds"])
         if event["event"] in ("finished", "failed"):
             self._say(self._line(event))
 
@@ -51,48 +67,38 @@ class Progress:
                 handler.handle(logging.LogRecord(__name__, logging.INFO, __file__, 0, line, None, None))
 
     def _line(self, event: Event) -> str:
-        done, total = self._counts()
-        values = ", ".join(f"{key.split('.')[-1]}={value}" for key, value in self._values(event["trial"]).items())
-        head = f"[{done}/{total}] {event['trial']} {values}"
+        values = _values_text(self._plan, event["trial"])
+        head = f"[{self._ended}/{len(self._plan.pending)}] {event['trial']} {values}"
         if event["event"] == "failed":
             again = "will be tried again" if event["retried"] else "gave up"
             return f"{head}: FAILED ({again}): {event['error']}; see {event['log']}"
         accuracy = event["metrics"]["val_accuracy"]
         return f"{head}: {event['seconds']:.1f} s, validation accuracy {accuracy:.1%}{self._left()}"
 
-    def _values(self, trial: str) -> dict[str, object]:
-        return self._plan.trials[trial].values
-
-    def _counts(self) -> tuple[int, int]:
-        """(trials that have ended for good, trials that this run must do)."""
-        ended = {
-            e["trial"]
-            for e in self._events
-            if e["event"] == "finished" or (e["event"] == "failed" and not e["retried"])
-        }
-        return len(ended), len(self._plan.pending)
-
     def _left(self) -> str:
-        """The time left, from durations predicted, or else from the mean of those seen."""
-        tries = attempts(self._events)
-        seen = [each.seconds for each in tries if each.outcome == "finished" and each.seconds]
-        if not seen:
+        """The time left: the work left, as predicted or else as the mean of what was seen, shared among the slots."""
+        if not self._seconds_seen:
             return ""
-        started = {each.trial for each in tries}
-        mean = sum(seen) / len(seen)
-        expected = {name: self._plan.seconds.get(name, mean) for name in self._plan.pending}
-        waiting = [seconds for name, seconds in expected.items() if name not in started]
-        now = time.time()
-        running = [max(0.0, expected[each.trial] - (now - each.start)) for each in tries if each.outcome == "running"]
-        return f", about {duration(makespan(running + waiting, self._plan.sweep.slots.count))} left"
+        mean, now = sum(self._seconds_seen) / len(self._seconds_seen), time.time()
+        waiting = self._waiting_seconds if self._plan.seconds else len(self._waiting) * mean
+        running = [self._plan.seconds.get(each.trial, mean) - (now - each.start) for each in self._running.values()]
+        rest = [max(0.0, seconds) for seconds in running]
+        left = max([*rest, (waiting + sum(rest)) / self._plan.sweep.slots.count])
+        return f", about {duration(left)} left" if left >= 1 else ""
 
     def render(self) -> Group:
         """The table of slots, and a bar."""
-        running = [each for each in attempts(self._events) if each.outcome == "running"]
-        done, total = self._counts()
-        since = duration(time.time() - self._began)
-        head = Text(f"sweep {self._plan.name}: {done} of {total} trials done, {since}{self._left()}")
-        return Group(head, ProgressBar(total=total, completed=done, width=60), slot_table(running, self._plan))
+        total, since = len(self._plan.pending), duration(time.time() - self._began)
+        head = Text(f"sweep {self._plan.name}: {self._ended} of {total} trials done, {since}{self._left()}")
+        bar = ProgressBar(total=total, completed=self._ended, width=60)
+        return Group(head, bar, slot_table(list(self._running.values()), self._plan))
+
+
+def _values_text(plan: Plan, trial: str) -> str:
+    """The varied values of a trial in short: `blocks=4, lr=0.1`."""
+    if trial not in plan.trials:
+        return ""
+    return ", ".join(f"{key.split('.')[-1]}={value}" for key, value in plan.trials[trial].values.items())
 
 
 def slot_table(running: list[Attempt], plan: Plan) -> Table:
@@ -100,9 +106,8 @@ def slot_table(running: list[Attempt], plan: Plan) -> Table:
     table = Table("slot", "node", "GPU", "trial", "configuration", "epoch", "val. accuracy", "seconds", box=None)
     for attempt in sorted(running, key=lambda each: int(each.where["slot"])):
         where, trial = attempt.where, plan.trials.get(attempt.trial)
-        values = ", ".join(f"{key.split('.')[-1]}={value}" for key, value in trial.values.items()) if trial else ""
         epochs = f"{len(attempt.epochs)}/{trial.spec.epochs}" if trial else str(len(attempt.epochs))
         accuracy = f"{attempt.epochs[-1]['val_accuracy']:.1%}" if attempt.epochs else ""
-        seconds = f"{time.time() - attempt.start:.0f}"
+        values, seconds = _values_text(plan, attempt.trial), f"{time.time() - attempt.start:.0f}"
         table.add_row(str(where["slot"]), where["node"], where["gpu"], attempt.trial, values, epochs, accuracy, seconds)
     return table

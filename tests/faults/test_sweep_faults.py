@@ -9,8 +9,9 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
-from conftest import TINY, Yard, wait_until
 from trainyard.journal import attempts, read_events
+from waiting import wait_until
+from yard import TINY, Yard
 
 # A model that does what the test wants to happen in the worker: `build` is called there, once per attempt.
 TROUBLE = """
@@ -128,7 +129,9 @@ def test_a_killed_driver_loses_only_the_trials_in_progress(trouble, finished_bef
     trouble.write(config(trials=[{"model_args.seconds": 0.8}] * 6))
     driver = trouble.start(*sweep_command(trouble))
     wait_until(
-        lambda: outcomes(trouble)["finished"] >= finished_before and outcomes(trouble)["running"], 60, "trials run"
+        lambda: outcomes(trouble)["finished"] >= finished_before and outcomes(trouble)["running"],
+        timeout_seconds=60,
+        what="trials run",
     )
     family = descendants(driver.pid)
     driver.send_signal(signal.SIGKILL)
@@ -136,7 +139,7 @@ def test_a_killed_driver_loses_only_the_trials_in_progress(trouble, finished_bef
     before = read_events(trouble.results / "sweeps/s/journal.jsonl")
     done_before = {a.trial: a for a in attempts(before) if a.outcome == "finished"}
     assert not (trouble.results / "sweeps/s/trials.csv").exists()
-    wait_until(lambda: not alive(family), 20, "Ray and its workers are gone")
+    wait_until(lambda: not alive(family), timeout_seconds=20, what="Ray and its workers are gone")
 
     done = trouble.run(*sweep_command(trouble))
     assert f"{6 - len(done_before)} of 6 trials pending" in done.stdout
@@ -155,7 +158,7 @@ def test_a_killed_driver_loses_only_the_trials_in_progress(trouble, finished_bef
 def test_a_driver_asked_to_end_records_it_and_leaves_nothing_running(trouble, sent):
     trouble.write(config(trials=[{"model_args.seconds": 20}] * 2))
     driver = trouble.start(*sweep_command(trouble))
-    wait_until(lambda: outcomes(trouble)["running"] == 2, 60, "both trials run")
+    wait_until(lambda: outcomes(trouble)["running"] == 2, timeout_seconds=60, what="both trials run")
     family = descendants(driver.pid)
     driver.send_signal(sent)
     said, _ = driver.communicate(timeout=30)
@@ -163,13 +166,13 @@ def test_a_driver_asked_to_end_records_it_and_leaves_nothing_running(trouble, se
     assert "interrupted: what has finished is kept" in said
     assert "Traceback" not in said
     assert outcomes(trouble) == {"interrupted": 2}
-    wait_until(lambda: not alive(family), 10, "Ray and its workers are gone")
+    wait_until(lambda: not alive(family), timeout_seconds=10, what="Ray and its workers are gone")
 
 
 def test_two_drivers_never_mix(trouble):
     trouble.write(config(trials=[{"model_args.seconds": 3}] * 2))
     first = trouble.start(*sweep_command(trouble))
-    wait_until(lambda: outcomes(trouble)["running"] == 2, 60, "the first driver works")
+    wait_until(lambda: outcomes(trouble)["running"] == 2, timeout_seconds=60, what="the first driver works")
     second = trouble.run(*sweep_command(trouble), check=False)
     assert second.returncode == 1
     assert f"is in use by process {first.pid} on " in second.stdout
@@ -204,7 +207,7 @@ def test_a_sweep_leaves_no_process_and_no_file_of_ray_behind(trouble):
         time.sleep(0.2)
     assert driver.wait() == 0
     assert len(set(family)) >= 4, "Ray and two workers were there"
-    wait_until(lambda: not alive(family), 10, "all processes are gone")
+    wait_until(lambda: not alive(family), timeout_seconds=10, what="all processes are gone")
     assert set(Path("/tmp").glob("ty-*")) - before == set()
 
 
@@ -223,6 +226,15 @@ def test_a_retrain_of_a_trial_that_is_not_there_is_refused(trouble):
     trouble.write(config(trials=[{}], retrain={"0123456789": 1}))
     done = trouble.run(*sweep_command(trouble), check=False)
     assert "sweeps.s.retrain: not a trial of this sweep: 0123456789" in done.stdout
+
+
+def test_data_that_a_slot_cannot_open_end_the_sweep_with_the_reason(trouble):
+    (trouble.results / "data/tiny/val-images.npy").unlink()
+    done = trouble.run(*sweep_command(trouble), check=False)
+    assert done.returncode == 1
+    assert "val-images.npy" in done.stdout
+    assert "run `snakemake data`" in done.stdout
+    assert "Traceback" not in done.stdout
 
 
 def test_trials_run_longest_first_on_all_slots_at_once(trouble):

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainyard import models, optimizers
+from trainyard import distributed, models, optimizers
 from trainyard.checkpoints import CheckpointStore
 from trainyard.config import Schedule, Synthetic, Train
 from trainyard.datasets import DataError, Staged, stage
 from trainyard.distributed import alone
+from trainyard.errors import UserError
 from trainyard.loading import load, steps_per_epoch, training_batches, validation_batches
 from trainyard.training import Diverged, Epoch, Training, epoch_line
 
@@ -168,6 +169,18 @@ def test_the_epoch_line_is_that_of_the_reference():
 def test_schedules_follow_their_formula(schedule, factors):
     factor = optimizers.lr_factor(schedule, steps=2, epochs=2)
     assert [factor(step) for step in range(4)] == pytest.approx(factors, abs=1e-6)
+
+
+def test_a_gpu_that_is_not_there_is_not_replaced_by_a_cpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed, "NODE_GPUS", tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert alone().device.type == "cpu", "a node without GPUs: slots are only counted"
+    (tmp_path / "0000:01:00.0").mkdir()
+    with pytest.raises(UserError, match="GPU 3 was given to this process"):
+        alone()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert alone().device.type == "cpu", "a job without GPUs on a node that has some"
 
 
 # ---- who takes which images

@@ -3,7 +3,7 @@
 import time
 
 import pandas as pd
-from conftest import ROOT
+from yard import ROOT
 
 
 def test_the_demo_learns_and_ends_within_three_minutes(yard):

@@ -6,7 +6,8 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT, TINY, Yard, wait_until
+from waiting import wait_until
+from yard import ROOT, TINY, Yard
 
 FULL = {
     **TINY,
@@ -179,7 +180,9 @@ def test_a_workflow_killed_in_mid_sweep_goes_on_with_what_is_missing(yard):
     yard.write(slow)
     snakemake = yard.start(*yard.snakemake_command("sweeps"))
     journal = yard.results / "sweeps/lr/journal.jsonl"
-    wait_until(lambda: journal.exists() and '"finished"' in journal.read_text(), 90, "a trial finished")
+    wait_until(
+        lambda: journal.exists() and '"finished"' in journal.read_text(), timeout_seconds=90, what="a trial finished"
+    )
     yard.kill_session(snakemake)
     finished = journal.read_text().count('"finished"')
     said = yard.snakemake("sweeps")

@@ -1,0 +1,81 @@
+"""What tests share: a small config, and ways to run Trainyard on it as a user would."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import yaml
+
+ROOT = Path(__file__).parents[1]
+
+TINY = {
+    "datasets": {"tiny": {"source": "synthetic", "images": 64, "val_images": 24, "height": 8, "width": 8}},
+    "sweeps": {
+        "lr": {
+            "dataset": "tiny",
+            "train": {"model": "cnn", "model_args": {"width": 4}, "batch_size": 32},
+            "grid": {"lr": [0.01, 0.02, 0.03, 0.04]},
+            "slots": {"gpus_per_node": 2},
+        }
+    },
+}
+
+
+class Yard:
+    """A folder with a config of its own, and the commands a user has."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config_file = folder / "config.yaml"
+        self.results = folder / "results"
+        self.environment = os.environ | {"PYTHONPATH": str(folder)}
+
+    def write(self, config: dict) -> None:
+        self.config_file.write_text(yaml.safe_dump(config))
+
+    def script(self, name: str, *options: str) -> list[str]:
+        program = [sys.executable, str(ROOT / "scripts" / f"{name}.py")]
+        return [*program, "--config", str(self.config_file), "--results", str(self.results), *options]
+
+    def run(self, *command: str, check: bool = True, timeout: float = 200) -> subprocess.CompletedProcess:
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, text=True, capture_output=True, timeout=timeout, check=False
+        )
+        if check:
+            assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def start(self, *command: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def stage(self, *names: str) -> None:
+        for name in names or ("tiny",):
+            self.run(*self.script("stage", "--dataset", name))
+
+    def snakemake_command(self, *options: str) -> list[str]:
+        program = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(ROOT / "Snakefile")]
+        common = ["--profile", str(ROOT / "profiles/local"), "--configfile", str(self.config_file)]
+        return [*program, *common, "--directory", str(self.folder), *options]
+
+    def snakemake(self, *options: str, check: bool = True) -> str:
+        done = self.run(*self.snakemake_command(*options), check=check)
+        return done.stdout + done.stderr
+
+    def kill_session(self, started: subprocess.Popen) -> None:
+        """SIGKILL to a process started by `start` and to all its descendants, as a dying machine would."""
+        family = [*psutil.Process(started.pid).children(recursive=True), psutil.Process(started.pid)]
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        started.wait()
