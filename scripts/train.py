@@ -53,7 +53,9 @@ def _train(config: Config, arguments: argparse.Namespace, group: Group) -> None:
         batch_size = _batch_per_rank(study, group)
         store = CheckpointStore(folder / "checkpoints" / _identity(study, staged, arguments.scale))
         training = Training(study.train, load(staged, group.device), group, batch_size=batch_size, store=store)
-        if training.history:
+        if len(training.history) == study.train.epochs:
+            log.info("trained already: all %d epochs are in %s", study.train.epochs, store.folder)
+        elif training.history:
             log.info("continuing after epoch %d, from %s", len(training.history), store.folder)
         log.info(
             "training on %d x %s, global batch %d", group.world_size, device_name(group.device), training.global_batch

@@ -148,9 +148,7 @@ class Packer:
             return
         try:
             self._take(slot, ray.get(next(slot.stream)))
-        except StopIteration:
-            self._end_attempt(slot, "failed", error="the worker ended the trial without a result")
-        except RayError as error:
+        except (RayError, StopIteration) as error:
             self._end_attempt(slot, "failed", error=_death(error))
             self._start_worker_if_needed(slot)
 
@@ -233,8 +231,8 @@ class Packer:
                 self._end_attempt(slot, "interrupted")
 
 
-def _death(error: RayError) -> str:
-    """Why a worker is gone, in one line."""
-    if isinstance(error, RayActorError):
+def _death(error: Exception) -> str:
+    """Why a worker gave no answer, in one line."""
+    if isinstance(error, (RayActorError, StopIteration)):
         return "the worker's process ended: it was killed, or it crashed"
     return f"{type(error).__name__}: {error}".splitlines()[0]

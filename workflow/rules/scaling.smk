@@ -19,12 +19,10 @@ rule train:
         nodes=yard.training_nodes,
     params:
         results=yard.training,
-        ranks=yard.ranks_per_node,
     message:
         "scaling {wildcards.name}: training at {wildcards.scale}"
     shell:
-        "torchrun --standalone --nproc-per-node {params.ranks} $SCRIPTS/train.py --config $CONFIG"
-        " --study {wildcards.name} --scale {wildcards.scale} --log-file {log}"
+        "python $SCRIPTS/launch.py --scale {wildcards.scale} --config $CONFIG --study {wildcards.name} --log-file {log}"
 
 
 rule scaling_table:
