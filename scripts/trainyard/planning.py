@@ -90,7 +90,8 @@ class Plan:
         what = f"{len(self.pending)} of {len(self.trials)} trials pending{again}"
         if not self.pending:
             return f"sweep {self.name}: {what}; only the tables will be written"
-        asked = f"{slots.count} slots of {slots.gpus_per_trial:g} GPU and {slots.cpus_per_trial} CPU"
+        count = f"{slots.count} slot{'s' if slots.count > 1 else ''}"
+        asked = f"{count} of {slots.gpus_per_trial:g} GPU and {slots.cpus_per_trial} CPU"
         nodes = f" on {slots.nodes} nodes" if slots.nodes > 1 else ""
         predicted = self.predicted_seconds
         when = "the time is unknown until a first trial has finished"

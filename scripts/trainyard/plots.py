@@ -76,7 +76,7 @@ def gantt(axes: Axes, timeline: pd.DataFrame, trials: pd.DataFrame, key: str) ->
     run = _without_pauses(timeline)
     lanes = run[["node", "gpu", "slot"]].drop_duplicates().sort_values(["node", "slot"]).reset_index(drop=True)
     lane_of = {slot: index for index, slot in enumerate(lanes["slot"])}
-    value_of = trials.set_index("trial")[key]
+    value_of = trials.set_index("trial", drop=False)[key]
     colour = _colours(value_of)
     total = run["stop"].max()
     axes.barh(list(lane_of.values()), total, height=0.8, color="#F3F3F3", zorder=1)
@@ -129,11 +129,15 @@ def _without_pauses(timeline: pd.DataFrame) -> pd.DataFrame:
 
 def _colours(values: pd.Series) -> Callable[[Any], Any]:
     """From a value of a varied key to its colour: along a scale for numbers, from the palette for names."""
-    if pd.api.types.is_numeric_dtype(values):
+    if _is_number(values):
         scale = Normalize(values.min(), values.max())
         return lambda value: SEQUENCE(float(scale(value)))
     names = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(dict.fromkeys(values.astype(str)))}
     return lambda value: names.get(str(value), "#888888")
+
+
+def _is_number(values: pd.Series) -> bool:
+    return bool(pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values))
 
 
 def _readable(face: Any) -> str:
@@ -148,7 +152,7 @@ def _short(value: Any) -> str:
 def metric_against(axes: Axes, trials: pd.DataFrame, key: str, metric: str) -> None:
     """A metric of every finished trial against the value of one varied key."""
     done = trials[trials["status"] == "finished"]
-    numeric = pd.api.types.is_numeric_dtype(done[key])
+    numeric = _is_number(done[key])
     values = done[key] if numeric else done[key].astype(str)
     axes.plot(values, done[metric], "o", alpha=0.8)
     if numeric and done[key].is_unique:
@@ -177,7 +181,7 @@ def _spans_decades(values: pd.Series) -> bool:
 def sweep_losses(axes: Axes, epochs: pd.DataFrame, key: str) -> None:
     """Validation loss against epochs, a line per trial, coloured by the value of one varied key."""
     colour = _colours(epochs[key])
-    numeric = pd.api.types.is_numeric_dtype(epochs[key])
+    numeric = _is_number(epochs[key])
     named: set[str] = set()
     for _, rows in epochs.groupby("trial", sort=False):
         value = rows[key].iloc[0]

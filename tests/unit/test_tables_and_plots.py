@@ -84,7 +84,7 @@ TIMELINE = pd.DataFrame(
     columns=["trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome"],
 )  # fmt: skip
 TRIALS = pd.DataFrame({"trial": ["a", "b", "c"], "blocks": [10, 20, 30], "model": ["x", "y", "x"], "status": "finished",
-                       "val_accuracy": [0.8, 0.9, 0.7]})  # fmt: skip
+                       "nesterov": [False, True, True], "width": [1.5, None, 3.0], "val_accuracy": [0.8, 0.9, 0.7]})  # fmt: skip
 EPOCHS = pd.DataFrame({"trial": ["a", "a", "b"], "blocks": [10, 10, 20], "model": ["x", "x", "y"], "epoch": [1, 2, 1],
                        "val_loss": [1.0, 0.5, 0.7]})  # fmt: skip
 SCALING = pd.DataFrame(
@@ -98,6 +98,10 @@ HISTORIES = [("1x1", pd.DataFrame({"epoch": [1, 2], "val_loss": [1.0, 0.5], "tra
 PICTURES = {
     "gantt": (lambda axes: plots.gantt(axes, TIMELINE, TRIALS, "blocks"), ["n1 GPU 0", "n1 GPU 1", "labels: blocks"]),
     "gantt by name": (lambda axes: plots.gantt(axes, TIMELINE, TRIALS, "model"), ["labels: model"]),
+    "gantt of trials": (lambda axes: plots.gantt(axes, TIMELINE, TRIALS, "trial"), ["labels: trial"]),
+    "gantt by truth": (lambda axes: plots.gantt(axes, TIMELINE, TRIALS, "nesterov"), ["labels: nesterov"]),
+    "metric by truth": (lambda axes: plots.metric_against(axes, TRIALS, "nesterov", "val_accuracy"), ["nesterov = True"]),
+    "metric with gaps": (lambda axes: plots.metric_against(axes, TRIALS, "width", "val_accuracy"), ["width"]),
     "metric": (lambda axes: plots.metric_against(axes, TRIALS, "blocks", "val_accuracy"), ["90.0% at blocks = 20"]),
     "metric by name": (lambda axes: plots.metric_against(axes, TRIALS, "model", "val_accuracy"), ["at model = y"]),
     "losses": (lambda axes: plots.sweep_losses(axes, EPOCHS, "blocks"), ["validation loss", "epoch"]),
