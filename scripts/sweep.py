@@ -38,6 +38,8 @@ def main(arguments: argparse.Namespace) -> int:
 def _check(plan: Plan, results: Path) -> None:
     """What can be found wrong before Ray is started."""
     Staged(results / "data" / plan.sweep.dataset).split("train")
+    if plan.sweep.slots.nodes > 1:
+        raise UserError(f"sweeps.{plan.name}.slots.nodes: a sweep runs on one node so far; raise gpus_per_node instead")
     names = plan.sweep.retrain if isinstance(plan.sweep.retrain, dict) else {}
     unknown = [name for name in names if name != "all" and name not in plan.trials]
     if unknown:

@@ -1,11 +1,13 @@
 """The process group that a training finds itself in: none, one rank, or many started by torchrun."""
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -57,11 +59,28 @@ def process_group() -> Iterator[Group]:
         return
     local_rank = int(os.environ["LOCAL_RANK"])
     device = _device(local_rank)
+    _choose_interface()
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield Group(rank=dist.get_rank(), local_rank=local_rank, world_size=dist.get_world_size(), device=device)
     finally:
         dist.destroy_process_group()
+
+
+def _choose_interface() -> None:
+    """Have gloo and NCCL use the network interface that reaches the first node, if the user has not chosen one.
+
+    Left alone, gloo takes the address that the host name resolves to, which on many nodes is a loopback address.
+    """
+    if os.environ["WORLD_SIZE"] == os.environ["LOCAL_WORLD_SIZE"]:
+        return
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # no packet is sent: connecting chooses a route
+        probe.connect((os.environ["MASTER_ADDR"], 9))
+        address = probe.getsockname()[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
 def _device(local_rank: int) -> torch.device:

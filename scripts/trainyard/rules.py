@@ -98,6 +98,10 @@ class Workflow:
         """Nodes of the job."""
         return split_scale(wildcards.scale)[0]
 
+    def training_gres(self, wildcards: Wildcards) -> str:
+        """GPUs per node, in Slurm's words."""
+        return f"gpu:{self.ranks_per_node(wildcards)}"
+
     def training_cpus(self, wildcards: Wildcards) -> int:
         """CPUs per node."""
         return self.config.scaling[wildcards.name].cpus_per_gpu * self.ranks_per_node(wildcards)

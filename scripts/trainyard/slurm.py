@@ -1,8 +1,15 @@
 """What this process was given: CPUs, node and job, from Slurm where there is one, else from the machine."""
 
+import math
 import os
+import re
 import socket
+import subprocess
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+
+from trainyard.errors import UserError
 
 
 def available_cpus() -> int:
@@ -37,3 +44,59 @@ def job_id() -> str:
 def node_name() -> str:
     """The short name of this host."""
     return socket.gethostname().split(".")[0]
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What Slurm gave to the job that this process belongs to."""
+
+    job: str
+    nodes: tuple[str, ...]  # host names, in Slurm's order: the first is where the batch script runs
+    gpu_model: str  # as Slurm names it, or "" for an untyped GPU or none
+    end_time: float  # Unix seconds at which the walltime is over; infinite without a limit
+
+
+def allocation() -> Allocation | None:
+    """The allocation, or None outside of Slurm.
+
+    Asked of Slurm and not of the environment: the executor plugin strips most of the `SLURM_*` variables.
+
+    Raises:
+        UserError: Slurm does not answer.
+    """
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None:
+        return None
+    fields = parse_job(_answer("scontrol", "show", "job", "--oneliner", job))
+    nodes = _answer("scontrol", "show", "hostnames", fields["NodeList"]).split()
+    return Allocation(
+        job=job, nodes=tuple(nodes), gpu_model=gpu_model(fields), end_time=parse_time(fields.get("EndTime", "Unknown"))
+    )
+
+
+def parse_job(line: str) -> dict[str, str]:
+    """The fields of `scontrol show job --oneliner`; of a value with spaces, the part before the first."""
+    return dict(field.split("=", 1) for field in line.split() if "=" in field)
+
+
+def gpu_model(fields: dict[str, str]) -> str:
+    """The GPU's type among a job's allocated resources: `a100` in `gres/gpu:a100=4`."""
+    found = re.search(r"gres/gpu:([^=,]+)=", fields.get("AllocTRES") or fields.get("TRES", ""))
+    return found[1] if found else ""
+
+
+def parse_time(text: str) -> float:
+    """A time as Slurm prints it, `2026-11-20T21:30:00` on this machine's clock, in Unix seconds."""
+    if text in ("Unknown", "None", "N/A"):
+        return math.inf
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _answer(*command: str) -> str:
+    """What one of Slurm's programs prints."""
+    try:
+        done = subprocess.run(command, text=True, capture_output=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", "") or error
+        raise UserError(f"`{' '.join(command)}` failed inside a Slurm job: {str(said).strip()}") from None
+    return done.stdout

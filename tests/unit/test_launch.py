@@ -1,13 +1,37 @@
-"""The launch line is what a user would type: compared with its golden text."""
+"""Launch lines are what a user would type: compared with their golden texts."""
 
 import sys
 
+import pytest
 from launch import TRAIN, launch_line
+from trainyard.errors import UserError
+from trainyard.slurm import Allocation
+
+OPTIONS = ["--config", "c.yaml", "--study", "s"]
 
 
 def test_one_node_is_a_standalone_torchrun():
-    line = launch_line("1x4", ["--config", "c.yaml", "--study", "s"], log_dir="/logs")
+    line = launch_line("1x4", OPTIONS, log_dir="/logs")
     assert " ".join(line) == (
-        f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 4 --log-dir /logs "
+        f"{sys.executable} -m torch.distributed.run --nproc-per-node 4 --log-dir /logs --standalone "
         f"{TRAIN} --scale 1x4 --config c.yaml --study s"
     )
+
+
+def test_several_nodes_are_a_torchrun_each_that_meet_at_the_first():
+    allocation = Allocation(job="1234567", nodes=("n3", "n4"), gpu_model="a100", end_time=0)
+    line = launch_line("2x8", OPTIONS, log_dir="/logs", allocation=allocation)
+    assert " ".join(line) == (
+        "srun --nodes 2 --ntasks 2 --ntasks-per-node 1 --kill-on-bad-exit=1 "
+        f"{sys.executable} -m torch.distributed.run --nproc-per-node 8 --log-dir /logs --nnodes 2 "
+        "--rdzv-backend c10d --rdzv-id 1234567 --rdzv-endpoint n3:24567 "
+        f"{TRAIN} --scale 2x8 --config c.yaml --study s"
+    )
+
+
+def test_several_nodes_need_a_job_with_as_many():
+    with pytest.raises(UserError, match="scale 2x1 needs 2 nodes, but this is not a Slurm job"):
+        launch_line("2x1", OPTIONS, log_dir="/logs")
+    three = Allocation(job="7", nodes=("a", "b", "c"), gpu_model="", end_time=0)
+    with pytest.raises(UserError, match="needs 2 nodes, but the job has 3"):
+        launch_line("2x1", OPTIONS, log_dir="/logs", allocation=three)

@@ -83,8 +83,10 @@ TIMELINE = pd.DataFrame(
      ["c", 1, "local", "n1", 0, 0, 5000.0, 5002.0, "finished"]],
     columns=["trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome"],
 )  # fmt: skip
-TRIALS = pd.DataFrame({"trial": ["a", "b", "c"], "blocks": [10, 20, 30], "model": ["x", "y", "x"], "status": "finished",
-                       "nesterov": [False, True, True], "width": [1.5, None, 3.0], "val_accuracy": [0.8, 0.9, 0.7]})  # fmt: skip
+TRIALS = pd.DataFrame(
+    {"trial": ["a", "b", "c"], "blocks": [10, 20, 30], "model": ["x", "y", "x"], "width": [1.5, None, 3.0],
+     "nesterov": [False, True, True], "status": "finished", "val_accuracy": [0.8, 0.9, 0.7]}
+)  # fmt: skip
 EPOCHS = pd.DataFrame({"trial": ["a", "a", "b"], "blocks": [10, 10, 20], "model": ["x", "x", "y"], "epoch": [1, 2, 1],
                        "val_loss": [1.0, 0.5, 0.7]})  # fmt: skip
 SCALING = pd.DataFrame(
@@ -100,7 +102,10 @@ PICTURES = {
     "gantt by name": (lambda axes: plots.gantt(axes, TIMELINE, TRIALS, "model"), ["labels: model"]),
     "gantt of trials": (lambda axes: plots.gantt(axes, TIMELINE, TRIALS, "trial"), ["labels: trial"]),
     "gantt by truth": (lambda axes: plots.gantt(axes, TIMELINE, TRIALS, "nesterov"), ["labels: nesterov"]),
-    "metric by truth": (lambda axes: plots.metric_against(axes, TRIALS, "nesterov", "val_accuracy"), ["nesterov = True"]),
+    "metric by truth": (
+        lambda axes: plots.metric_against(axes, TRIALS, "nesterov", "val_accuracy"),
+        ["nesterov = True"],
+    ),
     "metric with gaps": (lambda axes: plots.metric_against(axes, TRIALS, "width", "val_accuracy"), ["width"]),
     "metric": (lambda axes: plots.metric_against(axes, TRIALS, "blocks", "val_accuracy"), ["90.0% at blocks = 20"]),
     "metric by name": (lambda axes: plots.metric_against(axes, TRIALS, "model", "val_accuracy"), ["at model = y"]),

@@ -34,6 +34,7 @@ rule sweep_page:
         ),
     log:
         "results/logs/tables/sweeps-{name}.log",
+    localrule: True
     conda:
         "../../envs/trainyard.yaml"
     shell:
@@ -53,6 +54,7 @@ rule trees_page:
         ),
     log:
         "results/logs/tables/trees-{name}.log",
+    localrule: True
     conda:
         "../../envs/trainyard.yaml"
     shell:
@@ -87,6 +89,7 @@ rule plot_sweep:
         multiext("results/plots/sweeps/{name}/", "gantt.png", "metric.png", "loss.png"),
     log:
         "results/logs/plots/sweeps-{name}.log",
+    localrule: True
     conda:
         "../../envs/trainyard.yaml"
     message:
@@ -116,6 +119,7 @@ rule plot_scaling:
         multiext("results/plots/scaling/{name}/", "speedup.png", "loss.png"),
     log:
         "results/logs/plots/scaling-{name}.log",
+    localrule: True
     conda:
         "../../envs/trainyard.yaml"
     message:
@@ -138,6 +142,7 @@ rule plot_trees:
         "results/plots/trees/{name}/scores.png",
     log:
         "results/logs/plots/trees-{name}.log",
+    localrule: True
     conda:
         "../../envs/trainyard.yaml"
     message:

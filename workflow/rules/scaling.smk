@@ -11,6 +11,8 @@ rule train:
         "results/scaling/{name}/{scale}/history.csv",
     log:
         "results/logs/train/{name}-{scale}.log",
+    wildcard_constraints:
+        scale=r"1x\d+",
     conda:
         "../../envs/trainyard.yaml"
     threads: yard.training_cpus
@@ -23,6 +25,19 @@ rule train:
         "scaling {wildcards.name}: training at {wildcards.scale}"
     shell:
         "python $SCRIPTS/launch.py --scale {wildcards.scale} --config $CONFIG --study {wildcards.name} --log-file {log}"
+
+
+# Slurm wraps a job of one node in an srun of its own; a job of several nodes is told by `mpi` to leave that to us.
+use rule train as train_on_nodes with:
+    wildcard_constraints:
+        scale=r"(?!1x)\d+x\d+",
+    resources:
+        mpi="srun",
+        nodes=yard.training_nodes,
+        tasks=yard.training_nodes,
+        gres=yard.training_gres,
+        tasks_per_gpu=0,
+        slurm_extra="--ntasks-per-node=1",
 
 
 rule scaling_table:
@@ -39,6 +54,7 @@ rule scaling_table:
         ),
     log:
         "results/logs/tables/scaling-{name}.log",
+    localrule: True
     conda:
         "../../envs/trainyard.yaml"
     params:
