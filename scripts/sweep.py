@@ -81,7 +81,8 @@ def _train(plan: Plan, journal: Journal, results: Path) -> None:
 
         tasks = [
             Task(trial=name, spec=plan.trials[name].spec, values=plan.trials[name].values,
-                 generation=plan.generation(name), earlier_attempts=len(plan.tries.get(name, ())))
+                 generation=plan.generation(name), earlier_attempts=len(plan.tries.get(name, ())),
+                 expected_seconds=plan.seconds.get(name))
             for name in plan.pending
         ]  # fmt: skip
         packer = Packer(
@@ -90,6 +91,7 @@ def _train(plan: Plan, journal: Journal, results: Path) -> None:
             dataset=results / "data" / plan.sweep.dataset,
             retries=plan.sweep.retries,
             logs=results / "sweeps" / plan.name / "logs",
+            deadline=slurm.deadline(),
             on_event=progress.see,
         )
         packer.run(tasks)

@@ -8,7 +8,9 @@ Interrupted, it continues from the checkpoint of the last whole epoch.
 
 import argparse
 import logging
+import math
 import statistics
+import time
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -60,10 +62,21 @@ def _train(config: Config, arguments: argparse.Namespace, group: Group) -> None:
         log.info(
             "training on %d x %s, global batch %d", group.world_size, device_name(group.device), training.global_batch
         )
+        deadline = slurm.deadline() if group.leads else math.inf
         for row in training.epochs():
             log.info(epoch_line(row, study.train.epochs))
+            _stop_before(deadline, training)
         if group.leads:
             _write_results(training, folder, arguments.scale)
+
+
+def _stop_before(deadline: float, training: Training) -> None:
+    """End on all ranks, its checkpoint written, if the next epoch would not end before the leading rank's deadline."""
+    last = training.history[-1]
+    too_late = last.epoch < training.spec.epochs and time.time() + 1.2 * last.seconds > deadline
+    if training.group.total(torch.tensor(float(too_late), device=training.group.device)):
+        raise UserError(f"stopped before the end of the walltime, after epoch {last.epoch} of {training.spec.epochs}: "
+                        "the same command continues from here, and so do Snakemake's retries")  # fmt: skip
 
 
 def _check_world(scale: str, group: Group) -> None:

@@ -1,6 +1,7 @@
 """Packing: one long-lived worker per slot is fed trials, longest first, and everything goes into the journal."""
 
 import logging
+import math
 import time
 import traceback
 from collections import deque
@@ -32,6 +33,7 @@ class Task:
     values: dict[str, Any]
     generation: int
     earlier_attempts: int
+    expected_seconds: float | None = None  # None before there is evidence
 
 
 class Worker:
@@ -107,21 +109,26 @@ class Packer:
         dataset: Path,
         retries: int,
         logs: Path,
+        deadline: float = math.inf,
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
         self._journal, self._logs, self._on_event = journal, logs, on_event
-        self._retries = retries
+        self._retries, self._deadline = retries, deadline
         self._options = {"num_cpus": slots.cpus_per_trial, "num_gpus": slots.gpus_per_trial, "max_restarts": 0}
         self._arguments = (dataset.absolute(), slots.cpus_per_trial)
         self._slots = [_Slot(number) for number in range(slots.count)]
         self._queue: deque[Task] = deque()
         self._tried_now: dict[str, int] = {}
+        self._longest_seen = 0.0  # seconds
 
     def run(self, tasks: list[Task]) -> None:
         """Run all tasks in this order, each slot taking the next one as soon as it is free.
 
+        With a `deadline` (Unix seconds), no trial is begun that is not expected to end by then, a shorter one is
+        taken in its place, and trials that still run at the deadline are given up as interrupted.
+
         Raises:
-            UserError: a slot cannot be started.
+            UserError: a slot cannot be started, or the deadline left some tasks undone.
         """
         self._queue = deque(tasks)
         for slot in self._slots[: len(tasks)]:
@@ -129,11 +136,19 @@ class Packer:
         try:
             while busy := [slot for slot in self._slots if slot.waits_for is not None]:
                 streams = {slot.waits_for: slot for slot in busy}
-                ready, _ = ray.wait(list(streams), num_returns=1, fetch_local=False)
+                ready, _ = ray.wait(list(streams), num_returns=1, timeout=self._seconds_left(), fetch_local=False)
+                if not ready:
+                    break
                 for stream in ready:
                     self._hear(streams[stream])
         finally:
-            self._record_interrupted()
+            given_up = self._record_interrupted()
+        left = len(self._queue) + given_up
+        if left:
+            remedy = "the same command continues from here, and so do Snakemake's retries"
+            if not self._longest_seen:
+                remedy = "none could end in time: ask for a longer walltime (the resource `runtime`, in minutes)"
+            raise UserError(f"stopped before the end of the walltime, {left} trials are left: {remedy}")
 
     # ---- one slot
 
@@ -177,10 +192,10 @@ class Packer:
             self._start_worker(slot)
 
     def _next_trial(self, slot: _Slot) -> None:
-        if not self._queue:
+        task = self._next_task()
+        if task is None:
             slot.worker = None  # nothing left to do: dropping the last handle ends the process and frees its memory
             return
-        task = self._queue.popleft()
         tried = self._tried_now.get(task.trial, 0) + 1
         self._tried_now[task.trial] = tried
         slot.task, slot.attempt = task, task.earlier_attempts + tried
@@ -188,12 +203,27 @@ class Packer:
         spec = task.spec.model_dump(mode="json", exclude_defaults=True)
         slot.stream = slot.worker.run.options(num_returns="streaming").remote(spec)
 
+    def _next_task(self) -> Task | None:
+        """The first task in the queue that is expected to end before the deadline, taken off it."""
+        left = self._seconds_left()
+        for task in self._queue:
+            expected = self._longest_seen if task.expected_seconds is None else task.expected_seconds
+            if left is None or expected <= left:
+                self._queue.remove(task)
+                return task
+        return None
+
+    def _seconds_left(self) -> float | None:
+        """Seconds until the deadline, at least 0; None without one."""
+        return None if math.isinf(self._deadline) else max(0.0, self._deadline - time.time())
+
     def _take(self, slot: _Slot, message: dict[str, Any]) -> None:
         seconds = round(message.get("seconds", 0.0), 4)
         if "epoch" in message:
             first = {"first_step_time": message["first_step_time"]} if message["epoch"]["epoch"] == 1 else {}
             self._record(slot, "epoch", metrics=message["epoch"], **first)
         elif "finished" in message:
+            self._longest_seen = max(self._longest_seen, seconds)
             self._end_attempt(slot, "finished", metrics=message["finished"], seconds=seconds)
             self._next_trial(slot)
         else:
@@ -225,14 +255,18 @@ class Packer:
         assert on.task is not None
         self._on_event(self._journal.append(event, trial=on.task.trial, attempt=on.attempt, **fields))
 
-    def _record_interrupted(self) -> None:
-        for slot in self._slots:
-            if slot.task is not None:
-                self._end_attempt(slot, "interrupted")
+    def _record_interrupted(self) -> int:
+        """End the attempts that are still open; returns how many there were."""
+        running = [slot for slot in self._slots if slot.task is not None]
+        for slot in running:
+            self._end_attempt(slot, "interrupted")
+        return len(running)
 
 
 def _death(error: Exception) -> str:
     """Why a worker gave no answer, in one line."""
+    if isinstance(error, RayActorError) and "creation task" in str(error):  # it never was: the last line says why
+        return str(error).strip().splitlines()[-1]
     if isinstance(error, (RayActorError, StopIteration)):
         return "the worker's process ended: it was killed, or it crashed"
     return f"{type(error).__name__}: {error}".splitlines()[0]

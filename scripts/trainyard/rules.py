@@ -27,7 +27,8 @@ class Workflow:
         resolved = self.config.model_dump(mode="json", exclude_unset=True)
         self.config_file = results / "configs" / f"{digest_of(resolved)}.json"
         self._resolved = resolved
-        self._plan: Callable[[str], Plan] = cache(lambda name: plan_sweep(self.config, name, results))
+        # A plan of its own for each attempt: a retry asks for what is left.
+        self._plan: Callable[..., Plan] = cache(lambda name, attempt=1: plan_sweep(self.config, name, results))
 
     def shell_prefix(self, deployment: Collection[Any]) -> str:
         """What each rule's command begins with: $SCRIPTS, $CONFIG, and the environment that runs Snakemake.
@@ -56,17 +57,17 @@ class Workflow:
         """Changes with the results that a sweep must have; what is pending must not be a parameter of its rule."""
         return self._plan(wildcards.name).digest
 
-    def pending(self, wildcards: Wildcards) -> int:
+    def pending(self, wildcards: Wildcards, attempt: int) -> int:
         """Trials without a result."""
-        return len(self._plan(wildcards.name).pending)
+        return len(self._plan(wildcards.name, attempt).pending)
 
-    def sweep_summary(self, wildcards: Wildcards) -> str:
+    def sweep_summary(self, wildcards: Wildcards, attempt: int) -> str:
         """What running the sweep now would mean, in words."""
-        return self._plan(wildcards.name).summary()
+        return self._plan(wildcards.name, attempt).summary()
 
-    def sweep_minutes(self, wildcards: Wildcards) -> int:
+    def sweep_minutes(self, wildcards: Wildcards, attempt: int) -> int:
         """Walltime to ask for."""
-        return self._plan(wildcards.name).walltime_minutes
+        return self._plan(wildcards.name, attempt).walltime_minutes
 
     def sweep_gpus(self, wildcards: Wildcards) -> int:
         """GPUs per node."""

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from trainyard.errors import UserError
 
+DEADLINE_MARGIN_SECONDS = 10  # to record what is in progress and to take everything down
+
 
 def available_cpus() -> int:
     """CPUs that this process may use: the smallest of Slurm's allocation, the CPU set and the cgroup's quota.
@@ -72,6 +74,12 @@ def allocation() -> Allocation | None:
     return Allocation(
         job=job, nodes=tuple(nodes), gpu_model=gpu_model(fields), end_time=parse_time(fields.get("EndTime", "Unknown"))
     )
+
+
+def deadline() -> float:
+    """When to have stopped, in Unix seconds: a little before the job's walltime is over; infinite without one."""
+    given = allocation()
+    return math.inf if given is None else given.end_time - DEADLINE_MARGIN_SECONDS
 
 
 def parse_job(line: str) -> dict[str, str]:
