@@ -38,8 +38,6 @@ def main(arguments: argparse.Namespace) -> int:
 def _check(plan: Plan, results: Path) -> None:
     """What can be found wrong before Ray is started."""
     Staged(results / "data" / plan.sweep.dataset).split("train")
-    if plan.sweep.slots.nodes > 1:
-        raise UserError(f"sweeps.{plan.name}.slots.nodes: a sweep runs on one node so far; raise gpus_per_node instead")
     names = plan.sweep.retrain if isinstance(plan.sweep.retrain, dict) else {}
     unknown = [name for name in names if name != "all" and name not in plan.trials]
     if unknown:
@@ -58,7 +56,7 @@ def _close_open_attempts(journal: Journal, plan: Plan) -> None:
 def _train(plan: Plan, journal: Journal, results: Path) -> None:
     """Start Ray, feed its slots until nothing is pending, and take it down."""
     from trainyard.progress import Progress  # these take a second to import: only where there is work
-    from trainyard.raycluster import local_ray
+    from trainyard.raynodes import ray_for
 
     slots = plan.sweep.slots
     journal.append(
@@ -73,7 +71,8 @@ def _train(plan: Plan, journal: Journal, results: Path) -> None:
     )
     progress = Progress(plan)
     log.info("starting Ray with %d slots", slots.count)
-    with local_ray(gpus=slots.gpus_per_node, cpus=slots.per_node * slots.cpus_per_trial) as cluster, progress.shown():
+    folder = results / "sweeps" / plan.name
+    with ray_for(slots, folder=folder) as cluster, progress.shown():
         # A polite end is recorded, whoever asks. Not before: Ray installs a handler of its own that skips clean-up.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         journal.append("ray_up", durable=False, **cluster.startup_seconds)
@@ -90,7 +89,7 @@ def _train(plan: Plan, journal: Journal, results: Path) -> None:
             slots=slots,
             dataset=results / "data" / plan.sweep.dataset,
             retries=plan.sweep.retries,
-            logs=results / "sweeps" / plan.name / "logs",
+            logs=folder / "logs",
             deadline=slurm.deadline(),
             on_event=progress.see,
         )

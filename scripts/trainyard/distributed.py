@@ -1,7 +1,6 @@
 """The process group that a training finds itself in: none, one rank, or many started by torchrun."""
 
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainyard import slurm
 from trainyard.errors import UserError
 
 NODE_GPUS = Path("/proc/driver/nvidia/gpus")  # one entry per GPU, whatever a job may see of them
@@ -74,9 +74,7 @@ def _choose_interface() -> None:
     """
     if os.environ["WORLD_SIZE"] == os.environ["LOCAL_WORLD_SIZE"]:
         return
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # no packet is sent: connecting chooses a route
-        probe.connect((os.environ["MASTER_ADDR"], 9))
-        address = probe.getsockname()[0]
+    address = slurm.address_towards(os.environ["MASTER_ADDR"])
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address == address for each in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)

@@ -135,6 +135,8 @@ class Packer:
             self._start_worker(slot)
         try:
             while busy := [slot for slot in self._slots if slot.waits_for is not None]:
+                if not self._queue and all(slot.starting is not None for slot in busy):
+                    break  # these come up too late, or never: their node may be gone
                 streams = {slot.waits_for: slot for slot in busy}
                 ready, _ = ray.wait(list(streams), num_returns=1, timeout=self._seconds_left(), fetch_local=False)
                 if not ready:

@@ -51,10 +51,19 @@ class LocalRay:
     startup_seconds: dict[str, float]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Network:
+    """What other nodes need to join: an address of this one, and a folder that they share, for the token."""
+
+    address: str
+    shared: Path
+
+
 @contextlib.contextmanager
-def local_ray(*, gpus: int, cpus: int, trim: bool = True) -> Iterator[LocalRay]:
+def local_ray(*, gpus: int, cpus: int, trim: bool = True, network: Network | None = None) -> Iterator[LocalRay]:
     """Run Ray on this machine with so many GPU and CPU slots; on leaving, no process and no file of it remains.
 
+    With a `network`, it listens there instead of on loopback only, and other nodes with the token can join.
     Call it from the main thread: Ray's daemons carry PR_SET_PDEATHSIG, which fires when the *thread* that started them
     ends. That signal and a watchdog take everything down when the driver is killed with SIGKILL.
     `cpus` also bounds how many workers start at once: make it at least the number of actors.
@@ -63,25 +72,27 @@ def local_ray(*, gpus: int, cpus: int, trim: bool = True) -> Iterator[LocalRay]:
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("start the local Ray from the main thread, or it ends with the thread that started it")
     seconds: dict[str, float] = {}
-    with _private_directory() as directory, _environment(token_path=_write_token(directory=directory)):
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(_private_directory())
+        token = stack.enter_context(_token_file(network.shared if network else directory))
+        stack.enter_context(_environment(token=token, networked=network is not None))
         with _timed(into=seconds, name="import_ray_seconds"):
             import ray
-        try:
-            with _timed(into=seconds, name="ray_init_seconds"), _trimmed_boot() if trim else contextlib.nullcontext():
-                ray.init(
-                    address="local",  # anything else may join a cluster that an earlier job left behind
-                    num_gpus=gpus,
-                    num_cpus=cpus,
-                    object_store_memory=OBJECT_STORE_BYTES,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    _temp_dir=str(directory / "r"),  # Ray opens its own directory to everybody; its parent stays 0700
-                )
-            with _watchdog(directory=directory):
-                yield LocalRay(directory=directory, startup_seconds=seconds)
-        finally:
-            ray.shutdown()
+        stack.callback(ray.shutdown)
+        with _timed(into=seconds, name="ray_init_seconds"), _trimmed_boot() if trim else contextlib.nullcontext():
+            ray.init(
+                address="local",  # anything else may join a cluster that an earlier job left behind
+                num_gpus=gpus,
+                num_cpus=cpus,
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address=network.address if network else None,
+                _temp_dir=str(directory / "r"),  # Ray opens its own directory to everybody; its parent stays 0700
+            )
+        stack.enter_context(_watchdog(directory=directory))
+        yield LocalRay(directory=directory, startup_seconds=seconds)
 
 
 @contextlib.contextmanager
@@ -121,11 +132,16 @@ def _watchdog(*, directory: Path) -> Iterator[None]:
             watchdog.kill()
 
 
-def _write_token(*, directory: Path) -> Path:
-    path = directory / "token"
+@contextlib.contextmanager
+def _token_file(folder: Path) -> Iterator[Path]:
+    """The token in a file that only this user can read, for as long as it is needed."""
+    path = folder.absolute() / f".ray-token-{secrets.token_hex(4)}"
     with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
         file.write(_token())
-    return path
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
 
 
 @functools.cache
@@ -135,8 +151,10 @@ def _token() -> str:
 
 
 @contextlib.contextmanager
-def _environment(*, token_path: Path) -> Iterator[None]:
-    wanted = {**ENVIRONMENT, "RAY_AUTH_TOKEN_PATH": str(token_path)}
+def _environment(*, token: Path, networked: bool) -> Iterator[None]:
+    wanted = {**ENVIRONMENT, "RAY_AUTH_TOKEN_PATH": str(token)}
+    if networked:  # this one would shut the other nodes out
+        wanted["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = None
     before = {name: os.environ.get(name) for name in wanted}
     _set_environment(wanted)
     try:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trainyard.config import NAME_PATTERN, split_scale
 from trainyard.configfile import check_config
@@ -76,6 +76,15 @@ class Workflow:
     def sweep_nodes(self, wildcards: Wildcards) -> int:
         """Nodes of the job."""
         return int(self.config.sweeps[wildcards.name].slots.nodes)
+
+    def sweep_gres(self, wildcards: Wildcards) -> str:
+        """GPUs per node, in Slurm's words."""
+        return f"gpu:{self.sweep_gpus(wildcards)}"
+
+    def sweeps_on(self, *, nodes: Literal["one", "several"]) -> str:
+        """A pattern of the names of the sweeps whose job has one node, or several; of none, one that nothing fits."""
+        names = [name for name, sweep in self.config.sweeps.items() if (sweep.slots.nodes == 1) == (nodes == "one")]
+        return "|".join(names) or "(?!)"
 
     def sweep_cpus(self, wildcards: Wildcards) -> int:
         """CPUs per node."""

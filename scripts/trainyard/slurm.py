@@ -43,6 +43,13 @@ def job_id() -> str:
     return os.environ.get("SLURM_JOB_ID", "local")
 
 
+def address_towards(host: str) -> str:
+    """This host's address on the network that reaches another one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # no packet is sent: connecting chooses a route
+        probe.connect((host, 9))
+        return str(probe.getsockname()[0])
+
+
 def node_name() -> str:
     """The short name of this host."""
     return socket.gethostname().split(".")[0]

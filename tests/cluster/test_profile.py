@@ -42,16 +42,18 @@ def test_one_loss_from_one_gpu_to_four_nodes(cluster, shared_dir):
     assert cluster.gpus_allocated() == 0
 
 
-def test_a_sweep_is_one_job(cluster, shared_dir):
-    snakemake(cluster, shared_dir, TINY, "--", "sweeps")
-    timeline = pd.read_csv(shared_dir / "results/sweeps/lr/timeline.csv")
-    assert timeline["job"].nunique() == 1
-    assert set(timeline["gpu"]) == {0, 1}
-    assert (timeline["outcome"] == "finished").all()
-    jobs = cluster.jobs(int(timeline["job"][0]))
-    assert len(jobs) == 1
-    assert jobs[0].state == "COMPLETED"
+def test_a_sweep_is_one_job_on_one_node_and_on_two(cluster, shared_dir):
+    sweep = TINY["sweeps"]["lr"]
+    sweeps = {"one": sweep, "two": {**sweep, "slots": {"nodes": 2, "gpus_per_node": 2}}}
+    snakemake(cluster, shared_dir, {**TINY, "sweeps": sweeps}, "--", "sweeps")
+    for name, places in (("one", 2), ("two", 4)):
+        timeline = pd.read_csv(shared_dir / f"results/sweeps/{name}/timeline.csv")
+        assert timeline["job"].nunique() == 1
+        assert (timeline["outcome"] == "finished").all()
+        assert len(timeline[["node", "gpu"]].drop_duplicates()) == places
+        assert [job.state for job in cluster.jobs(int(timeline["job"][0]))] == ["COMPLETED"]
     assert not any(cluster.processes_left().values())
+    assert cluster.gpus_allocated() == 0
 
 
 SLOW = """

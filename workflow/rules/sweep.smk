@@ -12,6 +12,8 @@ rule sweep:
         "results/sweeps/{name}/epochs.csv",
     log:
         "results/logs/sweep/{name}.log",
+    wildcard_constraints:
+        name=yard.sweeps_on(nodes="one"),
     conda:
         "../../envs/trainyard.yaml"
     threads: yard.sweep_cpus
@@ -27,3 +29,19 @@ rule sweep:
         "{resources.plan}"
     shell:
         "python $SCRIPTS/sweep.py --config $CONFIG --sweep {wildcards.name} --log-file {log}"
+
+
+# As for trainings: a Slurm job of several nodes is told by `mpi` to leave the sruns to us.
+use rule sweep as sweep_on_nodes with:
+    wildcard_constraints:
+        name=yard.sweeps_on(nodes="several"),
+    resources:
+        pending=yard.pending,
+        runtime=yard.sweep_minutes,
+        plan=yard.sweep_summary,
+        mpi="srun",
+        nodes=yard.sweep_nodes,
+        tasks=yard.sweep_nodes,
+        gres=yard.sweep_gres,
+        tasks_per_gpu=0,
+        slurm_extra="--ntasks-per-node=1 --no-kill",  # a dead node costs the trials on it, not the job
