@@ -43,8 +43,9 @@ def test_one_loss_from_one_gpu_to_four_nodes(cluster, shared_dir):
 
 
 def test_a_sweep_is_one_job_on_one_node_and_on_two(cluster, shared_dir):
-    sweep = TINY["sweeps"]["lr"]
-    sweeps = {"one": sweep, "two": {**sweep, "slots": {"nodes": 2, "gpus_per_node": 2}}}
+    sweep = slow_sweep(shared_dir, 10, 10, 10, 10)["sweeps"]["s"]  # else the first slot that is up does them all
+    slots = {"one": {"gpus_per_node": 2}, "two": {"nodes": 2, "gpus_per_node": 2}}
+    sweeps = {name: {**sweep, "slots": shape} for name, shape in slots.items()}
     snakemake(cluster, shared_dir, {**TINY, "sweeps": sweeps}, "--", "sweeps")
     for name, places in (("one", 2), ("two", 4)):
         timeline = pd.read_csv(shared_dir / f"results/sweeps/{name}/timeline.csv")
