@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 import socket
 import subprocess
 from dataclasses import dataclass
@@ -61,7 +60,6 @@ class Allocation:
 
     job: str
     nodes: tuple[str, ...]  # host names, in Slurm's order: the first is where the batch script runs
-    gpu_model: str  # as Slurm names it, or "" for an untyped GPU or none
     end_time: float  # Unix seconds at which the walltime is over; infinite without a limit
 
 
@@ -78,9 +76,7 @@ def allocation() -> Allocation | None:
         return None
     fields = parse_job(_answer("scontrol", "show", "job", "--oneliner", job))
     nodes = _answer("scontrol", "show", "hostnames", fields["NodeList"]).split()
-    return Allocation(
-        job=job, nodes=tuple(nodes), gpu_model=gpu_model(fields), end_time=parse_time(fields.get("EndTime", "Unknown"))
-    )
+    return Allocation(job=job, nodes=tuple(nodes), end_time=parse_time(fields.get("EndTime", "Unknown")))
 
 
 def deadline() -> float:
@@ -92,12 +88,6 @@ def deadline() -> float:
 def parse_job(line: str) -> dict[str, str]:
     """The fields of `scontrol show job --oneliner`; of a value with spaces, the part before the first."""
     return dict(field.split("=", 1) for field in line.split() if "=" in field)
-
-
-def gpu_model(fields: dict[str, str]) -> str:
-    """The GPU's type among a job's allocated resources: `a100` in `gres/gpu:a100=4`."""
-    found = re.search(r"gres/gpu:([^=,]+)=", fields.get("AllocTRES") or fields.get("TRES", ""))
-    return found[1] if found else ""
 
 
 def parse_time(text: str) -> float:

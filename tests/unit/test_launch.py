@@ -19,7 +19,7 @@ def test_one_node_is_a_standalone_torchrun():
 
 
 def test_several_nodes_are_a_torchrun_each_that_meet_at_the_first():
-    allocation = Allocation(job="1234567", nodes=("n3", "n4"), gpu_model="a100", end_time=0)
+    allocation = Allocation(job="1234567", nodes=("n3", "n4"), end_time=0)
     line = launch_line("2x8", OPTIONS, log_dir="/logs", allocation=allocation)
     assert " ".join(line) == (
         "srun --nodes 2 --ntasks 2 --ntasks-per-node 1 --kill-on-bad-exit=1 "
@@ -32,6 +32,6 @@ def test_several_nodes_are_a_torchrun_each_that_meet_at_the_first():
 def test_several_nodes_need_a_job_with_as_many():
     with pytest.raises(UserError, match="scale 2x1 needs 2 nodes, but this is not a Slurm job"):
         launch_line("2x1", OPTIONS, log_dir="/logs")
-    three = Allocation(job="7", nodes=("a", "b", "c"), gpu_model="", end_time=0)
+    three = Allocation(job="7", nodes=("a", "b", "c"), end_time=0)
     with pytest.raises(UserError, match="needs 2 nodes, but the job has 3"):
         launch_line("2x1", OPTIONS, log_dir="/logs", allocation=three)
