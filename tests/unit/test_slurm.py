@@ -7,8 +7,8 @@ import pytest
 from trainyard import slurm
 
 LINE = (
-    "JobId=1 JobName=wrap UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901759 Nice=0 Account=root QOS=normal "
-    "JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0 "
+    "JobId=1 JobName=wrap UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901759 Nice=0 Account=root "
+    "QOS=normal JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0 "
     "RunTime=00:00:02 TimeLimit=00:05:00 TimeMin=N/A SubmitTime=2026-11-20T23:59:09 EligibleTime=2026-11-20T23:59:09 "
     "AccrueTime=2026-11-20T23:59:09 StartTime=2026-11-20T23:59:10 EndTime=2026-11-21T00:04:10 Deadline=N/A "
     "SuspendTime=None SecsPreSuspend=0 LastSchedEval=2026-11-20T23:59:10 Scheduler=Backfill Partition=gpu "
