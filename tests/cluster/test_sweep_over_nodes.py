@@ -68,7 +68,7 @@ def nothing_left(cluster, shared_dir):
 
 
 def test_twenty_trials_on_two_nodes_are_one_job_and_use_every_gpu(cluster, shared_dir):
-    job = start(cluster, shared_dir, trials=20, seconds=0.3)
+    job = start(cluster, shared_dir, trials=20, seconds=1.0)
     ended = cluster.wait_for_job(job, timeout_seconds=120)
     said = (shared_dir / f"slurm-{job}.out").read_text()
     assert ended.state == "COMPLETED", said
@@ -96,30 +96,16 @@ def test_two_sweeps_on_the_same_nodes_do_not_meet(cluster, shared_dir):
     assert second[0].start < first[-1].end
 
 
-@pytest.mark.parametrize("credentials", [{}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}])
-def test_without_the_token_nobody_gets_in(cluster, shared_dir, nothing_left, credentials):
+def test_without_the_token_nobody_gets_in(cluster, shared_dir, nothing_left):
     job = start(cluster, shared_dir, "--nodelist=n1,n2", trials=4, seconds=60)
     wait_until(lambda: outcomes(shared_dir) == ["running"] * 4, timeout_seconds=60, what="all slots work")
     sockets = cluster.host(1).run(["ss", "--listening", "--tcp", "--numeric", "--processes"]).stdout
     port = re.search(r":(\d+) .*gcs_server", sockets)[1]
-    intruder = f"import ray; ray.init(address='10.77.0.1:{port}')"
-    command = ["timeout", "15", "env", *(f"{name}={value}" for name, value in credentials.items())]
-    done = cluster.host(2).run([*command, sys.executable, "-c", intruder], check=False, timeout_seconds=60)
-    assert done.returncode != 0
-    assert "InvalidAuthToken" in done.stdout + done.stderr
+    intruder = [sys.executable, "-c", f"import ray; ray.init(address='10.77.0.1:{port}')"]
+    for credentials in ([], ["RAY_AUTH_MODE=token", "RAY_AUTH_TOKEN=0123456789abcdef0123456789abcdef"]):
+        done = cluster.host(2).run(["timeout", "8", "env", *credentials, *intruder], check=False, timeout_seconds=30)
+        assert done.returncode != 0
+        assert "InvalidAuthToken" in done.stdout + done.stderr
     cluster.run(["scancel", str(job)])
     cluster.wait_for_job(job)
     nothing_left("by scancel, five seconds after which the whole job gets SIGKILL")
-
-
-def test_a_sweep_whose_node_loses_power_goes_on_without_it(cluster, shared_dir):
-    """Its trials fail, are tried again elsewhere, and the sweep finishes on the slots that are left."""
-    job = start(cluster, shared_dir, "--no-kill", trials=8, seconds=4)
-    wait_until(lambda: outcomes(shared_dir).count("running") == 4, timeout_seconds=60, what="all slots work")
-    second = sorted({attempt.where["node"] for attempt in journal_of(shared_dir)})[1]
-    cluster.host(int(second[1:])).power_off()
-    cluster.wait_for_job(job, state="COMPLETED", timeout_seconds=150)
-    tries = journal_of(shared_dir)
-    assert sum(attempt.outcome == "finished" for attempt in tries) == 8
-    assert any(attempt.outcome == "failed" and attempt.where["node"] == second for attempt in tries)
-    cluster.repair()

@@ -70,38 +70,53 @@ def alive(processes):
     return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
-ONCE = {"model_args.mark": "{folder}/mark"}
-# What goes wrong in one trial of four: its options, the sweep's, the outcomes of its attempts, and its error.
-FAILURES = [
-    ("raises for good", {"model_args.trouble": "raise"}, {"retries": 1}, ["failed", "failed"], "planned trouble"),
-    ("raises without retries", {"model_args.trouble": "raise"}, {"retries": 0}, ["failed"], "planned trouble"),
-    ("raises once", ONCE | {"model_args.trouble": "raise"}, {}, ["failed", "finished"], "planned trouble"),
-    ("is killed for good", {"model_args.trouble": "kill"}, {"retries": 1}, ["failed", "failed"], "it was killed"),
-    ("is killed once", ONCE | {"model_args.trouble": "kill"}, {}, ["failed", "finished"], "it was killed"),
-    ("diverges", {"lr": 1e30}, {"retries": 0}, ["failed"], "training loss became"),
-    ("cannot be built", {"model": "nowhere:build"}, {"retries": 0}, ["failed"], "cannot be imported"),
-]  # fmt: skip
+# What goes wrong in a trial: its options, the outcomes of its attempts, and the error of the first.
+FAILURES = {
+    "raises for good": ({"model_args.trouble": "raise"}, ["failed", "failed"], "planned trouble"),
+    "raises once": ({"model_args.trouble": "raise", "model_args.mark": "raised"}, ["failed", "finished"], "planned"),
+    "is killed for good": ({"model_args.trouble": "kill"}, ["failed", "failed"], "it was killed"),
+    "is killed once": ({"model_args.trouble": "kill", "model_args.mark": "killed"}, ["failed", "finished"], "killed"),
+    "diverges": ({"lr": 1e30}, ["failed", "failed"], "training loss became"),
+    "cannot be built": ({"model": "nowhere:build"}, ["failed", "failed"], "cannot be imported"),
+    "nothing": ({}, ["finished"], ""),
+}
 
 
-@pytest.mark.parametrize(
-    ("options", "sweep", "expected", "error"), [f[1:] for f in FAILURES], ids=[f[0] for f in FAILURES]
-)
-def test_a_trial_that_fails_fails_alone(trouble, options, sweep, expected, error):
-    filled = {
-        key: value.format(folder=trouble.folder) if isinstance(value, str) else value for key, value in options.items()
-    }
-    trouble.write(config(trials=[{}, filled, {}, {}], **sweep))
-    done = trouble.run(*sweep_command(trouble))
-    rows = table(trouble).set_index("seed")
-    assert rows.loc[[0, 2, 3], "status"].tolist() == ["finished"] * 3
-    assert rows.loc[1, "status"] == expected[-1]
-    tries = [attempt for attempt in journal_of(trouble) if attempt.trial == rows.loc[1, "trial"]]
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory):
+    """A sweep in which everything goes wrong that can, with one retry; returns it and what it said."""
+    yard = Yard(tmp_path_factory.mktemp("failures"))
+    (yard.folder / "trouble.py").write_text(TROUBLE)
+    trials = [options for options, _, _ in FAILURES.values()]
+    marked = [
+        {key: str(yard.folder / value) if key.endswith("mark") else value for key, value in options.items()}
+        for options in trials
+    ]
+    yard.write(config(trials=marked, retries=1))
+    yard.stage()
+    return yard, yard.run(*sweep_command(yard)).stdout
+
+
+@pytest.mark.parametrize(("number", "case"), enumerate(FAILURES), ids=lambda value: str(value))
+def test_a_trial_that_fails_fails_alone(failures, number, case):
+    yard, said = failures
+    _, expected, error = FAILURES[case]
+    row = table(yard).set_index("seed").loc[number]
+    tries = [attempt for attempt in journal_of(yard) if attempt.trial == row["trial"]]
     assert [attempt.outcome for attempt in tries] == expected
+    assert row["status"] == expected[-1]
     assert error in tries[0].error
-    assert "FAILED" in done.stdout
-    log = trouble.results / f"sweeps/s/logs/{tries[0].trial}-1.log"
-    assert error in log.read_text()
-    assert len(list(log.parent.iterdir())) == expected.count("failed"), "only failures get a file"
+    logs = sorted((yard.results / "sweeps/s/logs").glob(f"{row['trial']}-*.log"))
+    assert len(logs) == expected.count("failed"), "only failures get a file"
+    assert all(error in log.read_text() for log in logs)
+    assert f"{row['trial']}" in said
+
+
+def test_without_retries_a_trial_is_tried_once(trouble):
+    trouble.write(config(trials=[{}, {"model_args.trouble": "raise"}], retries=0))
+    said = trouble.run(*sweep_command(trouble)).stdout
+    assert outcomes(trouble) == {"finished": 1, "failed": 1}
+    assert "FAILED (gave up): RuntimeError: planned trouble" in said
 
 
 def test_with_stop_a_failed_trial_ends_the_sweep_in_an_error_and_is_tried_again_by_the_next(trouble):
@@ -238,13 +253,13 @@ def test_data_that_a_slot_cannot_open_end_the_sweep_with_the_reason(trouble):
 
 
 def test_trials_run_longest_first_on_all_slots_at_once(trouble):
-    """Four trials of 1 s and one of 2 s on three slots need two seconds, if the long one begins first."""
-    trials = [{"model_args.seconds": 1.0}] * 4 + [{"model_args.seconds": 2.0}]
+    """Four trials of 3 s and one of 6 s on three slots need six seconds, if the long one begins first."""
+    trials = [{"model_args.seconds": 3.0}] * 4 + [{"model_args.seconds": 6.0}]
     trouble.write(config(trials=trials, slots=3, cost="model_args.seconds"))
     trouble.run(*sweep_command(trouble))
     rows = table(trouble, "timeline")
     seconds = table(trouble).set_index("trial")["model_args.seconds"]
-    assert seconds[rows["trial"].iloc[:3]].max() == 2.0
+    assert seconds[rows["trial"].iloc[:3]].max() == 6.0
     assert rows["slot"].nunique() == 3
     for _, lane in rows.groupby("slot"):
         ordered = lane.sort_values("start")
@@ -254,11 +269,10 @@ def test_trials_run_longest_first_on_all_slots_at_once(trouble):
 
 
 def test_a_gpu_can_be_shared_by_several_slots(trouble):
-    trouble.write(config(trials=[{"model_args.seconds": 0.5}] * 4))
-    shared = config(trials=[{"model_args.seconds": 0.5}] * 4)
+    shared = config(trials=[{"model_args.seconds": 4}] * 4)
     shared["sweeps"]["s"]["slots"] = {"gpus_per_node": 2, "gpus_per_trial": 0.5}
     trouble.write(shared)
     trouble.run(*sweep_command(trouble))
-    rows = table(trouble, "timeline")
-    assert sorted(rows["gpu"]) == [0, 0, 1, 1]
-    assert rows["slot"].nunique() == 4
+    slots_of = table(trouble, "timeline").groupby("gpu")["slot"].nunique()
+    assert set(slots_of.index) == {0, 1}
+    assert slots_of.max() == 2, "two slots on a GPU, and no more"
