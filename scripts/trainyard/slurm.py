@@ -2,8 +2,10 @@
 
 import math
 import os
+import re
 import socket
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -61,6 +63,9 @@ class Allocation:
     job: str
     nodes: tuple[str, ...]  # host names, in Slurm's order: the first is where the batch script runs
     end_time: float  # Unix seconds at which the walltime is over; infinite without a limit
+    cpus_per_node: int = 1
+    gpus_per_node: int = 0
+    gpu_model: str = ""  # as Slurm names it; "" for GPUs without a type, too
 
 
 def allocation() -> Allocation | None:
@@ -74,9 +79,22 @@ def allocation() -> Allocation | None:
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
         return None
-    fields = parse_job(_answer("scontrol", "show", "job", "--oneliner", job))
+    fields = parse_job(_answer("scontrol", "show", "job", "--details", "--oneliner", job))
     nodes = _answer("scontrol", "show", "hostnames", fields["NodeList"]).split()
-    return Allocation(job=job, nodes=tuple(nodes), end_time=parse_time(fields.get("EndTime", "Unknown")))
+    return read_allocation(job, fields, nodes)
+
+
+def read_allocation(job: str, fields: Mapping[str, str], nodes: Sequence[str]) -> Allocation:
+    """The allocation that these fields of `scontrol show job --details` describe; every node has as much as another."""
+    gpus = _gpus(fields)
+    return Allocation(
+        job=job,
+        nodes=tuple(nodes),
+        end_time=parse_time(fields.get("EndTime", "Unknown")),
+        cpus_per_node=int(fields["NumCPUs"]) // len(nodes),
+        gpus_per_node=sum(count for _, count in gpus) // len(nodes),
+        gpu_model=gpus[0][0] if gpus else "",
+    )
 
 
 def deadline() -> float:
@@ -86,8 +104,14 @@ def deadline() -> float:
 
 
 def parse_job(line: str) -> dict[str, str]:
-    """The fields of `scontrol show job --oneliner`; of a value with spaces, the part before the first."""
+    """The fields of `scontrol show job --details --oneliner`; of a value with spaces, the part before the first."""
     return dict(field.split("=", 1) for field in line.split() if "=" in field)
+
+
+def _gpus(fields: Mapping[str, str]) -> list[tuple[str, int]]:
+    """Model and number of a job's GPUs, `gpu:a100:4`. Not from `TRES`: what that tells depends on the accounting."""
+    found = re.findall(r"\bgpu(?::([^:,()]+))?:(\d+)", fields.get("JOB_GRES", ""))
+    return [(model, int(count)) for model, count in found]
 
 
 def parse_time(text: str) -> float:

@@ -1,4 +1,4 @@
-"""What Slurm prints is understood: the line below was printed by Slurm 22.05 for a job on two nodes."""
+"""What Slurm prints is understood: the lines below were printed by Slurm 22.05."""
 
 import math
 import time
@@ -6,25 +6,61 @@ import time
 import pytest
 from trainyard import slurm
 
-LINE = (
-    "JobId=1 JobName=wrap UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901759 Nice=0 Account=root "
+# `scontrol show job --details --oneliner` of `sbatch --nodes=2 --ntasks-per-node=1 --cpus-per-task=3 --gres=gpu:2`
+TWO_NODES = (
+    "JobId=1 JobName=rec.sh UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901759 Nice=0 Account=root "
     "QOS=normal JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0 "
-    "RunTime=00:00:02 TimeLimit=00:05:00 TimeMin=N/A SubmitTime=2026-11-20T23:59:09 EligibleTime=2026-11-20T23:59:09 "
-    "AccrueTime=2026-11-20T23:59:09 StartTime=2026-11-20T23:59:10 EndTime=2026-11-21T00:04:10 Deadline=N/A "
-    "SuspendTime=None SecsPreSuspend=0 LastSchedEval=2026-11-20T23:59:10 Scheduler=Backfill Partition=gpu "
-    "AllocNode:Sid=head:990 ReqNodeList=(null) ExcNodeList=(null) NodeList=n[1-2] BatchHost=n1 NumNodes=2 NumCPUs=2 "
-    "NumTasks=2 CPUs/Task=1 ReqB:S:C:T=0:0:*:* TRES=cpu=2,mem=2000M,node=2,billing=2,gres/gpu=4 Socks/Node=* "
-    "NtasksPerN:B:S:C=1:0:*:* CoreSpec=* MinCPUsNode=1 MinMemoryCPU=1000M MinTmpDiskNode=0 Features=(null) "
-    "DelayBoot=00:00:00 OverSubscribe=OK Contiguous=0 Licenses=(null) Network=(null) Command=(null) WorkDir=/ "
-    "Comment=two words  StdErr=/dev/null StdIn=/dev/null StdOut=/dev/null Power= TresPerNode=gres:gpu:a100:2 "
+    "DerivedExitCode=0:0 RunTime=00:00:00 TimeLimit=00:30:00 TimeMin=N/A SubmitTime=2026-11-21T00:00:10 "
+    "EligibleTime=2026-11-21T00:00:10 AccrueTime=2026-11-21T00:00:10 StartTime=2026-11-21T00:00:10 "
+    "EndTime=2026-11-21T00:30:10 Deadline=N/A SuspendTime=None SecsPreSuspend=0 LastSchedEval=2026-11-21T00:00:10 "
+    "Scheduler=Backfill Partition=gpu AllocNode:Sid=head:12053 ReqNodeList=(null) ExcNodeList=(null) NodeList=n[1-2] "
+    "BatchHost=n1 NumNodes=2 NumCPUs=6 NumTasks=2 CPUs/Task=3 ReqB:S:C:T=0:0:*:* "
+    "TRES=cpu=6,mem=6000M,node=2,billing=6,gres/gpu=4 Socks/Node=* NtasksPerN:B:S:C=1:0:*:* CoreSpec=* "
+    "JOB_GRES=gpu:a100:4   Nodes=n[1-2] CPU_IDs=5-7 Mem=3000 GRES=gpu:a100:2(IDX:0-1) MinCPUsNode=3 "
+    "MinMemoryCPU=1000M MinTmpDiskNode=0 Features=(null) DelayBoot=00:00:00 OverSubscribe=OK Contiguous=0 "
+    "Licenses=(null) Network=(null) Command=/home/me/rec.sh WorkDir=/home/me StdErr=/home/me/slurm-1.out "
+    "StdIn=/dev/null StdOut=/home/me/slurm-1.out Power= TresPerNode=gres:gpu:2 "
+)
+# The same of a job without GPUs, on one node.
+NO_GPU = (
+    "JobId=2 JobName=two words UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901758 Nice=0 Account=root "
+    "QOS=normal JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0 "
+    "DerivedExitCode=0:0 RunTime=00:00:00 TimeLimit=00:10:00 TimeMin=N/A SubmitTime=2026-11-21T00:00:10 "
+    "EligibleTime=2026-11-21T00:00:10 AccrueTime=2026-11-21T00:00:10 StartTime=2026-11-21T00:00:10 "
+    "EndTime=2026-11-21T00:10:10 Deadline=N/A SuspendTime=None SecsPreSuspend=0 LastSchedEval=2026-11-21T00:00:10 "
+    "Scheduler=Backfill Partition=gpu AllocNode:Sid=head:12053 ReqNodeList=(null) ExcNodeList=(null) NodeList=n1 "
+    "BatchHost=n1 NumNodes=1 NumCPUs=1 NumTasks=1 CPUs/Task=1 ReqB:S:C:T=0:0:*:* TRES=cpu=1,mem=1000M,node=1,billing=1 "
+    "Socks/Node=* NtasksPerN:B:S:C=0:0:*:* CoreSpec=* JOB_GRES=(null)   Nodes=n1 CPU_IDs=0 Mem=1000 GRES= "
+    "MinCPUsNode=1 MinMemoryCPU=1000M MinTmpDiskNode=0 Features=(null) DelayBoot=00:00:00 OverSubscribe=OK "
+    "Contiguous=0 Licenses=(null) Network=(null) Command=/home/me/rec.sh WorkDir=/home/me StdErr=/home/me/slurm-2.out "
+    "StdIn=/dev/null StdOut=/home/me/slurm-2.out Power= "
 )
 
 
-def test_a_job_is_parsed():
-    fields = slurm.parse_job(LINE)
-    assert fields["NodeList"] == "n[1-2]"
-    assert fields["TRES"] == "cpu=2,mem=2000M,node=2,billing=2,gres/gpu=4"
-    assert fields["EndTime"] == "2026-11-21T00:04:10"
+def test_an_allocation_is_read():
+    found = slurm.read_allocation("1", slurm.parse_job(TWO_NODES), ["n1", "n2"])
+    assert found == slurm.Allocation(
+        job="1",
+        nodes=("n1", "n2"),
+        gpus_per_node=2,
+        gpu_model="a100",
+        cpus_per_node=3,
+        end_time=slurm.parse_time("2026-11-21T00:30:10"),
+    )
+
+
+def test_an_allocation_without_gpus_is_read():
+    found = slurm.read_allocation("2", slurm.parse_job(NO_GPU), ["n1"])
+    assert (found.nodes, found.gpus_per_node, found.gpu_model, found.cpus_per_node) == (("n1",), 0, "", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "count"),
+    [("gpu:4", "", 4), ("gpu:a100:3", "a100", 3), ("gpu:a100_3g.20gb:2,shard:8", "a100_3g.20gb", 2), ("(null)", "", 0)],
+)
+def test_gpus_with_and_without_a_type(text, model, count):
+    found = slurm.read_allocation("1", {"JOB_GRES": text, "NumCPUs": "1"}, ["n1"])
+    assert (found.gpu_model, found.gpus_per_node) == (model, count)
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
