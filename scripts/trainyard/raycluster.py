@@ -7,6 +7,7 @@ workers started ahead of need.
 
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import logging
 import os
@@ -22,6 +23,8 @@ from typing import Any, Final
 
 # A Unix socket path holds 107 characters, and "/r/session_<date>_<time>_<pid>/sockets/plasma_store" has 66 of them.
 LONGEST_DIRECTORY: Final = 38
+DIRECTORY_PREFIX: Final = "ty-ray-"
+ORPHAN_SECONDS: Final = 60  # a directory that is younger may be about to be locked by the one who made it
 # Trials get their data by path: the object store carries only what is too big for a message. Ray's minimum is 75 MiB.
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024
 REGISTRATION_TIMEOUT_SECONDS: Final = 60.0
@@ -51,19 +54,11 @@ class LocalRay:
     startup_seconds: dict[str, float]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Network:
-    """What other nodes need to join: an address of this one, and a folder that they share, for the token."""
-
-    address: str
-    shared: Path
-
-
 @contextlib.contextmanager
-def local_ray(*, gpus: int, cpus: int, trim: bool = True, network: Network | None = None) -> Iterator[LocalRay]:
+def local_ray(*, gpus: int, cpus: int, trim: bool = True, address: str | None = None) -> Iterator[LocalRay]:
     """Run Ray on this machine with so many GPU and CPU slots; on leaving, no process and no file of it remains.
 
-    With a `network`, it listens there instead of on loopback only, and other nodes with the token can join.
+    With an `address` of this host, it listens there instead of on loopback only, and nodes with the token can join.
     Call it from the main thread: Ray's daemons carry PR_SET_PDEATHSIG, which fires when the *thread* that started them
     ends. That signal and a watchdog take everything down when the driver is killed with SIGKILL.
     `cpus` also bounds how many workers start at once: make it at least the number of actors.
@@ -73,9 +68,9 @@ def local_ray(*, gpus: int, cpus: int, trim: bool = True, network: Network | Non
         raise RuntimeError("start the local Ray from the main thread, or it ends with the thread that started it")
     seconds: dict[str, float] = {}
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(_private_directory())
-        token = stack.enter_context(_token_file(network.shared if network else directory))
-        stack.enter_context(_environment(token=token, networked=network is not None))
+        directory = stack.enter_context(private_directory())
+        protect = stack.enter_context(_watchdog(directory=directory))
+        stack.enter_context(ray_environment(directory, token=token(), networked=address is not None))
         with _timed(into=seconds, name="import_ray_seconds"):
             import ray
         stack.callback(ray.shutdown)
@@ -88,10 +83,10 @@ def local_ray(*, gpus: int, cpus: int, trim: bool = True, network: Network | Non
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                _node_ip_address=network.address if network else None,
+                _node_ip_address=address,
                 _temp_dir=str(directory / "r"),  # Ray opens its own directory to everybody; its parent stays 0700
             )
-        stack.enter_context(_watchdog(directory=directory))
+        protect()
         yield LocalRay(directory=directory, startup_seconds=seconds)
 
 
@@ -103,56 +98,77 @@ def _timed(*, into: dict[str, float], name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _private_directory() -> Iterator[Path]:
+def private_directory() -> Iterator[Path]:
+    """A short directory on this node that only this user can enter. Its lock is held for as long as it is needed."""
     parent = tempfile.gettempdir()
-    path = Path(tempfile.mkdtemp(prefix="ty-", dir=parent if len(parent) <= LONGEST_DIRECTORY - 12 else "/tmp"))
+    parent = parent if len(parent) <= LONGEST_DIRECTORY - len(DIRECTORY_PREFIX) - 9 else "/tmp"
+    _remove_orphans(Path(parent))
+    path = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir=parent))
+    lock = os.open(path, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_orphans(parent: Path) -> None:
+    """Remove this user's directories that nobody holds: when a whole job gets SIGKILL, nobody is left to do so."""
+    for path in parent.glob(f"{DIRECTORY_PREFIX}*"):
+        with contextlib.suppress(OSError):  # another one's, in use, or gone meanwhile
+            info = path.lstat()
+            if info.st_uid != os.getuid() or time.time() - info.st_mtime < ORPHAN_SECONDS:
+                continue
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 @contextlib.contextmanager
-def _watchdog(*, directory: Path) -> Iterator[None]:
+def _watchdog(*, directory: Path) -> Iterator[Callable[[], None]]:
     """Have a shell clean up when this program dies without doing so: it notices the end of the pipe to it.
 
     The kernel takes Ray's two daemons down with the driver, and the workers follow in 1.6 s, but Ray's two agents
-    stay for 62 s, trying to report the death to the server that died with it.
+    stay for 62 s, trying to report the death to the server that died with it. Yields what tells it of these processes.
     """
     import psutil  # a requirement or a part of every Ray
 
-    daemons = [str(process.pid) for process in psutil.Process().children(recursive=True)]
-    script = 'cat >/dev/null; kill -9 "$@" 2>/dev/null; sleep 1; rm -rf "$0"'
+    script = """trap "" TERM
+        while read -r pid; do daemons="$daemons $pid"; done
+        kill -9 $daemons 2>/dev/null; sleep 1; rm -rf "$0" """
     with subprocess.Popen(
-        ["/bin/sh", "-c", script, str(directory), *daemons], stdin=subprocess.PIPE, start_new_session=True
+        ["/bin/sh", "-c", script, str(directory)], stdin=subprocess.PIPE, start_new_session=True, text=True
     ) as watchdog:
+        pipe = watchdog.stdin
+        assert pipe is not None
+
+        def protect() -> None:
+            daemons = (process.pid for process in psutil.Process().children(recursive=True))
+            print(*(pid for pid in daemons if pid != watchdog.pid), sep="\n", file=pipe, flush=True)
+
         try:
-            yield
+            yield protect
         finally:
             watchdog.kill()
 
 
-@contextlib.contextmanager
-def _token_file(folder: Path) -> Iterator[Path]:
-    """The token in a file that only this user can read, for as long as it is needed."""
-    path = folder.absolute() / f".ray-token-{secrets.token_hex(4)}"
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-        file.write(_token())
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
-
-
 @functools.cache
-def _token() -> str:
+def token() -> str:
     """One token for the life of this process: Ray's C++ part reads the file once, and never again."""
     return secrets.token_hex(32)
 
 
 @contextlib.contextmanager
-def _environment(*, token: Path, networked: bool) -> Iterator[None]:
-    wanted = {**ENVIRONMENT, "RAY_AUTH_TOKEN_PATH": str(token)}
+def ray_environment(directory: Path, *, token: str, networked: bool) -> Iterator[None]:
+    """What Ray, imported within, reads from the environment; the token is in a file that only this user can read."""
+    path = directory / "token"
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+        file.write(token)
+    wanted = {**ENVIRONMENT, "RAY_AUTH_TOKEN_PATH": str(path)}
     if networked:  # this one would shut the other nodes out
         wanted["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = None
     before = {name: os.environ.get(name) for name in wanted}

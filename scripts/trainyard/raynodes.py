@@ -1,108 +1,148 @@
-"""Ray over all nodes of a Slurm job: the driver's node is the head, the others join it through one srun."""
+"""Ray over all nodes of a Slurm job: the driver's node is the head, the others join it through one srun.
+
+On each of the others srun runs `scripts/join.py`. Its standard input is the line to the driver: the token comes first,
+so that Ray is being imported there while the head starts; then the head's address; and its end, whatever the end of
+the driver was, takes the node's Ray down. The token is on no shared file system, in no command line, and in no
+environment.
+"""
 
 import contextlib
+import json
+import logging
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from trainyard import slurm
 from trainyard.config import Slots
 from trainyard.errors import UserError
-from trainyard.raycluster import OBJECT_STORE_BYTES, LocalRay, Network, local_ray
+from trainyard.raycluster import LocalRay, local_ray, token
+from trainyard.rayjoin import ENDED
 
 JOIN_TIMEOUT_SECONDS = 120  # a cold shared file system may take a minute to give each node its Python
+LEAVE_TIMEOUT_SECONDS = 15
+PROGRAM = Path(__file__).parents[1] / "join.py"
+log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
 def ray_for(slots: Slots, *, folder: Path) -> Iterator[LocalRay]:
     """A private Ray with all slots: on this machine, or on as many nodes of this job.
 
-    `folder` lies on the shared file system: what the nodes say goes there, and for as long as Ray runs the token.
+    What the other nodes say goes to `ray-nodes.log` in `folder`.
 
     Raises:
-        UserError: the job has another number of nodes, or one of them does not join.
+        UserError: the job has another number of nodes, or too few GPUs, or one of the nodes does not join.
     """
     gpus, cpus = slots.gpus_per_node, slots.per_node * slots.cpus_per_trial
     if slots.nodes == 1:
         with local_ray(gpus=gpus, cpus=cpus) as cluster:
             yield cluster
         return
-    others = _other_nodes(slots.nodes)
-    network = Network(address=slurm.address_towards(others[0]), shared=folder)
-    with local_ray(gpus=gpus, cpus=cpus, network=network) as cluster, _joined(others, gpus, cpus, cluster, folder):
-        yield cluster
+    others = _other_nodes(slots)
+    address = slurm.address_towards(others[0])
+    with (
+        _Joining(others, gpus=gpus, cpus=cpus, log=folder / "ray-nodes.log") as joining,
+        local_ray(gpus=gpus, cpus=cpus, address=address) as cluster,
+    ):
+        try:
+            began = time.perf_counter()
+            joining.meet()
+            cluster.startup_seconds["join_nodes_seconds"] = time.perf_counter() - began
+            log.info("Ray is up on %d nodes after %.1f s", slots.nodes, sum(cluster.startup_seconds.values()))
+            yield cluster
+        finally:
+            joining.dismiss()  # they end while this node's Ray does
 
 
-def _other_nodes(wanted: int) -> list[str]:
+def _other_nodes(slots: Slots) -> list[str]:
     """The job's nodes but this one."""
     given = slurm.allocation()
-    if given is None or len(given.nodes) != wanted:
+    if given is None or len(given.nodes) != slots.nodes:
         held = "this is not a Slurm job" if given is None else f"the job has {len(given.nodes)}"
-        raise UserError(f"the sweep needs {wanted} nodes, but {held}: run it with `snakemake --profile profiles/slurm`")
+        raise UserError(
+            f"the sweep needs {slots.nodes} nodes, but {held}: run it with `snakemake --profile profiles/slurm`"
+        )
+    if 0 < given.gpus_per_node < slots.gpus_per_node:  # without GPUs they are only counted
+        raise UserError(f"the sweep needs {slots.gpus_per_node} GPUs a node, but the job has {given.gpus_per_node}")
     return [name for name in given.nodes if name.split(".")[0] != slurm.node_name()]
 
 
-@contextlib.contextmanager
-def _joined(nodes: list[str], gpus: int, cpus: int, cluster: LocalRay, folder: Path) -> Iterator[None]:
-    """Have these nodes join for the length of the block; what they print is in `ray-nodes.log` of `folder`."""
-    import ray
+class _Joining:
+    """The srun that has the other nodes join, for the length of the block."""
 
-    began = time.perf_counter()
-    log = folder / "ray-nodes.log"
-    everywhere = _on_each(nodes)
-    start = _start_command(gpus, cpus, address=ray.get_runtime_context().gcs_address)
-    with open(log, "w") as output:
-        srun = subprocess.Popen(
-            [*everywhere, *start], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-        )
-    try:
-        _wait_for_nodes(nodes, srun, log)
-        cluster.startup_seconds["join_nodes_seconds"] = time.perf_counter() - began
-        yield
-    finally:
-        srun.terminate()  # which srun passes on to every node
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            srun.wait(timeout=15)
-            subprocess.run([*everywhere, "rm", "-rf", str(cluster.directory)], timeout=15, check=False)
+    def __init__(self, nodes: list[str], *, gpus: int, cpus: int, log: Path) -> None:
+        self._nodes, self._log = nodes, log
+        with open(log, "w") as output:
+            self._srun = subprocess.Popen(
+                _srun_line(nodes, [sys.executable, "-u", str(PROGRAM)]),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        self._say({"token": token(), "gpus": gpus, "cpus": cpus})
+
+    def __enter__(self) -> "_Joining":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.dismiss()
+        for end in (self._srun.terminate, self._srun.kill):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._srun.wait(timeout=LEAVE_TIMEOUT_SECONDS)
+                return
+            end()
+
+    def meet(self) -> None:
+        """Tell the nodes where the head is, and wait until they are all there."""
+        import ray
+
+        self._say({"address": ray.get_runtime_context().gcs_address})
+        deadline = time.monotonic() + JOIN_TIMEOUT_SECONDS
+        while missing := self._missing():
+            said = self._log.read_text(errors="replace")
+            ended = [name for name in missing if f"{name.split('.')[0]}: {ENDED}" in said]
+            if ended or self._srun.poll() is not None or time.monotonic() > deadline:
+                tail = "\n".join(said.splitlines()[-10:])
+                raise UserError(f"Ray did not start on {', '.join(ended or missing)}; the end of {self._log}:\n{tail}")
+            time.sleep(0.05)
+
+    def dismiss(self) -> None:
+        """Have the nodes take their Ray down; does not wait for it."""
+        assert self._srun.stdin is not None
+        with contextlib.suppress(OSError):  # srun has ended already
+            self._srun.stdin.close()
+
+    def _missing(self) -> list[str]:
+        import ray
+
+        known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        here = {node["NodeManagerHostname"].split(".")[0] for node in known if node["Alive"]}
+        return [name for name in self._nodes if name.split(".")[0] not in here]
+
+    def _say(self, message: dict[str, Any]) -> None:
+        assert self._srun.stdin is not None
+        with contextlib.suppress(OSError):  # srun has ended: meet() tells what it said
+            print(json.dumps(message), file=self._srun.stdin, flush=True)
 
 
-def _on_each(nodes: list[str]) -> list[str]:
-    """What runs a command once on each node. `--overlap`: the driver may be in a step that holds their resources."""
+def _srun_line(nodes: list[str], command: list[str]) -> list[str]:
+    """What runs a command once on each of these nodes, with all that the job has there."""
     count = str(len(nodes))
+    where = ["--nodes", count, "--ntasks", count, "--ntasks-per-node", "1", "--nodelist", ",".join(nodes)]
     return [
         "srun",
-        "--overlap",
-        "--nodes",
-        count,
-        "--ntasks",
-        count,
-        "--ntasks-per-node",
-        "1",
-        "--nodelist",
-        ",".join(nodes),
+        "--overlap",  # the driver may be in a step that holds the nodes' resources
+        *where,
+        "--export=ALL",  # the job may have been submitted without its environment
+        "--cpu-bind=none",  # one task would otherwise be bound to one CPU
+        "--no-kill",  # a node that dies, or whose Ray does, must not take the others along
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--label",
+        *command,
     ]
-
-
-def _start_command(gpus: int, cpus: int, *, address: str) -> list[str]:
-    """Ray on one more node, in the foreground, with this share of it to hand out."""
-    start = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--address", address]
-    shares = ["--num-gpus", str(gpus), "--num-cpus", str(cpus), "--object-store-memory", str(OBJECT_STORE_BYTES)]
-    return [*start, *shares, "--include-log-monitor", "false", "--disable-usage-stats"]
-
-
-def _wait_for_nodes(nodes: list[str], srun: "subprocess.Popen[bytes]", log: Path) -> None:
-    import ray
-
-    deadline = time.monotonic() + JOIN_TIMEOUT_SECONDS
-    while True:
-        known = ray.nodes()  # type: ignore[no-untyped-call]
-        here = {node["NodeManagerHostname"].split(".")[0] for node in known if node["Alive"]}
-        missing = [name for name in nodes if name.split(".")[0] not in here]
-        if not missing:
-            return
-        if srun.poll() is not None or time.monotonic() > deadline:
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
-            raise UserError(f"Ray did not start on {', '.join(missing)}; the end of {log}:\n{tail}")
-        time.sleep(0.1)

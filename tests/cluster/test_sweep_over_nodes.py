@@ -25,24 +25,34 @@ def build(*, channels, classes, seconds, note):
 """
 
 
-def sweep_config(folder: Path, *, trials: int, seconds: float, gpus: int) -> dict:
+def sweep_config(folder: Path, *, trials: int, seconds: float, nodes: int, gpus: int) -> dict:
     (folder / "witness.py").write_text(WITNESS)
     each = [{"seed": n, "model_args": {"seconds": seconds, "note": str(folder / f"note-{n}")}} for n in range(trials)]
-    slots = {"nodes": 2, "gpus_per_node": gpus}
+    slots = {"nodes": nodes, "gpus_per_node": gpus}
     sweep = {"dataset": "tiny", "train": {"model": "witness:build", "batch_size": 32}, "trials": each, "slots": slots}
     return {**TINY, "sweeps": {"s": sweep}}
 
 
-def start(cluster: Cluster, folder: Path, *options: str, trials: int, seconds: float, gpus: int = 2) -> int:
-    """Submit a job that stages the data and runs the sweep, as the rule does; returns its id."""
+def start(
+    cluster: Cluster,
+    folder: Path,
+    *options: str,
+    trials: int,
+    seconds: float,
+    nodes: int = 2,
+    gpus: int = 2,
+    after: str = "",
+) -> int:
+    """Submit a job that stages the data and runs the sweep, as the rule does, `after` in any case; returns its id."""
     folder.mkdir(exist_ok=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(sweep_config(folder, trials=trials, seconds=seconds, gpus=gpus)))
+    config = sweep_config(folder, trials=trials, seconds=seconds, nodes=nodes, gpus=gpus)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
     program = f"{sys.executable} {ROOT}/scripts/"
     script = (
         f"export PYTHONPATH={folder}\n{program}stage.py --config config.yaml --dataset tiny\n"
-        f"exec {program}sweep.py --config config.yaml --sweep s"
+        f"{program}sweep.py --config config.yaml --sweep s {after}"
     )
-    shape = ["--nodes=2", "--ntasks-per-node=1", f"--cpus-per-task={gpus}", f"--gres=gpu:{gpus}"]
+    shape = [f"--nodes={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={gpus}", f"--gres=gpu:{gpus}"]
     return cluster.submit(script, *shape, *options, cwd=folder)
 
 
@@ -54,17 +64,23 @@ def outcomes(folder: Path):
     return [attempt.outcome for attempt in journal_of(folder)]
 
 
+def all_slots_work(folder: Path, count: int) -> None:
+    wait_until(lambda: outcomes(folder).count("running") == count, timeout_seconds=80, what=f"{count} slots work")
+
+
+def own_files(cluster: Cluster, folder: Path) -> list[Path]:
+    """What Ray and its token need, on all hosts and on the shared file system."""
+    local = [path for host in cluster.hosts.values() if host.spaces for path in host.path("/tmp").glob("ty-*")]
+    return [*local, *folder.rglob("*token*")]
+
+
 @pytest.fixture(autouse=True)
 def nothing_left(cluster, shared_dir):
-    """After the test: no process, no GPU allocated; and if the sweep ended by itself, no temporary folder, no token."""
-    killed: list[str] = []
-    yield killed.append
-    wait_until(lambda: not any(cluster.processes_left().values()), timeout_seconds=20, what="no process is left")
+    """After the test, however its jobs ended: no process, no GPU allocated, no temporary folder, no token."""
+    yield
+    wait_until(lambda: not cluster.processes_left(), timeout_seconds=20, what="no process is left")
     assert cluster.gpus_allocated() == 0
-    if killed:
-        return
-    assert [path for host in cluster.hosts.values() for path in host.path("/tmp").glob("ty-*")] == []
-    assert list(shared_dir.rglob(".ray-token-*")) == []
+    assert own_files(cluster, shared_dir) == []
 
 
 def test_twenty_trials_on_two_nodes_are_one_job_and_use_every_gpu(cluster, shared_dir):
@@ -72,6 +88,7 @@ def test_twenty_trials_on_two_nodes_are_one_job_and_use_every_gpu(cluster, share
     ended = cluster.wait_for_job(job, timeout_seconds=120)
     said = (shared_dir / f"slurm-{job}.out").read_text()
     assert ended.state == "COMPLETED", said
+    assert [other.id for other in cluster.jobs() if other.id >= job] == [job]
     tries = journal_of(shared_dir)
     assert len({attempt.trial for attempt in tries}) == len(tries) == 20
     places = {(attempt.where["node"], attempt.where["gpu"]) for attempt in tries}
@@ -94,11 +111,15 @@ def test_two_sweeps_on_the_same_nodes_do_not_meet(cluster, shared_dir):
     first, second = (journal_of(folder) for folder in folders)
     assert first[0].start < second[-1].end, "they ran at the same time"
     assert second[0].start < first[-1].end
+    gpus = [{(attempt.where["node"], attempt.where["gpu"]) for attempt in tries} for tries in (first, second)]
+    assert len(gpus[0] | gpus[1]) == 4, "no GPU is used by both"
 
 
-def test_without_the_token_nobody_gets_in(cluster, shared_dir, nothing_left):
+def test_without_the_token_nobody_gets_in(cluster, shared_dir):
     job = start(cluster, shared_dir, "--nodelist=n1,n2", trials=4, seconds=60)
-    wait_until(lambda: outcomes(shared_dir) == ["running"] * 4, timeout_seconds=60, what="all slots work")
+    all_slots_work(shared_dir, 4)
+    for path in own_files(cluster, shared_dir):
+        assert path.stat().st_mode & 0o077 == 0, "nobody else can read the token"
     sockets = cluster.host(1).run(["ss", "--listening", "--tcp", "--numeric", "--processes"]).stdout
     port = re.search(r":(\d+) .*gcs_server", sockets)[1]
     intruder = [sys.executable, "-c", f"import ray; ray.init(address='10.77.0.1:{port}')"]
@@ -108,4 +129,67 @@ def test_without_the_token_nobody_gets_in(cluster, shared_dir, nothing_left):
         assert "InvalidAuthToken" in done.stdout + done.stderr
     cluster.run(["scancel", str(job)])
     cluster.wait_for_job(job)
-    nothing_left("by scancel, five seconds after which the whole job gets SIGKILL")
+
+
+def test_a_cancelled_sweep_records_it_and_goes_on_with_what_is_missing(cluster, shared_dir):
+    job = start(cluster, shared_dir, trials=8, seconds=3)
+    wait_until(lambda: outcomes(shared_dir).count("finished") >= 2, timeout_seconds=80, what="some have finished")
+    cluster.run(["scancel", str(job)])
+    cluster.wait_for_job(job, state="CANCELLED")
+    wait_until(lambda: not cluster.processes_left(), timeout_seconds=20, what="no process is left")
+    assert own_files(cluster, shared_dir) == []
+    before = journal_of(shared_dir)
+    finished = {attempt.trial for attempt in before if attempt.outcome == "finished"}
+    assert {attempt.outcome for attempt in before} == {"finished", "interrupted"}, "the driver had time to say so"
+    again = start(cluster, shared_dir, trials=8, seconds=3)
+    assert cluster.wait_for_job(again, timeout_seconds=120).state == "COMPLETED"
+    after = journal_of(shared_dir)[len(before) :]
+    assert {attempt.outcome for attempt in after} == {"finished"}
+    assert len(after) == 8 - len(finished)
+    assert finished.isdisjoint(attempt.trial for attempt in after)
+
+
+def test_a_driver_that_is_killed_leaves_no_ray_on_any_node(cluster, shared_dir):
+    """Its job goes on: a node's Ray must notice the end of the driver by itself."""
+    job = start(cluster, shared_dir, "--nodelist=n1,n2", trials=4, seconds=60, after="|| sleep 60")
+    all_slots_work(shared_dir, 4)
+    session = read_events(shared_dir / "results/sweeps/s/journal.jsonl")[0]
+    cluster.host(1).run(["kill", "-KILL", str(session["process"])])
+    only = {"bash", "sleep", "slurm_script"}
+    wait_until(
+        lambda: all(process.name in only for left in cluster.processes_left().values() for process in left),
+        timeout_seconds=20,
+        what="Ray is gone",
+    )
+    wait_until(lambda: own_files(cluster, shared_dir) == [], timeout_seconds=10, what="its files are gone")
+    cluster.run(["scancel", str(job)])
+    cluster.wait_for_job(job)
+
+
+def test_a_sweep_whose_node_loses_power_goes_on_without_it(cluster, shared_dir):
+    """Its trials fail, are tried again elsewhere, and the sweep finishes on the other two nodes."""
+    job = start(cluster, shared_dir, "--no-kill", trials=9, seconds=4, nodes=3, gpus=1)
+    all_slots_work(shared_dir, 3)
+    lost = sorted({attempt.where["node"] for attempt in journal_of(shared_dir)})[1]
+    cluster.host(int(lost[1:])).power_off()
+    cluster.wait_for_job(job, state="COMPLETED", timeout_seconds=150)
+    tries = journal_of(shared_dir)
+    assert sum(attempt.outcome == "finished" for attempt in tries) == 9
+    failed = [attempt for attempt in tries if attempt.outcome == "failed"]
+    assert [attempt.where["node"] for attempt in failed] == [lost], "the trial that ran there, and no other"
+    cluster.repair()
+
+
+def test_a_node_that_cannot_start_ray_is_named_with_its_reason(cluster, shared_dir):
+    (shared_dir / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if os.uname().nodename == 'n3' and '-c' in sys.orig_argv:\n"  # as Ray is started there
+        "    print('planned trouble', flush=True); os._exit(1)\n"
+    )
+    job = start(cluster, shared_dir, "--nodelist=n1,n2,n3", trials=3, seconds=1, nodes=3, gpus=1)
+    ended = cluster.wait_for_job(job, timeout_seconds=80)
+    said = (shared_dir / f"slurm-{job}.out").read_text()
+    assert ended.state == "FAILED"
+    assert "Ray did not start on n3; the end of" in said
+    assert "planned trouble" in said
+    assert "Traceback" not in said

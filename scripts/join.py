@@ -1,0 +1,8 @@
+"""Be one more node of a sweep's Ray. srun starts this on the nodes of a sweep's job; there is no use for it by hand."""
+
+import sys
+
+from trainyard.rayjoin import join
+
+if __name__ == "__main__":
+    sys.exit(join())
