@@ -133,10 +133,12 @@ def _watchdog(*, directory: Path) -> Iterator[Callable[[], None]]:
     """Have a shell clean up when this program dies without doing so: it notices the end of the pipe to it.
 
     The kernel takes Ray's two daemons down with the driver, and the workers follow in 1.6 s, but Ray's two agents
-    stay for 62 s, trying to report the death to the server that died with it. Yields what tells it of these processes.
+    stay for 62 s, trying to report the death to the server that died with it. Yields what tells it of these processes:
+    of those that were started since, as the srun that has other nodes join must live to tell them of the end.
     """
     import psutil  # a requirement or a part of every Ray
 
+    others = psutil.Process().children()
     script = """trap "" TERM
         while read -r pid; do daemons="$daemons $pid"; done
         kill -9 $daemons 2>/dev/null; sleep 1; rm -rf "$0" """
@@ -147,8 +149,9 @@ def _watchdog(*, directory: Path) -> Iterator[Callable[[], None]]:
         assert pipe is not None
 
         def protect() -> None:
-            daemons = (process.pid for process in psutil.Process().children(recursive=True))
-            print(*(pid for pid in daemons if pid != watchdog.pid), sep="\n", file=pipe, flush=True)
+            new = [child for child in psutil.Process().children() if child not in others and child.pid != watchdog.pid]
+            family = [*new, *(grandchild for child in new for grandchild in child.children(recursive=True))]
+            print(*(process.pid for process in family), sep="\n", file=pipe, flush=True)
 
         try:
             yield protect
