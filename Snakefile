@@ -15,7 +15,11 @@ if not workflow.overwrite_configfiles:
 report: "workflow/report/workflow.rst"
 
 
-yard = Workflow(config, results=Path("results"))
+yard = Workflow(
+    config,
+    results=Path("results"),
+    default_resources=workflow.resource_settings.default_resources,
+)
 shell.prefix(yard.shell_prefix(workflow.deployment_settings.deployment_method))
 
 

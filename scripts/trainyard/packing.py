@@ -18,9 +18,10 @@ from trainyard.config import Slots, Train
 from trainyard.errors import UserError
 from trainyard.journal import WHERE, Event, Journal
 
-START_ATTEMPTS = (
-    3  # a slot whose worker cannot start this often in a row ends the sweep: something is wrong with the node
-)
+START_ATTEMPTS = 3  # a slot whose worker cannot start this often in a row ends the sweep: its node must be broken
+# A job that is cancelled gets its signals on all nodes at about the same time: where a worker's death is heard of first,
+# the driver's own signal is given this long to arrive, so that the trial counts as interrupted and not as failed.
+SIGNAL_SECONDS = 1.0
 log = logging.getLogger(__name__)
 
 
@@ -166,6 +167,7 @@ class Packer:
         try:
             self._take(slot, ray.get(next(slot.stream)))
         except (RayError, StopIteration) as error:
+            time.sleep(SIGNAL_SECONDS)
             self._end_attempt(slot, "failed", error=_death(error))
             self._start_worker_if_needed(slot)
 

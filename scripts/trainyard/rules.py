@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -15,15 +15,27 @@ from trainyard.trials import RESULT_VERSION
 
 Wildcards = Any  # snakemake.io.Wildcards: an attribute per wildcard
 
+# The end of a message, filled in by Snakemake with what the job will get after all overrides. For a scheduler only: on
+# one machine nobody is asked.
+_ASKS = (
+    "; to be submitted with {resources.hardware}, CPUs per node: {threads}, memory per node: {resources.mem}, "
+    "walltime: {resources.runtime} min"
+)
+
 
 class Workflow:
     """The checked config, as the Snakefile sees it."""
 
     name_pattern = NAME_PATTERN
 
-    def __init__(self, raw: dict[str, Any], *, results: Path) -> None:
+    def __init__(
+        self, raw: dict[str, Any], *, results: Path, default_resources: Mapping[str, Any] | None = None
+    ) -> None:
         self.config = check_config(raw)
         self._results = results
+        defaults = {name: str(resource.raw) for name, resource in (default_resources or {}).items()}
+        self._gpu_type = defaults.get("gpu_type", "")
+        self.asks = _ASKS if "runtime" in defaults else ""
         resolved = self.config.model_dump(mode="json", exclude_unset=True)
         self.config_file = results / "configs" / f"{digest_of(resolved)}.json"
         self._resolved = resolved
@@ -50,6 +62,23 @@ class Workflow:
     def source(self, wildcards: Wildcards) -> str:
         """Changes with the dataset's section of the config."""
         return self.config.datasets[wildcards.name].model_dump_json()
+
+    # ---- hardware
+
+    def gpu_model(self, wildcards: Wildcards) -> str:
+        """The GPU type that the profile asks for, under the name by which the executor knows it; "" for any."""
+        return self._gpu_type
+
+    def cpu_hardware(self, wildcards: Wildcards) -> str:
+        """What a job without GPUs asks for, in words."""
+        return self._hardware(1, 0)
+
+    def _gres(self, gpus: int) -> str:
+        return ":".join(filter(None, ["gpu", self._gpu_type, str(gpus)]))
+
+    def _hardware(self, nodes: int, gpus: int) -> str:
+        each = f"{gpus} {self._gpu_type}".rstrip() if gpus else "none"
+        return f"nodes: {nodes}, GPUs per node: {each}"
 
     # ---- sweeps
 
@@ -79,7 +108,11 @@ class Workflow:
 
     def sweep_gres(self, wildcards: Wildcards) -> str:
         """GPUs per node, in Slurm's words."""
-        return f"gpu:{self.sweep_gpus(wildcards)}"
+        return self._gres(self.sweep_gpus(wildcards))
+
+    def sweep_hardware(self, wildcards: Wildcards) -> str:
+        """Nodes and GPUs, in words."""
+        return self._hardware(self.sweep_nodes(wildcards), self.sweep_gpus(wildcards))
 
     def sweeps_on(self, *, nodes: Literal["one", "several"]) -> str:
         """A pattern of the names of the sweeps whose job has one node, or several; of none, one that nothing fits."""
@@ -110,7 +143,11 @@ class Workflow:
 
     def training_gres(self, wildcards: Wildcards) -> str:
         """GPUs per node, in Slurm's words."""
-        return f"gpu:{self.ranks_per_node(wildcards)}"
+        return self._gres(self.ranks_per_node(wildcards))
+
+    def training_hardware(self, wildcards: Wildcards) -> str:
+        """Nodes and GPUs, in words."""
+        return self._hardware(self.training_nodes(wildcards), self.ranks_per_node(wildcards))
 
     def training_cpus(self, wildcards: Wildcards) -> int:
         """CPUs per node."""

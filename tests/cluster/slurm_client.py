@@ -111,6 +111,19 @@ class Client:
         what = f"job {job_id} to be {state or 'at its end'}"
         return wait_until(there, timeout_seconds=timeout_seconds, what=what, poll_seconds=0.2)
 
+    def wait_until_out_of_queue(self, job_id: int, *, timeout_seconds: float = 60) -> str:
+        """The state in which the controller saw a job end, once it has; right where the accounting is not.
+
+        Of a job that has lost a host, the accounting of Slurm 22.05 says RESIZING for good.
+        """
+
+        def state() -> str:
+            shown = self.run(["scontrol", "show", "job", "--oneliner", str(job_id)]).stdout
+            found = re.search(r"JobState=(\w+)", shown)
+            return found[1] if found and found[1] not in UNFINISHED else ""
+
+        return wait_until(state, timeout_seconds=timeout_seconds, what=f"job {job_id} to end", poll_seconds=0.2)
+
     def cancel_all_jobs(self, *, timeout_seconds: float = 60) -> None:
         """Cancel every job and wait until the queue is empty."""
 

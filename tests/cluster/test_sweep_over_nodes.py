@@ -168,13 +168,13 @@ def test_a_driver_that_is_killed_leaves_no_ray_on_any_node(cluster, shared_dir):
 
 def test_a_sweep_whose_node_loses_power_goes_on_without_it(cluster, shared_dir):
     """Its trials fail, are tried again elsewhere, and the sweep finishes on the other two nodes."""
-    job = start(cluster, shared_dir, "--no-kill", trials=9, seconds=4, nodes=3, gpus=1)
+    job = start(cluster, shared_dir, "--no-kill", trials=6, seconds=4, nodes=3, gpus=1)
     all_slots_work(shared_dir, 3)
     lost = sorted({attempt.where["node"] for attempt in journal_of(shared_dir)})[1]
     cluster.host(int(lost[1:])).power_off()
-    cluster.wait_for_job(job, state="COMPLETED", timeout_seconds=150)
+    assert cluster.wait_until_out_of_queue(job, timeout_seconds=120) == "COMPLETED"
     tries = journal_of(shared_dir)
-    assert sum(attempt.outcome == "finished" for attempt in tries) == 9
+    assert sum(attempt.outcome == "finished" for attempt in tries) == 6
     failed = [attempt for attempt in tries if attempt.outcome == "failed"]
     assert [attempt.where["node"] for attempt in failed] == [lost], "the trial that ran there, and no other"
     cluster.repair()

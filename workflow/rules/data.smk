@@ -10,9 +10,11 @@ rule stage:
         "results/logs/stage/{name}.log",
     conda:
         "../../envs/trainyard.yaml"
+    resources:
+        hardware=yard.cpu_hardware,
     params:
         source=yard.source,
     message:
-        "dataset {wildcards.name}: staging"
+        "dataset {wildcards.name}: staging" + yard.asks
     shell:
         "python $SCRIPTS/stage.py --config $CONFIG --dataset {wildcards.name} --log-file {log}"

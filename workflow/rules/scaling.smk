@@ -18,11 +18,13 @@ rule train:
     threads: yard.training_cpus
     resources:
         gpu=yard.ranks_per_node,
+        gpu_model=yard.gpu_model,
         nodes=yard.training_nodes,
+        hardware=yard.training_hardware,
     params:
         results=yard.training,
     message:
-        "scaling {wildcards.name}: training at {wildcards.scale}"
+        "scaling {wildcards.name}: training at {wildcards.scale}" + yard.asks
     shell:
         "python $SCRIPTS/launch.py --scale {wildcards.scale} --config $CONFIG --study {wildcards.name} --log-file {log}"
 
@@ -32,6 +34,7 @@ use rule train as train_on_nodes with:
     wildcard_constraints:
         scale=r"(?!1x)\d+x\d+",
     resources:
+        hardware=yard.training_hardware,
         mpi="srun",
         nodes=yard.training_nodes,
         tasks=yard.training_nodes,

@@ -20,13 +20,15 @@ rule sweep:
     resources:
         pending=yard.pending,
         gpu=yard.sweep_gpus,
+        gpu_model=yard.gpu_model,
         nodes=yard.sweep_nodes,
         runtime=yard.sweep_minutes,
         plan=yard.sweep_summary,
+        hardware=yard.sweep_hardware,
     params:
         results=yard.sweep_digest,
     message:
-        "{resources.plan}"
+        "{resources.plan}" + yard.asks
     shell:
         "python $SCRIPTS/sweep.py --config $CONFIG --sweep {wildcards.name} --log-file {log}"
 
@@ -39,6 +41,7 @@ use rule sweep as sweep_on_nodes with:
         pending=yard.pending,
         runtime=yard.sweep_minutes,
         plan=yard.sweep_summary,
+        hardware=yard.sweep_hardware,
         mpi="srun",
         nodes=yard.sweep_nodes,
         tasks=yard.sweep_nodes,

@@ -13,9 +13,11 @@ rule fit_trees:
     conda:
         "../../envs/trainyard.yaml"
     threads: yard.tree_cpus
+    resources:
+        hardware=yard.cpu_hardware,
     params:
         study=yard.tree_study,
     message:
-        "trees {wildcards.name}: fitting"
+        "trees {wildcards.name}: fitting" + yard.asks
     shell:
         "python $SCRIPTS/trees.py --config $CONFIG --study {wildcards.name} --log-file {log}"
