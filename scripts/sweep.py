@@ -90,7 +90,7 @@ def _train(plan: Plan, journal: Journal, results: Path) -> None:
             dataset=results / "data" / plan.sweep.dataset,
             retries=plan.sweep.retries,
             logs=folder / "logs",
-            deadline=slurm.deadline(),
+            allocation=slurm.allocation(),
             on_event=progress.see,
         )
         packer.run(tasks)

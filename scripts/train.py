@@ -62,7 +62,8 @@ def _train(config: Config, arguments: argparse.Namespace, group: Group) -> None:
         log.info(
             "training on %d x %s, global batch %d", group.world_size, device_name(group.device), training.global_batch
         )
-        deadline = slurm.deadline() if group.leads else math.inf
+        given = slurm.allocation() if group.leads else None
+        deadline = given.deadline if given else math.inf
         for row in training.epochs():
             log.info(epoch_line(row, study.train.epochs))
             _stop_before(deadline, training)
@@ -110,7 +111,7 @@ def _write_results(training: Training, folder: Path, scale: str) -> None:
 def _summary(training: Training, scale: str) -> dict[str, Any]:
     history, group = training.history, training.group
     nodes, gpus_per_node = split_scale(scale)
-    last = asdict(history[-1])
+    last, given = asdict(history[-1]), slurm.allocation()
     kept = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
     medians = ("images_per_second", "step_ms_p50", "step_ms_p95")
     return {
@@ -128,6 +129,8 @@ def _summary(training: Training, scale: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "job": slurm.job_id(),
         "node": slurm.node_name(),
+        "node_names": list(given.nodes) if given else [slurm.node_name()],
+        "gpu_model": given.gpu_model if given else "",
     }
 
 

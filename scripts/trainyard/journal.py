@@ -122,7 +122,7 @@ class Attempt:
     epochs: list[dict[str, Any]] = field(default_factory=list)
 
 
-WHERE = ("job", "node", "gpu", "slot")
+WHERE = ("job", "node", "gpu", "slot", "gpu_model", "device")
 
 
 def attempts(events: Iterable[Event]) -> list[Attempt]:

@@ -19,7 +19,7 @@ from trainyard.errors import UserError
 from trainyard.journal import WHERE, Event, Journal
 
 START_ATTEMPTS = 3  # a slot whose worker cannot start this often in a row ends the sweep: its node must be broken
-# A job that is cancelled gets its signals on all nodes at about the same time: where a worker's death is heard of first,
+# A job that is cancelled gets its signals on all nodes at about the same time: if a worker's death is heard of first,
 # the driver's own signal is given this long to arrive, so that the trial counts as interrupted and not as failed.
 SIGNAL_SECONDS = 1.0
 log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class Worker:
         from trainyard.datasets import Staged
         from trainyard.distributed import alone
         from trainyard.loading import load
+        from trainyard.telemetry import device_name
 
         imported = time.perf_counter()
         torch.set_num_threads(threads)
@@ -59,7 +60,8 @@ class Worker:
         self._data = load(Staged(dataset), self._group.device)
         gpus = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
         spent = {"import_torch_seconds": imported - began, "data_seconds": time.perf_counter() - imported}
-        return {"job": slurm.job_id(), "node": slurm.node_name(), "gpu": gpus, **spent}
+        device = device_name(self._group.device)
+        return {"job": slurm.job_id(), "node": slurm.node_name(), "gpu": gpus, "device": device, **spent}
 
     def run(self, spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Train one trial: yields `{"epoch": row}` after each epoch, then `{"finished": ...}` or `{"failed": ...}`."""
@@ -110,11 +112,13 @@ class Packer:
         dataset: Path,
         retries: int,
         logs: Path,
-        deadline: float = math.inf,
+        allocation: slurm.Allocation | None = None,
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
         self._journal, self._logs, self._on_event = journal, logs, on_event
-        self._retries, self._deadline = retries, deadline
+        self._retries = retries
+        self._deadline = allocation.deadline if allocation else math.inf
+        self._gpu_model = allocation.gpu_model if allocation else ""
         self._options = {"num_cpus": slots.cpus_per_trial, "num_gpus": slots.gpus_per_trial, "max_restarts": 0}
         self._arguments = (dataset.absolute(), slots.cpus_per_trial)
         self._slots = [_Slot(number) for number in range(slots.count)]
@@ -125,8 +129,8 @@ class Packer:
     def run(self, tasks: list[Task]) -> None:
         """Run all tasks in this order, each slot taking the next one as soon as it is free.
 
-        With a `deadline` (Unix seconds), no trial is begun that is not expected to end by then, a shorter one is
-        taken in its place, and trials that still run at the deadline are given up as interrupted.
+        In an `allocation` that ends, no trial is begun that is not expected to end by its deadline, a shorter one
+        is taken in its place, and trials that still run at the deadline are given up as interrupted.
 
         Raises:
             UserError: a slot cannot be started, or the deadline left some tasks undone.
@@ -186,8 +190,10 @@ class Packer:
             self._start_worker_if_needed(slot)
             return
         slot.failed_starts = 0
-        slot.place = {name: place[name] for name in WHERE if name in place} | {"slot": slot.number}
-        self._journal.append("slot_up", slot=slot.number, **{k: v for k, v in place.items() if k not in slot.place})
+        place |= {"slot": slot.number, "gpu_model": self._gpu_model}
+        slot.place = {name: place[name] for name in WHERE}
+        spent = {name: value for name, value in place.items() if name not in WHERE}
+        self._journal.append("slot_up", slot=slot.number, **spent)
         self._next_trial(slot)
 
     def _start_worker_if_needed(self, slot: _Slot) -> None:

@@ -2,10 +2,12 @@
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from trainyard import slurm
 from trainyard.config import Config
 from trainyard.errors import UserError
 
@@ -25,6 +27,7 @@ def run(main: Callable[[argparse.Namespace], int | None], arguments: argparse.Na
     """Run `main` and end the process: 0, what it returns, 1 for a mistake, 130 if interrupted."""
     set_up_logging(arguments.log_file)
     try:
+        _say_what_was_given()
         sys.exit(main(arguments) or 0)
     except KeyboardInterrupt:
         logging.error("interrupted: what has finished is kept; the same command continues from there")
@@ -35,6 +38,14 @@ def run(main: Callable[[argparse.Namespace], int | None], arguments: argparse.Na
     except Exception:
         logging.exception("this is a bug in Trainyard, or in code that it was given")
         sys.exit(1)
+
+
+def _say_what_was_given() -> None:
+    """Have the log of a Slurm job begin with its allocation, and with the line that asked for it."""
+    given = slurm.allocation() if os.environ.get("RANK", "0") == "0" else None
+    if given:
+        logging.info("%s", given)
+        logging.info("submitted with: %s", slurm.submit_line(given.job) or "(Slurm keeps no accounting here)")
 
 
 def set_up_logging(log_file: Path | None) -> None:

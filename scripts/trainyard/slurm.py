@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 
 from trainyard.errors import UserError
@@ -67,9 +68,20 @@ class Allocation:
     gpus_per_node: int = 0
     gpu_model: str = ""  # as Slurm names it; "" for GPUs without a type, too
 
+    @property
+    def deadline(self) -> float:
+        """When to have stopped, in Unix seconds: a little before the walltime is over."""
+        return self.end_time - DEADLINE_MARGIN_SECONDS
+
+    def __str__(self) -> str:
+        """What was given, in the words in which `-n` says what is asked for."""
+        gpus = f"{self.gpus_per_node} {self.gpu_model}".strip() if self.gpus_per_node else "none"
+        names = ", ".join(self.nodes)
+        return f"Slurm job {self.job} on {names}; GPUs per node: {gpus}, CPUs per node: {self.cpus_per_node}"
+
 
 def allocation() -> Allocation | None:
-    """The allocation, or None outside of Slurm.
+    """The allocation, or None outside of Slurm; Slurm is asked once.
 
     Asked of Slurm and not of the environment: the executor plugin strips most of the `SLURM_*` variables.
 
@@ -77,8 +89,11 @@ def allocation() -> Allocation | None:
         UserError: Slurm does not answer.
     """
     job = os.environ.get("SLURM_JOB_ID")
-    if job is None:
-        return None
+    return None if job is None else _allocation_of(job)
+
+
+@cache
+def _allocation_of(job: str) -> Allocation:
     fields = parse_job(_answer("scontrol", "show", "job", "--details", "--oneliner", job))
     nodes = _answer("scontrol", "show", "hostnames", fields["NodeList"]).split()
     return read_allocation(job, fields, nodes)
@@ -97,10 +112,13 @@ def read_allocation(job: str, fields: Mapping[str, str], nodes: Sequence[str]) -
     )
 
 
-def deadline() -> float:
-    """When to have stopped, in Unix seconds: a little before the job's walltime is over; infinite without one."""
-    given = allocation()
-    return math.inf if given is None else given.end_time - DEADLINE_MARGIN_SECONDS
+def submit_line(job: str) -> str:
+    """The sbatch line that submitted a job, as the accounting has it; "" where there is none."""
+    command = ["sacct", "--jobs", job, "--allocations", "--noheader", "--parsable2", "--format", "SubmitLine"]
+    try:
+        return _answer(*command).strip()
+    except UserError:
+        return ""
 
 
 def parse_job(line: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from trainyard.files import atomic_write
-from trainyard.journal import WHERE, Attempt
+from trainyard.journal import Attempt
 from trainyard.planning import Plan
 from trainyard.trials import value_at, varied_keys
 
@@ -71,9 +71,13 @@ def trials_table(plan: Plan) -> pd.DataFrame:
 
 
 def timeline_table(tries: Sequence[Attempt]) -> pd.DataFrame:
-    """One row per attempt; start and end in Unix seconds."""
-    columns = ["trial", "attempt", *WHERE, "start", "end", "outcome"]
-    rows = [[each.trial, each.number, *(each.where[key] for key in WHERE), each.start, each.end, each.outcome]
+    """One row per attempt; start and end in Unix seconds.
+
+    `gpu_model` is the type of GPU that Slurm gave, `device` what the trial computed on: "cpu", or the GPU's full name.
+    """
+    columns = ["trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome", "gpu_model", "device"]
+    rows = [{"trial": each.trial, "attempt": each.number, **each.where,
+             "start": each.start, "end": each.end, "outcome": each.outcome}
             for each in sorted(tries, key=lambda each: each.start)]  # fmt: skip
     return pd.DataFrame(rows, columns=columns)
 

@@ -76,7 +76,7 @@ AccountingStorageTRES=gres/gpu
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=2
 
-NodeName={",".join(HOSTS)} CPUs=8 RealMemory=16000 Gres=gpu:a100:{GPUS_PER_HOST} State=UNKNOWN
+NodeName={",".join(HOSTS)} CPUs=8 RealMemory=16000 Feature=nvlink,ib Gres=gpu:a100:{GPUS_PER_HOST} State=UNKNOWN
 PartitionName=gpu Nodes=ALL Default=YES MaxTime=1-00:00:00 DefaultTime=10 PriorityTier=10 PreemptMode=OFF
 # Preempted: SIGTERM to the steps at once, SIGKILL after KillWait, SIGTERM to the batch script when its steps are gone.
 # With a GraceTime the SIGKILL would wait for Slurm's check of time limits, every 30 s.

@@ -10,8 +10,9 @@ import sys, time
 sys.path.insert(0, {scripts!r})
 import sweep
 from trainyard import programs, slurm
-end = time.time() + {seconds}
-slurm.deadline = lambda: end
+end = time.time() + {seconds} + slurm.DEADLINE_MARGIN_SECONDS
+job = slurm.Allocation(job="7", nodes=("here",), end_time=end, gpu_model="a100")
+slurm.allocation = lambda: job
 programs.run(sweep.main, sweep._arguments())
 """
 SLOW = """

@@ -49,9 +49,13 @@ def test_an_allocation_is_read():
     )
 
 
+    assert str(found) == "Slurm job 1 on n1, n2; GPUs per node: 2 a100, CPUs per node: 3"
+
+
 def test_an_allocation_without_gpus_is_read():
     found = slurm.read_allocation("2", slurm.parse_job(NO_GPU), ["n1"])
     assert (found.nodes, found.gpus_per_node, found.gpu_model, found.cpus_per_node) == (("n1",), 0, "", 1)
+    assert str(found) == "Slurm job 2 on n1; GPUs per node: none, CPUs per node: 1"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +83,6 @@ def test_no_end_is_never():
     assert slurm.parse_time("Unknown") == math.inf
 
 
-def test_outside_of_slurm_there_is_no_allocation_and_no_deadline(monkeypatch):
+def test_outside_of_slurm_there_is_no_allocation(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert slurm.allocation() is None
-    assert slurm.deadline() == math.inf

@@ -66,7 +66,9 @@ def test_trials_have_a_row_each_with_the_columns_of_the_contract(done):
 
 def test_the_timeline_has_every_attempt_with_its_place(done):
     rows = read(done, "sweeps/lr/timeline.csv")
-    assert list(rows.columns) == ["trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome"]
+    contract = ["trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome"]
+    assert list(rows.columns) == [*contract, "gpu_model", "device"]
+    assert (rows["device"] == "cpu").all()
     assert set(rows["trial"]) == set(read(done, "sweeps/lr/trials.csv")["trial"])
     assert set(rows["gpu"]) == {0, 1}
     assert (rows["end"] > rows["start"]).all()

@@ -1,0 +1,119 @@
+"""What is asked of Slurm, word for word, and that Slurm can give it: `sbatch --test-only` is shown every line."""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from yard import ROOT, TINY
+
+# The lines of the profile that a site's users change, uncommented and filled in.
+SITE = {
+    "slurm_account": "lab",
+    "slurm_partition": "gpu",
+    "qos": "normal",
+    "constraint": '"nvlink&ib"',
+    "gpu_type": "a100",
+}
+TRAIN = {"model": "cnn", "batch_size": 32}
+CONFIG = {
+    **TINY,
+    "sweeps": {
+        name: {"dataset": "tiny", "train": TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": slots}
+        for name, slots in {
+            "whole": {"gpus_per_node": 2},
+            "shared": {"gpus_per_node": 1, "gpus_per_trial": 0.25, "cpus_per_trial": 2},
+            "wide": {"nodes": 2, "gpus_per_node": 2},
+        }.items()
+    },
+    "scaling": {"s": {"dataset": "tiny", "train": TRAIN, "scales": ["1x2", "4x2"], "cpus_per_gpu": 3}},
+    "trees": {"d": {"dataset": "tiny", "cpus": 8}},
+}
+COMMON = "-A lab -p gpu -t 60 -C nvlink&ib --qos=normal --mem 8000 "  # as the shell hands it over, without its quotes
+EXPECTED = {  # by the comment that the plugin gives a job
+    "rule_sweep_wildcards_whole": "--nodes=1 --requeue --cpus-per-task=2 -D {cwd} --gpus=a100:2",
+    "rule_sweep_wildcards_shared": "--nodes=1 --requeue --cpus-per-task=8 -D {cwd} --gpus=a100:1",
+    "rule_sweep_on_nodes_wildcards_wide": (
+        "--nodes=2 --requeue --ntasks=2 --cpus-per-task=2 --ntasks-per-node=1 --no-kill -D {cwd} --gres=gpu:a100:2"
+    ),
+    "rule_train_wildcards_s_1x2": "--nodes=1 --requeue --cpus-per-task=6 -D {cwd} --gpus=a100:2",
+    "rule_train_on_nodes_wildcards_s_4x2": (
+        "--nodes=4 --requeue --ntasks=4 --cpus-per-task=6 --ntasks-per-node=1 -D {cwd} --gres=gpu:a100:2"
+    ),
+    "rule_fit_trees_wildcards_d": "--requeue --ntasks=1 --cpus-per-task=8 -D {cwd}",
+}
+IN_WORDS = {
+    "sweep whole": "nodes: 1, GPUs per node: 2 a100, CPUs per node: 2, memory per node: 8 GB, walltime: 60 min",
+    "sweep shared": "nodes: 1, GPUs per node: 1 a100, CPUs per node: 8, memory per node: 8 GB, walltime: 60 min",
+    "sweep wide": "nodes: 2, GPUs per node: 2 a100, CPUs per node: 2, memory per node: 8 GB, walltime: 60 min",
+    "training at 1x2": "nodes: 1, GPUs per node: 2 a100, CPUs per node: 6, memory per node: 8 GB, walltime: 60 min",
+    "training at 4x2": "nodes: 4, GPUs per node: 2 a100, CPUs per node: 6, memory per node: 8 GB, walltime: 60 min",
+    "trees d": "nodes: 1, GPUs per node: none, CPUs per node: 8, memory per node: 8 GB, walltime: 60 min",
+}
+# Writes down its arguments and what Slurm thinks of them, and submits nothing.
+SBATCH = """#!/bin/bash
+line="$*"
+comment=$(sed -E 's/.*--comment ([^ ]+) .*/\\1/' <<< "$line")
+echo "${line%% --wrap=*}" > "$ASKED/$comment.line"
+/usr/bin/sbatch --test-only "$@" > "$ASKED/$comment.answer" 2>&1
+echo "exit code $?" >> "$ASKED/$comment.answer"
+echo "written down, not submitted" >&2
+exit 1
+"""
+
+
+@pytest.fixture(scope="module")
+def submitted(cluster):
+    """Of each job the line that sbatch was given and Slurm's answer; and what `-n` said."""
+    folder = cluster.shared / "submission"
+    asked, program, profile = folder / "asked", folder / "bin/sbatch", folder / "profile/config.yaml"
+    for made in (asked, program.parent, profile.parent):
+        made.mkdir(parents=True)
+    program.write_text(SBATCH)
+    program.chmod(0o755)
+    profile.write_text(site_profile())
+    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    cluster.run([sys.executable, f"{ROOT}/scripts/stage.py", "--config=config.yaml", "--dataset=tiny"], cwd=folder)
+    snakemake = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", f"{ROOT}/Snakefile"]
+    options = ["--profile", "profile", "--configfile", "config.yaml", "--retries", "0"]
+    targets = ["--", "sweeps", "scaling", "trees"]
+    said = cluster.run([*snakemake, *options, "-n", *targets], cwd=folder).stdout
+    path = [f"PATH={program.parent}:{Path(sys.executable).parent}:/usr/bin:/bin", f"ASKED={asked}"]
+    cluster.run(["env", *path, *snakemake, *options, *targets], cwd=folder, check=False)
+    lines = {path.stem: path.read_text() for path in asked.glob("*.line")}
+    answers = {path.stem: path.read_text() for path in asked.glob("*.answer")}
+    yield folder, lines, answers, said
+    shutil.rmtree(folder)
+
+
+def site_profile() -> str:
+    """The profile as it is shipped, its first block filled in as its comments say."""
+    text = (ROOT / "profiles/slurm/config.yaml").read_text()
+    for name, value in SITE.items():
+        text, found = re.subn(rf"^  # {name}: .*$", f"  {name}: {value}", text, flags=re.MULTILINE)
+        assert found == 1, f"the profile has a commented line for {name}"
+    return text
+
+
+@pytest.mark.parametrize("job", EXPECTED)
+def test_the_line_that_sbatch_is_given(submitted, job):
+    folder, lines, _, _ = submitted
+    line = lines[job]
+    head, _, rest = line.partition(f"--export=ALL --comment {job} ")
+    assert re.fullmatch(r"--parsable --job-name [0-9a-f-]{36} --output \S+/%j\.log ", head)
+    assert rest.split() == (COMMON + EXPECTED[job].format(cwd=folder)).split()
+
+
+@pytest.mark.parametrize("job", EXPECTED)
+def test_slurm_takes_it(submitted, job):
+    answer = submitted[2][job]
+    assert "exit code 0" in answer
+    assert re.search(r"Job \d+ to start at", answer)
+
+
+@pytest.mark.parametrize("job", IN_WORDS)
+def test_a_dry_run_says_it_in_words(submitted, job):
+    said = submitted[3]
+    assert re.search(rf"{job}.*; to be submitted with {IN_WORDS[job]}\n", said)
