@@ -1,14 +1,41 @@
 """`--profile profiles/slurm` does on a cluster what profiles/local does on one machine."""
 
+import json
+import re
 import sys
 from pathlib import Path
 
 import pandas as pd
+import pytest
 import yaml
 from slurm_cluster import Cluster
 from trainyard.journal import attempts, read_events
-from waiting import wait_until
 from yard import ROOT, TINY
+
+# Snakemake, looking at the queue every second: the plugin's wait grows by ten seconds with each look, up to minutes.
+IMPATIENT = """
+import sys
+from snakemake.cli import main
+from snakemake_executor_plugin_slurm import Executor
+
+Executor.next_seconds_between_status_checks = property(lambda self: 1, lambda self, seconds: None)
+main(sys.argv[1:])
+"""
+
+
+def snakemake(cluster: Cluster, folder: Path, config: dict, *options: str) -> None:
+    """Run a config in a folder of the cluster's shared file system, as a user on the login node would."""
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    program = [sys.executable, "-c", IMPATIENT, "--snakefile", str(ROOT / "Snakefile")]
+    common = ["--profile", str(ROOT / "profiles/slurm"), "--configfile", "config.yaml", "--latency-wait", "5"]
+    common += ["--slurm-init-seconds-before-status-checks", "1"]
+    cluster.run([*program, *common, *options], cwd=folder, env={"PYTHONPATH": str(folder)}, timeout_seconds=280)
+
+
+def nothing_is_left(cluster: Cluster) -> None:
+    assert not any(cluster.processes_left().values())
+    assert cluster.gpus_allocated() == 0
+
 
 STUDY = {
     "dataset": "tiny",
@@ -16,44 +43,81 @@ STUDY = {
     "scales": ["1x1", "1x2", "2x2", "4x2"],
     "mode": "strong",
 }
+# Each of four trials waits until all four are running: else the first slot that is up might do them all.
+MEETING = """
+import time
+from pathlib import Path
+from trainyard.models import SmallConvNet
+
+def build(*, channels, classes, folder, number):
+    (Path(folder) / f"met-{number}").touch()
+    while len(list(Path(folder).glob("met-*"))) < 4:
+        time.sleep(0.1)
+    return SmallConvNet(channels=channels, classes=classes, width=4)
+"""
 
 
-def snakemake(cluster: Cluster, folder: Path, config: dict, *options: str) -> None:
-    """Run a config in a folder of the cluster's shared file system, as a user on the login node would."""
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    program = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(ROOT / "Snakefile")]
-    common = ["--profile", str(ROOT / "profiles/slurm"), "--configfile", "config.yaml", "--latency-wait", "5"]
-    common += ["--slurm-init-seconds-before-status-checks", "2"]  # the wait grows by ten seconds at each look
-    cluster.run([*program, *common, *options], cwd=folder, env={"PYTHONPATH": str(folder)}, timeout_seconds=280)
+@pytest.fixture(scope="module")
+def finished(cluster):
+    """The folder of a sweep on 2x2 slots and of a study from one GPU to four nodes, run by one Snakemake."""
+    folder = cluster.shared / "profile"
+    folder.mkdir()
+    (folder / "meeting.py").write_text(MEETING)
+    trials = [{"model_args": {"folder": str(folder), "number": number}} for number in range(4)]
+    slots = {"nodes": 2, "gpus_per_node": 2}
+    train = {"model": "meeting:build", "batch_size": 32}
+    sweep = {"dataset": "tiny", "train": train, "trials": trials, "slots": slots}
+    trees = {"t": {"dataset": "tiny", "cpus": 2, "rounds": 5}}
+    config = {**TINY, "sweeps": {"s": sweep}, "scaling": {"s": STUDY}, "trees": trees}
+    snakemake(cluster, folder, config, "--", "sweeps", "scaling", "trees")
+    nothing_is_left(cluster)
+    return folder
 
 
-def test_one_loss_from_one_gpu_to_four_nodes(cluster, shared_dir):
+def test_one_loss_from_one_gpu_to_four_nodes(finished):
     """Strong scaling without batch normalisation: every scale sees the same global batches, so the losses agree.
 
     The tolerance is 1e-5: float32 gradients are summed in another order at each world size, which differs in the
     last of about seven digits, and eight steps add up to no more than a few times that.
     """
-    snakemake(cluster, shared_dir, {**TINY, "sweeps": {}, "scaling": {"s": STUDY}}, "--", "scaling")
-    rows = pd.read_csv(shared_dir / "results/scaling/s/scaling.csv").set_index("scale")
+    rows = pd.read_csv(finished / "results/scaling/s/scaling.csv").set_index("scale")
     assert rows["gpus"].tolist() == [1, 2, 4, 8]
     assert (rows["global_batch"] == 32).all()
     for metric in ("train_loss", "val_loss"):
         assert (rows[metric] - rows.loc["1x1", metric]).abs().max() < 1e-5
-    assert not any(cluster.processes_left().values())
-    assert cluster.gpus_allocated() == 0
 
 
-def test_a_sweep_over_two_nodes_is_one_job(cluster, shared_dir):
-    config = slow_sweep(shared_dir, 10, 10, 10, 10)  # else the first slot that is up does them all
-    config["sweeps"]["s"]["slots"] = {"nodes": 2, "gpus_per_node": 2}
-    snakemake(cluster, shared_dir, config, "--", "sweeps")
-    timeline = pd.read_csv(shared_dir / "results/sweeps/s/timeline.csv")
+@pytest.mark.parametrize(("scale", "nodes"), [("1x1", 1), ("1x2", 1), ("2x2", 2), ("4x2", 4)])
+def test_a_summary_names_its_job_nodes_and_gpus(finished, cluster, scale, nodes):
+    summary = json.loads((finished / f"results/scaling/s/{scale}/summary.json").read_text())
+    job = cluster.jobs(int(summary["job"]))[0]
+    assert job.state == "COMPLETED"
+    assert int(job.allocated["node"]) == len(set(summary["node_names"])) == nodes
+    assert int(job.allocated["gres/gpu"]) == summary["gpus"]
+    assert (summary["gpu_model"], summary["device"]) == ("a100", "cpu"), "make-believe GPUs: it ran on the CPU"
+
+
+def test_a_sweep_over_two_nodes_is_one_job(finished, cluster):
+    timeline = pd.read_csv(finished / "results/sweeps/s/timeline.csv")
     assert timeline["job"].nunique() == 1
     assert (timeline["outcome"] == "finished").all()
     assert len(timeline[["node", "gpu"]].drop_duplicates()) == 4
+    assert set(timeline["gpu_model"]) == {"a100"}
+    assert set(timeline["device"]) == {"cpu"}
     assert [job.state for job in cluster.jobs(int(timeline["job"][0]))] == ["COMPLETED"]
-    assert not any(cluster.processes_left().values())
-    assert cluster.gpus_allocated() == 0
+
+
+@pytest.mark.parametrize("log", ["sweep/s", "train/s-4x2", "train/s-1x1", "trees/t"])
+def test_a_log_begins_with_what_was_given_and_the_line_that_asked_for_it(finished, log):
+    first, second = (finished / f"results/logs/{log}.log").read_text().splitlines()[:2]
+    assert re.search(r"Slurm job \d+ on n\d.*; GPUs per node: (none|[12] a100), CPUs per node: \d$", first)
+    assert re.search(r"submitted with: sbatch --parsable .* --wrap=.*snakemake", second)
+
+
+def test_what_a_job_prints_is_where_the_readme_says(finished):
+    timeline = pd.read_csv(finished / "results/sweeps/s/timeline.csv")
+    printed = finished / f"results/logs/slurm/rule_sweep_on_nodes/s/{timeline['job'][0]}.log"
+    assert "4 of 4 trials pending" in printed.read_text()
 
 
 SLOW = """
@@ -66,49 +130,16 @@ def build(*, channels, classes, seconds):
 """
 
 
-def slow_sweep(folder: Path, *seconds: float) -> dict:
-    """A sweep on one slot whose trials take so many seconds; their model lies in the folder."""
-    (folder / "slow.py").write_text(SLOW)
-    trials = [{"model_args.seconds": each, "seed": number} for number, each in enumerate(seconds)]
-    sweep = {"dataset": "tiny", "train": {"model": "slow:build", "batch_size": 32}, "trials": trials}
-    return {**TINY, "sweeps": {"s": sweep}}
-
-
-def journal_of(folder: Path):
-    return attempts(read_events(folder / "results/sweeps/s/journal.jsonl"))
-
-
 def test_a_walltime_too_short_for_a_sweep_is_made_up_for_by_retries(cluster, shared_dir):
     """Three trials of 14 s and a walltime of one minute, ten seconds of which are kept for the end."""
-    config = slow_sweep(shared_dir, 14, 14, 14)
+    (shared_dir / "slow.py").write_text(SLOW)
+    train = {"model": "slow:build", "model_args": {"seconds": 14}, "batch_size": 32}
+    sweep = {"dataset": "tiny", "train": train, "grid": {"seed": [0, 1, 2]}}
+    config = {**TINY, "sweeps": {"s": sweep}}
     snakemake(cluster, shared_dir, config, "--set-resources", "sweep:runtime=1", "--", "sweeps")
-    tries = journal_of(shared_dir)
+    tries = attempts(read_events(shared_dir / "results/sweeps/s/journal.jsonl"))
     assert [attempt.outcome for attempt in tries] == ["finished"] * 3, "no trial was begun twice"
     jobs = list(dict.fromkeys(attempt.where["job"] for attempt in tries))
     assert len(jobs) >= 2, "one job did not do"
     assert cluster.jobs(int(jobs[0]))[0].state == "FAILED", "it ended itself, Slurm did not have to"
-    assert not any(cluster.processes_left().values())
-
-
-def test_after_scancel_only_pending_trials_run(cluster, shared_dir):
-    """The sweep program in a job of its own: Snakemake's look at the queue, minutes apart, is left out."""
-    (shared_dir / "config.yaml").write_text(yaml.safe_dump(slow_sweep(shared_dir, 0, 0, 60)))
-    scripts = [f"{sys.executable} {ROOT}/scripts/{name} --config config.yaml" for name in ("stage.py", "sweep.py")]
-    script = f"export PYTHONPATH={shared_dir}\n{scripts[0]} --dataset tiny\n{scripts[1]} --sweep s"
-
-    def outcomes():
-        return [attempt.outcome for attempt in journal_of(shared_dir)]
-
-    job = cluster.submit(script, "--gpus=1", cwd=shared_dir)
-    expected = ["finished", "finished", "running"]
-    wait_until(lambda: outcomes() == expected, timeout_seconds=60, what="the last trial runs")
-    cluster.run(["scancel", str(job)])
-    cluster.wait_for_job(job, state="CANCELLED")
-    wait_until(lambda: not any(cluster.processes_left().values()), timeout_seconds=20, what="nothing is left running")
-
-    before = (shared_dir / "results/sweeps/s/journal.jsonl").read_text()
-    (shared_dir / "slow.py").write_text(SLOW.replace("sleep(seconds)", "sleep(0)"))
-    cluster.wait_for_job(cluster.submit(script, "--gpus=1", cwd=shared_dir), state="COMPLETED")
-    assert (shared_dir / "results/sweeps/s/journal.jsonl").read_text().startswith(before)
-    assert outcomes() == ["finished", "finished", "interrupted", "finished"]
-    assert {attempt.where["job"] for attempt in journal_of(shared_dir)[:3]} == {str(job)}
+    nothing_is_left(cluster)
