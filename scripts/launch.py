@@ -3,9 +3,12 @@
 One node:      torchrun with a rendezvous of its own, so that two trainings on one host never meet.
 Several nodes: inside a Slurm job, one torchrun per node, started by srun. They meet at the job's first node, at a port
 derived from the job; a rank that dies ends the whole job at once.
+
+Where the training fails, the last line says which rank failed first, on which node, and why.
 """
 
 import argparse
+import logging
 import os
 import signal
 import subprocess
@@ -15,11 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from trainyard import slurm
+from trainyard import failures, programs, slurm
 from trainyard.config import split_scale
 from trainyard.errors import UserError
 
 TRAIN = Path(__file__).with_name("train.py")
+AGENT = Path(__file__).with_name("agent.py")  # torchrun
+log = logging.getLogger("launch")
 
 
 def launch_line(
@@ -31,7 +36,7 @@ def launch_line(
         UserError: a scale of several nodes outside of a Slurm job, or in one with another number of nodes.
     """
     nodes, gpus = split_scale(scale)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(gpus), "--log-dir", log_dir]
+    torchrun = [sys.executable, str(AGENT), "--nproc-per-node", str(gpus), "--log-dir", log_dir]
     program = [str(TRAIN), "--scale", scale, *options]
     if nodes == 1:
         return [*torchrun, "--standalone", *program]
@@ -62,7 +67,11 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--scale", required=True, metavar="NxG", help="nodes x GPUs per node")
+    parser.add_argument("--log-file", type=Path, metavar="FILE", help="write what is said to this file, too")
     arguments, options = parser.parse_known_args()
+    programs.set_up_logging(arguments.log_file)
+    if arguments.log_file:
+        options += ["--log-file", str(arguments.log_file)]
     # torchrun sets one thread, with a warning, where nothing is set; train.py then sets what the study says.
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     # torchrun would leave a folder behind at every run; this one lies where all nodes see it.
@@ -71,7 +80,7 @@ def main() -> int:
             allocation = slurm.allocation() if split_scale(arguments.scale)[0] > 1 else None
             line = launch_line(arguments.scale, options, log_dir=log_dir, allocation=allocation)
         except UserError as error:
-            print(error)
+            log.error("%s", error)
             return 1
         process = subprocess.Popen(line, env=environment)
 
@@ -80,7 +89,10 @@ def main() -> int:
 
         signal.signal(signal.SIGTERM, pass_on)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches torchrun, too: it is for that to end first
-        return process.wait()
+        code = process.wait()
+        if first := failures.cause(Path(log_dir)):
+            log.error("rank %d on %s ended the training: %s", first.rank, first.node, first.message)
+    return code
 
 
 if __name__ == "__main__":

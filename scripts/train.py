@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from trainyard import programs, slurm
+from trainyard import failures, programs, slurm
 from trainyard.checkpoints import CheckpointStore
 from trainyard.config import Config, Scaling, split_scale
 from trainyard.configfile import read_config
@@ -37,7 +37,7 @@ def main(arguments: argparse.Namespace) -> None:
     """Join the process group and train."""
     config = read_config(arguments.config)
     programs.section(config, "scaling", arguments.study)
-    with process_group() as group:
+    with failures.word_left(), process_group() as group:
         if not group.leads:
             logging.getLogger().setLevel(logging.WARNING)
         _train(config, arguments, group)

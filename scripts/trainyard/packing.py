@@ -18,7 +18,7 @@ from trainyard.config import Slots, Train
 from trainyard.errors import UserError
 from trainyard.journal import WHERE, Event, Journal
 
-START_ATTEMPTS = 3  # a slot whose worker cannot start this often in a row ends the sweep: its node must be broken
+START_ATTEMPTS = 3  # a slot whose worker cannot start this often in a row is given up: its node must be broken
 # A job that is cancelled gets its signals on all nodes at about the same time: if a worker's death is heard of first,
 # the driver's own signal is given this long to arrive, so that the trial counts as interrupted and not as failed.
 SIGNAL_SECONDS = 1.0
@@ -94,6 +94,7 @@ class _Slot:
     task: Task | None = None
     attempt: int = 0
     failed_starts: int = 0
+    retired: bool = False
 
     @property
     def waits_for(self) -> Any:
@@ -133,10 +134,11 @@ class Packer:
         is taken in its place, and trials that still run at the deadline are given up as interrupted.
 
         Raises:
-            UserError: a slot cannot be started, or the deadline left some tasks undone.
+            UserError: no slot can be started, or the deadline left some tasks undone.
         """
         self._queue = deque(tasks)
-        for slot in self._slots[: len(tasks)]:
+        del self._slots[len(tasks) :]
+        for slot in self._slots:
             self._start_worker(slot)
         try:
             while busy := [slot for slot in self._slots if slot.waits_for is not None]:
@@ -180,14 +182,14 @@ class Packer:
         try:
             place = ray.get(starting)
         except RayTaskError as error:  # what went wrong will go wrong again
-            if isinstance(error.cause, UserError):
-                raise error.cause from None
-            raise UserError(f"slot {slot.number} cannot be started: {error.cause!r}") from error
+            self._retire(slot, str(error.cause) if isinstance(error.cause, UserError) else repr(error.cause))
+            return
         except RayActorError as error:
             slot.failed_starts += 1
             if slot.failed_starts >= START_ATTEMPTS:
-                raise UserError(f"slot {slot.number} cannot be started: {_death(error)}") from error
-            self._start_worker_if_needed(slot)
+                self._retire(slot, _death(error))
+            else:
+                self._start_worker_if_needed(slot)
             return
         slot.failed_starts = 0
         place |= {"slot": slot.number, "gpu_model": self._gpu_model}
@@ -195,6 +197,19 @@ class Packer:
         spent = {name: value for name, value in place.items() if name not in WHERE}
         self._journal.append("slot_up", slot=slot.number, **spent)
         self._next_trial(slot)
+
+    def _retire(self, slot: _Slot, error: str) -> None:
+        """Go on without a slot that cannot be started: one broken GPU is no reason to give up the others."""
+        slot.worker, slot.retired = None, True
+        left = [each for each in self._slots if not each.retired]
+        what = f"slot {slot.number} cannot be started: {error}"
+        if not left:
+            raise UserError(what)
+        log.warning("%s; going on with %d of %d slots", what, len(left), len(self._slots))
+        self._journal.append("slot_down", slot=slot.number, error=error)
+        for idle in left:
+            if idle.waits_for is None:
+                self._start_worker_if_needed(idle)
 
     def _start_worker_if_needed(self, slot: _Slot) -> None:
         slot.worker = None

@@ -45,7 +45,7 @@ def _say_what_was_given() -> None:
     given = slurm.allocation() if os.environ.get("RANK", "0") == "0" else None
     if given:
         logging.info("%s", given)
-        logging.info("submitted with: %s", slurm.submit_line(given.job) or "(Slurm keeps no accounting here)")
+        logging.info("submitted with: %s", slurm.submit_line(given.job) or "(a line that is not in Slurm's accounting)")
 
 
 def set_up_logging(log_file: Path | None) -> None:

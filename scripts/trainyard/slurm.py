@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from trainyard.errors import UserError
 
+ACCOUNTING_SECONDS = 5
 DEADLINE_MARGIN_SECONDS = 10  # to record what is in progress and to take everything down
 
 
@@ -113,12 +115,18 @@ def read_allocation(job: str, fields: Mapping[str, str], nodes: Sequence[str]) -
 
 
 def submit_line(job: str) -> str:
-    """The sbatch line that submitted a job, as the accounting has it; "" where there is none."""
+    """The sbatch line that submitted a job, as the accounting has it; "" where there is none.
+
+    The accounting may hear of a job a moment after its start: it is given a few seconds.
+    """
     command = ["sacct", "--jobs", job, "--allocations", "--noheader", "--parsable2", "--format", "SubmitLine"]
+    end = time.monotonic() + ACCOUNTING_SECONDS
     try:
-        return _answer(*command).strip()
+        while not (line := _answer(*command).strip()) and time.monotonic() < end:
+            time.sleep(0.5)
     except UserError:
         return ""
+    return line
 
 
 def parse_job(line: str) -> dict[str, str]:

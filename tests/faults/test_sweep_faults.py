@@ -252,6 +252,28 @@ def test_data_that_a_slot_cannot_open_end_the_sweep_with_the_reason(trouble):
     assert "Traceback" not in done.stdout
 
 
+# Python reads this at its start: the first worker of a sweep that gets so far cannot import what it needs.
+ONE_BROKEN_WORKER = """
+import os, sys
+if any("default_worker" in argument for argument in sys.orig_argv):
+    try:
+        os.close(os.open("{folder}/broken", os.O_CREAT | os.O_EXCL))
+        sys.modules["trainyard.loading"] = None
+    except FileExistsError:
+        pass
+"""
+
+
+def test_a_slot_that_cannot_be_started_is_given_up_and_the_others_do_its_work(trouble):
+    (trouble.folder / "sitecustomize.py").write_text(ONE_BROKEN_WORKER.format(folder=trouble.folder))
+    trouble.write(config(trials=[{}] * 4))
+    said = trouble.run(*sweep_command(trouble)).stdout
+    assert outcomes(trouble) == {"finished": 4}
+    assert "import of trainyard.loading halted" in said
+    assert "going on with 1 of 2 slots" in said
+    assert table(trouble, "timeline")["slot"].nunique() == 1
+
+
 def test_trials_run_longest_first_on_all_slots_at_once(trouble):
     """Four trials of 3 s and one of 6 s on three slots need six seconds, if the long one begins first."""
     trials = [{"model_args.seconds": 3.0}] * 4 + [{"model_args.seconds": 6.0}]

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from launch import TRAIN, launch_line
+from launch import AGENT, TRAIN, launch_line
 from trainyard.errors import UserError
 from trainyard.slurm import Allocation
 
@@ -13,7 +13,7 @@ OPTIONS = ["--config", "c.yaml", "--study", "s"]
 def test_one_node_is_a_standalone_torchrun():
     line = launch_line("1x4", OPTIONS, log_dir="/logs")
     assert " ".join(line) == (
-        f"{sys.executable} -m torch.distributed.run --nproc-per-node 4 --log-dir /logs --standalone "
+        f"{sys.executable} {AGENT} --nproc-per-node 4 --log-dir /logs --standalone "
         f"{TRAIN} --scale 1x4 --config c.yaml --study s"
     )
 
@@ -23,7 +23,7 @@ def test_several_nodes_are_a_torchrun_each_that_meet_at_the_first():
     line = launch_line("2x8", OPTIONS, log_dir="/logs", allocation=allocation)
     assert " ".join(line) == (
         "srun --nodes 2 --ntasks 2 --ntasks-per-node 1 --kill-on-bad-exit=1 "
-        f"{sys.executable} -m torch.distributed.run --nproc-per-node 8 --log-dir /logs --nnodes 2 "
+        f"{sys.executable} {AGENT} --nproc-per-node 8 --log-dir /logs --nnodes 2 "
         "--rdzv-backend c10d --rdzv-id 1234567 --rdzv-endpoint n3:24567 "
         f"{TRAIN} --scale 2x8 --config c.yaml --study s"
     )

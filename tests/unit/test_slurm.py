@@ -48,7 +48,6 @@ def test_an_allocation_is_read():
         end_time=slurm.parse_time("2026-11-21T00:30:10"),
     )
 
-
     assert str(found) == "Slurm job 1 on n1, n2; GPUs per node: 2 a100, CPUs per node: 3"
 
 

@@ -1,0 +1,50 @@
+"""torchrun, which keeps for launch.py how the ranks of its node ended: what runs once on each node of a training.
+
+Its options are torchrun's. launch.py starts it; there is no use for it by hand.
+"""
+
+import signal
+import sys
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.run import get_args_parser, run
+from trainyard import failures, slurm
+
+
+def main() -> int:
+    """Run torchrun; 1 if a rank failed, 128 and the signal's number if told to end."""
+    parser = get_args_parser()
+    parser.description = __doc__
+    arguments = parser.parse_args()
+    node = slurm.node_name()
+    try:
+        run(arguments)  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        found = [_failure(rank, node, each) for rank, each in error.failures.items() if not _was_told_to_end(each)]
+        failures.write(found, Path(arguments.log_dir), node=node)
+        return 1
+    except SignalException as error:
+        return 128 + error.sigval
+    return 0
+
+
+def _was_told_to_end(failure: ProcessFailure) -> bool:
+    """Whether torchrun ended the rank itself, as another one had failed."""
+    return failure.exitcode == -signal.SIGTERM
+
+
+def _failure(rank: int, node: str, failure: ProcessFailure) -> failures.Failure:
+    word = failure.error_file_data.get("timestamp")
+    return failures.Failure(
+        rank=rank,
+        node=node,
+        message=failure.message if word or failure.exitcode < 0 else f"exit code {failure.exitcode}, without a word",
+        time=word or failure.timestamp,
+        killed=failure.exitcode < 0,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""A training over several nodes ends as soon as one rank has, and says which it was and why."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from slurm_cluster import Cluster
+from waiting import wait_until
+from yard import ROOT, TINY
+
+# One rank of two ends as it is told to; it notes when.
+FRAGILE = """
+import os, signal, time
+from pathlib import Path
+from trainyard.models import SmallConvNet
+
+class Fragile(SmallConvNet):
+    def forward(self, images):
+        if os.environ["RANK"] == "1":
+            Path("{folder}/died").write_text(str(time.time()))
+            {end}
+        return super().forward(images)
+
+def build(*, channels, classes):
+    return Fragile(channels=channels, classes=classes, width=4)
+"""
+ENDS = {
+    "raises": (
+        "raise RuntimeError('planned trouble')",
+        "RuntimeError: planned trouble",
+    ),
+    "is killed": ("os.kill(os.getpid(), signal.SIGKILL)", "Signal 9 (SIGKILL)"),
+}
+
+
+def start(cluster: Cluster, folder: Path, end: str) -> int:
+    (folder / "fragile.py").write_text(FRAGILE.format(folder=folder, end=end))
+    train = {"model": "fragile:build", "batch_size": 8, "epochs": 2}
+    config = {**TINY, "scaling": {"s": {"dataset": "tiny", "train": train, "scales": ["2x1"]}}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    program = f"{sys.executable} {ROOT}/scripts/"
+    script = (
+        f"export PYTHONPATH={folder}\n{program}stage.py --config config.yaml --dataset tiny\n"
+        f"exec {program}launch.py --scale 2x1 --config config.yaml --study s"
+    )
+    shape = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--gres=gpu:1", "--nodelist=n1,n2"]
+    return cluster.submit(script, *shape, cwd=folder)
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_dead_rank_ends_the_job_within_seconds_with_its_error_on_top(cluster, shared_dir, how):
+    end, words = ENDS[how]
+    job = start(cluster, shared_dir, end)
+    state = cluster.wait_until_out_of_queue(job, timeout_seconds=90)
+    took = time.time() - float((shared_dir / "died").read_text())
+    said = (shared_dir / f"slurm-{job}.out").read_text()
+    assert state == "FAILED", said
+    assert took < 15
+    assert said.splitlines()[-1].startswith(f"rank 1 on n2 ended the training: {words}")
+    wait_until(lambda: not cluster.processes_left(), timeout_seconds=10, what="no process is left")
