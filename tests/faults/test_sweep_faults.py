@@ -97,7 +97,7 @@ def failures(tmp_path_factory):
     return yard, yard.run(*sweep_command(yard)).stdout
 
 
-@pytest.mark.parametrize(("number", "case"), enumerate(FAILURES), ids=lambda value: str(value))
+@pytest.mark.parametrize(("number", "case"), list(enumerate(FAILURES)), ids=lambda value: str(value))
 def test_a_trial_that_fails_fails_alone(failures, number, case):
     yard, said = failures
     _, expected, error = FAILURES[case]
