@@ -11,7 +11,7 @@ UV := $(or $(shell command -v uv),.tools/uv/bin/uv)
 BIN := .venv/bin
 say = @printf '\033[1m== %s\033[0m\n'
 
-.PHONY: help run report test lint format docs lock env bench cluster-up cluster-down cluster-shell clean
+.PHONY: help run report test lint format docs lock env doctor bench cluster-up cluster-down cluster-shell clean
 
 help: ## Say what there is
 	@grep -E '^[a-z -]+:.*## ' Makefile | sed -E 's/^([a-z -]+):.*## (.*)/  make \1\t\2/; s/(cluster-up) (.*)-(.*) (.*)-(.*)\t/\1, -\3, -\5\t/' | expand -t 38
@@ -45,6 +45,9 @@ format: env ## Put code into the common style
 
 docs: env ## Write the schema and the option tables of config/README.md from the config's models
 	$(BIN)/python scripts/options.py
+
+doctor: env ## Check a Slurm site before anything is submitted (CONFIG=..., PROFILE=..., JOB=1 also looks at a node)
+	@$(BIN)/python scripts/doctor.py --config $(CONFIG) $(if $(filter file,$(origin PROFILE)),,--profile $(PROFILE)) $(if $(JOB),--job)
 
 bench: env ## Run the benchmarks; the commands one by one are in benchmarks/README.md
 	$(BIN)/python benchmarks/slot_pause.py

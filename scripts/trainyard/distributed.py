@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -74,11 +73,9 @@ def _choose_interface() -> None:
     """
     if os.environ["WORLD_SIZE"] == os.environ["LOCAL_WORLD_SIZE"]:
         return
-    address = slurm.address_towards(os.environ["MASTER_ADDR"])
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == address for each in addresses):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+    if name := slurm.interface_towards(os.environ["MASTER_ADDR"]):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
 def _device(local_rank: int) -> torch.device:

@@ -1,4 +1,7 @@
-"""What this process was given: CPUs, node and job, from Slurm where there is one, else from the machine."""
+"""What this process was given: CPUs, node and job, from Slurm where there is one, else from the machine.
+
+And what Slurm has to give: all that Trainyard reads of Slurm's output is read here.
+"""
 
 import math
 import os
@@ -11,6 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
+
+import psutil
 
 from trainyard.errors import UserError
 
@@ -52,6 +57,13 @@ def address_towards(host: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # no packet is sent: connecting chooses a route
         probe.connect((host, 9))
         return str(probe.getsockname()[0])
+
+
+def interface_towards(host: str) -> str:
+    """The name of this host's network interface on the way to another one, such as `ib0`; "" if none is found."""
+    address = address_towards(host)
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, addresses in interfaces if any(each.address == address for each in addresses)), "")
 
 
 def node_name() -> str:
@@ -147,11 +159,113 @@ def parse_time(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
+@dataclass(frozen=True)
+class Partition:
+    """A partition, or of one with several kinds of nodes one kind."""
+
+    name: str
+    default: bool
+    up: bool
+    limit_minutes: float  # the longest walltime; infinite without a limit
+    limit: str  # the same, as Slurm writes it
+    nodes: int
+    cpus: str  # of a node; "64+" if they differ
+    memory_mb: str
+    gpus: str  # "gpu:a100:4", or "(null)"
+    features: str
+
+    def __str__(self) -> str:
+        """What a job can ask for here, in words."""
+        parts = [f"{self.nodes} nodes of {self.cpus} CPUs and {self.memory_mb} MB", f"walltime at most {self.limit}"]
+        parts += [self.gpus] if self.gpus != "(null)" else ["no GPUs"]
+        parts += [f"features {self.features}"] if self.features != "(null)" else []
+        return f"{self.name} ({', '.join(parts)})"
+
+
+def partitions() -> list[Partition]:
+    """What there is on this cluster.
+
+    Raises:
+        UserError: Slurm does not answer.
+    """
+    return [parse_partition(line) for line in _answer("sinfo", "--noheader", "--format", _PARTITION).splitlines()]
+
+
+_PARTITION = "%P|%a|%l|%D|%c|%m|%G|%f"
+
+
+def parse_partition(line: str) -> Partition:
+    """A line of `sinfo --noheader --format '%P|%a|%l|%D|%c|%m|%G|%f'`."""
+    name, state, limit, nodes, cpus, memory, gpus, features = line.strip().split("|")
+    return Partition(
+        name=name.rstrip("*"),
+        default=name.endswith("*"),
+        up=state == "up",
+        limit_minutes=parse_limit(limit),
+        limit=limit,
+        nodes=int(nodes),
+        cpus=cpus,
+        memory_mb=memory,
+        gpus=re.sub(r"\(S:[^)]*\)", "", gpus),  # the sockets that a GPU is near to
+        features=features,
+    )
+
+
+def parse_limit(text: str) -> float:
+    """A time limit as Slurm prints it, `30:00`, `4:00:00`, `2-00:00:00` or `infinite`, in minutes."""
+    if text in ("infinite", "UNLIMITED", "n/a"):
+        return math.inf
+    days, _, clock = text.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    hours, minutes, seconds = [0] * (3 - len(parts)) + parts
+    return (int(days or 0) * 24 + hours) * 60 + minutes + seconds / 60
+
+
+@dataclass(frozen=True)
+class Association:
+    """An account that a user may charge, and with which qualities of service."""
+
+    account: str
+    qos: tuple[str, ...]
+
+
+def associations(user: str) -> list[Association]:
+    """The accounts of a user.
+
+    Raises:
+        UserError: Slurm keeps no accounting, or does not answer.
+    """
+    show = ["show", "associations", f"user={user}", "format=Account,QOS"]
+    lines = _answer("sacctmgr", "--noheader", "--parsable2", *show).splitlines()
+    return [
+        Association(account=account, qos=tuple(qos.split(",")))
+        for account, _, qos in (line.partition("|") for line in lines)
+    ]
+
+
+def controller() -> str:
+    """Slurm's version, and which controllers are up, in Slurm's words.
+
+    Raises:
+        UserError: Slurm's programs are not there, or no controller answers.
+    """
+    version, ping = _answer("sinfo", "--version"), _answer("scontrol", "ping")
+    return f"{version.strip()}; {'; '.join(ping.strip().splitlines())}"
+
+
+def queue_state(job: str) -> str:
+    """`PENDING: Resources`, `RUNNING: None`, ... while a job is in the queue, else ""."""
+    try:
+        return _answer("squeue", "--noheader", "--jobs", job, "--format", "%T: %r").strip()
+    except UserError:  # Slurm has forgotten it
+        return ""
+
+
 def _answer(*command: str) -> str:
     """What one of Slurm's programs prints."""
     try:
         done = subprocess.run(command, text=True, capture_output=True, check=True, timeout=60)
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", "") or error
-        raise UserError(f"`{' '.join(command)}` failed inside a Slurm job: {str(said).strip()}") from None
+        raise UserError(f"`{' '.join(command)}` failed: {str(said).strip()}") from None
     return done.stdout

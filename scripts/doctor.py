@@ -1,0 +1,86 @@
+"""Check a Slurm site before anything is submitted: each line passes, fails with a remedy, or says it cannot know.
+
+The jobs that are checked are those that Snakemake would submit with this config and profile. The exit code is 1 if a
+check fails.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from trainyard import nodecheck, programs
+from trainyard.configfile import read_config
+from trainyard.site import Finding, Site, guarded
+
+SIGNS = {"ok": "[green]ok[/]", "fails": "[bold red]FAILS[/]", "unknown": "[yellow]unknown[/]"}
+LOG_WIDTH = 160
+NO_JOB = "Python, torch, CUDA, network: only a job can tell"
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Check, and show each finding as soon as it is there."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else LOG_WIDTH)
+    failed, last_remedy = 0, ""
+    for finding in _findings(arguments, console):
+        failed += finding.verdict == "fails"
+        console.print(_line(finding, said=last_remedy))
+        last_remedy = finding.remedy
+    console.print(f"\n[bold]{failed} of these fail.[/]" if failed else "\n[bold]Nothing fails.[/]")
+    return int(failed > 0)
+
+
+def _findings(arguments: argparse.Namespace, console: Console) -> Iterator[Finding]:
+    site = Site(read_config(arguments.config), arguments.config, arguments.profile, arguments.results)
+    found = []
+    for finding in site.check():
+        found.append(finding)
+        yield finding
+    if not arguments.job:
+        yield Finding("node", "unknown", NO_JOB, "`make doctor JOB=1` submits one of a minute")
+    elif any(finding.verdict == "fails" or finding.name == "jobs" for finding in found) or not site.requests:
+        yield Finding("node", "unknown", "no job was submitted, as a check failed", "correct that first")
+    else:
+        look = partial(
+            nodecheck.look_from_inside,
+            site.requests,
+            arguments.results,
+            program=Path(__file__),
+            wait_minutes=arguments.wait_minutes,
+            say=lambda words: console.print(f"[dim]{escape(words)}[/]"),
+        )
+        yield from guarded("node", look)
+
+
+def _line(finding: Finding, *, said: str) -> Table:
+    """One finding: name, verdict, words; under them the remedy, unless it was just said."""
+    row = Table.grid(padding=(0, 2))
+    row.add_column(width=22)
+    row.add_column(width=7)
+    row.add_column(overflow="fold")
+    row.add_row(escape(finding.name), SIGNS[finding.verdict], escape(finding.words))
+    if finding.remedy not in ("", said) and finding.verdict != "ok":
+        row.add_row("", "", f"[italic]-> {escape(finding.remedy)}[/]")
+    return row
+
+
+def _arguments() -> argparse.Namespace:
+    example = "python scripts/doctor.py --config config/config.yaml --profile profiles/slurm --job"
+    parser = programs.parser("Check a Slurm site before anything is submitted.", example=example)
+    parser.add_argument("--profile", type=Path, default=Path("profiles/slurm"), metavar="DIR",
+                        help="the Snakemake profile (default: profiles/slurm)")  # fmt: skip
+    parser.add_argument("--job", action="store_true", help="also have a job of a minute look at a node from inside")
+    parser.add_argument("--wait-minutes", type=float, default=10, metavar="M",
+                        help="give this job up after so many minutes (default: 10)")  # fmt: skip
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--from-inside"]:  # the job itself
+        nodecheck.look(Path(sys.argv[2]))
+    else:
+        programs.run(main, _arguments())
