@@ -3,6 +3,7 @@
 Its options are torchrun's. launch.py starts it; there is no use for it by hand.
 """
 
+import argparse
 import signal
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.run import get_args_parser, run
 from trainyard import failures, slurm
+from trainyard.configfile import read_config
+from trainyard.localcopy import removed_at_the_end
 
 
 def main() -> int:
@@ -19,8 +22,10 @@ def main() -> int:
     parser.description = __doc__
     arguments = parser.parse_args()
     node = slurm.node_name()
+    training, _ = _TRAINING.parse_known_args(arguments.training_script_args)
     try:
-        run(arguments)  # type: ignore[no-untyped-call]
+        with removed_at_the_end(read_config(training.config).data.local):
+            run(arguments)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         found = [_failure(rank, node, each) for rank, each in error.failures.items() if not _was_told_to_end(each)]
         failures.write(found, Path(arguments.log_dir), node=node)
@@ -28,6 +33,10 @@ def main() -> int:
     except SignalException as error:
         return 128 + error.sigval
     return 0
+
+
+_TRAINING = argparse.ArgumentParser(add_help=False, allow_abbrev=False)  # what of train.py's options matters here
+_TRAINING.add_argument("--config", type=Path)
 
 
 def _was_told_to_end(failure: ProcessFailure) -> bool:

@@ -30,6 +30,7 @@ SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("`sweeps.<name>.sample`", config.Sample),
     ("`scaling.<name>`", config.Scaling),
     ("`trees.<name>`", config.Trees),
+    ("`data`", config.Data),
     ("`pricing`", config.Pricing),
 ]
 

@@ -30,7 +30,7 @@ def main(arguments: argparse.Namespace) -> int:
         log.info(plan.summary())
         _close_open_attempts(journal, plan)
         if plan.pending:
-            _train(plan, journal, arguments.results)
+            _train(plan, journal, arguments.results, local=config.data.local)
         final = plan_sweep(config, arguments.sweep, arguments.results)
     return _finish(final, folder)
 
@@ -53,8 +53,9 @@ def _close_open_attempts(journal: Journal, plan: Plan) -> None:
                 journal.append("interrupted", trial=attempt.trial, attempt=attempt.number, ended=attempt.end)
 
 
-def _train(plan: Plan, journal: Journal, results: Path) -> None:
+def _train(plan: Plan, journal: Journal, results: Path, *, local: str) -> None:
     """Start Ray, feed its slots until nothing is pending, and take it down."""
+    from trainyard.localcopy import removed_at_the_end
     from trainyard.progress import Progress  # these take a second to import: only where there is work
     from trainyard.raynodes import ray_for
 
@@ -72,7 +73,7 @@ def _train(plan: Plan, journal: Journal, results: Path) -> None:
     progress = Progress(plan)
     log.info("starting Ray with %d slots", slots.count)
     folder = results / "sweeps" / plan.name
-    with ray_for(slots, folder=folder) as cluster, progress.shown():
+    with removed_at_the_end(local), ray_for(slots, folder=folder, local=local) as cluster, progress.shown():
         # A polite end is recorded, whoever asks. Not before: Ray installs a handler of its own that skips clean-up.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         journal.append("ray_up", durable=False, **cluster.startup_seconds)
@@ -88,6 +89,7 @@ def _train(plan: Plan, journal: Journal, results: Path) -> None:
             journal,
             slots=slots,
             dataset=results / "data" / plan.sweep.dataset,
+            local=local,
             retries=plan.sweep.retries,
             logs=folder / "logs",
             allocation=slurm.allocation(),

@@ -26,6 +26,7 @@ from trainyard.distributed import Group, process_group
 from trainyard.errors import UserError
 from trainyard.files import digest_of, lock, write_json
 from trainyard.loading import load
+from trainyard.localcopy import local_copy
 from trainyard.telemetry import device_name, launch_time
 from trainyard.training import Training, epoch_line
 from trainyard.trials import RESULT_VERSION
@@ -53,8 +54,11 @@ def _train(config: Config, arguments: argparse.Namespace, group: Group) -> None:
             stack.enter_context(lock(folder / ".lock"))
         staged = Staged(arguments.results / "data" / study.dataset)
         batch_size = _batch_per_rank(study, group)
+        copy = stack.enter_context(local_copy(staged, config.data.local))
+        if copy.words:
+            log.warning("%s", copy.words)  # whichever rank it was
         store = CheckpointStore(folder / "checkpoints" / _identity(study, staged, arguments.scale))
-        training = Training(study.train, load(staged, group.device), group, batch_size=batch_size, store=store)
+        training = Training(study.train, load(copy.staged, group.device), group, batch_size=batch_size, store=store)
         if len(training.history) == study.train.epochs:
             log.info("trained already: all %d epochs are in %s", study.train.epochs, store.folder)
         elif training.history:

@@ -291,10 +291,22 @@ class Pricing(Section):
     gpu_hour: NonNegativeFloat | None = Field(None, description="Price of one GPU for one hour, in your currency.")
 
 
+class Data(Section):
+    """How staged data are read."""
+
+    local: str = Field(
+        "auto",
+        description="Copy on a node's own disk, one per node and job: `off`, a folder for it, or `auto`: in a Slurm "
+        "job, for data on a network file system, in the first of `$SLURM_TMPDIR`, `$TMPDIR`, `/tmp`, `/dev/shm` "
+        "with room.",
+    )
+
+
 class Config(Section):
     """The whole file."""
 
     datasets: dict[Name, Dataset] = Field({}, description="Datasets by name.")
+    data: Data = Field(Data(), description="How staged data are read.")
     sweeps: dict[Name, Sweep] = Field({}, description="Sweeps by name.")
     scaling: dict[Name, Scaling] = Field({}, description="Scaling studies by name.")
     trees: dict[Name, Trees] = Field({}, description="Studies of tree models by name.")

@@ -6,6 +6,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,8 @@ class Task:
 class Worker:
     """Lives in the process of a slot: imports torch and opens the data once, then trains one trial after another."""
 
-    def start(self, dataset: Path, threads: int) -> dict[str, Any]:
-        """Get ready; says where this slot is, and how many seconds importing torch and opening the data took.
+    def start(self, dataset: Path, local: str, threads: int) -> dict[str, Any]:
+        """Get ready; says where this slot is, and how many seconds importing torch, copying and opening the data took.
 
         Not `__init__`, whose errors Ray reports as the death of the process.
         """
@@ -52,14 +53,23 @@ class Worker:
         from trainyard.datasets import Staged
         from trainyard.distributed import alone
         from trainyard.loading import load
+        from trainyard.localcopy import local_copy
         from trainyard.telemetry import device_name
 
         imported = time.perf_counter()
         torch.set_num_threads(threads)
         self._group = alone()
-        self._data = load(Staged(dataset), self._group.device)
+        self._held = ExitStack()  # until the process ends
+        copy = self._held.enter_context(local_copy(Staged(dataset), local))
+        copied = time.perf_counter()
+        self._data = load(copy.staged, self._group.device)
         gpus = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
-        spent = {"import_torch_seconds": imported - began, "data_seconds": time.perf_counter() - imported}
+        spent = {
+            "import_torch_seconds": imported - began,
+            "copy_seconds": copy.seconds,
+            "data_seconds": time.perf_counter() - copied,
+            "copy": copy.words,
+        }
         device = device_name(self._group.device)
         return {"job": slurm.job_id(), "node": slurm.node_name(), "gpu": gpus, "device": device, **spent}
 
@@ -111,6 +121,7 @@ class Packer:
         *,
         slots: Slots,
         dataset: Path,
+        local: str,
         retries: int,
         logs: Path,
         allocation: slurm.Allocation | None = None,
@@ -121,7 +132,7 @@ class Packer:
         self._deadline = allocation.deadline if allocation else math.inf
         self._gpu_model = allocation.gpu_model if allocation else ""
         self._options = {"num_cpus": slots.cpus_per_trial, "num_gpus": slots.gpus_per_trial, "max_restarts": 0}
-        self._arguments = (dataset.absolute(), slots.cpus_per_trial)
+        self._arguments = (dataset.absolute(), local, slots.cpus_per_trial)
         self._slots = [_Slot(number) for number in range(slots.count)]
         self._queue: deque[Task] = deque()
         self._tried_now: dict[str, int] = {}
@@ -194,6 +205,8 @@ class Packer:
         slot.failed_starts = 0
         place |= {"slot": slot.number, "gpu_model": self._gpu_model}
         slot.place = {name: place[name] for name in WHERE}
+        if place["copy"]:
+            log.info("%s", place["copy"])
         spent = {name: value for name, value in place.items() if name not in WHERE}
         self._journal.append("slot_up", slot=slot.number, **spent)
         self._next_trial(slot)

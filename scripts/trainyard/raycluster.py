@@ -7,24 +7,21 @@ workers started ahead of need.
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import logging
 import os
 import secrets
-import shutil
 import subprocess
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from trainyard import disks
+
 # A Unix socket path holds 107 characters, and "/r/session_<date>_<time>_<pid>/sockets/plasma_store" has 66 of them.
 LONGEST_DIRECTORY: Final = 38
-DIRECTORY_PREFIX: Final = "ty-ray-"
-ORPHAN_SECONDS: Final = 60  # a directory that is younger may be about to be locked by the one who made it
 # Trials get their data by path: the object store carries only what is too big for a message. Ray's minimum is 75 MiB.
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024
 REGISTRATION_TIMEOUT_SECONDS: Final = 60.0
@@ -55,12 +52,15 @@ class LocalRay:
 
 
 @contextlib.contextmanager
-def local_ray(*, gpus: int, cpus: int, trim: bool = True, address: str | None = None) -> Iterator[LocalRay]:
+def local_ray(
+    *, gpus: int, cpus: int, trim: bool = True, address: str | None = None, litter: Sequence[str] = ()
+) -> Iterator[LocalRay]:
     """Run Ray on this machine with so many GPU and CPU slots; on leaving, no process and no file of it remains.
 
     With an `address` of this host, it listens there instead of on loopback only, and nodes with the token can join.
     Call it from the main thread: Ray's daemons carry PR_SET_PDEATHSIG, which fires when the *thread* that started them
-    ends. That signal and a watchdog take everything down when the driver is killed with SIGKILL.
+    ends. That signal and a watchdog take everything down when the driver is killed with SIGKILL, also the folders
+    that match the patterns of `litter`.
     `cpus` also bounds how many workers start at once: make it at least the number of actors.
     Import Ray nowhere before this: its C++ part reads the environment while it is imported.
     """
@@ -69,7 +69,7 @@ def local_ray(*, gpus: int, cpus: int, trim: bool = True, address: str | None = 
     seconds: dict[str, float] = {}
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(private_directory())
-        protect = stack.enter_context(_watchdog(directory=directory))
+        protect = stack.enter_context(_watchdog(directory=directory, litter=litter))
         stack.enter_context(ray_environment(directory, token=token(), networked=address is not None))
         with _timed(into=seconds, name="import_ray_seconds"):
             import ray
@@ -97,39 +97,13 @@ def _timed(*, into: dict[str, float], name: str) -> Iterator[None]:
     into[name] = time.perf_counter() - start
 
 
-@contextlib.contextmanager
-def private_directory() -> Iterator[Path]:
-    """A short directory on this node that only this user can enter. Its lock is held for as long as it is needed."""
-    parent = tempfile.gettempdir()
-    parent = parent if len(parent) <= LONGEST_DIRECTORY - len(DIRECTORY_PREFIX) - 9 else "/tmp"
-    _remove_orphans(Path(parent))
-    path = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir=parent))
-    lock = os.open(path, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-        os.close(lock)
-
-
-def _remove_orphans(parent: Path) -> None:
-    """Remove this user's directories that nobody holds: when a whole job gets SIGKILL, nobody is left to do so."""
-    for path in parent.glob(f"{DIRECTORY_PREFIX}*"):
-        with contextlib.suppress(OSError):  # another one's, in use, or gone meanwhile
-            info = path.lstat()
-            if info.st_uid != os.getuid() or time.time() - info.st_mtime < ORPHAN_SECONDS:
-                continue
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(lock)
+def private_directory() -> contextlib.AbstractContextManager[Path]:
+    """A short directory on this node for Ray's files, that only this user can enter."""
+    return disks.private_folder("ty-ray-", longest=LONGEST_DIRECTORY)
 
 
 @contextlib.contextmanager
-def _watchdog(*, directory: Path) -> Iterator[Callable[[], None]]:
+def _watchdog(*, directory: Path, litter: Sequence[str]) -> Iterator[Callable[[], None]]:
     """Have a shell clean up when this program dies without doing so: it notices the end of the pipe to it.
 
     The kernel takes Ray's two daemons down with the driver, and the workers follow in 1.6 s, but Ray's two agents
@@ -141,9 +115,10 @@ def _watchdog(*, directory: Path) -> Iterator[Callable[[], None]]:
     others = psutil.Process().children()
     script = """trap "" TERM
         while read -r pid; do daemons="$daemons $pid"; done
-        kill -9 $daemons 2>/dev/null; sleep 1; rm -rf "$0" """
+        kill -9 $daemons 2>/dev/null; sleep 1
+        rm -rf "$0"; IFS=""; for pattern in "$@"; do rm -rf $pattern; done"""
     with subprocess.Popen(
-        ["/bin/sh", "-c", script, str(directory)], stdin=subprocess.PIPE, start_new_session=True, text=True
+        ["/bin/sh", "-c", script, str(directory), *litter], stdin=subprocess.PIPE, start_new_session=True, text=True
     ) as watchdog:
         pipe = watchdog.stdin
         assert pipe is not None

@@ -15,6 +15,7 @@ from typing import Final
 import psutil
 
 from trainyard import slurm
+from trainyard.localcopy import removed_at_the_end
 from trainyard.raycluster import OBJECT_STORE_BYTES, private_directory, ray_environment
 
 POLL_SECONDS: Final = 0.2
@@ -38,6 +39,7 @@ def join() -> int:
         return 0
     with (
         contextlib.suppress(KeyboardInterrupt),
+        removed_at_the_end(first["local"]),
         private_directory() as directory,
         ray_environment(directory, token=first["token"], networked=True),
         _no_orphans(),

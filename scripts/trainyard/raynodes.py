@@ -19,6 +19,7 @@ from typing import Any
 from trainyard import slurm
 from trainyard.config import Slots
 from trainyard.errors import UserError
+from trainyard.localcopy import patterns
 from trainyard.raycluster import LocalRay, local_ray, token
 from trainyard.rayjoin import ENDED
 
@@ -29,24 +30,24 @@ log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def ray_for(slots: Slots, *, folder: Path) -> Iterator[LocalRay]:
+def ray_for(slots: Slots, *, folder: Path, local: str) -> Iterator[LocalRay]:
     """A private Ray with all slots: on this machine, or on as many nodes of this job.
 
-    What the other nodes say goes to `ray-nodes.log` in `folder`.
+    What the other nodes say goes to `ray-nodes.log` in `folder`; `local` is the config's `data.local`.
 
     Raises:
         UserError: the job has another number of nodes, or too few GPUs, or one of the nodes does not join.
     """
-    gpus, cpus = slots.gpus_per_node, slots.per_node * slots.cpus_per_trial
+    gpus, cpus, litter = slots.gpus_per_node, slots.per_node * slots.cpus_per_trial, patterns(local)
     if slots.nodes == 1:
-        with local_ray(gpus=gpus, cpus=cpus) as cluster:
+        with local_ray(gpus=gpus, cpus=cpus, litter=litter) as cluster:
             yield cluster
         return
     others = _other_nodes(slots)
     address = slurm.address_towards(others[0])
     with (
-        _Joining(others, gpus=gpus, cpus=cpus, log=folder / "ray-nodes.log") as joining,
-        local_ray(gpus=gpus, cpus=cpus, address=address) as cluster,
+        _Joining(others, gpus=gpus, cpus=cpus, local=local, log=folder / "ray-nodes.log") as joining,
+        local_ray(gpus=gpus, cpus=cpus, address=address, litter=litter) as cluster,
     ):
         try:
             began = time.perf_counter()
@@ -74,7 +75,7 @@ def _other_nodes(slots: Slots) -> list[str]:
 class _Joining:
     """The srun that has the other nodes join, for the length of the block."""
 
-    def __init__(self, nodes: list[str], *, gpus: int, cpus: int, log: Path) -> None:
+    def __init__(self, nodes: list[str], *, gpus: int, cpus: int, local: str, log: Path) -> None:
         self._nodes, self._log = nodes, log
         with open(log, "w") as output:
             self._srun = subprocess.Popen(
@@ -84,7 +85,7 @@ class _Joining:
                 stderr=subprocess.STDOUT,
                 text=True,
             )
-        self._say({"token": token(), "gpus": gpus, "cpus": cpus})
+        self._say({"token": token(), "gpus": gpus, "cpus": cpus, "local": local})
 
     def __enter__(self) -> "_Joining":
         return self

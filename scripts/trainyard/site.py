@@ -9,16 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-import psutil
-
-from trainyard import slurm
+from trainyard import disks, slurm
 from trainyard.config import Config
 from trainyard.errors import UserError
 from trainyard.submission import Request, SnakemakeFailed, requests
 
 PROGRAMS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
 LEAST_FREE_GIB = 5  # checkpoints, tables and logs; the data come on top
-NETWORK_FILE_SYSTEMS = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "afs", "orangefs", "glusterfs")
 Verdict = Literal["ok", "fails", "unknown"]
 
 
@@ -163,15 +160,9 @@ def check_results(results: Path) -> Iterator[Finding]:
                       "a quota that you have may be smaller still")  # fmt: skip
     else:
         yield Finding("free space", "ok", f"{free} (a quota of yours is not seen here)")
-    kind = file_system(folder, psutil.disk_partitions(all=True))
-    if kind.startswith(NETWORK_FILE_SYSTEMS) or "fuse" in kind:
+    kind = disks.file_system(folder)
+    if disks.is_network(kind):
         yield Finding("shared files", "ok", f"{folder} is on a network file system ({kind})")
     else:
         yield Finding("shared files", "unknown", f"{folder} is on {kind}, which may be of this machine only",
                       "`make doctor JOB=1` has a node read and write there")  # fmt: skip
-
-
-def file_system(path: Path, mounts: Sequence[object]) -> str:
-    """The type of the file system that holds a path: that of the innermost mount."""
-    held = [m for m in mounts if path.is_relative_to(m.mountpoint)]  # type: ignore[attr-defined]
-    return str(max(held, key=lambda m: len(m.mountpoint)).fstype) if held else "an unknown file system"  # type: ignore[attr-defined]

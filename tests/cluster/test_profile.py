@@ -68,7 +68,8 @@ def finished(cluster):
     train = {"model": "meeting:build", "batch_size": 32}
     sweep = {"dataset": "tiny", "train": train, "trials": trials, "slots": slots}
     trees = {"t": {"dataset": "tiny", "cpus": 2, "rounds": 5}}
-    config = {**TINY, "sweeps": {"s": sweep}, "scaling": {"s": STUDY}, "trees": trees}
+    data = {"local": "/tmp/fast"}
+    config = {**TINY, "sweeps": {"s": sweep}, "scaling": {"s": STUDY}, "trees": trees, "data": data}
     snakemake(cluster, folder, config, "--", "sweeps", "scaling", "trees")
     nothing_is_left(cluster)
     return folder
@@ -112,6 +113,12 @@ def test_a_log_begins_with_what_was_given_and_the_line_that_asked_for_it(finishe
     first, second = (finished / f"results/logs/{log}.log").read_text().splitlines()[:2]
     assert re.search(r"Slurm job \d+ on n\d.*; GPUs per node: (none|[12] a100), CPUs per node: \d$", first)
     assert re.search(r"submitted with: sbatch --parsable .* --wrap=.*snakemake", second)
+
+
+def test_data_are_copied_to_each_node_once_and_removed_at_the_end(finished, cluster):
+    said = (finished / "results/logs/train/s-4x2.log").read_text()
+    assert sorted(re.findall(r"copied tiny to (n\d):/tmp/fast/ty-data-", said)) == ["n1", "n2", "n3", "n4"]
+    assert [path for host in cluster.hosts.values() for path in host.path("/tmp").glob("fast/*")] == []
 
 
 def test_what_a_job_prints_is_where_the_readme_says(finished):

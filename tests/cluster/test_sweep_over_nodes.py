@@ -11,6 +11,7 @@ from trainyard.journal import attempts, read_events
 from waiting import wait_until
 from yard import ROOT, TINY
 
+JOURNAL = "results/sweeps/s/journal.jsonl"
 # Each trial writes down what its process sees, then takes a while.
 WITNESS = """
 import os, time
@@ -30,7 +31,7 @@ def sweep_config(folder: Path, *, trials: int, seconds: float, nodes: int, gpus:
     each = [{"seed": n, "model_args": {"seconds": seconds, "note": str(folder / f"note-{n}")}} for n in range(trials)]
     slots = {"nodes": nodes, "gpus_per_node": gpus}
     sweep = {"dataset": "tiny", "train": {"model": "witness:build", "batch_size": 32}, "trials": each, "slots": slots}
-    return {**TINY, "sweeps": {"s": sweep}}
+    return {**TINY, "sweeps": {"s": sweep}, "data": {"local": "/tmp"}}
 
 
 def start(
@@ -57,7 +58,7 @@ def start(
 
 
 def journal_of(folder: Path):
-    return attempts(read_events(folder / "results/sweeps/s/journal.jsonl"))
+    return attempts(read_events(folder / JOURNAL))
 
 
 def outcomes(folder: Path):
@@ -95,6 +96,8 @@ def test_twenty_trials_on_two_nodes_are_one_job_and_use_every_gpu(cluster, share
     assert len(places) == 4, "two GPUs on each of two nodes"
     assert len({node for node, _ in places}) == 2
     assert {attempt.where["job"] for attempt in tries} == {str(job)}
+    copies = [event["copy"].split(":")[0] for event in read_events(shared_dir / JOURNAL) if event.get("copy")]
+    assert sorted(copies) == ["copied tiny to n1", "copied tiny to n2"], "once per node"
     seen = {tuple((shared_dir / f"note-{number}").read_text().split()) for number in range(20)}
     assert seen == places, "a trial sees its own GPU, and no other"
 
@@ -153,7 +156,7 @@ def test_a_driver_that_is_killed_leaves_no_ray_on_any_node(cluster, shared_dir):
     """Its job goes on: a node's Ray must notice the end of the driver by itself."""
     job = start(cluster, shared_dir, "--nodelist=n1,n2", trials=4, seconds=60, after="|| sleep 60")
     all_slots_work(shared_dir, 4)
-    session = read_events(shared_dir / "results/sweeps/s/journal.jsonl")[0]
+    session = read_events(shared_dir / JOURNAL)[0]
     cluster.host(1).run(["kill", "-KILL", str(session["process"])])
     only = {"bash", "sleep", "slurm_script"}
     wait_until(

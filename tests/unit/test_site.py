@@ -1,7 +1,5 @@
 """What the doctor makes of a site: each finding passes, fails with a remedy, or says that it cannot know."""
 
-from types import SimpleNamespace
-
 import pytest
 from trainyard import nodecheck, site, slurm, submission
 from trainyard.errors import UserError
@@ -78,16 +76,6 @@ def test_without_accounting_an_account_cannot_be_known():
         raise UserError("`sacctmgr` failed: accounting storage is disabled")
 
     assert site.check_account([request("-A", "lab")], none, "me").verdict == "unknown"
-
-
-MOUNTS = [
-    SimpleNamespace(mountpoint=m, fstype=f) for m, f in {"/": "ext4", "/home": "nfs4", "/home/tmp": "tmpfs"}.items()
-]
-
-
-@pytest.mark.parametrize(("path", "kind"), [("/home/me", "nfs4"), ("/home/tmp/x", "tmpfs"), ("/homes/me", "ext4")])
-def test_a_file_system_is_that_of_the_innermost_mount(tmp_path, path, kind):
-    assert site.file_system(type(tmp_path)(path), MOUNTS) == kind
 
 
 GOOD = {

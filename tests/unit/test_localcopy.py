@@ -1,0 +1,147 @@
+"""The copy of a dataset on a node's own disk: where it is made, that it is made once, and that nothing of it stays."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from trainyard import disks, localcopy
+from trainyard.config import Synthetic
+from trainyard.datasets import DataError, Staged, stage
+from trainyard.localcopy import choose, local_copy, removed_at_the_end
+from waiting import wait_until
+from yard import ROOT
+
+GIB = 2**30
+
+
+@pytest.fixture
+def staged(tmp_path) -> Staged:
+    return stage(Synthetic(source="synthetic", images=32, val_images=8, height=8, width=8), tmp_path / "data")
+
+
+@pytest.fixture
+def disk(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    return folder
+
+
+MOUNTS = [SimpleNamespace(mountpoint=m, fstype=f) for m, f in (("/", "ext4"), ("/home", "nfs4"), ("/home/x", "tmpfs"))]
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/home/me", "nfs4"), ("/home/x/y", "tmpfs"), ("/homes/me", "ext4")])
+def test_a_file_system_is_that_of_the_innermost_mount(tmp_path, path, kind):
+    assert disks.file_system(type(tmp_path)(path), MOUNTS) == kind
+
+
+# policy, environment beside the disk's variable, the data's file system, the disk's, its free bytes; whether it is used,
+# and what is said.
+CHOICES = [
+    ("auto", {"SLURM_JOB_ID": "7"}, "nfs4", "xfs", 100 * GIB, True, ""),
+    ("auto", {"SLURM_JOB_ID": "7"}, "ext4", "xfs", 100 * GIB, False, ""),
+    ("auto", {}, "nfs4", "xfs", 100 * GIB, False, ""),
+    ("off", {"SLURM_JOB_ID": "7"}, "nfs4", "xfs", 100 * GIB, False, ""),
+    ("auto", {"SLURM_JOB_ID": "7"}, "nfs4", "lustre", 100 * GIB, False, "is on lustre"),
+    ("auto", {"SLURM_JOB_ID": "7"}, "nfs4", "xfs", GIB, False, "has too little room"),
+    ("auto", {"SLURM_JOB_ID": "7"}, "nfs4", "tmpfs", GIB, True, ""),
+    ("auto", {"SLURM_JOB_ID": "7"}, "nfs4", "tmpfs", 1000, False, "has too little room"),
+    ("{disk}", {}, "ext4", "lustre", 100 * GIB, True, ""),
+    ("{disk}/$SLURM_JOB_ID", {}, "ext4", "xfs", 100 * GIB, True, ""),
+    ("{disk}", {}, "ext4", "xfs", GIB, False, "has too little room"),
+    ("/proc/nowhere", {}, "ext4", "xfs", 100 * GIB, False, "cannot be written to"),
+]
+
+
+@pytest.mark.parametrize(("policy", "environment", "data", "kind", "free", "used", "said"), CHOICES)
+def test_where_a_copy_is_made(staged, disk, monkeypatch, policy, environment, data, kind, free, used, said):
+    monkeypatch.setattr(localcopy.os, "access", lambda path, mode: path.is_relative_to(disk))
+    base, words = choose(
+        staged,
+        policy.format(disk=disk),
+        environment | {"TMPDIR": str(disk)},
+        kind_of=lambda path: data if path == staged.folder else kind,
+        free=lambda path: free,
+    )
+    assert (base is not None and base.is_relative_to(disk)) == used
+    assert said in words
+    assert bool(words) == bool(said)
+
+
+def test_a_copy_is_equal_shared_and_removed_by_the_last(staged, disk):
+    with local_copy(staged, str(disk)) as first:
+        assert first.words.startswith("copied data to ")
+        assert (first.staged.split("train").images == staged.split("train").images).all()
+        with local_copy(staged, str(disk)) as second:
+            assert (second.staged.folder, second.words) == (first.staged.folder, "")
+        assert first.staged.folder.exists(), "it is still used"
+    assert list(disk.iterdir()) == []
+
+
+def test_a_copy_that_goes_wrong_leaves_nothing_and_the_shared_files_are_read(staged, disk, monkeypatch):
+    def cut_short(source, target):
+        target.write_bytes(source.read_bytes()[:-1])
+
+    monkeypatch.setattr(localcopy.shutil, "copyfile", cut_short)
+    with local_copy(staged, str(disk)) as copy:
+        assert copy.staged is staged
+        assert "is not what was written to it" in copy.words
+        assert list(disk.iterdir()) == []
+
+
+def test_data_that_are_not_what_was_staged_are_an_error(staged, disk):
+    with open(staged.folder / "val-labels.npy", "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\1")
+    with pytest.raises(DataError, match="val-labels.npy is not what was staged"), local_copy(staged, str(disk)):
+        pass
+    assert list(disk.iterdir()) == []
+
+
+HOLDER = """
+import sys, time
+sys.path.insert(0, {scripts!r})
+from pathlib import Path
+from trainyard.datasets import Staged
+from trainyard.localcopy import local_copy
+with local_copy(Staged(Path({data!r})), {disk!r}) as copy:
+    print(copy.staged.folder.name, "made" if copy.words else "found", flush=True)
+    time.sleep(600)
+"""
+
+
+def holders(staged, disk, count):
+    code = HOLDER.format(scripts=str(ROOT / "scripts"), data=str(staged.folder), disk=str(disk))
+    return [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(count)]
+
+
+def test_many_at_once_make_one_copy_and_what_the_killed_leave_goes_at_the_end(staged, disk):
+    with removed_at_the_end(str(disk)):
+        started = holders(staged, disk, 4)
+        said = sorted(process.stdout.readline().split()[1] for process in started)
+        assert said == ["found", "found", "found", "made"]
+        for process in started:
+            process.send_signal(signal.SIGKILL)
+        assert len(list(disk.iterdir())) == 1, "nobody was left to remove it"
+    assert list(disk.iterdir()) == []
+    for process in started:
+        process.communicate()
+
+
+def test_what_an_earlier_job_left_is_removed_by_the_next_but_not_what_is_held(staged, disk, monkeypatch):
+    (holder,) = holders(staged, disk, 1)
+    held = disk / holder.stdout.readline().split()[0]
+    left = disk / held.name.replace("local", "1234")
+    left.mkdir()
+    (left / "train-images.npy").touch()
+    long_ago = time.time() - 2 * disks.ORPHAN_SECONDS
+    for path in (held, left):
+        os.utime(path, (long_ago, long_ago))
+    with removed_at_the_end(str(disk)):
+        assert list(disk.iterdir()) == [held]
+        holder.kill()
+        holder.communicate()
+    wait_until(lambda: not list(disk.iterdir()), timeout_seconds=5, what="the copy is removed")
