@@ -24,7 +24,7 @@ from trainyard.raycluster import LocalRay, local_ray, token
 from trainyard.rayjoin import ENDED
 
 JOIN_TIMEOUT_SECONDS = 120  # a cold shared file system may take a minute to give each node its Python
-LEAVE_TIMEOUT_SECONDS = 15
+LEAVE_TIMEOUT_SECONDS = 8  # then srun is told to end, and after as long again killed: a dead node never answers
 PROGRAM = Path(__file__).parents[1] / "join.py"
 log = logging.getLogger(__name__)
 

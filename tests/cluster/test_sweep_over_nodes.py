@@ -12,7 +12,7 @@ from waiting import wait_until
 from yard import ROOT, TINY
 
 JOURNAL = "results/sweeps/s/journal.jsonl"
-# Each trial writes down what its process sees, then takes a while.
+# Each trial writes down what its process sees, then takes a while; with a file `gated`, until it is told to go on.
 WITNESS = """
 import os, time
 from pathlib import Path
@@ -22,6 +22,8 @@ def build(*, channels, classes, seconds, note):
     seen = f"{os.uname().nodename} {os.environ['CUDA_VISIBLE_DEVICES']}"
     Path(note).write_text(seen)
     time.sleep(seconds)
+    while Path(note).with_name("gated").exists() and not Path(note + "-go").exists():
+        time.sleep(0.1)
     return SmallConvNet(channels=channels, classes=classes, width=4)
 """
 
@@ -118,11 +120,35 @@ def test_two_sweeps_on_the_same_nodes_do_not_meet(cluster, shared_dir):
     assert len(gpus[0] | gpus[1]) == 4, "no GPU is used by both"
 
 
-def test_without_the_token_nobody_gets_in(cluster, shared_dir):
-    job = start(cluster, shared_dir, "--nodelist=n1,n2", trials=4, seconds=60)
+def test_without_the_token_nobody_gets_in_and_cancelled_it_goes_on_with_what_is_missing(cluster, shared_dir):
+    (shared_dir / "gated").touch()
+    job = start(cluster, shared_dir, "--nodelist=n1,n2", trials=8, seconds=0)
     all_slots_work(shared_dir, 4)
     for path in own_files(cluster, shared_dir):
         assert path.stat().st_mode & 0o077 == 0, "nobody else can read the token"
+    nobody_gets_in(cluster)
+
+    for number in range(2):
+        (shared_dir / f"note-{number}-go").touch()
+    wait_until(lambda: outcomes(shared_dir).count("finished") == 2, timeout_seconds=20, what="two have finished")
+    all_slots_work(shared_dir, 4)
+    cluster.run(["scancel", str(job)])
+    cluster.wait_for_job(job, state="CANCELLED")
+    wait_until(lambda: not cluster.processes_left(), timeout_seconds=20, what="no process is left")
+    assert own_files(cluster, shared_dir) == []
+    before = journal_of(shared_dir)
+    assert outcomes(shared_dir) == ["finished"] * 2 + ["interrupted"] * 4, "the driver had time to say so"
+
+    (shared_dir / "gated").unlink()
+    again = start(cluster, shared_dir, trials=8, seconds=0)
+    assert cluster.wait_for_job(again, timeout_seconds=120).state == "COMPLETED"
+    after = journal_of(shared_dir)[len(before) :]
+    assert [attempt.outcome for attempt in after] == ["finished"] * 6
+    assert {attempt.trial for attempt in before[:2]}.isdisjoint(attempt.trial for attempt in after)
+
+
+def nobody_gets_in(cluster: Cluster) -> None:
+    """Neither without a token nor with a wrong one: to the Ray whose head is on n1, from n2."""
     sockets = cluster.host(1).run(["ss", "--listening", "--tcp", "--numeric", "--processes"]).stdout
     port = re.search(r":(\d+) .*gcs_server", sockets)[1]
     intruder = [sys.executable, "-c", f"import ray; ray.init(address='10.77.0.1:{port}')"]
@@ -130,26 +156,6 @@ def test_without_the_token_nobody_gets_in(cluster, shared_dir):
         done = cluster.host(2).run(["timeout", "8", "env", *credentials, *intruder], check=False, timeout_seconds=30)
         assert done.returncode != 0
         assert "InvalidAuthToken" in done.stdout + done.stderr
-    cluster.run(["scancel", str(job)])
-    cluster.wait_for_job(job)
-
-
-def test_a_cancelled_sweep_records_it_and_goes_on_with_what_is_missing(cluster, shared_dir):
-    job = start(cluster, shared_dir, trials=8, seconds=3)
-    wait_until(lambda: outcomes(shared_dir).count("finished") >= 2, timeout_seconds=80, what="some have finished")
-    cluster.run(["scancel", str(job)])
-    cluster.wait_for_job(job, state="CANCELLED")
-    wait_until(lambda: not cluster.processes_left(), timeout_seconds=20, what="no process is left")
-    assert own_files(cluster, shared_dir) == []
-    before = journal_of(shared_dir)
-    finished = {attempt.trial for attempt in before if attempt.outcome == "finished"}
-    assert {attempt.outcome for attempt in before} == {"finished", "interrupted"}, "the driver had time to say so"
-    again = start(cluster, shared_dir, trials=8, seconds=3)
-    assert cluster.wait_for_job(again, timeout_seconds=120).state == "COMPLETED"
-    after = journal_of(shared_dir)[len(before) :]
-    assert {attempt.outcome for attempt in after} == {"finished"}
-    assert len(after) == 8 - len(finished)
-    assert finished.isdisjoint(attempt.trial for attempt in after)
 
 
 def test_a_driver_that_is_killed_leaves_no_ray_on_any_node(cluster, shared_dir):

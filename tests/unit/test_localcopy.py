@@ -38,7 +38,7 @@ def test_a_file_system_is_that_of_the_innermost_mount(tmp_path, path, kind):
     assert disks.file_system(type(tmp_path)(path), MOUNTS) == kind
 
 
-# policy, environment beside the disk's variable, the data's file system, the disk's, its free bytes; whether it is used,
+# policy, environment beside the disk, the file systems of data and disk, free bytes; whether it is used,
 # and what is said.
 CHOICES = [
     ("auto", {"SLURM_JOB_ID": "7"}, "nfs4", "xfs", 100 * GIB, True, ""),
@@ -96,7 +96,7 @@ def test_data_that_are_not_what_was_staged_are_an_error(staged, disk):
     with open(staged.folder / "val-labels.npy", "r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\1")
-    with pytest.raises(DataError, match="val-labels.npy is not what was staged"), local_copy(staged, str(disk)):
+    with pytest.raises(DataError, match=r"val-labels.npy is not what was staged"), local_copy(staged, str(disk)):
         pass
     assert list(disk.iterdir()) == []
 

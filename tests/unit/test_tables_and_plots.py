@@ -68,6 +68,8 @@ def test_a_timeline_without_attempts_has_its_columns():
         "start",
         "end",
         "outcome",
+        "gpu_model",
+        "device",
     ]
 
 
