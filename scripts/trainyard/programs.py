@@ -42,7 +42,11 @@ def run(main: Callable[[argparse.Namespace], int | None], arguments: argparse.Na
 
 def _say_what_was_given() -> None:
     """Have the log of a Slurm job begin with its allocation, and with the line that asked for it."""
-    given = slurm.allocation() if os.environ.get("RANK", "0") == "0" else None
+    try:
+        given = slurm.allocation() if os.environ.get("RANK", "0") == "0" else None
+    except UserError as error:  # who needs to know will say so
+        logging.warning("%s", error)
+        return
     if given:
         logging.info("%s", given)
         logging.info("submitted with: %s", slurm.submit_line(given.job) or "(a line that is not in Slurm's accounting)")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from slurm_cluster import Cluster
 from slurm_prerequisites import PrerequisiteMissing
+from waiting import wait_until
 
 NO_CLUSTER = "no Slurm cluster: "
 
@@ -28,11 +29,13 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def whole_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whatever a test did to the cluster, the next one finds all hosts idle."""
+    """Whatever a test did to the cluster, the next one finds all hosts idle; and no test leaves anything running."""
     running = request.getfixturevalue("cluster") if "cluster" in request.fixturenames else None
     yield
     if running:
         running.repair()
+        wait_until(lambda: not running.processes_left(), timeout_seconds=20, what="no process is left")
+        assert running.gpus_allocated() == 0
 
 
 @pytest.fixture
