@@ -35,7 +35,7 @@ class Workflow:
         self._results = results
         defaults = {name: str(resource.raw) for name, resource in (default_resources or {}).items()}
         self._gpu_type = defaults.get("gpu_type", "")
-        self.asks = _ASKS if "runtime" in defaults else ""
+        self._asks = _ASKS if "runtime" in defaults else ""
         resolved = self.config.model_dump(mode="json", exclude_unset=True)
         self.config_file = results / "configs" / f"{digest_of(resolved)}.json"
         self._resolved = resolved
@@ -54,6 +54,10 @@ class Workflow:
     def write_config(self) -> None:
         """Keep the config that this run works with, command-line overrides included: what the programs read."""
         write_json(self.config_file, self._resolved)
+
+    def message(self, text: str) -> str:
+        """What a job says of itself, followed by what it will ask of a scheduler."""
+        return text + self._asks
 
     def dataset_of(self, kind: str) -> Callable[[Wildcards], str]:
         """An input function: the receipt of the dataset that a study of this kind trains on."""

@@ -15,6 +15,6 @@ rule stage:
     params:
         source=yard.source,
     message:
-        "dataset {wildcards.name}: staging" + yard.asks
+        yard.message("dataset {wildcards.name}: staging")
     shell:
         "python $SCRIPTS/stage.py --config $CONFIG --dataset {wildcards.name} --log-file {log}"

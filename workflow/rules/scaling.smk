@@ -24,7 +24,7 @@ rule train:
     params:
         results=yard.training,
     message:
-        "scaling {wildcards.name}: training at {wildcards.scale}" + yard.asks
+        yard.message("scaling {wildcards.name}: training at {wildcards.scale}")
     shell:
         "python $SCRIPTS/launch.py --scale {wildcards.scale} --config $CONFIG --study {wildcards.name} --log-file {log}"
 

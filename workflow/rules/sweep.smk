@@ -28,7 +28,7 @@ rule sweep:
     params:
         results=yard.sweep_digest,
     message:
-        "{resources.plan}" + yard.asks
+        yard.message("{resources.plan}")
     shell:
         "python $SCRIPTS/sweep.py --config $CONFIG --sweep {wildcards.name} --log-file {log}"
 

@@ -18,6 +18,6 @@ rule fit_trees:
     params:
         study=yard.tree_study,
     message:
-        "trees {wildcards.name}: fitting" + yard.asks
+        yard.message("trees {wildcards.name}: fitting")
     shell:
         "python $SCRIPTS/trees.py --config $CONFIG --study {wildcards.name} --log-file {log}"
