@@ -1,6 +1,7 @@
 """Write what is generated from the config's models: the JSON schema, and the option tables of config/README.md."""
 
 import argparse
+import inspect
 import json
 import re
 import sys
@@ -11,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from trainyard import config
+from trainyard import config, spec
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = ROOT / "workflow/schemas/config.schema.json"
@@ -23,8 +24,10 @@ SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("`datasets.<name>` with `source: digits`", config.Digits),
     ("`datasets.<name>` with `source: synthetic`", config.Synthetic),
     ("`datasets.<name>` with `source: table`", config.Table),
-    ("`train`, in sweeps and scaling studies", config.Train),
-    ("`train.schedule`", config.Schedule),
+    ("`datasets.<name>` with `source: python`", config.Python),
+    ("`train`, in sweeps and scaling studies", spec.Train),
+    ("`train.schedule`", spec.Schedule),
+    ("`train.augment`", spec.Augment),
     ("`sweeps.<name>`", config.Sweep),
     ("`sweeps.<name>.slots`", config.Slots),
     ("`sweeps.<name>.sample`", config.Sample),
@@ -49,7 +52,7 @@ def readme_text(old: str) -> str:
 
 def _table(heading: str, model: type[BaseModel]) -> Iterator[str]:
     yield f"\n### {heading}\n"
-    yield (model.__doc__ or "").strip() + "\n"
+    yield inspect.cleandoc(model.__doc__ or "") + "\n"
     yield "| option | type | default | meaning |"
     yield "| --- | --- | --- | --- |"
     for name, field in model.model_fields.items():
@@ -80,7 +83,9 @@ def _type_name(annotation: Any) -> str:
         return f"mapping to {_type_name(arguments[1])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "mapping"
-    return {int: "whole number", float: "number", str: "text", Any: "anything"}.get(annotation, str(annotation))
+    return {int: "whole number", float: "number", str: "text", bool: "true or false", Any: "anything"}.get(
+        annotation, str(annotation)
+    )
 
 
 def main() -> int:

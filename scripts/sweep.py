@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 
 from trainyard import programs, slurm
+from trainyard.config import Data
 from trainyard.configfile import read_config
 from trainyard.datasets import Staged
 from trainyard.errors import UserError
@@ -30,7 +31,7 @@ def main(arguments: argparse.Namespace) -> int:
         log.info(plan.summary())
         _close_open_attempts(journal, plan)
         if plan.pending:
-            _train(plan, journal, arguments.results, local=config.data.local)
+            _train(plan, journal, arguments.results, how=config.data)
         final = plan_sweep(config, arguments.sweep, arguments.results)
     return _finish(final, folder)
 
@@ -53,7 +54,7 @@ def _close_open_attempts(journal: Journal, plan: Plan) -> None:
                 journal.append("interrupted", trial=attempt.trial, attempt=attempt.number, ended=attempt.end)
 
 
-def _train(plan: Plan, journal: Journal, results: Path, *, local: str) -> None:
+def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
     """Start Ray, feed its slots until nothing is pending, and take it down."""
     from trainyard.localcopy import removed_at_the_end
     from trainyard.progress import Progress  # these take a second to import: only where there is work
@@ -73,7 +74,7 @@ def _train(plan: Plan, journal: Journal, results: Path, *, local: str) -> None:
     progress = Progress(plan)
     log.info("starting Ray with %d slots", slots.count)
     folder = results / "sweeps" / plan.name
-    with removed_at_the_end(local), ray_for(slots, folder=folder, local=local) as cluster, progress.shown():
+    with removed_at_the_end(how.local), ray_for(slots, folder=folder, local=how.local) as cluster, progress.shown():
         # A polite end is recorded, whoever asks. Not before: Ray installs a handler of its own that skips clean-up.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         journal.append("ray_up", durable=False, **cluster.startup_seconds)
@@ -89,7 +90,7 @@ def _train(plan: Plan, journal: Journal, results: Path, *, local: str) -> None:
             journal,
             slots=slots,
             dataset=results / "data" / plan.sweep.dataset,
-            local=local,
+            how=how,
             retries=plan.sweep.retries,
             logs=folder / "logs",
             allocation=slurm.allocation(),

@@ -3,19 +3,20 @@
 1 GPU:   python scripts/train.py --config config/config.yaml --study width --scale 1x1
 2 GPUs:  torchrun --standalone --nproc-per-node 2 scripts/train.py --config config/config.yaml --study width --scale 1x2
 
-Interrupted, it continues from the checkpoint of the last whole epoch.
+Interrupted, it continues from its last checkpoint.
 """
 
 import argparse
+import json
 import logging
 import math
-import statistics
-import time
-from contextlib import ExitStack
-from dataclasses import asdict
+import os
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+import psutil
 import torch
 from trainyard import failures, programs, slurm
 from trainyard.checkpoints import CheckpointStore
@@ -27,10 +28,16 @@ from trainyard.errors import UserError
 from trainyard.files import digest_of, lock, write_json
 from trainyard.loading import load
 from trainyard.localcopy import local_copy
-from trainyard.telemetry import device_name, launch_time
-from trainyard.training import Training, epoch_line
+from trainyard.probing import Probe, warm_up
+from trainyard.sampling import Batch, batch_of
+from trainyard.state import epoch_line
+from trainyard.summary import write_results
+from trainyard.telemetry import sampled
+from trainyard.timing import device_name
+from trainyard.training import OutOfMemory, Stopped, Training
 from trainyard.trials import RESULT_VERSION
 
+MICRO_BATCH = "micro-batch.json"  # what was found to fit the memory, for the next attempt
 log = logging.getLogger("train")
 
 
@@ -53,35 +60,73 @@ def _train(config: Config, arguments: argparse.Namespace, group: Group) -> None:
         if group.leads:
             stack.enter_context(lock(folder / ".lock"))
         staged = Staged(arguments.results / "data" / study.dataset)
-        batch_size = _batch_per_rank(study, group)
+        batch = _batch(study, folder, group)
         copy = stack.enter_context(local_copy(staged, config.data.local))
         if copy.words:
             log.warning("%s", copy.words)  # whichever rank it was
-        store = CheckpointStore(folder / "checkpoints" / _identity(study, staged, arguments.scale))
-        training = Training(study.train, load(copy.staged, group.device), group, batch_size=batch_size, store=store)
-        if len(training.history) == study.train.epochs:
-            log.info("trained already: all %d epochs are in %s", study.train.epochs, store.folder)
-        elif training.history:
-            log.info("continuing after epoch %d, from %s", len(training.history), store.folder)
-        log.info(
-            "training on %d x %s, global batch %d", group.world_size, device_name(group.device), training.global_batch
+        store = _store(study, staged, arguments.scale, folder)
+        data = load(copy.staged, group.device, config.data)
+        training = Training(
+            study.train,
+            data,
+            group,
+            batch=batch,
+            store=store,
+            deadline=_deadline(group),
+            on_halved=partial(_remember_micro_batch, folder),
         )
-        given = slurm.allocation() if group.leads else None
-        deadline = given.deadline if given else math.inf
-        for row in training.epochs():
-            log.info(epoch_line(row, study.train.epochs))
-            _stop_before(deadline, training)
+        _say_what_begins(training, store)
+        with ExitStack() as watching:
+            if group.local_rank == 0:
+                watching.enter_context(_telemetry(folder, study, anew=training.state.is_new))
+            probe = _epochs(training, folder)
+        group.gathered(None)  # all nodes have written their telemetry
         if group.leads:
-            _write_results(training, folder, arguments.scale)
+            write_results(training, probe, folder, scale=arguments.scale)
 
 
-def _stop_before(deadline: float, training: Training) -> None:
-    """End on all ranks, its checkpoint written, if the next epoch would not end before the leading rank's deadline."""
-    last = training.history[-1]
-    too_late = last.epoch < training.spec.epochs and time.time() + 1.2 * last.seconds > deadline
-    if training.group.total(torch.tensor(float(too_late), device=training.group.device)):
-        raise UserError(f"stopped before the end of the walltime, after epoch {last.epoch} of {training.spec.epochs}: "
-                        "the same command continues from here, and so do Snakemake's retries")  # fmt: skip
+def _epochs(training: Training, folder: Path) -> Probe | None:
+    """Train what is missing; what warming up found, if anything was missing."""
+    probe = None
+    if len(training.history) < training.spec.epochs:
+        if training.group.world_size > 1 or training.spec.compile or training.group.device.type == "cuda":
+            probe = warm_up(training)
+        try:
+            for row in training.epochs():
+                log.info(epoch_line(row, training.spec.epochs))
+        except Stopped as error:
+            raise UserError(f"{error}: the same command continues from here, and so do Snakemake's retries") from None
+        except OutOfMemory as error:
+            _remember_micro_batch(folder, training.batch.halved())
+            raise UserError(f"{error}: the next attempt takes micro-batches of half the size") from None
+    return probe
+
+
+def _say_what_begins(training: Training, store: CheckpointStore) -> None:
+    group, done = training.group, len(training.history)
+    if done == training.spec.epochs:
+        log.info("trained already: all %d epochs are in %s", done, store.folder)
+    elif not training.state.is_new:
+        step = f" and step {training.state.progress.step}" if training.state.progress.step else ""
+        log.info("continuing after epoch %d%s, from %s", done, step, store.folder)
+    elif group.leads:
+        for other in store.others():
+            log.info("beginning anew: %s", other)
+    log.info("training on %d x %s in %s, global batch %d",
+             group.world_size, device_name(group.device), training.precision, training.batch.images)  # fmt: skip
+
+
+def _telemetry(folder: Path, study: Scaling, *, anew: bool) -> AbstractContextManager[None]:
+    """Samples of this node, of torchrun and all ranks that it started here."""
+    me = psutil.Process()
+    root = (me.parent() if "TORCHELASTIC_RUN_ID" in os.environ else None) or me
+    return sampled(folder / "telemetry", slurm.node_name(), seconds=study.telemetry_seconds, anew=anew, root=root)
+
+
+def _deadline(group: Group) -> float:
+    """When to have stopped, in Unix seconds: the leading rank's word counts."""
+    given = slurm.allocation() if group.leads else None
+    return given.deadline if given else math.inf
 
 
 def _check_world(scale: str, group: Group) -> None:
@@ -91,51 +136,35 @@ def _check_world(scale: str, group: Group) -> None:
                         f"torchrun --nnodes {nodes} --nproc-per-node {gpus}")  # fmt: skip
 
 
-def _batch_per_rank(study: Scaling, group: Group) -> int:
-    return study.train.batch_size // (group.world_size if study.mode == "strong" else 1)
+def _batch(study: Scaling, folder: Path, group: Group) -> Batch:
+    """The batch of each rank, in the micro-batches that an earlier attempt found to fit the memory."""
+    batch = batch_of(study.train, world_size=group.world_size, mode=study.mode)
+    try:
+        kept = json.loads((folder / MICRO_BATCH).read_text())
+    except FileNotFoundError:
+        kept = None
+    fits = kept["micro_batch"] if kept and kept["per_rank"] == batch.per_rank else batch.micro
+    agreed = torch.tensor(min(fits, batch.micro), device=group.device)
+    if work := group.least(agreed):
+        work.wait()
+    return replace(batch, micro=int(agreed))
 
 
-def _identity(study: Scaling, staged: Staged, scale: str) -> str:
-    """Changes with everything that changes the result, so that a checkpoint of another training is never used."""
-    spec = study.train.model_dump(mode="json", exclude_defaults=True)
-    return digest_of([spec, study.mode, study.retrain, scale, staged.digest, RESULT_VERSION], length=10)
+def _remember_micro_batch(folder: Path, batch: Batch) -> None:
+    write_json(folder / MICRO_BATCH, {"micro_batch": batch.micro, "per_rank": batch.per_rank})
 
 
-def _write_results(training: Training, folder: Path, scale: str) -> None:
-    """Derive the declared outputs from the history, which is durable in the last checkpoint."""
-    from trainyard.tables import write_rows  # pandas takes a second to import: not before the first step
-
-    rows = [asdict(row) for row in training.history]
-    write_rows(rows, folder / "history.csv")
-    write_json(folder / "summary.json", _summary(training, scale))
-    total = sum(row.seconds for row in training.history)
-    log.info("trained %d epochs in %.1f s", len(rows), total)
-
-
-def _summary(training: Training, scale: str) -> dict[str, Any]:
-    history, group = training.history, training.group
-    nodes, gpus_per_node = split_scale(scale)
-    last, given = asdict(history[-1]), slurm.allocation()
-    kept = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
-    medians = ("images_per_second", "step_ms_p50", "step_ms_p95")
-    return {
+def _store(study: Scaling, staged: Staged, scale: str, folder: Path) -> CheckpointStore:
+    """The checkpoints of this training: a folder of its own for each spec, so that none is lost to another one."""
+    spec = {
+        "train": study.train.model_dump(mode="json", exclude_defaults=True),
+        "mode": study.mode,
+        "retrain": study.retrain,
         "scale": scale,
-        "nodes": nodes,
-        "gpus": nodes * gpus_per_node,
-        "global_batch": training.global_batch,
-        "epochs": len(history),
-        **{name: last[name] for name in kept},
-        **{name: statistics.median(asdict(row)[name] for row in history) for name in medians},
-        "train_seconds": sum(row.seconds for row in history),
-        "startup_seconds": training.first_step_time - launch_time() if training.first_step_time else None,
-        "device": device_name(group.device),
-        "threads_per_rank": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "job": slurm.job_id(),
-        "node": slurm.node_name(),
-        "node_names": list(given.nodes) if given else [slurm.node_name()],
-        "gpu_model": given.gpu_model if given else "",
+        "dataset": staged.digest,
+        "version": RESULT_VERSION,
     }
+    return CheckpointStore(folder / "checkpoints" / digest_of(spec, length=10), spec)
 
 
 def _arguments() -> argparse.Namespace:

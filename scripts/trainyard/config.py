@@ -1,7 +1,7 @@
 """The config file as typed models: the one truth from which schema, defaults and option tables are generated.
 
 Every field has a description; `scripts/options.py` turns them into `workflow/schemas/config.schema.json` and the
-tables of `config/README.md`. Reading a file and reporting its errors is `configfile.py`.
+tables of `config/README.md`. Reading a file and reporting its errors is `configfile.py`; `train` is in `spec.py`.
 """
 
 import re
@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
     NonNegativeFloat,
@@ -23,15 +22,11 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from trainyard.spec import Section, Train
+
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$", max_length=64)]
 Scale = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*x[1-9][0-9]*$")]
-
-
-class Section(BaseModel):
-    """A part of the config: unknown keys are errors, and nothing changes after validation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 # ---- datasets
@@ -71,46 +66,25 @@ class Table(Section):
     seed: int = Field(0, description="Seed of the split.")
 
 
-Dataset = Annotated[Digits | Synthetic | Table, Field(discriminator="source")]
+class Python(Section):
+    """Your own code: a function that is called with `args` and gives two torch datasets, to train on and to validate.
 
-# ---- training
+    Their items are `(image, label)`: uint8 of shape (H, W) or (H, W, C), as an array, a tensor or a PIL image.
+    """
 
-
-class Schedule(Section):
-    """How the learning rate moves during training."""
-
-    name: Literal["constant", "step", "cosine"] = Field(
-        "constant",
-        description="`step` multiplies by `gamma` every `step_size` epochs; `cosine` falls to zero, step by step.",
+    source: Literal["python"] = Field(description="A function of yours.")
+    factory: str = Field(description="Where it is: `package.module:function`.", pattern=r"^[\w.]+:\w+$")
+    args: dict[str, Any] = Field({}, description="Its keyword arguments.")
+    classes: list[str] | None = Field(None, description="Names of the classes; without it, their numbers.")
+    version: str = Field("", description="Change it when the function gives other images, to have them staged anew.")
+    on_the_fly: bool = Field(
+        False,
+        description="Ask your code for every image in every epoch, in DataLoader workers, instead of once: for random "
+        "changes of your own. Such images may also be normalised float32 of shape (C, H, W).",
     )
-    step_size: PositiveInt = Field(1, description="Epochs between two drops of `step`.")
-    gamma: PositiveFloat = Field(0.1, description="Factor of a drop of `step`.")
-    warmup_fraction: float = Field(
-        0.0, ge=0, lt=1, description="Share of all steps in which the learning rate first rises from near zero."
-    )
 
 
-class Train(Section):
-    """One training configuration: what a trial or a scale of a study trains."""
-
-    model: str = Field(
-        "resnet", description="`resnet`, `cnn`, a torchvision classification model by its name, or a dotted path."
-    )
-    model_args: dict[str, Any] = Field({}, description="Keyword arguments of the model, e.g. `{blocks: 8, width: 16}`.")
-    epochs: PositiveInt = Field(1, description="Passes over the training images.")
-    batch_size: PositiveInt = Field(
-        128, description="Images per step: of a trial; of one GPU; in all (strong scaling)."
-    )
-    lr: PositiveFloat = Field(0.1, description="Learning rate at its highest.")
-    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="The optimiser.")
-    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of `sgd`.")
-    weight_decay: NonNegativeFloat = Field(0.0, description="Weight decay.")
-    schedule: Schedule = Field(Schedule(), description="The learning-rate schedule.")
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="Arithmetic of the forward pass; `fp16` with loss scaling."
-    )
-    seed: int = Field(0, description="Seed of weights and of the order of images.")
-
+Dataset = Annotated[Digits | Synthetic | Table | Python, Field(discriminator="source")]
 
 # ---- sweeps
 
@@ -248,15 +222,24 @@ class Scaling(Section):
         "weak", description="`weak`: `batch_size` is per GPU. `strong`: it is the global batch, shared among the GPUs."
     )
     cpus_per_gpu: PositiveInt = Field(1, description="CPUs, and so threads, per GPU.")
+    telemetry_seconds: PositiveFloat = Field(
+        5.0, description="Seconds between two looks at GPUs, CPUs and memory while it trains."
+    )
     retrain: NonNegativeInt = Field(0, description="Raise to train again.")
 
     @model_validator(mode="after")
     def _shares_the_batch(self) -> "Scaling":
-        sizes = [nodes * gpus for nodes, gpus in map(split_scale, self.scales)]
-        wrong = [scale for scale, size in zip(self.scales, sizes, strict=True) if self.train.batch_size % size]
+        batch = self.train.global_batch_size
+        if self.mode == "weak" and batch is not None:
+            message = "weak scaling fixes the batch of a GPU: give batch_size, or have `mode: strong`"
+            raise PydanticCustomError("batch", message)
+        sizes = [nodes * gpus * self.train.accumulation for nodes, gpus in map(split_scale, self.scales)]
+        batch = batch or self.train.batch_size
+        wrong = [scale for scale, size in zip(self.scales, sizes, strict=True) if batch % size]
         if self.mode == "strong" and wrong:
-            message = "the global batch_size {batch} cannot be shared evenly at {scales}"
-            raise PydanticCustomError("batch", message, {"batch": self.train.batch_size, "scales": ", ".join(wrong)})
+            times = f" in {self.train.accumulation} parts" if self.train.accumulation > 1 else ""
+            message = "the global batch of {batch} cannot be shared evenly{times} at {scales}"
+            raise PydanticCustomError("batch", message, {"batch": batch, "times": times, "scales": ", ".join(wrong)})
         if len(set(self.scales)) < len(self.scales):
             raise PydanticCustomError("scales", "a scale is listed twice")
         return self
@@ -292,7 +275,7 @@ class Pricing(Section):
 
 
 class Data(Section):
-    """How staged data are read."""
+    """How data are read."""
 
     local: str = Field(
         "auto",
@@ -300,13 +283,22 @@ class Data(Section):
         "job, for data on a network file system, in the first of `$SLURM_TMPDIR`, `$TMPDIR`, `/tmp`, `/dev/shm` "
         "with room.",
     )
+    on_device: bool | Literal["auto"] = Field(
+        "auto",
+        description="Keep all images in the GPU's memory; `auto`: where they take at most half of what is free, and "
+        "else read the next batches ahead.",
+    )
+    workers: PositiveInt | None = Field(
+        None, description="Processes per GPU that run your own dataset's code; by default all CPUs but one."
+    )
+    prefetch: PositiveInt = Field(2, description="Batches that are read ahead, or by each worker.")
 
 
 class Config(Section):
     """The whole file."""
 
     datasets: dict[Name, Dataset] = Field({}, description="Datasets by name.")
-    data: Data = Field(Data(), description="How staged data are read.")
+    data: Data = Field(Data(), description="How data are read.")
     sweeps: dict[Name, Sweep] = Field({}, description="Sweeps by name.")
     scaling: dict[Name, Scaling] = Field({}, description="Scaling studies by name.")
     trees: dict[Name, Trees] = Field({}, description="Studies of tree models by name.")

@@ -129,7 +129,7 @@ def _suggest(word: str, known: Iterable[str]) -> str:
     return f"known: {', '.join(known)}" if known else "none is defined"
 
 
-_UNION_TAGS = {"list", "mapping", "[key]", "digits", "synthetic", "table"}
+_UNION_TAGS = {"list", "mapping", "[key]", "digits", "synthetic", "table", "python"}
 
 
 def _visible(loc: tuple[Any, ...]) -> Iterator[Any]:

@@ -5,6 +5,7 @@
 <folder>/meta.json                         written last: if it is there, the rest is whole
 """
 
+import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.config import Dataset, Digits, Synthetic, Table
+from trainyard.config import Dataset, Digits, Python, Synthetic, Table
+from trainyard.dotted import imported
 from trainyard.errors import UserError
 from trainyard.files import atomic_write, digest_of, file_digest, lock, write_json
 
@@ -64,6 +66,8 @@ class Staged:
         meta = self.meta
         if meta["kind"] == "table":
             return f"a table of {len(meta['columns'])} columns for {meta['task']}"
+        if meta["kind"] == "python":
+            return f"images that {meta['source']['factory']} makes on the fly, in {len(meta['classes'])} classes"
         sizes = " and ".join(f"{sum(meta['counts'][name])} {name}" for name in SPLITS)
         height, width, channels = meta["shape"]
         return f"{sizes} images of {height}x{width}x{channels} in {len(meta['classes'])} classes"
@@ -71,7 +75,8 @@ class Staged:
     def split(self, name: str) -> Images:
         """The images and labels of `train` or `val`."""
         if self.meta["kind"] != "images":
-            raise DataError(f"{self.folder} holds a table, not images")
+            held = {"table": "a table", "python": "the name of a function"}[self.meta["kind"]]
+            raise DataError(f"{self.folder} holds {held}, not images")
         return Images(images=self._mapped(f"{name}-images.npy"), labels=self._mapped(f"{name}-labels.npy"))
 
     def _mapped(self, name: str) -> NDArray[Any]:
@@ -95,7 +100,7 @@ def stage(dataset: Dataset, folder: Path) -> Staged:
         digests = {
             path.name: file_digest(path) for path in sorted(folder.glob("*-*.npy")) + sorted(folder.glob("*.parquet"))
         }
-        meta = {"source": source, **details, "files": digests, "digest": digest_of(digests)}
+        meta = {"source": source, **details, "files": digests, "digest": digest_of(digests or source)}
         write_json(folder / "meta.json", meta)
         return Staged(folder)
 
@@ -109,6 +114,8 @@ def _changed_files(staged: Staged) -> list[str]:
 
 def _file_state(dataset: Dataset) -> dict[str, Any]:
     """What tells that a source file is no longer the one that was staged."""
+    if isinstance(dataset, Python):
+        return {"module_digest": file_digest(Path(inspect.getfile(imported(dataset.factory, what="dataset"))))}
     if not isinstance(dataset, Table):
         return {}
     try:
@@ -172,6 +179,77 @@ def _write_images(splits: dict[str, Images], classes: list[str], folder: Path) -
     }
 
 
+NORMALISED_ON = 1024  # images whose mean and deviation normalise those that are made on the fly
+
+
+def own_datasets(source: dict[str, Any]) -> tuple[Any, Any]:
+    """What a user's own function gives: the datasets to train on and to validate.
+
+    Raises:
+        UserError, DataError: it cannot be imported, or gives something else.
+    """
+    made = imported(source["factory"], what="dataset")(**source["args"])
+    if not (isinstance(made, (tuple, list)) and len(made) == 2 and all(hasattr(each, "__len__") for each in made)):
+        raise DataError(f"dataset {source['factory']!r} must give two torch datasets that have a length, to train on "
+                        f"and to validate, not {type(made).__name__}")  # fmt: skip
+    return made[0], made[1]
+
+
+def as_pixels(image: Any, index: int) -> NDArray[np.uint8]:
+    """An image of a user's own dataset as uint8 of shape (H, W, C).
+
+    Raises:
+        DataError: it is something else.
+    """
+    pixels = np.asarray(image)
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    if pixels.dtype != np.uint8 or pixels.ndim != 3:
+        raise DataError(f"image {index} is {pixels.dtype} of shape {pixels.shape}: give uint8 of shape (H, W) or "
+                        "(H, W, C), or with `on_the_fly: true` float32 of shape (C, H, W)")  # fmt: skip
+    return np.ascontiguousarray(pixels)
+
+
+def _stage_python(dataset: Python, folder: Path) -> dict[str, Any]:
+    parts = own_datasets(dataset.model_dump())
+    if dataset.on_the_fly:
+        return _describe_python(dataset, parts)
+    splits = {}
+    for name, part in zip(SPLITS, parts, strict=True):
+        items = [part[index] for index in range(len(part))]
+        pixels = [as_pixels(image, index) for index, (image, _) in enumerate(items)]
+        odd = next((index for index, each in enumerate(pixels) if each.shape != pixels[0].shape), None)
+        if odd is not None:
+            raise DataError(f"{name} image {odd} of {dataset.factory!r} has the shape {pixels[odd].shape}, image 0 has "
+                            f"{pixels[0].shape}: all must be of one size")  # fmt: skip
+        splits[name] = Images(np.stack(pixels), np.array([int(label) for _, label in items], np.int64))
+    return _write_images(splits, _class_names(dataset, max(int(each.labels.max()) for each in splits.values())), folder)
+
+
+def _class_names(dataset: Python, highest_label: int) -> list[str]:
+    names = dataset.classes or [str(number) for number in range(highest_label + 1)]
+    if highest_label >= len(names):
+        raise DataError(f"{dataset.factory!r} gives the label {highest_label}, but `classes` has {len(names)} names")
+    return names
+
+
+def _describe_python(dataset: Python, parts: tuple[Any, Any]) -> dict[str, Any]:
+    """Only what training must know, from a sample: the images themselves are made anew in every epoch."""
+    train = parts[0]
+    if dataset.classes is None:
+        raise DataError(f"{dataset.factory!r}: with `on_the_fly: true`, name the `classes`")
+    sample = [train[index][0] for index in range(0, len(train), -(-len(train) // NORMALISED_ON))]
+    if getattr(sample[0], "is_floating_point", lambda: False)():
+        channels, height, width = sample[0].shape
+        mean, std = [0.0] * channels, [1.0] * channels
+    else:
+        pixels = np.stack([as_pixels(image, index) for index, image in enumerate(sample)])
+        _, height, width, channels = pixels.shape
+        flat = pixels.reshape(-1, channels)
+        mean, std = flat.mean(axis=0).tolist(), np.maximum(flat.std(axis=0), 1.0).tolist()
+    return {"kind": "python", "classes": dataset.classes, "shape": [height, width, channels],
+            "mean": mean, "std": std, "sizes": [len(part) for part in parts]}  # fmt: skip
+
+
 def _stage_table(dataset: Table, folder: Path) -> dict[str, Any]:
     frame = read_table(Path(dataset.path))
     if dataset.target not in frame.columns:
@@ -213,4 +291,5 @@ _STAGERS: dict[type, Callable[[Any, Path], dict[str, Any]]] = {
     Digits: _stage_digits,
     Synthetic: _stage_synthetic,
     Table: _stage_table,
+    Python: _stage_python,
 }

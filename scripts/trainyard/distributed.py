@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,17 +32,39 @@ class Group:
         """Whether this is the rank that prints and writes."""
         return self.rank == 0
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """The model with gradients averaged over all ranks; itself where there is only one."""
+    def wrap(self, model: nn.Module, *, static_graph: bool = False, compression: str = "none") -> nn.Module:
+        """The model with gradients averaged over all ranks; itself where there is only one.
+
+        `static_graph`: every step uses the same parameters in the same way. `compression`: what gradients are sent as.
+        """
         if self.world_size == 1:
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+        wrapped = DistributedDataParallel(
+            model, device_ids=ids, gradient_as_bucket_view=True, static_graph=static_graph
+        )
+        if compression == "bf16":
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+            wrapped.register_comm_hook(None, bf16_compress_hook)
+        return wrapped
 
     def total(self, values: Tensor) -> Tensor:
         """Element-wise sum over all ranks, in place; the same tensor."""
         if self.world_size > 1:
             dist.all_reduce(values)
+        return values
+
+    def least(self, values: Tensor) -> dist.Work | None:
+        """Begin the element-wise minimum over all ranks, in place; what to wait for, None where there is one rank."""
+        return dist.all_reduce(values, dist.ReduceOp.MIN, async_op=True) if self.world_size > 1 else None
+
+    def gathered(self, value: Any) -> list[Any]:
+        """What every rank has of something that can be pickled, in their order."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
         return values
 
 
@@ -84,7 +107,8 @@ def _device(local_rank: int) -> torch.device:
     Raises:
         UserError: this process was given a GPU that its node does not have; a CPU would be no answer to that.
     """
-    if not torch.cuda.is_available():
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None or accelerator.type != "cuda":
         present, given = len(list(NODE_GPUS.glob("*"))), os.environ.get("CUDA_VISIBLE_DEVICES", "")
         if present and given:
             raise UserError(
@@ -92,6 +116,6 @@ def _device(local_rank: int) -> torch.device:
                 "ask for at most the GPUs of a node, and check that torch was built for the driver"
             )
         return torch.device("cpu")
-    device = torch.device("cuda", local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
+    device = torch.device("cuda", local_rank % torch.accelerator.device_count())
+    torch.accelerator.set_device_index(device)
     return device

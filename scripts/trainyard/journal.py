@@ -5,8 +5,9 @@ live status and the evidence for the next plan.
 
     {"event": "started", "trial": "3f2a...", "attempt": 1, "time": 1730000000.0, "node": "n1", "gpu": "0", ...}
 
-Events of a trial: `started`, `epoch` (a row of metrics), then one that ends the attempt: `finished`, `failed` or
-`interrupted`. Events of the driver: `session` (it begins), `ray_up` (Ray can hand out slots), `slot_up`, `slot_down`.
+Events of a trial: `started`, `epoch` (a row of metrics), `halved` (its micro-batch did not fit the memory), then one
+that ends the attempt: `finished`, `failed` or `interrupted`. Events of the driver: `session` (it begins), `ray_up` (Ray
+can hand out slots), `slot_up`, `slot_down`.
 """
 
 import json

@@ -1,13 +1,14 @@
-"""Models by name. Each is built for a number of image channels and classes; further arguments are the config's."""
+"""Models by name, each built for the images and classes of a dataset; further arguments are the config's."""
 
-import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from trainyard.dotted import imported
 from trainyard.errors import UserError
+from trainyard.spec import Train
 
 
 class ModelError(UserError):
@@ -60,44 +61,30 @@ class SmallConvNet(nn.Sequential):
 _OWN: dict[str, Callable[..., nn.Module]] = {"resnet": ResNet, "cnn": SmallConvNet}
 
 
-def build(name: str, *, channels: int, classes: int, arguments: dict[str, Any]) -> nn.Module:
-    """The model called `name` for images of `channels` channels: `forward` maps float (N, C, H, W) to (N, classes).
+def is_known(name: str) -> bool:
+    """Whether a model is Trainyard's or torchvision's: these use all parameters in the same way in every step."""
+    return ":" not in name
 
-    A name of Trainyard's own, of torchvision's, or a dotted path `package.module:function` that is called with
-    `channels`, `classes` and the arguments.
+
+def build(spec: Train, *, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """The model of a training for images of `shape` (height, width, channels): float (N, C, H, W) to (N, classes).
+
+    Its name is one of Trainyard's own, of torchvision's, or a dotted path `package.module:function` that is called
+    with `channels`, `classes` and the arguments.
 
     Raises:
         ModelError: it is not known, cannot be imported, or does not take the arguments.
     """
-    factory = _factory(name)
+    name, arguments = spec.model, spec.model_args
     try:
         if name in _OWN or ":" in name:
-            return factory(channels=channels, classes=classes, **arguments)
-        return factory(num_classes=classes, **arguments)
+            factory = _OWN.get(name) or cast(Callable[..., nn.Module], imported(name, what="model"))
+            return factory(channels=shape[2], classes=classes, **arguments)
+        from trainyard import vision  # torchvision takes seconds to import: only for those who use it
+
+        return vision.build(name, shape=shape, classes=classes, arguments=arguments, small_images=spec.small_images)
+    except KeyError:
+        known = f"use {', '.join(_OWN)}, a name of torchvision's, or a path package.module:function"
+        raise ModelError(f"model {name!r} is not known: {known}") from None
     except (TypeError, ValueError) as error:
         raise ModelError(f"model {name!r} cannot be built with {arguments}: {error}") from error
-
-
-def _factory(name: str) -> Callable[..., nn.Module]:
-    if name in _OWN:
-        return _OWN[name]
-    if ":" in name:
-        return _imported(name)
-    from torchvision import models  # seconds to import: only for those who use it
-
-    try:
-        builder: Callable[..., nn.Module] = models.get_model_builder(name)
-    except ValueError:
-        own = ", ".join(_OWN)
-        known = f"use {own}, a name of torchvision's, or a path package.module:function"
-        raise ModelError(f"model {name!r} is not known: {known}") from None
-    return builder
-
-
-def _imported(path: str) -> Callable[..., nn.Module]:
-    module_name, _, attribute = path.partition(":")
-    try:
-        factory: Callable[..., nn.Module] = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ModelError(f"model {path!r} cannot be imported: {error}") from error
-    return factory

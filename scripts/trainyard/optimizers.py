@@ -8,16 +8,26 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from trainyard.config import Schedule, Train
+from trainyard.spec import Schedule, Train
 
 
 def build(spec: Train, model: nn.Module) -> Optimizer:
-    """The optimiser of a training."""
+    """The optimiser of a training; on a GPU, all parameters are updated by one kernel ("fused")."""
     arguments: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay}
     if spec.optimizer == "sgd":
-        arguments["momentum"] = spec.momentum
+        arguments |= {"momentum": spec.momentum, "nesterov": spec.nesterov}
+    if all(parameter.device.type == "cuda" for parameter in model.parameters()):
+        arguments["fused"] = True
     kind = {"sgd": SGD, "adam": Adam, "adamw": AdamW}[spec.optimizer]
-    return _without_compiler(kind)(model.parameters(), **arguments)
+    parameters = list(model.parameters()) if spec.decay_all else _groups(model)
+    return _without_compiler(kind)(parameters, **arguments)
+
+
+def _groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Two groups: what is decayed, and biases and the parameters of norms, all of one dimension, which are not."""
+    decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    spared = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+    return [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
 
 
 def _without_compiler(kind: type[Optimizer]) -> type[Optimizer]:

@@ -9,15 +9,19 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from trainyard import slurm
-from trainyard.config import Slots, Train
+from trainyard.config import Data, Slots
 from trainyard.errors import UserError
 from trainyard.journal import WHERE, Event, Journal
+from trainyard.spec import Train
+
+if TYPE_CHECKING:  # torch takes seconds to import, which the driver need not spend
+    from trainyard.sampling import Batch
 
 START_ATTEMPTS = 3  # a slot whose worker cannot start this often in a row is given up: its node must be broken
 # A job that is cancelled gets its signals on all nodes at about the same time: if a worker's death is heard of first,
@@ -41,7 +45,7 @@ class Task:
 class Worker:
     """Lives in the process of a slot: imports torch and opens the data once, then trains one trial after another."""
 
-    def start(self, dataset: Path, local: str, threads: int) -> dict[str, Any]:
+    def start(self, dataset: Path, how: Data, threads: int) -> dict[str, Any]:
         """Get ready; says where this slot is, and how many seconds importing torch, copying and opening the data took.
 
         Not `__init__`, whose errors Ray reports as the death of the process.
@@ -54,15 +58,15 @@ class Worker:
         from trainyard.distributed import alone
         from trainyard.loading import load
         from trainyard.localcopy import local_copy
-        from trainyard.telemetry import device_name
+        from trainyard.timing import device_name
 
         imported = time.perf_counter()
         torch.set_num_threads(threads)
         self._group = alone()
         self._held = ExitStack()  # until the process ends
-        copy = self._held.enter_context(local_copy(Staged(dataset), local))
+        copy = self._held.enter_context(local_copy(Staged(dataset), how.local))
         copied = time.perf_counter()
-        self._data = load(copy.staged, self._group.device)
+        self._data = load(copy.staged, self._group.device, how)
         gpus = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
         spent = {
             "import_torch_seconds": imported - began,
@@ -74,18 +78,31 @@ class Worker:
         return {"job": slurm.job_id(), "node": slurm.node_name(), "gpu": gpus, "device": device, **spent}
 
     def run(self, spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Train one trial: yields `{"epoch": row}` after each epoch, then `{"finished": ...}` or `{"failed": ...}`."""
+        """Train one trial: yields `{"epoch": row}` after each epoch, then `{"finished": ...}` or `{"failed": ...}`.
+
+        `{"halved": ...}` comes in between where the memory was too small for a micro-batch.
+        """
+        from trainyard.probing import warm_up
+        from trainyard.sampling import batch_of
         from trainyard.training import Training
 
-        started = time.perf_counter()
+        started, halved = time.perf_counter(), list[dict[str, int]]()
+
+        def note(batch: "Batch") -> None:
+            halved.append({"micro_batch": batch.micro, "accumulation": batch.accumulation})
+
         try:
             checked = Train.model_validate(spec)
-            training = Training(checked, self._data, self._group, batch_size=checked.batch_size)
+            training = Training(checked, self._data, self._group, batch=batch_of(checked), on_halved=note)
+            if checked.compile:
+                warm_up(training)
             for row in training.epochs():
+                yield from ({"halved": halved.pop(0)} for _ in list(halved))
                 yield {"epoch": asdict(row), "first_step_time": training.first_step_time}
             metrics = asdict(training.history[-1])
             metrics["best_val_accuracy"] = max(row.val_accuracy for row in training.history)
-            yield {"finished": metrics, "seconds": time.perf_counter() - started}
+            metrics |= {"micro_batch": training.batch.micro, "accumulation": training.batch.accumulation}
+            yield {"finished": metrics, "precision": training.precision, "seconds": time.perf_counter() - started}
         except Exception as error:
             message = f"{type(error).__name__}: {error}".splitlines()[0]
             seconds = time.perf_counter() - started
@@ -121,7 +138,7 @@ class Packer:
         *,
         slots: Slots,
         dataset: Path,
-        local: str,
+        how: Data,
         retries: int,
         logs: Path,
         allocation: slurm.Allocation | None = None,
@@ -132,7 +149,7 @@ class Packer:
         self._deadline = allocation.deadline if allocation else math.inf
         self._gpu_model = allocation.gpu_model if allocation else ""
         self._options = {"num_cpus": slots.cpus_per_trial, "num_gpus": slots.gpus_per_trial, "max_restarts": 0}
-        self._arguments = (dataset.absolute(), local, slots.cpus_per_trial)
+        self._arguments = (dataset.absolute(), how, slots.cpus_per_trial)
         self._slots = [_Slot(number) for number in range(slots.count)]
         self._queue: deque[Task] = deque()
         self._tried_now: dict[str, int] = {}
@@ -260,9 +277,12 @@ class Packer:
         if "epoch" in message:
             first = {"first_step_time": message["first_step_time"]} if message["epoch"]["epoch"] == 1 else {}
             self._record(slot, "epoch", metrics=message["epoch"], **first)
+        elif "halved" in message:
+            self._record(slot, "halved", **message["halved"])
         elif "finished" in message:
             self._longest_seen = max(self._longest_seen, seconds)
-            self._end_attempt(slot, "finished", metrics=message["finished"], seconds=seconds)
+            metrics, precision = message["finished"], message["precision"]
+            self._end_attempt(slot, "finished", metrics=metrics, precision=precision, seconds=seconds)
             self._next_trial(slot)
         else:
             self._end_attempt(slot, "failed", error=message["failed"], seconds=seconds, trace=message["traceback"])

@@ -51,6 +51,9 @@ class Progress:
                 self._waiting_seconds -= self._plan.seconds.get(trial, 0.0)
         elif event["event"] == "epoch":
             self._running[trial].epochs.append(event["metrics"])
+        elif event["event"] == "halved":
+            size = f"{event['micro_batch']} images x {event['accumulation']}"
+            self._say(f"{trial} {_values_text(self._plan, trial)}: out of memory; goes on with micro-batches of {size}")
         else:
             del self._running[trial]
             self._ended += not event.get("retried", False)

@@ -13,7 +13,7 @@ from trainyard.planning import Plan
 from trainyard.trials import value_at, varied_keys
 
 METRICS = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "best_val_accuracy", "images_per_second",
-           "step_ms_p50", "step_ms_p95")  # fmt: skip
+           "step_ms_p50", "step_ms_p95", "micro_batch", "accumulation")  # fmt: skip
 
 
 def write_table(frame: pd.DataFrame, path: Path) -> None:
@@ -96,8 +96,11 @@ def epochs_table(plan: Plan) -> pd.DataFrame:
 # ---- scaling
 
 SCALING_COLUMNS = ("scale", "nodes", "gpus", "global_batch", "train_loss", "train_accuracy", "val_loss", "val_accuracy",
-                   "images_per_second", "step_ms_p50", "step_ms_p95", "train_seconds", "startup_seconds", "gpu_hours",
-                   "cost", "speedup", "efficiency", "device")  # fmt: skip
+                   "images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction", "exposed_comm_fraction",
+                   "gpu0_peak_mib", "gpu0_avg_mib", "gpu0_mode_mib", "cpu_rss_peak_mib", "train_seconds",
+                   "startup_seconds", "warmup_seconds", "gpu_hours", "cost", "speedup", "efficiency", "micro_batch",
+                   "accumulation", "precision", "tflops_per_gpu", "mfu", "roofline_images_per_second",
+                   "device")  # fmt: skip
 
 
 def scaling_table(folders: Sequence[Path], *, mode: str, gpu_hour: float | None) -> pd.DataFrame:
@@ -117,4 +120,4 @@ def scaling_table(folders: Sequence[Path], *, mode: str, gpu_hour: float | None)
     else:
         frame["speedup"] = frame["images_per_second"] / base["images_per_second"]
     frame["efficiency"] = frame["speedup"] / (frame["gpus"] / base["gpus"])
-    return frame[list(SCALING_COLUMNS)]
+    return frame.reindex(columns=list(SCALING_COLUMNS))

@@ -1,59 +1,204 @@
-"""Measuring a training while it runs."""
+"""What the hardware of a node does while it trains: GPUs through NVML, CPUs and memory of our processes through psutil.
 
-import os
+<folder>/gpu-<node>.csv   a row per GPU and look; only its header where there is no GPU
+<folder>/cpu-<node>.csv   a row per look
+"""
+
+import contextlib
+import csv
+import logging
+import statistics
+import threading
 import time
-from typing import cast
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 import psutil
+import pynvml
 import torch
 
-
-class StepTimer:
-    """Duration of every step of an epoch: CUDA events on a GPU, where the clock of the host sees only launches."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._marks: list[float | torch.cuda.Event] = []
-        self.mark()
-
-    def mark(self) -> None:
-        """A step ends here, and the next one begins."""
-        if self._device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
-            self._marks.append(event)
-        else:
-            self._marks.append(time.perf_counter())
-
-    def percentiles_ms(self) -> tuple[float, float]:
-        """Median and 95th percentile of the steps in milliseconds; waits for the device."""
-        synchronise(self._device)
-        pairs = zip(self._marks, self._marks[1:], strict=False)
-        steps = [_milliseconds(start, end) for start, end in pairs]
-        p50, p95 = np.percentile(steps, [50, 95])
-        return float(p50), float(p95)
+GPU_COLUMNS = ("time", "gpu", "name", "memory_used_mib", "memory_total_mib", "utilization_percent", "power_watts",
+               "temperature_celsius")  # fmt: skip
+CPU_COLUMNS = ("time", "cpu_percent", "rss_mib", "processes")
+log = logging.getLogger(__name__)
 
 
-def _milliseconds(start: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
-    if isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
-        return float(start.elapsed_time(end))
-    return (cast(float, end) - cast(float, start)) * 1000
+@dataclass(frozen=True)
+class GpuMemory:
+    """The memory in use on one GPU over the samples of a training, by all processes, in MiB."""
+
+    node: str
+    gpu: int
+    peak_mib: float
+    avg_mib: float
+    mode_mib: float  # the value seen most often
+
+    def __str__(self) -> str:
+        return (
+            f"[gpu_memory_log - GPU {self.gpu}] Peak = {self.peak_mib:.0f} MiB, Avg = {self.avg_mib:.2f} MiB, "
+            f"Mode = {self.mode_mib:.0f} MiB"
+        )
 
 
-def synchronise(device: torch.device) -> None:
-    """Wait until the device has done all it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+@contextmanager
+def sampled(folder: Path, node: str, *, seconds: float, anew: bool, root: psutil.Process) -> Iterator[None]:
+    """Write a sample every so many seconds while the block runs, one at its beginning and one at its end.
+
+    What an earlier sitting of the same training has written is kept, unless it begins `anew`. `root` is the process
+    whose tree is measured. Telemetry that fails says so once and never stops a training.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        gpus, tree = stack.enter_context(_gpus()), _Tree(root)
+        write_gpu = stack.enter_context(_appended(folder / f"gpu-{node}.csv", GPU_COLUMNS, anew=anew))
+        write_cpu = stack.enter_context(_appended(folder / f"cpu-{node}.csv", CPU_COLUMNS, anew=anew))
+
+        def sample() -> None:
+            now = round(time.time(), 3)
+            write_gpu([now, number, *gpu.look()] for number, gpu in enumerate(gpus))
+            write_cpu([[now, *tree.look()]])
+
+        with _repeated(sample, seconds):
+            yield
 
 
-def launch_time() -> float:
-    """When this run was launched, in Unix seconds: the start of torchrun if it started us, else of this process."""
-    process = psutil.Process()
-    launcher = process.parent() if "TORCHELASTIC_RUN_ID" in os.environ else None
-    return (launcher or process).create_time()
+@contextmanager
+def _repeated(sample: Callable[[], None], seconds: float) -> Iterator[None]:
+    ended, failed = threading.Event(), threading.Event()
+
+    def look() -> None:
+        try:
+            sample()
+        except Exception as error:
+            log.warning("telemetry ends here: %s", error)
+            failed.set()
+
+    def keep_looking() -> None:
+        while not failed.is_set():
+            look()
+            if ended.wait(seconds):
+                return
+
+    thread = threading.Thread(target=keep_looking, name="telemetry", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        if not failed.is_set():
+            look()
 
 
-def device_name(device: torch.device) -> str:
-    """The GPU's model, or "cpu"."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+@contextmanager
+def _appended(path: Path, columns: tuple[str, ...], *, anew: bool) -> Iterator[Callable[[Iterable[list[Any]]], None]]:
+    """What adds rows to a CSV; each is on the file system at once, for who looks at a running job."""
+    with open(path, "w" if anew else "a", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if file.tell() == 0:
+            writer.writerow(columns)
+            file.flush()
+
+        def write(rows: Iterable[list[Any]]) -> None:
+            writer.writerows(rows)
+            file.flush()
+
+        yield write
+
+
+class _Tree:
+    """The processes of this node's training: a parent and all its descendants."""
+
+    def __init__(self, root: psutil.Process) -> None:
+        self._known = {root.pid: root}
+        self._root = root
+        root.cpu_percent()  # the first call only begins the measurement
+
+    def look(self) -> list[float | int]:
+        """CPU percent since the last look (100 is one CPU), resident memory in MiB, and number of processes."""
+        family = {each.pid: each for each in [self._root, *self._root.children(recursive=True)]}
+        self._known = {pid: self._known.get(pid, each) for pid, each in family.items()}
+        percent, resident, alive = 0.0, 0, 0
+        for process in self._known.values():
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                percent += process.cpu_percent()
+                resident += process.memory_info().rss
+                alive += 1
+        return [round(percent, 1), round(resident / 2**20, 1), alive]
+
+
+@contextmanager
+def _gpus() -> Iterator[list["_Gpu"]]:
+    """The GPUs that this process may use, in torch's order."""
+    if not torch.cuda.is_available():
+        yield []
+        return
+    pynvml.nvmlInit()
+    try:
+        uuids = [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
+        yield [_Gpu(uuid) for uuid in uuids]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+class _Gpu:
+    """One GPU, by the identity that torch and NVML agree on, however a job numbers the ones it may see."""
+
+    def __init__(self, uuid: str) -> None:
+        self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+
+    def look(self) -> list[Any]:
+        """The values of `GPU_COLUMNS` after the number; "" for what this GPU cannot tell."""
+        memory = self._asked(pynvml.nvmlDeviceGetMemoryInfo)
+        return [
+            self._asked(pynvml.nvmlDeviceGetName),
+            memory and round(memory.used / 2**20),
+            memory and round(memory.total / 2**20),
+            getattr(self._asked(pynvml.nvmlDeviceGetUtilizationRates), "gpu", ""),
+            _watts(self._asked(pynvml.nvmlDeviceGetPowerUsage)),
+            self._asked(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU),
+        ]
+
+    def _asked(self, question: Callable[..., Any], *more: Any) -> Any:
+        try:
+            return question(self._handle, *more)
+        except pynvml.NVMLError_NotSupported:
+            return ""
+
+
+def _watts(milliwatts: Any) -> Any:
+    return "" if milliwatts == "" else round(milliwatts / 1000, 1)
+
+
+# ---- what the samples come to
+
+
+def gpu_memory(folder: Path) -> list[GpuMemory]:
+    """Peak, mean and mode of the memory of every GPU that `folder` has samples of."""
+    found = []
+    for path in sorted(folder.glob("gpu-*.csv")):
+        used: dict[int, list[float]] = defaultdict(list)
+        for row in _rows(path):
+            if row["memory_used_mib"]:
+                used[int(row["gpu"])].append(float(row["memory_used_mib"]))
+        for gpu, values in sorted(used.items()):
+            mode = Counter(values).most_common(1)[0][0]
+            node = path.stem.removeprefix("gpu-")
+            found.append(GpuMemory(node, gpu, max(values), round(statistics.fmean(values), 2), mode))
+    return found
+
+
+def peak_resident_mib(folder: Path) -> float | None:
+    """The most memory that the processes of any one node held; None without samples."""
+    values = [float(row["rss_mib"]) for path in folder.glob("cpu-*.csv") for row in _rows(path)]
+    return max(values, default=None)
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    """The whole rows of a file that may have been cut off."""
+    with open(path, newline="") as file:
+        return [row for row in csv.DictReader(file) if None not in row.values()]

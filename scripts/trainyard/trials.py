@@ -11,11 +11,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainyard.config import VARIED_KEY, Range, Sample, Sweep, Train, Uniform
+from trainyard.config import VARIED_KEY, Range, Sample, Sweep, Uniform
 from trainyard.files import digest_of
+from trainyard.spec import Train
 
 # Raise when a change of the code changes what a given configuration results in: every trial then trains anew.
-RESULT_VERSION = 1
+RESULT_VERSION = 2
 
 
 @dataclass(frozen=True)

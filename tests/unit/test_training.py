@@ -1,70 +1,65 @@
-"""The training loop: the same numbers every time, whatever process group it finds and however often it is stopped."""
+"""The training loop: the same numbers every time, however often it is stopped and in however many parts."""
 
-import subprocess
-import sys
-from dataclasses import asdict
-from pathlib import Path
+import time
 
 import pytest
 import torch
-from trainyard import distributed, models, optimizers
+from loops import LEARNER, SPEC, assert_equal_states, changed, numbers, start, train
+from trainyard import models
 from trainyard.checkpoints import CheckpointStore
-from trainyard.config import Schedule, Synthetic, Train
-from trainyard.datasets import DataError, Staged, stage
-from trainyard.distributed import alone
 from trainyard.errors import UserError
-from trainyard.loading import load, steps_per_epoch, training_batches, validation_batches
-from trainyard.training import Diverged, Epoch, Training, epoch_line
-
-SPEC = Train(model="resnet", model_args={"blocks": 2, "width": 4}, epochs=4, batch_size=16, lr=0.05,
-             schedule=Schedule(name="cosine", warmup_fraction=0.2))  # fmt: skip
-
-LEARNER = Train(model="cnn", model_args={"width": 8}, epochs=6, batch_size=16, optimizer="adam", lr=0.01)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("data")
-    return load(
-        stage(Synthetic(source="synthetic", images=70, val_images=23, height=8, width=8), folder), torch.device("cpu")
-    )
-
-
-def train(spec, data, *, store=None, epochs=None):
-    training = Training(spec, data, alone(), batch_size=spec.batch_size, store=store)
-    for row in training.epochs():
-        if row.epoch == epochs:
-            break
-    return [numbers(row) for row in training.history], training.module.state_dict()
-
-
-def numbers(row):
-    """The part of an epoch that is not a measurement of time."""
-    timings = ("seconds", "images_per_second", "step_ms_p50", "step_ms_p95")
-    return {name: value for name, value in asdict(row).items() if name not in timings}
-
-
-def assert_equal_states(one, other):
-    assert all(torch.equal(one[name], other[name]) for name in one)
+from trainyard.probing import warm_up
+from trainyard.spec import Schedule
+from trainyard.state import Epoch, epoch_line
+from trainyard.training import Diverged, Stopped
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_a_training_is_bit_identical_from_run_to_run(data, optimizer):
-    spec = SPEC.model_copy(update={"optimizer": optimizer})
+    spec = changed(
+        SPEC, optimizer=optimizer, augment={"crop_padding": 1, "flip": True}, label_smoothing=0.1, clip_norm=1
+    )
     (first, first_state), (second, second_state) = train(spec, data), train(spec, data)
     assert first == second
     assert_equal_states(first_state, second_state)
 
 
 def test_another_seed_gives_another_training(data):
-    assert train(SPEC, data)[0] != train(SPEC.model_copy(update={"seed": 1}), data)[0]
+    assert train(SPEC, data)[0] != train(changed(SPEC, seed=1), data)[0]
 
 
 def test_models_learn(data):
     rows, _ = train(LEARNER, data)
     assert rows[-1]["val_accuracy"] > 0.9
     assert rows[-1]["train_loss"] < rows[0]["train_loss"]
+
+
+@pytest.mark.parametrize("precision", ["auto", "fp32", "tf32", "bf16", "fp16"])
+def test_every_precision_learns(data, precision):
+    assert train(changed(LEARNER, precision=precision), data)[0][-1]["val_accuracy"] > 0.9
+
+
+def test_auto_is_full_precision_on_a_cpu(data):
+    assert start(SPEC, data).precision == "fp32"
+    assert train(changed(SPEC, precision="fp32"), data)[0] == train(SPEC, data)[0]
+
+
+# ---- interrupted
+
+RANDOM = """
+import torch
+from trainyard.models import SmallConvNet
+
+def build(*, channels, classes):
+    return torch.nn.Sequential(torch.nn.Dropout(0.3), SmallConvNet(channels=channels, classes=classes, width=4))
+"""
+
+
+@pytest.fixture
+def own_models(tmp_path, monkeypatch):
+    """A folder whose modules can be named as models."""
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
 
 
 @pytest.mark.parametrize("stopped_after", [1, 3])
@@ -75,182 +70,176 @@ def test_an_interrupted_training_ends_bit_identical_to_an_uninterrupted_one(data
     resumed, resumed_state = train(SPEC, data, store=store)
     assert resumed == whole
     assert_equal_states(resumed_state, whole_state)
-    assert len(list(tmp_path.iterdir())) == 2, "the newest checkpoint and the one before it"
 
 
-DAMAGE = {
-    "cut at 0": lambda content: b"",
-    "cut at half": lambda content: content[: len(content) // 2],
-    "100 bytes short": lambda content: content[:-100],
-    "a flipped byte": lambda content: content[:500] + bytes([content[500] ^ 1]) + content[501:],
-}
+def test_a_training_stopped_at_every_step_by_its_deadline_ends_bit_identical(data, own_models, tmp_path):
+    """With dropout: the random numbers of a model go on within an epoch, too."""
+    (own_models / "with_dropout.py").write_text(RANDOM)
+    spec = changed(SPEC, model="with_dropout:build", model_args=None, epochs=2, optimizer="adam")
+    whole, whole_state = train(spec, data)
+    store, sittings = CheckpointStore(tmp_path / "checkpoints"), 0
+    while True:
+        training = start(spec, data, store=store, deadline=time.time())
+        try:
+            rows = [numbers(row) for row in training.epochs()]
+        except Stopped:
+            sittings += 1
+            continue
+        break
+    assert sittings == 2 * training.steps, "every sitting takes one step"
+    assert len(rows) == 1, "the last one had only to validate"
+    assert [numbers(row) for row in training.history] == whole
+    assert_equal_states(training.module.state_dict(), whole_state)
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(data, tmp_path, caplog, damage):
-    store = CheckpointStore(tmp_path)
-    whole, _ = train(SPEC, data, store=store)
-    newest = max(tmp_path.iterdir())
-    newest.write_bytes(damage(newest.read_bytes()))
-    assert len(store.latest()["history"]) == SPEC.epochs - 1
-    assert "is damaged" in caplog.text
-    assert train(SPEC, data, store=store)[0] == whole
+def test_a_deadline_without_a_store_only_stops(data):
+    with pytest.raises(Stopped, match="in epoch 1 of 4, after step 1 of 4"):
+        list(start(SPEC, data, deadline=time.time()).epochs())
 
 
-def test_a_loss_that_is_not_a_number_stops_the_training(data):
-    with pytest.raises(Diverged, match=r"became (nan|inf) in epoch 1"):
-        train(SPEC.model_copy(update={"lr": 1e30, "schedule": Schedule()}), data)
+def test_a_checkpoint_of_another_global_batch_is_refused(data, tmp_path):
+    train(SPEC, data, store=CheckpointStore(tmp_path), epochs=1)
+    with pytest.raises(UserError, match=r"with 16 images per step, here there would be 8.*same `global_batch_size`"):
+        start(changed(SPEC, batch_size=8), data, store=CheckpointStore(tmp_path))
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_lower_precision_learns_too(data, precision):
-    assert train(LEARNER.model_copy(update={"precision": precision}), data)[0][-1]["val_accuracy"] > 0.9
+# ---- in parts
 
 
-def test_training_imports_no_compiler():
-    """Importing torch._dynamo takes as long as importing torch: it would double the start of every slot."""
-    code = """
-import sys
+def assert_close(one, other):
+    """Gradients summed in another order differ in the last of float32's seven digits, and steps add that up."""
+    assert all(row == pytest.approx(same, abs=1e-5) for row, same in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("smoothing", [0, 0.1])
+def test_accumulating_k_batches_is_one_batch_k_times_as_large(data, smoothing):
+    """Without batch normalisation, which sees the parts one by one."""
+    spec = changed(LEARNER, optimizer="sgd", lr=0.05, label_smoothing=smoothing)
+    whole, _ = train(spec, data)
+    for parts in (
+        {"batch_size": 4, "accumulation": 4},
+        {"batch_size": None, "global_batch_size": 16, "accumulation": 2},
+    ):
+        assert_close(train(changed(spec, **parts), data)[0], whole)
+
+
+def test_recomputed_activations_give_the_same_numbers(data):
+    spec = changed(SPEC, model_args={"blocks": 3, "width": 4})
+    (plain, plain_state), (spared, spared_state) = (
+        train(spec, data),
+        train(changed(spec, activation_checkpointing=True), data),
+    )
+    assert plain == spared
+    assert_equal_states(plain_state, spared_state)
+
+
+def test_channels_last_is_the_same_training(data):
+    assert_close(train(changed(SPEC, channels_last=True), data)[0], train(SPEC, data)[0])
+
+
+GREEDY = """
 import torch
-from trainyard import optimizers
-from trainyard.config import Train
-for name in ("sgd", "adam", "adamw"):
-    model = torch.nn.Linear(2, 2)
-    optimizer = optimizers.build(Train(optimizer=name), model)
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.zero_grad(), optimizer.step(), optimizer.state_dict()
-print("torch._dynamo" in sys.modules)
+from trainyard.models import SmallConvNet
+
+class Greedy(SmallConvNet):
+    def forward(self, images):
+        if self.training and len(images) > self.limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return super().forward(images)
+
+def build(*, channels, classes, limit):
+    model = Greedy(channels=channels, classes=classes, width=4)
+    model.limit = limit
+    return model
 """
-    scripts = Path(optimizers.__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", code], cwd=scripts, text=True, capture_output=True, check=True)
-    assert done.stdout == "False\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)]
-)
-def test_our_optimisers_step_as_torchs_do(name, kind):
-    spec = Train(optimizer=name, lr=0.1, weight_decay=0.01)
-    momentum = {"momentum": 0.9} if name == "sgd" else {}
+@pytest.mark.parametrize("warmed_up", [True, False])
+def test_out_of_memory_the_same_steps_are_taken_in_smaller_parts(data, own_models, warmed_up):
+    (own_models / "greedy.py").write_text(GREEDY)
+    spec = changed(LEARNER, model="greedy:build", model_args={"limit": 16}, optimizer="sgd", lr=0.05, batch_size=14)
+    whole, _ = train(spec, data)
+    halved = []
+    training = start(changed(spec, model_args={"limit": 5}), data, on_halved=halved.append)
+    if warmed_up:
+        warm_up(training)
+        assert (training.batch.micro, training.batch.accumulation) == (4, 4), "before the first step"
+    rows = [numbers(row) for row in training.epochs()]
+    assert [(batch.micro, batch.accumulation) for batch in halved] == [(7, 2), (4, 4)]
+    assert_close(rows, whole)
 
-    def plain(model):
-        return kind(model.parameters(), 0.1, weight_decay=0.01, **momentum)
 
-    results = []
-    for make in (lambda model: optimizers.build(spec, model), plain):
-        torch.manual_seed(0)
-        model = torch.nn.Linear(3, 3)
-        optimizer = make(model)
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.ones(2, 3)).pow(2).sum().backward()
-            optimizer.step()
-        results.append(model.weight)
-    assert torch.equal(*results)
+def test_when_not_even_one_image_fits_it_is_said_what_to_change(data, own_models):
+    (own_models / "greedy.py").write_text(GREEDY)
+    spec = changed(LEARNER, model="greedy:build", model_args={"limit": 0})
+    with pytest.raises(UserError, match=r"micro-batch of one image: take a smaller model, .*activation_checkpointing"):
+        train(spec, data)
+
+
+def test_warming_up_changes_nothing(data):
+    """Nor does the probe of a model with batch normalisation and random numbers."""
+    warmed = start(SPEC, data)
+    probe = warm_up(warmed)
+    assert probe.seconds > 0
+    assert probe.exposed_comm_fraction is None, "one rank waits for no other"
+    assert [numbers(row) for row in warmed.epochs()] == train(SPEC, data)[0]
+
+
+# ---- a loss that is not a number
+
+POISONED = """
+import torch
+from trainyard.models import SmallConvNet
+
+class Poisoned(SmallConvNet):
+    calls = 0
+    def forward(self, images):
+        if self.training:
+            self.calls += 1
+        return super().forward(images) * (float("nan") if self.calls == 7 else 1.0)
+
+def build(*, channels, classes):
+    return Poisoned(channels=channels, classes=classes, width=4)
+"""
+
+
+def test_a_loss_that_is_not_a_number_stops_the_training_before_the_update(data, own_models):
+    (own_models / "poisoned.py").write_text(POISONED)
+    training = start(changed(LEARNER, model="poisoned:build", model_args=None), data)
+    with pytest.raises(Diverged, match="in epoch 2, step 3 of 4, on rank 0, before the update"):
+        list(training.epochs())
+    assert all(parameter.isfinite().all() for parameter in training.module.parameters())
+
+
+def test_a_training_that_runs_away_is_stopped(data):
+    with pytest.raises(Diverged, match="NaN or infinite in epoch 1"):
+        train(changed(SPEC, lr=1e30, schedule=Schedule()), data)
+
+
+def test_clipping_bounds_the_step(data):
+    spec = changed(
+        SPEC, optimizer="sgd", momentum=0, lr=1.0, clip_norm=1e-3, epochs=1, schedule=Schedule(), batch_size=70
+    )
+    training = start(spec, data)
+    before = [parameter.detach().clone() for parameter in training.module.parameters()]
+    list(training.epochs())
+    moved = [now.detach() - then for now, then in zip(training.module.parameters(), before, strict=True)]
+    assert torch.cat([each.flatten() for each in moved]).norm().item() == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_the_epoch_line_is_that_of_the_reference():
-    row = Epoch(3, 0.001, 5.149, 0.0216, 5.664, 0.0098, 704.9, 1.0, 1.0, 1.0)
+    row = Epoch(3, 0.001, 5.149, 0.0216, 5.664, 0.0098, 704.9, 1.0, 1.0, 1.0, 0.0)
     assert epoch_line(row, 3) == (
         "Epoch [3/3] LR: 0.001000 | Loss (train, val): 5.149, 5.664 | Accuracy (train, val): 2.16%, 0.98% | "
         "Throughput: 704.9 img/s"
     )
 
 
-@pytest.mark.parametrize(
-    ("schedule", "factors"),
-    [
-        (Schedule(), [1, 1, 1, 1]),
-        (Schedule(name="step", step_size=1, gamma=0.1), [1, 1, 0.1, 0.1]),
-        (Schedule(name="cosine"), [1, 0.853553, 0.5, 0.146447]),
-        (Schedule(name="cosine", warmup_fraction=0.5), [1 / 3, 2 / 3, 1, 0.5]),
-    ],
-)
-def test_schedules_follow_their_formula(schedule, factors):
-    factor = optimizers.lr_factor(schedule, steps=2, epochs=2)
-    assert [factor(step) for step in range(4)] == pytest.approx(factors, abs=1e-6)
-
-
-def test_a_gpu_that_is_not_there_is_not_replaced_by_a_cpu(tmp_path, monkeypatch):
-    monkeypatch.setattr(distributed, "NODE_GPUS", tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert alone().device.type == "cpu", "a node without GPUs: slots are only counted"
-    (tmp_path / "0000:01:00.0").mkdir()
-    with pytest.raises(UserError, match="GPU 3 was given to this process"):
-        alone()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert alone().device.type == "cpu", "a job without GPUs on a node that has some"
-
-
-# ---- who takes which images
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_all_ranks_together_take_the_same_images_whatever_their_number(world_size):
-    def taken(ranks):
-        shares = [
-            training_batches(70, global_batch=16, rank=rank, world_size=ranks, seed=3, epoch=2) for rank in range(ranks)
-        ]
-        return [sorted(int(i) for share in step for i in share) for step in zip(*shares, strict=True)]
-
-    assert taken(world_size) == taken(1)
-    assert len(taken(world_size)) == 70 // 16
-    images = [image for step in taken(world_size) for image in step]
-    assert len(set(images)) == len(images)
-
-
-def test_every_epoch_has_an_order_of_its_own():
-    first, second = (
-        [
-            int(i)
-            for step in training_batches(70, global_batch=16, rank=0, world_size=1, seed=0, epoch=epoch)
-            for i in step
-        ]
-        for epoch in (1, 2)
-    )
-    assert first != second
-
-
-@pytest.mark.parametrize(("size", "world_size"), [(23, 1), (23, 2), (3, 4)])
-def test_every_image_is_validated_once(size, world_size):
-    shares = [validation_batches(size, batch=5, rank=rank, world_size=world_size) for rank in range(world_size)]
-    assert sorted(int(i) for share in shares for batch in share for i in batch) == list(range(size))
-
-
-def test_a_batch_larger_than_the_data_is_refused():
-    with pytest.raises(DataError, match="global batch of 128 images is larger than the 70 training images"):
-        steps_per_epoch(70, 128)
-
-
-# ---- models
-
-
-@pytest.mark.parametrize("name", ["resnet", "cnn", "resnet18"])
-def test_models_map_images_to_classes(name):
-    model = models.build(name, channels=3, classes=7, arguments={})
-    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "message"),
-    [
-        ("resnot", {}, "model 'resnot' is not known: use resnet, cnn"),
-        ("resnet", {"depth": 3}, "cannot be built with {'depth': 3}"),
-        ("nowhere.models:build", {}, "cannot be imported: No module named 'nowhere'"),
-        ("trainyard.models:nothing", {}, "cannot be imported"),
-    ],
-)
-def test_a_model_that_cannot_be_built_is_explained(name, arguments, message):
-    with pytest.raises(models.ModelError, match=message.replace("{", r"\{")):
-        models.build(name, channels=1, classes=2, arguments=arguments)
-
-
-def test_a_dotted_path_is_called_with_channels_and_classes():
-    model = models.build("trainyard.models:SmallConvNet", channels=1, classes=2, arguments={"width": 4})
-    assert model(torch.zeros(1, 1, 8, 8)).shape == (1, 2)
-
-
-def test_a_folder_without_a_staged_dataset_is_explained(tmp_path):
-    with pytest.raises(DataError, match="run `snakemake data` first"):
-        load(Staged(tmp_path), torch.device("cpu"))
+def test_a_compiled_model_is_the_same_training(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    spec = changed(LEARNER, epochs=1)
+    compiled = start(changed(spec, compile=True), data)
+    assert warm_up(compiled).seconds > 0
+    assert compiled.module is not compiled.model
+    assert models.is_known(spec.model)
+    assert_close([numbers(row) for row in compiled.epochs()], train(spec, data)[0])

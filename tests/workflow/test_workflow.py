@@ -85,6 +85,21 @@ def test_a_scaling_study_has_a_row_per_scale(done):
         "same global batches"
     )
     assert rows.loc["1x2", "val_loss"] == pytest.approx(rows.loc["1x1", "val_loss"], abs=1e-5)
+    assert pd.isna(rows.loc["1x1", "exposed_comm_fraction"]), "one rank waits for no other"
+    assert 0 <= rows.loc["1x2", "exposed_comm_fraction"] < 1
+    assert rows["data_wait_fraction"].between(0, 1).all()
+    assert (rows["cpu_rss_peak_mib"] > 100).all()
+    assert rows[["gpu0_peak_mib", "gpu0_avg_mib", "gpu0_mode_mib", "mfu"]].isna().all(axis=None), "unknown is not zero"
+
+
+def test_what_the_node_did_while_it_trained_is_sampled(done):
+    for scale in ("1x1", "1x2"):
+        folder = done.results / f"scaling/ranks/{scale}/telemetry"
+        gpu, cpu = (pd.read_csv(next(folder.glob(f"{kind}-*.csv"))) for kind in ("gpu", "cpu"))
+        assert len(gpu) == 0
+        assert "memory_used_mib" in gpu.columns
+        assert len(cpu) >= 2
+        assert (cpu["processes"] >= int(scale[-1])).all(), "torchrun and its ranks"
 
 
 def test_every_scale_has_its_history_and_its_epoch_lines(done):
@@ -193,7 +208,7 @@ def test_a_workflow_killed_in_mid_sweep_goes_on_with_what_is_missing(yard):
     assert (read(yard, "sweeps/lr/trials.csv")["status"] == "finished").all()
 
 
-def test_a_scale_interrupted_between_epochs_continues_and_ends_the_same(yard, done):
+def test_a_scale_interrupted_between_epochs_continues_and_ends_the_same_and_another_begins_anew(yard, done):
     yard.write(FULL)
     (yard.folder / "prices.csv").write_bytes((done.folder / "prices.csv").read_bytes())
     yard.stage()
@@ -208,6 +223,13 @@ def test_a_scale_interrupted_between_epochs_continues_and_ends_the_same(yard, do
     for metric in ("train_loss", "val_loss", "val_accuracy"):
         again, before = read(yard, "scaling/ranks/1x1/history.csv"), read(done, "scaling/ranks/1x1/history.csv")
         assert again[metric].tolist() == before[metric].tolist()
+    other = json.loads(json.dumps(FULL))
+    other["scaling"]["ranks"]["train"]["lr"] = 0.07
+    yard.write(other)
+    said = yard.run(*command).stdout
+    assert said.count("Epoch [") == 2
+    assert f"beginning anew: {folder} holds checkpoints of another training: train.lr" in said
+    assert len(list(folder.glob("epoch-*.pt"))) == 2, "nothing of the other one is lost"
 
 
 def test_the_wrong_number_of_ranks_is_explained(yard):

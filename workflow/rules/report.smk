@@ -37,6 +37,8 @@ rule sweep_page:
     localrule: True
     conda:
         "../../envs/trainyard.yaml"
+    resources:
+        machine=1,
     shell:
         "python $SCRIPTS/tables.py --config $CONFIG --kind sweeps --name {wildcards.name} --log-file {log}"
 
@@ -57,6 +59,8 @@ rule trees_page:
     localrule: True
     conda:
         "../../envs/trainyard.yaml"
+    resources:
+        machine=1,
     shell:
         "python $SCRIPTS/tables.py --config $CONFIG --kind trees --name {wildcards.name} --log-file {log}"
 
@@ -92,6 +96,8 @@ rule plot_sweep:
     localrule: True
     conda:
         "../../envs/trainyard.yaml"
+    resources:
+        machine=1,
     message:
         "sweep {wildcards.name}: plots"
     shell:
@@ -122,6 +128,8 @@ rule plot_scaling:
     localrule: True
     conda:
         "../../envs/trainyard.yaml"
+    resources:
+        machine=1,
     message:
         "scaling {wildcards.name}: plots"
     shell:
@@ -145,6 +153,8 @@ rule plot_trees:
     localrule: True
     conda:
         "../../envs/trainyard.yaml"
+    resources:
+        machine=1,
     message:
         "trees {wildcards.name}: plots"
     shell:

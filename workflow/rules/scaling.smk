@@ -60,6 +60,8 @@ rule scaling_table:
     localrule: True
     conda:
         "../../envs/trainyard.yaml"
+    resources:
+        machine=1,
     params:
         terms=yard.scaling_terms,
     message:

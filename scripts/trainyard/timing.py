@@ -1,0 +1,81 @@
+"""Where the time of a training goes: its steps, and what they wait for."""
+
+import os
+import time
+from collections.abc import Iterator
+from typing import TypeVar, cast
+
+import numpy as np
+import psutil
+import torch
+
+Item = TypeVar("Item")
+
+
+class StepTimer:
+    """Duration of every step of an epoch: CUDA events on a GPU, where the clock of the host sees only launches."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._marks: list[float | torch.cuda.Event] = []
+        self._waited = 0.0  # seconds
+        self._began = time.perf_counter()
+        self.mark()
+
+    def mark(self) -> None:
+        """A step ends here, and the next one begins."""
+        if self._device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            self._marks.append(event)
+        else:
+            self._marks.append(time.perf_counter())
+
+    def waiting(self, items: Iterator[Item]) -> Iterator[Item]:
+        """The same items; the time until each is there counts as waiting for data."""
+        while True:
+            began = time.perf_counter()
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            self._waited += time.perf_counter() - began
+            yield item
+
+    def percentiles_ms(self) -> tuple[float, float]:
+        """Median and 95th percentile of the steps in milliseconds; waits for the device. NaN without any step."""
+        synchronise(self._device)
+        pairs = zip(self._marks, self._marks[1:], strict=False)
+        steps = [_milliseconds(start, end) for start, end in pairs]
+        if not steps:
+            return float("nan"), float("nan")
+        p50, p95 = np.percentile(steps, [50, 95])
+        return float(p50), float(p95)
+
+    def wait_fraction(self) -> float:
+        """Share of the time since the timer was made that the host spent waiting for data."""
+        return self._waited / (time.perf_counter() - self._began)
+
+
+def _milliseconds(start: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
+    if isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
+        return float(start.elapsed_time(end))
+    return (cast(float, end) - cast(float, start)) * 1000
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done all it was given."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def launch_time() -> float:
+    """When this run was launched, in Unix seconds: the start of torchrun if it started us, else of this process."""
+    process = psutil.Process()
+    launcher = process.parent() if "TORCHELASTIC_RUN_ID" in os.environ else None
+    return (launcher or process).create_time()
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's model, or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -1,0 +1,128 @@
+"""Checkpoints: whatever happens to the newest, a training goes on from one that is whole."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from loops import SPEC, changed, train
+from trainyard import checkpoints
+from trainyard.checkpoints import CheckpointStore, differences
+from trainyard.errors import UserError
+
+DAMAGE = {
+    "cut at 0": lambda content: b"",
+    "cut at half": lambda content: content[: len(content) // 2],
+    "100 bytes short": lambda content: content[:-100],
+    "a flipped byte": lambda content: content[:500] + bytes([content[500] ^ 1]) + content[501:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(data, tmp_path, caplog, damage):
+    store = CheckpointStore(tmp_path)
+    whole, _ = train(SPEC, data, store=store)
+    newest = max(tmp_path.glob("*.pt"))
+    newest.write_bytes(damage(newest.read_bytes()))
+    assert len(store.latest()["history"]) == SPEC.epochs - 1
+    assert "is damaged" in caplog.text
+    assert train(SPEC, data, store=store)[0] == whole
+
+
+def test_the_last_two_are_kept_and_the_best(tmp_path):
+    store = CheckpointStore(tmp_path)
+    for epoch in range(1, 7):
+        store.save({"epoch": epoch}, epoch=epoch, best_epoch=min(epoch, 3))
+    assert [path.name.split(".")[0] for path in sorted(tmp_path.glob("*.pt"))] == [
+        "epoch-0003-step-000000",
+        "epoch-0005-step-000000",
+        "epoch-0006-step-000000",
+    ]
+    store.save({"epoch": 6.5}, epoch=6, step=20, best_epoch=3)
+    assert store.latest() == {"epoch": 6.5}, "steps into an epoch come after it"
+    assert len(list(tmp_path.glob("*.pt"))) == 3
+
+
+def test_nothing_whole_is_a_new_beginning(tmp_path, caplog):
+    store = CheckpointStore(tmp_path)
+    assert store.latest() is None
+    store.save({}, epoch=1).write_bytes(b"")
+    assert store.latest() is None
+    assert "is damaged" in caplog.text
+
+
+def test_a_checkpoint_of_another_spec_is_refused_with_what_differs(tmp_path):
+    CheckpointStore(tmp_path, {"train": {"lr": 0.1, "seed": 3}, "scale": "1x1"}).save({}, epoch=1)
+    with pytest.raises(UserError, match=r"train.lr is 0.1 there and 0.05 here, train.seed is 3 there and the default"):
+        CheckpointStore(tmp_path, {"train": {"lr": 0.05}, "scale": "1x1"}).latest()
+
+
+def test_trainings_beside_this_one_are_named_with_what_differs(tmp_path):
+    CheckpointStore(tmp_path / "a", {"lr": 0.1}).save({}, epoch=1)
+    assert list(CheckpointStore(tmp_path / "b", {"lr": 0.2}).others()) == [
+        f"{tmp_path / 'a'} holds checkpoints of another training: lr is 0.1 there and 0.2 here"
+    ]
+
+
+def test_equal_specs_do_not_differ():
+    assert differences({"a": {"b": 1}}, {"a": {"b": 1}}) == ""
+
+
+# Saves 8 MB again and again; once a checkpoint is whole, it says so.
+SAVER = """
+import sys, torch
+from pathlib import Path
+from trainyard.checkpoints import CheckpointStore
+store, state = CheckpointStore(Path(sys.argv[1])), {"weights": torch.rand(2_000_000)}
+for epoch in range(1, 10_000):
+    store.save(state | {"epoch": epoch}, epoch=epoch)
+    print(epoch, flush=True)
+"""
+
+
+@pytest.mark.parametrize("delay_seconds", [0.003, 0.011, 0.02])
+def test_killed_while_saving_the_one_before_is_whole(tmp_path, delay_seconds):
+    environment = os.environ | {"PYTHONPATH": str(Path(checkpoints.__file__).parents[1])}
+    command = [sys.executable, "-c", SAVER, str(tmp_path)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as saver:
+        saved = [int(saver.stdout.readline()) for _ in range(3)][-1]
+        time.sleep(delay_seconds)
+        saver.send_signal(signal.SIGKILL)
+    assert CheckpointStore(tmp_path).latest()["epoch"] >= saved
+
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 256 KiB: room for a few checkpoints of the small training."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if LIBC.mount(b"tmpfs", str(folder).encode(), b"tmpfs", 0, b"size=256k"):
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("only root may mount a small file system")
+    yield folder
+    LIBC.umount2(str(folder).encode(), 0)
+
+
+def test_a_full_disk_is_said_and_costs_no_checkpoint(data, small_disk):
+    store = CheckpointStore(small_disk)
+    train(SPEC, data, store=store, epochs=2)
+    before = sorted(path.name for path in small_disk.glob("*.pt"))
+    room = os.statvfs(small_disk)
+    (small_disk / "filler").write_bytes(bytes((room.f_bavail - 1) * room.f_bsize))
+    with pytest.raises(UserError, match=r"written to .*\(No space left on device\): those before it are whole"):
+        train(SPEC, data, store=store)
+    assert sorted(path.name for path in small_disk.glob("*.pt")) == before, "and nothing half-written is left"
+    (small_disk / "filler").unlink()
+    assert train(SPEC, data, store=store)[0] == train(SPEC, data)[0]
+
+
+def test_a_changed_seed_is_another_training(data, tmp_path):
+    train(SPEC, data, store=CheckpointStore(tmp_path, {"seed": 0}), epochs=1)
+    with pytest.raises(UserError, match="seed is 0 there and 1 here"):
+        train(changed(SPEC, seed=1), data, store=CheckpointStore(tmp_path, {"seed": 1}))

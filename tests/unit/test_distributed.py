@@ -1,0 +1,19 @@
+"""A process's device."""
+
+import pytest
+import torch
+from trainyard import distributed
+from trainyard.distributed import alone
+from trainyard.errors import UserError
+
+
+def test_a_gpu_that_is_not_there_is_not_replaced_by_a_cpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed, "NODE_GPUS", tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
+    assert alone().device.type == "cpu", "a node without GPUs: slots are only counted"
+    (tmp_path / "0000:01:00.0").mkdir()
+    with pytest.raises(UserError, match="GPU 3 was given to this process"):
+        alone()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert alone().device.type == "cpu", "a job without GPUs on a node that has some"

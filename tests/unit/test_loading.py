@@ -1,0 +1,197 @@
+"""Feeding a training: the same batches whichever way they reach the device."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from loops import LEARNER, SPEC, changed, numbers, start, train
+from trainyard.augment import Augmenter, moved
+from trainyard.config import Data, Python
+from trainyard.datasets import DataError, Staged, stage
+from trainyard.errors import UserError
+from trainyard.loading import Loaded, Mapped, Resident, load
+from trainyard.spec import Augment
+
+CPU = torch.device("cpu")
+
+
+def test_images_on_the_device_and_images_read_ahead_are_the_same_training(staged):
+    there, ahead = load(staged, CPU), load(staged, CPU, Data(on_device=False))
+    assert isinstance(there.train, Resident)
+    assert isinstance(ahead.train, Mapped)
+    assert train(SPEC, there)[0] == train(SPEC, ahead)[0]
+
+
+def test_a_batch_stays_uint8_until_it_is_on_the_device(staged):
+    for how in (Data(), Data(on_device=False)):
+        batch = next(load(staged, CPU, how).train.batches([torch.tensor([3, 1])]))
+        assert (batch.pixels.dtype, batch.pixels.shape) == (torch.uint8, (2, 8, 8, 3))
+        assert np.array_equal(batch.pixels, staged.split("train").images[[3, 1]])
+
+
+def test_what_goes_wrong_while_reading_ahead_is_raised_where_it_is_used(staged):
+    split = load(staged, CPU, Data(on_device=False)).train
+    with pytest.raises(IndexError):
+        list(split.batches([torch.tensor([0]), torch.tensor([1000])]))
+
+
+def test_a_feed_that_is_not_used_up_ends_its_thread(staged):
+    import threading
+
+    feed = load(staged, CPU, Data(on_device=False)).train.batches(torch.arange(70).split(1))
+    next(feed)
+    assert "reading ahead" in [thread.name for thread in threading.enumerate()]
+    feed.close()
+    assert "reading ahead" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_folder_without_a_staged_dataset_is_explained(tmp_path):
+    with pytest.raises(DataError, match="run `snakemake data` first"):
+        load(Staged(tmp_path), torch.device("cpu"))
+
+
+# ---- a user's own code
+
+OWN = """
+import numpy as np
+import torch
+
+class Blocks(torch.utils.data.Dataset):
+    '''Images whose brightness tells their class.'''
+    def __init__(self, count, kind):
+        self.count, self.kind = count, kind
+    def __len__(self):
+        return self.count
+    def __getitem__(self, index):
+        label = index % 3
+        image = np.full((6, 5, 3), 80 * label + index % 7, np.uint8)
+        if self.kind == "float":
+            image = torch.from_numpy(image).permute(2, 0, 1) / 255 - 0.5
+        return image, label
+
+def build(count, kind="uint8"):
+    return Blocks(count, kind), Blocks(count // 2, kind)
+
+def odd():
+    return 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "own_blocks", None)
+    del sys.modules["own_blocks"]
+    (tmp_path / "own_blocks.py").write_text(OWN)
+    return lambda **more: Python(source="python", factory="own_blocks:build", **more)
+
+
+def test_images_of_own_code_are_staged_once_or_made_on_the_fly(own, tmp_path):
+    """The same order, the same images: the same training, but for the normalisation, which is of a sample."""
+    once = stage(own(args={"count": 60}), tmp_path / "once")
+    fly = stage(own(args={"count": 60}, on_the_fly=True, classes=["a", "b", "c"]), tmp_path / "fly")
+    assert once.meta["classes"] == ["0", "1", "2"]
+    assert fly.meta["shape"] == once.meta["shape"] == [6, 5, 3]
+    assert fly.meta["mean"] == pytest.approx(once.meta["mean"])
+    assert not list((tmp_path / "fly").glob("*.npy"))
+    own_feed = load(fly, CPU, Data(workers=2))
+    assert isinstance(own_feed.train, Loaded)
+    spec = changed(LEARNER, epochs=2)
+    for row, same in zip(train(spec, own_feed)[0], train(spec, load(once, CPU))[0], strict=True):
+        assert row == pytest.approx(same, abs=1e-6)
+
+
+def test_own_images_that_are_normalised_already_are_taken_as_they_are(own, tmp_path):
+    staged = stage(
+        own(args={"count": 60, "kind": "float"}, on_the_fly=True, classes=["a", "b", "c"]), tmp_path / "data"
+    )
+    data = load(staged, CPU, Data(workers=1))
+    batch = next(data.train.batches([torch.tensor([2])]))
+    assert torch.equal(data.normalised(batch.pixels, channels_last=False), batch.pixels)
+    assert train(LEARNER, data)[0][-1]["val_accuracy"] == 1.0
+
+
+def test_own_code_is_staged_again_when_its_file_changes(own, tmp_path):
+    first = stage(own(args={"count": 6}), tmp_path / "data").digest
+    assert stage(own(args={"count": 6}), tmp_path / "data").digest == first
+    path = tmp_path / "own_blocks.py"
+    path.write_text(OWN.replace("80 * label", "60 * label"))
+    code = "from pathlib import Path; from trainyard.config import Python; from trainyard.datasets import stage;"
+    code += "print(stage(Python(source='python', factory='own_blocks:build', args={'count': 6}), Path('data')).digest)"
+    command = [sys.executable, "-c", code]
+    folders = [str(tmp_path), *filter(None, sys.path)]
+    again = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": ":".join(folders)}, text=True, capture_output=True, check=True
+    )
+    assert again.stdout.strip() != first
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"factory": "own_blocks:nothing"}, "dataset 'own_blocks:nothing' cannot be imported"),
+        ({"factory": "own_blocks:odd"}, "must give two torch datasets that have a length"),
+        ({"factory": "own_blocks:build", "args": {"count": 6, "kind": "float"}}, r"image 0 is .* give uint8 of shape"),
+        ({"factory": "own_blocks:build", "args": {"count": 6}, "classes": ["a"]}, "label 2, but `classes` has 1 names"),
+        ({"factory": "own_blocks:build", "args": {"count": 6}, "on_the_fly": True}, "name the `classes`"),
+    ],
+)
+def test_own_code_that_cannot_be_used_is_explained(own, tmp_path, section, message):
+    own()
+    with pytest.raises(UserError, match=message):
+        stage(Python(source="python", **section), tmp_path / "data")
+
+
+# ---- crops and flips
+
+
+def cropped(image, row, column, padding):
+    """What torchvision's RandomCrop does: a black frame, then a window."""
+    framed = np.pad(image, ((padding, padding), (padding, padding), (0, 0)))
+    return framed[row : row + image.shape[0], column : column + image.shape[1]]
+
+
+@pytest.mark.parametrize(("shape", "padding"), [((5, 4, 3), 1), ((8, 8, 1), 3), ((3, 7, 3), 4)])
+def test_every_move_is_a_crop_of_the_framed_image(shape, padding):
+    places = (2 * padding + 1) ** 2
+    images = torch.from_numpy(np.random.default_rng(0).integers(1, 256, (places, *shape), np.uint8))
+    result = moved(images, torch.arange(places), padding)
+    for place in range(places):
+        row, column = divmod(place, 2 * padding + 1)
+        assert np.array_equal(result[place], cropped(images[place].numpy(), row, column, padding))
+
+
+def test_each_image_has_its_own_draw_whoever_asks():
+    """In whatever batch, so on whatever rank; another epoch draws anew."""
+    images = torch.randint(1, 256, (64, 6, 6, 3), dtype=torch.uint8)
+    spec = Augment(crop_padding=2, flip=True)
+    augmented = Augmenter(spec, size=64, seed=1, epoch=1)
+    whole = augmented(images, torch.arange(64))
+    parts = torch.randperm(64)
+    assert torch.equal(augmented(images[parts], parts), whole[parts])
+    assert torch.equal(Augmenter(spec, size=64, seed=1, epoch=1)(images, torch.arange(64)), whole)
+    assert not torch.equal(Augmenter(spec, size=64, seed=1, epoch=2)(images, torch.arange(64)), whole)
+    one = images[:1].expand(64, -1, -1, -1)
+    assert len(torch.unique(augmented(one, torch.arange(64)), dim=0)) > 20, "per image, not per batch"
+
+
+def test_half_of_the_images_are_mirrored():
+    images = torch.randint(1, 256, (1000, 2, 3, 1), dtype=torch.uint8)
+    flipped = Augmenter(Augment(flip=True), size=1000, seed=0, epoch=1)(images, torch.arange(1000))
+    same = (flipped == images).all(dim=(1, 2, 3))
+    mirrored = (flipped == images.flip(2)).all(dim=(1, 2, 3))
+    assert (same | mirrored).all()
+    assert 400 < int(mirrored.sum()) < 600
+
+
+def test_without_changes_nothing_is_changed():
+    images = torch.randint(0, 256, (4, 5, 5, 3), dtype=torch.uint8)
+    assert Augmenter(Augment(), size=4, seed=0, epoch=1)(images, torch.arange(4)) is images
+
+
+def test_augmented_training_learns(data):
+    spec = changed(LEARNER, augment={"crop_padding": 1}, epochs=10)
+    training = start(spec, data)
+    assert [numbers(row) for row in training.epochs()][-1]["val_accuracy"] > 0.6

@@ -1,0 +1,72 @@
+"""Models by name, for the images and classes at hand."""
+
+import pytest
+import torch
+from torchvision import models as torchvision_models
+from trainyard import models, vision
+from trainyard.errors import UserError
+from trainyard.models import ModelError
+from trainyard.spec import Train
+
+
+def build(name, shape=(32, 32, 3), classes=7, **more):
+    return models.build(Train(model=name, **more), shape=shape, classes=classes)
+
+
+@pytest.mark.parametrize("name", ["resnet", "cnn", "resnet18"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_models_map_images_to_classes(name, channels):
+    assert build(name, (32, 32, channels))(torch.zeros(2, channels, 32, 32)).shape == (2, 7)
+
+
+# Without memory or computation, on the meta device, where one kind cannot be built: two of those are, below.
+BUILT_BY_SHAPE = [name for name in torchvision_models.list_models(module=torchvision_models) if "regnet" not in name]
+
+
+@pytest.mark.parametrize("name", BUILT_BY_SHAPE)
+@pytest.mark.parametrize("shape", [(64, 64, 3), (28, 28, 1)], ids=["64 RGB", "28 grey"])
+def test_every_model_of_torchvision_takes_small_and_grey_images(name, shape):
+    with torch.device("meta"):
+        model = build(name, shape)
+        assert model(torch.zeros(2, shape[2], *shape[:2])).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", ["regnet_x_400mf", "regnet_y_400mf"])
+def test_models_that_cannot_be_built_by_shape_alone(name):
+    assert build(name, (28, 28, 1))(torch.zeros(2, 1, 28, 28)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", [name for name in BUILT_BY_SHAPE if not name.startswith(vision._NO_STEM)])
+def test_on_request_the_stem_leaves_small_images_their_size(name):
+    seen = []
+    with torch.device("meta"):
+        model = build(name, small_images=True)
+        second = [module for module in model.modules() if isinstance(module, torch.nn.Conv2d)][1]
+        second.register_forward_hook(lambda module, inputs, output: seen.append(tuple(inputs[0].shape[2:])))
+        model(torch.zeros(2, 3, 32, 32))
+    assert seen == [(32, 32)]
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "message"),
+    [
+        ("resnot", {}, "model 'resnot' is not known: use resnet, cnn"),
+        ("resnet", {"model_args": {"depth": 3}}, r"cannot be built with {'depth': 3}"),
+        ("nowhere.models:build", {}, "cannot be imported: No module named 'nowhere'"),
+        ("trainyard.models:nothing", {}, "cannot be imported"),
+        ("vit_b_16", {"small_images": True}, "no stem that could be changed"),
+    ],
+)
+def test_a_model_that_cannot_be_built_is_explained(name, more, message):
+    with pytest.raises(UserError, match=message.replace("{", r"\{")):
+        build(name, **more)
+
+
+def test_images_of_five_channels_are_not_for_torchvision():
+    with pytest.raises(ModelError, match="1 or 3 channels, not 5"):
+        build("resnet18", (32, 32, 5))
+
+
+def test_a_dotted_path_is_called_with_channels_and_classes():
+    model = build("trainyard.models:SmallConvNet", (8, 8, 1), 2, model_args={"width": 4})
+    assert model(torch.zeros(1, 1, 8, 8)).shape == (1, 2)

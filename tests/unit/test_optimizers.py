@@ -1,0 +1,76 @@
+"""Optimisers and schedules: torch's own, without what they need not import."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from trainyard import optimizers
+from trainyard.models import SmallConvNet
+from trainyard.spec import Schedule, Train
+
+
+def test_training_imports_no_compiler():
+    """Importing torch._dynamo takes as long as importing torch: it would double the start of every slot."""
+    code = """
+import sys
+import torch
+from trainyard import optimizers
+from trainyard.spec import Train
+for name in ("sgd", "adam", "adamw"):
+    model = torch.nn.Linear(2, 2)
+    optimizer = optimizers.build(Train(optimizer=name), model)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.zero_grad(), optimizer.step(), optimizer.state_dict()
+print("torch._dynamo" in sys.modules)
+"""
+    scripts = Path(optimizers.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=scripts, text=True, capture_output=True, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)]
+)
+def test_our_optimisers_step_as_torchs_do(name, kind):
+    spec = Train(optimizer=name, lr=0.1, weight_decay=0.01, nesterov=name == "sgd")
+    momentum = {"momentum": 0.9, "nesterov": True} if name == "sgd" else {}
+
+    def plain(model):
+        return kind(model.parameters(), 0.1, weight_decay=0.01, **momentum)
+
+    results = []
+    for make in (lambda model: optimizers.build(spec, model), plain):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 3)
+        optimizer = make(model)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).pow(2).sum().backward()
+            optimizer.step()
+        results.append(model.weight)
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        (Schedule(), [1, 1, 1, 1]),
+        (Schedule(name="step", step_size=1, gamma=0.1), [1, 1, 0.1, 0.1]),
+        (Schedule(name="cosine"), [1, 0.853553, 0.5, 0.146447]),
+        (Schedule(name="cosine", warmup_fraction=0.5), [1 / 3, 2 / 3, 1, 0.5]),
+    ],
+)
+def test_schedules_follow_their_formula(schedule, factors):
+    factor = optimizers.lr_factor(schedule, steps=2, epochs=2)
+    assert [factor(step) for step in range(4)] == pytest.approx(factors, abs=1e-6)
+
+
+def test_biases_and_norms_are_spared_the_decay_on_request():
+    model = torch.nn.Sequential(SmallConvNet(channels=1, classes=2, width=2), torch.nn.BatchNorm1d(2))
+    decayed, spared = optimizers.build(Train(weight_decay=0.1, decay_all=False), model).param_groups
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
+    assert {parameter.ndim for parameter in spared["params"]} == {1}
+    assert len(decayed["params"]) == 4
+    assert len(spared["params"]) == 6

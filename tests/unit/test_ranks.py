@@ -1,0 +1,206 @@
+"""Two ranks train as one: real torchrun, gloo. All that is asked of them runs in one launch, which takes seconds."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from loops import LEARNER, changed, numbers, start, train
+from trainyard import training
+from trainyard.checkpoints import CheckpointStore
+from trainyard.training import Training
+from yard import ROOT
+
+SPEC = changed(LEARNER, optimizer="sgd", lr=0.05, batch_size=None, global_batch_size=16, epochs=3)
+CASES = {
+    "plain": {},
+    "in parts": {"accumulation": 2},
+    "clipped and smoothed": {"clip_norm": 0.1, "label_smoothing": 0.1},
+    "augmented": {"augment": {"crop_padding": 2, "flip": True}},
+    "recomputed": {"activation_checkpointing": True},
+}
+
+MODELS = """
+import os
+import torch
+from trainyard.models import SmallConvNet
+
+class Trouble(SmallConvNet):
+    calls = 0
+    def forward(self, images):
+        if self.training and os.environ["RANK"] == "1":
+            self.calls += 1
+            if self.kind == "memory" and len(images) > 3:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            if self.kind == "nan" and self.calls == 6:
+                return super().forward(images) * float("inf")
+        return super().forward(images)
+
+def build(*, channels, classes, kind):
+    model = Trouble(channels=channels, classes=classes, width=8)
+    model.kind = kind
+    return model
+"""
+
+# Every rank does this; the leading one writes down what came of it.
+PROGRAM = """
+import json, logging, shutil, sys, time
+from pathlib import Path
+import torch
+from loops import changed, numbers
+from test_ranks import CASES, SPEC
+from trainyard.checkpoints import CheckpointStore
+from trainyard.datasets import Staged
+from trainyard.distributed import process_group
+from trainyard.loading import load
+from trainyard.probing import warm_up
+from trainyard.sampling import batch_of
+from trainyard.training import Diverged, Stopped, Training
+
+folder, found = Path(sys.argv[1]), {}
+torch.set_num_threads(1)
+with process_group() as group:
+    data = load(Staged(Path(sys.argv[2])), group.device)
+
+    def start(spec, **options):
+        batch = batch_of(spec, world_size=group.world_size, mode="strong")
+        return Training(spec, data, group, batch=batch, **options)
+
+    def rows(training):
+        return [numbers(row) for row in training.epochs()]
+
+    for name, values in CASES.items():
+        found[name] = rows(start(changed(SPEC, **values)))
+    warmed = start(SPEC)
+    warm_up(warmed)
+    found["warmed up"] = rows(warmed)
+    found["compressed"] = rows(start(changed(SPEC, gradient_compression="bf16")))
+
+    warned = []
+    logging.getLogger("trainyard.training").addFilter(lambda record: warned.append(record.getMessage()) or True)
+    rows(start(changed(SPEC, model="resnet", model_args={"blocks": 1, "width": 4}, sync_batchnorm=True, epochs=1)))
+    found["warned"] = list(warned)
+
+    try:
+        rows(start(changed(SPEC, model="trouble:build", model_args={"kind": "nan"})))
+    except Diverged as error:
+        found["diverged"] = group.gathered(str(error))
+
+    greedy = start(changed(SPEC, model="trouble:build", model_args={"kind": "memory"}))
+    probe = warm_up(greedy)
+    found["exposed"] = group.gathered(probe.exposed_comm_fraction)
+    found["micro"] = group.gathered(greedy.batch.micro)
+    found["memory"] = rows(greedy)
+
+    # Stopped within the second epoch, by the leading rank's clock alone.
+    store = CheckpointStore(folder / "by-two")
+    stopped = start(SPEC, store=store)
+    epochs = stopped.epochs()
+    next(epochs)
+    if group.leads:
+        stopped._deadline = time.time()
+    try:
+        next(epochs)
+    except Stopped as error:
+        found["stopped"] = group.gathered(str(error))
+    if group.leads:
+        shutil.copytree(folder / "by-two", folder / "by-two-stopped")
+    go_on = start(SPEC, store=store)
+    rows(go_on)
+    found["resumed"] = [numbers(row) for row in go_on.history]
+    from_one = start(SPEC, store=CheckpointStore(folder / "by-one"))
+    rows(from_one)
+    found["resumed from one"] = [numbers(row) for row in from_one.history]
+    if group.leads:
+        (folder / "found.json").write_text(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def found(folder, staged, data):
+    """What two ranks came to. The checkpoint of one that stopped within its second epoch is there for them."""
+    (folder / "trouble.py").write_text(MODELS)
+    (folder / "program.py").write_text(PROGRAM)
+    stop_within_second_epoch(start(SPEC, data, store=CheckpointStore(folder / "by-one")))
+    paths = [folder, ROOT / "scripts", ROOT / "tests", ROOT / "tests/unit"]
+    environment = os.environ | {"PYTHONPATH": ":".join(map(str, paths)), "OMP_NUM_THREADS": "1"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "program.py", str(folder), str(staged.folder)]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, text=True, capture_output=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((folder / "found.json").read_text())
+
+
+def stop_within_second_epoch(running: Training) -> None:
+    epochs = running.epochs()
+    next(epochs)
+    running._deadline = 0.0
+    with pytest.raises(training.Stopped):
+        next(epochs)
+
+
+def assert_close(rows, same, tolerance=1e-5):
+    """Gradients are summed in another order: the last of seven digits, and what steps make of it."""
+    assert len(rows) == len(same)
+    assert all(row == pytest.approx(other, abs=tolerance) for row, other in zip(rows, same, strict=True))
+
+
+def test_warming_up_changes_nothing(found):
+    """Though DDP remembers of its first pass what it may rely on later."""
+    assert found["warmed up"] == found["plain"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_are_one(found, data, case):
+    """Also in validation, whose 23 images are not shared evenly."""
+    assert_close(found[case], train(changed(SPEC, **CASES[case]), data)[0])
+
+
+def test_compressed_gradients_differ_as_bf16_does(found, data):
+    whole, _ = train(SPEC, data)
+    assert_close(found["compressed"], whole, 0.05)
+    assert found["compressed"] != found["plain"]
+
+
+def test_on_cpus_batch_normalisation_over_ranks_is_said_to_be_left_out(found):
+    assert found["warned"] == ["sync_batchnorm needs GPUs: on these CPUs each rank normalises its own images"]
+
+
+def test_a_bad_loss_on_one_rank_stops_all_at_once(found):
+    message = "the loss became NaN or infinite in epoch 2, step 2 of 4, on rank 1, before the update"
+    assert len(found["diverged"]) == 2
+    assert all(each.startswith(message) for each in found["diverged"])
+
+
+def test_memory_that_is_short_on_one_rank_halves_the_parts_of_all(found, data):
+    assert found["micro"] == [2, 2]
+    assert_close(found["memory"], train(SPEC, data)[0])
+
+
+def test_the_exposed_communication_is_measured(found):
+    assert found["exposed"][0] == found["exposed"][1]
+    assert 0 <= found["exposed"][0] < 1
+
+
+def test_the_leading_ranks_clock_stops_all_and_they_go_on_bit_identically(found):
+    assert len(set(found["stopped"])) == 1
+    assert "in epoch 2 of 3, after step 1 of 4" in found["stopped"][0]
+    assert found["resumed"] == found["plain"]
+
+
+def test_a_training_goes_on_on_another_number_of_ranks(found, data, folder):
+    """With the same global batch, from within an epoch: one rank where two were, and two where one was."""
+    whole, _ = train(SPEC, data)
+    by_one = start(SPEC, data, store=CheckpointStore(folder / "by-two-stopped"))
+    assert (len(by_one.history), by_one.state.progress.step) == (1, 1)
+    list(by_one.epochs())
+    assert_close([numbers(row) for row in by_one.history], whole)
+    assert_close(found["resumed from one"], whole)

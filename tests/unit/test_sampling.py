@@ -1,0 +1,85 @@
+"""Who takes which images: all of them once, the same ones at a step whatever the number of ranks."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as some
+from trainyard.datasets import DataError
+from trainyard.errors import UserError
+from trainyard.sampling import Batch, batch_of, steps_per_epoch, training_batches, validation_batches
+from trainyard.spec import Train
+
+
+def indices_by_step(batch, *, size=70, seed=3, epoch=2, first_step=0):
+    """For each step the images that all ranks take, in any order."""
+    shares = [
+        list(training_batches(size, batch, rank=rank, seed=seed, epoch=epoch, first_step=first_step))
+        for rank in range(batch.world_size)
+    ]
+    parts = batch.accumulation
+    steps = range(0, len(shares[0]), parts)
+    return [sorted(int(i) for share in shares for part in share[at : at + parts] for i in part) for at in steps]
+
+
+@given(
+    world_size=some.sampled_from([1, 2, 3, 4]),
+    micro=some.integers(1, 12),
+    size=some.integers(12, 100),
+    seed=some.integers(0),
+)
+def test_all_ranks_together_take_the_same_images_whatever_their_number_and_parts(world_size, micro, size, seed):
+    batch = Batch(per_rank=12 // world_size, micro=min(micro, 12 // world_size), world_size=world_size)
+    taken = indices_by_step(batch, size=size, seed=seed)
+    assert taken == indices_by_step(Batch(per_rank=12, micro=12), size=size, seed=seed)
+    assert len(taken) == size // 12
+    images = [image for step in taken for image in step]
+    assert len(set(images)) == len(images)
+    assert indices_by_step(batch, size=size, seed=seed, first_step=1) == taken[1:]
+
+
+def test_every_epoch_has_an_order_of_its_own():
+    batch = Batch(per_rank=16, micro=16)
+    assert indices_by_step(batch, epoch=1) != indices_by_step(batch, epoch=2)
+
+
+@given(size=some.integers(1, 50), world_size=some.integers(1, 6), batch=some.integers(1, 9))
+def test_every_image_is_validated_once(size, world_size, batch):
+    shares = [validation_batches(size, batch=batch, rank=rank, world_size=world_size) for rank in range(world_size)]
+    assert sorted(int(i) for share in shares for part in share for i in part) == list(range(size))
+
+
+def test_a_batch_larger_than_the_data_is_refused():
+    with pytest.raises(DataError, match="global batch of 128 images is larger than the 70 training images"):
+        steps_per_epoch(70, Batch(per_rank=64, micro=64, world_size=2))
+
+
+@pytest.mark.parametrize(
+    ("spec", "mode", "per_rank", "micro"),
+    [
+        ({"batch_size": 32}, "weak", 32, 32),
+        ({"batch_size": 32, "accumulation": 4}, "weak", 128, 32),
+        ({"batch_size": 32}, "strong", 8, 8),
+        ({"batch_size": 32, "accumulation": 4}, "strong", 8, 2),
+        ({"global_batch_size": 32, "accumulation": 2}, "strong", 8, 4),
+        ({"global_batch_size": 32}, "weak", 8, 8),
+    ],
+)
+def test_what_each_of_four_ranks_takes(spec, mode, per_rank, micro):
+    batch = batch_of(Train(**spec), world_size=4, mode=mode)
+    assert (batch.per_rank, batch.micro, batch.images) == (per_rank, micro, 4 * per_rank)
+
+
+def test_a_batch_that_cannot_be_shared_is_refused():
+    with pytest.raises(UserError, match="global batch of 30 images cannot be shared evenly by 4 ranks"):
+        batch_of(Train(global_batch_size=30), world_size=4)
+
+
+def test_halving_keeps_the_step():
+    batch = Batch(per_rank=14, micro=14)
+    sizes = []
+    while batch.micro > 1:
+        batch = batch.halved()
+        sizes.append([len(part) for part in torch.split(torch.arange(14), batch.micro)])
+    assert sizes == [[7, 7], [4, 4, 4, 2], [2] * 7, [1] * 14]
+    with pytest.raises(UserError, match="one image"):
+        batch.halved()

@@ -1,0 +1,146 @@
+"""Telemetry: what a node did while it trained; of GPUs that nobody can see, nothing."""
+
+import csv
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from trainyard import telemetry
+from trainyard.telemetry import CPU_COLUMNS, GPU_COLUMNS, GpuMemory, gpu_memory, peak_resident_mib, sampled
+
+
+def rows(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def watch(folder, seconds=0.05, *, anew=True, for_seconds=0.2):
+    with sampled(folder, "n1", seconds=seconds, anew=anew, root=psutil.Process()):
+        time.sleep(for_seconds)
+
+
+def test_without_a_gpu_its_file_is_a_header_and_its_numbers_are_none(tmp_path):
+    watch(tmp_path)
+    assert (tmp_path / "gpu-n1.csv").read_text() == ",".join(GPU_COLUMNS) + "\n"
+    assert gpu_memory(tmp_path) == []
+
+
+def test_cpu_and_memory_are_those_of_the_whole_tree(tmp_path):
+    code = "held = bytearray(200_000_000)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", code]) as child:
+        watch(tmp_path, 0.2, for_seconds=1.5)
+        child.kill()
+    samples = rows(tmp_path / "cpu-n1.csv")
+    assert list(samples[0]) == list(CPU_COLUMNS)
+    alone = psutil.Process().memory_info().rss / 2**20
+    assert peak_resident_mib(tmp_path) > alone + 150
+    assert max(float(row["cpu_percent"]) for row in samples) > 50
+    assert max(int(row["processes"]) for row in samples) >= 2
+
+
+def test_a_continued_training_adds_to_its_samples_and_a_new_one_begins_anew(tmp_path):
+    watch(tmp_path)
+    first = len(rows(tmp_path / "cpu-n1.csv"))
+    watch(tmp_path, anew=False)
+    assert len(rows(tmp_path / "cpu-n1.csv")) > first
+    watch(tmp_path, 10)
+    assert len(rows(tmp_path / "cpu-n1.csv")) == 2, "one at the beginning, one at the end"
+
+
+class MakeBelieveNvml:
+    """In the place of the driver: two GPUs, of which one does not tell its power."""
+
+    NVML_TEMPERATURE_GPU = 0
+
+    class NVMLError_NotSupported(Exception):
+        pass
+
+    used = [1000, 3000, 3000]
+
+    def __init__(self):
+        self.up = False
+        self.looks = {"GPU-a": 0, "GPU-b": 0}
+
+    def nvmlInit(self):
+        self.up = True
+
+    def nvmlShutdown(self):
+        self.up = False
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        assert self.up
+        assert uuid in self.looks
+        return uuid
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        self.looks[handle] += 1
+        used = self.used[min(self.looks[handle], 3) - 1]
+        return SimpleNamespace(used=used * 2**20, total=141_000 * 2**20)
+
+    def nvmlDeviceGetName(self, handle):
+        return "NVIDIA H200"
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        return SimpleNamespace(gpu=0)
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        if handle == "GPU-b":
+            raise self.NVMLError_NotSupported
+        return 612_345
+
+    def nvmlDeviceGetTemperature(self, handle, sensor):
+        return 55
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    nvml = MakeBelieveNvml()
+    monkeypatch.setattr(telemetry, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    properties = [SimpleNamespace(uuid="a"), SimpleNamespace(uuid="b")]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties.__getitem__)
+    return nvml
+
+
+def test_every_gpu_of_the_job_has_a_row_per_look(two_gpus, tmp_path):
+    watch(tmp_path, 10)
+    samples = rows(tmp_path / "gpu-n1.csv")
+    assert [row["gpu"] for row in samples] == ["0", "1", "0", "1"]
+    assert samples[0] | {"time": ""} == dict(
+        zip(GPU_COLUMNS, ["", "0", "NVIDIA H200", "1000", "141000", "0", "612.3", "55"], strict=True)
+    )
+    assert samples[1]["power_watts"] == "", "unknown is not zero"
+    assert not two_gpus.up
+
+
+def test_peak_mean_and_mode_of_the_memory_of_each_gpu(two_gpus, tmp_path):
+    for anew in (True, False):
+        watch(tmp_path, 10, anew=anew)
+    assert gpu_memory(tmp_path) == [GpuMemory("n1", gpu, 3000, 2500.0, 3000) for gpu in (0, 1)]
+
+
+def test_the_line_about_memory_is_that_of_the_reference():
+    assert str(GpuMemory("n1", 0, 26532, 22458.625, 26532)) == (
+        "[gpu_memory_log - GPU 0] Peak = 26532 MiB, Avg = 22458.62 MiB, Mode = 26532 MiB"
+    )
+
+
+def test_a_gpu_that_falls_off_the_bus_ends_telemetry_and_not_the_training(two_gpus, tmp_path, caplog):
+    def gone(handle):
+        raise RuntimeError("GPU is lost")
+
+    two_gpus.nvmlDeviceGetMemoryInfo = gone
+    watch(tmp_path)
+    assert caplog.text.count("telemetry ends here: GPU is lost") == 1
+
+
+def test_a_file_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path):
+    watch(tmp_path, 10)
+    path = tmp_path / "cpu-n1.csv"
+    path.write_text(path.read_text()[:-4])
+    assert peak_resident_mib(tmp_path) > 0
