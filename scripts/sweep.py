@@ -38,7 +38,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _check(plan: Plan, results: Path) -> None:
     """What can be found wrong before Ray is started."""
-    Staged(results / "data" / plan.sweep.dataset).split("train")
+    Staged(results / "data" / plan.sweep.dataset).check_images()
     names = plan.sweep.retrain if isinstance(plan.sweep.retrain, dict) else {}
     unknown = [name for name in names if name != "all" and name not in plan.trials]
     if unknown:

@@ -12,9 +12,10 @@ import logging
 import math
 import os
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -37,7 +38,9 @@ from trainyard.timing import device_name
 from trainyard.training import OutOfMemory, Stopped, Training
 from trainyard.trials import RESULT_VERSION
 
-MICRO_BATCH = "micro-batch.json"  # what was found to fit the memory, for the next attempt
+# Beside the checkpoints, for the next attempt:
+MICRO_BATCH = "micro-batch.json"  # what was found to fit the memory
+PROBE = "probe.json"  # what warming up found
 log = logging.getLogger("train")
 
 
@@ -60,11 +63,11 @@ def _train(config: Config, arguments: argparse.Namespace, group: Group) -> None:
         if group.leads:
             stack.enter_context(lock(folder / ".lock"))
         staged = Staged(arguments.results / "data" / study.dataset)
-        batch = _batch(study, folder, group)
+        store = _store(study, staged, arguments.scale, folder)
+        batch = _batch(study, store, group)
         copy = stack.enter_context(local_copy(staged, config.data.local))
         if copy.words:
             log.warning("%s", copy.words)  # whichever rank it was
-        store = _store(study, staged, arguments.scale, folder)
         data = load(copy.staged, group.device, config.data)
         training = Training(
             study.train,
@@ -73,33 +76,35 @@ def _train(config: Config, arguments: argparse.Namespace, group: Group) -> None:
             batch=batch,
             store=store,
             deadline=_deadline(group),
-            on_halved=partial(_remember_micro_batch, folder),
+            on_halved=partial(_remember_micro_batch, store),
         )
         _say_what_begins(training, store)
         with ExitStack() as watching:
             if group.local_rank == 0:
                 watching.enter_context(_telemetry(folder, study, anew=training.state.is_new))
-            probe = _epochs(training, folder)
+            if len(training.history) < study.train.epochs:
+                _train_on(training, store)
         group.gathered(None)  # all nodes have written their telemetry
         if group.leads:
-            write_results(training, probe, folder, scale=arguments.scale)
+            probe = _kept(store, PROBE)
+            write_results(training, Probe(**probe) if probe else None, folder, scale=arguments.scale)
 
 
-def _epochs(training: Training, folder: Path) -> Probe | None:
-    """Train what is missing; what warming up found, if anything was missing."""
-    probe = None
-    if len(training.history) < training.spec.epochs:
-        if training.group.world_size > 1 or training.spec.compile or training.group.device.type == "cuda":
-            probe = warm_up(training)
-        try:
-            for row in training.epochs():
-                log.info(epoch_line(row, training.spec.epochs))
-        except Stopped as error:
-            raise UserError(f"{error}: the same command continues from here, and so do Snakemake's retries") from None
-        except OutOfMemory as error:
-            _remember_micro_batch(folder, training.batch.halved())
-            raise UserError(f"{error}: the next attempt takes micro-batches of half the size") from None
-    return probe
+def _train_on(training: Training, store: CheckpointStore) -> None:
+    """Train the epochs that are missing."""
+    group = training.group
+    if group.world_size > 1 or training.spec.compile or group.device.type == "cuda":
+        probe = warm_up(training)
+        if group.leads:
+            write_json(store.folder / PROBE, asdict(probe))
+    try:
+        for row in training.epochs():
+            log.info(epoch_line(row, training.spec.epochs))
+    except Stopped as error:
+        raise UserError(f"{error}: the same command continues from here, and so do Snakemake's retries") from None
+    except OutOfMemory as error:
+        _remember_micro_batch(store, training.batch.halved())
+        raise UserError(f"{error}: the next attempt takes micro-batches of half the size") from None
 
 
 def _say_what_begins(training: Training, store: CheckpointStore) -> None:
@@ -136,22 +141,24 @@ def _check_world(scale: str, group: Group) -> None:
                         f"torchrun --nnodes {nodes} --nproc-per-node {gpus}")  # fmt: skip
 
 
-def _batch(study: Scaling, folder: Path, group: Group) -> Batch:
+def _batch(study: Scaling, store: CheckpointStore, group: Group) -> Batch:
     """The batch of each rank, in the micro-batches that an earlier attempt found to fit the memory."""
     batch = batch_of(study.train, world_size=group.world_size, mode=study.mode)
-    try:
-        kept = json.loads((folder / MICRO_BATCH).read_text())
-    except FileNotFoundError:
-        kept = None
-    fits = kept["micro_batch"] if kept and kept["per_rank"] == batch.per_rank else batch.micro
-    agreed = torch.tensor(min(fits, batch.micro), device=group.device)
-    if work := group.least(agreed):
+    kept = _kept(store, MICRO_BATCH)
+    fits = torch.tensor(kept["images"] if kept else batch.micro, device=group.device)
+    if work := group.least(fits):  # a network file system may not yet show it to all
         work.wait()
-    return replace(batch, micro=int(agreed))
+    return replace(batch, micro=int(fits))
 
 
-def _remember_micro_batch(folder: Path, batch: Batch) -> None:
-    write_json(folder / MICRO_BATCH, {"micro_batch": batch.micro, "per_rank": batch.per_rank})
+def _remember_micro_batch(store: CheckpointStore, batch: Batch) -> None:
+    write_json(store.folder / MICRO_BATCH, {"images": batch.micro})
+
+
+def _kept(store: CheckpointStore, name: str) -> Any:
+    """What an attempt at this training has noted beside its checkpoints; None if nothing."""
+    path = store.folder / name
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def _store(study: Scaling, staged: Staged, scale: str, folder: Path) -> CheckpointStore:

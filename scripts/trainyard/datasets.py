@@ -72,6 +72,15 @@ class Staged:
         height, width, channels = meta["shape"]
         return f"{sizes} images of {height}x{width}x{channels} in {len(meta['classes'])} classes"
 
+    def check_images(self) -> None:
+        """Find out before anything is started whether a training could open it.
+
+        Raises:
+            DataError: it could not.
+        """
+        if self.meta["kind"] != "python":
+            self.split("train")
+
     def split(self, name: str) -> Images:
         """The images and labels of `train` or `val`."""
         if self.meta["kind"] != "images":

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainyard import slurm
 from trainyard.errors import UserError
+from trainyard.hostmemory import keep_freed_memory
 
 NODE_GPUS = Path("/proc/driver/nvidia/gpus")  # one entry per GPU, whatever a job may see of them
 
@@ -102,7 +103,7 @@ def _choose_interface() -> None:
 
 
 def _device(local_rank: int) -> torch.device:
-    """The GPU of this rank, or the CPU: chosen when the program runs, never in a config.
+    """The GPU of this rank, or the CPU, made ready: chosen when the program runs, never in a config.
 
     Raises:
         UserError: this process was given a GPU that its node does not have; a CPU would be no answer to that.
@@ -115,6 +116,7 @@ def _device(local_rank: int) -> torch.device:
                 f"GPU {given} was given to this process, but torch finds none of that number among the {present} here: "
                 "ask for at most the GPUs of a node, and check that torch was built for the driver"
             )
+        keep_freed_memory()
         return torch.device("cpu")
     device = torch.device("cuda", local_rank % torch.accelerator.device_count())
     torch.accelerator.set_device_index(device)

@@ -84,7 +84,7 @@ def choose(
     free: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
 ) -> tuple[Path | None, str]:
     """Where to copy to, or None and what there is to say about it."""
-    if policy == "off":
+    if policy == "off" or not staged.meta["files"]:
         return None, ""
     if policy == "auto" and ("SLURM_JOB_ID" not in environment or not disks.is_network(kind_of(staged.folder))):
         return None, ""

@@ -137,10 +137,16 @@ def _gpus() -> Iterator[list["_Gpu"]]:
     if not torch.cuda.is_available():
         yield []
         return
-    pynvml.nvmlInit()
     try:
+        pynvml.nvmlInit()
         uuids = [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
-        yield [_Gpu(uuid) for uuid in uuids]
+        found = [_Gpu(uuid) for uuid in uuids]
+    except Exception as error:
+        log.warning("no telemetry of GPUs: %s", error)
+        yield []
+        return
+    try:
+        yield found
     finally:
         pynvml.nvmlShutdown()
 

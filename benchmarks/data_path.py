@@ -1,0 +1,117 @@
+"""How fast images reach the device as uint8, each cropped and flipped at random: staged, and decoded by a DataLoader.
+
+Both on the same cores, from the same JPEGs of 64x64 pixels, in the same run: the staged path maps the file that staging
+made of them; the other is what most scripts do, torchvision's ImageFolder, PIL and transforms in DataLoader workers.
+
+    python benchmarks/data_path.py --images 20000
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import print_table
+from PIL import Image
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from trainyard.augment import Augmenter
+from trainyard.config import Data, Python
+from trainyard.datasets import Staged, stage
+from trainyard.loading import load
+from trainyard.sampling import Batch, training_batches
+from trainyard.spec import Augment
+
+BATCH, SIDE, PADDING = 512, 64, 4
+
+
+def write_images(folder: Path, count: int) -> None:
+    """JPEGs with the detail of a small photograph, about 2 KB each, in ten classes."""
+    generator = np.random.default_rng(0)
+    for index in range(count):
+        path = folder / f"class{index % 10}" / f"{index}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        coarse = Image.fromarray(generator.integers(0, 256, (16, 16, 3), np.uint8))
+        coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(path, quality=85)
+
+
+def build(root: str) -> tuple[ImageFolder, ImageFolder]:
+    """The same images to train on and to validate: what staging asks for."""
+    return ImageFolder(root), ImageFolder(root)
+
+
+AS_MOST_SCRIPTS = [transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.5] * 3)]  # float32 to the device
+AS_FEW_SCRIPTS = [transforms.PILToTensor()]  # uint8 to the device
+
+
+def decoded(root: Path, workers: int, to_tensor: list[Any]) -> Iterator[float]:
+    """Images per second of each epoch of the DataLoader."""
+    change = [transforms.RandomCrop(SIDE, PADDING), transforms.RandomHorizontalFlip(), *to_tensor]
+    loader = torch.utils.data.DataLoader(
+        ImageFolder(str(root), transforms.Compose(change)),
+        BATCH,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        persistent_workers=True,
+    )
+    while True:
+        began = time.perf_counter()
+        images = sum(len(labels) for _, labels in loader)
+        yield images / (time.perf_counter() - began)
+
+
+def staged_path(staged: Staged, how: Data) -> Iterator[float]:
+    """Images per second of each epoch of the staged data."""
+    data, epoch = load(staged, torch.device("cpu"), how), 0
+    size, batch = len(data.train), Batch(per_rank=BATCH, micro=BATCH)
+    while True:
+        epoch += 1
+        began = time.perf_counter()
+        augment = Augmenter(Augment(crop_padding=PADDING, flip=True), size=size, seed=0, epoch=epoch)
+        order, images = training_batches(size, batch, rank=0, seed=0, epoch=epoch), 0
+        for each in data.train.batches(order):
+            images += len(augment(each.pixels, each.indices))
+        yield images / (time.perf_counter() - began)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=20_000)
+    parser.add_argument("--epochs", type=int, default=5, help="epochs of each path, after one to warm up")
+    arguments = parser.parse_args()
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(cores)
+    sys.path.insert(0, str(Path(__file__).parent))
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name) / "images"
+        write_images(root, arguments.images)
+        staged = stage(
+            Python(source="python", factory="data_path:build", args={"root": str(root)}), Path(name) / "data"
+        )
+        paths = {
+            f"ImageFolder, PIL, DataLoader with {cores} workers, float32": decoded(root, cores, AS_MOST_SCRIPTS),
+            "the same, uint8": decoded(root, cores, AS_FEW_SCRIPTS),
+            "staged, uint8, all on the device": staged_path(staged, Data()),
+            "staged, uint8, read ahead": staged_path(staged, Data(on_device=False)),
+        }
+        rates = {}
+        for what, epochs in paths.items():
+            next(epochs)
+            rates[what] = statistics.median(next(epochs) for _ in range(arguments.epochs))
+            epochs.close()
+    base = next(iter(rates.values()))
+    rows = [[what, f"{rate:,.0f}", f"{rate / base:.1f}"] for what, rate in rates.items()]
+    print_table([f"path to the device ({cores} cores)", "images/s", "times"], rows)
+
+
+if __name__ == "__main__":
+    main()

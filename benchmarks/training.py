@@ -1,0 +1,128 @@
+"""Images per second of Trainyard's loop beside a plain script that a user would write with torchrun (plain_ddp.py).
+
+The same model, data, batch, precision and number of ranks, in turns on the same cores; the median of all epochs but the
+first of each run counts. On a CPU a small ResNet in fp32; on a GPU ResNet-50 of 200 classes on 64x64 images in bf16,
+beside the roofline, and a loop over JPEGs in fp16 as many scripts have it.
+
+    python benchmarks/training.py --turns 3
+"""
+
+import argparse
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+import yaml
+from common import print_table, run_program
+from PIL import Image
+from trainyard.datasets import Staged
+from trainyard.efficiency import utilisation, work_of
+from trainyard.spec import Train
+
+PLAIN = Path(__file__).with_name("plain_ddp.py")
+ON_CPU: dict[str, Any] = {
+    "dataset": {"source": "synthetic", "images": 1024, "val_images": 64},
+    "train": {"model": "resnet", "model_args": {"blocks": 4, "width": 32}, "batch_size": 128, "precision": "fp32"},
+    "plain": ["--model", "small_resnet", "--blocks", "4", "--width", "32", "--classes", "10", "--batch-size", "128"],
+}
+ON_GPU: dict[str, Any] = {
+    "dataset": {"source": "synthetic", "images": 100_000, "val_images": 512, "height": 64, "width": 64, "classes": 200},
+    "train": {"model": "resnet50", "batch_size": 512, "precision": "bf16", "compile": True},
+    "plain": [
+        "--model",
+        "resnet50",
+        "--classes",
+        "200",
+        "--batch-size",
+        "512",
+        "--precision",
+        "bf16",
+        "--workers",
+        "8",
+    ],
+}
+
+
+def ours(folder: Path, scale: str) -> list[float]:
+    """Images per second of each epoch of a study's scale."""
+    run_program(folder, "launch", "--study", "s", "--scale", scale)
+    return list(pd.read_csv(folder / f"results/scaling/s/{scale}/history.csv")["images_per_second"])
+
+
+def plain(data: Path, ranks: int, *options: str) -> list[float]:
+    """Images per second of each epoch of the plain script."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*torchrun, str(PLAIN), str(data), *options], env=environment, text=True, stdout=subprocess.PIPE, check=True
+    )
+    return [float(rate) for rate in re.findall(r"images_per_second ([\d.]+)", done.stdout)]
+
+
+def write_jpegs(staged: Staged, folder: Path) -> None:
+    """The training images as files in a folder per class."""
+    split = staged.split("train")
+    for index, (image, label) in enumerate(zip(split.images, split.labels, strict=True)):
+        path = folder / f"class{label:03d}" / f"{index}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=3, help="runs of each, in turns")
+    parser.add_argument("--epochs", type=int, default=8, help="epochs of each run; the first is left out")
+    arguments = parser.parse_args()
+    gpu = torch.cuda.is_available()
+    what, cores = ON_GPU if gpu else ON_CPU, len(os.sched_getaffinity(0))
+    places = torch.cuda.device_count() if gpu else cores
+    rows = []
+    for ranks in sorted({1, min(2, places)}):
+        scale, threads = f"1x{ranks}", cores // ranks
+        rates: dict[str, list[float]] = {"plain script": [], "Trainyard": []}
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            study = {"dataset": "d", "train": what["train"], "scales": [scale], "cpus_per_gpu": threads}
+            common = ["--epochs", str(arguments.epochs), "--threads", str(threads)]
+            for turn in range(arguments.turns):
+                study |= {"retrain": turn, "train": study["train"] | {"epochs": arguments.epochs}}
+                config = {"datasets": {"d": what["dataset"]}, "scaling": {"s": study}}
+                (folder / "config.yaml").write_text(yaml.safe_dump(config))
+                run_program(folder, "stage", "--dataset", "d")
+                staged = Staged(folder / "results/data/d")
+                rates["plain script"] += plain(staged.folder, ranks, *what["plain"], *common)[1:]
+                rates["Trainyard"] += ours(folder, scale)[1:]
+            if gpu:
+                write_jpegs(staged, folder / "jpegs")
+                options = [*what["plain"], *common, "--imagefolder", "--precision", "fp16"]
+                rates["over JPEGs, fp16"] = plain(folder / "jpegs", ranks, *options)[1:]
+        base = statistics.median(rates["plain script"])
+        for who, each in rates.items():
+            rate = statistics.median(each)
+            spread = f"{min(each):,.0f} to {max(each):,.0f}"
+            rows.append([scale, who, f"{rate:,.0f}", spread, f"{rate / base:.2f}"])
+        if gpu:
+            rows.append([scale, "roofline, no kernel fused", f"{roofline(ranks):,.0f}", "", ""])
+    device = torch.cuda.get_device_name() if gpu else f"{cores} CPU cores"
+    print_table([f"ranks ({device})", "loop", "images/s (median)", "of epochs", "times"], rows)
+
+
+def roofline(gpus: int) -> float:
+    """Images per second that the GPU's memory or arithmetic allow."""
+    spec = Train(**ON_GPU["train"])
+    work = work_of(spec, shape=(64, 64, 3), classes=200, precision="bf16")
+    name = torch.cuda.get_device_name()
+    found = utilisation(work, images_per_second=0, gpus=gpus, precision="bf16", device_name=name)
+    return found["roofline_images_per_second"] or float("nan")
+
+
+if __name__ == "__main__":
+    main()
