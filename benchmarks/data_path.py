@@ -25,6 +25,7 @@ from torchvision.datasets import ImageFolder
 from trainyard.augment import Augmenter
 from trainyard.config import Data, Python
 from trainyard.datasets import Staged, stage
+from trainyard.distributed import alone
 from trainyard.loading import load
 from trainyard.sampling import Batch, training_batches
 from trainyard.spec import Augment
@@ -70,7 +71,7 @@ def decoded(root: Path, workers: int, to_tensor: list[Any]) -> Iterator[float]:
 
 def staged_path(staged: Staged, how: Data) -> Iterator[float]:
     """Images per second of each epoch of the staged data."""
-    data, epoch = load(staged, torch.device("cpu"), how), 0
+    data, epoch = load(staged, alone().device, how), 0
     size, batch = len(data.train), Batch(per_rank=BATCH, micro=BATCH)
     while True:
         epoch += 1

@@ -92,7 +92,7 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
             dataset=results / "data" / plan.sweep.dataset,
             how=how,
             retries=plan.sweep.retries,
-            logs=folder / "logs",
+            folder=folder,
             allocation=slurm.allocation(),
             on_event=progress.see,
         )

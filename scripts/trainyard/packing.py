@@ -2,14 +2,13 @@
 
 import logging
 import math
+import shutil
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -19,14 +18,14 @@ from trainyard.config import Data, Slots
 from trainyard.errors import UserError
 from trainyard.journal import WHERE, Event, Journal
 from trainyard.spec import Train
-
-if TYPE_CHECKING:  # torch takes seconds to import, which the driver need not spend
-    from trainyard.sampling import Batch
+from trainyard.worker import Order, Worker
 
 START_ATTEMPTS = 3  # a slot whose worker cannot start this often in a row is given up: its node must be broken
 # A job that is cancelled gets its signals on all nodes at about the same time: if a worker's death is heard of first,
 # the driver's own signal is given this long to arrive, so that the trial counts as interrupted and not as failed.
 SIGNAL_SECONDS = 1.0
+STOP_SECONDS = 5.0  # that a trial has, when time is up, to stop at its next step and to write where it is
+WORTHWHILE_SECONDS = 120.0  # a trial that cannot end in time is begun all the same if it can come this far
 log = logging.getLogger(__name__)
 
 
@@ -40,73 +39,6 @@ class Task:
     generation: int
     earlier_attempts: int
     expected_seconds: float | None = None  # None before there is evidence
-
-
-class Worker:
-    """Lives in the process of a slot: imports torch and opens the data once, then trains one trial after another."""
-
-    def start(self, dataset: Path, how: Data, threads: int) -> dict[str, Any]:
-        """Get ready; says where this slot is, and how many seconds importing torch, copying and opening the data took.
-
-        Not `__init__`, whose errors Ray reports as the death of the process.
-        """
-        began = time.perf_counter()
-        import torch  # here and below: importing torch takes seconds, which only a slot's process should spend
-
-        from trainyard import training  # noqa: F401  (the first trial would have to import it)
-        from trainyard.datasets import Staged
-        from trainyard.distributed import alone
-        from trainyard.loading import load
-        from trainyard.localcopy import local_copy
-        from trainyard.timing import device_name
-
-        imported = time.perf_counter()
-        torch.set_num_threads(threads)
-        self._group = alone()
-        self._held = ExitStack()  # until the process ends
-        copy = self._held.enter_context(local_copy(Staged(dataset), how.local))
-        copied = time.perf_counter()
-        self._data = load(copy.staged, self._group.device, how)
-        gpus = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
-        spent = {
-            "import_torch_seconds": imported - began,
-            "copy_seconds": copy.seconds,
-            "data_seconds": time.perf_counter() - copied,
-            "copy": copy.words,
-        }
-        device = device_name(self._group.device)
-        return {"job": slurm.job_id(), "node": slurm.node_name(), "gpu": gpus, "device": device, **spent}
-
-    def run(self, spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Train one trial: yields `{"epoch": row}` after each epoch, then `{"finished": ...}` or `{"failed": ...}`.
-
-        `{"halved": ...}` comes in between where the memory was too small for a micro-batch.
-        """
-        from trainyard.probing import warm_up
-        from trainyard.sampling import batch_of
-        from trainyard.training import Training
-
-        started, halved = time.perf_counter(), list[dict[str, int]]()
-
-        def note(batch: "Batch") -> None:
-            halved.append({"micro_batch": batch.micro, "accumulation": batch.accumulation})
-
-        try:
-            checked = Train.model_validate(spec)
-            training = Training(checked, self._data, self._group, batch=batch_of(checked), on_halved=note)
-            if checked.compile:
-                warm_up(training)
-            for row in training.epochs():
-                yield from ({"halved": halved.pop(0)} for _ in list(halved))
-                yield {"epoch": asdict(row), "first_step_time": training.first_step_time}
-            metrics = asdict(training.history[-1])
-            metrics["best_val_accuracy"] = max(row.val_accuracy for row in training.history)
-            metrics |= {"micro_batch": training.batch.micro, "accumulation": training.batch.accumulation}
-            yield {"finished": metrics, "precision": training.precision, "seconds": time.perf_counter() - started}
-        except Exception as error:
-            message = f"{type(error).__name__}: {error}".splitlines()[0]
-            seconds = time.perf_counter() - started
-            yield {"failed": message, "traceback": traceback.format_exc(), "seconds": seconds}
 
 
 @dataclass
@@ -140,11 +72,11 @@ class Packer:
         dataset: Path,
         how: Data,
         retries: int,
-        logs: Path,
+        folder: Path,
         allocation: slurm.Allocation | None = None,
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
-        self._journal, self._logs, self._on_event = journal, logs, on_event
+        self._journal, self._folder, self._on_event = journal, folder.absolute(), on_event
         self._retries = retries
         self._deadline = allocation.deadline if allocation else math.inf
         self._gpu_model = allocation.gpu_model if allocation else ""
@@ -154,12 +86,13 @@ class Packer:
         self._queue: deque[Task] = deque()
         self._tried_now: dict[str, int] = {}
         self._longest_seen = 0.0  # seconds
+        self._stopped = 0  # trials that have kept where they were when time was up
 
     def run(self, tasks: list[Task]) -> None:
         """Run all tasks in this order, each slot taking the next one as soon as it is free.
 
-        In an `allocation` that ends, no trial is begun that is not expected to end by its deadline, a shorter one
-        is taken in its place, and trials that still run at the deadline are given up as interrupted.
+        In an `allocation` that ends, no trial is begun that is not expected to end by its deadline or to come far, a
+        shorter one is taken in its place, and trials that still run at the deadline stop, to be continued.
 
         Raises:
             UserError: no slot can be started, or the deadline left some tasks undone.
@@ -180,10 +113,10 @@ class Packer:
                     self._hear(streams[stream])
         finally:
             given_up = self._record_interrupted()
-        left = len(self._queue) + given_up
+        left = len(self._queue) + given_up + self._stopped
         if left:
             remedy = "the same command continues from here, and so do Snakemake's retries"
-            if not self._longest_seen:
+            if not self._longest_seen and not self._stopped:
                 remedy = "none could end in time: ask for a longer walltime (the resource `runtime`, in minutes)"
             raise UserError(f"stopped before the end of the walltime, {left} trials are left: {remedy}")
 
@@ -255,15 +188,20 @@ class Packer:
         self._tried_now[task.trial] = tried
         slot.task, slot.attempt = task, task.earlier_attempts + tried
         self._record(slot, "started", generation=task.generation, values=task.values, **slot.place)
-        spec = task.spec.model_dump(mode="json", exclude_defaults=True)
-        slot.stream = slot.worker.run.options(num_returns="streaming").remote(spec)
+        order = Order(
+            spec=task.spec.model_dump(mode="json", exclude_defaults=True),
+            trial=task.trial,
+            checkpoints=self._checkpoints_of(task),
+            deadline=self._deadline - STOP_SECONDS,
+        )
+        slot.stream = slot.worker.run.options(num_returns="streaming").remote(order)
 
     def _next_task(self) -> Task | None:
-        """The first task in the queue that is expected to end before the deadline, taken off it."""
+        """The first task in the queue that is worth beginning before the deadline, taken off it."""
         left = self._seconds_left()
         for task in self._queue:
             expected = self._longest_seen if task.expected_seconds is None else task.expected_seconds
-            if left is None or expected <= left:
+            if left is None or expected <= left - STOP_SECONDS or left >= WORTHWHILE_SECONDS:
                 self._queue.remove(task)
                 return task
         return None
@@ -273,6 +211,7 @@ class Packer:
         return None if math.isinf(self._deadline) else max(0.0, self._deadline - time.time())
 
     def _take(self, slot: _Slot, message: dict[str, Any]) -> None:
+        assert slot.task is not None
         seconds = round(message.get("seconds", 0.0), 4)
         if "epoch" in message:
             first = {"first_step_time": message["first_step_time"]} if message["epoch"]["epoch"] == 1 else {}
@@ -282,8 +221,14 @@ class Packer:
         elif "finished" in message:
             self._longest_seen = max(self._longest_seen, seconds)
             metrics, precision = message["finished"], message["precision"]
+            task = slot.task
             self._end_attempt(slot, "finished", metrics=metrics, precision=precision, seconds=seconds)
+            shutil.rmtree(self._checkpoints_of(task), ignore_errors=True)  # most trials are too short to have any
             self._next_trial(slot)
+        elif "stopped" in message:
+            self._stopped += 1
+            self._end_attempt(slot, "interrupted", error=message["stopped"])
+            slot.worker = None
         else:
             self._end_attempt(slot, "failed", error=message["failed"], seconds=seconds, trace=message["traceback"])
             self._next_trial(slot)
@@ -301,10 +246,13 @@ class Packer:
         self._record(slot, outcome, **fields)
         slot.task = slot.stream = None
 
+    def _checkpoints_of(self, task: Task) -> Path:
+        return self._folder / "checkpoints" / f"{task.trial}-{task.generation}"
+
     def _write_log(self, trial: str, attempt: int, text: str) -> Path:
         """Only a failure gets a file of its own: file systems charge by the inode."""
-        self._logs.mkdir(parents=True, exist_ok=True)
-        path = self._logs / f"{trial}-{attempt}.log"
+        path = self._folder / "logs" / f"{trial}-{attempt}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.rstrip() + "\n")
         return path
 

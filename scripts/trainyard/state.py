@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trainyard.distributed import Group
 from trainyard.errors import UserError
+from trainyard.timing import StepTimes
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class Progress:
     sums: Tensor  # of this rank: [loss sum, correct, images], float64, on the device
     lr: float  # at the epoch's first step
     step: int = 0  # steps taken
-    seconds: float = 0.0  # spent in earlier sittings
+    seconds: float = 0.0  # spent in earlier sittings, on validation, too
+    times: StepTimes = field(default_factory=StepTimes)  # of the steps taken in earlier sittings
     random: dict[str, Tensor] | None = None  # this rank's generators, where a sitting ended
 
 
@@ -85,6 +87,7 @@ class TrainingState:
         """The whole state, to be saved by the leading rank; called on all, as each has numbers of its own."""
         parts = {name: getattr(self, name).state_dict() for name in _PARTS}
         progress = {name: getattr(self.progress, name) for name in ("lr", "step", "seconds")}
+        progress["times"] = asdict(self.progress.times)
         mine = {"random": _random_state(self.group.device), "sums": self.progress.sums.cpu()}
         rows = [asdict(row) for row in self.history]
         return {**parts, "history": rows, "progress": progress, "ranks": self.group.gathered(mine)}
@@ -101,7 +104,8 @@ class TrainingState:
         ranks, group = state["ranks"], self.group
         if not state["progress"]["step"]:
             return
-        self.progress = Progress(sums=self.progress.sums, **state["progress"])
+        times = StepTimes(**state["progress"].pop("times"))
+        self.progress = Progress(sums=self.progress.sums, times=times, **state["progress"])
         if len(ranks) == group.world_size:
             self.progress.random = ranks[group.rank]["random"]
             self.progress.sums += ranks[group.rank]["sums"].to(group.device)

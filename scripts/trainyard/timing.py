@@ -1,8 +1,10 @@
 """Where the time of a training goes: its steps, and what they wait for."""
 
+import itertools
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 import numpy as np
@@ -10,6 +12,25 @@ import psutil
 import torch
 
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """How long some steps took."""
+
+    seconds: float = 0.0  # all of them together
+    waited_seconds: float = 0.0  # of which the host waited for data
+    steps_ms: list[float] = field(default_factory=list)
+
+    def __add__(self, later: "StepTimes") -> "StepTimes":
+        return StepTimes(
+            self.seconds + later.seconds, self.waited_seconds + later.waited_seconds, self.steps_ms + later.steps_ms
+        )
+
+    def percentiles_ms(self) -> tuple[float, float]:
+        """Median and 95th percentile of the steps in milliseconds."""
+        p50, p95 = np.percentile(self.steps_ms, [50, 95])
+        return float(p50), float(p95)
 
 
 class StepTimer:
@@ -42,19 +63,11 @@ class StepTimer:
             self._waited += time.perf_counter() - began
             yield item
 
-    def percentiles_ms(self) -> tuple[float, float]:
-        """Median and 95th percentile of the steps in milliseconds; waits for the device. NaN without any step."""
+    def times(self) -> StepTimes:
+        """What was measured since the timer was made; waits for the device."""
         synchronise(self._device)
-        pairs = zip(self._marks, self._marks[1:], strict=False)
-        steps = [_milliseconds(start, end) for start, end in pairs]
-        if not steps:
-            return float("nan"), float("nan")
-        p50, p95 = np.percentile(steps, [50, 95])
-        return float(p50), float(p95)
-
-    def wait_fraction(self) -> float:
-        """Share of the time since the timer was made that the host spent waiting for data."""
-        return self._waited / (time.perf_counter() - self._began)
+        steps = [_milliseconds(start, end) for start, end in itertools.pairwise(self._marks)]
+        return StepTimes(time.perf_counter() - self._began, self._waited, steps)
 
 
 def _milliseconds(start: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:

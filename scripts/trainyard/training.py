@@ -43,9 +43,10 @@ class OutOfMemory(UserError):
 class Training:
     """A training in progress: iterate over `epochs()` to train it.
 
-    With a `store`, rank 0 keeps a checkpoint after each epoch, and one when the `deadline` (Unix seconds) comes; a
-    training continues from the last, on as many ranks as there are, if the global batch is what it was. A step that
-    does not fit the memory is taken in smaller parts: `batch` says in which, `on_halved` is told.
+    With a `store`, rank 0 keeps a checkpoint after each epoch (if it is alone, only every `save_every_seconds`), and
+    one when the `deadline` (Unix seconds) comes; a training continues from the last, on as many ranks as there are, if
+    the global batch is what it was. A step that does not fit the memory is taken in smaller parts: `batch` says in
+    which, `on_halved` is told.
 
     Raises:
         models.ModelError, datasets.DataError: the model or the data do not fit the spec.
@@ -60,6 +61,7 @@ class Training:
         *,
         batch: Batch,
         store: CheckpointStore | None = None,
+        save_every_seconds: float = 0.0,
         deadline: float = math.inf,
         on_halved: Callable[[Batch], None] = lambda batch: None,
     ) -> None:
@@ -71,6 +73,7 @@ class Training:
         half_on_gpu = group.device.type == "cuda" and precision.is_half(self.precision)
         self._channels_last = half_on_gpu if spec.channels_last == "auto" else spec.channels_last
         self._store, self._deadline, self._on_halved = store, deadline, on_halved
+        self._save_every_seconds, self._saved_at = save_every_seconds, time.monotonic()
         self._saving_seconds = self._validating_seconds = 0.0  # as they were last
         self._flags = StepFlags(group)
         self.module = self._built()
@@ -129,7 +132,8 @@ class Training:
             row = self._epoch(number)
             self.history.append(row)
             self.state.begin_epoch()
-            self._save()
+            if time.monotonic() - self._saved_at >= self._save_every_seconds:
+                self._save()
             yield row
 
     def halve(self) -> None:
@@ -166,7 +170,7 @@ class Training:
         """Train and validate once, or what is left of it."""
         progress, began = self.state.progress, time.perf_counter()
         self._seed(number, progress)
-        images_before, timer = progress.step * self.batch.images, StepTimer(self.group.device)
+        timer = StepTimer(self.group.device)
         while progress.step < self.steps:
             try:
                 self._train_steps(number, progress, timer)
@@ -177,13 +181,14 @@ class Training:
                     raise OutOfMemory(f"out of memory in {where}, with {size}: {error}") from None
             except Stopped:
                 progress.seconds += time.perf_counter() - began
+                progress.times += timer.times()
                 self._save()
                 raise
             else:
                 break
             self.halve()  # not above: while an error is handled, it keeps what was in memory
-        step_ms_p50, step_ms_p95 = timer.percentiles_ms()
-        wait_fraction, training_seconds = timer.wait_fraction(), time.perf_counter() - began
+        times = progress.times + timer.times()
+        step_ms_p50, step_ms_p95 = times.percentiles_ms()
         train_loss, train_accuracy, images = self._means(progress.sums.clone())
         val_loss, val_accuracy, _ = self._means(self._validate())
         return Epoch(
@@ -193,11 +198,11 @@ class Training:
             train_accuracy=train_accuracy,
             val_loss=val_loss,
             val_accuracy=val_accuracy,
-            images_per_second=(images - images_before) / training_seconds,
+            images_per_second=images / times.seconds,
             seconds=progress.seconds + time.perf_counter() - began,
             step_ms_p50=step_ms_p50,
             step_ms_p95=step_ms_p95,
-            data_wait_fraction=wait_fraction,
+            data_wait_fraction=times.waited_seconds / times.seconds,
         )
 
     def _seed(self, number: int, progress: Progress) -> None:
@@ -218,14 +223,18 @@ class Training:
         with closing(self.data.train.batches(order)) as batches:
             images = timer.waiting(batches)
             while progress.step < self.steps:
-                self._step(number, progress, images, augment)
+                verdict = self._step(images, augment)
                 timer.mark()
                 self.first_step_time = self.first_step_time or time.time()
+                if verdict and verdict.stop:
+                    where = f"epoch {number} of {self.spec.epochs}, after step {progress.step} of {self.steps}"
+                    raise Stopped(f"stopped before the end of the walltime, in {where}")
         for verdict in self._flags.drained():
-            self._obey(verdict, number)
+            self._check(verdict)
 
-    def _step(self, number: int, progress: Progress, images: Iterator[Images], augment: Augmenter) -> None:
-        """One update of the parameters, from as many micro-batches as it takes."""
+    def _step(self, images: Iterator[Images], augment: Augmenter) -> Verdict | None:
+        """One update of the parameters, from as many micro-batches as it takes; what the ranks found meanwhile."""
+        progress = self.state.progress
         state, spec = self.state, self.spec
         sums = torch.zeros_like(progress.sums)
         state.optimizer.zero_grad(set_to_none=True)
@@ -240,8 +249,8 @@ class Training:
                 share = len(micro.labels) / self.batch.per_rank
                 state.scaler.scale(loss * share if share < 1 else loss).backward()  # type: ignore[no-untyped-call]
         verdict = self._flags.settle(state.optimizer)
-        if verdict and verdict.bad_rank is not None:
-            self._obey(verdict, number)
+        if verdict:
+            self._check(verdict)
         if spec.clip_norm is not None:
             state.scaler.unscale_(state.optimizer)
             nn.utils.clip_grad_norm_(self.module.parameters(), spec.clip_norm)
@@ -250,22 +259,18 @@ class Training:
         state.schedule.step()
         progress.sums += sums
         progress.step += 1
-        if verdict:
-            self._obey(verdict, number)
+        return verdict
 
     def _late(self) -> bool:
         """Whether there is no time for more than a checkpoint, and for validation if that is what comes next."""
         return time.time() + 2 * self._saving_seconds + self._validating_seconds > self._deadline
 
-    def _obey(self, verdict: Verdict, number: int) -> None:
-        """End this training where the ranks found reason to."""
+    def _check(self, verdict: Verdict) -> None:
+        """End this training, on all ranks, if the loss was not a number on one."""
         if verdict.bad_rank is not None:
-            where = f"epoch {number}, step {verdict.step} of {self.steps}, on rank {verdict.bad_rank}"
+            where = f"epoch {len(self.history) + 1}, step {verdict.step} of {self.steps}, on rank {verdict.bad_rank}"
             raise Diverged(f"the loss became NaN or infinite in {where}, before the update: try a lower lr, a warm-up "
                            "or clip_norm")  # fmt: skip
-        if verdict.stop:
-            where = f"epoch {number} of {self.spec.epochs}, after step {self.state.progress.step} of {self.steps}"
-            raise Stopped(f"stopped before the end of the walltime, in {where}")
 
     @torch.no_grad()
     def _validate(self) -> Tensor:
@@ -297,4 +302,4 @@ class Training:
         if self.group.leads:
             best = self.state.best_epoch
             self._store.save(state, epoch=len(self.history), step=self.state.progress.step, best_epoch=best)
-        self._saving_seconds = time.perf_counter() - began
+        self._saving_seconds, self._saved_at = time.perf_counter() - began, time.monotonic()

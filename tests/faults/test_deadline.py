@@ -1,27 +1,44 @@
 """The end of the walltime is known: nothing is begun that cannot end, and nothing is lost."""
 
+import re
+from pathlib import Path
+
+import pandas as pd
 import pytest
 from trainyard.journal import attempts, read_events
 from yard import ROOT, TINY, Yard
 
-# Runs a sweep as scripts/sweep.py does, in a job whose walltime ends so many seconds from now.
+# Runs a program as scripts/ has it, in a job whose walltime ends so many seconds from now.
 DRIVER = """
 import sys, time
 sys.path.insert(0, {scripts!r})
-import sweep
+import {program}
 from trainyard import programs, slurm
 end = time.time() + {seconds} + slurm.DEADLINE_MARGIN_SECONDS
 job = slurm.Allocation(job="7", nodes=("here",), end_time=end, gpu_model="a100")
 slurm.allocation = lambda: job
-programs.run(sweep.main, sweep._arguments())
+programs.run({program}.main, {program}._arguments())
 """
 SLOW = """
 import time
+from pathlib import Path
 from trainyard.models import SmallConvNet
 
-def build(*, channels, classes, seconds):
-    time.sleep(seconds)
-    return SmallConvNet(channels=channels, classes=classes, width=4)
+class Slow(SmallConvNet):
+    def forward(self, images):
+        if self.training:
+            time.sleep(self.step_seconds)
+            with open(self.steps_file, "a") as file:
+                file.write("step\\n")
+        return super().forward(images)
+
+def build(*, channels, classes, seconds=0, only_once=None, step_seconds=0, steps_file=None):
+    if only_once is None or not Path(only_once).exists():
+        Path(only_once or "/dev/null").touch()
+        time.sleep(seconds)
+    model = (Slow if steps_file else SmallConvNet)(channels=channels, classes=classes, width=4)
+    model.step_seconds, model.steps_file = step_seconds, steps_file
+    return model
 """
 
 
@@ -37,12 +54,12 @@ def config(*seconds):
     return {**TINY, "sweeps": {"s": {**sweep, "cost": "model_args.seconds"}}}
 
 
-def run_for(yard, seconds, *, check):
-    code = DRIVER.format(scripts=str(ROOT / "scripts"), seconds=seconds)
+def run_for(yard, seconds, *options, program="sweep", check):
+    code = DRIVER.format(scripts=str(ROOT / "scripts"), seconds=seconds, program=program)
     (yard.folder / "driver.py").write_text(code)
     yard.environment["PYTHONPATH"] += f":{ROOT / 'scripts'}"  # Ray's workers look in the folder of the program
-    program, _, *options = yard.script("sweep", "--sweep", "s")
-    return yard.run(program, "driver.py", *options, check=check)
+    python, _, *common = yard.script(program, *(options or ["--sweep", "s"]))
+    return yard.run(python, "driver.py", *common, check=check)
 
 
 def journal_of(yard):
@@ -52,7 +69,7 @@ def journal_of(yard):
 def test_no_trial_is_begun_that_cannot_end_and_the_next_run_does_the_rest(slow):
     slow.write(config(6, 6, 6))
     slow.stage()
-    done = run_for(slow, 22, check=False)
+    done = run_for(slow, 24, check=False)
     assert done.returncode == 1
     rows = journal_of(slow)
     assert {attempt.outcome for attempt in rows} == {"finished"}, "no trial was begun in vain"
@@ -63,9 +80,46 @@ def test_no_trial_is_begun_that_cannot_end_and_the_next_run_does_the_rest(slow):
     assert [attempt.outcome for attempt in journal_of(slow)] == ["finished"] * 3
 
 
-def test_a_trial_that_still_runs_at_the_end_is_recorded_as_interrupted(slow):
-    slow.write(config(30))
+def test_a_trial_stops_where_it_is_and_goes_on_from_there_and_one_that_hangs_is_given_up(slow):
+    """Eight epochs of two steps that take half a second each; beside it a model whose making takes a minute, once."""
+    files = {"hanging": str(slow.folder / "hung"), "steps": str(slow.folder / "steps")}
+    long = {"epochs": 8, "batch_size": 32, "model_args": {"step_seconds": 0.5, "steps_file": files["steps"]}}
+    hanging = {"batch_size": 32, "model_args": {"seconds": 60, "only_once": files["hanging"]}}
+    sweep = {"dataset": "tiny", "train": {"model": "slow:build"}, "trials": [long, hanging]}
+    slow.write({**TINY, "sweeps": {"s": {**sweep, "slots": {"gpus_per_node": 2}}}})
     slow.stage()
-    done = run_for(slow, 12, check=False)
-    assert "1 trials are left: none could end in time: ask for a longer walltime" in done.stdout
-    assert [attempt.outcome for attempt in journal_of(slow)] == ["interrupted"]
+    done = run_for(slow, 16, check=False)
+    assert "2 trials are left: the same command continues from here" in done.stdout
+    tries = journal_of(slow)
+    assert [attempt.outcome for attempt in tries] == ["interrupted"] * 2
+    stopped = next(attempt for attempt in tries if attempt.error)
+    assert "stopped before the end of the walltime, in epoch" in stopped.error
+    assert len(list((slow.results / "sweeps/s/checkpoints").glob("*/*.pt"))) == 1, "only one had come anywhere"
+    run_for(slow, 600, check=True)
+    assert len((slow.folder / "steps").read_text().splitlines()) == 16, "no step was taken twice"
+    finished = [attempt for attempt in journal_of(slow) if attempt.outcome == "finished"]
+    again = next(attempt for attempt in finished if attempt.trial == stopped.trial)
+    assert [row["epoch"] for row in again.epochs] == list(range(1, 9)), "its result has all epochs"
+    assert again.seconds >= 8, "what it costs in all, for the next plan"
+    assert not list((slow.results / "sweeps/s/checkpoints").iterdir())
+
+
+def test_a_scale_stops_within_an_epoch_and_goes_on_from_there(slow):
+    """Two epochs of eight steps that take a third of a second each."""
+    steps = str(slow.folder / "steps")
+    args = {"step_seconds": 0.3, "steps_file": steps}
+    train = {"model": "slow:build", "model_args": args, "batch_size": 8, "epochs": 2, "lr": 0.01}
+    slow.write({**TINY, "scaling": {"s": {"dataset": "tiny", "train": train, "scales": ["1x1"]}}})
+    slow.stage()
+    scale = ["--study", "s", "--scale", "1x1"]
+    done = run_for(slow, 6, *scale, program="train", check=False)
+    assert done.returncode == 1
+    stopped = re.search(r"walltime, in epoch (\d) of 2, after step (\d) of 8: the same command continues", done.stdout)
+    epoch, step = int(stopped[1]) - 1, int(stopped[2])
+    done = run_for(slow, 600, *scale, program="train", check=True)
+    assert f"continuing after epoch {epoch} and step {step}, from" in done.stdout
+    assert len(Path(steps).read_text().splitlines()) == 16, "no step was taken twice"
+    folder = slow.results / "scaling/s/1x1"
+    assert pd.read_csv(folder / "history.csv")["epoch"].tolist() == [1, 2]
+    samples = pd.read_csv(next((folder / "telemetry").glob("cpu-*.csv")))
+    assert len(samples) >= 4, "of both sittings, one at each beginning and end"

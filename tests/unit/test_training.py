@@ -90,6 +90,7 @@ def test_a_training_stopped_at_every_step_by_its_deadline_ends_bit_identical(dat
     assert len(rows) == 1, "the last one had only to validate"
     assert [numbers(row) for row in training.history] == whole
     assert_equal_states(training.module.state_dict(), whole_state)
+    assert all(row.images_per_second > 0 and row.step_ms_p95 > 0 for row in training.history), "of all sittings"
 
 
 def test_a_deadline_without_a_store_only_stops(data):
