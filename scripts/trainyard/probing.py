@@ -46,19 +46,20 @@ def warm_up(training: Training) -> Probe:
 
 @contextmanager
 def _unchanged(training: Training) -> Iterator[None]:
-    """Afterwards the model's buffers are what they were; parameters are not touched, random numbers are seeded anew."""
+    """Afterwards the model's buffers are what they were; parameters are not touched, random numbers are seeded anew.
+
+    Not after an error, which ends the training: what is to be done here is done by all ranks together.
+    """
     buffers = [(buffer, buffer.clone()) for buffer in training.module.buffers()]
     if not training.spec.compile:
         training.wrap(for_probing=True)
-    try:
-        yield
-    finally:
-        if not training.spec.compile:
-            training.wrap()
-        training.state.optimizer.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+    yield
+    if not training.spec.compile:
+        training.wrap()
+    training.state.optimizer.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for buffer, before in buffers:
+            buffer.copy_(before)
 
 
 def _fits(training: Training) -> bool:

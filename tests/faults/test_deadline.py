@@ -105,14 +105,14 @@ def test_a_trial_stops_where_it_is_and_goes_on_from_there_and_one_that_hangs_is_
 
 
 def test_a_scale_stops_within_an_epoch_and_goes_on_from_there(slow):
-    """Two epochs of eight steps that take a third of a second each."""
+    """Two epochs of eight steps that take 0.4 s each."""
     steps = str(slow.folder / "steps")
-    args = {"step_seconds": 0.3, "steps_file": steps}
+    args = {"step_seconds": 0.4, "steps_file": steps}
     train = {"model": "slow:build", "model_args": args, "batch_size": 8, "epochs": 2, "lr": 0.01}
     slow.write({**TINY, "scaling": {"s": {"dataset": "tiny", "train": train, "scales": ["1x1"]}}})
     slow.stage()
     scale = ["--study", "s", "--scale", "1x1"]
-    done = run_for(slow, 6, *scale, program="train", check=False)
+    done = run_for(slow, 4, *scale, program="train", check=False)
     assert done.returncode == 1
     stopped = re.search(r"walltime, in epoch (\d) of 2, after step (\d) of 8: the same command continues", done.stdout)
     epoch, step = int(stopped[1]) - 1, int(stopped[2])
