@@ -12,12 +12,10 @@ from trainyard.spec import Schedule, Train
 
 
 def build(spec: Train, model: nn.Module) -> Optimizer:
-    """The optimiser of a training; on a GPU, all parameters are updated by one kernel ("fused")."""
-    arguments: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay}
+    """The optimiser of a training; one kernel updates all parameters ("fused"), on GPUs and on CPUs."""
+    arguments: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay, "fused": True}
     if spec.optimizer == "sgd":
         arguments |= {"momentum": spec.momentum, "nesterov": spec.nesterov}
-    if all(parameter.device.type == "cuda" for parameter in model.parameters()):
-        arguments["fused"] = True
     kind = {"sgd": SGD, "adam": Adam, "adamw": AdamW}[spec.optimizer]
     parameters = list(model.parameters()) if spec.decay_all else _groups(model)
     return _without_compiler(kind)(parameters, **arguments)

@@ -70,6 +70,23 @@ class StepTimer:
         return StepTimes(time.perf_counter() - self._began, self._waited, steps)
 
 
+class Pace:
+    """How fast an epoch goes, now and then: for epochs that take long, so that one sees it move."""
+
+    def __init__(self, step: int, *, every_seconds: float = 30.0) -> None:
+        self._every = every_seconds
+        self._step, self._at = step, time.monotonic()
+
+    def due(self, step: int) -> float | None:
+        """Steps per second since the last time that there was something to say; None if it is not time yet."""
+        passed = time.monotonic() - self._at
+        if passed < self._every:
+            return None
+        pace = (step - self._step) / passed
+        self._step, self._at = step, time.monotonic()
+        return pace
+
+
 def _milliseconds(start: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
     if isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
         return float(start.elapsed_time(end))

@@ -23,7 +23,7 @@ from trainyard.recomputing import recompute_blocks
 from trainyard.sampling import Batch, derived_seed, steps_per_epoch, training_batches, validation_batches
 from trainyard.spec import Train
 from trainyard.state import Epoch, Progress, TrainingState, check_global_batch, set_random_state
-from trainyard.timing import StepTimer, synchronise
+from trainyard.timing import Pace, StepTimer, synchronise
 
 log = logging.getLogger(__name__)
 
@@ -220,12 +220,16 @@ class Training:
             size, self.batch, rank=self.group.rank, seed=seed, epoch=number, first_step=progress.step
         )
         augment = Augmenter(self.spec.augment, size=size, seed=seed, epoch=number)
+        pace = Pace(progress.step)
         with closing(self.data.train.batches(order)) as batches:
             images = timer.waiting(batches)
             while progress.step < self.steps:
                 verdict = self._step(images, augment)
                 timer.mark()
                 self.first_step_time = self.first_step_time or time.time()
+                if steps_per_second := pace.due(progress.step):
+                    rate = steps_per_second * self.batch.images
+                    log.info("epoch %d: step %d of %d, %.1f img/s", number, progress.step, self.steps, rate)
                 if verdict and verdict.stop:
                     where = f"epoch {number} of {self.spec.epochs}, after step {progress.step} of {self.steps}"
                     raise Stopped(f"stopped before the end of the walltime, in {where}")

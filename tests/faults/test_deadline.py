@@ -67,9 +67,9 @@ def journal_of(yard):
 
 
 def test_no_trial_is_begun_that_cannot_end_and_the_next_run_does_the_rest(slow):
-    slow.write(config(6, 6, 6))
+    slow.write(config(5, 5, 5))
     slow.stage()
-    done = run_for(slow, 24, check=False)
+    done = run_for(slow, 21, check=False)
     assert done.returncode == 1
     rows = journal_of(slow)
     assert {attempt.outcome for attempt in rows} == {"finished"}, "no trial was begun in vain"

@@ -38,7 +38,7 @@ def test_our_optimisers_step_as_torchs_do(name, kind):
     momentum = {"momentum": 0.9, "nesterov": True} if name == "sgd" else {}
 
     def plain(model):
-        return kind(model.parameters(), 0.1, weight_decay=0.01, **momentum)
+        return kind(model.parameters(), 0.1, weight_decay=0.01, fused=True, **momentum)
 
     results = []
     for make in (lambda model: optimizers.build(spec, model), plain):

@@ -1,0 +1,38 @@
+"""Where the time of a training goes."""
+
+import time
+
+import pytest
+import torch
+from trainyard.timing import Pace, StepTimer, StepTimes
+
+
+def test_steps_and_the_wait_for_data_are_measured():
+    def slow_items():
+        for item in range(3):
+            time.sleep(0.02)
+            yield item
+
+    timer = StepTimer(torch.device("cpu"))
+    for _ in timer.waiting(slow_items()):
+        time.sleep(0.03)
+        timer.mark()
+    times = timer.times()
+    assert len(times.steps_ms) == 3
+    assert times.percentiles_ms()[0] >= 50
+    assert 0.06 <= times.waited_seconds < times.seconds
+    assert times.seconds == pytest.approx(sum(times.steps_ms) / 1000, rel=0.2)
+
+
+def test_the_sittings_of_an_epoch_are_added_up():
+    both = StepTimes(1.0, 0.5, [10.0]) + StepTimes(2.0, 0.25, [30.0])
+    assert both == StepTimes(3.0, 0.75, [10.0, 30.0])
+    assert both.percentiles_ms()[0] == 20
+
+
+def test_a_long_epoch_says_now_and_then_how_fast_it_goes():
+    pace = Pace(100, every_seconds=0.05)
+    assert pace.due(105) is None
+    time.sleep(0.06)
+    assert 0 < pace.due(110) <= 10 / 0.06
+    assert pace.due(111) is None
