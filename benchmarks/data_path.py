@@ -23,12 +23,14 @@ from PIL import Image
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from trainyard.augment import Augmenter
-from trainyard.config import Data, Python
-from trainyard.datasets import Staged, stage
+from trainyard.config import Data
+from trainyard.datasets import Staged
+from trainyard.dataspec import Python
 from trainyard.distributed import alone
 from trainyard.loading import load
 from trainyard.sampling import Batch, training_batches
 from trainyard.spec import Augment
+from trainyard.staging import stage
 
 BATCH, SIDE, PADDING = 512, 64, 4
 

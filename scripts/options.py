@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from trainyard import config, spec
+from trainyard import config, dataspec, spec
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = ROOT / "workflow/schemas/config.schema.json"
@@ -21,10 +21,12 @@ BEGIN, END = "<!-- options: written by `make docs` -->", "<!-- end of options --
 
 # Sections of the tables, in the order of the config file: heading and model.
 SECTIONS: list[tuple[str, type[BaseModel]]] = [
-    ("`datasets.<name>` with `source: digits`", config.Digits),
-    ("`datasets.<name>` with `source: synthetic`", config.Synthetic),
-    ("`datasets.<name>` with `source: table`", config.Table),
-    ("`datasets.<name>` with `source: python`", config.Python),
+    ("`datasets.<name>` with `source: digits`", dataspec.Digits),
+    ("`datasets.<name>` with `source: torchvision`", dataspec.Torchvision),
+    ("`datasets.<name>` with `source: imagefolder`", dataspec.ImageFolder),
+    ("`datasets.<name>` with `source: synthetic`", dataspec.Synthetic),
+    ("`datasets.<name>` with `source: table`", dataspec.Table),
+    ("`datasets.<name>` with `source: python`", dataspec.Python),
     ("`train`, in sweeps and scaling studies", spec.Train),
     ("`train.schedule`", spec.Schedule),
     ("`train.augment`", spec.Augment),

@@ -6,9 +6,10 @@ from functools import partial
 from pathlib import Path
 
 import pandas as pd
-from trainyard import plots, programs
+from trainyard import plots, programs, samples
 from trainyard.config import Config
 from trainyard.configfile import read_config
+from trainyard.datasets import Staged
 from trainyard.trials import expand, varied_keys
 
 log = logging.getLogger("plots")
@@ -17,11 +18,21 @@ log = logging.getLogger("plots")
 def main(arguments: argparse.Namespace) -> None:
     """Draw what this kind of study has."""
     config = read_config(arguments.config)
-    programs.section(config, arguments.kind, arguments.name)
+    programs.section(config, "datasets" if arguments.kind == "data" else arguments.kind, arguments.name)
     source = arguments.results / arguments.kind / arguments.name
     target = arguments.results / "plots" / arguments.kind / arguments.name
-    {"sweeps": _sweep, "scaling": _scaling, "trees": _trees}[arguments.kind](config, arguments.name, source, target)
+    {"data": _data, "sweeps": _sweep, "scaling": _scaling, "trees": _trees}[arguments.kind](
+        config, arguments.name, source, target
+    )
     log.info("pictures of %s %s are in %s", arguments.kind, arguments.name, target)
+
+
+def _data(config: Config, name: str, source: Path, target: Path) -> None:
+    staged = Staged(source)
+    lines = -(-min(samples.SHOWN, len(staged.split("train").labels)) // samples.COLUMNS)
+    grid = partial(samples.sample_grid, split=staged.split("train"), meta=staged.meta)
+    plots.draw(grid, target / "samples", size=(8, 0.5 + lines))
+    plots.draw(partial(samples.class_balance, meta=staged.meta), target / "classes")
 
 
 def _sweep(config: Config, name: str, source: Path, target: Path) -> None:
@@ -56,8 +67,8 @@ def _trees(config: Config, name: str, source: Path, target: Path) -> None:
 def _arguments() -> argparse.Namespace:
     example = "python scripts/plots.py --config config/config.yaml --kind sweeps --name depth"
     parser = programs.parser("Draw the pictures of a study.", example=example)
-    parser.add_argument("--kind", required=True, choices=["sweeps", "scaling", "trees"], help="the config's section")
-    parser.add_argument("--name", required=True, metavar="NAME", help="a name in that section of the config")
+    parser.add_argument("--kind", required=True, choices=["data", "sweeps", "scaling", "trees"], help="what of")
+    parser.add_argument("--name", required=True, metavar="NAME", help="the name of a dataset or a study of that kind")
     return parser.parse_args()
 
 

@@ -1,11 +1,14 @@
-"""Stage a dataset: turn it into the few large files that training maps into memory."""
+"""Stage a dataset: turn it into the few large files that training maps into memory.
+
+Killed half-way, the same command goes on from there. Bad images are listed in problems.csv, beside the files.
+"""
 
 import argparse
 import logging
 
 from trainyard import programs
 from trainyard.configfile import read_config
-from trainyard.datasets import stage
+from trainyard.staging import stage
 
 log = logging.getLogger("stage")
 
@@ -14,7 +17,8 @@ def main(arguments: argparse.Namespace) -> None:
     """Stage one dataset, or say that it is there already."""
     config = read_config(arguments.config)
     programs.section(config, "datasets", arguments.dataset)
-    staged = stage(config.datasets[arguments.dataset], arguments.results / "data" / arguments.dataset)
+    dataset, folder = config.datasets[arguments.dataset], arguments.results / "data" / arguments.dataset
+    staged = stage(dataset, folder, config.data)
     log.info("dataset %s: %s, in %s", arguments.dataset, staged.description(), staged.folder)
 
 

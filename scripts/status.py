@@ -11,8 +11,9 @@ from rich.table import Table
 from trainyard import programs
 from trainyard.config import Config
 from trainyard.configfile import read_config
+from trainyard.counting import duration
 from trainyard.errors import UserError
-from trainyard.planning import Plan, duration, plan_sweep
+from trainyard.planning import Plan, plan_sweep
 from trainyard.progress import slot_table
 
 

@@ -1,7 +1,8 @@
 """The config file as typed models: the one truth from which schema, defaults and option tables are generated.
 
 Every field has a description; `scripts/options.py` turns them into `workflow/schemas/config.schema.json` and the
-tables of `config/README.md`. Reading a file and reporting its errors is `configfile.py`; `train` is in `spec.py`.
+tables of `config/README.md`. Reading a file and reporting its errors is `configfile.py`; `train` is in `spec.py`,
+`datasets` in `dataspec.py`.
 """
 
 import re
@@ -22,69 +23,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from trainyard.dataspec import Dataset
 from trainyard.spec import Section, Train
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$", max_length=64)]
 Scale = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*x[1-9][0-9]*$")]
 
-
-# ---- datasets
-
-
-class Digits(Section):
-    """scikit-learn's handwritten digits: 1,797 grey images of 8x8 pixels in 10 classes. Needs no download."""
-
-    source: Literal["digits"] = Field(description="The digits that ship with scikit-learn.")
-    val_fraction: float = Field(0.2, gt=0, lt=1, description="Share of the images held out, stratified by class.")
-    seed: int = Field(0, description="Seed of the split.")
-
-
-class Synthetic(Section):
-    """Generated images, of any size: noise around one random pattern per class, so that models can learn them."""
-
-    source: Literal["synthetic"] = Field(description="Images generated from a seed.")
-    images: PositiveInt = Field(1024, description="Training images.")
-    val_images: PositiveInt = Field(256, description="Validation images.")
-    height: PositiveInt = Field(32, description="Height in pixels.")
-    width: PositiveInt = Field(32, description="Width in pixels.")
-    channels: PositiveInt = Field(3, description="Channels of an image.")
-    classes: int = Field(10, ge=2, description="Number of classes.")
-    seed: int = Field(0, description="Seed of patterns, labels and noise.")
-
-
-class Table(Section):
-    """A CSV or Parquet table with a target column, for tree models."""
-
-    source: Literal["table"] = Field(description="A table on disk.")
-    path: str = Field(description="The file, ending in `.csv` or `.parquet`.", pattern=r"\.(csv|parquet)$")
-    target: str = Field(description="The column to predict.")
-    task: Literal["auto", "classification", "regression"] = Field(
-        "auto", description="`auto`: regression for a target of floating-point numbers, else classification."
-    )
-    val_fraction: float = Field(0.2, gt=0, lt=1, description="Share of the rows held out, stratified by class.")
-    seed: int = Field(0, description="Seed of the split.")
-
-
-class Python(Section):
-    """Your own code: a function that is called with `args` and gives two torch datasets, to train on and to validate.
-
-    Their items are `(image, label)`: uint8 of shape (H, W) or (H, W, C), as an array, a tensor or a PIL image.
-    """
-
-    source: Literal["python"] = Field(description="A function of yours.")
-    factory: str = Field(description="Where it is: `package.module:function`.", pattern=r"^[\w.]+:\w+$")
-    args: dict[str, Any] = Field({}, description="Its keyword arguments.")
-    classes: list[str] | None = Field(None, description="Names of the classes; without it, their numbers.")
-    version: str = Field("", description="Change it when the function gives other images, to have them staged anew.")
-    on_the_fly: bool = Field(
-        False,
-        description="Ask your code for every image in every epoch, in DataLoader workers, instead of once: for random "
-        "changes of your own. Such images may also be normalised float32 of shape (C, H, W).",
-    )
-
-
-Dataset = Annotated[Digits | Synthetic | Table | Python, Field(discriminator="source")]
 
 # ---- sweeps
 
@@ -283,6 +228,8 @@ class Data(Section):
         "job, for data on a network file system, in the first of `$SLURM_TMPDIR`, `$TMPDIR`, `/tmp`, `/dev/shm` "
         "with room.",
     )
+    downloads: str = Field("~/.cache/trainyard", description="The folder that downloads are kept in.")
+    staging_cpus: PositiveInt = Field(8, description="CPUs to ask for to read image files with.")
     on_device: bool | Literal["auto"] = Field(
         "auto",
         description="Keep all images in the GPU's memory; `auto`: where they take at most half of what is free, and "

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from trainyard.config import Config, Sweep, Table
+from trainyard.config import Config, Sweep
+from trainyard.dataspec import Table
 from trainyard.errors import UserError
 from trainyard.trials import expand
 
@@ -117,6 +118,8 @@ def _reason(item: Any) -> str:
 _PATTERN_HINTS = {
     "^[A-Za-z0-9][A-Za-z0-9_-]*$": "a name becomes a folder: letters, digits, `_` and `-`, the first a letter or digit",
     "^[1-9][0-9]*x[1-9][0-9]*$": "a scale is written <nodes>x<gpus per node>, as in 2x4",
+    r"^(md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})$": "a checksum is written md5:... or sha256:..., in full",
+    r"^https?://[^/]+/.*[^/]$": "an address begins with http:// or https:// and ends in the name of a file",
     r"\.(csv|parquet)$": "the file's name must end in .csv or .parquet",
 }
 
@@ -129,7 +132,7 @@ def _suggest(word: str, known: Iterable[str]) -> str:
     return f"known: {', '.join(known)}" if known else "none is defined"
 
 
-_UNION_TAGS = {"list", "mapping", "[key]", "digits", "synthetic", "table", "python"}
+_UNION_TAGS = {"list", "mapping", "[key]", "digits", "torchvision", "imagefolder", "synthetic", "table", "python"}
 
 
 def _visible(loc: tuple[Any, ...]) -> Iterator[Any]:

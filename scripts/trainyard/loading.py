@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainyard.config import Data
-from trainyard.datasets import SPLITS, Staged, as_pixels, own_datasets
+from trainyard.datasets import SPLITS, Staged
+from trainyard.owndata import as_pixels, own_datasets
 
 Item = TypeVar("Item")
 RESIDENT_SHARE = 0.5  # of the memory that is free, at most, for images: the rest is the model's

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from trainyard.config import Config, Sweep
+from trainyard.counting import duration
 from trainyard.files import digest_of
 from trainyard.journal import Attempt, attempts, by_trial, read_events, result_of
 from trainyard.trials import RESULT_VERSION, Trial, expand
@@ -141,13 +142,3 @@ def lower_bound(durations: Sequence[float], slots: int) -> float:
         return 0.0
     pair = longest[slots - 1] + longest[slots] if len(longest) > slots else 0.0
     return max(longest[0], sum(longest) / slots, pair)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them: `42 s`, `3 min 20 s`, `2 h 5 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

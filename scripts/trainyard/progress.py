@@ -11,8 +11,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from trainyard.counting import duration
 from trainyard.journal import Attempt, Event, attempts
-from trainyard.planning import Plan, duration
+from trainyard.planning import Plan
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from trainyard.config import NAME_PATTERN, split_scale
 from trainyard.configfile import check_config
+from trainyard.dataspec import ImageFolder, Python, holds_images, is_downloaded
 from trainyard.files import digest_of, write_json
 from trainyard.planning import Plan, plan_sweep
 from trainyard.trials import RESULT_VERSION
@@ -66,6 +67,20 @@ class Workflow:
     def source(self, wildcards: Wildcards) -> str:
         """Changes with the dataset's section of the config."""
         return self.config.datasets[wildcards.name].model_dump_json()
+
+    def download(self, wildcards: Wildcards) -> list[str]:
+        """The receipt of what a dataset must have downloaded, if it must."""
+        needed = is_downloaded(self.config.datasets[wildcards.name])
+        return [str(self._results / "data" / wildcards.name / "download.json")] if needed else []
+
+    def staging_cpus(self, wildcards: Wildcards) -> int:
+        """CPUs to ask for: several where there are files to read."""
+        many = isinstance(self.config.datasets[wildcards.name], (ImageFolder, Python))
+        return int(self.config.data.staging_cpus) if many else 1
+
+    def pictured(self) -> list[str]:
+        """The datasets of which there is a picture: those that hold images once they are staged."""
+        return [name for name, dataset in self.config.datasets.items() if holds_images(dataset)]
 
     # ---- hardware
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
-from trainyard.config import Synthetic
-from trainyard.datasets import stage
+from trainyard.dataspec import Synthetic
 from trainyard.loading import load
+from trainyard.staging import stage
 
 CPU = torch.device("cpu")
 

@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 import xgboost
 from trainyard import boosting, slurm
-from trainyard.config import Digits, Table, Trees
-from trainyard.datasets import stage
+from trainyard.config import Trees
+from trainyard.dataspec import Digits, Table
 from trainyard.errors import UserError
+from trainyard.staging import stage
 
 STUDY = Trees(dataset="d", rounds=20)
 

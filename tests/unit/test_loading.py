@@ -8,11 +8,13 @@ import pytest
 import torch
 from loops import LEARNER, SPEC, changed, numbers, start, train
 from trainyard.augment import Augmenter, moved
-from trainyard.config import Data, Python
-from trainyard.datasets import DataError, Staged, stage
+from trainyard.config import Data
+from trainyard.datasets import DataError, Staged
+from trainyard.dataspec import Python
 from trainyard.errors import UserError
 from trainyard.loading import Loaded, Mapped, Resident, load
 from trainyard.spec import Augment
+from trainyard.staging import stage
 
 CPU = torch.device("cpu")
 
@@ -118,7 +120,7 @@ def test_own_code_is_staged_again_when_its_file_changes(own, tmp_path):
     assert stage(own(args={"count": 6}), tmp_path / "data").digest == first
     path = tmp_path / "own_blocks.py"
     path.write_text(OWN.replace("80 * label", "60 * label"))
-    code = "from pathlib import Path; from trainyard.config import Python; from trainyard.datasets import stage;"
+    code = "from pathlib import Path; from trainyard.dataspec import Python; from trainyard.staging import stage;"
     code += "print(stage(Python(source='python', factory='own_blocks:build', args={'count': 6}), Path('data')).digest)"
     command = [sys.executable, "-c", code]
     folders = [str(tmp_path), *filter(None, sys.path)]

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 from trainyard import disks, localcopy
-from trainyard.config import Synthetic
-from trainyard.datasets import DataError, Staged, stage
+from trainyard.datasets import DataError, Staged
+from trainyard.dataspec import Synthetic
 from trainyard.localcopy import choose, local_copy, removed_at_the_end
+from trainyard.staging import stage
 from waiting import wait_until
 from yard import ROOT
 

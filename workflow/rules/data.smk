@@ -3,13 +3,32 @@ rule data:
         expand("results/data/{name}/meta.json", name=yard.config.datasets),
 
 
+rule download:  # where you are: the nodes of a cluster often have no way out
+    output:
+        "results/data/{name}/download.json",
+    log:
+        "results/logs/download/{name}.log",
+    localrule: True
+    conda:
+        "../../envs/trainyard.yaml"
+    params:
+        source=yard.source,
+    message:
+        "dataset {wildcards.name}: downloading"
+    shell:
+        "python $SCRIPTS/download.py --config $CONFIG --dataset {wildcards.name} --log-file {log}"
+
+
 rule stage:
+    input:
+        yard.download,
     output:
         "results/data/{name}/meta.json",
     log:
         "results/logs/stage/{name}.log",
     conda:
         "../../envs/trainyard.yaml"
+    threads: yard.staging_cpus
     resources:
         hardware=yard.cpu_hardware,
     params:

@@ -8,6 +8,7 @@ rule tables:
 
 rule plots:
     input:
+        expand("results/plots/data/{name}/samples.svg", name=yard.pictured()),
         expand(
             "results/plots/sweeps/{name}/{plot}.svg",
             name=yard.config.sweeps,
@@ -63,6 +64,38 @@ rule trees_page:
         machine=1,
     shell:
         "python $SCRIPTS/tables.py --config $CONFIG --kind trees --name {wildcards.name} --log-file {log}"
+
+
+rule plot_data:
+    input:
+        rules.stage.output,
+    output:
+        report(
+            "results/plots/data/{name}/samples.svg",
+            category="Data",
+            subcategory="{name}",
+            labels={"dataset": "{name}", "content": "samples"},
+            caption="../report/samples.rst",
+        ),
+        report(
+            "results/plots/data/{name}/classes.svg",
+            category="Data",
+            subcategory="{name}",
+            labels={"dataset": "{name}", "content": "class balance"},
+            caption="../report/classes.rst",
+        ),
+        multiext("results/plots/data/{name}/", "samples.png", "classes.png"),
+    log:
+        "results/logs/plots/data-{name}.log",
+    localrule: True
+    conda:
+        "../../envs/trainyard.yaml"
+    resources:
+        machine=1,
+    message:
+        "dataset {wildcards.name}: plots"
+    shell:
+        "python $SCRIPTS/plots.py --config $CONFIG --kind data --name {wildcards.name} --log-file {log}"
 
 
 rule plot_sweep:

@@ -1,0 +1,243 @@
+"""Turning a source into its large files shard by shard, on all cores, so that a shard that is done stays done.
+
+Below the dataset's folder, `.staging/` holds the files in the making, each of its final length from the start:
+
+    {train,val}-images.npy, {train,val}-labels.npy, {train,val}-prints.npy     rows are written in place
+    shards.jsonl                                                               a line per shard that is on the disk
+
+Memory: a process holds one shard of at most 16 MiB of pixels, and the source's list of files (about 0.3 KiB each).
+"""
+
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+
+from trainyard import journal
+from trainyard.counting import counting
+from trainyard.datasets import SPLITS, DataError
+from trainyard.problems import Problem
+from trainyard.sources import Part, Source
+
+SHARD_BYTES: Final = 2**24  # of pixels
+SHARD_IMAGES: Final = 4096  # at most
+AHEAD: Final = 2  # shards per process that are handed out before they are asked for
+STATISTICS_ROWS: Final = 32  # images whose squares are held at once: they stay in the processor's cache
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Rows of one split."""
+
+    split: str
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass
+class Outcome:
+    """What is known of a shard, or of several together, besides its rows."""
+
+    bad: dict[str, list[int]] = field(default_factory=dict)  # rows by split
+    problems: list[Problem] = field(default_factory=list)
+    handled: Counter[str] = field(default_factory=Counter)
+    count: int = 0  # good training images
+    sums: list[int] = field(default_factory=list)  # per channel, over the pixels of those
+    squares: list[int] = field(default_factory=list)
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Take in what a shard's line says."""
+        self.bad.setdefault(record["split"], []).extend(record["bad"])
+        self.problems += [Problem(**each) for each in record["problems"]]
+        self.handled.update(record["handled"])
+        self.count += record["count"]
+        self.sums = [sum(pair) for pair in zip_longest(self.sums, record["sums"], fillvalue=0)]
+        self.squares = [sum(pair) for pair in zip_longest(self.squares, record["squares"], fillvalue=0)]
+
+
+def shards_of(sizes: dict[str, int], shape: tuple[int, int, int]) -> list[Shard]:
+    """All rows of all splits, cut where the number of processes has no say."""
+    rows = max(1, min(SHARD_IMAGES, SHARD_BYTES // math.prod(shape)))
+    return [Shard(name, start, min(start + rows, sizes[name]))
+            for name in SPLITS for start in range(0, sizes[name], rows)]  # fmt: skip
+
+
+def make_shards(source: Source, work: Path, *, cpus: int, what: str) -> Outcome:
+    """Have all rows of the source in `work`; shards that are there already, of the same files, are not made again.
+
+    Raises:
+        DataError: a process that worked on them died.
+        UserError: what a user's own code raises in one.
+    """
+    shards = shards_of(source.sizes, source.shape)
+    parts = {shard: source.part(shard.split, shard.start, shard.stop) for shard in shards}
+    outcome = Outcome()
+    with journal.opened(work / "shards.jsonl") as record:
+        known = _known(work) if _is_prepared(source, work) else {}
+        missing = [shard for shard, part in parts.items() if known.get(shard, {}).get("key") != part.key]
+        for shard in missing:
+            if shard in known:  # of other files: its rows are about to be overwritten
+                record.append("void", durable=True, **asdict(shard))
+        for shard in parts.keys() - set(missing):
+            outcome.add(known[shard])
+        total, pending = sum(map(len, parts)), sum(map(len, missing))
+        if pending < total:
+            log.info("%s: %d of %d shards are there already", what, len(parts) - len(missing), len(parts))
+        with counting(what, total, unit="images", done=total - pending) as count:
+            small = source.in_process or pending * math.prod(source.shape) <= SHARD_BYTES
+            for shard, line in _made(missing, parts, work, 1 if small else cpus):
+                outcome.add(record.append("shard", durable=True, **asdict(shard), key=parts[shard].key, **line))
+                count.add(len(shard))
+    return outcome
+
+
+def _known(work: Path) -> dict[Shard, dict[str, Any]]:
+    """What was last noted of each shard that is there."""
+    known = dict[Shard, dict[str, Any]]()
+    for event in journal.read_events(work / "shards.jsonl"):
+        shard = Shard(event["split"], event["start"], event["stop"])
+        known.pop(shard, None)
+        if event["event"] == "shard":
+            known[shard] = event
+    return known
+
+
+def _is_prepared(source: Source, work: Path) -> bool:
+    """Whether all files are laid out; if one is not, it is, and nothing counts as done."""
+    laid_out = True
+    for name, size in source.sizes.items():
+        for kind, dtype, shape in _KINDS:
+            path, whole = work / f"{name}-{kind}.npy", (size, *(source.shape if shape is None else shape))
+            if not _is_laid_out(path, dtype, whole):
+                (work / "shards.jsonl").write_text("")
+                open_memmap(path, mode="w+", dtype=dtype, shape=whole).flush()
+                laid_out = False
+    return laid_out
+
+
+_KINDS: Final[tuple[tuple[str, Any, tuple[int, ...] | None], ...]] = (
+    ("images", np.uint8, None),  # of the source's shape
+    ("labels", np.int64, ()),
+    ("prints", np.uint64, ()),
+)
+
+
+def _is_laid_out(path: Path, dtype: Any, shape: tuple[int, ...]) -> bool:
+    try:
+        found = np.load(path, mmap_mode="r")
+    except (OSError, ValueError):
+        return False
+    return bool(found.dtype == dtype and found.shape == shape)
+
+
+# ---- in another process, or in this one
+
+
+def _made(
+    shards: list[Shard], parts: dict[Shard, Part], work: Path, cpus: int
+) -> Iterator[tuple[Shard, dict[str, Any]]]:
+    """Make each shard, and give what is to be noted of it as soon as it is on the disk."""
+    if cpus == 1:
+        for shard in shards:
+            yield shard, write_shard(parts[shard], shard, work)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(cpus, len(shards)), context, _end_with_parent) as pool:
+        waiting, running = iter(shards), dict[Future[dict[str, Any]], Shard]()
+        try:
+            while True:
+                for shard in waiting:
+                    running[pool.submit(write_shard, parts[shard], shard, work)] = shard
+                    if len(running) >= AHEAD * cpus:
+                        break
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running[future], future.result()
+                    del running[future]
+        except BrokenProcessPool:
+            place = ", ".join(f"{each.split} {each.start} to {each.stop}" for each in running.values())
+            raise DataError(f"a process that read images died, perhaps for lack of memory, at one of: {place}; what is "
+                            "done is kept: run this again, with more memory or fewer CPUs") from None  # fmt: skip
+        finally:
+            for future in running:
+                future.cancel()
+
+
+def _end_with_parent() -> None:
+    """A process of the pool does not outlive the one that started it, and leaves Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_follow, args=[parent], daemon=True).start()
+
+
+def _follow(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
+
+
+def write_shard(part: Part, shard: Shard, work: Path) -> dict[str, Any]:
+    """Make one shard and have its rows on the disk; gives what is to be noted of it."""
+    block = part.make()
+    _write_rows(work / f"{shard.split}-images.npy", shard.start, block.images)
+    _write_rows(work / f"{shard.split}-labels.npy", shard.start, block.labels)
+    if block.prints is not None:
+        _write_rows(work / f"{shard.split}-prints.npy", shard.start, block.prints)
+    bad = [] if block.good is None else (np.flatnonzero(~block.good) + shard.start).tolist()
+    sums, squares = channel_sums(block.images)
+    used = shard.split == "train"
+    return {
+        "bad": bad,
+        "problems": [asdict(problem) for problem in block.problems],
+        "handled": dict(block.handled),
+        "count": (len(shard) - len(bad)) * used,
+        "sums": [number * used for number in sums],
+        "squares": [number * used for number in squares],
+    }
+
+
+def _write_rows(path: Path, start: int, rows: NDArray[Any]) -> None:
+    begin = np.load(path, mmap_mode="r").offset  # of the first row, behind the header
+    with open(path, "r+b", buffering=0) as file:
+        file.seek(begin + start * rows[:1].nbytes)
+        content = memoryview(np.ascontiguousarray(rows).view(np.uint8).reshape(-1))  # type: ignore[arg-type]
+        while content:
+            content = content[file.write(content) :]
+        os.fsync(file.fileno())
+
+
+def channel_sums(images: NDArray[np.uint8]) -> tuple[list[int], list[int]]:
+    """Per channel the sum of all pixels and that of their squares: whole numbers, the same in any order of adding.
+
+    `images` are (N, H, W, C), at most 4,096 of them: 32 bits are enough for a place.
+    """
+    flat = images.reshape(len(images), -1)
+    sums = np.add.reduce(flat, axis=0, dtype=np.uint32)
+    squares = np.zeros_like(sums)
+    for start in range(0, len(flat), STATISTICS_ROWS):
+        rows = flat[start : start + STATISTICS_ROWS]
+        squares += np.add.reduce(np.multiply(rows, rows, dtype=np.uint16), axis=0, dtype=np.uint32)
+    return _per_channel(sums, images.shape[-1]), _per_channel(squares, images.shape[-1])
+
+
+def _per_channel(places: NDArray[np.uint32], channels: int) -> list[int]:
+    return [int(number) for number in places.reshape(-1, channels).sum(axis=0, dtype=np.uint64)]

@@ -1,0 +1,80 @@
+"""A small HTTP server on loopback whose answers go wrong in the ways that servers do."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Faulty:
+    """Serves files by path; the first answers to a path can be spoiled, one fault each.
+
+    Faults: a status code; ("drop", n): the connection breaks after n bytes; ("short", n): n bytes, and a length that
+    says so; "corrupt": another byte in the middle; ("redirect", path).
+    """
+
+    def __init__(self, files: dict[str, bytes], *, ranges: bool = True) -> None:
+        self.files, self.ranges = files, ranges
+        self.faults: dict[str, list] = {}
+        self.requests: list[tuple[str, str | None]] = []  # path and Range
+        self.url = ""
+
+    @contextmanager
+    def serving(self) -> Iterator["Faulty"]:
+        """Serve for the length of the block."""
+        owner = self
+
+        class Handler(_Handler):
+            faulty = owner
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        try:
+            yield self
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    faulty: Faulty
+
+    def do_GET(self):
+        faulty, wanted = self.faulty, self.headers.get("Range")
+        faulty.requests.append((self.path, wanted))
+        waiting = faulty.faults.get(self.path)
+        fault = waiting.pop(0) if waiting else None
+        if isinstance(fault, int):
+            self.send_error(fault)
+            return
+        if fault and fault[0] == "redirect":
+            self.send_response(302)
+            self.send_header("Location", fault[1])
+            self.end_headers()
+            return
+        if self.path not in faulty.files:
+            self.send_error(404)
+            return
+        self._send(faulty.files[self.path], wanted if faulty.ranges else None, fault)
+
+    def _send(self, content, wanted, fault):
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
+        if wanted and start >= len(content):
+            self.send_error(416)
+            return
+        body = content[start:]
+        if fault == "corrupt":
+            middle = len(body) // 2
+            body = body[:middle] + bytes([body[middle] ^ 255]) + body[middle + 1 :]
+        if fault and fault[0] == "short":
+            body = body[: fault[1]]
+        self.send_response(206 if wanted else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: fault[1]] if fault and fault[0] == "drop" else body)
+
+    def log_message(self, *_):
+        """Say nothing."""

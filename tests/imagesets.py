@@ -1,0 +1,144 @@
+"""Image sets in their true formats, made for tests, with the pixels that must come out."""
+
+import gzip
+import io
+import pickle
+import struct
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def pixels(count, shape, seed=0):
+    """Random images, uint8 (N, ...)."""
+    return np.random.default_rng(seed).integers(0, 256, (count, *shape), np.uint8)
+
+
+def write_image(path, image, **options):
+    """A file of any format; PNG keeps the pixels."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(image).save(path, **options)
+
+
+def write_tree(root, images, labels, *, split="train", suffix="png"):
+    """ImageFolder's layout."""
+    for index, (image, label) in enumerate(zip(images, labels, strict=True)):
+        write_image(root / split / f"class{label}" / f"{index:05d}.{suffix}", image)
+    return root
+
+
+def write_tiny_imagenet(root, train, val, classes):
+    """As it is published; `train` and `val` are (images, labels), written without loss under its own names."""
+    wnids = [f"n{1000 + 7 * label:08d}" for label in range(classes)]
+    root.mkdir(parents=True)
+    (root / "wnids.txt").write_text("".join(f"{wnid}\n" for wnid in reversed(wnids)))
+    (root / "words.txt").write_text("".join(f"{wnid}\tthing {wnid}, also so called\n" for wnid in wnids))
+    for wnid in wnids:
+        (root / "train" / wnid / "images").mkdir(parents=True)
+        (root / "train" / wnid / f"{wnid}_boxes.txt").write_text(f"{wnid}_0.JPEG\t0\t0\t62\t62\n")
+    for index, (image, label) in enumerate(zip(*train, strict=True)):
+        write_image(root / "train" / wnids[label] / "images" / f"{wnids[label]}_{index}.JPEG", image, format="PNG")
+    lines = []
+    for index, (image, label) in enumerate(zip(*val, strict=True)):
+        write_image(root / "val/images" / f"val_{index:04d}.JPEG", image, format="PNG")
+        lines.append(f"val_{index:04d}.JPEG\t{wnids[label]}\t0\t0\t62\t62\n")
+    (root / "val/val_annotations.txt").write_text("".join(lines))
+    write_image(root / "test/images/test_0.JPEG", train[0][0], format="PNG")
+    return wnids
+
+
+def write_idx(path, array):
+    """The format of MNIST: magic, dimensions, bytes; gzipped if the name says so."""
+    content = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+
+
+def write_mnist(folder, train, val, *, suffix=""):
+    """The four files of MNIST and its kin."""
+    for stem, (images, labels) in (("train", train), ("t10k", val)):
+        write_idx(folder / f"{stem}-images-idx3-ubyte{suffix}", images)
+        write_idx(folder / f"{stem}-labels-idx1-ubyte{suffix}", labels.astype(np.uint8))
+
+
+def planes(images):
+    """CIFAR's order: a row per image, the planes of R, G and B."""
+    return np.ascontiguousarray(images.transpose(0, 3, 1, 2)).reshape(len(images), -1)
+
+
+def write_cifar10(folder, train, val, *, binary=False):
+    """Five batches and a test batch, as pickles or as records."""
+    folder.mkdir(parents=True)
+    parts = [(f"data_batch_{number + 1}", part) for number, part in enumerate(zip(*map(_fifths, train), strict=True))]
+    for name, (images, labels) in [*parts, ("test_batch", val)]:
+        if binary:
+            records = np.concatenate([labels.astype(np.uint8)[:, None], planes(images)], axis=1)
+            (folder / f"{name}.bin").write_bytes(records.tobytes())
+        else:
+            _dump(folder / name, {"batch_label": name, "labels": labels.tolist(), "data": planes(images),
+                                  "filenames": ["x.png"] * len(labels)})  # fmt: skip
+    names = [f"thing{label}" for label in range(10)]
+    if binary:
+        (folder / "batches.meta.txt").write_text("\n".join(names) + "\n\n")
+    else:
+        _dump(folder / "batches.meta", {"label_names": names, "num_vis": 3072})
+
+
+def write_cifar100(folder, train, val, *, binary=False):
+    """One file per split, each image with a coarse and a fine label."""
+    folder.mkdir(parents=True)
+    for name, (images, labels) in (("train", train), ("test", val)):
+        coarse = labels // 5
+        if binary:
+            both = np.stack([coarse, labels], axis=1).astype(np.uint8)
+            (folder / f"{name}.bin").write_bytes(np.concatenate([both, planes(images)], axis=1).tobytes())
+        else:
+            _dump(
+                folder / name,
+                {"fine_labels": labels.tolist(), "coarse_labels": coarse.tolist(), "data": planes(images)},
+            )
+    names = [f"thing{label}" for label in range(100)]
+    if binary:
+        (folder / "fine_label_names.txt").write_text("\n".join(names) + "\n")
+    else:
+        _dump(folder / "meta", {"fine_label_names": names, "coarse_label_names": names[:20]})
+
+
+def _fifths(array):
+    return np.array_split(array, 5)
+
+
+class _Python2Pickler(pickle._Pickler):
+    """Writes strings and bytes as Python 2 did, which had but one kind."""
+
+    dispatch = dict(pickle._Pickler.dispatch)
+
+    def _save_string(self, value):
+        content = value.encode("latin1") if isinstance(value, str) else value
+        self.write(pickle.BINSTRING + struct.pack("<i", len(content)) + content)
+        self.memoize(value)
+
+    dispatch[str] = dispatch[bytes] = _save_string
+
+
+def _dump(path, value):
+    content = io.BytesIO()
+    _Python2Pickler(content, protocol=2).dump(value)
+    path.write_bytes(content.getvalue().replace(b"numpy._core", b"numpy.core"))
+
+
+def pack(folder, target):
+    """A folder as an archive, of the kind that the name of `target` says, under the folder's own name."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    if target.suffix == ".zip":
+        with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in paths:
+                archive.write(path, Path(folder.name, path.relative_to(folder)))
+    else:
+        mode = {".tar": "w", ".gz": "w:gz", ".bz2": "w:bz2", ".xz": "w:xz"}[target.suffix]
+        with tarfile.open(target, mode) as archive:
+            archive.add(folder, folder.name)
+    return target

@@ -1,0 +1,305 @@
+"""What people's folders and archives are like: each oddity is handled and counted, or listed by its name."""
+
+import csv
+import io
+import shutil
+import tarfile
+import zipfile
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from imagesets import pixels, write_image, write_tiny_imagenet, write_tree
+from PIL import Image
+from trainyard import archives
+from trainyard.datasets import DataError
+from trainyard.dataspec import ImageFolder
+from trainyard.errors import UserError
+from trainyard.staging import stage
+
+IMAGES, LABELS = pixels(12, (16, 16, 3)), np.arange(12) % 3
+FIRST = "train/class0/00000.png"
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Twelve training and six validation images in three classes."""
+    root = write_tree(tmp_path / "set", IMAGES, LABELS)
+    return write_tree(root, pixels(6, (16, 16, 3), seed=1), np.arange(6) % 3, split="val")
+
+
+def problems(folder):
+    with open(folder / "problems.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ---- one file that is odd
+
+
+@dataclass
+class Case:
+    """What replaces the first training image, and what becomes of it."""
+
+    name: str
+    content: bytes = b""
+    problem: str = ""  # in problems.csv, for one that cannot be used
+    detail: str = ""
+    handled: dict = field(default_factory=dict)  # in meta.json, for one that can
+    result: np.ndarray | None = None  # its pixels
+
+
+def encoded(image, form="PNG", **options):
+    content = io.BytesIO()
+    image.save(content, form, **options)
+    return content.getvalue()
+
+
+def rotated(form):
+    """An image that its EXIF tag says to turn by a quarter."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return encoded(Image.fromarray(IMAGES[0]), form, exif=exif)
+
+
+PICTURE = Image.fromarray(IMAGES[0])
+SQUARE = Image.fromarray(np.kron(np.arange(4, dtype=np.uint8).reshape(2, 2) * 60, np.ones((8, 8), np.uint8)))
+PNG, JPEG = encoded(PICTURE), encoded(PICTURE, "JPEG")
+HUGE_HEAD = b"IHDR" + (20000).to_bytes(4, "big") * 2 + PNG[24:29]
+HUGE_PNG = PNG[:12] + HUGE_HEAD + zlib.crc32(HUGE_HEAD).to_bytes(4, "big") + PNG[33:]
+SIXTEEN_BITS = np.arange(256, dtype=np.uint16).reshape(16, 16) * 256 + 255
+
+
+def as_rgb(image):
+    return np.asarray(image.convert("RGB"))
+
+
+CASES = [
+    Case("zero bytes", b"", "empty file"),
+    Case("truncated JPEG", JPEG[: len(JPEG) // 2], "truncated"),
+    Case("truncated PNG", PNG[: len(PNG) // 2], "truncated"),
+    Case("only the head of a PNG", PNG[:20], "truncated"),
+    Case("text", b"<!DOCTYPE html> Not found", "not an image", "begins with b'<!DOCTYPE ht'"),
+    Case("random bytes", bytes(range(256)), "not an image"),
+    Case("bit rot", PNG[:60] + bytes([PNG[60] ^ 255]) + PNG[61:], "damaged"),
+    Case("more pixels than one would want", HUGE_PNG, "too many pixels"),
+    Case("other size", encoded(PICTURE.resize((8, 20))), "other size", "20x8 pixels, others are 16x16"),
+    Case("floating point", encoded(Image.fromarray(np.ones((16, 16), np.float32)), "TIFF"), "floating-point pixels"),
+    Case("32 bits", encoded(Image.fromarray(np.full((16, 16), 70000, np.int32)), "TIFF"), "32-bit pixels"),
+    Case("grey", encoded(SQUARE), handled={"grey": 1}, result=as_rgb(SQUARE)),
+    Case("black and white", encoded(SQUARE.convert("1")), handled={"grey": 1}, result=as_rgb(SQUARE.convert("1"))),
+    Case("palette", encoded(PICTURE.quantize(9)), handled={"palette": 1}, result=as_rgb(PICTURE.quantize(9))),
+    Case("RGBA", encoded(PICTURE.convert("RGBA")), handled={"transparent": 1}, result=IMAGES[0]),
+    Case("grey and alpha", encoded(SQUARE.convert("LA")), handled={"transparent": 1}, result=as_rgb(SQUARE)),
+    Case("CMYK", encoded(PICTURE.convert("CMYK"), "TIFF"), handled={"CMYK": 1}, result=as_rgb(PICTURE.convert("CMYK"))),
+    Case("16 bits", encoded(Image.fromarray(SIXTEEN_BITS)), handled={"16 bits": 1},
+         result=np.repeat((SIXTEEN_BITS >> 8).astype(np.uint8)[..., None], 3, axis=2)),
+    Case("EXIF says turned", rotated("PNG"), handled={"rotated by EXIF": 1}, result=np.rot90(IMAGES[0], -1)),
+    Case("several frames", encoded(SQUARE, "GIF", save_all=True, append_images=[SQUARE.rotate(90)]),
+         handled={"first frame": 1, "palette": 1}, result=as_rgb(SQUARE)),
+    Case("JPEG called PNG", JPEG, result=as_rgb(Image.open(io.BytesIO(JPEG)))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_an_odd_file_is_handled_and_counted_or_listed_by_name(tree, tmp_path, case):
+    (tree / FIRST).write_bytes(case.content)
+    source = {"source": "imagefolder", "root": str(tree)}
+    folder = tmp_path / "staged"
+    if case.problem:
+        with pytest.raises(DataError, match=f"1 x {case.problem}(.|\n)*{FIRST}(.|\n)*on_bad_image: skip"):
+            stage(ImageFolder(**source), folder)
+        assert not (folder / "meta.json").exists()
+        assert not list(folder.glob("*.npy"))
+        (row,) = problems(folder)
+        assert (row["file"], row["split"], row["problem"], row["action"]) == (FIRST, "train", case.problem, "fail")
+        assert case.detail in row["detail"]
+    staged = stage(ImageFolder(**source, on_bad_image="skip"), folder)
+    train = staged.split("train")
+    expected = [IMAGES[index] for index in np.argsort(LABELS, kind="stable")]
+    expected = expected[1:] if case.problem else [case.result, *expected[1:]]
+    assert np.array_equal(train.images, np.stack(expected))
+    assert train.labels.tolist() == sorted(LABELS)[1 if case.problem else 0 :]
+    assert staged.meta["handled"] == case.handled
+    assert staged.meta["problems"] == ({case.problem: 1} if case.problem else {})
+    assert [row["action"] for row in problems(folder)] == ["skip"] * bool(case.problem)
+    pixels_of = train.images.reshape(-1, 3).astype(np.float64)
+    assert staged.meta["mean"] == pytest.approx(pixels_of.mean(axis=0)), "what was left out does not count"
+    assert staged.meta["std"] == pytest.approx(pixels_of.std(axis=0))
+
+
+def test_all_bad_images_are_listed_before_it_fails(tree, tmp_path):
+    bad = sorted((tree / "train").rglob("*.png"))[:7]
+    for path in bad:
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match=r"7 x empty file(.|\n)*and 2 more"):
+        stage(ImageFolder(source="imagefolder", root=str(tree)), tmp_path / "staged")
+    assert [row["file"] for row in problems(tmp_path / "staged")] == [str(path.relative_to(tree)) for path in bad]
+
+
+@pytest.mark.parametrize(("fit", "expected"), [("stretch", (30, 30, 30)), ("crop", (30, 30, 30)), ("pad", (30, 0, 0))])
+def test_images_of_any_size_are_brought_to_the_one_asked_for(tree, tmp_path, fit, expected):
+    """A wide one of one colour: padded, its upper part is black."""
+    write_image(tree / FIRST, np.full((10, 40, 3), 30, np.uint8))
+    dataset = ImageFolder(source="imagefolder", root=str(tree), height=8, width=8, fit=fit)
+    staged = stage(dataset, tmp_path / "staged")
+    image = staged.split("train").images[0]
+    assert image.shape == (8, 8, 3)
+    assert (int(image[4, 4, 0]), int(image[0, 4, 0]), int(image[7, 4, 0])) == expected
+    assert staged.meta["handled"] == {"resized": 18}
+
+
+def test_grey_on_request(tree, tmp_path):
+    staged = stage(ImageFolder(source="imagefolder", root=str(tree), channels=1), tmp_path / "staged")
+    assert staged.split("train").images.shape == (12, 16, 16, 1)
+    first = np.asarray(Image.fromarray(IMAGES[0]).convert("L"))
+    assert np.array_equal(staged.split("train").images[0, ..., 0], first)
+
+
+# ---- a layout that is odd
+
+
+def copy(tree, source, target):
+    (tree / target).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(tree / source, tree / target)
+
+
+LAYOUTS = [
+    ("empty class", lambda tree: (tree / "train/class9").mkdir(), [], {}),
+    ("class to validate with only", lambda tree: copy(tree, "val/class0/00000.png", "val/other/x.png"),
+     [("val/other/x.png", "unknown class", "skip")], {}),
+    ("image in no class", lambda tree: copy(tree, FIRST, "train/x.png"),
+     [("train/x.png", "image without label", "skip")], {}),
+    ("duplicate", lambda tree: copy(tree, FIRST, "train/class0/x.png"),
+     [("train/class0/x.png", "duplicate", "keep")], {}),
+    ("duplicate in another class", lambda tree: copy(tree, FIRST, "train/class1/x.png"),
+     [("train/class1/x.png", "duplicate in another class", "keep")], {}),
+    ("trained on and validated with", lambda tree: copy(tree, FIRST, "val/class0/x.png"),
+     [("val/class0/x.png", "duplicate of a training image", "keep")], {}),
+    ("files that are no images", lambda tree: (tree / "train/class0/notes.txt").write_text("?"), [], {"ignored": 1}),
+    ("a folder without labels", lambda tree: copy(tree, FIRST, "test/x.png"), [], {"ignored": 1}),
+    ("hidden files", lambda tree: copy(tree, FIRST, "train/class0/._x.png"), [], {}),
+    ("a link to an image", lambda tree: (tree / "val/class1/x.png").symlink_to(tree / FIRST),
+     [("val/class1/x.png", "duplicate of a training image in another class", "keep")], {}),
+    ("a link to nowhere", lambda tree: (tree / "val/class1/x.png").symlink_to("/nowhere"),
+     [("val/class1/x.png", "unreadable", "skip")], {}),
+    ("a link to itself", lambda tree: (tree / "train/class1/loop").symlink_to(tree / "train"), [], {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "make", "listed", "handled"), LAYOUTS, ids=[row[0] for row in LAYOUTS])
+def test_an_odd_layout_is_handled_and_counted_or_listed_by_name(tree, tmp_path, name, make, listed, handled):
+    make(tree)
+    dataset = ImageFolder(source="imagefolder", root=str(tree), on_bad_image="skip")
+    staged = stage(dataset, tmp_path / "staged")
+    rows = [(row["file"], row["problem"], row["action"]) for row in problems(tmp_path / "staged")]
+    assert rows == listed
+    assert staged.meta["handled"] == handled
+    if any(action == "skip" for _, _, action in listed):
+        with pytest.raises(DataError, match=listed[0][1]):
+            stage(ImageFolder(source="imagefolder", root=str(tree)), tmp_path / "staged")
+
+
+def test_a_class_that_loses_all_its_images_keeps_its_number(tree, tmp_path):
+    for path in (tree / "train/class1").iterdir():
+        path.write_bytes(b"no image")
+    staged = stage(ImageFolder(source="imagefolder", root=str(tree), on_bad_image="skip"), tmp_path / "staged")
+    assert staged.meta["counts"]["train"] == [4, 0, 4]
+    assert staged.meta["classes"] == ["class0", "class1", "class2"]
+
+
+def test_a_split_that_loses_all_its_images_is_an_error(tree, tmp_path):
+    for path in (tree / "val").rglob("*.png"):
+        path.write_bytes(b"no image")
+    with pytest.raises(DataError, match="there is no image to validate with"):
+        stage(ImageFolder(source="imagefolder", root=str(tree), on_bad_image="skip"), tmp_path / "staged")
+
+
+def test_tiny_imagenets_lists_are_held_against_its_files(tmp_path):
+    root = tmp_path / "tiny"
+    images = pixels(8, (16, 16, 3)), np.arange(8) % 2
+    wnids = write_tiny_imagenet(root, images, (pixels(4, (16, 16, 3), 1), np.arange(4) % 2), classes=2)
+    (root / "val/images/val_0000.JPEG").unlink()
+    write_image(root / "val/images/val_9999.JPEG", images[0][0][::-1], format="PNG")
+    with open(root / "val/val_annotations.txt", "a") as file:
+        file.write("val_0001.JPEG\tn00000000\t0\t0\t1\t1\n")
+    lines = (root / "val/val_annotations.txt").read_text().replace(f"val_0002.JPEG\t{wnids[0]}", "val_0002.JPEG\tn1")
+    (root / "val/val_annotations.txt").write_text(lines)
+    with open(root / "wnids.txt", "a") as file:
+        file.write("n99999999\n")
+    write_image(root / "train/n55555555/images/x.JPEG", images[0][1][::-1], format="PNG")
+    stage(ImageFolder(source="imagefolder", root=str(root), on_bad_image="skip"), tmp_path / "staged")
+    assert {(row["file"], row["problem"]) for row in problems(tmp_path / "staged")} == {
+        ("val_0000.JPEG", "label without image"),
+        ("val_0001.JPEG", "label without image"),  # it has one already
+        ("val/images/val_0002.JPEG", "unknown class"),
+        ("val/images/val_9999.JPEG", "image without label"),
+        ("train/n99999999", "class without images"),
+        ("train/n55555555/images/x.JPEG", "unknown class"),
+    }
+
+
+# ---- archives that are odd, or hostile
+
+
+def zipped(path, members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def tarred(path, members):
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            if isinstance(content, str):
+                member.type, member.linkname = tarfile.SYMTYPE, content
+                content = b""
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+GOOD = {f"train/class{label}/{index}.png": encoded(Image.fromarray(image))
+        for index, (image, label) in enumerate(zip(IMAGES, LABELS, strict=True))}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["../../evil.png", "/tmp/evil.png", "train/class0/../../../evil.png"])
+@pytest.mark.parametrize("kind", ["zip", "tar.gz"])
+def test_a_path_that_leaves_the_archive_is_listed_and_nothing_is_written_there(tmp_path, name, kind):
+    path = tmp_path / "inner/deep" / f"set.{kind}"
+    path.parent.mkdir(parents=True)
+    (zipped if kind == "zip" else tarred)(path, GOOD | {name: PNG})
+    with pytest.raises(DataError, match="1 x path leaves the archive"):
+        stage(ImageFolder(source="imagefolder", root=str(path)), tmp_path / "staged")
+    staged = stage(ImageFolder(source="imagefolder", root=str(path), on_bad_image="skip"), tmp_path / "staged")
+    assert sum(map(sum, staged.meta["counts"].values())) == 12
+    assert not list(tmp_path.rglob("evil*"))
+    assert not Path("/tmp/evil.png").exists()
+
+
+def test_a_link_in_an_archive_is_not_followed(tmp_path):
+    tarred(tmp_path / "set.tar.gz", GOOD | {"train/class0/x.png": "/etc/passwd"})
+    with pytest.raises(DataError, match="1 x link in an archive"):
+        stage(ImageFolder(source="imagefolder", root=str(tmp_path / "set.tar.gz")), tmp_path / "staged")
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar.gz"])
+def test_an_archive_bomb_is_refused_before_it_fills_the_disk(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(archives, "BOMB_BYTES", 2**20)
+    path = tmp_path / f"set.{kind}"
+    (zipped if kind == "zip" else tarred)(path, GOOD | {"train/class0/bomb.png": bytes(2**24)})
+    with pytest.raises(UserError, match="an archive bomb"):
+        stage(ImageFolder(source="imagefolder", root=str(path)), tmp_path / "staged")
+    held = sum(each.stat().st_size for each in (tmp_path / "staged").rglob("*") if each.is_file())
+    assert held < 2**20
+
+
+def test_what_is_damaged_within_an_archive_is_listed_by_name(tmp_path):
+    path = tmp_path / "set.zip"
+    zipped(path, GOOD)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"4.png") + 60] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"1 x unreadable(.|\n)*train/class1/4.png.*damaged in the zip"):
+        stage(ImageFolder(source="imagefolder", root=str(path)), tmp_path / "staged")
