@@ -4,6 +4,7 @@ Killed half-way, the same command goes on from there. Bad images are listed in p
 """
 
 import argparse
+import gc
 import logging
 
 from trainyard import programs
@@ -15,6 +16,7 @@ log = logging.getLogger("stage")
 
 def main(arguments: argparse.Namespace) -> None:
     """Stage one dataset, or say that it is there already."""
+    gc.disable()  # it would look for cycles among a million names of files again and again
     config = read_config(arguments.config)
     programs.section(config, "datasets", arguments.dataset)
     dataset, folder = config.datasets[arguments.dataset], arguments.results / "data" / arguments.dataset

@@ -8,7 +8,6 @@ import bz2
 import gzip
 import lzma
 import os
-import shutil
 import stat
 import struct
 import tarfile
@@ -21,11 +20,12 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
 
+from trainyard.disks import file_system, is_network
 from trainyard.errors import UserError
 from trainyard.files import atomic_write
 from trainyard.problems import Problem
 
-LISTING_THREADS: Final = 16  # network file systems answer many questions at once
+LISTING_THREADS: Final = 16  # network file systems are slow to answer, but answer many questions at once
 BOMB_RATIO: Final = 100  # images do not compress; what unpacks to more than this times its size ...
 BOMB_BYTES: Final = 2**30  # ... and to more than this, was made to fill a disk
 LARGEST_FILE: Final = 2**28  # bytes of one image
@@ -55,13 +55,17 @@ class Folder:
 
     path: Path
     refused: list[Problem] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)  # names of all that `files` came by
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "refused": [], "folders": []}
 
     def files(self) -> list[File]:
         """All files, by name; those whose name begins with a dot are passed over."""
         if not self.path.is_dir():
             raise ArchiveError(f"{self.path}: there is no such folder")
         seen: set[tuple[int, int]] = set()
-        with ThreadPoolExecutor(LISTING_THREADS) as pool:
+        with ThreadPoolExecutor(LISTING_THREADS if is_network(file_system(self.path)) else 1) as pool:
             found, waiting = list[File](), [""]
             while waiting:
                 listed = list(pool.map(self._list, waiting))
@@ -69,6 +73,7 @@ class Folder:
                 for files, folders in listed:
                     found += files
                     waiting += [name for name, identity in folders if identity not in seen]
+                    self.folders += [name for name, _ in folders]
                     seen.update(identity for _, identity in folders)
         return sorted(found, key=lambda file: file.name)
 
@@ -102,9 +107,10 @@ class Archive:
 
     path: Path
     refused: list[Problem] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)  # names of those that are members themselves
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "refused": []}
+        return {"path": self.path, "refused": [], "folders": []}
 
     @cached_property
     def _file(self) -> IO[bytes]:
@@ -140,7 +146,10 @@ class Zip(Archive):
 
     def _usable(self, members: list[zipfile.ZipInfo]) -> Iterator[File]:
         for member in members:
-            if member.is_dir() or not self._accepts(member.filename, member.file_size):
+            if not self._accepts(member.filename, member.file_size):
+                continue
+            if member.is_dir():
+                self.folders.append(member.filename.rstrip("/"))
                 continue
             if stat.S_ISLNK(member.external_attr >> 16):
                 self.refused.append(Problem(member.filename, "", "link in an archive"))
@@ -185,10 +194,10 @@ class Tar(Archive):
     def _usable(self, archive: tarfile.TarFile) -> Iterator[File]:
         for member in archive:
             archive.members = []  # type: ignore[attr-defined]  # it would keep them all
-            if member.isdir():
-                continue
             name = member.name.removeprefix("./")
-            if not member.isreg():
+            if member.isdir():
+                self.folders.append(name)
+            elif not member.isreg():
                 self.refused.append(Problem(name, "", "link in an archive" if member.islnk() or member.issym()
                                             else "not a file"))  # fmt: skip
             elif self._accepts(name, member.size):
@@ -259,14 +268,3 @@ def _check_for_bomb(path: Path, unpacked: int) -> None:
     if unpacked > max(BOMB_BYTES, BOMB_RATIO * path.stat().st_size):
         raise ArchiveError(f"{path}: unpacks to over {unpacked:,} bytes, more than {BOMB_RATIO} times its size: an "
                            "archive bomb? Unpack it yourself if you trust it, and give the folder")  # fmt: skip
-
-
-def room_for(folder: Path, needed: int) -> None:
-    """Find out before hours of work whether the result will fit.
-
-    Raises:
-        ArchiveError: it will not.
-    """
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise ArchiveError(f"{folder}: {needed / 2**30:.1f} GiB will be needed here, {free / 2**30:.1f} GiB are free")

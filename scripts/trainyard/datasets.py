@@ -81,7 +81,7 @@ class Staged:
     def _mapped(self, name: str) -> NDArray[Any]:
         try:
             array: NDArray[Any] = np.load(self.folder / name, mmap_mode="r")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             remedy = f"remove {self.folder / 'meta.json'} and run `snakemake data`"
             raise DataError(f"{self.folder / name} cannot be opened ({error}): {remedy}") from None
         return array

@@ -78,27 +78,35 @@ def checksum_of(path: Path, like: str) -> str:
 def _fetch_from(url: str, remote: Remote, target: Path, first_wait_seconds: float) -> None:
     """Download from one address, into a file beside the target that takes its name when it is whole."""
     part = target.with_name(f"{target.name}.part")
-    spoiled, tries, wait = 0, 0, first_wait_seconds
-    while True:
-        before = part.stat().st_size if part.exists() else 0
-        try:
-            _receive(url, part)
-        except _Broken as error:
-            tries = 1 if part.exists() and part.stat().st_size > before else tries + 1
-            if tries >= TRIES:
-                raise
-            log.info("%s: %s; trying again in %.0f s", remote.name, error, wait)
-            time.sleep(wait)
-            wait = min(2 * wait, LONGEST_WAIT_SECONDS)
-            continue
+    for _ in range(2):
+        _persist(url, part, first_wait_seconds)
         if (found := checksum_of(part, remote.checksum)) == remote.checksum:
             part.replace(target)
             return
         part.unlink()
-        spoiled += 1
-        if spoiled == 2:
-            raise _Refused(f"what comes has the checksum {found}, not {remote.checksum}")
-        log.info("%s: arrived with a wrong checksum; trying once more from the beginning", remote.name)
+        log.info("%s: arrived with a wrong checksum: once more, from the beginning", remote.name)
+    raise _Refused(f"what comes has the checksum {found}, not {remote.checksum}")
+
+
+def _persist(url: str, part: Path, first_wait_seconds: float) -> None:
+    """Go on from where it broke off, for as long as something comes."""
+    tries = 0  # in a row without a byte
+    while True:
+        before = _size(part)
+        try:
+            _receive(url, part)
+            return
+        except _Broken as error:
+            tries = 1 if _size(part) > before else tries + 1
+            if tries == TRIES:
+                raise
+            wait = min(first_wait_seconds * 2 ** (tries - 1), LONGEST_WAIT_SECONDS)
+            log.info("%s: %s; trying again in %.0f s", part.stem, error, wait)
+            time.sleep(wait)
+
+
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
 
 
 def _receive(url: str, part: Path) -> None:
@@ -106,7 +114,7 @@ def _receive(url: str, part: Path) -> None:
     import requests
     from urllib3.exceptions import HTTPError
 
-    start = part.stat().st_size if part.exists() else 0
+    start = _size(part)
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
     try:
         with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_SECONDS) as answer:

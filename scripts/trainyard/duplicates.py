@@ -41,9 +41,11 @@ def _equal(prints: dict[str, NDArray[np.uint64]]) -> Iterator[list[_Place]]:
     """Places with equal prints, in order; bad images have none."""
     every = np.concatenate([prints[name] for name in SPLITS])
     order = np.argsort(every, kind="stable")
-    ends = np.flatnonzero(np.diff(every[order])) + 1
+    begins = np.flatnonzero(np.diff(every[order], prepend=np.uint64(0)))  # from the first that is not 0
+    ends = np.append(begins[1:], len(order))
+    several = ends - begins > 1
     border = len(prints["train"])
-    for group in np.split(order, ends):
-        if len(group) > 1 and every[group[0]]:
-            places = [("train", index) if index < border else ("val", index - border) for index in group.tolist()]
-            yield [_Place(*place) for place in places]
+    for begin, end in zip(begins[several], ends[several], strict=True):
+        group = order[begin:end]
+        places = [("train", index) if index < border else ("val", index - border) for index in group.tolist()]
+        yield [_Place(*place) for place in places]

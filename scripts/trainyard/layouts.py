@@ -5,7 +5,7 @@
 - train/<wnid>/images/*.JPEG, val/images/*.JPEG, val/val_annotations.txt, wnids.txt, words.txt
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -45,8 +45,10 @@ def find_layout(collection: Collection, files: Sequence[File], *, val_fraction: 
     top = {name.split("/")[0] for name in images if "/" in name}
     if TRAIN_FOLDER in top:
         layout = _with_train_folder(collection, inside, images, top)
+        _look_for_empty(layout, collection, f"{base}{TRAIN_FOLDER}/")
     else:
         layout = _folders(images, "", "train")
+        _look_for_empty(layout, collection, base)
     layout.problems += collection.refused
     layout.ignored += len(inside) - len(images)
     if not layout.images["train"]:
@@ -105,14 +107,16 @@ def _folders(images: dict[str, File], prefix: str, split: str, listed: Sequence[
             layout.problems.append(Problem(file.name, split, "unknown class", f"{folder} is not a training class"))
         else:
             layout.images[split].append((file, label_of[folder]))
-    if split == "train":
-        layout.problems += _empty(classes, {label for _, label in layout.images[split]}, prefix)
     return layout
 
 
-def _empty(classes: Iterable[str], held: set[int], prefix: str) -> list[Problem]:
-    empty = [name for label, name in enumerate(classes) if label not in held]
-    return [Problem(f"{prefix}{name}", "train", "class without images") for name in empty]
+def _look_for_empty(layout: Layout, collection: Collection, prefix: str) -> None:
+    """Folders of classes, and classes that are listed, without an image to train on."""
+    held = {layout.classes[label] for _, label in layout.images["train"]}
+    held |= {each.file.removeprefix(prefix).split("/")[0] for each in layout.problems}  # those have been told already
+    found = {name.removeprefix(prefix).split("/")[0] for name in collection.folders if name.startswith(prefix)}
+    for name in sorted((found | set(layout.classes)) - held - {""}):
+        layout.problems.append(Problem(f"{prefix}{name}", "train", "class without images"))
 
 
 def _annotated(layout: Layout, collection: Collection, annotations: File, images: dict[str, File]) -> None:

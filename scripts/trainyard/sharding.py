@@ -8,16 +8,19 @@ Below the dataset's folder, `.staging/` holds the files in the making, each of i
 Memory: a process holds one shard of at most 16 MiB of pixels, and the source's list of files (about 0.3 KiB each).
 """
 
+import hashlib
 import logging
 import math
 import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -36,6 +39,7 @@ from trainyard.sources import Part, Source
 SHARD_BYTES: Final = 2**24  # of pixels
 SHARD_IMAGES: Final = 4096  # at most
 AHEAD: Final = 2  # shards per process that are handed out before they are asked for
+KEPT_SECONDS: Final = 1.0  # of work that is lost at most
 STATISTICS_ROWS: Final = 32  # images whose squares are held at once: they stay in the processor's cache
 log = logging.getLogger(__name__)
 
@@ -62,6 +66,7 @@ class Outcome:
     count: int = 0  # good training images
     sums: list[int] = field(default_factory=list)  # per channel, over the pixels of those
     squares: list[int] = field(default_factory=list)
+    digests: dict[str, str] = field(default_factory=dict)  # of the image files, bad rows included
 
     def add(self, record: dict[str, Any]) -> None:
         """Take in what a shard's line says."""
@@ -89,24 +94,87 @@ def make_shards(source: Source, work: Path, *, cpus: int, what: str) -> Outcome:
     """
     shards = shards_of(source.sizes, source.shape)
     parts = {shard: source.part(shard.split, shard.start, shard.stop) for shard in shards}
-    outcome = Outcome()
     with journal.opened(work / "shards.jsonl") as record:
         known = _known(work) if _is_prepared(source, work) else {}
         missing = [shard for shard, part in parts.items() if known.get(shard, {}).get("key") != part.key]
         for shard in missing:
             if shard in known:  # of other files: its rows are about to be overwritten
                 record.append("void", durable=True, **asdict(shard))
+        notes, outcome, digests = _Notes(record, work), Outcome(), _Digests(work, source)
         for shard in parts.keys() - set(missing):
             outcome.add(known[shard])
+            digests.add(shard)
         total, pending = sum(map(len, parts)), sum(map(len, missing))
         if pending < total:
             log.info("%s: %d of %d shards are there already", what, len(parts) - len(missing), len(parts))
-        with counting(what, total, unit="images", done=total - pending) as count:
-            small = source.in_process or pending * math.prod(source.shape) <= SHARD_BYTES
+        small = source.in_process or pending * math.prod(source.shape) <= SHARD_BYTES
+        with counting(what, total, unit="images", done=total - pending) as count, notes.kept():
             for shard, line in _made(missing, parts, work, 1 if small else cpus):
-                outcome.add(record.append("shard", durable=True, **asdict(shard), key=parts[shard].key, **line))
+                outcome.add(notes.take({**asdict(shard), "key": parts[shard].key, **line}))
+                digests.add(shard)
                 count.add(len(shard))
+    outcome.digests = digests.finished()
     return outcome
+
+
+class _Notes:
+    """Notes shards when their rows are on the disk: several at once, so that nobody waits for the disk all the time."""
+
+    def __init__(self, record: journal.Journal, work: Path) -> None:
+        self._record, self._work = record, work
+        self._waiting: list[dict[str, Any]] = []
+        self._kept = time.monotonic()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep what was taken when the block ends, however it does."""
+        try:
+            yield
+        finally:
+            self._keep()
+
+    def take(self, line: dict[str, Any]) -> dict[str, Any]:
+        """Take a line; it is on the disk within a moment."""
+        self._waiting.append(line)
+        if time.monotonic() - self._kept > KEPT_SECONDS:
+            self._keep()
+        return line
+
+    def _keep(self) -> None:
+        for path in self._work.glob("*.npy"):
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+        for line in self._waiting:
+            self._record.append("shard", durable=line is self._waiting[-1], **line)
+        self._waiting, self._kept = [], time.monotonic()
+
+
+class _Digests:
+    """The digests of the image files, worked out while they grow: reading them again at the end takes one core long."""
+
+    def __init__(self, work: Path, source: Source) -> None:
+        self._paths = {split: work / f"{split}-images.npy" for split in source.sizes}
+        self._row_bytes = math.prod(source.shape)
+        self._done: dict[tuple[str, int], Shard] = {}  # by split and first row, of those that are not read yet
+        self._rows = dict.fromkeys(source.sizes, 0)  # that have been read
+        self._digests = {split: hashlib.sha256(self._head(split)) for split in source.sizes}
+
+    def _head(self, split: str) -> bytes:
+        with open(self._paths[split], "rb") as file:
+            return file.read(_offset(self._paths[split]))
+
+    def add(self, shard: Shard) -> None:
+        """A shard is there; what lies in one piece with the beginning is read."""
+        self._done[shard.split, shard.start] = shard
+        while ready := self._done.pop((shard.split, self._rows[shard.split]), None):
+            with open(self._paths[ready.split], "rb", buffering=0) as file:
+                file.seek(_offset(self._paths[ready.split]) + ready.start * self._row_bytes)
+                self._digests[ready.split].update(file.read(len(ready) * self._row_bytes))
+            self._rows[ready.split] = ready.stop
+
+    def finished(self) -> dict[str, str]:
+        """SHA-256 by file name, as `files.file_digest` would give it."""
+        return {self._paths[split].name: digest.hexdigest() for split, digest in self._digests.items()}
 
 
 def _known(work: Path) -> dict[Shard, dict[str, Any]]:
@@ -143,7 +211,7 @@ _KINDS: Final[tuple[tuple[str, Any, tuple[int, ...] | None], ...]] = (
 def _is_laid_out(path: Path, dtype: Any, shape: tuple[int, ...]) -> bool:
     try:
         found = np.load(path, mmap_mode="r")
-    except (OSError, ValueError):
+    except (OSError, ValueError, EOFError):
         return False
     return bool(found.dtype == dtype and found.shape == shape)
 
@@ -154,7 +222,7 @@ def _is_laid_out(path: Path, dtype: Any, shape: tuple[int, ...]) -> bool:
 def _made(
     shards: list[Shard], parts: dict[Shard, Part], work: Path, cpus: int
 ) -> Iterator[tuple[Shard, dict[str, Any]]]:
-    """Make each shard, and give what is to be noted of it as soon as it is on the disk."""
+    """Make each shard, and give what is to be noted of it as soon as it is written."""
     if cpus == 1:
         for shard in shards:
             yield shard, write_shard(parts[shard], shard, work)
@@ -196,7 +264,7 @@ def _follow(parent: Any) -> None:
 
 
 def write_shard(part: Part, shard: Shard, work: Path) -> dict[str, Any]:
-    """Make one shard and have its rows on the disk; gives what is to be noted of it."""
+    """Make one shard and write its rows; gives what is to be noted of it once they are on the disk."""
     block = part.make()
     _write_rows(work / f"{shard.split}-images.npy", shard.start, block.images)
     _write_rows(work / f"{shard.split}-labels.npy", shard.start, block.labels)
@@ -216,13 +284,16 @@ def write_shard(part: Part, shard: Shard, work: Path) -> dict[str, Any]:
 
 
 def _write_rows(path: Path, start: int, rows: NDArray[Any]) -> None:
-    begin = np.load(path, mmap_mode="r").offset  # of the first row, behind the header
     with open(path, "r+b", buffering=0) as file:
-        file.seek(begin + start * rows[:1].nbytes)
+        file.seek(_offset(path) + start * rows[:1].nbytes)
         content = memoryview(np.ascontiguousarray(rows).view(np.uint8).reshape(-1))  # type: ignore[arg-type]
         while content:
             content = content[file.write(content) :]
-        os.fsync(file.fileno())
+
+
+def _offset(path: Path) -> int:
+    """Where the rows begin, behind the header."""
+    return int(np.load(path, mmap_mode="r").offset)
 
 
 def channel_sums(images: NDArray[np.uint8]) -> tuple[list[int], list[int]]:

@@ -22,7 +22,6 @@ import PIL
 from numpy.lib.format import open_memmap
 
 from trainyard import published, slurm
-from trainyard.archives import room_for
 from trainyard.config import Data
 from trainyard.counting import duration
 from trainyard.datasets import SPLITS, DataError, Staged
@@ -153,7 +152,8 @@ def _stage_images(source: Source, folder: Path, *, skip: bool) -> dict[str, Any]
         raise DataError(f"{folder.name}: there is no image to {'train on' if 'train' in empty else 'validate with'}")
     classes = source.classes(int(max(each.max() for each in labels.values())))
     names = [f"{name}-{kind}.npy" for name in SPLITS for kind in ("images", "labels")]
-    digests = {name: file_digest(work / name) for name in names}
+    whole = {f"{name}-images.npy" for name in SPLITS if not outcome.bad.get(name)}
+    digests = {name: outcome.digests[name] if name in whole else file_digest(work / name) for name in names}
     for name in names:
         (work / name).replace(folder / name)
     height, width, channels = source.shape
@@ -176,11 +176,20 @@ def _announce(source: Source, folder: Path, cpus: int) -> None:
     """Say what there is to do, and find out whether there is room for it."""
     count = sum(source.sizes.values())
     size = count * math.prod(source.shape)
-    room_for(folder, size)
+    _look_for_room(folder, size)
     seconds = source.seconds_per_image() * count / cpus
     about = f", about {duration(seconds)} on {cpus} CPUs" if seconds >= 1 else ""
     form = "x".join(map(str, source.shape))
     log.info("%s: %s images of %s, %.2f GiB%s", folder.name, f"{count:,}", form, size / 2**30, about)
+
+
+def _look_for_room(folder: Path, size: int) -> None:
+    """Find out before hours of work whether the result will fit; what an earlier run has written is there already."""
+    written = sum(path.stat().st_blocks * 512 for path in (folder / ".staging").glob("*.npy"))
+    free = shutil.disk_usage(folder).free
+    if size - written > free:
+        raise DataError(f"{folder}: {(size - written) / 2**30:,.1f} GiB more will be needed here, "
+                        f"{free / 2**30:,.1f} GiB are free")  # fmt: skip
 
 
 def _check(source: Source, outcome: Outcome, folder: Path, *, skip: bool) -> None:

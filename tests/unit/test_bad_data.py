@@ -166,7 +166,8 @@ def copy(tree, source, target):
 
 
 LAYOUTS = [
-    ("empty class", lambda tree: (tree / "train/class9").mkdir(), [], {}),
+    ("empty class", lambda tree: (tree / "train/class9").mkdir(),
+     [("train/class9", "class without images", "skip")], {}),
     ("class to validate with only", lambda tree: copy(tree, "val/class0/00000.png", "val/other/x.png"),
      [("val/other/x.png", "unknown class", "skip")], {}),
     ("image in no class", lambda tree: copy(tree, FIRST, "train/x.png"),

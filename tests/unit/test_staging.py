@@ -1,0 +1,305 @@
+"""Staging shard by shard: what is done stays done, memory is bounded, and the bytes do not depend on how it went."""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import psutil
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from hypothesis.extra.numpy import arrays
+from imagesets import pixels, write_image, write_tree
+from trainyard import sharding
+from trainyard.datasets import DataError
+from trainyard.dataspec import ImageFolder, Synthetic
+from trainyard.files import digest_of, file_digest
+from trainyard.sharding import channel_sums, make_shards, shards_of
+from trainyard.sources import Block, Part, Source, stratified_split
+from trainyard.staging import stage
+from waiting import wait_until
+from yard import ROOT
+
+
+def digests(folder):
+    return {path.name: file_digest(path) for path in sorted(folder.glob("[!.]*"))}
+
+
+# ---- killed half-way
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """Enough for thirteen shards: noise at 128x128 takes a while to decode."""
+    root = tmp_path_factory.mktemp("many")
+    noise = pixels(1, (1500, 400, 3))[0]
+    for index in range(4000):
+        crop = noise[index % 1300 : index % 1300 + 128, index // 20 : index // 20 + 128]
+        write_image(root / "set" / f"class{index % 4}" / f"{index}.jpg", crop)
+    (root / "config.yaml").write_text(
+        yaml.safe_dump({"datasets": {"many": {"source": "imagefolder", "root": str(root / "set")}}})
+    )
+    return root
+
+
+def staging(folder, results, **options):
+    command = [sys.executable, str(ROOT / "scripts/stage.py"), "--config", "config.yaml", "--dataset", "many"]
+    return subprocess.Popen(
+        [*command, "--results", str(results)], cwd=folder, text=True, stdout=subprocess.PIPE, **options
+    )
+
+
+def shards_done(results):
+    path = results / "data/many/.staging/shards.jsonl"
+    return path.read_text().count('"shard"') if path.exists() else 0
+
+
+def test_killed_half_way_it_goes_on_and_gives_the_same_bytes(many, tmp_path):
+    """Those of a straight run on one CPU."""
+    cpu = min(os.sched_getaffinity(0))
+    straight = staging(many, tmp_path / "straight", preexec_fn=lambda: os.sched_setaffinity(0, [cpu]))
+    text = straight.communicate(timeout=100)[0]
+    assert "many: 4,000 images of 128x128x3, 0.18 GiB" in text
+    assert "are there already" not in text
+    for least in (2, 6):
+        started = staging(many, tmp_path)
+        wait_until(lambda: shards_done(tmp_path) >= least, timeout_seconds=60, what="some shards are done")  # noqa: B023
+        helpers = psutil.Process(started.pid).children(recursive=True)
+        started.send_signal(signal.SIGKILL)
+        started.communicate()
+        psutil.wait_procs(helpers, timeout=10)
+        assert not any(helper.is_running() and helper.status() != "zombie" for helper in helpers), "nobody is left"
+        assert not (tmp_path / "data/many/meta.json").exists()
+    done = shards_done(tmp_path)
+    text = staging(many, tmp_path).communicate(timeout=100)[0]
+    assert f"many: {done} of 13 shards are there already" in text
+    assert digests(tmp_path / "data/many") == digests(tmp_path / "straight/data/many")
+    assert not (tmp_path / "data/many/.staging").exists()
+
+
+# ---- what changes
+
+
+def test_an_image_that_is_repaired_redoes_only_its_shard(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(sharding, "SHARD_IMAGES", 4)
+    root = write_tree(tmp_path / "set", pixels(12, (8, 8, 3)), np.arange(12) % 3)
+    root = write_tree(root, pixels(4, (8, 8, 3), 1), np.arange(4) % 3, split="val")
+    dataset, folder = ImageFolder(source="imagefolder", root=str(root)), tmp_path / "staged"
+    good = (root / "train/class1/00001.png").read_bytes()
+    (root / "train/class1/00001.png").write_bytes(b"")
+    with pytest.raises(DataError, match="1 x empty file"):
+        stage(dataset, folder)
+    (root / "train/class1/00001.png").write_bytes(good)
+    with caplog.at_level(logging.INFO):
+        repaired = digests(stage(dataset, folder).folder)
+    assert "staged: 3 of 4 shards are there already" in caplog.text
+    names = [name for name in repaired if name.endswith(".npy")]
+    fresh = digests(stage(dataset, tmp_path / "fresh").folder)
+    assert {name: repaired[name] for name in names} == {name: fresh[name] for name in names}
+
+
+def test_a_set_that_gains_an_image_is_staged_again(tmp_path):
+    root = write_tree(tmp_path / "set", pixels(12, (8, 8, 3)), np.arange(12) % 3)
+    dataset, folder = ImageFolder(source="imagefolder", root=str(root)), tmp_path / "staged"
+    before = stage(dataset, folder).digest
+    assert stage(dataset, folder).digest == before
+    write_image(root / "train/class0/new.png", pixels(1, (8, 8, 3), 2)[0])
+    assert stage(dataset, folder).digest != before
+    assert sum(map(sum, stage(dataset, folder).meta["counts"].values())) == 13
+
+
+def test_room_is_looked_for_before_the_work(tmp_path):
+    with pytest.raises(DataError, match=r"GiB more will be needed here, .* GiB are free"):
+        stage(Synthetic(source="synthetic", images=2**31, height=512, width=512), tmp_path / "staged")
+
+
+# ---- a process that dies
+
+
+class Deadly:
+    """A part whose process is ended by force, as the kernel does when memory is short."""
+
+    def __init__(self, alone):
+        self.alone = alone
+
+    def __call__(self):
+        if os.getpid() != self.alone:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Block(np.zeros((1, 8, 8, 3), np.uint8), np.zeros(1, np.int64))
+
+
+class Numbers(Source):
+    """Images in memory whose parts count how often they are made, and fail on request."""
+
+    def __init__(self, train, val, *, fails=(), version=0, deadly=False):
+        self.splits, self.fails, self.version, self.deadly = {"train": train, "val": val}, set(fails), version, deadly
+        self.made = []
+        self.in_process = not deadly
+
+    @property
+    def shape(self):
+        return self.splits["train"].shape[1:]
+
+    @property
+    def sizes(self):
+        return {name: len(rows) for name, rows in self.splits.items()}
+
+    def part(self, split, start, stop):
+        key = digest_of([split, start, stop, self.version if (split, start) == ("train", 0) else 0])
+        if self.deadly:
+            return Part(key, Deadly(os.getpid()))
+        return Part(key, lambda: self._make(split, start, stop))
+
+    def _make(self, split, start, stop):
+        if (split, start) in self.fails:
+            raise DataError("as was asked for")
+        self.made.append((split, start))
+        images = self.splits[split][start:stop]
+        images = images ^ np.uint8(self.version) if (split, start) == ("train", 0) else images
+        return Block(images, np.arange(start, stop))
+
+    def classes(self, highest_label):
+        return list(map(str, range(highest_label + 1)))
+
+
+def test_a_process_that_dies_is_named_with_what_it_did(tmp_path, monkeypatch):
+    monkeypatch.setattr(sharding, "SHARD_BYTES", 200)
+    source = Numbers(np.zeros((6, 8, 8, 3), np.uint8), np.zeros((1, 8, 8, 3), np.uint8), deadly=True)
+    with pytest.raises(
+        DataError, match=r"died, perhaps for lack of memory, at one of: .*train 0 to 1.*what is done is kept"
+    ):
+        make_shards(source, tmp_path, cpus=2, what="numbers")
+
+
+# ---- properties
+
+SHAPES = some.tuples(some.integers(1, 3), some.integers(1, 3), some.sampled_from([1, 3]))
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=some.data())
+def test_however_it_is_interrupted_the_files_are_those_of_a_straight_run(data):
+    shape = data.draw(SHAPES)
+    sets = [data.draw(arrays(np.uint8, (data.draw(some.integers(1, 9)), *shape))) for _ in range(2)]
+    shards = [(shard.split, shard.start) for shard in cut(sets, shape)]
+    with TemporaryDirectory() as one, TemporaryDirectory() as other:
+        straight = run(Numbers(*sets), one)
+        done = set()
+        for fails in data.draw(some.lists(some.sets(some.sampled_from(shards)), max_size=3)):
+            source = Numbers(*sets, fails=fails)
+            with contextlib.suppress(DataError):
+                run(source, other)
+            assert not done & set(source.made), "what was done is not done again"
+            done |= set(source.made)
+        source = Numbers(*sets)
+        assert run(source, other) == straight
+        assert done.isdisjoint(source.made)
+        assert done | set(source.made) == set(shards)
+
+
+def cut(sets, shape):
+    return with_small_shards(lambda: shards_of(dict(zip(("train", "val"), map(len, sets), strict=True)), shape))
+
+
+def with_small_shards(work):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharding, "SHARD_IMAGES", 2)
+        return work()
+
+
+def run(source, folder):
+    """What is in the files, and what is known of the pixels."""
+    outcome = with_small_shards(lambda: make_shards(source, Path(folder), cpus=1, what="numbers"))
+    return [
+        outcome.count,
+        outcome.sums,
+        outcome.squares,
+        *(path.read_bytes() for path in sorted(Path(folder).glob("*.npy"))),
+    ]
+
+
+def test_a_source_that_changes_and_changes_back_is_followed(tmp_path):
+    """The rows of a shard are those of its last line, also where an earlier line has the same key."""
+    sets = pixels(5, (2, 2, 3)), pixels(3, (2, 2, 3), 1)
+    first = run(Numbers(*sets), tmp_path)
+    assert run(Numbers(*sets, version=7), tmp_path) != first
+    with contextlib.suppress(DataError):  # changed back, and interrupted before its first shard
+        run(Numbers(*sets, fails=[("train", 0)]), tmp_path)
+    assert run(Numbers(*sets), tmp_path) == first
+
+
+def test_a_file_in_the_making_that_is_lost_is_begun_anew(tmp_path):
+    sets = pixels(5, (2, 2, 3)), pixels(3, (2, 2, 3), 1)
+    first = run(Numbers(*sets), tmp_path)
+    (tmp_path / "train-labels.npy").write_bytes(b"")
+    again = Numbers(*sets)
+    assert run(again, tmp_path) == first
+    assert len(again.made) == len(cut(sets, (2, 2, 3)))
+
+
+SOME_IMAGES = arrays(np.uint8, some.tuples(*[some.integers(1, most) for most in (70, 4, 4)], some.just(3)))
+
+
+@settings(deadline=None)
+@given(images=SOME_IMAGES, cuts=some.sets(some.integers(1, 69)))
+def test_sums_are_exact_whatever_the_shards(images, cuts):
+    sums, squares = channel_sums(images)
+    values = images.reshape(-1, 3).astype(object)
+    assert sums == values.sum(axis=0).tolist()
+    assert squares == (values**2).sum(axis=0).tolist()
+    parts = [channel_sums(part) for part in np.split(images, sorted(cuts)) if len(part)]
+    assert np.sum([part[1] for part in parts], axis=0).tolist() == squares
+
+
+def test_sums_of_the_largest_shard_do_not_overflow():
+    images = np.full((sharding.SHARD_IMAGES, 1, 1, 1), 255, np.uint8)
+    assert channel_sums(images) == ([255 * len(images)], [255 * 255 * len(images)])
+
+
+@given(sizes=some.tuples(some.integers(0, 10**5), some.integers(0, 10**5)), shape=some.tuples(
+    some.integers(1, 5000), some.integers(1, 5000), some.sampled_from([1, 3])))  # fmt: skip
+def test_shards_hold_every_row_once_and_are_bounded(sizes, shape):
+    shards = shards_of(dict(zip(("train", "val"), sizes, strict=True)), shape) if np.prod(shape) < 10**6 else []
+    for split, size in zip(("train", "val"), sizes, strict=True):
+        mine = [shard for shard in shards if shard.split == split]
+        if shards:
+            assert [shard.start for shard in mine] == [0, *(shard.stop for shard in mine)][:-1] or not mine
+            assert sum(map(len, mine)) == size
+    for shard in shards:
+        assert 1 <= len(shard) <= sharding.SHARD_IMAGES
+        assert len(shard) == 1 or len(shard) * np.prod(shape) <= sharding.SHARD_BYTES
+
+
+LABELS = some.lists(some.integers(-3, 6), min_size=1, max_size=200).map(np.array)
+
+
+@given(labels=LABELS, fraction=some.floats(0.01, 0.99), seed=some.integers(0, 2**32 - 1))
+def test_a_split_is_stratified_whole_and_seeded(labels, fraction, seed):
+    train, val = stratified_split(labels, fraction, seed)
+    assert sorted([*train, *val]) == list(range(len(labels)))
+    assert list(train) == sorted(train)
+    assert list(val) == sorted(val)
+    for label in np.unique(labels):
+        count, held = (labels == label).sum(), (labels[val] == label).sum()
+        assert np.floor(count * fraction + 1e-9) - 1 <= held <= np.ceil(count * fraction)
+        assert held < count, "something of each class is trained on"
+        assert held >= min(np.floor(count * fraction + 1e-9), count - 1)
+    possible = sum(
+        min(np.ceil(count * fraction - 1e-9), count - 1) for count in np.unique(labels, return_counts=True)[1]
+    )
+    assert len(val) == min(np.ceil(len(labels) * fraction - 1e-9), possible)
+    again = stratified_split(labels, fraction, seed)
+    assert np.array_equal(train, again[0])
+
+
+@given(labels=LABELS, seed=some.integers(0, 1000))
+def test_another_seed_is_another_split(labels, seed):
+    splits = {bytes(stratified_split(np.zeros(50), 0.5, each)[1]) for each in range(seed, seed + 4)}
+    assert len(splits) > 1
