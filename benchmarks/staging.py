@@ -1,11 +1,12 @@
 """Staging image files beside a bare loop that only decodes them: images/s on one core and on all, and memory.
 
-    python benchmarks/staging.py --images 100000
+    python benchmarks/staging.py
+    python benchmarks/staging.py --images 10000 --side 224
 
-The images are JPEGs of 64x64, made for this, 500 a folder, read once before anything is timed. The bare loop is
+The images are JPEGs made for this, 500 a folder, read once before anything is timed. The bare loop is
 `np.asarray(Image.open(path).convert("RGB"))` for each path, in one process, and keeps nothing. Staging is the whole
-program, from its start to its end: it finds the files, decodes, checks, counts and writes them durably, and looks for
-duplicates. Memory is the largest sum over its processes, shared pages counted once (PSS).
+program, from its start to its end: it finds the files, decodes, checks, counts and writes them durably, hashes what it
+wrote and looks for duplicates. Memory is the largest sum over its processes, shared pages counted once (PSS).
 """
 
 import argparse
@@ -38,11 +39,12 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=100_000)
+    parser.add_argument("--side", type=int, default=64, help="pixels")
     parser.add_argument("--turns", type=int, default=3, help="of which the fastest counts")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        paths = make_images(folder / "set", arguments.images)
+        paths = make_images(folder / "set", arguments.images, arguments.side)
         (folder / "paths").write_text("\n".join(map(str, paths)))
         config = {"datasets": {"set": {"source": "imagefolder", "root": str(folder / "set")}}}
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -60,7 +62,7 @@ def main() -> None:
     )  # fmt: skip
 
 
-def make_images(root: Path, count: int) -> list[Path]:
+def make_images(root: Path, count: int, side: int) -> list[Path]:
     """Smooth noise as JPEGs, no two alike."""
     generator = np.random.default_rng(0)
     noise = Image.fromarray(generator.integers(0, 256, (1024, 1024, 3), np.uint8)).filter(ImageFilter.GaussianBlur(1.5))
@@ -68,8 +70,8 @@ def make_images(root: Path, count: int) -> list[Path]:
     for index in range(count):
         path = root / f"class{index // 500:04d}" / f"{index}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        left, top = index % 960, index * 7 % 959
-        noise.crop((left, top, left + 64, top + 64)).save(path, quality=90)
+        left, top = index % (1024 - side), index * 7 % (1023 - side)
+        noise.crop((left, top, left + side, top + side)).save(path, quality=90)
         paths.append(path)
     return paths
 

@@ -15,10 +15,9 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -39,8 +38,8 @@ from trainyard.sources import Part, Source
 SHARD_BYTES: Final = 2**24  # of pixels
 SHARD_IMAGES: Final = 4096  # at most
 AHEAD: Final = 2  # shards per process that are handed out before they are asked for
-KEPT_SECONDS: Final = 1.0  # of work that is lost at most
-STATISTICS_ROWS: Final = 32  # images whose squares are held at once: they stay in the processor's cache
+SUMMED_PIXELS: Final = 256  # side by side: their sums are worked out all at once
+SUMMED_LINES: Final = 512  # one below another: with their squares they stay in the processor's cache
 log = logging.getLogger(__name__)
 
 
@@ -118,35 +117,44 @@ def make_shards(source: Source, work: Path, *, cpus: int, what: str) -> Outcome:
 
 
 class _Notes:
-    """Notes shards when their rows are on the disk: several at once, so that nobody waits for the disk all the time."""
+    """Notes shards once their rows are on the disk; while it waits for the disk, others are made and taken."""
 
     def __init__(self, record: journal.Journal, work: Path) -> None:
         self._record, self._work = record, work
         self._waiting: list[dict[str, Any]] = []
-        self._kept = time.monotonic()
+        self._keeper = ThreadPoolExecutor(1)
+        self._keeping: Future[None] | None = None
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Keep what was taken when the block ends, however it does."""
+        """When the block ends, however it does, all that was taken is on the disk."""
         try:
             yield
         finally:
-            self._keep()
+            with self._keeper:
+                self._keep().result()
 
     def take(self, line: dict[str, Any]) -> dict[str, Any]:
-        """Take a line; it is on the disk within a moment."""
+        """Take a line, to be noted soon."""
         self._waiting.append(line)
-        if time.monotonic() - self._kept > KEPT_SECONDS:
+        if self._keeping is None or self._keeping.done():
             self._keep()
         return line
 
-    def _keep(self) -> None:
+    def _keep(self) -> Future[None]:
+        """Have what waits kept, after what is being kept."""
+        if self._keeping is not None:
+            self._keeping.result()
+        lines, self._waiting = self._waiting, []
+        self._keeping = self._keeper.submit(self._note, lines)
+        return self._keeping
+
+    def _note(self, lines: list[dict[str, Any]]) -> None:
         for path in self._work.glob("*.npy"):
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
-        for line in self._waiting:
-            self._record.append("shard", durable=line is self._waiting[-1], **line)
-        self._waiting, self._kept = [], time.monotonic()
+        for line in lines:
+            self._record.append("shard", durable=line is lines[-1], **line)
 
 
 class _Digests:
@@ -297,18 +305,20 @@ def _offset(path: Path) -> int:
 
 
 def channel_sums(images: NDArray[np.uint8]) -> tuple[list[int], list[int]]:
-    """Per channel the sum of all pixels and that of their squares: whole numbers, the same in any order of adding.
+    """Per channel of images (N, H, W, C) the sum of all pixels and that of their squares.
 
-    `images` are (N, H, W, C), at most 4,096 of them: 32 bits are enough for a place.
+    Whole numbers, so that they are the same in any order of adding.
     """
-    flat = images.reshape(len(images), -1)
-    sums = np.add.reduce(flat, axis=0, dtype=np.uint32)
-    squares = np.zeros_like(sums)
-    for start in range(0, len(flat), STATISTICS_ROWS):
-        rows = flat[start : start + STATISTICS_ROWS]
-        squares += np.add.reduce(np.multiply(rows, rows, dtype=np.uint16), axis=0, dtype=np.uint32)
-    return _per_channel(sums, images.shape[-1]), _per_channel(squares, images.shape[-1])
-
-
-def _per_channel(places: NDArray[np.uint32], channels: int) -> list[int]:
-    return [int(number) for number in places.reshape(-1, channels).sum(axis=0, dtype=np.uint64)]
+    values, channels = images.reshape(-1), images.shape[-1]
+    width = SUMMED_PIXELS * channels
+    whole = len(values) // width * width
+    rest = np.zeros(width, np.uint64)
+    rest[: len(values) - whole] = values[whole:]
+    sums, squares = rest, rest**2
+    lines = values[:whole].reshape(-1, width)  # a channel has the same columns in each
+    for start in range(0, len(lines), SUMMED_LINES):
+        part = lines[start : start + SUMMED_LINES]
+        squares = squares + np.add.reduce(np.multiply(part, part, dtype=np.uint16), axis=0, dtype=np.uint32)
+        sums = sums + np.add.reduce(part, axis=0, dtype=np.uint32)
+    totals = [array.reshape(-1, channels).sum(axis=0).tolist() for array in (sums, squares)]
+    return totals[0], totals[1]
