@@ -54,6 +54,8 @@ bench: env ## Run the benchmarks; the commands one by one are in benchmarks/READ
 	$(BIN)/python benchmarks/dry_run.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/data_path.py
+	$(BIN)/python benchmarks/staging.py
+	$(BIN)/python benchmarks/staging.py --images 10000 --side 224
 	$(BIN)/python benchmarks/training.py
 
 env: .venv/ready ## Make the environment in .venv, from the pinned and hashed envs/requirements-dev.txt

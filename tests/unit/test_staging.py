@@ -84,6 +84,32 @@ def test_killed_half_way_it_goes_on_and_gives_the_same_bytes(many, tmp_path):
     assert not (tmp_path / "data/many/.staging").exists()
 
 
+MEASURED = """
+import resource, sys
+sys.path.insert(0, {scripts!r})
+from pathlib import Path
+from trainyard.dataspec import Synthetic
+from trainyard.staging import stage
+if __name__ == "__main__":
+    stage(Synthetic(source="synthetic", images={images}, height=64, width=64), Path({folder!r}))
+    own = next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]
+    print(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
+def test_memory_does_not_grow_with_the_set(tmp_path):
+    """From 24 to 480 MB of pixels; the peak of each process in KiB."""
+    peaks = []
+    for images in (2_000, 40_000):
+        program = tmp_path / f"{images}.py"
+        folder = str(tmp_path / str(images))
+        program.write_text(MEASURED.format(scripts=str(ROOT / "scripts"), images=images, folder=folder))
+        said = subprocess.run([sys.executable, str(program)], text=True, stdout=subprocess.PIPE, check=True).stdout
+        peaks.append(max(map(int, said.split())))
+    assert peaks[1] < peaks[0] + 50 * 1024
+    assert peaks[1] < 250 * 1024
+
+
 # ---- what changes
 
 

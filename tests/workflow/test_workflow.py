@@ -137,6 +137,8 @@ def test_trees_have_a_row_per_model(done):
 def test_the_report_has_every_picture_and_table_with_its_caption(done):
     report = (done.folder / "report.html").read_text()
     for name in (
+        "samples.svg",
+        "classes.svg",
         "gantt.svg",
         "metric.svg",
         "loss.svg",
@@ -147,7 +149,8 @@ def test_the_report_has_every_picture_and_table_with_its_caption(done):
         "prices.html",
     ):
         assert name in report
-    for text in ("What each slot of sweep", "Speedup of study", "All trials of sweep", "Tree models"):
+    captions = ("as they were staged", "Images per class of dataset", "What each slot of sweep", "Speedup of study")
+    for text in (*captions, "All trials of sweep", "Tree models"):
         assert text in report
 
 

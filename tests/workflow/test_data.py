@@ -1,0 +1,57 @@
+"""`snakemake data` alone: files of every kind are fetched, staged and drawn, and what is wrong with them is told."""
+
+import hashlib
+
+import numpy as np
+import pandas as pd
+import pytest
+from httpserver import Faulty
+from imagesets import pack, pixels, write_tree
+
+
+@pytest.fixture
+def sources(yard, monkeypatch):
+    """A folder with a bad image, an archive on a server, a table; their sections of the config."""
+    yard.environment["no_proxy"] = "*"
+    images, labels = pixels(20, (12, 12, 3)), np.arange(20) % 4
+    tree = write_tree(yard.folder / "tree", images, labels)
+    (tree / "train/class1/00001.png").write_bytes(b"no image")
+    packed = pack(write_tree(yard.folder / "remote", images, labels), yard.folder / "remote.zip")
+    pd.DataFrame({"size": range(20), "price": np.linspace(0, 1, 20)}).to_csv(yard.folder / "prices.csv", index=False)
+    with Faulty({"/remote.zip": packed.read_bytes()}).serving() as server:
+        server.faults["/remote.zip"] = [("drop", 1000)]
+        checksum = hashlib.sha256(packed.read_bytes()).hexdigest()
+        yield (
+            server,
+            {
+                "tree": {"source": "imagefolder", "root": "tree"},
+                "remote": {
+                    "source": "imagefolder",
+                    "url": f"{server.url}/remote.zip",
+                    "checksum": f"sha256:{checksum}",
+                },
+                "prices": {"source": "table", "path": "prices.csv", "target": "price"},
+            },
+        )
+
+
+def test_data_of_every_kind_are_fetched_staged_and_drawn(yard, sources):
+    server, datasets = sources
+    config = {"datasets": datasets, "data": {"downloads": str(yard.folder / "downloads")}}
+    yard.write(config)
+    said = yard.snakemake("--retries", "0", "--", "data", check=False)
+    assert "1 x not an image" in said
+    assert "train/class1/00001.png" in said
+    assert "on_bad_image: skip" in said
+    assert not (yard.results / "data/tree/meta.json").exists()
+    for name in ("remote", "prices"):
+        assert (yard.results / f"data/{name}/meta.json").exists(), "one bad dataset keeps no other from being staged"
+    datasets["tree"]["on_bad_image"] = "skip"
+    yard.write(config)
+    yard.snakemake("--", "data", "results/plots/data/tree/samples.svg")
+    for picture in ("samples.svg", "samples.png", "classes.svg", "classes.png"):
+        assert (yard.results / "plots/data/tree" / picture).stat().st_size > 2000
+    rows = pd.read_csv(yard.results / "data/tree/problems.csv")
+    listed = rows[["file", "problem", "action"]].to_numpy().tolist()
+    assert listed == [["train/class1/00001.png", "not an image", "skip"]]
+    assert len(server.requests) == 2, "broken off, and continued"
