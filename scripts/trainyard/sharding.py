@@ -276,8 +276,8 @@ def write_shard(part: Part, shard: Shard, work: Path) -> dict[str, Any]:
     block = part.make()
     _write_rows(work / f"{shard.split}-images.npy", shard.start, block.images)
     _write_rows(work / f"{shard.split}-labels.npy", shard.start, block.labels)
-    if block.prints is not None:
-        _write_rows(work / f"{shard.split}-prints.npy", shard.start, block.prints)
+    prints = np.zeros(len(shard), np.uint64) if block.prints is None else block.prints
+    _write_rows(work / f"{shard.split}-prints.npy", shard.start, prints)
     bad = [] if block.good is None else (np.flatnonzero(~block.good) + shard.start).tolist()
     sums, squares = channel_sums(block.images)
     used = shard.split == "train"

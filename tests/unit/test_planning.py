@@ -10,7 +10,7 @@ from trainyard.config import Sweep
 from trainyard.configfile import check_config
 from trainyard.costs import CostError, predict_seconds, relative_cost
 from trainyard.journal import opened
-from trainyard.planning import duration, lower_bound, makespan, plan_sweep
+from trainyard.planning import lower_bound, makespan, plan_sweep
 from trainyard.trials import expand
 
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)
@@ -150,8 +150,3 @@ def test_few_points_are_predicted_by_their_median():
 def test_no_prediction_is_absurdly_short():
     known = [(trial, 10.0 - trial.spec.epochs) for trial in trials([1, 2, 3])]
     assert min(predict_seconds(trials([100]), known)) == pytest.approx(3.5)
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")])
-def test_durations_read_as_people_say_them(seconds, text):
-    assert duration(seconds) == text

@@ -1,0 +1,25 @@
+"""How far a long count is: lines where there is no terminal, with rate and time left, and never too many."""
+
+import logging
+
+import pytest
+from trainyard import counting
+from trainyard.counting import duration
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")])
+def test_seconds_are_said_as_people_do(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_now_and_then_a_line_says_how_far_it_is(caplog, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(counting.time, "monotonic", lambda: now[0])
+    with caplog.at_level(logging.INFO), counting.counting("photos", 10_000, unit="images", done=4_000) as count:
+        for _ in range(30):
+            now[0] += 1
+            count.add(100)
+    assert [record.message for record in caplog.records] == [
+        "photos: 5,100 of 10,000 images, 100 images/s, about 49 s left",
+        "photos: 6,200 of 10,000 images, 100 images/s, about 38 s left",
+    ]

@@ -1,0 +1,65 @@
+"""A JPEG is the same pixels whichever way it is decoded, and what is odd about it is not missed on the fast way."""
+
+import io
+
+import numpy as np
+import pytest
+from imagesets import pixels
+from PIL import Image, ImageFilter
+from trainyard import decoding
+from trainyard.decoding import Form, decode
+
+SMOOTH = Image.fromarray(pixels(1, (47, 61, 3))[0]).filter(ImageFilter.GaussianBlur(1.5))
+FORM = Form(height=47, width=61, channels=3, fit=None)
+
+
+def jpeg(image=SMOOTH, **options):
+    content = io.BytesIO()
+    image.save(content, "JPEG", **options)
+    return content.getvalue()
+
+
+VARIANTS = [
+    {"quality": quality, "subsampling": subsampling, "progressive": progressive}
+    for quality in (20, 95)
+    for subsampling in ("4:4:4", "4:2:2", "4:2:0")
+    for progressive in (False, True)
+] + [{"optimize": True}, {"restart_marker_blocks": 2}, {"icc_profile": b"x" * 200_000}, {"comment": b"Exif\0\0"}]
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_a_plain_jpeg_is_what_pillow_makes_of_it(options, monkeypatch):
+    content = jpeg(**options)
+    expected = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+    found, done = decode(content, FORM)
+    assert np.array_equal(found, expected)
+    assert done == []
+    if "comment" not in options:
+        monkeypatch.setattr(decoding.Image, "open", None)
+        assert np.array_equal(decode(content, FORM)[0], expected), "and Pillow is not asked"
+
+
+def with_exif():
+    exif = Image.Exif()
+    exif[decoding.ORIENTATION] = 3
+    return exif
+
+
+ODD = [
+    (jpeg(SMOOTH.convert("L")), ["grey"]),
+    (jpeg(SMOOTH.convert("CMYK")), ["CMYK"]),
+    (jpeg(exif=with_exif()), ["rotated by EXIF"]),
+    (jpeg(exif=with_exif(), icc_profile=b"x" * 60_000), ["rotated by EXIF"]),
+]
+
+
+@pytest.mark.parametrize(("content", "done"), ODD, ids=[str(done) for _, done in ODD])
+def test_what_is_odd_about_a_jpeg_is_counted(content, done):
+    assert decode(content, FORM)[1] == done
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.99])
+def test_a_jpeg_that_was_cut_off_is_never_taken_for_whole(share):
+    content = jpeg(quality=95)
+    with pytest.raises(decoding.BadImage, match="truncated"):
+        decode(content[: int(share * len(content))], FORM)
