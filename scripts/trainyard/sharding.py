@@ -100,7 +100,7 @@ def make_shards(source: Source, work: Path, *, cpus: int, what: str) -> Outcome:
             if shard in known:  # of other files: its rows are about to be overwritten
                 record.append("void", durable=True, **asdict(shard))
         notes, outcome, digests = _Notes(record, work), Outcome(), _Digests(work, source)
-        for shard in parts.keys() - set(missing):
+        for shard in [shard for shard, part in parts.items() if known.get(shard, {}).get("key") == part.key]:
             outcome.add(known[shard])
             digests.add(shard)
         total, pending = sum(map(len, parts)), sum(map(len, missing))
@@ -158,7 +158,7 @@ class _Notes:
 
 
 class _Digests:
-    """The digests of the image files, worked out while they grow: reading them again at the end takes one core long."""
+    """The digests of the image files, worked out while they grow: at the end, one core would be busy long with it."""
 
     def __init__(self, work: Path, source: Source) -> None:
         self._paths = {split: work / f"{split}-images.npy" for split in source.sizes}
@@ -166,13 +166,18 @@ class _Digests:
         self._done: dict[tuple[str, int], Shard] = {}  # by split and first row, of those that are not read yet
         self._rows = dict.fromkeys(source.sizes, 0)  # that have been read
         self._digests = {split: hashlib.sha256(self._head(split)) for split in source.sizes}
+        self._reader = ThreadPoolExecutor(1)
+        self._reads: list[Future[None]] = []
 
     def _head(self, split: str) -> bytes:
         with open(self._paths[split], "rb") as file:
             return file.read(_offset(self._paths[split]))
 
     def add(self, shard: Shard) -> None:
-        """A shard is there; what lies in one piece with the beginning is read."""
+        """A shard is there, and will be read when what lies before it has been."""
+        self._reads.append(self._reader.submit(self._read, shard))
+
+    def _read(self, shard: Shard) -> None:
         self._done[shard.split, shard.start] = shard
         while ready := self._done.pop((shard.split, self._rows[shard.split]), None):
             with open(self._paths[ready.split], "rb", buffering=0) as file:
@@ -182,6 +187,9 @@ class _Digests:
 
     def finished(self) -> dict[str, str]:
         """SHA-256 by file name, as `files.file_digest` would give it."""
+        with self._reader:
+            for read in self._reads:
+                read.result()
         return {self._paths[split].name: digest.hexdigest() for split, digest in self._digests.items()}
 
 

@@ -12,7 +12,7 @@ import os
 import platform
 import shutil
 from collections import Counter
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 from urllib.parse import urlparse
@@ -58,11 +58,9 @@ def stage(dataset: Dataset, folder: Path, data: Data | None = None) -> Staged:
             details = _stage_images(images, folder, skip=getattr(dataset, "on_bad_image", "fail") == "skip")
         else:
             details = _stage_other(dataset, folder)
-        names = [path.name for path in (*sorted(folder.glob("*-*.npy")), *sorted(folder.glob("*.parquet")))]
-        digests = details.pop("files", None) or {name: file_digest(folder / name) for name in names}
         versions = {"python": platform.python_version(), "numpy": np.__version__, "pillow": PIL.__version__}
-        described = {"versions": versions, "files": digests, "digest": digest_of(digests or source)}
-        write_json(folder / "meta.json", {"source": source, **details, **described})
+        digest = digest_of(details["files"] or source)
+        write_json(folder / "meta.json", {"source": source, **details, "versions": versions, "digest": digest})
         shutil.rmtree(folder / ".staging", ignore_errors=True)
         return Staged(folder)
 
@@ -84,8 +82,9 @@ def _state_of_other(dataset: Dataset) -> dict[str, Any]:
 
 def _stage_other(dataset: Dataset, folder: Path) -> dict[str, Any]:
     if isinstance(dataset, Table):
-        return stage_table(dataset, folder)
-    return describe(dataset) if isinstance(dataset, Python) else {}
+        details = stage_table(dataset, folder)
+        return details | {"files": {f"{name}.parquet": file_digest(folder / f"{name}.parquet") for name in SPLITS}}
+    return (describe(dataset) if isinstance(dataset, Python) else {}) | {"files": {}}
 
 
 # ---- where images come from
@@ -143,19 +142,16 @@ def _stage_images(source: Source, folder: Path, *, skip: bool) -> dict[str, Any]
     _announce(source, folder, cpus)
     outcome = make_shards(source, work, cpus=cpus, what=folder.name)
     _check(source, outcome, folder, skip=skip)
-    for name, rows in outcome.bad.items():
-        if rows:
-            _leave_out(work, name, rows)
-    labels = {name: np.load(work / f"{name}-labels.npy") for name in SPLITS}
+    files = _good_files(work, outcome.bad)
+    labels = {name: np.load(files[f"{name}-labels.npy"]) for name in SPLITS}
     empty = [name for name in SPLITS if not len(labels[name])]
     if empty:
         raise DataError(f"{folder.name}: there is no image to {'train on' if 'train' in empty else 'validate with'}")
     classes = source.classes(int(max(each.max() for each in labels.values())))
-    names = [f"{name}-{kind}.npy" for name in SPLITS for kind in ("images", "labels")]
-    whole = {f"{name}-images.npy" for name in SPLITS if not outcome.bad.get(name)}
-    digests = {name: outcome.digests[name] if name in whole else file_digest(work / name) for name in names}
-    for name in names:
-        (work / name).replace(folder / name)
+    known = {path: outcome.digests[name] for name, path in files.items() if path.name in outcome.digests}
+    digests = {name: known.get(path) or file_digest(path) for name, path in files.items()}
+    for name, path in files.items():
+        path.replace(folder / name)
     height, width, channels = source.shape
     mean, std = moments(outcome, height * width)
     return {
@@ -180,7 +176,7 @@ def _announce(source: Source, folder: Path, cpus: int) -> None:
     seconds = source.seconds_per_image() * count / cpus
     about = f", about {duration(seconds)} on {cpus} CPUs" if seconds >= 1 else ""
     form = "x".join(map(str, source.shape))
-    log.info("%s: %s images of %s, %.2f GiB%s", folder.name, f"{count:,}", form, size / 2**30, about)
+    log.info("%s: %s images of %s, %s MiB%s", folder.name, f"{count:,}", form, f"{size / 2**20:,.1f}", about)
 
 
 def _look_for_room(folder: Path, size: int) -> None:
@@ -200,7 +196,7 @@ def _check(source: Source, outcome: Outcome, folder: Path, *, skip: bool) -> Non
     """
     found = [*source.problems, *outcome.problems]
     judged = [each if each.action else replace(each, action="skip" if skip else "fail") for each in found]
-    outcome.problems = sorted(judged + duplicates(folder / ".staging", source.name_of), key=lambda each: each.file)
+    outcome.problems = sorted(judged + duplicates(folder / ".staging", source.name_of), key=astuple)
     path = folder / "problems.csv"
     write_problems(path, outcome.problems)
     bad = [each for each in outcome.problems if each.action != "keep"]
@@ -214,17 +210,23 @@ def _check(source: Source, outcome: Outcome, folder: Path, *, skip: bool) -> Non
         log.info("%s: worth knowing: %s", folder.name, summary(kept))
 
 
-def _leave_out(work: Path, split: str, rows: list[int]) -> None:
-    """Write images and labels of a split anew, without some rows."""
-    for kind in ("images", "labels"):
-        path = work / f"{split}-{kind}.npy"
-        whole = np.load(path, mmap_mode="r")
-        good = np.setdiff1d(np.arange(len(whole)), rows)
-        kept = open_memmap(path.with_suffix(".kept"), mode="w+", dtype=whole.dtype, shape=(len(good), *whole.shape[1:]))
-        for start in range(0, len(good), COPIED_ROWS):
-            kept[start : start + COPIED_ROWS] = whole[good[start : start + COPIED_ROWS]]
-        kept.flush()
-        path.with_suffix(".kept").replace(path)
+def _good_files(work: Path, bad: dict[str, list[int]]) -> dict[str, Path]:
+    """By their names, the files of images and labels; of a split with bad rows, copies without them."""
+    files = {f"{split}-{kind}.npy": work / f"{split}-{kind}.npy" for split in SPLITS for kind in ("images", "labels")}
+    for name, path in files.items():
+        if rows := bad.get(name.split("-")[0]):
+            files[name] = work / f"good-{name}"
+            _copy_without(rows, path, files[name])
+    return files
+
+
+def _copy_without(rows: list[int], path: Path, target: Path) -> None:
+    whole = np.load(path, mmap_mode="r")
+    good = np.setdiff1d(np.arange(len(whole)), rows)
+    copy = open_memmap(target, mode="w+", dtype=whole.dtype, shape=(len(good), *whole.shape[1:]))
+    for start in range(0, len(good), COPIED_ROWS):
+        copy[start : start + COPIED_ROWS] = whole[good[start : start + COPIED_ROWS]]
+    copy.flush()
 
 
 def moments(outcome: Outcome, pixels: int) -> tuple[list[float], list[float]]:

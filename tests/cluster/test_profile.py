@@ -5,9 +5,11 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from imagesets import pixels, write_tree
 from slurm_cluster import Cluster
 from trainyard.journal import attempts, read_events
 from yard import ROOT, TINY
@@ -67,9 +69,12 @@ def finished(cluster):
     slots = {"nodes": 2, "gpus_per_node": 2}
     train = {"model": "meeting:build", "batch_size": 32}
     sweep = {"dataset": "tiny", "train": train, "trials": trials, "slots": slots}
-    trees = {"t": {"dataset": "tiny", "cpus": 2, "rounds": 5}}
-    data = {"local": "/tmp/fast"}
-    config = {**TINY, "sweeps": {"s": sweep}, "scaling": {"s": STUDY}, "trees": trees, "data": data}
+    write_tree(folder / "photos", pixels(40, (8, 8, 3)), np.arange(40) % 2)
+    datasets = {**TINY["datasets"], "photos": {"source": "imagefolder", "root": "photos"}}
+    trees = {"t": {"dataset": "photos", "cpus": 2, "rounds": 5}}
+    data = {"local": "/tmp/fast", "staging_cpus": 2}
+    studies = {"sweeps": {"s": sweep}, "scaling": {"s": STUDY}, "trees": trees}
+    config = {"datasets": datasets, "data": data, **studies}
     snakemake(cluster, folder, config, "--", "sweeps", "scaling", "trees")
     nothing_is_left(cluster)
     return folder
@@ -108,7 +113,7 @@ def test_a_sweep_over_two_nodes_is_one_job(finished, cluster):
     assert [job.state for job in cluster.jobs(int(timeline["job"][0]))] == ["COMPLETED"]
 
 
-@pytest.mark.parametrize("log", ["sweep/s", "train/s-4x2", "train/s-1x1", "trees/t"])
+@pytest.mark.parametrize("log", ["stage/photos", "sweep/s", "train/s-4x2", "train/s-1x1", "trees/t"])
 def test_a_log_begins_with_what_was_given_and_the_line_that_asked_for_it(finished, log):
     first, second = (finished / f"results/logs/{log}.log").read_text().splitlines()[:2]
     assert re.search(r"Slurm job \d+ on n\d.*; GPUs per node: (none|[12] a100), CPUs per node: \d$", first)

@@ -275,7 +275,7 @@ if any("default_worker" in argument for argument in sys.orig_argv):
 
 def test_a_slot_that_cannot_be_started_is_given_up_and_the_others_do_its_work(trouble):
     (trouble.folder / "sitecustomize.py").write_text(ONE_BROKEN_WORKER.format(folder=trouble.folder))
-    trouble.write(config(trials=[{}] * 4))
+    trouble.write(config(trials=[{"model_args.seconds": 0.7}] * 4))  # long enough for the broken slot to be heard of
     said = trouble.run(*sweep_command(trouble)).stdout
     assert outcomes(trouble) == {"finished": 4}
     assert "import of trainyard.loading halted" in said

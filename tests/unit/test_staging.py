@@ -66,7 +66,7 @@ def test_killed_half_way_it_goes_on_and_gives_the_same_bytes(many, tmp_path):
     cpu = min(os.sched_getaffinity(0))
     straight = staging(many, tmp_path / "straight", preexec_fn=lambda: os.sched_setaffinity(0, [cpu]))
     text = straight.communicate(timeout=100)[0]
-    assert "many: 4,000 images of 128x128x3, 0.18 GiB" in text
+    assert "many: 4,000 images of 128x128x3, 187.5 MiB" in text
     assert "are there already" not in text
     for least in (2, 6):
         started = staging(many, tmp_path)
