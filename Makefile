@@ -28,7 +28,7 @@ report: env
 
 test: env ## Run all tests
 	$(say) 'running the tests'
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 lint: env ## Check style and types: ruff, mypy, snakefmt, snakemake --lint
 	$(BIN)/ruff check .

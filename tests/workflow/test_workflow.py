@@ -252,7 +252,7 @@ def test_every_program_helps_with_an_example(yard, program):
     assert f"example: python scripts/{program}.py" in said
 
 
-@pytest.mark.parametrize("program", STARTED_BY_OTHERS)
+@pytest.mark.parametrize("program", sorted(STARTED_BY_OTHERS))
 def test_a_program_that_others_start_says_so(yard, program):
     assert "there is no use for it by hand" in yard.run(*yard.script(program)[:2], "--help").stdout
 
