@@ -7,6 +7,7 @@ import argparse
 import logging
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 from trainyard import programs, slurm
@@ -94,9 +95,16 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
             retries=plan.sweep.retries,
             folder=folder,
             allocation=slurm.allocation(),
+            predict=partial(_predict, plan),
             on_event=progress.see,
         )
         packer.run(tasks)
+
+
+def _predict(plan: Plan, names: list[str], finished: dict[str, float]) -> list[float]:
+    """Expected seconds of trials, now that some others have finished."""
+    prediction = plan.predict(names, finished)
+    return [0.0] * len(names) if prediction is None else prediction.seconds.tolist()
 
 
 def _finish(plan: Plan, folder: Path) -> int:

@@ -166,3 +166,15 @@ def result_of(tries: Iterable[Attempt], generation: int = 0) -> Attempt | None:
     """The latest finished attempt that counts for this `retrain` number, or None."""
     counting = [each for each in tries if each.outcome == "finished" and each.generation >= generation]
     return counting[-1] if counting else None
+
+
+def startups(events: Iterable[Event]) -> list[float]:
+    """Seconds from the beginning of each session of the driver to its first trial."""
+    found, began = [], None
+    for event in events:
+        if event["event"] == "session":
+            began = event["time"]
+        elif event["event"] == "started" and began is not None:
+            found.append(event["time"] - began)
+            began = None
+    return found

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +74,13 @@ class Packer:
         retries: int,
         folder: Path,
         allocation: slurm.Allocation | None = None,
+        predict: Callable[[list[str], dict[str, float]], list[float]] | None = None,
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
         self._journal, self._folder, self._on_event = journal, folder.absolute(), on_event
-        self._retries = retries
+        self._retries, self._predict = retries, predict
+        self._finished: dict[str, float] = {}  # seconds by trial, of this run
+        self._predict_at = 1  # finished trials, next time
         self._deadline = allocation.deadline if allocation else math.inf
         self._gpu_model = allocation.gpu_model if allocation else ""
         self._options = {"num_cpus": slots.cpus_per_trial, "num_gpus": slots.gpus_per_trial, "max_restarts": 0}
@@ -196,6 +199,17 @@ class Packer:
         )
         slot.stream = slot.worker.run.options(num_returns="streaming").remote(order)
 
+    def _correct_order(self) -> None:
+        """Predict anew what waits, whenever a quarter more has finished, and put the longest first again."""
+        if self._predict is None or len(self._finished) < self._predict_at or not self._queue:
+            return
+        self._predict_at = len(self._finished) + 1 + len(self._finished) // 4
+        seconds = self._predict([task.trial for task in self._queue], self._finished)
+        expected = zip(self._queue, seconds, strict=True)
+        tasks = [replace(task, expected_seconds=each) for task, each in expected]
+        tasks.sort(key=lambda task: (self._tried_now.get(task.trial, 0), -(task.expected_seconds or 0.0)))
+        self._queue = deque(tasks)
+
     def _next_task(self) -> Task | None:
         """The first task in the queue that is worth beginning before the deadline, taken off it."""
         left = self._seconds_left()
@@ -222,8 +236,10 @@ class Packer:
             self._longest_seen = max(self._longest_seen, seconds)
             metrics, precision = message["finished"], message["precision"]
             task = slot.task
+            self._finished[task.trial] = seconds
             self._end_attempt(slot, "finished", metrics=metrics, precision=precision, seconds=seconds)
             shutil.rmtree(self._checkpoints_of(task), ignore_errors=True)  # most trials are too short to have any
+            self._correct_order()
             self._next_trial(slot)
         elif "stopped" in message:
             self._stopped += 1

@@ -2,18 +2,26 @@
 
 import heapq
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from trainyard.config import Config, Sweep
 from trainyard.counting import duration
 from trainyard.files import digest_of
-from trainyard.journal import Attempt, attempts, by_trial, read_events, result_of
+from trainyard.journal import Attempt, attempts, by_trial, read_events, result_of, startups
 from trainyard.trials import RESULT_VERSION, Trial, expand
 
-UNPROVEN_MINUTES = 60  # walltime to ask for before any trial of a sweep has shown what it takes
+if TYPE_CHECKING:
+    from trainyard.costs import Prediction
+
+UNPROVEN_MINUTES: Final = 60  # walltime to ask for before any trial of a sweep has shown what it takes
+UNPROVEN_STARTUP_SECONDS: Final = 60.0  # from the start of the program to the first trial, before that was seen
+MARGIN_SECONDS: Final = 60.0  # of the walltime, for what comes before the program and after the last trial
+INTERVAL: Final = (0.05, 0.95)  # quantiles of what the makespan may be
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,7 @@ class Plan:
     sweep: Sweep
     trials: dict[str, Trial]  # all, by identity, in the config's order
     tries: dict[str, list[Attempt]]  # what the journal knows of them
+    startups: list[float]  # seconds from the start of the program to its first trial, of each time it ran
 
     def generation(self, trial: str) -> int:
         """The `retrain` number that a trial's result must reach: an earlier result does not count any more."""
@@ -37,23 +46,39 @@ class Plan:
     @cached_property
     def pending(self) -> list[str]:
         """Trials without a result, longest first by the best cost known."""
-        names = [name for name in self.trials if self.result(name) is None]
-        costs = self.seconds or self._relative_costs(names)
-        return sorted(names, key=lambda name: -costs.get(name, 0.0))
+        costs = self.seconds or self._relative_costs(self._unfinished)
+        return sorted(self._unfinished, key=lambda name: -costs.get(name, 0.0))
+
+    @cached_property
+    def _unfinished(self) -> list[str]:
+        """Trials without a result, in the config's order."""
+        return [name for name in self.trials if self.result(name) is None]
+
+    @cached_property
+    def _prediction(self) -> "Prediction | None":
+        """What the unfinished trials will take; None without evidence."""
+        return self.predict(self._unfinished, {})
+
+    def predict(self, names: Sequence[str], finished: Mapping[str, float]) -> "Prediction | None":
+        """What trials will take, from the journal and from the seconds of what has `finished` since."""
+        known = {name: result.seconds for name in self.trials if (result := _last_finished(self, name))} | dict(
+            finished
+        )
+        if not known or not names:
+            return None
+        from trainyard.costs import predict  # numpy: not for a dry run that has nothing to predict
+
+        relative = self._relative_costs([*names, *known])
+        return predict(
+            [self.trials[name] for name in names],
+            [(self.trials[name], seconds) for name, seconds in known.items() if seconds],
+            relative=[relative[name] for name in (*names, *known)] if relative else None,
+        )
 
     @cached_property
     def seconds(self) -> dict[str, float]:
         """Expected seconds of the pending trials; empty without evidence."""
-        evidence = [
-            (self.trials[name], result.seconds) for name in self.trials if (result := _last_finished(self, name))
-        ]
-        names = [name for name in self.trials if self.result(name) is None]
-        if not evidence or not names:
-            return {}
-        from trainyard.costs import predict_seconds  # numpy: not for a dry run that has nothing to predict
-
-        predicted = predict_seconds([self.trials[name] for name in names], [(t, s) for t, s in evidence if s])
-        return dict(zip(names, predicted or [], strict=False))
+        return dict(zip(self._unfinished, self._prediction.seconds.tolist(), strict=True)) if self._prediction else {}
 
     def _relative_costs(self, names: list[str]) -> dict[str, float]:
         if self.sweep.cost is None:
@@ -73,11 +98,28 @@ class Plan:
         """Makespan of the pending trials, without the start-up; None before there is evidence."""
         return makespan([self.seconds[name] for name in self.pending], self.sweep.slots.count) if self.seconds else None
 
+    @cached_property
+    def predicted_range(self) -> tuple[float, float] | None:
+        """Between what the makespan will be in nine of ten cases; None before there is evidence."""
+        if self._prediction is None or self.predicted_seconds is None:
+            return None
+        place = {name: index for index, name in enumerate(self._unfinished)}
+        order = [place[name] for name in self.pending]
+        spans = sorted(makespan(draw, self.sweep.slots.count) for draw in self._prediction.draws[:, order].tolist())
+        low, high = (spans[round(share * (len(spans) - 1))] for share in INTERVAL)
+        return min(low, self.predicted_seconds), max(high, self.predicted_seconds)
+
+    @property
+    def startup_seconds(self) -> float:
+        """From the start of the program to the first trial: the longest that was seen."""
+        return max(self.startups, default=UNPROVEN_STARTUP_SECONDS)
+
     @property
     def walltime_minutes(self) -> int:
-        """What to ask of the scheduler: the prediction and half as much again, and two minutes to start."""
-        predicted = self.predicted_seconds
-        return UNPROVEN_MINUTES if predicted is None else 2 + int(predicted * 1.5 / 60 + 1)
+        """What to ask of the scheduler: the upper end of the prediction, the start-up, and a margin."""
+        if self.predicted_range is None:
+            return UNPROVEN_MINUTES
+        return math.ceil((self.predicted_range[1] + self.startup_seconds + MARGIN_SECONDS) / 60)
 
     @cached_property
     def digest(self) -> str:
@@ -97,7 +139,9 @@ class Plan:
         predicted = self.predicted_seconds
         when = "the time is unknown until a first trial has finished"
         if predicted is not None:
-            when = f"predicted {duration(predicted)} of training after the start-up"
+            low, high = map(duration, self.predicted_range or (predicted, predicted))
+            between = f" ({low} to {high})" if low != high else ""
+            when = f"predicted {duration(predicted)}{between} of training after the start-up"
         return f"sweep {self.name}: {what}; asks for {asked}{nodes}; {when}"
 
 
@@ -112,8 +156,8 @@ def plan_sweep(config: Config, name: str, results: Path) -> Plan:
     sweep = config.sweeps[name]
     dataset_digest = _dataset_digest(results / "data" / sweep.dataset / "meta.json")
     trials = {trial.identity(dataset_digest): trial for trial in expand(sweep).trials}
-    tries = by_trial(attempts(read_events(results / "sweeps" / name / "journal.jsonl")))
-    return Plan(name=name, sweep=sweep, trials=trials, tries=tries)
+    events = read_events(results / "sweeps" / name / "journal.jsonl")
+    return Plan(name, sweep, trials, tries=by_trial(attempts(events)), startups=startups(events))
 
 
 def _dataset_digest(meta: Path) -> str:

@@ -299,6 +299,15 @@ def test_trials_run_longest_first_on_all_slots_at_once(trouble):
         )
 
 
+def test_what_has_finished_corrects_the_order_of_what_waits(trouble):
+    """By its `cost`, the sweep would run the shortest first; two trials show that it is the other way round."""
+    trials = [{"model_args.seconds": seconds} for seconds in (0.3, 1.3, 1.9, 2.5)]
+    trouble.write(config(trials=trials, slots=1, cost="-model_args.seconds"))
+    trouble.run(*sweep_command(trouble))
+    rows = table(trouble, "timeline").merge(table(trouble, "trials"), on="trial").sort_values("start")
+    assert rows["model_args.seconds"].tolist() == [0.3, 1.3, 2.5, 1.9]
+
+
 def test_a_gpu_can_be_shared_by_several_slots(trouble):
     shared = config(trials=[{"model_args.seconds": 4}] * 4)
     shared["sweeps"]["s"]["slots"] = {"gpus_per_node": 2, "gpus_per_trial": 0.5}

@@ -2,16 +2,16 @@
 
 import itertools
 import json
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainyard.config import Sweep
 from trainyard.configfile import check_config
-from trainyard.costs import CostError, predict_seconds, relative_cost
 from trainyard.journal import opened
 from trainyard.planning import lower_bound, makespan, plan_sweep
-from trainyard.trials import expand
 
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)
 slots = st.integers(1, 12)
@@ -130,23 +130,37 @@ def test_a_cost_expression_orders_what_has_never_run(tmp_path):
     assert [ordered.trials[name].values["model_args.blocks"] for name in ordered.pending] == [4, 8, 12, 16]
 
 
-@pytest.mark.parametrize("expression", ["lr.x", "__import__('os')", "model", "1 +", "epochs / 0", "epochs if 1 else 2"])
-def test_a_cost_that_is_not_arithmetic_is_refused(expression):
-    trial = expand(Sweep(dataset="d", trials=[{}])).trials[0]
-    with pytest.raises(CostError, match="cannot be worked out"):
-        relative_cost(expression, trial)
+def test_the_walltime_covers_the_prediction_the_startup_and_a_margin(tmp_path):
+    names = list(plan(tmp_path).trials)
+    with opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
+        journal.append("session")
+        journal.append("slot_up")
+    finish(tmp_path, *names[:3], seconds_per_block=60)
+    after = plan(tmp_path, grid={"model_args.blocks": list(range(4, 81, 4))})
+    low, high = after.predicted_range
+    assert low < after.predicted_seconds < high
+    assert after.startup_seconds < 5, "as it was seen"
+    assert after.walltime_minutes * 60 >= high + after.startup_seconds
+    assert after.walltime_minutes * 60 <= high + after.startup_seconds + 120
+    assert re.search(r"predicted 6 h \d+ min \(\d+ h \d+ min to \d+ h \d+ min\)", after.summary())
 
 
-def trials(values):
-    return expand(Sweep(dataset="d", grid={"epochs": values})).trials
+def test_before_anything_was_seen_an_hour_is_asked_for_and_a_minute_to_start(tmp_path):
+    assert plan(tmp_path).walltime_minutes == 60
+    assert plan(tmp_path).startup_seconds == 60
 
 
-def test_few_points_are_predicted_by_their_median():
-    known = [(trial, 5.0) for trial in trials([3])]
-    assert predict_seconds(trials([1, 9]), known) == [5.0, 5.0]
-    assert predict_seconds(trials([1]), []) is None
-
-
-def test_no_prediction_is_absurdly_short():
-    known = [(trial, 10.0 - trial.spec.epochs) for trial in trials([1, 2, 3])]
-    assert min(predict_seconds(trials([100]), known)) == pytest.approx(3.5)
+@given(st.lists(st.floats(0.1, 1e5), min_size=1, max_size=8), slots)
+@settings(max_examples=40, deadline=None)
+def test_the_walltime_is_never_shorter_than_the_prediction(seconds, count):
+    with TemporaryDirectory() as folder:
+        values = {"grid": {"epochs": list(range(1, 20))}, "slots": {"gpus_per_node": count}}
+        names = list(plan(Path(folder), **values).trials)
+        with opened(Path(folder) / "sweeps/depth/journal.jsonl") as journal:
+            for name, each in zip(names, seconds, strict=False):
+                journal.append("started", trial=name, attempt=1)
+                journal.append("finished", trial=name, attempt=1, seconds=each, metrics={})
+        known = plan(Path(folder), **values)
+        low, high = known.predicted_range
+        assert low <= known.predicted_seconds <= high
+        assert known.walltime_minutes * 60 >= high
