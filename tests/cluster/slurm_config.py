@@ -17,6 +17,11 @@ SLURMDBD_PORT = 6819
 DATABASE_PORT = 33077
 
 
+def hardware_address(host: str) -> str:
+    """A host's MAC address, the same after each boot: the others would look in vain for another one a while."""
+    return f"02:00:00:00:00:{int(host.removeprefix('n')):02x}"
+
+
 def address(host: str) -> str:
     """10.77.0.254 for the head, 10.77.0.K for nK."""
     return f"{NETWORK}.{254 if host == HEAD else int(host.removeprefix('n'))}"

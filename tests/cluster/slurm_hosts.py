@@ -64,6 +64,7 @@ class Host:
         network = [
             f"hostname {self.name}",
             "ip link set lo up",
+            f"ip link set eth0 address {slurm_config.hardware_address(self.name)}",
             f"ip address add {slurm_config.address(self.name)}/24 dev eth0",
             "ip link set eth0 up",
         ]
