@@ -13,6 +13,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -50,15 +51,31 @@ class File:
 
 
 @dataclass
-class Folder:
-    """The files below a folder. Links are followed, each folder is entered once."""
+class Collection(ABC):
+    """Files below one path; what goes to another process is the path alone."""
 
     path: Path
-    refused: list[Problem] = field(default_factory=list)
-    folders: list[str] = field(default_factory=list)  # names of all that `files` came by
+    refused: list[Problem] = field(default_factory=list)  # by `files`
+    folders: list[str] = field(default_factory=list)  # names of those that `files` came by
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "refused": [], "folders": []}
+
+    @abstractmethod
+    def files(self) -> list[File]:
+        """All files, by name."""
+
+    @abstractmethod
+    def read(self, file: File) -> bytes:
+        """The bytes of a file.
+
+        Raises:
+            OSError: they cannot be read, or are damaged.
+        """
+
+
+class Folder(Collection):
+    """The files below a folder. Links are followed, each folder is entered once."""
 
     def files(self) -> list[File]:
         """All files, by name; those whose name begins with a dot are passed over."""
@@ -101,16 +118,8 @@ class Folder:
             return opened_file.read()
 
 
-@dataclass
-class Archive:
+class Archive(Collection):
     """What zip and tar have in common: they are read at offsets, by each process through an open file of its own."""
-
-    path: Path
-    refused: list[Problem] = field(default_factory=list)
-    folders: list[str] = field(default_factory=list)  # names of those that are members themselves
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "refused": [], "folders": []}
 
     @cached_property
     def _file(self) -> IO[bytes]:
@@ -127,7 +136,7 @@ class Archive:
         elif size > LARGEST_FILE:
             self.refused.append(Problem(name, "", "too large", f"{size:,} bytes"))
         else:
-            return not any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
+            return bool(path.parts) and not any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
         return False
 
 
@@ -161,11 +170,7 @@ class Zip(Archive):
                 yield File(member.filename, member.file_size, member.CRC, *place)
 
     def read(self, file: File) -> bytes:
-        """The bytes of a file, held against their checksum.
-
-        Raises:
-            OSError: they are damaged.
-        """
+        """The bytes of a file, held against their checksum."""
         header = self._at(file.offset, ZIP_HEADER)
         if header[:4] != b"PK\3\4" or len(header) < ZIP_HEADER:
             raise OSError("the zip is damaged here")
@@ -196,7 +201,8 @@ class Tar(Archive):
             archive.members = []  # type: ignore[attr-defined]  # it would keep them all
             name = member.name.removeprefix("./")
             if member.isdir():
-                self.folders.append(name)
+                if self._accepts(name, 0):
+                    self.folders.append(name)
             elif not member.isreg():
                 self.refused.append(Problem(name, "", "link in an archive" if member.islnk() or member.issym()
                                             else "not a file"))  # fmt: skip
@@ -204,18 +210,13 @@ class Tar(Archive):
                 yield File(name, member.size, int(member.mtime), member.offset_data)
 
     def read(self, file: File) -> bytes:
-        """The bytes of a file.
-
-        Raises:
-            OSError: the tar ends before.
-        """
+        """The bytes of a file."""
         content = self._at(file.offset, file.size)
         if len(content) != file.size:
             raise OSError("the tar ends within it")
         return content
 
 
-Collection = Folder | Zip | Tar
 _COMPRESSED: Final[dict[bytes, Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 
 

@@ -285,6 +285,22 @@ def test_a_link_in_an_archive_is_not_followed(tmp_path):
         stage(ImageFolder(source="imagefolder", root=str(tmp_path / "set.tar.gz")), tmp_path / "staged")
 
 
+@pytest.mark.parametrize("hidden", [".", "./.cache", "./.cache/deep"])
+def test_a_tar_made_of_the_folder_one_is_in_has_no_class_more(tmp_path, hidden):
+    """`tar cf set.tar .` also names the folder itself, and what is hidden in it."""
+    with tarfile.open(tmp_path / "set.tar", "w") as archive:
+        folder = tarfile.TarInfo(hidden)
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+        for name, content in GOOD.items():
+            member = tarfile.TarInfo(f"./{name.removeprefix('train/')}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    staged = stage(ImageFolder(source="imagefolder", root=str(tmp_path / "set.tar")), tmp_path / "staged")
+    assert staged.meta["classes"] == ["class0", "class1", "class2"]
+    assert staged.meta["problems"] == {}
+
+
 @pytest.mark.parametrize("kind", ["zip", "tar.gz"])
 def test_an_archive_bomb_is_refused_before_it_fills_the_disk(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(archives, "BOMB_BYTES", 2**20)
