@@ -13,6 +13,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp", ".gif")
 ORIENTATION: Final = 0x0112  # the EXIF tag
+# What Pillow raises at a damaged file, one format this and another that.
+DAMAGE: Final = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, struct.error)
 JPEG: Final = b"\xff\xd8\xff"
 EXIF_BYTES: Final = 2**17  # within which EXIF begins: it is one of the first segments, each of 64 KiB at most
 MODES: Final = {"L": "grey", "1": "grey", "P": "palette", "PA": "palette", "RGBA": "transparent", "LA": "transparent",
@@ -70,7 +72,7 @@ def decode(content: bytes, form: Form) -> tuple[NDArray[np.uint8], list[str]]:
         raise BadImage("not an image", f"begins with {content[:12]!r}") from None
     except Image.DecompressionBombError as error:
         raise BadImage("too many pixels", str(error)) from None
-    except (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, struct.error, MemoryError) as error:
+    except (*DAMAGE, MemoryError) as error:
         raise BadImage("truncated" if "truncated" in str(error).lower() else "damaged", str(error)) from None
 
 
@@ -93,7 +95,7 @@ def _plain_jpeg(content: bytes, form: Form) -> NDArray[np.uint8] | None:
 
 def _formed(image: Any, form: Form) -> tuple[NDArray[np.uint8], list[str]]:
     done = []
-    if "exif" in image.info and image.getexif().get(ORIENTATION, 1) not in (0, 1):
+    if _orientation(image) not in (0, 1):
         image = ImageOps.exif_transpose(image)
         done.append("rotated by EXIF")
     if image.format in ("GIF", "WEBP", "TIFF") and getattr(image, "is_animated", False):
@@ -107,6 +109,11 @@ def _formed(image: Any, form: Form) -> tuple[NDArray[np.uint8], list[str]]:
         image = _fitted(image, form)
         done.append("resized")
     return np.asarray(image), done
+
+
+def _orientation(image: Any) -> int:
+    """How EXIF says to turn the image: 1 to 8, and 1 is not at all."""
+    return int(image.getexif().get(ORIENTATION, 1)) if "exif" in image.info else 1
 
 
 def _converted(image: Any, wanted: str) -> Any:
@@ -135,8 +142,7 @@ def size_of(content: bytes) -> tuple[int, int] | None:
     try:
         image = Image.open(io.BytesIO(content))
         width, height = image.size
-        turned = "exif" in image.info and image.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8)
-    except (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, struct.error,
-            Image.DecompressionBombError):  # fmt: skip
+        turned = _orientation(image) in (5, 6, 7, 8)
+    except (*DAMAGE, Image.DecompressionBombError):
         return None
     return (width, height) if turned else (height, width)

@@ -1,6 +1,5 @@
 """Downloads that arrive whole: resumed where they broke off, tried again, held against a checksum, once per file."""
 
-import hashlib
 import logging
 import os
 import time
@@ -12,7 +11,7 @@ from typing import Any, Final
 
 from trainyard.counting import counting
 from trainyard.errors import UserError
-from trainyard.files import lock
+from trainyard.files import file_digest, lock
 
 CHUNK: Final = 2**20
 TRIES: Final = 6  # in a row without a byte
@@ -71,8 +70,7 @@ def fetch(remote: Remote, folder: Path, *, first_wait_seconds: float = FIRST_WAI
 def checksum_of(path: Path, like: str) -> str:
     """The checksum of a file, in the same way of reckoning as another, `md5:...` or `sha256:...`."""
     algorithm = like.partition(":")[0]
-    with open(path, "rb") as file:
-        return f"{algorithm}:{hashlib.file_digest(file, algorithm).hexdigest()}"
+    return f"{algorithm}:{file_digest(path, algorithm)}"
 
 
 def _fetch_from(url: str, remote: Remote, target: Path, first_wait_seconds: float) -> None:

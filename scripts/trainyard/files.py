@@ -63,10 +63,10 @@ def digest_of(value: Any, length: int = 16) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file's bytes, as hex."""
+def file_digest(path: Path, algorithm: str = "sha256") -> str:
+    """The digest of a file's bytes, as hex."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 @contextmanager

@@ -57,10 +57,10 @@ class ImageFiles(Source):
         dataset = self.dataset
         return find_layout(self._collection, self._files, val_fraction=dataset.val_fraction, seed=dataset.seed)
 
-    @cached_property
+    @property
     def problems(self) -> list[Problem]:
         """What does not fit in."""
-        return list(self.layout.problems)
+        return self.layout.problems
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -44,11 +44,10 @@ def find_layout(collection: Collection, files: Sequence[File], *, val_fraction: 
     images = {name: file for name, file in inside.items() if _is_image(name)}
     top = {name.split("/")[0] for name in images if "/" in name}
     if TRAIN_FOLDER in top:
-        layout = _with_train_folder(collection, inside, images, top)
-        _look_for_empty(layout, collection, f"{base}{TRAIN_FOLDER}/")
+        layout, base = _with_train_folder(collection, inside, images, top), f"{base}{TRAIN_FOLDER}/"
     else:
         layout = _folders(images, "", "train")
-        _look_for_empty(layout, collection, base)
+    _look_for_empty(layout, collection, base)
     layout.problems += collection.refused
     layout.ignored += len(inside) - len(images)
     if not layout.images["train"]:
@@ -81,15 +80,15 @@ def _with_train_folder(
 ) -> Layout:
     layout = _folders(images, f"{TRAIN_FOLDER}/", "train", listed=_lines(collection, inside.get("wnids.txt")))
     annotations = inside.get(f"val/{ANNOTATIONS}")
+    val_folder = "val" if annotations else next((name for name in VAL_FOLDERS if name in top), None)
     if annotations:
         _annotated(layout, collection, annotations, {name: file for name, file in images.items() if name[:4] == "val/"})
-    elif found := [name for name in VAL_FOLDERS if name in top]:
-        val = _folders(images, f"{found[0]}/", "val", listed=layout.classes)
+    elif val_folder:
+        val = _folders(images, f"{val_folder}/", "val", listed=layout.classes)
         layout.images["val"], layout.problems = val.images["val"], layout.problems + val.problems
-    used = {TRAIN_FOLDER, "val" if annotations else next((name for name in VAL_FOLDERS if name in top), "")}
-    layout.ignored += sum(name.split("/")[0] not in used for name in images)
-    words = (line.partition("\t") for line in _lines(collection, inside.get("words.txt")))
-    layout.titles = {name: title for name, _, title in words if name in set(layout.classes)}
+    layout.ignored += sum(name.split("/")[0] not in (TRAIN_FOLDER, val_folder) for name in images)
+    words, classes = _lines(collection, inside.get("words.txt")), set(layout.classes)
+    layout.titles = {name: title for name, _, title in (line.partition("\t") for line in words) if name in classes}
     return layout
 
 

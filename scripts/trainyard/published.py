@@ -20,6 +20,7 @@ from trainyard.archives import Collection, Folder, opened
 from trainyard.datasets import SPLITS, DataError
 from trainyard.dataspec import Torchvision
 from trainyard.downloads import Remote, checksum_of
+from trainyard.files import file_digest
 from trainyard.problems import Problem
 from trainyard.sources import Arrays
 
@@ -88,7 +89,7 @@ def _read_idx(name: str, root: Path, work: Path) -> Arrays:
         for part, dimensions in (("images-idx3", 3), ("labels-idx1", 1)):
             path = _idx_file(name, root, f"{IDX_FILES[split]}-{part}-ubyte")
             problems += _check_published(path, checksums)
-            state[path.name] = checksum_of(path, "sha256")
+            state[path.name] = file_digest(path)
             arrays.append(read_idx(path, dimensions))
         images, labels = arrays
         if len(images) != len(labels):

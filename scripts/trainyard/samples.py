@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from trainyard.datasets import SPLITS, Images
 from trainyard.plots import COLOURS
+from trainyard.sources import shuffled_ranks
 
 COLUMNS: Final = 10
 SHOWN: Final = 50
@@ -38,13 +39,8 @@ def sample_grid(axes: Axes, split: Images, meta: dict[str, Any]) -> None:
 
 def chosen(labels: NDArray[np.int64]) -> list[int]:
     """Rows to show: as even over the classes as their number allows, the same ones every time, sorted by class."""
-    order = np.random.default_rng(0).permutation(len(labels))
-    classes = labels[order]
-    turn = np.empty(len(labels), np.int64)  # the how-manieth of its class an image is, in shuffled order
-    by_class = np.argsort(classes, kind="stable")
-    counts = np.bincount(classes)
-    turn[by_class] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
-    first = order[np.argsort(turn, kind="stable")][:SHOWN]
+    shuffled, rank = shuffled_ranks(labels, seed=0)
+    first = shuffled[np.argsort(rank[shuffled], kind="stable")][:SHOWN]
     return [int(row) for row in first[np.argsort(labels[first], kind="stable")]]
 
 

@@ -105,13 +105,18 @@ def stratified_split(labels: NDArray[Any], val_fraction: float, seed: int) -> tu
     can_give = taken < np.minimum(wanted - 1e-9, counts - 1)
     order = np.argsort(np.where(can_give, taken - wanted, 1.0), kind="stable")
     taken[order[: min(missing, can_give.sum())]] += 1
-    generator = np.random.default_rng(seed)
-    shuffled = generator.permutation(len(labels))
-    rank = np.empty(len(labels), np.int64)  # of an image within its class, in shuffled order
-    order = shuffled[np.argsort(classes[shuffled], kind="stable")]
-    rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
-    held_out = rank < taken[classes]
+    held_out = shuffled_ranks(classes, seed)[1] < taken[classes]
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+
+
+def shuffled_ranks(labels: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """All indices in a random order, and of each index the how-manieth of its label it is in that order, from 0."""
+    counts = np.bincount(labels)
+    shuffled = np.random.default_rng(seed).permutation(len(labels))
+    rank = np.empty(len(labels), np.int64)
+    order = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return shuffled, rank
 
 
 # ---- sources that need no files

@@ -14,6 +14,7 @@ from slurm_cluster import Cluster
 from waiting import wait_until
 
 KINDS_OF_NAMESPACE = ("mnt", "net", "uts", "ipc", "pid")
+OF_MULTIPROCESSING = ("sem.mp-", "psm_", "torch_")  # Python's and PyTorch's names in /dev/shm
 PROGRAM = [sys.executable, str(Path(__file__).with_name("slurm_cluster.py"))]
 WITH_CLUSTER = "import time; from slurm_cluster import Cluster\nwith Cluster(): time.sleep(600)"
 
@@ -37,9 +38,14 @@ def machine() -> dict[str, object]:
         "routes": subprocess.run(["ip", "route"], capture_output=True, text=True, check=True).stdout,
         "name": os.uname().nodename,
         "etc": {str(path): (path.stat().st_mtime_ns, path.stat().st_ino) for path in etc},
-        "folders": [sorted(os.listdir(folder)) for folder in ("/run", "/dev/shm", "/var/log", "/var/lib")],
+        "folders": [names(folder) for folder in ("/run", "/dev/shm", "/var/log", "/var/lib")],
         "clusters": sorted(path.name for path in Path("/tmp").glob("trainyard-*")),
     }
+
+
+def names(folder: str) -> list[str]:
+    """What is in a folder, but for the semaphores and shared memory of unit tests that run beside these."""
+    return sorted(name for name in os.listdir(folder) if not name.startswith(OF_MULTIPROCESSING))
 
 
 def namespaces(mark: str | None = None) -> set[str | None]:
