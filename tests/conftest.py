@@ -12,12 +12,12 @@ def yard(tmp_path: Path) -> Yard:
     return Yard(tmp_path)
 
 
-class OneByOne(LoadScopeScheduling):
-    """What starts Slurm, Ray or Snakemake runs one after another; beside it, file by file, the unit tests."""
+class ByFolder(LoadScopeScheduling):
+    """The tests of a folder run one after another, for they share a cluster; unit tests file by file."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid.split("::")[0] if nodeid.startswith("tests/unit/") else "one by one"
+        return nodeid.split("::")[0] if nodeid.startswith("tests/unit/") else nodeid.split("/")[1]
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneByOne:
-    return OneByOne(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFolder:
+    return ByFolder(config, log)

@@ -14,7 +14,7 @@ from slurm_cluster import Cluster
 from waiting import wait_until
 
 KINDS_OF_NAMESPACE = ("mnt", "net", "uts", "ipc", "pid")
-OF_MULTIPROCESSING = ("sem.mp-", "psm_", "torch_")  # Python's and PyTorch's names in /dev/shm
+OF_OTHERS = ("sem.mp-", "psm_", "torch_", "plasma")  # names that Python, PyTorch and Ray take in /dev/shm
 PROGRAM = [sys.executable, str(Path(__file__).with_name("slurm_cluster.py"))]
 WITH_CLUSTER = "import time; from slurm_cluster import Cluster\nwith Cluster(): time.sleep(600)"
 
@@ -44,8 +44,8 @@ def machine() -> dict[str, object]:
 
 
 def names(folder: str) -> list[str]:
-    """What is in a folder, but for the semaphores and shared memory of unit tests that run beside these."""
-    return sorted(name for name in os.listdir(folder) if not name.startswith(OF_MULTIPROCESSING))
+    """What is in a folder, but for the semaphores and shared memory of tests that run beside these."""
+    return sorted(name for name in os.listdir(folder) if not name.startswith(OF_OTHERS))
 
 
 def namespaces(mark: str | None = None) -> set[str | None]:
