@@ -1,14 +1,8 @@
 """Turning a source into its large files shard by shard, on all cores, so that a shard that is done stays done.
 
-Below the dataset's folder, `.staging/` holds the files in the making, each of its final length from the start:
-
-    {train,val}-images.npy, {train,val}-labels.npy, {train,val}-prints.npy     rows are written in place
-    shards.jsonl                                                               a line per shard that is on the disk
-
 Memory: a process holds one shard of at most 16 MiB of pixels, and the source's list of files (about 0.3 KiB each).
 """
 
-import hashlib
 import logging
 import math
 import multiprocessing
@@ -17,42 +11,27 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.lib.format import open_memmap
-from numpy.typing import NDArray
 
 from trainyard import journal
 from trainyard.counting import counting
 from trainyard.datasets import SPLITS, DataError
+from trainyard.moments import channel_sums
 from trainyard.problems import Problem
+from trainyard.shardfiles import RECORD, Digests, Notes, Shard, known_shards, prepare, write_rows
 from trainyard.sources import Part, Source
 
 SHARD_BYTES: Final = 2**24  # of pixels
 SHARD_IMAGES: Final = 4096  # at most
 AHEAD: Final = 2  # shards per process that are handed out before they are asked for
-SUMMED_PIXELS: Final = 256  # side by side: their sums are worked out all at once
-SUMMED_LINES: Final = 512  # one below another: with their squares they stay in the processor's cache
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Rows of one split."""
-
-    split: str
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
 
 
 @dataclass
@@ -93,19 +72,20 @@ def make_shards(source: Source, work: Path, *, cpus: int, what: str) -> Outcome:
     """
     shards = shards_of(source.sizes, source.shape)
     parts = {shard: source.part(shard.split, shard.start, shard.stop) for shard in shards}
-    with journal.opened(work / "shards.jsonl") as record:
-        known = _known(work) if _is_prepared(source, work) else {}
-        missing = [shard for shard, part in parts.items() if known.get(shard, {}).get("key") != part.key]
+    with journal.opened(work / RECORD) as record:
+        known = known_shards(work) if prepare(source, work) else {}
+        there = [shard for shard, part in parts.items() if shard in known and known[shard]["key"] == part.key]
+        missing = [shard for shard in parts if shard not in set(there)]
         for shard in missing:
             if shard in known:  # of other files: its rows are about to be overwritten
                 record.append("void", durable=True, **asdict(shard))
-        notes, outcome, digests = _Notes(record, work), Outcome(), _Digests(work, source)
-        for shard in [shard for shard, part in parts.items() if known.get(shard, {}).get("key") == part.key]:
+        notes, outcome, digests = Notes(record, work), Outcome(), Digests(work, source)
+        for shard in there:
             outcome.add(known[shard])
             digests.add(shard)
         total, pending = sum(map(len, parts)), sum(map(len, missing))
         if pending < total:
-            log.info("%s: %d of %d shards are there already", what, len(parts) - len(missing), len(parts))
+            log.info("%s: %d of %d shards are there already", what, len(there), len(parts))
         small = source.in_process or pending * math.prod(source.shape) <= SHARD_BYTES
         with counting(what, total, unit="images", done=total - pending) as count, notes.kept():
             for shard, line in _made(missing, parts, work, 1 if small else cpus):
@@ -114,122 +94,6 @@ def make_shards(source: Source, work: Path, *, cpus: int, what: str) -> Outcome:
                 count.add(len(shard))
     outcome.digests = digests.finished()
     return outcome
-
-
-class _Notes:
-    """Notes shards once their rows are on the disk; while it waits for the disk, others are made and taken."""
-
-    def __init__(self, record: journal.Journal, work: Path) -> None:
-        self._record, self._work = record, work
-        self._waiting: list[dict[str, Any]] = []
-        self._keeper = ThreadPoolExecutor(1)
-        self._keeping: Future[None] | None = None
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """When the block ends, however it does, all that was taken is on the disk."""
-        try:
-            yield
-        finally:
-            with self._keeper:
-                self._keep().result()
-
-    def take(self, line: dict[str, Any]) -> dict[str, Any]:
-        """Take a line, to be noted soon."""
-        self._waiting.append(line)
-        if self._keeping is None or self._keeping.done():
-            self._keep()
-        return line
-
-    def _keep(self) -> Future[None]:
-        """Have what waits kept, after what is being kept."""
-        if self._keeping is not None:
-            self._keeping.result()
-        lines, self._waiting = self._waiting, []
-        self._keeping = self._keeper.submit(self._note, lines)
-        return self._keeping
-
-    def _note(self, lines: list[dict[str, Any]]) -> None:
-        for path in self._work.glob("*.npy"):
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-        for line in lines:
-            self._record.append("shard", durable=line is lines[-1], **line)
-
-
-class _Digests:
-    """The digests of the image files, worked out while they grow: at the end, one core would be busy long with it."""
-
-    def __init__(self, work: Path, source: Source) -> None:
-        self._paths = {split: work / f"{split}-images.npy" for split in source.sizes}
-        self._row_bytes = math.prod(source.shape)
-        self._done: dict[tuple[str, int], Shard] = {}  # by split and first row, of those that are not read yet
-        self._rows = dict.fromkeys(source.sizes, 0)  # that have been read
-        self._digests = {split: hashlib.sha256(self._head(split)) for split in source.sizes}
-        self._reader = ThreadPoolExecutor(1)
-        self._reads: list[Future[None]] = []
-
-    def _head(self, split: str) -> bytes:
-        with open(self._paths[split], "rb") as file:
-            return file.read(_offset(self._paths[split]))
-
-    def add(self, shard: Shard) -> None:
-        """A shard is there, and will be read when what lies before it has been."""
-        self._reads.append(self._reader.submit(self._read, shard))
-
-    def _read(self, shard: Shard) -> None:
-        self._done[shard.split, shard.start] = shard
-        while ready := self._done.pop((shard.split, self._rows[shard.split]), None):
-            with open(self._paths[ready.split], "rb", buffering=0) as file:
-                file.seek(_offset(self._paths[ready.split]) + ready.start * self._row_bytes)
-                self._digests[ready.split].update(file.read(len(ready) * self._row_bytes))
-            self._rows[ready.split] = ready.stop
-
-    def finished(self) -> dict[str, str]:
-        """SHA-256 by file name, as `files.file_digest` would give it."""
-        with self._reader:
-            for read in self._reads:
-                read.result()
-        return {self._paths[split].name: digest.hexdigest() for split, digest in self._digests.items()}
-
-
-def _known(work: Path) -> dict[Shard, dict[str, Any]]:
-    """What was last noted of each shard that is there."""
-    known = dict[Shard, dict[str, Any]]()
-    for event in journal.read_events(work / "shards.jsonl"):
-        shard = Shard(event["split"], event["start"], event["stop"])
-        known.pop(shard, None)
-        if event["event"] == "shard":
-            known[shard] = event
-    return known
-
-
-def _is_prepared(source: Source, work: Path) -> bool:
-    """Whether all files are laid out; if one is not, it is, and nothing counts as done."""
-    laid_out = True
-    for name, size in source.sizes.items():
-        for kind, dtype, shape in _KINDS:
-            path, whole = work / f"{name}-{kind}.npy", (size, *(source.shape if shape is None else shape))
-            if not _is_laid_out(path, dtype, whole):
-                (work / "shards.jsonl").write_text("")
-                open_memmap(path, mode="w+", dtype=dtype, shape=whole).flush()
-                laid_out = False
-    return laid_out
-
-
-_KINDS: Final[tuple[tuple[str, Any, tuple[int, ...] | None], ...]] = (
-    ("images", np.uint8, None),  # of the source's shape
-    ("labels", np.int64, ()),
-    ("prints", np.uint64, ()),
-)
-
-
-def _is_laid_out(path: Path, dtype: Any, shape: tuple[int, ...]) -> bool:
-    try:
-        found = np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError):
-        return False
-    return bool(found.dtype == dtype and found.shape == shape)
 
 
 # ---- in another process, or in this one
@@ -282,51 +146,18 @@ def _follow(parent: Any) -> None:
 def write_shard(part: Part, shard: Shard, work: Path) -> dict[str, Any]:
     """Make one shard and write its rows; gives what is to be noted of it once they are on the disk."""
     block = part.make()
-    _write_rows(work / f"{shard.split}-images.npy", shard.start, block.images)
-    _write_rows(work / f"{shard.split}-labels.npy", shard.start, block.labels)
+    write_rows(work / f"{shard.split}-images.npy", shard.start, block.images)
+    write_rows(work / f"{shard.split}-labels.npy", shard.start, block.labels)
     prints = np.zeros(len(shard), np.uint64) if block.prints is None else block.prints
-    _write_rows(work / f"{shard.split}-prints.npy", shard.start, prints)
+    write_rows(work / f"{shard.split}-prints.npy", shard.start, prints)
     bad = [] if block.good is None else (np.flatnonzero(~block.good) + shard.start).tolist()
-    sums, squares = channel_sums(block.images)
-    used = shard.split == "train"
+    trained_on = shard.split == "train"
+    sums, squares = channel_sums(block.images) if trained_on else ([], [])
     return {
         "bad": bad,
         "problems": [asdict(problem) for problem in block.problems],
         "handled": dict(block.handled),
-        "count": (len(shard) - len(bad)) * used,
-        "sums": [number * used for number in sums],
-        "squares": [number * used for number in squares],
+        "count": (len(shard) - len(bad)) * trained_on,
+        "sums": sums,
+        "squares": squares,
     }
-
-
-def _write_rows(path: Path, start: int, rows: NDArray[Any]) -> None:
-    with open(path, "r+b", buffering=0) as file:
-        file.seek(_offset(path) + start * rows[:1].nbytes)
-        content = memoryview(np.ascontiguousarray(rows).view(np.uint8).reshape(-1))  # type: ignore[arg-type]
-        while content:
-            content = content[file.write(content) :]
-
-
-def _offset(path: Path) -> int:
-    """Where the rows begin, behind the header."""
-    return int(np.load(path, mmap_mode="r").offset)
-
-
-def channel_sums(images: NDArray[np.uint8]) -> tuple[list[int], list[int]]:
-    """Per channel of images (N, H, W, C) the sum of all pixels and that of their squares.
-
-    Whole numbers, so that they are the same in any order of adding.
-    """
-    values, channels = images.reshape(-1), images.shape[-1]
-    width = SUMMED_PIXELS * channels
-    whole = len(values) // width * width
-    rest = np.zeros(width, np.uint64)
-    rest[: len(values) - whole] = values[whole:]
-    sums, squares = rest, rest**2
-    lines = values[:whole].reshape(-1, width)  # a channel has the same columns in each
-    for start in range(0, len(lines), SUMMED_LINES):
-        part = lines[start : start + SUMMED_LINES]
-        squares = squares + np.add.reduce(np.multiply(part, part, dtype=np.uint16), axis=0, dtype=np.uint32)
-        sums = sums + np.add.reduce(part, axis=0, dtype=np.uint32)
-    totals = [array.reshape(-1, channels).sum(axis=0).tolist() for array in (sums, squares)]
-    return totals[0], totals[1]

@@ -30,6 +30,7 @@ from trainyard.downloads import Remote, fetch
 from trainyard.duplicates import duplicates
 from trainyard.files import digest_of, file_digest, lock, write_json
 from trainyard.imagefiles import ImageFiles
+from trainyard.moments import moments
 from trainyard.owndata import Own, describe, module_digest
 from trainyard.problems import counted, summary, write_problems
 from trainyard.sharding import Outcome, make_shards
@@ -153,7 +154,7 @@ def _stage_images(source: Source, folder: Path, *, skip: bool) -> dict[str, Any]
     for name, path in files.items():
         path.replace(folder / name)
     height, width, channels = source.shape
-    mean, std = moments(outcome, height * width)
+    mean, std = moments(outcome.count * height * width, outcome.sums, outcome.squares)
     return {
         "kind": "images",
         "classes": classes,
@@ -227,14 +228,3 @@ def _copy_without(rows: list[int], path: Path, target: Path) -> None:
     for start in range(0, len(good), COPIED_ROWS):
         copy[start : start + COPIED_ROWS] = whole[good[start : start + COPIED_ROWS]]
     copy.flush()
-
-
-def moments(outcome: Outcome, pixels: int) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation per channel of the training images, of so many pixels each.
-
-    Worked out from whole numbers: n * sum(x^2) - sum(x)^2 is exact. A deviation below 1 would only enlarge noise.
-    """
-    count = outcome.count * pixels
-    mean = [total / count for total in outcome.sums]
-    pairs = zip(outcome.sums, outcome.squares, strict=True)
-    return mean, [max(1.0, math.sqrt(count * squares - total**2) / count) for total, squares in pairs]

@@ -21,7 +21,8 @@ from trainyard import sharding
 from trainyard.datasets import DataError
 from trainyard.dataspec import ImageFolder, Synthetic
 from trainyard.files import digest_of, file_digest
-from trainyard.sharding import channel_sums, make_shards, shards_of
+from trainyard.moments import channel_sums
+from trainyard.sharding import make_shards, shards_of
 from trainyard.sources import Block, Part, Source, stratified_split
 from trainyard.staging import stage
 from waiting import wait_until
