@@ -29,7 +29,7 @@ onstart:
 
 wildcard_constraints:
     name=yard.name_pattern,
-    scale=r"\d+x\d+",
+    scale=r"\d+x\d+(/repeat-\d+)?",
 
 
 include: "workflow/rules/data.smk"

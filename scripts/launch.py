@@ -66,7 +66,7 @@ def main() -> int:
         epilog="example: python scripts/launch.py --scale 1x2 --config config/config.yaml --study width",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--scale", required=True, metavar="NxG", help="nodes x GPUs per node")
+    parser.add_argument("--scale", required=True, metavar="NxG", help="nodes x GPUs per node, or 1x2/repeat-2")
     parser.add_argument("--log-file", type=Path, metavar="FILE", help="write what is said to this file, too")
     arguments, options = parser.parse_known_args()
     programs.set_up_logging(arguments.log_file)

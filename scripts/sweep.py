@@ -61,7 +61,7 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
     from trainyard.progress import Progress  # these take a second to import: only where there is work
     from trainyard.raynodes import ray_for
 
-    slots = plan.sweep.slots
+    slots, given = plan.sweep.slots, slurm.allocation()
     journal.append(
         "session",
         durable=True,
@@ -69,8 +69,14 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
         node=slurm.node_name(),
         process=os.getpid(),
         slots=slots.count,
+        nodes=slots.nodes,
+        gpus=slots.nodes * slots.gpus_per_node,
+        gpus_per_trial=slots.gpus_per_trial,
+        walltime_seconds=given.walltime_seconds if given else None,
         pending=len(plan.pending),
         predicted_seconds=plan.predicted_seconds,
+        predicted_low_seconds=plan.predicted_range and plan.predicted_range[0],
+        predicted_high_seconds=plan.predicted_range and plan.predicted_range[1],
     )
     progress = Progress(plan)
     log.info("starting Ray with %d slots", slots.count)
@@ -94,7 +100,7 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
             how=how,
             retries=plan.sweep.retries,
             folder=folder,
-            allocation=slurm.allocation(),
+            allocation=given,
             predict=partial(_predict, plan),
             on_event=progress.see,
         )

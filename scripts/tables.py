@@ -1,4 +1,4 @@
-"""Make the table of a scaling study from its scales, and pages for the report from the tables of any study."""
+"""Make the tables of a scaling study and the account of a sweep, and pages for the report from those of any study."""
 
 import argparse
 import logging
@@ -6,37 +6,62 @@ from pathlib import Path
 
 import pandas as pd
 from trainyard import programs
+from trainyard.accounts import jobs_table, records_of, strategies_of, strategies_table
 from trainyard.config import Config
 from trainyard.configfile import read_config
-from trainyard.tables import scaling_table, write_page, write_table
+from trainyard.journal import read_events, sessions
+from trainyard.planning import plan_sweep
+from trainyard.scaling import recommendation, scaling_table
+from trainyard.tables import write_page, write_table
 
 log = logging.getLogger("tables")
 
-TABLES = {"sweeps": "trials.csv", "scaling": "scaling.csv", "trees": "trees.csv"}
-
 
 def main(arguments: argparse.Namespace) -> None:
-    """Write a study's table, if it is not the study's own program that does, and its page."""
+    """Write a study's tables, if it is not the study's own program that does, and its page."""
     config = read_config(arguments.config)
     programs.section(config, arguments.kind, arguments.name)
-    source = arguments.results / arguments.kind / arguments.name
-    if arguments.kind == "scaling":
-        _write_scaling(config, arguments.name, source)
+    make = {"sweeps": _sweep, "scaling": _scaling, "trees": _trees}[arguments.kind]
+    parts = make(config, arguments.name, arguments.results)
     page = arguments.results / "tables" / arguments.kind / f"{arguments.name}.html"
-    write_page(pd.read_csv(source / TABLES[arguments.kind]), page, title=f"{arguments.kind}: {arguments.name}")
-    log.info("table %s, page %s", source / TABLES[arguments.kind], page)
+    write_page(parts, page, title=f"{arguments.kind}: {arguments.name}")
+    log.info("tables in %s, page %s", arguments.results / arguments.kind / arguments.name, page)
 
 
-def _write_scaling(config: Config, name: str, source: Path) -> None:
-    study = config.scaling[name]
-    folders = [source / scale for scale in study.scales]
-    write_table(scaling_table(folders, mode=study.mode, gpu_hour=config.pricing.gpu_hour), source / "scaling.csv")
+def _sweep(config: Config, name: str, results: Path) -> dict[str, pd.DataFrame | str]:
+    folder = results / "sweeps" / name
+    plan, runs = plan_sweep(config, name, results), sessions(read_events(folder / "journal.jsonl"))
+    records = records_of(runs)
+    strategies = strategies_table(strategies_of(plan, runs, records))
+    jobs = jobs_table(plan, runs, records)
+    write_table(strategies, folder / "strategies.csv")
+    write_table(jobs, folder / "jobs.csv")
+    turned = strategies.set_index("strategy").T.rename_axis(index=None, columns=None).reset_index(names="")
+    return {
+        "Trials": pd.read_csv(folder / "trials.csv"),
+        "What it cost, and would have cost otherwise": turned,
+        "Its jobs, as planned and as they were": jobs,
+    }
+
+
+def _scaling(config: Config, name: str, results: Path) -> dict[str, pd.DataFrame | str]:
+    folder, study = results / "scaling" / name, config.scaling[name]
+    runs = {scale: [folder / run for run in study.runs(scale)] for scale in study.scales}
+    table = scaling_table(runs, mode=study.mode, gpu_hour=config.pricing.gpu_hour)
+    write_table(table, folder / "scaling.csv")
+    advice = recommendation(table)
+    log.info("%s", advice)
+    return {"": advice, "Scales": table}
+
+
+def _trees(config: Config, name: str, results: Path) -> dict[str, pd.DataFrame | str]:
+    return {"": pd.read_csv(results / "trees" / name / "trees.csv")}
 
 
 def _arguments() -> argparse.Namespace:
     example = "python scripts/tables.py --config config/config.yaml --kind scaling --name width"
     parser = programs.parser("Make the tables of a study.", example=example)
-    parser.add_argument("--kind", required=True, choices=list(TABLES), help="the config's section")
+    parser.add_argument("--kind", required=True, choices=["sweeps", "scaling", "trees"], help="the config's section")
     parser.add_argument("--name", required=True, metavar="NAME", help="a name in that section of the config")
     return parser.parse_args()
 

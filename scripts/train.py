@@ -21,7 +21,7 @@ import psutil
 import torch
 from trainyard import failures, programs, slurm
 from trainyard.checkpoints import CheckpointStore
-from trainyard.config import Config, Scaling, split_scale
+from trainyard.config import Config, Scaling, repeat_of, split_scale
 from trainyard.configfile import read_config
 from trainyard.datasets import Staged
 from trainyard.distributed import Group, process_group
@@ -55,7 +55,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def _train(config: Config, arguments: argparse.Namespace, group: Group) -> None:
-    study = config.scaling[arguments.study]
+    study = _repeated(config.scaling[arguments.study], arguments.scale)
     folder = arguments.results / "scaling" / arguments.study / arguments.scale
     _check_world(arguments.scale, group)
     torch.set_num_threads(study.cpus_per_gpu)
@@ -88,6 +88,12 @@ def _train(config: Config, arguments: argparse.Namespace, group: Group) -> None:
         if group.leads:
             probe = _kept(store, PROBE)
             write_results(training, Probe(**probe) if probe else None, folder, scale=arguments.scale)
+
+
+def _repeated(study: Scaling, run: str) -> Scaling:
+    """The study as this repeat of a scale trains it: with a seed of its own."""
+    train = study.train.model_copy(update={"seed": study.train.seed + repeat_of(run) - 1})
+    return study.model_copy(update={"train": train}) if repeat_of(run) > 1 else study
 
 
 def _train_on(training: Training, store: CheckpointStore) -> None:
@@ -180,7 +186,7 @@ def _arguments() -> argparse.Namespace:
         "Train one scale of a study; start it with torchrun for more than one GPU.", example=example
     )
     parser.add_argument("--study", required=True, metavar="NAME", help="a name in `scaling` of the config")
-    parser.add_argument("--scale", required=True, metavar="NxG", help="nodes x GPUs per node")
+    parser.add_argument("--scale", required=True, metavar="NxG", help="nodes x GPUs per node, or 1x2/repeat-2")
     return parser.parse_args()
 
 

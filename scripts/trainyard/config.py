@@ -166,11 +166,18 @@ class Scaling(Section):
     mode: Literal["weak", "strong"] = Field(
         "weak", description="`weak`: `batch_size` is per GPU. `strong`: it is the global batch, shared among the GPUs."
     )
+    repeats: PositiveInt = Field(
+        1, description="Trainings of each scale, each with a seed of its own; the table gives medians and spread."
+    )
     cpus_per_gpu: PositiveInt = Field(1, description="CPUs, and so threads, per GPU.")
     telemetry_seconds: PositiveFloat = Field(
         5.0, description="Seconds between two looks at GPUs, CPUs and memory while it trains."
     )
     retrain: NonNegativeInt = Field(0, description="Raise to train again.")
+
+    def runs(self, scale: str) -> list[str]:
+        """The trainings of a scale, as their folders are named: `4x2`, `4x2/repeat-2`, `4x2/repeat-3`."""
+        return [scale, *(f"{scale}/repeat-{number}" for number in range(2, self.repeats + 1))]
 
     @model_validator(mode="after")
     def _shares_the_batch(self) -> "Scaling":
@@ -190,10 +197,15 @@ class Scaling(Section):
         return self
 
 
-def split_scale(scale: str) -> tuple[int, int]:
-    """`4x2` as (nodes, GPUs per node)."""
-    nodes, gpus = scale.split("x")
+def split_scale(run: str) -> tuple[int, int]:
+    """`4x2`, or a repeat of it, as (nodes, GPUs per node)."""
+    nodes, gpus = run.partition("/")[0].split("x")
     return int(nodes), int(gpus)
+
+
+def repeat_of(run: str) -> int:
+    """Which repeat a run of a scale is, from 1: of `4x2` the first, of `4x2/repeat-3` the third."""
+    return int(run.partition("/repeat-")[2] or 1)
 
 
 TreeModel = Literal["xgboost", "lightgbm"]

@@ -116,6 +116,7 @@ class Attempt:
     end: float
     where: dict[str, Any] = field(default_factory=dict)  # job, node, gpu, slot
     generation: int = 0  # the `retrain` number that it was trained for
+    expected_seconds: float | None = None  # when it started
     outcome: str = "running"
     seconds: float | None = None
     error: str = ""
@@ -136,7 +137,8 @@ def attempts(events: Iterable[Event]) -> list[Attempt]:
         if event["event"] == "started":
             where = {name: event.get(name, "") for name in WHERE}
             generation = event.get("generation", 0)
-            found[key] = Attempt(*key, event["time"], event["time"], where=where, generation=generation)
+            found[key] = Attempt(*key, event["time"], event["time"], where=where, generation=generation,
+                                 expected_seconds=event.get("expected_seconds"))  # fmt: skip
         elif key in found:
             _apply(found[key], event)
     return list(found.values())
@@ -168,13 +170,51 @@ def result_of(tries: Iterable[Attempt], generation: int = 0) -> Attempt | None:
     return counting[-1] if counting else None
 
 
-def startups(events: Iterable[Event]) -> list[float]:
-    """Seconds from the beginning of each session of the driver to its first trial."""
-    found, began = [], None
+@dataclass
+class Session:
+    """One run of the driver: one job, where Slurm runs it."""
+
+    began: dict[str, Any]  # its event `session`
+    first_start: float | None = None  # of a trial, Unix seconds
+    last_end: float = 0.0  # of a trial
+    end: float = 0.0  # of all that was heard
+    attempts: list[tuple[str, int]] = field(default_factory=list)  # trial and number
+    slot_startups: list[float] = field(default_factory=list)  # seconds in which the process of a slot came up
+
+    @property
+    def start(self) -> float:
+        """Unix seconds."""
+        return float(self.began["time"])
+
+    @property
+    def startup_seconds(self) -> float | None:
+        """From its beginning to its first trial; None if it had none."""
+        return None if self.first_start is None else self.first_start - self.start
+
+
+def sessions(events: Iterable[Event]) -> list[Session]:
+    """Fold events into runs of the driver."""
+    found: list[Session] = []
     for event in events:
         if event["event"] == "session":
-            began = event["time"]
-        elif event["event"] == "started" and began is not None:
-            found.append(event["time"] - began)
-            began = None
+            found.append(Session(event, end=event["time"]))
+        elif found:
+            _take_part(found[-1], event)
     return found
+
+
+def _take_part(session: Session, event: Event) -> None:
+    time_of_it = event.get("ended") or event["time"]  # an attempt that died with its driver was ended by the next
+    session.end = max(session.end, time_of_it)
+    if event["event"] == "slot_up":
+        session.slot_startups.append(sum(value for name, value in event.items() if name.endswith("_seconds")))
+    elif event["event"] == "started":
+        session.attempts.append((event["trial"], event["attempt"]))
+        session.first_start = session.first_start or event["time"]
+    elif event["event"] in TERMINAL:
+        session.last_end = max(session.last_end, time_of_it)
+
+
+def startups(events: Iterable[Event]) -> list[float]:
+    """Seconds from the beginning of each session of the driver to its first trial."""
+    return [each.startup_seconds for each in sessions(events) if each.startup_seconds is not None]

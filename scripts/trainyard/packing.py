@@ -190,7 +190,8 @@ class Packer:
         tried = self._tried_now.get(task.trial, 0) + 1
         self._tried_now[task.trial] = tried
         slot.task, slot.attempt = task, task.earlier_attempts + tried
-        self._record(slot, "started", generation=task.generation, values=task.values, **slot.place)
+        expected = {} if task.expected_seconds is None else {"expected_seconds": round(task.expected_seconds, 4)}
+        self._record(slot, "started", generation=task.generation, values=task.values, **slot.place, **expected)
         order = Order(
             spec=task.spec.model_dump(mode="json", exclude_defaults=True),
             trial=task.trial,

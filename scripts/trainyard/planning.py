@@ -1,6 +1,5 @@
 """The plan of a sweep: which trials are pending, in what order, on how many slots, and how long that will take."""
 
-import heapq
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from trainyard.config import Config, Sweep
 from trainyard.counting import duration
 from trainyard.files import digest_of
 from trainyard.journal import Attempt, attempts, by_trial, read_events, result_of, startups
+from trainyard.schedules import makespan
 from trainyard.trials import RESULT_VERSION, Trial, expand
 
 if TYPE_CHECKING:
@@ -166,23 +166,3 @@ def _dataset_digest(meta: Path) -> str:
         return str(json.loads(meta.read_text())["digest"])
     except FileNotFoundError:
         return "not staged"
-
-
-def makespan(durations: Sequence[float], slots: int) -> float:
-    """Seconds until the last trial ends if each slot takes the next one, in the order given, as soon as it is free."""
-    free = [0.0] * slots
-    for seconds in durations:
-        heapq.heapreplace(free, free[0] + seconds)
-    return max(free)
-
-
-def lower_bound(durations: Sequence[float], slots: int) -> float:
-    """No order of the trials ends before max(longest, sum / G, p_G + p_(G+1)), p sorted descending, on G slots.
-
-    The last term: of the G + 1 longest trials, two must share a slot.
-    """
-    longest = sorted(durations, reverse=True)
-    if not longest:
-        return 0.0
-    pair = longest[slots - 1] + longest[slots] if len(longest) > slots else 0.0
-    return max(longest[0], sum(longest) / slots, pair)

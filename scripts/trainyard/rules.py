@@ -173,9 +173,9 @@ class Workflow:
         return self.config.scaling[wildcards.name].cpus_per_gpu * self.ranks_per_node(wildcards)
 
     def summaries(self, wildcards: Wildcards) -> list[str]:
-        """The summary of every scale, in the config's order."""
-        folder = self._results / "scaling" / wildcards.name
-        return [str(folder / scale / "summary.json") for scale in self.config.scaling[wildcards.name].scales]
+        """The summary of every training of every scale, in the config's order."""
+        folder, study = self._results / "scaling" / wildcards.name, self.config.scaling[wildcards.name]
+        return [str(folder / run / "summary.json") for scale in study.scales for run in study.runs(scale)]
 
     def scaling_terms(self, wildcards: Wildcards) -> str:
         """Changes with what the table is worked out from, beside the summaries."""

@@ -78,6 +78,7 @@ class Allocation:
     job: str
     nodes: tuple[str, ...]  # host names, in Slurm's order: the first is where the batch script runs
     end_time: float  # Unix seconds at which the walltime is over; infinite without a limit
+    walltime_seconds: float | None = None  # as asked for; None without a limit
     cpus_per_node: int = 1
     gpus_per_node: int = 0
     gpu_model: str = ""  # as Slurm names it; "" for GPUs without a type, too
@@ -120,10 +121,15 @@ def read_allocation(job: str, fields: Mapping[str, str], nodes: Sequence[str]) -
         job=job,
         nodes=tuple(nodes),
         end_time=parse_time(fields.get("EndTime", "Unknown")),
+        walltime_seconds=_finite(60 * parse_limit(fields.get("TimeLimit", "UNLIMITED"))),
         cpus_per_node=int(fields["NumCPUs"]) // len(nodes),
         gpus_per_node=sum(count for _, count in gpus) // len(nodes),
         gpu_model=gpus[0][0] if gpus else "",
     )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def submit_line(job: str) -> str:
@@ -139,6 +145,32 @@ def submit_line(job: str) -> str:
     except UserError:
         return ""
     return line
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """What the accounting has of a job."""
+
+    requested_seconds: float | None  # of walltime; None without a limit
+    elapsed_seconds: float
+    allocated_tres: str  # "billing=8,cpu=8,gres/gpu=2,mem=8000M,node=2"
+
+
+def job_records(jobs: Sequence[str]) -> dict[str, JobRecord]:
+    """What the accounting has of jobs, by their numbers; of a job that was requeued, its last run.
+
+    Raises:
+        UserError: Slurm keeps no accounting, or does not answer.
+    """
+    command = ["sacct", "--jobs", ",".join(jobs), "--allocations", "--noheader", "--parsable2"]
+    lines = _answer(*command, "--format", "JobID,TimelimitRaw,ElapsedRaw,AllocTRES").splitlines()
+    return dict(parse_record(line) for line in lines)
+
+
+def parse_record(line: str) -> tuple[str, JobRecord]:
+    """A line of `sacct --parsable2 --format JobID,TimelimitRaw,ElapsedRaw,AllocTRES`: job number, and what it says."""
+    job, limit, elapsed, tres = line.split("|")
+    return job, JobRecord(60.0 * int(limit) if limit.isdigit() else None, float(elapsed), tres)
 
 
 def parse_job(line: str) -> dict[str, str]:

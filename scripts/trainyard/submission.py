@@ -117,7 +117,10 @@ def _complaint(said: str) -> str:
 def _targets(config: Config) -> list[str]:
     sweeps = [f"results/sweeps/{name}/trials.csv" for name in config.sweeps]
     scales = [
-        f"results/scaling/{name}/{scale}/summary.json" for name, s in config.scaling.items() for scale in s.scales
+        f"results/scaling/{name}/{run}/summary.json"
+        for name, study in config.scaling.items()
+        for scale in study.scales
+        for run in study.runs(scale)
     ]
     return [*sweeps, *scales, *(f"results/trees/{name}/trees.csv" for name in config.trees)]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trainyard import slurm
-from trainyard.config import split_scale
+from trainyard.config import repeat_of, split_scale
 from trainyard.efficiency import utilisation, work_of
 from trainyard.files import write_json
 from trainyard.probing import Probe
@@ -41,7 +41,8 @@ def _summary(training: Training, probe: Probe | None, scale: str) -> dict[str, A
     kept = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
     medians = ("images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction")
     return {
-        "scale": scale,
+        "scale": scale.partition("/")[0],
+        "repeat": repeat_of(scale),
         "nodes": nodes,
         "gpus": nodes * gpus_per_node,
         "global_batch": training.batch.images,
@@ -52,6 +53,7 @@ def _summary(training: Training, probe: Probe | None, scale: str) -> dict[str, A
         "best_epoch": training.state.best_epoch,
         **{name: last[name] for name in kept},
         **{name: statistics.median(asdict(row)[name] for row in history) for name in medians},
+        "gradient_mib": _gradient_mib(training),
         "exposed_comm_fraction": probe.exposed_comm_fraction if probe else None,
         "train_seconds": sum(row.seconds for row in history),
         "startup_seconds": training.first_step_time - launch_time() if training.first_step_time else None,
@@ -65,6 +67,12 @@ def _summary(training: Training, probe: Probe | None, scale: str) -> dict[str, A
         "node_names": list(given.nodes) if given else [slurm.node_name()],
         "gpu_model": given.gpu_model if given else "",
     }
+
+
+def _gradient_mib(training: Training) -> float:
+    """What the ranks must reduce at each step."""
+    learned = (each for each in training.module.parameters() if each.requires_grad)
+    return sum(each.numel() * each.element_size() for each in learned) / 2**20
 
 
 def _utilisation(training: Training, images_per_second: float) -> dict[str, float | None]:

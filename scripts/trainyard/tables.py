@@ -1,7 +1,7 @@
 """Tables from results: each a fold over a journal, or over the summaries of runs."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +31,29 @@ table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
 th {{ text-align: left; border-bottom: 2px solid #444; padding: .3rem .8rem }}
 td {{ border-bottom: 1px solid #ddd; padding: .25rem .8rem; white-space: nowrap }}
 tr:hover td {{ background: #f4f8fb }}
+p {{ max-width: 60rem; line-height: 1.5 }}
 </style>
 <h1>{title}</h1>
-{table}
+{body}
 </html>
 """
 
 
-def write_page(frame: pd.DataFrame, path: Path, *, title: str) -> None:
-    """Write a table as a small web page, rounded for reading; columns without any value are left out."""
-    shown = frame.dropna(axis="columns", how="all")
-    table = shown.to_html(index=False, border=0, na_rep="", float_format=_rounded)
+def write_page(parts: Mapping[str, pd.DataFrame | str], path: Path, *, title: str) -> None:
+    """Write tables and words, each below its heading, as a small web page.
+
+    Tables are rounded for reading, and columns without any value are left out. An empty heading is none.
+    """
+    body = [f"<h2>{escape(heading)}</h2>" * bool(heading) + _html(part) for heading, part in parts.items()]
     with atomic_write(path) as file:
-        file.write(_PAGE.format(title=title, table=table))
+        file.write(_PAGE.format(title=escape(title), body="\n".join(body)))
+
+
+def _html(part: pd.DataFrame | str) -> str:
+    if isinstance(part, str):
+        return f"<p>{escape(part)}</p>"
+    shown = part.replace("", None).dropna(axis="columns", how="all")
+    return str(shown.to_html(index=False, border=0, na_rep="", float_format=_rounded))
 
 
 def _rounded(value: float) -> str:
@@ -73,11 +83,25 @@ def trials_table(plan: Plan) -> pd.DataFrame:
 def timeline_table(tries: Sequence[Attempt]) -> pd.DataFrame:
     """One row per attempt; start and end in Unix seconds.
 
-    `gpu_model` is the type of GPU that Slurm gave, `device` what the trial computed on: "cpu", or the GPU's full name.
+    `gpu_model` is the type of GPU that Slurm gave, `device` what the trial computed on: "cpu", or the GPU's full name;
+    `expected_seconds` what the trial was expected to take when it started.
     """
-    columns = ["trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome", "gpu_model", "device"]
-    rows = [{"trial": each.trial, "attempt": each.number, **each.where,
-             "start": each.start, "end": each.end, "outcome": each.outcome}
+    columns = [
+        "trial",
+        "attempt",
+        "job",
+        "node",
+        "gpu",
+        "slot",
+        "start",
+        "end",
+        "outcome",
+        "gpu_model",
+        "device",
+        "expected_seconds",
+    ]
+    rows = [{"trial": each.trial, "attempt": each.number, **each.where, "start": each.start, "end": each.end,
+             "outcome": each.outcome, "expected_seconds": each.expected_seconds}
             for each in sorted(tries, key=lambda each: each.start)]  # fmt: skip
     return pd.DataFrame(rows, columns=columns)
 
@@ -91,33 +115,3 @@ def epochs_table(plan: Plan) -> pd.DataFrame:
         values = {key: value_at(spec, key) for key in keys}
         rows += [{"trial": name, **values, **row} for row in (result.epochs if result else [])]
     return pd.DataFrame(rows)
-
-
-# ---- scaling
-
-SCALING_COLUMNS = ("scale", "nodes", "gpus", "global_batch", "train_loss", "train_accuracy", "val_loss", "val_accuracy",
-                   "images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction", "exposed_comm_fraction",
-                   "gpu0_peak_mib", "gpu0_avg_mib", "gpu0_mode_mib", "cpu_rss_peak_mib", "train_seconds",
-                   "startup_seconds", "warmup_seconds", "gpu_hours", "cost", "speedup", "efficiency", "micro_batch",
-                   "accumulation", "precision", "tflops_per_gpu", "mfu", "roofline_images_per_second",
-                   "device")  # fmt: skip
-
-
-def scaling_table(folders: Sequence[Path], *, mode: str, gpu_hour: float | None) -> pd.DataFrame:
-    """One row per scale, from the `summary.json` of each folder; the first is the baseline.
-
-    Let T be the training time at the baseline over that at a scale of G times as many GPUs, and R the ratio of their
-    images per second. `speedup` is T for strong scaling (the same work) and R for weak scaling (G times the work);
-    `efficiency` is speedup / G. A CPU run costs no GPU hours: the columns `gpu_hours` and `cost` stay empty.
-    """
-    frame = pd.DataFrame([json.loads((folder / "summary.json").read_text()) for folder in folders])
-    base = frame.iloc[0]
-    on_gpu = frame["device"] != "cpu"
-    frame["gpu_hours"] = (frame["gpus"] * frame["train_seconds"] / 3600).where(on_gpu)
-    frame["cost"] = frame["gpu_hours"] * gpu_hour if gpu_hour is not None else float("nan")
-    if mode == "strong":
-        frame["speedup"] = base["train_seconds"] / frame["train_seconds"]
-    else:
-        frame["speedup"] = frame["images_per_second"] / base["images_per_second"]
-    frame["efficiency"] = frame["speedup"] / (frame["gpus"] / base["gpus"])
-    return frame.reindex(columns=list(SCALING_COLUMNS))

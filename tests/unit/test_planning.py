@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainyard.configfile import check_config
 from trainyard.journal import opened
-from trainyard.planning import lower_bound, makespan, plan_sweep
+from trainyard.planning import plan_sweep
+from trainyard.schedules import lower_bound, makespan
 
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)
 slots = st.integers(1, 12)

@@ -22,10 +22,12 @@ rule plots:
         expand("results/plots/trees/{name}/scores.svg", name=yard.config.trees),
 
 
-rule sweep_page:
+rule sweep_tables:
     input:
-        "results/sweeps/{name}/trials.csv",
+        rules.sweep.output,
     output:
+        "results/sweeps/{name}/strategies.csv",
+        "results/sweeps/{name}/jobs.csv",
         report(
             "results/tables/sweeps/{name}.html",
             category="Sweeps",

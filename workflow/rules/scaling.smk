@@ -12,7 +12,7 @@ rule train:
     log:
         "results/logs/train/{name}-{scale}.log",
     wildcard_constraints:
-        scale=r"1x\d+",
+        scale=r"1x\d+(/repeat-\d+)?",
     conda:
         "../../envs/trainyard.yaml"
     threads: yard.training_cpus
@@ -32,7 +32,7 @@ rule train:
 # Slurm wraps a job of one node in an srun of its own; a job of several nodes is told by `mpi` to leave that to us.
 use rule train as train_on_nodes with:
     wildcard_constraints:
-        scale=r"(?!1x)\d+x\d+",
+        scale=r"(?!1x)\d+x\d+(/repeat-\d+)?",
     resources:
         hardware=yard.training_hardware,
         mpi="srun",

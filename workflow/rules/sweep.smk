@@ -1,6 +1,6 @@
 rule sweeps:
     input:
-        expand("results/sweeps/{name}/trials.csv", name=yard.config.sweeps),
+        expand("results/sweeps/{name}/{table}.csv", name=yard.config.sweeps, table=["trials", "strategies"]),
 
 
 rule sweep:

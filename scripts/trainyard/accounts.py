@@ -1,0 +1,148 @@
+"""The account of a sweep: what its jobs asked for, what became of that, and what other strategies would have cost."""
+
+import logging
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pandas as pd
+
+from trainyard.errors import UserError
+from trainyard.journal import Session
+from trainyard.planning import Plan
+from trainyard.slurm import JobRecord, job_records
+from trainyard.strategies import Request, Strategy, job_array, separate_jobs, strategy
+
+COMPUTED = "computed from the measured durations of the trials"
+log = logging.getLogger(__name__)
+
+
+def records_of(runs: Sequence[Session]) -> dict[str, JobRecord]:
+    """What Slurm's accounting knows of the jobs that ran a sweep; nothing where there is no accounting."""
+    jobs = sorted({str(run.began.get("job", "local")) for run in runs} - {"local"})
+    if not jobs:
+        return {}
+    try:
+        return job_records(jobs)
+    except UserError as error:
+        log.info("no figures of Slurm's accounting: %s", error)
+        return {}
+
+
+def jobs_table(plan: Plan, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> pd.DataFrame:
+    """One row per job of a sweep, what was planned beside what became of it; times in seconds.
+
+    `gap` is measured over predicted, less one; it is there only where the job did all that was predicted. GPU-seconds
+    are those of the GPUs that were held, split into `running` (trials that came to a result), `failed` (attempts that
+    did not), `startup` (until the first trial) and `idle` (the rest).
+    """
+    return pd.DataFrame([_job_row(plan, run, records) for run in runs], columns=list(JOB_COLUMNS))
+
+
+JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "gpus", "pending", "finished", "failed", "predicted_seconds",
+               "predicted_low_seconds", "predicted_high_seconds", "measured_seconds", "gap", "startup_seconds",
+               "requested_seconds", "elapsed_seconds", "used_fraction", "allocated_tres", "running_gpu_seconds",
+               "failed_gpu_seconds", "startup_gpu_seconds", "idle_gpu_seconds", "basis")  # fmt: skip
+
+
+def _job_row(plan: Plan, run: Session, records: Mapping[str, JobRecord]) -> dict[str, Any]:
+    tries = [each for name, number in run.attempts for each in plan.tries.get(name, ()) if each.number == number]
+    finished = [each for each in tries if each.outcome == "finished"]
+    began, record = run.began, records.get(str(run.began.get("job")))
+    share, gpus = began.get("gpus_per_trial", 1), _gpus(run)
+    measured = run.last_end - run.first_start if run.first_start and tries else None
+    predicted = began.get("predicted_seconds")
+    elapsed = record.elapsed_seconds if record else run.end - run.start
+    requested = _requested(run, record)
+    startup = run.startup_seconds if run.startup_seconds is not None else elapsed
+    running = sum(each.end - each.start for each in finished) * share
+    failed = sum(each.end - each.start for each in tries if each.outcome != "finished") * share
+    whole = bool(finished) and len({each.trial for each in finished}) == began.get("pending")
+    return {
+        "job": began.get("job", ""),
+        "node": began.get("node", ""),
+        "start": run.start,
+        "slots": began.get("slots"),
+        "nodes": began.get("nodes"),
+        "gpus": gpus,
+        "pending": began.get("pending"),
+        "finished": len(finished),
+        "failed": sum(each.outcome == "failed" for each in tries),
+        "predicted_seconds": predicted,
+        "predicted_low_seconds": began.get("predicted_low_seconds"),
+        "predicted_high_seconds": began.get("predicted_high_seconds"),
+        "measured_seconds": measured,
+        "gap": measured / predicted - 1 if whole and measured and predicted else None,
+        "startup_seconds": run.startup_seconds,
+        "requested_seconds": requested,
+        "elapsed_seconds": elapsed,
+        "used_fraction": elapsed / requested if requested else None,
+        "allocated_tres": record.allocated_tres if record else "",
+        "running_gpu_seconds": running,
+        "failed_gpu_seconds": failed,
+        "startup_gpu_seconds": startup * gpus,
+        "idle_gpu_seconds": max(0.0, (elapsed - startup) * gpus - running - failed),
+        "basis": _basis(record),
+    }
+
+
+def _gpus(run: Session) -> int:
+    return int(run.began.get("gpus") or run.began.get("slots") or 1)
+
+
+def _requested(run: Session, record: JobRecord | None) -> float | None:
+    """The walltime that was asked for; None where nobody was asked."""
+    return record.requested_seconds if record else run.began.get("walltime_seconds")
+
+
+def _basis(record: JobRecord | None) -> str:
+    return "measured: journal and sacct" if record else "measured: journal"
+
+
+def strategies_of(plan: Plan, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> list[Strategy]:
+    """The rows of strategies.csv: as separate jobs and as an array, worked out, and packed, as it was.
+
+    Where no walltime was asked for (on one machine), packed counts as asking for just what it took.
+    """
+    durations = [result.seconds for name in plan.trials if (result := plan.result(name)) and result.seconds]
+    share = plan.sweep.slots.gpus_per_trial
+    counted = [run for run in runs if _counts(plan, run)]
+    startups = [seconds for run in counted for seconds in run.slot_startups]
+    startup = statistics.median(startups) if startups else 0.0
+    computed = [make(durations, gpus_per_trial=share, startup=startup, basis=COMPUTED)
+                for make in (separate_jobs, job_array)]  # fmt: skip
+    return [*computed, _packed(durations, counted, records, share)]
+
+
+def _counts(plan: Plan, run: Session) -> bool:
+    """Whether a job worked on what the results are made of, and not on what has been trained anew since."""
+    tries = [(each, plan.generation(name)) for name, number in run.attempts if name in plan.trials
+             for each in plan.tries[name] if each.number == number]  # fmt: skip
+    return any(each.generation >= generation for each, generation in tries)
+
+
+def _packed(
+    durations: Sequence[float], runs: Sequence[Session], records: Mapping[str, JobRecord], share: float
+) -> Strategy:
+    known = [records.get(str(run.began.get("job"))) for run in runs]
+    taken = [record.elapsed_seconds if record else run.end - run.start for run, record in zip(runs, known, strict=True)]
+    asked = [_requested(run, record) for run, record in zip(runs, known, strict=True)]
+    requests = [Request(seconds=requested or elapsed, gpus=_gpus(run))
+                for run, requested, elapsed in zip(runs, asked, taken, strict=True)]  # fmt: skip
+    return strategy(
+        "packed",
+        requests,
+        durations,
+        gpus_per_trial=share,
+        gpus_total=max((each.gpus for each in requests), default=0),
+        slots=max((int(run.began["slots"]) for run in runs), default=1),
+        makespan=sum(run.last_end - run.first_start for run in runs if run.first_start and run.last_end),
+        startup_gpu_seconds=sum((run.startup_seconds or 0.0) * _gpus(run) for run in runs),
+        basis=_basis(known[-1] if known else None) + ("" if all(asked) else "; nobody was asked: what it took"),
+    )
+
+
+def strategies_table(rows: Sequence[Strategy]) -> pd.DataFrame:
+    """One row per strategy, in the order given."""
+    return pd.DataFrame([asdict(row) for row in rows])

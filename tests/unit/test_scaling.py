@@ -1,0 +1,102 @@
+"""The scaling table: every column against numbers worked out by hand, those of the references among them."""
+
+import json
+
+import pandas as pd
+import pytest
+from trainyard.scaling import recommendation, scaling_table
+
+
+def summaries(folder, rows):
+    """A folder with a summary per row: (run, GPUs, seconds, images per second, further fields)."""
+    folders = {}
+    for run, gpus, seconds, images, *more in rows:
+        made = {"scale": run.partition("/")[0], "nodes": 1, "gpus": gpus, "global_batch": 8, "train_seconds": seconds,
+                "images_per_second": images, "startup_seconds": 2.0, "device": "A100"}  # fmt: skip
+        half = dict.fromkeys(("train_loss", "train_accuracy", "val_loss", "val_accuracy", "step_ms_p50"), 0.5)
+        (folder / run).mkdir(parents=True)
+        (folder / run / "summary.json").write_text(json.dumps(made | half | (more[0] if more else {})))
+        folders.setdefault(made["scale"], []).append(folder / run)
+    return folders
+
+
+# Reference C: hours 12, 6.5, 3.5, 2 on 1, 2, 4, 8 GPUs.
+GUIDE = [("1x1", 1, 43200, 40), ("1x2", 2, 23400, 80), ("1x4", 4, 12600, 160), ("1x8", 8, 7200, 240)]
+
+
+def test_the_guides_tables_are_filled_as_the_guide_has_them(tmp_path):
+    table = scaling_table(summaries(tmp_path, GUIDE), mode="strong", gpu_hour=2.5)
+    assert table["speedup"].tolist() == pytest.approx([1, 1.85, 3.43, 6.0], abs=0.005)
+    assert table["efficiency"].tolist() == pytest.approx([1, 0.92, 0.86, 0.75], abs=0.005)
+    assert table["gpu_hours"].tolist() == pytest.approx([12, 13, 14, 16])
+    assert table["gpu_hours_increase"].tolist() == pytest.approx([0, 0.08, 0.17, 0.33], abs=0.005)
+    assert table["cost"].tolist() == pytest.approx([30, 32.5, 35, 40])
+    assert table["throughput_scaling"].tolist() == [1, 2, 4, 6]
+    assert table["cost_per_million_images"].tolist() == pytest.approx([17.361, 17.361, 17.361, 23.148], abs=0.001)
+    best = "recommended: best time for at most 20% more GPU-hours"
+    assert table["verdict"].tolist() == ["baseline", "good value", best, "diminishing returns"]
+    assert table["recommended"].tolist() == [False, False, True, False]
+    assert recommendation(table) == (
+        "Take 1x4: the best time (3 h 30 min) for at most 20% more GPU-hours than 1x1 (+17%). 1x8 is the largest scale "
+        "of which the efficiency is at least 70% (75%, +33% GPU-hours). None of these scales is so large that it stops "
+        "paying."
+    )
+
+
+def test_where_it_stops_paying_is_said(tmp_path):
+    rows = [*GUIDE, ("2x8", 16, 6000, 280)]
+    table = scaling_table(summaries(tmp_path, rows), mode="strong", gpu_hour=None)
+    assert table["verdict"].tolist()[-1] == "does not pay"
+    assert "From 2x8 on it stops paying." in recommendation(table)
+    assert table["cost"].isna().all()
+
+
+def test_weak_scaling_compares_images_per_second(tmp_path):
+    """Four times the work in 110 instead of 100 s: the time of the same work per GPU over that on all, 100 / 110."""
+    rows = [("1x1", 1, 100, 40), ("1x4", 4, 110, 4 * 40 * 100 / 110)]
+    table = scaling_table(summaries(tmp_path, rows), mode="weak", gpu_hour=None)
+    assert table["speedup"].tolist() == pytest.approx([1, 400 / 110])
+    assert table["efficiency"].tolist() == pytest.approx([1, 100 / 110])
+    assert table["gpu_hours_increase"].tolist() == pytest.approx([0, 0.1]), "for the same images"
+
+
+def test_memory_scaling_is_that_of_the_first_gpus_average(tmp_path):
+    """Reference D's tables: memory average scaling against the baseline."""
+    rows = [("1x1", 1, 100, 40, {"gpu0_avg_mib": 8000}), ("1x2", 2, 100, 76, {"gpu0_avg_mib": 8400})]
+    table = scaling_table(summaries(tmp_path, rows), mode="weak", gpu_hour=None)
+    assert table["memory_avg_scaling"].tolist() == pytest.approx([1, 1.05])
+
+
+def test_the_network_that_would_hide_the_gradients(tmp_path):
+    """100 MiB of gradients on 4 GPUs: each sends 150 MiB per step. Of 120 ms, 20 % wait; 2/3 of the rest: 64 ms."""
+    more = {"gradient_mib": 100, "step_ms_p50": 120, "data_wait_fraction": 0.1, "exposed_comm_fraction": 0.1}
+    rows = [("1x1", 1, 100, 40, more), ("1x4", 4, 100, 120, more), ("2x4", 8, 100, 200, more | {"accumulation": 2})]
+    table = scaling_table(summaries(tmp_path, rows), mode="weak", gpu_hour=None)
+    assert table["allreduce_mib"].tolist() == [0, 150, 175]
+    assert pd.isna(table["hiding_gbit_per_second"][0]), "nothing to hide"
+    assert table["hiding_gbit_per_second"][1] == pytest.approx(150 * 2**20 * 8 / 1e9 / 0.064)
+    assert table["hiding_gbit_per_second"][2] == pytest.approx(175 * 2**20 * 8 / 1e9 / 0.032), "in the last half only"
+
+
+def test_repeats_give_medians_and_their_spread(tmp_path):
+    rows = [("1x1", 1, 100, 40), ("1x1/repeat-2", 1, 110, 36), ("1x1/repeat-3", 1, 98, 41),
+            ("1x2", 2, 50, 78), ("1x2/repeat-2", 2, 60, 70), ("1x2/repeat-3", 2, 55, 75)]  # fmt: skip
+    table = scaling_table(summaries(tmp_path, rows), mode="strong", gpu_hour=None)
+    assert table["repeats"].tolist() == [3, 3]
+    assert table["train_seconds"].tolist() == [100, 55]
+    assert table["images_per_second"].tolist() == [40, 75]
+    assert table["train_seconds_spread"].tolist() == pytest.approx([12 / 100, 10 / 55])
+    assert table["speedup"].tolist() == pytest.approx([1, 100 / 55])
+    assert table["speedup_low"].tolist() == pytest.approx([100 / 110, 100 / 60])
+    assert table["speedup_high"].tolist() == pytest.approx([100 / 98, 100 / 50])
+    assert table["gpus"].tolist() == [1, 2], "whole numbers stay whole"
+
+
+def test_a_run_on_cpus_costs_no_gpu_hours_and_gets_no_verdict(tmp_path):
+    rows = [("1x1", 1, 100, 40, {"device": "cpu"}), ("1x2", 2, 60, 70, {"device": "cpu"})]
+    table = scaling_table(summaries(tmp_path, rows), mode="strong", gpu_hour=2.5)
+    empty = ["gpu_hours", "cost", "gpu_hours_increase", "cost_per_million_images"]
+    assert table[empty].isna().all(axis=None)
+    assert set(table["verdict"]) == {"on CPUs: says nothing of GPUs"}
+    assert not table["recommended"].any()
+    assert "no recommendation" in recommendation(table)

@@ -1,0 +1,152 @@
+"""What a sweep costs as separate jobs, as an array and packed: against tables worked out by hand."""
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trainyard.accounts import jobs_table, strategies_of, strategies_table
+from trainyard.configfile import check_config
+from trainyard.journal import opened, read_events, sessions
+from trainyard.planning import plan_sweep
+from trainyard.schedules import lower_bound, makespan, schedule
+from trainyard.slurm import JobRecord, parse_record
+from trainyard.strategies import Request, job_array, separate_jobs, strategy
+
+DEPTH = [0.2125 * blocks for blocks in range(4, 81, 4)]  # reference A: 20 ResNets of 4 to 80 blocks
+durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)
+
+
+def test_the_array_of_the_reference_is_reproduced():
+    row = job_array(DEPTH, gpus_per_trial=1, startup=0, basis="")
+    assert (row.requested_seconds_per_job, row.jobs, row.requested_job_seconds) == (17, 20, 340)
+    assert (row.gpus_per_job, row.gpus_total, row.requested_gpu_seconds) == (1, 20, 340)
+    assert row.running_gpu_seconds == pytest.approx(178.5)
+    assert row.wasted_gpu_seconds == pytest.approx(161.5)
+    assert row.wasted_fraction == pytest.approx(0.475)
+    assert row.makespan_seconds == row.makespan_lower_bound_seconds == 17
+
+
+def test_the_packed_job_of_the_reference_is_reproduced_and_what_it_really_needs():
+    """They asked for 200 s on 4 GPUs."""
+    row = strategy("packed", [Request(200, 4)], DEPTH, gpus_per_trial=1, gpus_total=4, slots=4, makespan=45.9,
+                   startup_gpu_seconds=0, basis="")  # fmt: skip
+    assert (row.requested_job_seconds, row.gpus_per_job, row.gpus_total, row.requested_gpu_seconds) == (200, 4, 4, 800)
+    assert row.wasted_gpu_seconds == pytest.approx(800 - 178.5)
+    assert row.makespan_lower_bound_seconds == pytest.approx(44.625)
+    assert makespan(sorted(DEPTH, reverse=True), 4) == pytest.approx(45.9)
+
+
+def test_separate_jobs_that_know_their_time_waste_none_but_their_start():
+    row = separate_jobs(DEPTH, gpus_per_trial=1, startup=3, basis="")
+    assert row.requested_job_seconds == row.running_gpu_seconds == pytest.approx(178.5)
+    assert row.requested_seconds_per_job == pytest.approx(8.925)
+    assert row.wasted_gpu_seconds == 0
+    assert row.startup_gpu_seconds == 60
+
+
+def test_a_job_gets_whole_gpus_even_if_its_trial_needs_a_quarter():
+    row = job_array([10, 20], gpus_per_trial=0.25, startup=0, basis="")
+    assert (row.gpus_per_job, row.gpus_total, row.requested_gpu_seconds) == (1, 2, 40)
+    assert row.running_gpu_seconds == 7.5
+    assert row.wasted_fraction == pytest.approx(1 - 7.5 / 40)
+
+
+@given(durations, st.integers(1, 12))
+def test_a_schedule_is_one(seconds, slots):
+    turns = schedule(seconds, slots)
+    assert [turn.end - turn.start for turn in turns] == pytest.approx(seconds)
+    assert max(turn.end for turn in turns) == makespan(seconds, slots) >= lower_bound(seconds, slots) * (1 - 1e-12)
+    for slot in range(slots):
+        own = [turn for turn in turns if turn.slot == slot]
+        assert all(second.start == first.end for first, second in pairwise(own)), "no gaps"
+
+
+def test_no_trials_cost_nothing():
+    row = job_array([], gpus_per_trial=1, startup=1, basis="")
+    assert (row.jobs, row.requested_gpu_seconds, row.wasted_fraction) == (0, 0, 0)
+
+
+# ---- measured, from a journal
+
+CONFIG = {
+    "datasets": {"digits": {"source": "digits"}},
+    "sweeps": {"depth": {"dataset": "digits", "grid": {"model_args.blocks": [1, 2, 3]}, "slots": {"gpus_per_node": 2}}},
+}
+
+
+def written(results, monkeypatch, *, walltime=None):
+    """A journal of two jobs on two GPUs: the first is killed in its second trial, the next trains what is missing."""
+    clock = {"now": 1000.0}
+    monkeypatch.setattr("trainyard.journal.time.time", lambda: clock["now"])
+    first, second, third = plan_sweep(check_config(CONFIG), "depth", results).trials
+
+    def at(when, event, **fields):
+        clock["now"] = 1000.0 + when
+        journal.append(event, **fields)
+
+    with opened(results / "sweeps/depth/journal.jsonl") as journal:
+        about = {"slots": 2, "nodes": 1, "gpus": 2, "gpus_per_trial": 1, "node": "n1", "walltime_seconds": walltime}
+        at(0, "session", job="7", pending=3, predicted_seconds=None, **about)
+        at(4, "slot_up", slot=0, import_torch_seconds=2.0, copy_seconds=1.0, data_seconds=0.5)
+        at(5, "started", trial=third, attempt=1, slot=0)
+        at(6, "started", trial=second, attempt=1, slot=1)
+        at(35, "finished", trial=third, attempt=1, seconds=30.0, metrics={})
+        at(100, "interrupted", trial=second, attempt=1, ended=1036.0)  # noted by the next driver
+        at(101, "session", job="9", pending=2, predicted_seconds=20.0, **about)
+        at(103, "started", trial=second, attempt=2, slot=0, expected_seconds=20.0)
+        at(103, "started", trial=first, attempt=1, slot=1, expected_seconds=10.0)
+        at(113, "finished", trial=first, attempt=1, seconds=10.0, metrics={})
+        at(125, "finished", trial=second, attempt=2, seconds=22.0, metrics={})
+    runs = sessions(read_events(results / "sweeps/depth/journal.jsonl"))
+    return plan_sweep(check_config(CONFIG), "depth", results), runs
+
+
+def test_what_was_packed_is_measured_from_the_journal(tmp_path, monkeypatch):
+    plan, runs = written(tmp_path, monkeypatch)
+    table = strategies_table(strategies_of(plan, runs, {})).set_index("strategy")
+    packed, array = table.loc["packed"], table.loc["job_array"]
+    assert packed["jobs"] == 2
+    assert packed["requested_job_seconds"] == 36 + 24, "nobody was asked: what each took"
+    assert packed["requested_gpu_seconds"] == 120
+    assert packed["running_gpu_seconds"] == array["running_gpu_seconds"] == 62
+    assert packed["wasted_fraction"] == pytest.approx(58 / 120)
+    assert packed["makespan_seconds"] == 31 + 22
+    assert packed["makespan_lower_bound_seconds"] == 32, "of 30, 22 and 10 s on two slots"
+    assert packed["startup_gpu_seconds"] == 2 * (5 + 2)
+    assert packed["basis"] == "measured: journal; nobody was asked: what it took"
+    assert array["startup_gpu_seconds"] == 3 * 3.5, "what a slot took to come up, once per trial"
+    assert array["requested_job_seconds"] == 90
+    assert array["basis"] == "computed from the measured durations of the trials"
+
+
+def test_the_accounting_says_what_was_asked_and_what_it_took(tmp_path, monkeypatch):
+    plan, runs = written(tmp_path, monkeypatch, walltime=60)
+    records = {"9": JobRecord(120.0, 31.0, "cpu=2,gres/gpu=2")}
+    packed = strategies_table(strategies_of(plan, runs, records)).set_index("strategy").loc["packed"]
+    assert packed["requested_job_seconds"] == 60 + 120
+    assert packed["requested_seconds_per_job"] == 90
+    assert packed["basis"] == "measured: journal and sacct"
+    first, second = jobs_table(plan, runs, records).to_dict("records")
+    assert (first["job"], first["finished"], first["pending"]) == ("7", 1, 3)
+    assert math.isnan(first["gap"]), "it did not get to do all that was predicted"
+    assert (first["requested_seconds"], first["elapsed_seconds"], first["used_fraction"]) == (60, 36, 0.6)
+    assert first["failed_gpu_seconds"] == 30, "the attempt that was cut off"
+    assert second["gap"] == pytest.approx(22 / 20 - 1)
+    assert (second["elapsed_seconds"], second["allocated_tres"]) == (31, "cpu=2,gres/gpu=2")
+    assert second["idle_gpu_seconds"] == (31 - 2) * 2 - 32
+
+
+def test_what_has_been_trained_anew_since_is_not_counted(tmp_path, monkeypatch):
+    _, runs = written(tmp_path, monkeypatch)
+    again = {**CONFIG, "sweeps": {"depth": {**CONFIG["sweeps"]["depth"], "retrain": 1}}}
+    plan = plan_sweep(check_config(again), "depth", tmp_path)
+    table = strategies_table(strategies_of(plan, runs, {})).set_index("strategy")
+    assert table["jobs"].tolist() == [0, 0, 0]
+
+
+def test_a_line_of_the_accounting_is_read():
+    assert parse_record("12|5|61|billing=4,gres/gpu=2,node=1") == (
+        "12", JobRecord(300.0, 61.0, "billing=4,gres/gpu=2,node=1"))  # fmt: skip
+    assert parse_record("12|UNLIMITED|61|")[1].requested_seconds is None
