@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pandas as pd
-from trainyard import plots, programs, samples
+from trainyard import plots, programs, samples, scalingplots, sweepplots
 from trainyard.config import Config
 from trainyard.configfile import read_config
 from trainyard.datasets import Staged
@@ -36,14 +36,18 @@ def _data(config: Config, name: str, source: Path, target: Path) -> None:
 
 
 def _sweep(config: Config, name: str, source: Path, target: Path) -> None:
-    trials, timeline, epochs = (pd.read_csv(source / f"{table}.csv") for table in ("trials", "timeline", "epochs"))
+    tables = ("trials", "timeline", "epochs", "strategies", "jobs")
+    trials, timeline, epochs, strategies, jobs = (pd.read_csv(source / f"{table}.csv") for table in tables)
     key = _main_key(config, name, trials)
-    slots = timeline["slot"].nunique()
-    plots.draw(
-        partial(plots.gantt, timeline=timeline, trials=trials, key=key), target / "gantt", size=(8, 1.4 + 0.4 * slots)
-    )
-    plots.draw(partial(plots.metric_against, trials=trials, key=key, metric="val_accuracy"), target / "metric")
-    plots.draw(partial(plots.sweep_losses, epochs=epochs, key=key), target / "loss")
+    slots, count = timeline["slot"].nunique(), len(trials)
+    gantt = partial(sweepplots.gantt, timeline=timeline, trials=trials, key=key)
+    plots.draw(gantt, target / "gantt", size=(8, 1.4 + 0.4 * slots))
+    packing = partial(sweepplots.packing, timeline=timeline, strategies=strategies)
+    plots.draw(packing, target / "packing", size=(8, min(12.0, 2 + 0.12 * (count + slots))))
+    plots.draw(partial(sweepplots.waste, strategies=strategies), target / "waste", size=(8, 3))
+    plots.draw(partial(sweepplots.predictions, timeline=timeline, jobs=jobs), target / "prediction")
+    plots.draw(partial(sweepplots.metric_against, trials=trials, key=key, metric="val_accuracy"), target / "metric")
+    plots.draw(partial(sweepplots.losses, epochs=epochs, key=key), target / "loss")
 
 
 def _main_key(config: Config, name: str, trials: pd.DataFrame) -> str:
@@ -53,10 +57,16 @@ def _main_key(config: Config, name: str, trials: pd.DataFrame) -> str:
 
 
 def _scaling(config: Config, name: str, source: Path, target: Path) -> None:
-    scales = config.scaling[name].scales
+    scales, scaling = config.scaling[name].scales, pd.read_csv(source / "scaling.csv")
     histories = [(scale, pd.read_csv(source / scale / "history.csv")) for scale in scales]
-    plots.draw(partial(plots.speedup, scaling=pd.read_csv(source / "scaling.csv")), target / "speedup")
-    plots.draw(partial(plots.scaling_losses, histories=histories), target / "loss")
+    samples = {scale: scalingplots.read_telemetry(source / scale) for scale in scales}
+    plots.draw(partial(scalingplots.speedup, scaling=scaling), target / "speedup", size=(9, 3.8), panels=(1, 2))
+    losses = partial(scalingplots.losses, histories=histories, scaling=scaling)
+    plots.draw(losses, target / "loss", size=(9, 3.8), panels=(1, 2))
+    plots.draw(partial(scalingplots.steps, scaling=scaling), target / "steps")
+    on_gpu = bool((scaling["device"] != "cpu").all())
+    telemetry = partial(scalingplots.telemetry, samples=samples, on_gpu=on_gpu)
+    plots.draw(telemetry, target / "telemetry", size=(2 + 2.6 * len(scales), 5), panels=(2, len(scales)))
 
 
 def _trees(config: Config, name: str, source: Path, target: Path) -> None:

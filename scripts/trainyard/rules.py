@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from trainyard.config import NAME_PATTERN, split_scale
 from trainyard.configfile import check_config
@@ -22,6 +22,27 @@ _ASKS = (
     "; to be submitted with {resources.hardware}, CPUs per node: {threads}, memory per node: {resources.mem}, "
     "walltime: {resources.runtime} min"
 )
+
+
+# The pictures of each kind of study, and what each shows; its caption is workflow/report/<kind>-<picture>.rst.
+PICTURES: Final = {
+    "data": {"samples": "samples", "classes": "class balance"},
+    "sweeps": {
+        "gantt": "slots over time",
+        "packing": "array against packed",
+        "waste": "GPU-seconds wasted",
+        "prediction": "prediction against reality",
+        "metric": "accuracy against the varied key",
+        "loss": "loss curves",
+    },
+    "scaling": {
+        "speedup": "speedup and efficiency",
+        "steps": "where a step's time goes",
+        "telemetry": "memory and utilisation over time",
+        "loss": "loss against epochs and GPU-hours",
+    },
+    "trees": {"scores": "scores"},
+}
 
 
 class Workflow:
@@ -78,9 +99,16 @@ class Workflow:
         many = isinstance(self.config.datasets[wildcards.name], (ImageFolder, Python))
         return int(self.config.data.staging_cpus) if many else 1
 
-    def pictured(self) -> list[str]:
-        """The datasets of which there is a picture: those that hold images once they are staged."""
-        return [name for name, dataset in self.config.datasets.items() if holds_images(dataset)]
+    def plots(self) -> list[str]:
+        """All pictures. Of datasets, those that hold images once they are staged have some."""
+        images = [name for name, dataset in self.config.datasets.items() if holds_images(dataset)]
+        named = {"data": images, **{kind: list(getattr(self.config, kind)) for kind in ("sweeps", "scaling", "trees")}}
+        return [str(self._results / "plots" / kind / name / f"{picture}.svg")
+                for kind, names in named.items() for name in names for picture in PICTURES[kind]]  # fmt: skip
+
+    def pictures(self, kind: str) -> dict[str, str]:
+        """What there is a picture of in a study of this kind, and what it shows."""
+        return PICTURES[kind]
 
     # ---- hardware
 

@@ -1,9 +1,11 @@
 """Tables hold what the formulas say, and every picture shows what its table holds."""
 
+from inspect import signature
+
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from trainyard import plots
+from trainyard import plots, scalingplots, sweepplots
 from trainyard.tables import timeline_table, write_table
 
 
@@ -43,36 +45,80 @@ TRIALS = pd.DataFrame(
 EPOCHS = pd.DataFrame({"trial": ["a", "a", "b"], "blocks": [10, 10, 20], "model": ["x", "x", "y"], "epoch": [1, 2, 1],
                        "val_loss": [1.0, 0.5, 0.7]})  # fmt: skip
 SCALING = pd.DataFrame(
-    {"scale": ["1x1", "1x2"], "gpus": [1, 2], "speedup": [1, 1.5], "efficiency": [1, 0.75], "device": "cpu"}
-)
+    {"scale": ["1x1", "1x2"], "gpus": [1, 2], "speedup": [1, 1.5], "speedup_low": [1, 1.4], "speedup_high": [1, 1.6],
+     "efficiency": [1, 0.75], "repeats": 3, "step_ms_p50": [10, 14], "data_wait_fraction": [0.1, 0.2],
+     "exposed_comm_fraction": [None, 0.3], "device": "cpu"}
+)  # fmt: skip
+SAMPLES = {"1x1": pd.DataFrame({"of": "n1 GPU 0", "seconds": [0, 200], "memory": [100, 900], "busy": [3, 97]})}
+STRATEGIES = pd.DataFrame(
+    {"strategy": ["separate_jobs", "job_array", "packed"], "jobs": [3, 3, 1],
+     "requested_seconds_per_job": [5.7, 10, 12.0], "requested_gpu_seconds": [17.0, 30, 24],
+     "running_gpu_seconds": 17.0, "wasted_gpu_seconds": [0, 13, 7], "wasted_fraction": [0, 13 / 30, 7 / 24],
+     "startup_gpu_seconds": [6, 6, 2]}
+)  # fmt: skip
+JOBS = pd.DataFrame({"predicted_seconds": [11.5], "measured_seconds": [12.0], "gap": [0.04]})
 TREES = pd.DataFrame(
     {"model": ["xgboost"], "metric": ["rmse"], "train": [0.1], "val": [0.2], "seconds": [1.0], "threads": [2]}
 )
-HISTORIES = [("1x1", pd.DataFrame({"epoch": [1, 2], "val_loss": [1.0, 0.5], "train_loss": [1.0, 0.4]}))]
+HISTORY = pd.DataFrame({"epoch": [1, 2], "val_loss": [1, 0.5], "train_loss": [1, 0.4], "seconds": [9, 9]})
+HISTORIES = [("1x2", HISTORY)]
+EXPECTED = TIMELINE.assign(expected_seconds=[11, None, 4, None])
+ON_GPU = SCALING.assign(device="NVIDIA H200")
 
 PICTURES = {
-    "gantt": (lambda axes: plots.gantt(axes, TIMELINE, TRIALS, "blocks"), ["n1 GPU 0", "n1 GPU 1", "labels: blocks"]),
-    "gantt by name": (lambda axes: plots.gantt(axes, TIMELINE, TRIALS, "model"), ["labels: model"]),
-    "gantt of trials": (lambda axes: plots.gantt(axes, TIMELINE, TRIALS, "trial"), ["labels: trial"]),
-    "gantt by truth": (lambda axes: plots.gantt(axes, TIMELINE, TRIALS, "nesterov"), ["labels: nesterov"]),
+    "gantt": (
+        lambda axes: sweepplots.gantt(axes, TIMELINE, TRIALS, "blocks"),
+        ["n1 GPU 0", "n1 GPU 1", "labels: blocks"],
+    ),
+    "gantt by name": (lambda axes: sweepplots.gantt(axes, TIMELINE, TRIALS, "model"), ["labels: model"]),
+    "gantt of trials": (lambda axes: sweepplots.gantt(axes, TIMELINE, TRIALS, "trial"), ["labels: trial"]),
+    "gantt by truth": (lambda axes: sweepplots.gantt(axes, TIMELINE, TRIALS, "nesterov"), ["labels: nesterov"]),
     "metric by truth": (
-        lambda axes: plots.metric_against(axes, TRIALS, "nesterov", "val_accuracy"),
+        lambda axes: sweepplots.metric_against(axes, TRIALS, "nesterov", "val_accuracy"),
         ["nesterov = True"],
     ),
-    "metric with gaps": (lambda axes: plots.metric_against(axes, TRIALS, "width", "val_accuracy"), ["width"]),
-    "metric": (lambda axes: plots.metric_against(axes, TRIALS, "blocks", "val_accuracy"), ["90.0% at blocks = 20"]),
-    "metric by name": (lambda axes: plots.metric_against(axes, TRIALS, "model", "val_accuracy"), ["at model = y"]),
-    "losses": (lambda axes: plots.sweep_losses(axes, EPOCHS, "blocks"), ["validation loss", "epoch"]),
-    "losses by name": (lambda axes: plots.sweep_losses(axes, EPOCHS, "model"), ["x", "y"]),
-    "speedup": (lambda axes: plots.speedup(axes, SCALING), ["ranks (on CPUs)", "speedup over 1x1", "75%"]),
-    "scaling losses": (lambda axes: plots.scaling_losses(axes, HISTORIES), ["1x1 validation"]),
+    "metric with gaps": (lambda axes: sweepplots.metric_against(axes, TRIALS, "width", "val_accuracy"), ["width"]),
+    "metric": (
+        lambda axes: sweepplots.metric_against(axes, TRIALS, "blocks", "val_accuracy"),
+        ["90.0% at blocks = 20"],
+    ),
+    "metric by name": (lambda axes: sweepplots.metric_against(axes, TRIALS, "model", "val_accuracy"), ["at model = y"]),
+    "losses": (lambda axes: sweepplots.losses(axes, EPOCHS, "blocks"), ["validation loss", "epoch"]),
+    "losses by name": (lambda axes: sweepplots.losses(axes, EPOCHS, "model"), ["x", "y"]),
+    "packing": (
+        lambda axes: sweepplots.packing(axes, TIMELINE, STRATEGIES),
+        ["3 jobs", "43% unused", "2 slots", "29% unused", "30 by the array, 24 packed"],
+    ),
+    "waste": (lambda axes: sweepplots.waste(axes, STRATEGIES), ["job array", "3 x 10 s", "43% wasted", "starting"]),
+    "predictions": (
+        lambda axes: sweepplots.predictions(axes, EXPECTED, JOBS),
+        ["off by at most 17%", "11.5 s predicted, 12 s measured"],
+    ),
+    "no predictions": (
+        lambda axes: sweepplots.predictions(axes, TIMELINE.assign(expected_seconds=float("nan")), JOBS.iloc[:0]),
+        ["no trial was predicted"],
+    ),
+    "speedup": (
+        lambda left, right: scalingplots.speedup(left, right, SCALING),
+        ["ranks (on CPUs)", "speedup over 1x1", "parallel efficiency", "medians of 3 repeats"],
+    ),
+    "losses by GPU time": (
+        lambda left, right: scalingplots.losses(left, right, HISTORIES, ON_GPU),
+        ["1x2 validation", "GPU-hours of training"],
+    ),
+    "losses on CPUs": (lambda left, right: scalingplots.losses(left, right, HISTORIES, SCALING), ["rank-seconds"]),
+    "steps": (lambda axes: scalingplots.steps(axes, SCALING), ["waiting for data", "30%", "50%", "on CPUs"]),
+    "telemetry": (
+        lambda upper, lower: scalingplots.telemetry(upper, lower, samples=SAMPLES, on_gpu=True),
+        ["n1 GPU 0", "GPU memory (MiB)", "GPU utilisation", "minutes"],
+    ),
     "trees": (lambda axes: plots.trees_scores(axes, TREES), ["RMSE", "xgboost"]),
 }
 
 
 @pytest.mark.parametrize(("painter", "texts"), PICTURES.values(), ids=PICTURES)
 def test_every_picture_says_what_it_shows(tmp_path, painter, texts):
-    plots.draw(painter, tmp_path / "picture")
+    plots.draw(painter, tmp_path / "picture", panels=(1, len(signature(painter).parameters)))
     svg = (tmp_path / "picture.svg").read_text()
     for text in texts:
         assert text in svg
@@ -81,11 +127,23 @@ def test_every_picture_says_what_it_shows(tmp_path, painter, texts):
 
 def test_the_same_data_give_the_same_picture(tmp_path):
     for name in ("one", "other"):
-        plots.draw(lambda axes: plots.speedup(axes, SCALING), tmp_path / name)
+        plots.draw(lambda axes: scalingplots.steps(axes, SCALING), tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
 
 
 def test_a_gantt_leaves_out_the_pause_between_two_runs():
     axes = Figure().add_subplot()
-    plots.gantt(axes, TIMELINE, TRIALS, "blocks")
+    sweepplots.gantt(axes, TIMELINE, TRIALS, "blocks")
     assert axes.get_xlim()[1] == 12, "ten seconds, then two more after a pause of over an hour"
+
+
+def test_what_the_hardware_did_is_read_from_gpus_or_else_from_processes(tmp_path):
+    folder = tmp_path / "telemetry"
+    folder.mkdir()
+    (folder / "cpu-n1.csv").write_text("time,cpu_percent,rss_mib,processes\n100,50,300,2\n105,70,310,2\n")
+    header = "time,gpu,name,memory_used_mib,memory_total_mib,utilization_percent,power_watts,temperature_celsius\n"
+    (folder / "gpu-n1.csv").write_text(header)
+    on_cpu = scalingplots.read_telemetry(tmp_path)
+    assert on_cpu.to_dict("list") == {"of": ["n1", "n1"], "seconds": [0, 5], "memory": [300, 310], "busy": [50, 70]}
+    (folder / "gpu-n1.csv").write_text(header + "100,0,H200,900,1000,80,,\n100,1,H200,800,1000,90,,\n")
+    assert scalingplots.read_telemetry(tmp_path)["of"].tolist() == ["n1 GPU 0", "n1 GPU 1"]

@@ -8,18 +8,7 @@ rule tables:
 
 rule plots:
     input:
-        expand("results/plots/data/{name}/samples.svg", name=yard.pictured()),
-        expand(
-            "results/plots/sweeps/{name}/{plot}.svg",
-            name=yard.config.sweeps,
-            plot=["gantt", "metric", "loss"],
-        ),
-        expand(
-            "results/plots/scaling/{name}/{plot}.svg",
-            name=yard.config.scaling,
-            plot=["speedup", "loss"],
-        ),
-        expand("results/plots/trees/{name}/scores.svg", name=yard.config.trees),
+        yard.plots(),
 
 
 rule sweep_tables:
@@ -72,21 +61,19 @@ rule plot_data:
     input:
         rules.stage.output,
     output:
-        report(
-            "results/plots/data/{name}/samples.svg",
-            category="Data",
-            subcategory="{name}",
-            labels={"dataset": "{name}", "content": "samples"},
-            caption="../report/samples.rst",
+        [
+            report(
+                f"results/plots/data/{{name}}/{picture}.svg",
+                category="Data",
+                subcategory="{name}",
+                labels={"dataset": "{name}", "content": content},
+                caption=f"../report/data-{picture}.rst",
+            )
+            for picture, content in yard.pictures("data").items()
+        ],
+        expand(
+            "results/plots/data/{{name}}/{picture}.png", picture=yard.pictures("data")
         ),
-        report(
-            "results/plots/data/{name}/classes.svg",
-            category="Data",
-            subcategory="{name}",
-            labels={"dataset": "{name}", "content": "class balance"},
-            caption="../report/classes.rst",
-        ),
-        multiext("results/plots/data/{name}/", "samples.png", "classes.png"),
     log:
         "results/logs/plots/data-{name}.log",
     localrule: True
@@ -103,29 +90,22 @@ rule plot_data:
 rule plot_sweep:
     input:
         rules.sweep.output,
+        rules.sweep_tables.output,
     output:
-        report(
-            "results/plots/sweeps/{name}/gantt.svg",
-            category="Sweeps",
-            subcategory="{name}",
-            labels={"study": "{name}", "content": "slots over time"},
-            caption="../report/gantt.rst",
+        [
+            report(
+                f"results/plots/sweeps/{{name}}/{picture}.svg",
+                category="Sweeps",
+                subcategory="{name}",
+                labels={"study": "{name}", "content": content},
+                caption=f"../report/sweeps-{picture}.rst",
+            )
+            for picture, content in yard.pictures("sweeps").items()
+        ],
+        expand(
+            "results/plots/sweeps/{{name}}/{picture}.png",
+            picture=yard.pictures("sweeps"),
         ),
-        report(
-            "results/plots/sweeps/{name}/metric.svg",
-            category="Sweeps",
-            subcategory="{name}",
-            labels={"study": "{name}", "content": "accuracy against the varied key"},
-            caption="../report/metric.rst",
-        ),
-        report(
-            "results/plots/sweeps/{name}/loss.svg",
-            category="Sweeps",
-            subcategory="{name}",
-            labels={"study": "{name}", "content": "loss curves"},
-            caption="../report/sweep-loss.rst",
-        ),
-        multiext("results/plots/sweeps/{name}/", "gantt.png", "metric.png", "loss.png"),
     log:
         "results/logs/plots/sweeps-{name}.log",
     localrule: True
@@ -143,21 +123,20 @@ rule plot_scaling:
     input:
         rules.scaling_table.output,
     output:
-        report(
-            "results/plots/scaling/{name}/speedup.svg",
-            category="Scaling",
-            subcategory="{name}",
-            labels={"study": "{name}", "content": "speedup"},
-            caption="../report/speedup.rst",
+        [
+            report(
+                f"results/plots/scaling/{{name}}/{picture}.svg",
+                category="Scaling",
+                subcategory="{name}",
+                labels={"study": "{name}", "content": content},
+                caption=f"../report/scaling-{picture}.rst",
+            )
+            for picture, content in yard.pictures("scaling").items()
+        ],
+        expand(
+            "results/plots/scaling/{{name}}/{picture}.png",
+            picture=yard.pictures("scaling"),
         ),
-        report(
-            "results/plots/scaling/{name}/loss.svg",
-            category="Scaling",
-            subcategory="{name}",
-            labels={"study": "{name}", "content": "loss curves"},
-            caption="../report/scaling-loss.rst",
-        ),
-        multiext("results/plots/scaling/{name}/", "speedup.png", "loss.png"),
     log:
         "results/logs/plots/scaling-{name}.log",
     localrule: True
@@ -175,14 +154,20 @@ rule plot_trees:
     input:
         rules.fit_trees.output,
     output:
-        report(
-            "results/plots/trees/{name}/scores.svg",
-            category="Tree models",
-            subcategory="{name}",
-            labels={"study": "{name}", "content": "scores"},
-            caption="../report/trees-scores.rst",
+        [
+            report(
+                f"results/plots/trees/{{name}}/{picture}.svg",
+                category="Tree models",
+                subcategory="{name}",
+                labels={"study": "{name}", "content": content},
+                caption=f"../report/trees-{picture}.rst",
+            )
+            for picture, content in yard.pictures("trees").items()
+        ],
+        expand(
+            "results/plots/trees/{{name}}/{picture}.png",
+            picture=yard.pictures("trees"),
         ),
-        "results/plots/trees/{name}/scores.png",
     log:
         "results/logs/plots/trees-{name}.log",
     localrule: True

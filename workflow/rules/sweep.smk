@@ -1,6 +1,10 @@
 rule sweeps:
     input:
-        expand("results/sweeps/{name}/{table}.csv", name=yard.config.sweeps, table=["trials", "strategies"]),
+        expand(
+            "results/sweeps/{name}/{table}.csv",
+            name=yard.config.sweeps,
+            table=["trials", "strategies"],
+        ),
 
 
 rule sweep:

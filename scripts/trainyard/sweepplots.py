@@ -1,0 +1,198 @@
+"""Pictures of a sweep: what its slots did when, what that cost, and what came of it."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from trainyard.plots import COLOURS, FAILED, IDLE, SEQUENCE, colours, is_number, label, readable, short
+
+
+def gantt(axes: Axes, timeline: pd.DataFrame, trials: pd.DataFrame, key: str) -> None:
+    """What each slot did when: a bar per attempt, coloured by the value of `key`; the gaps are idle time."""
+    run = without_pauses(timeline)
+    lanes = run[["node", "gpu", "slot"]].drop_duplicates().sort_values(["node", "slot"]).reset_index(drop=True)
+    lane_of = {slot: index for index, slot in enumerate(lanes["slot"])}
+    value_of = trials.set_index("trial", drop=False)[key]
+    colour = colours(value_of)
+    total = run["stop"].max()
+    axes.barh(list(lane_of.values()), total, height=0.8, color=IDLE, zorder=1)
+    for row in run.itertuples():
+        failed = row.outcome != "finished"
+        face = FAILED if failed else colour(value_of.get(row.trial))
+        lane, length = lane_of[row.slot], row.stop - row.begin
+        hatch = "////" if failed else None
+        axes.barh(
+            lane,
+            length,
+            left=row.begin,
+            height=0.8,
+            color=face,
+            edgecolor="white",
+            linewidth=0.6,
+            hatch=hatch,
+            zorder=2,
+        )
+        if length > 0.03 * total and row.trial in value_of.index:
+            text = short(value_of[row.trial])
+            axes.text(
+                row.begin + length / 2,
+                lane,
+                text,
+                ha="center",
+                va="center",
+                fontsize=8,
+                color=readable(face),
+                zorder=3,
+            )
+    axes.set_yticks(range(len(lanes)), [f"{row.node} GPU {row.gpu}" for row in lanes.itertuples()])
+    axes.invert_yaxis()
+    axes.set_xlim(0, total)
+    axes.set_xlabel("seconds since the first trial started")
+    axes.grid(axis="y", visible=False)
+    busy = (run["stop"] - run["begin"]).sum() / (total * len(lanes))
+    axes.set_title(f"{len(run)} attempts on {len(lanes)} slots, {busy:.1%} busy, idle time grey; labels: {label(key)}")
+
+
+def without_pauses(timeline: pd.DataFrame) -> pd.DataFrame:
+    """Attempts with begin and stop in seconds, the pauses between two runs of the driver taken out."""
+    run = timeline.sort_values("start").copy()
+    covered_until = run["end"].cummax().shift(fill_value=run["start"].iloc[0])
+    gaps = (run["start"] - covered_until).clip(lower=0)
+    removed = gaps.where(gaps > 60, 0).cumsum() + run["start"].iloc[0]
+    run["begin"], run["stop"] = run["start"] - removed, run["end"] - removed
+    return run
+
+
+def metric_against(axes: Axes, trials: pd.DataFrame, key: str, metric: str) -> None:
+    """A metric of every finished trial against the value of one varied key."""
+    done = trials[trials["status"] == "finished"]
+    numeric = is_number(done[key])
+    values = done[key] if numeric else done[key].astype(str)
+    axes.plot(values, done[metric], "o", alpha=0.8)
+    if numeric and done[key].is_unique:
+        ordered = done.sort_values(key)
+        axes.plot(ordered[key], ordered[metric], "-", color=COLOURS[0], linewidth=0.8, alpha=0.5)
+    if numeric and _spans_decades(done[key]):
+        axes.set_xscale("log")
+    elif numeric and (done[key] % 1 == 0).all():
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if metric.endswith("accuracy"):
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+    best = done.loc[done[metric].idxmin() if metric.endswith("loss") else done[metric].idxmax()]
+    axes.set_title(f"best {label(metric)}: {_metric_text(metric, best[metric])} at {label(key)} = {short(best[key])}")
+    axes.set_xlabel(label(key))
+    axes.set_ylabel(label(metric))
+
+
+def _metric_text(metric: str, value: float) -> str:
+    return f"{value:.1%}" if metric.endswith("accuracy") else f"{value:.4g}"
+
+
+def _spans_decades(values: pd.Series) -> bool:
+    return bool(values.min() > 0 and values.max() / values.min() > 99)
+
+
+def losses(axes: Axes, epochs: pd.DataFrame, key: str) -> None:
+    """Validation loss against epochs, a line per trial, coloured by the value of one varied key."""
+    colour = colours(epochs[key])
+    numeric = is_number(epochs[key])
+    named: set[str] = set()
+    for _, rows in epochs.groupby("trial", sort=False):
+        value = rows[key].iloc[0]
+        text = None if numeric or str(value) in named else str(value)
+        named.add(str(value))
+        axes.plot(rows["epoch"], rows["val_loss"], "-", color=colour(value), marker="o", markersize=3, label=text)
+    if numeric:
+        norm = Normalize(epochs[key].min(), epochs[key].max())
+        axes.figure.colorbar(ScalarMappable(norm, SEQUENCE), ax=axes, label=label(key))
+    elif len(named) <= 12:
+        axes.legend(title=label(key))
+    axes.set_yscale("log")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("validation loss (cross-entropy)")
+
+
+# ---- what it cost
+
+
+def packing(axes: Axes, timeline: pd.DataFrame, strategies: pd.DataFrame) -> None:
+    """GPUs over time: above, each trial a task of an array; below, packed. Grey is what is asked for and not used.
+
+    Of each trial, the attempt that came to a result; on either side nothing is shown of what starting a program takes.
+    """
+    run = without_pauses(timeline)
+    done = run[run["outcome"] == "finished"].drop_duplicates("trial", keep="last")
+    array = (done["stop"] - done["begin"]).sort_values(ascending=False).to_list()
+    lanes = {slot: len(array) + 1.5 + index for index, slot in enumerate(sorted(run["slot"].unique()))}
+    total = run["stop"].max()
+    axes.barh(range(len(array)), max(array), height=0.8, color=IDLE)
+    axes.barh(list(lanes.values()), total, height=0.8, color=IDLE)
+    axes.barh(range(len(array)), array, height=0.8, color=COLOURS[4], edgecolor="white", linewidth=0.4)
+    axes.barh([lanes[slot] for slot in done["slot"]], done["stop"] - done["begin"], left=done["begin"], height=0.8,
+              color=COLOURS[0], edgecolor="white", linewidth=0.4)  # fmt: skip
+    wasted = {"array": 1 - sum(array) / (max(array) * len(array)), "packed": 1 - sum(array) / (total * len(lanes))}
+    middle = [(len(array) - 1) / 2, float(np.mean(list(lanes.values())))]
+    words = [f"job array:\n{len(array)} jobs\n{wasted['array']:.0%} unused",
+             f"packed:\n{len(lanes)} slots\n{wasted['packed']:.0%} unused"]  # fmt: skip
+    axes.set_yticks(middle, words)
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("seconds since the first trial started")
+    asked = strategies.set_index("strategy")["requested_gpu_seconds"]
+    axes.set_title(f"GPU-seconds asked for: {short(asked['job_array'])} by the array, {short(asked['packed'])} packed")
+
+
+def waste(axes: Axes, strategies: pd.DataFrame) -> None:
+    """GPU-seconds of each strategy: in which trials ran, asked for in vain, and in which programs started.
+
+    In the packed job programs start in the time that was asked for; with the others, which are worked out, on top.
+    """
+    rows = np.arange(len(strategies))
+    left = pd.Series(0.0, strategies.index)
+    startup = strategies["startup_gpu_seconds"]
+    idle = strategies["wasted_gpu_seconds"] - startup.where(strategies["strategy"] == "packed", 0.0)
+    parts = {"trials ran": (strategies["running_gpu_seconds"], COLOURS[0]),
+             "asked for, not used": (idle.clip(lower=0), "#BBBBBB"),
+             "programs starting": (startup, COLOURS[5])}  # fmt: skip
+    for name, (width, colour) in parts.items():
+        axes.barh(rows, width, left=left, height=0.6, color=colour, label=name)
+        left += width
+    for row, end in zip(strategies.itertuples(), left, strict=True):
+        text = f"{row.wasted_fraction:.0%} wasted"
+        axes.annotate(text, (end, row.Index), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+    names = strategies["strategy"].str.replace("_", " ") + "\n" + strategies["jobs"].map("{:.0f} x ".format)
+    axes.set_yticks(rows, names + strategies["requested_seconds_per_job"].map("{:.3g} s".format))
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("GPU-seconds")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3, fontsize=9)
+
+
+def predictions(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame) -> None:
+    """What each trial was expected to take when it started, against what it took; for whole jobs, in the title."""
+    done = timeline[(timeline["outcome"] == "finished") & (timeline["expected_seconds"] > 0)]
+    taken, expected = done["end"] - done["start"], done["expected_seconds"]
+    if len(done):
+        ends = [0.9 * min(taken.min(), expected.min()), 1.1 * max(taken.max(), expected.max())]
+        axes.plot(ends, ends, "--", color="#777777", label="as expected")
+        axes.plot(expected, taken, "o", alpha=0.8, label="trials")
+        if ends[1] > 30 * ends[0]:
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+        axes.legend(loc="upper left")
+        off = f"half of the trials are off by at most {(taken / expected - 1).abs().median():.0%}"
+    else:
+        axes.text(0.5, 0.5, "nothing was known before", ha="center", va="center", transform=axes.transAxes)
+        off = "no trial was predicted"
+    known = jobs.dropna(subset=["gap"]) if len(jobs) else jobs
+    whole = [f"; the last job: {each.predicted_seconds:.3g} s predicted, {each.measured_seconds:.3g} s measured"
+             for each in known.tail(1).itertuples()]  # fmt: skip
+    axes.set_title(off + "".join(whole))
+    axes.set_xlabel("seconds expected when the trial started")
+    axes.set_ylabel("seconds that it took")
