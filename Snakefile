@@ -19,6 +19,7 @@ yard = Workflow(
     config,
     results=Path("results"),
     default_resources=workflow.resource_settings.default_resources,
+    executor=lambda: workflow.executor_settings,
 )
 shell.prefix(yard.shell_prefix(workflow.deployment_settings.deployment_method))
 

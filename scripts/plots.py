@@ -10,7 +10,7 @@ from trainyard import plots, programs, samples, scalingplots, sweepplots
 from trainyard.config import Config
 from trainyard.configfile import read_config
 from trainyard.datasets import Staged
-from trainyard.trials import expand, varied_keys
+from trainyard.trials import expand, main_key
 
 log = logging.getLogger("plots")
 
@@ -38,7 +38,7 @@ def _data(config: Config, name: str, source: Path, target: Path) -> None:
 def _sweep(config: Config, name: str, source: Path, target: Path) -> None:
     tables = ("trials", "timeline", "epochs", "strategies", "jobs")
     trials, timeline, epochs, strategies, jobs = (pd.read_csv(source / f"{table}.csv") for table in tables)
-    key = _main_key(config, name, trials)
+    key = main_key(expand(config.sweeps[name]).trials)
     slots, count = timeline["slot"].nunique(), len(trials)
     gantt = partial(sweepplots.gantt, timeline=timeline, trials=trials, key=key)
     plots.draw(gantt, target / "gantt", size=(8, 1.4 + 0.4 * slots))
@@ -48,12 +48,6 @@ def _sweep(config: Config, name: str, source: Path, target: Path) -> None:
     plots.draw(partial(sweepplots.predictions, timeline=timeline, jobs=jobs), target / "prediction")
     plots.draw(partial(sweepplots.metric_against, trials=trials, key=key, metric="val_accuracy"), target / "metric")
     plots.draw(partial(sweepplots.losses, epochs=epochs, key=key), target / "loss")
-
-
-def _main_key(config: Config, name: str, trials: pd.DataFrame) -> str:
-    """The varied key that takes the most values: the one that a picture is drawn against."""
-    keys = varied_keys(expand(config.sweeps[name]).trials)
-    return max(keys, key=lambda key: trials[key].nunique()) if keys else "trial"
 
 
 def _scaling(config: Config, name: str, source: Path, target: Path) -> None:

@@ -7,10 +7,12 @@ import argparse
 import logging
 import os
 import signal
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from trainyard import programs, slurm
+from trainyard import programs, slurm, work
 from trainyard.config import Data
 from trainyard.configfile import read_config
 from trainyard.datasets import Staged
@@ -27,7 +29,7 @@ def main(arguments: argparse.Namespace) -> int:
     programs.section(config, "sweeps", arguments.sweep)
     folder = arguments.results / "sweeps" / arguments.sweep
     with opened(folder / "journal.jsonl", wait_seconds=arguments.wait_seconds) as journal:
-        plan = plan_sweep(config, arguments.sweep, arguments.results)
+        plan = _as_given(plan_sweep(config, arguments.sweep, arguments.results))
         _check(plan, arguments.results)
         log.info(plan.summary())
         _close_open_attempts(journal, plan)
@@ -35,6 +37,15 @@ def main(arguments: argparse.Namespace) -> int:
             _train(plan, journal, arguments.results, how=config.data)
         final = plan_sweep(config, arguments.sweep, arguments.results)
     return _finish(final, folder)
+
+
+def _as_given(plan: Plan) -> Plan:
+    """The plan on the slots that it chose, or those for which Slurm has given GPUs."""
+    slots, given = plan.slots, slurm.allocation()
+    if slots.auto and given:
+        slots = slots.model_copy(update={"nodes": len(given.nodes), "gpus_per_node": given.gpus_per_node})
+    fixed = slots.model_copy(update={"auto": False})
+    return replace(plan, sweep=plan.sweep.model_copy(update={"slots": fixed}))
 
 
 def _check(plan: Plan, results: Path) -> None:
@@ -70,7 +81,7 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
         process=os.getpid(),
         slots=slots.count,
         nodes=slots.nodes,
-        gpus=slots.nodes * slots.gpus_per_node,
+        gpus=slots.gpus,
         gpus_per_trial=slots.gpus_per_trial,
         walltime_seconds=given.walltime_seconds if given else None,
         pending=len(plan.pending),
@@ -81,12 +92,16 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
     progress = Progress(plan)
     log.info("starting Ray with %d slots", slots.count)
     folder = results / "sweeps" / plan.name
+    counting = _work_counted(plan, results)  # while Ray starts
     with removed_at_the_end(how.local), ray_for(slots, folder=folder, local=how.local) as cluster, progress.shown():
         # A polite end is recorded, whoever asks. Not before: Ray installs a handler of its own that skips clean-up.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         journal.append("ray_up", durable=False, **cluster.startup_seconds)
         from trainyard.packing import Packer, Task  # Ray reads its environment when it is imported: not before
 
+        if flops := counting.result():
+            journal.append("work", flops=flops)
+            plan = replace(plan, work=flops)
         tasks = [
             Task(trial=name, spec=plan.trials[name].spec, values=plan.trials[name].values,
                  generation=plan.generation(name), earlier_attempts=len(plan.tries.get(name, ())),
@@ -105,6 +120,20 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
             on_event=progress.see,
         )
         packer.run(tasks)
+
+
+def _work_counted(plan: Plan, results: Path) -> Future[dict[str, float]]:
+    """FLOPs of the pending trials, where nothing else tells which takes longest; counted beside what follows."""
+
+    def count() -> dict[str, float]:
+        if not work.is_needed(plan, plan.slots.count):
+            return {}
+        return work.count_work(plan, Staged(results / "data" / plan.sweep.dataset))
+
+    pool = ThreadPoolExecutor(1)
+    counted = pool.submit(count)
+    pool.shutdown(wait=False)
+    return counted
 
 
 def _predict(plan: Plan, names: list[str], finished: dict[str, float]) -> list[float]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     Discriminator,
     Field,
     NonNegativeFloat,
@@ -94,6 +95,7 @@ class Sample(Section):
 class Slots(Section):
     """What the sweep's job asks for, and how it is shared out."""
 
+    auto: bool = Field(False, description="Ask for as many nodes and GPUs as suit `goal`, at most those given here.")
     nodes: PositiveInt = Field(1, description="Nodes of the job.")
     gpus_per_node: PositiveInt = Field(1, description="GPUs of a node. Without GPUs they are only counted.")
     gpus_per_trial: PositiveFloat = Field(
@@ -127,7 +129,18 @@ class Slots(Section):
         """Trials that run side by side in the whole job."""
         return self.nodes * self.per_node
 
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole job."""
+        return self.nodes * self.gpus_per_node
 
+
+def _auto_slots(value: Any) -> Any:
+    return {"auto": True, "gpus_per_node": AUTO_GPUS} if value == "auto" else value
+
+
+AUTO_GPUS = 8  # at most, for `slots: auto`: a node of the usual size
+Goal = Annotated[str, StringConstraints(pattern=r"^(fastest|cheapest|deadline [0-9]+(\.[0-9]+)? ?(min|h|d))$")]
 Retrain = int | dict[str, int]
 
 
@@ -142,7 +155,15 @@ class Sweep(Section):
     )
     trials: list[dict[str, Any]] = Field([], description="Configurations written out, each as keys of `train`.")
     sample: Sample | None = Field(None, description="Random configurations.")
-    slots: Slots = Field(Slots(), description="What to run on.")
+    slots: Annotated[Slots, BeforeValidator(_auto_slots, json_schema_input_type=Slots | Literal["auto"])] = Field(
+        Slots(), description="What to run on, or `auto`: up to 8 GPUs of a node, as suits `goal`."
+    )
+    goal: Goal = Field(
+        "fastest",
+        description="What `auto` chooses GPUs for. `fastest`: the fewest GPU-hours among all that take at most 5 % "
+        "longer than the fastest; `cheapest`: the fastest among all that cost at most 2 % more GPU-hours than the "
+        "cheapest; `deadline 2h` (`min`, `h`, `d`): the cheapest that will be done by then.",
+    )
     retries: NonNegativeInt = Field(1, description="Further attempts for a trial that fails.")
     on_failed_trial: Literal["report", "stop"] = Field(
         "report", description="With trials that failed for good: `report` them in the tables, or `stop` the workflow."
@@ -152,6 +173,14 @@ class Sweep(Section):
         description="Relative cost before there is evidence: arithmetic on keys, e.g. `epochs * model_args.blocks`.",
     )
     retrain: Retrain = Field(0, description="Raise to train again: a number for all trials, or `{trial: number}`.")
+
+    @property
+    def deadline_seconds(self) -> float | None:
+        """Within which the sweep is to be done, if its goal is a deadline."""
+        if not self.goal.startswith("deadline"):
+            return None
+        number, unit = re.findall(r"[0-9.]+|[a-z]+", self.goal)[1:]
+        return float(number) * {"min": 60, "h": 3600, "d": 86400}[unit]
 
 
 # ---- scaling studies, tree models, pricing

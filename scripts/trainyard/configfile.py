@@ -118,6 +118,7 @@ def _reason(item: Any) -> str:
 _PATTERN_HINTS = {
     "^[A-Za-z0-9][A-Za-z0-9_-]*$": "a name becomes a folder: letters, digits, `_` and `-`, the first a letter or digit",
     "^[1-9][0-9]*x[1-9][0-9]*$": "a scale is written <nodes>x<gpus per node>, as in 2x4",
+    r"^(fastest|cheapest|deadline [0-9]+(\.[0-9]+)? ?(min|h|d))$": "a goal is fastest, cheapest, or as in deadline 2h",
     r"^(md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})$": "a checksum is written md5:... or sha256:..., in full",
     r"^https?://[^/]+/.*[^/]$": "an address begins with http:// or https:// and ends in the name of a file",
     r"\.(csv|parquet)$": "the file's name must end in .csv or .parquet",

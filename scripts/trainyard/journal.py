@@ -7,7 +7,7 @@ live status and the evidence for the next plan.
 
 Events of a trial: `started`, `epoch` (a row of metrics), `halved` (its micro-batch did not fit the memory), then one
 that ends the attempt: `finished`, `failed` or `interrupted`. Events of the driver: `session` (it begins), `ray_up` (Ray
-can hand out slots), `slot_up`, `slot_down`.
+can hand out slots), `slot_up`, `slot_down`, `work` (the FLOPs of trials, counted before any has run).
 """
 
 import json
@@ -213,8 +213,3 @@ def _take_part(session: Session, event: Event) -> None:
         session.first_start = session.first_start or event["time"]
     elif event["event"] in TERMINAL:
         session.last_end = max(session.last_end, time_of_it)
-
-
-def startups(events: Iterable[Event]) -> list[float]:
-    """Seconds from the beginning of each session of the driver to its first trial."""
-    return [each.startup_seconds for each in sessions(events) if each.startup_seconds is not None]

@@ -2,17 +2,21 @@
 
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trainyard.config import Config, Sweep
+from trainyard.choosing import Option, choose, options
+from trainyard.config import Config, Slots, Sweep
 from trainyard.counting import duration
 from trainyard.files import digest_of
-from trainyard.journal import Attempt, attempts, by_trial, read_events, result_of, startups
+from trainyard.journal import Attempt, attempts, by_trial, read_events, result_of, sessions
 from trainyard.schedules import makespan
+from trainyard.slurm import DEADLINE_MARGIN_SECONDS
+from trainyard.strategies import Request, Strategy, job_array, separate_jobs, strategy
 from trainyard.trials import RESULT_VERSION, Trial, expand
 
 if TYPE_CHECKING:
@@ -33,6 +37,10 @@ class Plan:
     trials: dict[str, Trial]  # all, by identity, in the config's order
     tries: dict[str, list[Attempt]]  # what the journal knows of them
     startups: list[float]  # seconds from the start of the program to its first trial, of each time it ran
+    slot_startups: list[float] = field(default_factory=list)  # seconds in which the process of a slot came up
+    work: dict[str, float] = field(default_factory=dict)  # FLOPs of trials, where they have been counted
+    limit_minutes: float = math.inf  # the longest walltime that can be asked for
+    price: float | None = None  # of a GPU-hour
 
     def generation(self, trial: str) -> int:
         """The `retrain` number that a trial's result must reach: an earlier result does not count any more."""
@@ -55,6 +63,30 @@ class Plan:
         return [name for name in self.trials if self.result(name) is None]
 
     @cached_property
+    def slots(self) -> Slots:
+        """What the job asks for: what the config says, or up to that, what suits the goal best."""
+        if not self.sweep.slots.auto or not self.pending:
+            return self.sweep.slots
+        deadline = self.sweep.deadline_seconds if self.seconds else None
+        return choose(self.options, self.sweep.goal, deadline=deadline, surely=self._surely).slots
+
+    def _surely(self, option: Option) -> float:
+        """Seconds from the start of the job that an option will hardly exceed."""
+        between = self._range(option.slots.count)
+        return self.startup_seconds + (between[1] if between else math.inf)
+
+    @property
+    def durations(self) -> list[float]:
+        """Expected seconds of the pending trials in their order; without evidence, in proportions."""
+        costs = self.seconds or self._relative_costs(self.pending)
+        return [costs.get(name, 1.0) for name in self.pending]
+
+    @cached_property
+    def options(self) -> list[Option]:
+        """Numbers of GPUs that can be asked for; without evidence, in proportions."""
+        return options(self.durations, self.sweep.slots, startup=self.startup_seconds if self.seconds else 0.0)
+
+    @cached_property
     def _prediction(self) -> "Prediction | None":
         """What the unfinished trials will take; None without evidence."""
         return self.predict(self._unfinished, {})
@@ -75,14 +107,20 @@ class Plan:
             relative=[relative[name] for name in (*names, *known)] if relative else None,
         )
 
+    @property
+    def known(self) -> int:
+        """Trials of which it is known what they take."""
+        return sum(_last_finished(self, name) is not None for name in self.trials)
+
     @cached_property
     def seconds(self) -> dict[str, float]:
         """Expected seconds of the pending trials; empty without evidence."""
         return dict(zip(self._unfinished, self._prediction.seconds.tolist(), strict=True)) if self._prediction else {}
 
     def _relative_costs(self, names: list[str]) -> dict[str, float]:
+        """Costs in proportion: the user's, or else FLOPs; empty unless all are known."""
         if self.sweep.cost is None:
-            return {}
+            return {name: self.work[name] for name in names} if self.work.keys() >= set(names) else {}
         from trainyard.costs import relative_cost
 
         return {name: relative_cost(self.sweep.cost, self.trials[name]) for name in names}
@@ -96,18 +134,25 @@ class Plan:
     @property
     def predicted_seconds(self) -> float | None:
         """Makespan of the pending trials, without the start-up; None before there is evidence."""
-        return makespan([self.seconds[name] for name in self.pending], self.sweep.slots.count) if self.seconds else None
+        return self._makespan(self.slots.count)
 
     @cached_property
     def predicted_range(self) -> tuple[float, float] | None:
         """Between what the makespan will be in nine of ten cases; None before there is evidence."""
-        if self._prediction is None or self.predicted_seconds is None:
+        return self._range(self.slots.count)
+
+    def _makespan(self, slots: int) -> float | None:
+        return makespan([self.seconds[name] for name in self.pending], slots) if self.seconds else None
+
+    def _range(self, slots: int) -> tuple[float, float] | None:
+        expected = self._makespan(slots)
+        if self._prediction is None or expected is None:
             return None
         place = {name: index for index, name in enumerate(self._unfinished)}
         order = [place[name] for name in self.pending]
-        spans = sorted(makespan(draw, self.sweep.slots.count) for draw in self._prediction.draws[:, order].tolist())
+        spans = sorted(makespan(draw, slots) for draw in self._prediction.draws[:, order].tolist())
         low, high = (spans[round(share * (len(spans) - 1))] for share in INTERVAL)
-        return min(low, self.predicted_seconds), max(high, self.predicted_seconds)
+        return min(low, expected), max(high, expected)
 
     @property
     def startup_seconds(self) -> float:
@@ -115,11 +160,60 @@ class Plan:
         return max(self.startups, default=UNPROVEN_STARTUP_SECONDS)
 
     @property
-    def walltime_minutes(self) -> int:
-        """What to ask of the scheduler: the upper end of the prediction, the start-up, and a margin."""
+    def _needed_minutes(self) -> int:
+        """The upper end of the prediction, the start-up, and a margin."""
         if self.predicted_range is None:
             return UNPROVEN_MINUTES
         return math.ceil((self.predicted_range[1] + self.startup_seconds + MARGIN_SECONDS) / 60)
+
+    @property
+    def walltime_minutes(self) -> int:
+        """What to ask of the scheduler: what is needed, but no more than can be asked for."""
+        return int(min(self._needed_minutes, max(1.0, self.limit_minutes)))
+
+    @property
+    def jobs(self) -> int:
+        """Jobs, one after another, that the pending trials take: more than one where the walltime is limited.
+
+        Each spends its start-up and its margins anew, and goes on with the trials that the last one stopped.
+        """
+        if self._needed_minutes <= self.limit_minutes or self.predicted_range is None:
+            return 1
+        margins = self.startup_seconds + MARGIN_SECONDS + DEADLINE_MARGIN_SECONDS
+        return math.ceil(self.predicted_range[1] / max(60.0, 60 * self.limit_minutes - margins))
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """What the pending trials will take, start-ups included; None before there is evidence."""
+        if self.predicted_seconds is None:
+            return None
+        return self.slots.gpus * (self.predicted_seconds + self.jobs * self.startup_seconds) / 3600
+
+    @property
+    def asked_gpu_hours(self) -> float:
+        """What is asked for."""
+        return self.slots.gpus * self.jobs * self.walltime_minutes / 60
+
+    def strategies(self) -> list[Strategy]:
+        """The pending trials as separate jobs, as a job array, and packed as planned; none before there is evidence."""
+        if not self.seconds or self.predicted_seconds is None:
+            return []
+        durations = [self.seconds[name] for name in self.pending]
+        share, startup = self.slots.gpus_per_trial, statistics.median(self.slot_startups or [0.0])
+        others = [make(durations, gpus_per_trial=share, startup=startup, basis="predicted")
+                  for make in (separate_jobs, job_array)]  # fmt: skip
+        packed = strategy(
+            "packed",
+            [Request(60.0 * self.walltime_minutes, self.slots.gpus)] * self.jobs,
+            durations,
+            gpus_per_trial=share,
+            gpus_total=self.slots.gpus,
+            slots=self.slots.count,
+            makespan=self.predicted_seconds,
+            startup_gpu_seconds=self.slots.gpus * self.startup_seconds * self.jobs,
+            basis="predicted",
+        )
+        return [*others, packed]
 
     @cached_property
     def digest(self) -> str:
@@ -128,7 +222,7 @@ class Plan:
 
     def summary(self) -> str:
         """One line in words, for `snakemake -n`."""
-        slots = self.sweep.slots
+        slots = self.slots
         again = f" ({self.failed_before} failed before)" if self.failed_before else ""
         what = f"{len(self.pending)} of {len(self.trials)} trials pending{again}"
         if not self.pending:
@@ -136,13 +230,32 @@ class Plan:
         count = f"{slots.count} slot{'s' if slots.count > 1 else ''}"
         asked = f"{count} of {slots.gpus_per_trial:g} GPU and {slots.cpus_per_trial} CPU"
         nodes = f" on {slots.nodes} nodes" if slots.nodes > 1 else ""
+        chosen = f" ({self.sweep.goal}, of at most {self.sweep.slots.count})" if self.sweep.slots.auto else ""
         predicted = self.predicted_seconds
         when = "the time is unknown until a first trial has finished"
         if predicted is not None:
             low, high = map(duration, self.predicted_range or (predicted, predicted))
             between = f" ({low} to {high})" if low != high else ""
             when = f"predicted {duration(predicted)}{between} of training after the start-up"
-        return f"sweep {self.name}: {what}; asks for {asked}{nodes}; {when}"
+        return f"sweep {self.name}: {what}; asks for {asked}{nodes}{chosen}; {when}"
+
+    def costs(self) -> str:
+        """What asking a scheduler for it costs, in words: GPU-hours, jobs, and the same trials in other ways."""
+        asked = f"{self.asked_gpu_hours:.3g} GPU-hours asked for"
+        used = "" if self.gpu_hours is None else f"{self.gpu_hours:.3g} of them predicted to be used"
+        words = [", ".join(filter(None, [asked, used])) + self._at_price(self.gpu_hours or self.asked_gpu_hours)]
+        if self.jobs > 1:
+            limit = duration(60 * self.limit_minutes)
+            words.append(f"{self.jobs} jobs one after another, for a job may take {limit} at most")
+        for each in self.strategies()[:-1]:
+            name = "separate jobs" if each.strategy == "separate_jobs" else "tasks of an array"
+            hours = f"{each.requested_gpu_seconds / 3600:.3g} GPU-hours asked for"
+            starts = f"{each.startup_gpu_seconds / 3600:.3g} to start programs" if each.startup_gpu_seconds else ""
+            words.append(f"as {each.jobs} {name}: {' and '.join(filter(None, [hours, starts]))}")
+        return "; ".join(words)
+
+    def _at_price(self, gpu_hours: float) -> str:
+        return "" if self.price is None else f" (costs {gpu_hours * self.price:.2f})"
 
 
 def _last_finished(plan: Plan, name: str) -> Attempt | None:
@@ -151,13 +264,27 @@ def _last_finished(plan: Plan, name: str) -> Attempt | None:
     return result if result and result.seconds else None
 
 
-def plan_sweep(config: Config, name: str, results: Path) -> Plan:
-    """The plan of a sweep, from the config and from what `results` holds of its dataset and journal."""
+def plan_sweep(config: Config, name: str, results: Path, *, limit_minutes: float = math.inf) -> Plan:
+    """The plan of a sweep, from the config and from what `results` holds of its dataset and journal.
+
+    No job may take longer than `limit_minutes`.
+    """
     sweep = config.sweeps[name]
     dataset_digest = _dataset_digest(results / "data" / sweep.dataset / "meta.json")
     trials = {trial.identity(dataset_digest): trial for trial in expand(sweep).trials}
     events = read_events(results / "sweeps" / name / "journal.jsonl")
-    return Plan(name, sweep, trials, tries=by_trial(attempts(events)), startups=startups(events))
+    runs = sessions(events)
+    return Plan(
+        name,
+        sweep,
+        trials,
+        tries=by_trial(attempts(events)),
+        startups=[run.startup_seconds for run in runs if run.startup_seconds is not None],
+        slot_startups=[seconds for run in runs for seconds in run.slot_startups],
+        work={name: flops for event in events if event["event"] == "work" for name, flops in event["flops"].items()},
+        limit_minutes=limit_minutes,
+        price=config.pricing.gpu_hour,
+    )
 
 
 def _dataset_digest(meta: Path) -> str:

@@ -1,17 +1,20 @@
 """What the rules ask of the config: one small function per parameter or resource, so that rules only wire."""
 
 import json
+import math
 import sys
 from collections.abc import Callable, Collection, Mapping
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from trainyard.config import NAME_PATTERN, split_scale
 from trainyard.configfile import check_config
 from trainyard.dataspec import ImageFolder, Python, holds_images, is_downloaded
+from trainyard.errors import UserError
 from trainyard.files import digest_of, write_json
 from trainyard.planning import Plan, plan_sweep
+from trainyard.slurm import limit_of, partitions
 from trainyard.trials import RESULT_VERSION
 
 Wildcards = Any  # snakemake.io.Wildcards: an attribute per wildcard
@@ -51,18 +54,39 @@ class Workflow:
     name_pattern = NAME_PATTERN
 
     def __init__(
-        self, raw: dict[str, Any], *, results: Path, default_resources: Mapping[str, Any] | None = None
+        self,
+        raw: dict[str, Any],
+        *,
+        results: Path,
+        default_resources: Mapping[str, Any] | None = None,
+        executor: Callable[[], Any] = lambda: None,
     ) -> None:
         self.config = check_config(raw)
         self._results = results
         defaults = {name: str(resource.raw) for name, resource in (default_resources or {}).items()}
-        self._gpu_type = defaults.get("gpu_type", "")
-        self._asks = _ASKS if "runtime" in defaults else ""
+        self._executor = executor  # its settings; Snakemake has them only after it has read the Snakefile
+        self._gpu_type, self._partition = defaults.get("gpu_type", ""), defaults.get("slurm_partition", "")
+        self._runtime = defaults.get("runtime", "")  # minutes
+        self._asks = _ASKS if self._runtime else ""
         resolved = self.config.model_dump(mode="json", exclude_unset=True)
         self.config_file = results / "configs" / f"{digest_of(resolved)}.json"
         self._resolved = resolved
         # A plan of its own for each attempt: a retry asks for what is left.
-        self._plan: Callable[..., Plan] = cache(lambda name, attempt=1: plan_sweep(self.config, name, results))
+        self._plan: Callable[[str, int], Plan] = cache(
+            lambda name, attempt: plan_sweep(self.config, name, results, limit_minutes=self._limit_minutes())
+        )
+
+    def _limit_minutes(self) -> float:
+        """The longest walltime that a job may ask for; infinite where each job finds its own partition."""
+        return math.inf if getattr(self._executor(), "partition_config", None) else self._partition_minutes
+
+    @cached_property
+    def _partition_minutes(self) -> float:
+        """That of the partition jobs go to; infinite where nobody is asked, or Slurm does not answer."""
+        try:
+            return limit_of(partitions(), self._partition) if self._asks else math.inf
+        except UserError:  # a dry run away from the cluster
+            return math.inf
 
     def shell_prefix(self, deployment: Collection[Any]) -> str:
         """What each rule's command begins with: $SCRIPTS, $CONFIG, and the environment that runs Snakemake.
@@ -110,6 +134,13 @@ class Workflow:
         """What there is a picture of in a study of this kind, and what it shows."""
         return PICTURES[kind]
 
+    def plan_options(self, wildcards: Wildcards) -> str:
+        """What the program that plans must know of the profile."""
+        if not self._asks:
+            return ""
+        limit = self._limit_minutes()
+        return f"--runtime-minutes {self._runtime}" + ("" if math.isinf(limit) else f" --limit-minutes {limit:g}")
+
     # ---- hardware
 
     def gpu_model(self, wildcards: Wildcards) -> str:
@@ -131,45 +162,58 @@ class Workflow:
 
     def sweep_digest(self, wildcards: Wildcards) -> str:
         """Changes with the results that a sweep must have; what is pending must not be a parameter of its rule."""
-        return self._plan(wildcards.name).digest
+        return self._plan(wildcards.name, 1).digest
 
     def pending(self, wildcards: Wildcards, attempt: int) -> int:
         """Trials without a result."""
         return len(self._plan(wildcards.name, attempt).pending)
 
     def sweep_summary(self, wildcards: Wildcards, attempt: int) -> str:
-        """What running the sweep now would mean, in words."""
-        return self._plan(wildcards.name, attempt).summary()
+        """What running the sweep now would mean, in words; with what it costs where a scheduler is asked."""
+        plan = self._plan(wildcards.name, attempt)
+        return f"{plan.summary()}; {plan.costs()}" if self._asks and plan.pending else plan.summary()
 
     def sweep_minutes(self, wildcards: Wildcards, attempt: int) -> int:
         """Walltime to ask for."""
         return self._plan(wildcards.name, attempt).walltime_minutes
 
-    def sweep_gpus(self, wildcards: Wildcards) -> int:
+    def sweep_gpus(self, wildcards: Wildcards, attempt: int) -> int:
         """GPUs per node."""
-        return int(self.config.sweeps[wildcards.name].slots.gpus_per_node)
+        return self._plan(wildcards.name, attempt).slots.gpus_per_node
 
-    def sweep_nodes(self, wildcards: Wildcards) -> int:
+    def sweep_nodes(self, wildcards: Wildcards, attempt: int) -> int:
         """Nodes of the job."""
-        return int(self.config.sweeps[wildcards.name].slots.nodes)
+        return self._plan(wildcards.name, attempt).slots.nodes
 
-    def sweep_gres(self, wildcards: Wildcards) -> str:
+    def sweep_gres(self, wildcards: Wildcards, attempt: int) -> str:
         """GPUs per node, in Slurm's words."""
-        return self._gres(self.sweep_gpus(wildcards))
+        return self._gres(self.sweep_gpus(wildcards, attempt))
 
-    def sweep_hardware(self, wildcards: Wildcards) -> str:
+    def sweep_hardware(self, wildcards: Wildcards, attempt: int) -> str:
         """Nodes and GPUs, in words."""
-        return self._hardware(self.sweep_nodes(wildcards), self.sweep_gpus(wildcards))
+        return self._hardware(self.sweep_nodes(wildcards, attempt), self.sweep_gpus(wildcards, attempt))
+
+    def sweep_retries(self) -> int:
+        """Jobs that follow the first one where a partition allows too little time for all, and two more for mishaps.
+
+        0 leaves it to the profile.
+        """
+        limit = self._partition_minutes
+        if math.isinf(limit):
+            return 0
+        plans = (plan_sweep(self.config, name, self._results, limit_minutes=limit) for name in self.config.sweeps)
+        jobs = max((plan.jobs for plan in plans), default=1)
+        return jobs + 1 if jobs > 1 else 0
 
     def sweeps_on(self, *, nodes: Literal["one", "several"]) -> str:
         """A pattern of the names of the sweeps whose job has one node, or several; of none, one that nothing fits."""
         names = [name for name, sweep in self.config.sweeps.items() if (sweep.slots.nodes == 1) == (nodes == "one")]
         return "|".join(names) or "(?!)"
 
-    def sweep_cpus(self, wildcards: Wildcards) -> int:
+    def sweep_cpus(self, wildcards: Wildcards, attempt: int) -> int:
         """CPUs per node."""
-        slots = self.config.sweeps[wildcards.name].slots
-        return int(slots.per_node * slots.cpus_per_trial)
+        slots = self._plan(wildcards.name, attempt).slots
+        return slots.per_node * slots.cpus_per_trial
 
     # ---- scaling studies
 

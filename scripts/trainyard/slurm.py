@@ -243,6 +243,12 @@ def parse_partition(line: str) -> Partition:
     )
 
 
+def limit_of(known: Sequence[Partition], names: str) -> float:
+    """The longest walltime in minutes on the named partitions (`gpu` or `gpu,long`), or on the default one."""
+    named = [each for each in known if (each.name in names.split(",") if names else each.default)]
+    return max((each.limit_minutes for each in named), default=math.inf)
+
+
 def parse_limit(text: str) -> float:
     """A time limit as Slurm prints it, `30:00`, `4:00:00`, `2-00:00:00` or `infinite`, in minutes."""
     if text in ("infinite", "UNLIMITED", "n/a"):

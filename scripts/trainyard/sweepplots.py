@@ -7,7 +7,10 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from trainyard.planning import Plan
 from trainyard.plots import COLOURS, FAILED, IDLE, SEQUENCE, colours, is_number, label, readable, short
+from trainyard.schedules import schedule
+from trainyard.trials import main_key
 
 
 def gantt(axes: Axes, timeline: pd.DataFrame, trials: pd.DataFrame, key: str) -> None:
@@ -54,6 +57,35 @@ def gantt(axes: Axes, timeline: pd.DataFrame, trials: pd.DataFrame, key: str) ->
     axes.grid(axis="y", visible=False)
     busy = (run["stop"] - run["begin"]).sum() / (total * len(lanes))
     axes.set_title(f"{len(run)} attempts on {len(lanes)} slots, {busy:.1%} busy, idle time grey; labels: {label(key)}")
+
+
+def planned(axes: Axes, plan: Plan) -> None:
+    """What each slot will do when, as predicted; before there is evidence, in proportions."""
+    names, slots, key = plan.pending, plan.slots.count, main_key(list(plan.trials.values()))
+    values = pd.Series({name: plan.trials[name].values.get(key, name) for name in plan.trials})
+    colour, turns = colours(values), schedule(plan.durations, slots)
+    total = max(turn.end for turn in turns)
+    axes.barh(range(slots), total, height=0.8, color=IDLE, zorder=1)
+    for turn in turns:
+        value = values[names[turn.trial]]
+        length, face = turn.end - turn.start, colour(value)
+        bar = {"height": 0.8, "color": face, "edgecolor": "white", "linewidth": 0.6, "zorder": 2}
+        axes.barh(turn.slot, length, left=turn.start, **bar)
+        if length > 0.03 * total:
+            middle = turn.start + length / 2
+            text = axes.text(middle, turn.slot, short(value), ha="center", va="center", fontsize=8, zorder=3)
+            text.set_color(readable(face))
+    if plan.predicted_range:
+        low, high = plan.predicted_range
+        axes.axvspan(low, high, color=COLOURS[1], alpha=0.25, linewidth=0, zorder=0)
+    axes.set_xlim(0, max(total, plan.predicted_range[1] if plan.predicted_range else 0.0) * 1.02)
+    axes.set_yticks(range(slots), [f"slot {slot}" for slot in range(slots)])
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    shaded = "seconds of training; it will end in the shaded part in nine of ten cases"
+    axes.set_xlabel(shaded if plan.seconds else "time, in proportions: nothing was measured yet")
+    idle = 1 - sum(plan.durations) / (total * slots)
+    axes.set_title(f"plan of {len(turns)} trials on {slots} slots, {idle:.1%} idle; labels: {label(key)}")
 
 
 def without_pauses(timeline: pd.DataFrame) -> pd.DataFrame:

@@ -70,6 +70,12 @@ def varied_keys(trials: list[Trial]) -> list[str]:
     return list(dict.fromkeys(key for trial in trials for key in trial.values))
 
 
+def main_key(trials: list[Trial]) -> str:
+    """The varied key that takes the most values, which pictures are drawn against; "trial" where none varies."""
+    keys = varied_keys(trials)
+    return max(keys, key=lambda key: len({str(trial.values.get(key)) for trial in trials})) if keys else "trial"
+
+
 def value_at(spec: dict[str, Any], key: str) -> Any:
     """The value at a dotted key of a nested mapping; None where there is none."""
     for part in key.split("."):

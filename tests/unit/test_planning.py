@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,10 +10,11 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainyard.configfile import check_config
+from trainyard.configfile import ConfigError, check_config
 from trainyard.journal import opened
 from trainyard.planning import plan_sweep
 from trainyard.schedules import lower_bound, makespan
+from trainyard.slurm import limit_of, parse_partition
 
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)
 slots = st.integers(1, 12)
@@ -165,3 +167,69 @@ def test_the_walltime_is_never_shorter_than_the_prediction(seconds, count):
         low, high = known.predicted_range
         assert low <= known.predicted_seconds <= high
         assert known.walltime_minutes * 60 >= high
+
+
+# ---- what to ask for
+
+
+def test_slots_are_chosen_once_there_is_evidence_and_before_it_by_cost(tmp_path):
+    auto = {"slots": "auto", "grid": {"model_args.blocks": list(range(4, 81, 4))}}
+    assert plan(tmp_path, **auto).slots.gpus_per_node == 7, "twenty equal trials: three rounds on seven as on eight"
+    assert plan(tmp_path, **auto, cost="model_args.blocks").slots.gpus_per_node == 8
+    limit = {**auto, "slots": {"auto": True, "gpus_per_node": 20}}
+    by_cost = plan(tmp_path, **limit, cost="model_args.blocks")
+    assert by_cost.slots.gpus_per_node == 10
+    assert "asks for 10 slots of 1 GPU and 1 CPU (fastest, of at most 20)" in by_cost.summary()
+    names = list(plan(tmp_path, **limit).trials)
+    finish(tmp_path, *[name for name in names if name in plan(tmp_path).trials], seconds_per_block=100)
+    known = plan(tmp_path, **limit, goal="deadline 5h")
+    assert known.predicted_range[1] + known.startup_seconds <= 5 * 3600
+    cheaper = [
+        option for option in known.options if option.gpu_seconds < known.options[known.slots.count - 1].gpu_seconds
+    ]
+    assert cheaper, "there are cheaper ones, and each may take longer"
+    assert all(known._surely(option) > 5 * 3600 for option in cheaper)
+
+
+def test_a_goal_must_be_one(tmp_path):
+    with pytest.raises(ConfigError, match=r"'soon' does not fit; a goal is fastest, cheapest, or as in deadline 2h"):
+        plan(tmp_path, goal="soon")
+    assert plan(tmp_path, goal="deadline 90min").sweep.deadline_seconds == 5400
+    assert plan(tmp_path, goal="deadline 1.5 d").sweep.deadline_seconds == 129600
+
+
+def test_what_takes_longer_than_a_partition_allows_is_planned_as_several_jobs(tmp_path):
+    names = list(plan(tmp_path).trials)
+    finish(tmp_path, *names[:2], seconds_per_block=600)  # 4 and 8 blocks; left are 12 and 16: 2 h 40 min
+    config = check_config(CONFIG)
+    whole = plan_sweep(config, "depth", tmp_path)
+    assert whole.jobs == 1
+    limited = plan_sweep(config, "depth", tmp_path, limit_minutes=60)
+    usable = 3600 - limited.startup_seconds - 60 - 10
+    assert limited.jobs == math.ceil(whole.predicted_range[1] / usable) >= 3
+    assert limited.walltime_minutes == 60
+    assert f"{limited.jobs} jobs one after another, for a job may take 1 h 0 min at most" in limited.costs()
+    assert limited.asked_gpu_hours == 2 * limited.jobs
+    assert plan_sweep(config, "depth", tmp_path, limit_minutes=24 * 60).walltime_minutes == whole.walltime_minutes
+
+
+def test_what_it_costs_is_said_beside_what_other_ways_would(tmp_path):
+    names = list(plan(tmp_path).trials)
+    finish(tmp_path, *names[:2], seconds_per_block=600)  # left are 12 and 16 blocks: 7200 and 9600 s
+    priced = plan_sweep(check_config({**CONFIG, "pricing": {"gpu_hour": 2}}), "depth", tmp_path)
+    assert priced.gpu_hours == pytest.approx(2 * (9600 + 60) / 3600)
+    separate, array, packed = priced.strategies()
+    assert separate.requested_gpu_seconds == pytest.approx(16800)
+    assert array.requested_gpu_seconds == pytest.approx(19200)
+    assert packed.requested_gpu_seconds == 2 * 60 * priced.walltime_minutes
+    assert {each.basis for each in priced.strategies()} == {"predicted"}
+    words = priced.costs()
+    assert f"{priced.asked_gpu_hours:.3g} GPU-hours asked for, 5.37 of them predicted to be used (costs 10.73)" in words
+    assert "as 2 separate jobs: 4.67 GPU-hours asked for; as 2 tasks of an array: 5.33 GPU-hours asked for" in words
+
+
+@pytest.mark.parametrize(("names", "minutes"), [("", 120), ("gpu", 30), ("gpu,long", math.inf), ("other", math.inf)])
+def test_the_limit_is_that_of_the_partition(names, minutes):
+    lines = ["cpu*|up|2:00:00|1|8|1000|(null)|(null)", "gpu|up|30:00|1|8|1000|gpu:4|(null)",
+             "long|up|infinite|1|8|1000|gpu:4|(null)"]  # fmt: skip
+    assert limit_of([parse_partition(line) for line in lines], names) == minutes

@@ -1,3 +1,17 @@
+rule plan:
+    log:
+        "results/logs/plan.log",
+    localrule: True
+    conda:
+        "../../envs/trainyard.yaml"
+    params:
+        options=yard.plan_options,
+    message:
+        "planning"
+    shell:
+        "python $SCRIPTS/plan.py --config $CONFIG {params.options} --log-file {log}"
+
+
 rule tables:
     input:
         rules.scaling.input,

@@ -18,6 +18,7 @@ rule sweep:
         "results/logs/sweep/{name}.log",
     wildcard_constraints:
         name=yard.sweeps_on(nodes="one"),
+    retries: yard.sweep_retries()
     conda:
         "../../envs/trainyard.yaml"
     threads: yard.sweep_cpus

@@ -1,0 +1,117 @@
+"""Say what running all that is missing would ask for and cost, before anything is spent; write plan.csv and pictures.
+
+For each sweep, the same trials as separate jobs and as a job array stand below what will be submitted.
+"""
+
+import argparse
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+from trainyard import forecasts, plots, programs, sweepplots, work
+from trainyard.config import Config
+from trainyard.configfile import read_config
+from trainyard.counting import duration
+from trainyard.datasets import Staged
+from trainyard.errors import UserError
+from trainyard.files import Locked
+from trainyard.journal import opened
+from trainyard.planning import plan_sweep
+from trainyard.tables import write_table
+
+log = logging.getLogger("plan")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Plan all that is missing."""
+    config, results = read_config(arguments.config), arguments.results
+    for name in config.sweeps:
+        _count_work(config, name, results)
+    found = list(
+        forecasts.rows(
+            config, results, runtime_minutes=arguments.runtime_minutes, limit_minutes=arguments.limit_minutes
+        )
+    )
+    if not found:
+        log.info("nothing is missing: nothing will be spent")
+        return
+    folder = results / "plan"
+    write_table(pd.DataFrame([asdict(row) for row in found]), folder / "plan.csv")
+    for name in config.sweeps:
+        plan = plan_sweep(config, name, results, limit_minutes=arguments.limit_minutes)
+        if plan.pending:
+            size = (8, 1.4 + 0.4 * min(plan.slots.count, 32))
+            plots.draw(partial(sweepplots.planned, plan=plan), folder / name, size=size)
+    Console(width=None if Console().is_terminal else 160).print(_table(found))
+    log.info("the plan is %s, and beside it a picture for each sweep", folder / "plan.csv")
+
+
+def _count_work(config: Config, name: str, results: Path) -> None:
+    """FLOPs, where nothing else tells which trial takes longest and the data are staged."""
+    plan, staged = plan_sweep(config, name, results), Staged(results / "data" / config.sweeps[name].dataset)
+    if not work.is_needed(plan) or not (staged.folder / "meta.json").exists():
+        return
+    try:
+        with opened(results / "sweeps" / name / "journal.jsonl") as journal:
+            if flops := work.count_work(plan, staged):
+                journal.append("work", durable=True, flops=flops)
+    except (Locked, UserError) as error:  # it runs just now, or cannot
+        log.info("sweep %s: FLOPs are not counted: %s", name, error)
+
+
+def _table(found: list[forecasts.Row]) -> Table:
+    table = Table("job", "pending", "jobs", "nodes", "GPUs", "walltime", "predicted", "GPU-hours", "asked for", "cost")
+    for row in found:
+        table.add_row(*_cells(row), style=None if row.is_submitted else "dim")
+    submitted = [row for row in found if row.is_submitted]
+    totals = [sum(value for row in submitted if (value := getattr(row, name)) is not None)
+              for name in ("predicted_gpu_hours", "asked_gpu_hours", "predicted_cost")]  # fmt: skip
+    table.add_section()
+    jobs = sum(row.jobs for row in submitted)
+    table.add_row("all that is known", "", str(jobs), "", "", "", "", *map(_number, totals))
+    return table
+
+
+def _cells(row: forecasts.Row) -> Iterator[str]:
+    names = {"job_array": "  as a job array", "separate_jobs": "  as separate jobs"}
+    yield names.get(row.strategy, row.job)
+    yield "" if row.pending is None or not row.is_submitted else f"{row.pending} of {row.total}"
+    yield str(row.jobs)
+    yield str(row.nodes)
+    yield str(row.gpus)
+    yield "" if row.walltime_minutes is None else duration(60 * row.walltime_minutes)
+    yield _predicted(row)
+    yield _number(row.predicted_gpu_hours)
+    yield _number(row.asked_gpu_hours)
+    yield _number(row.predicted_cost)
+
+
+def _predicted(row: forecasts.Row) -> str:
+    if row.predicted_seconds is None:
+        return "unknown yet" if row.gpus else ""
+    low, high = row.predicted_low_seconds, row.predicted_high_seconds
+    between = f" ({duration(low)} to {duration(high)})" if low and high and duration(low) != duration(high) else ""
+    return duration(row.predicted_seconds) + between
+
+
+def _number(value: float | None) -> str:
+    return "" if not value else f"{value:.3g}"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = programs.parser(__doc__.split("\n")[0], example="python scripts/plan.py --config config/config.yaml")
+    parser.add_argument("--runtime-minutes", type=float, metavar="MIN",
+                        help="walltime of jobs that choose none; left out, nobody is asked for any")  # fmt: skip
+    parser.add_argument("--limit-minutes", type=float, metavar="MIN", default=math.inf,
+                        help="the longest walltime that a job may ask for (default: no limit)")  # fmt: skip
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    programs.run(main, _arguments())

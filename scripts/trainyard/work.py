@@ -1,0 +1,62 @@
+"""What trials cost before any has run: FLOPs, counted on their models without a GPU and without computing anything."""
+
+import logging
+from typing import Final
+
+from trainyard.costs import predict
+from trainyard.datasets import Staged
+from trainyard.files import digest_of
+from trainyard.planning import Plan
+from trainyard.spec import Train
+
+FORWARD: Final = 1 / 3  # of a forward and a backward pass
+COUNTED: Final = 24  # models at most; from those, the others are worked out
+log = logging.getLogger(__name__)
+
+
+def is_needed(plan: Plan, slots: int = 1) -> bool:
+    """Whether nothing else says which trial takes longest: no evidence, no `cost`, and not counted before.
+
+    With at least as many slots as trials, nobody has to know.
+    """
+    unknown = any(name not in plan.work for name in plan.pending)
+    return unknown and not plan.seconds and plan.sweep.cost is None and len(plan.pending) > slots
+
+
+def count_work(plan: Plan, staged: Staged) -> dict[str, float]:
+    """FLOPs of each pending trial for an image that it trains on, times its epochs; empty if they cannot be counted.
+
+    Each model is counted once. Where all trials have the same, only their epochs matter, and 1 stands for it.
+    """
+    shape, classes = staged.meta["shape"], len(staged.meta["classes"])
+    examples = {_model_key(plan.trials[name].spec): plan.trials[name] for name in plan.pending}
+    counted: dict[str, float] = {}
+    for key in _spread(list(examples)):
+        flops = _flops(examples[key].spec, shape, classes) if len(examples) > 1 else 1
+        if flops is None:
+            return {}
+        counted[key] = flops
+    others = [key for key in examples if key not in counted]
+    guess = predict([examples[key] for key in others], [(examples[key], flops) for key, flops in counted.items()])
+    if others and guess:
+        counted |= dict(zip(others, guess.seconds.tolist(), strict=True))
+    log.info("sweep %s: FLOPs of %d models, before any has run", plan.name, len(examples))
+    specs = {name: plan.trials[name].spec for name in plan.pending}
+    return {name: counted[_model_key(spec)] * spec.epochs for name, spec in specs.items()}
+
+
+def _flops(spec: Train, shape: tuple[int, int, int], classes: int) -> float | None:
+    from trainyard.efficiency import forward_flops  # torch: only where models differ
+
+    flops = forward_flops(spec, shape=shape, classes=classes)
+    return None if flops is None else flops / FORWARD
+
+
+def _spread(keys: list[str]) -> list[str]:
+    """At most so many of them, evenly spread, the first and the last among them."""
+    count = min(COUNTED, len(keys))
+    return [keys[round(index * (len(keys) - 1) / max(1, count - 1))] for index in range(count)]
+
+
+def _model_key(spec: Train) -> str:
+    return digest_of([spec.model, spec.model_args, spec.small_images])
