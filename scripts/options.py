@@ -37,6 +37,7 @@ SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("`trees.<name>`", config.Trees),
     ("`data`", config.Data),
     ("`pricing`", config.Pricing),
+    ("`tables`", config.Tables),
 ]
 
 

@@ -7,19 +7,22 @@ import argparse
 import logging
 import os
 import signal
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 from trainyard import programs, slurm, work
-from trainyard.config import Data
+from trainyard.config import Data, Slots
 from trainyard.configfile import read_config
 from trainyard.datasets import Staged
 from trainyard.errors import UserError
 from trainyard.journal import Journal, attempts, opened, read_events
 from trainyard.planning import Plan, plan_sweep
+from trainyard.sharing import Use, trials_per_gpu
 
+COUNTING_SECONDS = 10.0  # for FLOPs, at most: GPUs are waiting
 log = logging.getLogger("sweep")
 
 
@@ -82,8 +85,9 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
         slots=slots.count,
         nodes=slots.nodes,
         gpus=slots.gpus,
-        gpus_per_trial=slots.gpus_per_trial,
+        gpus_per_trial=slots.share,
         walltime_seconds=given.walltime_seconds if given else None,
+        lead_seconds=max(0.0, time.time() - given.start_time) if given else None,
         pending=len(plan.pending),
         predicted_seconds=plan.predicted_seconds,
         predicted_low_seconds=plan.predicted_range and plan.predicted_range[0],
@@ -97,7 +101,11 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
         # A polite end is recorded, whoever asks. Not before: Ray installs a handler of its own that skips clean-up.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         journal.append("ray_up", durable=False, **cluster.startup_seconds)
-        from trainyard.packing import Packer, Task  # Ray reads its environment when it is imported: not before
+        from trainyard.packing import (  # Ray reads its environment when it is imported: not before
+            Packer,
+            Task,
+            gpu_is_seen,
+        )
 
         if flops := counting.result():
             journal.append("work", flops=flops)
@@ -108,9 +116,9 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
                  expected_seconds=plan.seconds.get(name))
             for name in plan.pending
         ]  # fmt: skip
-        packer = Packer(
+        packer = partial(
+            Packer,
             journal,
-            slots=slots,
             dataset=results / "data" / plan.sweep.dataset,
             how=how,
             retries=plan.sweep.retries,
@@ -119,7 +127,30 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
             predict=partial(_predict, plan),
             on_event=progress.see,
         )
-        packer.run(tasks)
+        if not plan.shares_open:
+            packer(slots=slots, share=plan.found_share).run(tasks)
+            return
+        first, rest = tasks[: slots.count], tasks[slots.count :]
+        with_gpus = gpu_is_seen()
+        looking = packer(slots=slots, look=with_gpus)
+        looking.run(first if with_gpus else tasks)
+        if not with_gpus:
+            log.info("gpus_per_trial: auto is 1 here, for there is no GPU")
+        elif rest:
+            shared = _shared(slots, looking.uses, journal)
+            packer(slots=shared, share=shared.share).run(rest)
+
+
+def _shared(slots: Slots, uses: list[Use], journal: Journal) -> Slots:
+    """The slots on which the other trials run, now that it is known what the first ones took of their GPUs."""
+    count = trials_per_gpu(uses, most=slots.trials_per_gpu)
+    found = slots.model_copy(update={"gpus_per_trial": 1 / count})
+    if uses:
+        most = max(uses, key=lambda use: use.peak_mib)
+        log.info("%d trials share a GPU from now on: the largest took %s", count, most)
+        seen = [asdict(use) for use in uses]
+        journal.append("share", durable=True, gpus_per_trial=found.share, slots=found.count, uses=seen)
+    return found
 
 
 def _work_counted(plan: Plan, results: Path) -> Future[dict[str, float]]:
@@ -128,7 +159,8 @@ def _work_counted(plan: Plan, results: Path) -> Future[dict[str, float]]:
     def count() -> dict[str, float]:
         if not work.is_needed(plan, plan.slots.count):
             return {}
-        return work.count_work(plan, Staged(results / "data" / plan.sweep.dataset))
+        staged = Staged(results / "data" / plan.sweep.dataset)
+        return work.count_work(plan, staged, own=False, seconds=COUNTING_SECONDS)
 
     pool = ThreadPoolExecutor(1)
     counted = pool.submit(count)

@@ -12,7 +12,7 @@ from trainyard.configfile import read_config
 from trainyard.journal import read_events, sessions
 from trainyard.planning import plan_sweep
 from trainyard.scaling import recommendation, scaling_table
-from trainyard.tables import write_page, write_table
+from trainyard.tables import write_page, write_parquet, write_table
 
 log = logging.getLogger("tables")
 
@@ -23,6 +23,10 @@ def main(arguments: argparse.Namespace) -> None:
     programs.section(config, arguments.kind, arguments.name)
     make = {"sweeps": _sweep, "scaling": _scaling, "trees": _trees}[arguments.kind]
     parts = make(config, arguments.name, arguments.results)
+    if config.tables.parquet:
+        for path in (arguments.results / arguments.kind / arguments.name).rglob("*.csv"):
+            if path.parent.name != "telemetry":
+                write_parquet(path)
     page = arguments.results / "tables" / arguments.kind / f"{arguments.name}.html"
     write_page(parts, page, title=f"{arguments.kind}: {arguments.name}")
     log.info("tables in %s, page %s", arguments.results / arguments.kind / arguments.name, page)

@@ -43,7 +43,7 @@ def options(durations: Sequence[float], limit: Slots, *, startup: float) -> list
 
 def _sizes(limit: Slots) -> Iterator[Slots]:
     """Nodes and GPUs per node, by their product; of equal ones, that with the fewest nodes."""
-    unit = max(1, int(limit.gpus_per_trial))
+    unit = max(1, int(limit.share))
     per_node = range(unit, limit.gpus_per_node + 1, unit)
     found: dict[int, tuple[int, int]] = {}
     for nodes in range(1, limit.nodes + 1):

@@ -98,31 +98,47 @@ class Slots(Section):
     auto: bool = Field(False, description="Ask for as many nodes and GPUs as suit `goal`, at most those given here.")
     nodes: PositiveInt = Field(1, description="Nodes of the job.")
     gpus_per_node: PositiveInt = Field(1, description="GPUs of a node. Without GPUs they are only counted.")
-    gpus_per_trial: PositiveFloat = Field(
-        1, description="Share of a GPU per trial (0.25: four trials on one), or GPUs."
+    gpus_per_trial: PositiveFloat | Literal["auto"] = Field(
+        1.0,
+        description="Share of a GPU per trial (0.25: four trials on one), or GPUs. `auto`: the first trials have a GPU "
+        "each, and from the memory and time that they take of it, it is worked out how many share one from then on.",
+    )
+    trials_per_gpu: PositiveInt = Field(
+        4, description="With `gpus_per_trial: auto`, at most so many trials on a GPU: CPUs are asked for as many."
     )
     cpus_per_trial: PositiveInt = Field(1, description="CPUs, and so threads, per trial.")
 
     @field_validator("gpus_per_trial")
     @classmethod
-    def _whole_above_one(cls, value: float) -> float:
-        if value > 1 and value != int(value):
+    def _whole_above_one(cls, value: float | str) -> float | str:
+        if not isinstance(value, str) and value > 1 and value != int(value):
             raise PydanticCustomError("slots", "a share above one GPU must be a whole number of GPUs")
         return value
 
     @model_validator(mode="after")
     def _fits(self) -> "Slots":
-        if self.gpus_per_trial > self.gpus_per_node:
+        if self.share > self.gpus_per_node:
             message = "a trial of {gpus_per_trial} GPUs does not fit a node of {gpus_per_node}"
             raise PydanticCustomError("slots", message, self.model_dump())
         return self
 
     @property
+    def share(self) -> float:
+        """GPUs per trial; while it is open how many trials can share one, 1."""
+        return 1.0 if isinstance(self.gpus_per_trial, str) else self.gpus_per_trial
+
+    @property
     def per_node(self) -> int:
         """Trials that run side by side on one node."""
-        if self.gpus_per_trial >= 1:
-            return self.gpus_per_node // int(self.gpus_per_trial)
-        return self.gpus_per_node * int(1 / self.gpus_per_trial + 1e-9)
+        if self.share >= 1:
+            return self.gpus_per_node // int(self.share)
+        return self.gpus_per_node * int(1 / self.share + 1e-9)
+
+    @property
+    def cpus_per_node(self) -> int:
+        """CPUs for the trials that run side by side on one node, or may."""
+        more = self.trials_per_gpu if self.gpus_per_trial == "auto" else 1
+        return self.per_node * more * self.cpus_per_trial
 
     @property
     def count(self) -> int:
@@ -282,6 +298,12 @@ class Data(Section):
     prefetch: PositiveInt = Field(2, description="Batches that are read ahead, or by each worker.")
 
 
+class Tables(Section):
+    """How tables are written: always as CSV, which pandas and spreadsheets read without being told how."""
+
+    parquet: bool = Field(False, description="Write each table as Parquet, too, beside its CSV.")
+
+
 class Config(Section):
     """The whole file."""
 
@@ -291,6 +313,7 @@ class Config(Section):
     scaling: dict[Name, Scaling] = Field({}, description="Scaling studies by name.")
     trees: dict[Name, Trees] = Field({}, description="Studies of tree models by name.")
     pricing: Pricing = Field(Pricing(), description="Prices, for the columns `cost`.")
+    tables: Tables = Field(Tables(), description="How tables are written.")
 
 
 VARIED_KEY = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")

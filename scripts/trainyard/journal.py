@@ -7,7 +7,8 @@ live status and the evidence for the next plan.
 
 Events of a trial: `started`, `epoch` (a row of metrics), `halved` (its micro-batch did not fit the memory), then one
 that ends the attempt: `finished`, `failed` or `interrupted`. Events of the driver: `session` (it begins), `ray_up` (Ray
-can hand out slots), `slot_up`, `slot_down`, `work` (the FLOPs of trials, counted before any has run).
+can hand out slots), `slot_up`, `slot_down`, `work` (the FLOPs of trials, counted before any has run), `share` (how many
+trials share a GPU from now on, and what showed that).
 """
 
 import json
@@ -117,6 +118,7 @@ class Attempt:
     where: dict[str, Any] = field(default_factory=dict)  # job, node, gpu, slot
     generation: int = 0  # the `retrain` number that it was trained for
     expected_seconds: float | None = None  # when it started
+    gpus_per_trial: float = 1.0  # on which it ran
     outcome: str = "running"
     seconds: float | None = None
     error: str = ""
@@ -138,7 +140,8 @@ def attempts(events: Iterable[Event]) -> list[Attempt]:
             where = {name: event.get(name, "") for name in WHERE}
             generation = event.get("generation", 0)
             found[key] = Attempt(*key, event["time"], event["time"], where=where, generation=generation,
-                                 expected_seconds=event.get("expected_seconds"))  # fmt: skip
+                                 expected_seconds=event.get("expected_seconds"),
+                                 gpus_per_trial=event.get("gpus_per_trial", 1.0))  # fmt: skip
         elif key in found:
             _apply(found[key], event)
     return list(found.values())
@@ -206,7 +209,9 @@ def sessions(events: Iterable[Event]) -> list[Session]:
 def _take_part(session: Session, event: Event) -> None:
     time_of_it = event.get("ended") or event["time"]  # an attempt that died with its driver was ended by the next
     session.end = max(session.end, time_of_it)
-    if event["event"] == "slot_up":
+    if event["event"] == "share":
+        session.began |= {name: event[name] for name in ("slots", "gpus_per_trial")}
+    elif event["event"] == "slot_up":
         session.slot_startups.append(sum(value for name, value in event.items() if name.endswith("_seconds")))
     elif event["event"] == "started":
         session.attempts.append((event["trial"], event["attempt"]))

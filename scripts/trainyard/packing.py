@@ -17,6 +17,7 @@ from trainyard import slurm
 from trainyard.config import Data, Slots
 from trainyard.errors import UserError
 from trainyard.journal import WHERE, Event, Journal
+from trainyard.sharing import Use, has_gpu
 from trainyard.spec import Train
 from trainyard.worker import Order, Worker
 
@@ -62,7 +63,11 @@ class _Slot:
 
 
 class Packer:
-    """Runs tasks on slots until none is left. The journal tells all that happened; `on_event` sees it as it does."""
+    """Runs tasks on slots until none is left. The journal tells all that happened; `on_event` sees it as it does.
+
+    Trials take no more of their GPU's memory than a `share`, if one is given; with `look`, it is measured what they
+    take.
+    """
 
     def __init__(
         self,
@@ -74,6 +79,8 @@ class Packer:
         retries: int,
         folder: Path,
         allocation: slurm.Allocation | None = None,
+        share: float | None = None,
+        look: bool = False,
         predict: Callable[[list[str], dict[str, float]], list[float]] | None = None,
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
@@ -83,8 +90,10 @@ class Packer:
         self._predict_at = 1  # finished trials, next time
         self._deadline = allocation.deadline if allocation else math.inf
         self._gpu_model = allocation.gpu_model if allocation else ""
-        self._options = {"num_cpus": slots.cpus_per_trial, "num_gpus": slots.gpus_per_trial, "max_restarts": 0}
-        self._arguments = (dataset.absolute(), how, slots.cpus_per_trial)
+        self._options = {"num_cpus": slots.cpus_per_trial, "num_gpus": slots.share, "max_restarts": 0}
+        self._arguments = (dataset.absolute(), how, slots.cpus_per_trial, share)
+        self._share, self._look = slots.share, look
+        self.uses: list[Use] = []  # what trials took of their GPUs, if they were looked at
         self._slots = [_Slot(number) for number in range(slots.count)]
         self._queue: deque[Task] = deque()
         self._tried_now: dict[str, int] = {}
@@ -191,12 +200,14 @@ class Packer:
         self._tried_now[task.trial] = tried
         slot.task, slot.attempt = task, task.earlier_attempts + tried
         expected = {} if task.expected_seconds is None else {"expected_seconds": round(task.expected_seconds, 4)}
-        self._record(slot, "started", generation=task.generation, values=task.values, **slot.place, **expected)
+        self._record(slot, "started", generation=task.generation, values=task.values, gpus_per_trial=self._share,
+                     **slot.place, **expected)  # fmt: skip
         order = Order(
             spec=task.spec.model_dump(mode="json", exclude_defaults=True),
             trial=task.trial,
             checkpoints=self._checkpoints_of(task),
             deadline=self._deadline - STOP_SECONDS,
+            looked_at=self._look,
         )
         slot.stream = slot.worker.run.options(num_returns="streaming").remote(order)
 
@@ -238,6 +249,7 @@ class Packer:
             metrics, precision = message["finished"], message["precision"]
             task = slot.task
             self._finished[task.trial] = seconds
+            self.uses += [Use(**message["use"])] if message["use"] else []
             self._end_attempt(slot, "finished", metrics=metrics, precision=precision, seconds=seconds)
             shutil.rmtree(self._checkpoints_of(task), ignore_errors=True)  # most trials are too short to have any
             self._correct_order()
@@ -284,6 +296,11 @@ class Packer:
         for slot in running:
             self._end_attempt(slot, "interrupted")
         return len(running)
+
+
+def gpu_is_seen() -> bool:
+    """Whether there is a GPU where the first slot is."""
+    return bool(ray.get(ray.remote(num_cpus=1, num_gpus=1)(has_gpu).remote()))
 
 
 def _death(error: Exception) -> str:

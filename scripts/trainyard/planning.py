@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 UNPROVEN_MINUTES: Final = 60  # walltime to ask for before any trial of a sweep has shown what it takes
 UNPROVEN_STARTUP_SECONDS: Final = 60.0  # from the start of the program to the first trial, before that was seen
-MARGIN_SECONDS: Final = 60.0  # of the walltime, for what comes before the program and after the last trial
+UNPROVEN_MARGIN_SECONDS: Final = 60.0  # for what comes before the program and after the last trial, before it was seen
+END_SECONDS: Final = 15.0  # to take everything down after the last trial
 INTERVAL: Final = (0.05, 0.95)  # quantiles of what the makespan may be
 
 
@@ -37,8 +38,10 @@ class Plan:
     trials: dict[str, Trial]  # all, by identity, in the config's order
     tries: dict[str, list[Attempt]]  # what the journal knows of them
     startups: list[float]  # seconds from the start of the program to its first trial, of each time it ran
+    leads: list[float] = field(default_factory=list)  # seconds from the start of a Slurm job to that of the program
     slot_startups: list[float] = field(default_factory=list)  # seconds in which the process of a slot came up
     work: dict[str, float] = field(default_factory=dict)  # FLOPs of trials, where they have been counted
+    found_share: float | None = None  # GPUs per trial, as `gpus_per_trial: auto` has found it
     limit_minutes: float = math.inf  # the longest walltime that can be asked for
     price: float | None = None  # of a GPU-hour
 
@@ -62,11 +65,29 @@ class Plan:
         """Trials without a result, in the config's order."""
         return [name for name in self.trials if self.result(name) is None]
 
+    @property
+    def shares_open(self) -> bool:
+        """Whether it is still to be found out how many trials can share a GPU."""
+        return self.sweep.slots.gpus_per_trial == "auto" and self.found_share is None
+
+    @cached_property
+    def _limit(self) -> Slots:
+        """The config's slots, with the share that was found where it leaves that open."""
+        slots = self.sweep.slots
+        if slots.gpus_per_trial != "auto" or self.found_share is None:
+            return slots
+        return slots.model_copy(update={"gpus_per_trial": self.found_share})
+
+    @property
+    def slots_share(self) -> float:
+        """GPUs per trial."""
+        return self._limit.share
+
     @cached_property
     def slots(self) -> Slots:
         """What the job asks for: what the config says, or up to that, what suits the goal best."""
-        if not self.sweep.slots.auto or not self.pending:
-            return self.sweep.slots
+        if not self._limit.auto or not self.pending:
+            return self._limit
         deadline = self.sweep.deadline_seconds if self.seconds else None
         return choose(self.options, self.sweep.goal, deadline=deadline, surely=self._surely).slots
 
@@ -84,7 +105,7 @@ class Plan:
     @cached_property
     def options(self) -> list[Option]:
         """Numbers of GPUs that can be asked for; without evidence, in proportions."""
-        return options(self.durations, self.sweep.slots, startup=self.startup_seconds if self.seconds else 0.0)
+        return options(self.durations, self._limit, startup=self.startup_seconds if self.seconds else 0.0)
 
     @cached_property
     def _prediction(self) -> "Prediction | None":
@@ -160,11 +181,18 @@ class Plan:
         return max(self.startups, default=UNPROVEN_STARTUP_SECONDS)
 
     @property
+    def margin_seconds(self) -> float:
+        """Of a job, for what comes before the program and after the last trial."""
+        if not self.leads:
+            return UNPROVEN_MARGIN_SECONDS
+        return max(self.leads) + DEADLINE_MARGIN_SECONDS + END_SECONDS
+
+    @property
     def _needed_minutes(self) -> int:
         """The upper end of the prediction, the start-up, and a margin."""
         if self.predicted_range is None:
             return UNPROVEN_MINUTES
-        return math.ceil((self.predicted_range[1] + self.startup_seconds + MARGIN_SECONDS) / 60)
+        return math.ceil((self.predicted_range[1] + self.startup_seconds + self.margin_seconds) / 60)
 
     @property
     def walltime_minutes(self) -> int:
@@ -179,8 +207,8 @@ class Plan:
         """
         if self._needed_minutes <= self.limit_minutes or self.predicted_range is None:
             return 1
-        margins = self.startup_seconds + MARGIN_SECONDS + DEADLINE_MARGIN_SECONDS
-        return math.ceil(self.predicted_range[1] / max(60.0, 60 * self.limit_minutes - margins))
+        useful = 60 * self.limit_minutes - self.startup_seconds - self.margin_seconds
+        return math.ceil(self.predicted_range[1] / max(60.0, useful))
 
     @property
     def gpu_hours(self) -> float | None:
@@ -199,7 +227,7 @@ class Plan:
         if not self.seconds or self.predicted_seconds is None:
             return []
         durations = [self.seconds[name] for name in self.pending]
-        share, startup = self.slots.gpus_per_trial, statistics.median(self.slot_startups or [0.0])
+        share, startup = self.slots.share, statistics.median(self.slot_startups or [0.0])
         others = [make(durations, gpus_per_trial=share, startup=startup, basis="predicted")
                   for make in (separate_jobs, job_array)]  # fmt: skip
         packed = strategy(
@@ -227,8 +255,9 @@ class Plan:
         what = f"{len(self.pending)} of {len(self.trials)} trials pending{again}"
         if not self.pending:
             return f"sweep {self.name}: {what}; only the tables will be written"
+        share = "1 (for now)" if self.shares_open else f"{slots.share:g}"
         count = f"{slots.count} slot{'s' if slots.count > 1 else ''}"
-        asked = f"{count} of {slots.gpus_per_trial:g} GPU and {slots.cpus_per_trial} CPU"
+        asked = f"{count} of {share} GPU and {slots.cpus_per_trial} CPU"
         nodes = f" on {slots.nodes} nodes" if slots.nodes > 1 else ""
         chosen = f" ({self.sweep.goal}, of at most {self.sweep.slots.count})" if self.sweep.slots.auto else ""
         predicted = self.predicted_seconds
@@ -259,8 +288,13 @@ class Plan:
 
 
 def _last_finished(plan: Plan, name: str) -> Attempt | None:
-    """Any finished attempt with a duration, also one that `retrain` has overruled: it is evidence all the same."""
-    result = result_of(plan.tries.get(name, ()))
+    """Any finished attempt with a duration, also one that `retrain` has overruled: it is evidence all the same.
+
+    If one is known that had as much of a GPU as the next will have, no other.
+    """
+    tries = plan.tries.get(name, ())
+    alike = [each for each in tries if each.gpus_per_trial == plan.slots_share]
+    result = result_of(alike) or result_of(tries)
     return result if result and result.seconds else None
 
 
@@ -280,8 +314,10 @@ def plan_sweep(config: Config, name: str, results: Path, *, limit_minutes: float
         trials,
         tries=by_trial(attempts(events)),
         startups=[run.startup_seconds for run in runs if run.startup_seconds is not None],
+        leads=[seconds for run in runs if (seconds := run.began.get("lead_seconds")) is not None],
         slot_startups=[seconds for run in runs for seconds in run.slot_startups],
         work={name: flops for event in events if event["event"] == "work" for name, flops in event["flops"].items()},
+        found_share=next((event["gpus_per_trial"] for event in reversed(events) if event["event"] == "share"), None),
         limit_minutes=limit_minutes,
         price=config.pricing.gpu_hour,
     )

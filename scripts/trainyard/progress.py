@@ -87,7 +87,7 @@ class Progress:
         waiting = self._waiting_seconds if self._plan.seconds else len(self._waiting) * mean
         running = [self._plan.seconds.get(each.trial, mean) - (now - each.start) for each in self._running.values()]
         rest = [max(0.0, seconds) for seconds in running]
-        left = max([*rest, (waiting + sum(rest)) / self._plan.sweep.slots.count])
+        left = max([*rest, (waiting + sum(rest)) / self._plan.slots.count])
         return f", about {duration(left)} left" if left >= 1 else ""
 
     def render(self) -> Group:

@@ -38,7 +38,7 @@ def ray_for(slots: Slots, *, folder: Path, local: str) -> Iterator[LocalRay]:
     Raises:
         UserError: the job has another number of nodes, or too few GPUs, or one of the nodes does not join.
     """
-    gpus, cpus, litter = slots.gpus_per_node, slots.per_node * slots.cpus_per_trial, patterns(local)
+    gpus, cpus, litter = slots.gpus_per_node, slots.cpus_per_node, patterns(local)
     if slots.nodes == 1:
         with local_ray(gpus=gpus, cpus=cpus, litter=litter) as cluster:
             yield cluster

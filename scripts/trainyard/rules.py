@@ -212,8 +212,7 @@ class Workflow:
 
     def sweep_cpus(self, wildcards: Wildcards, attempt: int) -> int:
         """CPUs per node."""
-        slots = self._plan(wildcards.name, attempt).slots
-        return slots.per_node * slots.cpus_per_trial
+        return self._plan(wildcards.name, attempt).slots.cpus_per_node
 
     # ---- scaling studies
 
@@ -252,6 +251,10 @@ class Workflow:
     def scaling_terms(self, wildcards: Wildcards) -> str:
         """Changes with what the table is worked out from, beside the summaries."""
         return json.dumps([self.config.scaling[wildcards.name].mode, self.config.pricing.gpu_hour])
+
+    def table_forms(self, wildcards: Wildcards) -> str:
+        """Changes with how tables are written."""
+        return self.config.tables.model_dump_json()
 
     # ---- tree models
 

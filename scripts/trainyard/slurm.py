@@ -78,6 +78,7 @@ class Allocation:
     job: str
     nodes: tuple[str, ...]  # host names, in Slurm's order: the first is where the batch script runs
     end_time: float  # Unix seconds at which the walltime is over; infinite without a limit
+    start_time: float = math.inf  # Unix seconds
     walltime_seconds: float | None = None  # as asked for; None without a limit
     cpus_per_node: int = 1
     gpus_per_node: int = 0
@@ -121,6 +122,7 @@ def read_allocation(job: str, fields: Mapping[str, str], nodes: Sequence[str]) -
         job=job,
         nodes=tuple(nodes),
         end_time=parse_time(fields.get("EndTime", "Unknown")),
+        start_time=parse_time(fields.get("StartTime", "Unknown")),
         walltime_seconds=_finite(60 * parse_limit(fields.get("TimeLimit", "UNLIMITED"))),
         cpus_per_node=int(fields["NumCPUs"]) // len(nodes),
         gpus_per_node=sum(count for _, count in gpus) // len(nodes),

@@ -22,6 +22,12 @@ def write_table(frame: pd.DataFrame, path: Path) -> None:
         frame.to_csv(file, index=False, float_format="%.15g")
 
 
+def write_parquet(path: Path) -> None:
+    """Write a CSV table as Parquet, too, beside it, atomically: the same columns and values."""
+    with atomic_write(path.with_suffix(".parquet"), "wb") as file:
+        pd.read_csv(path).to_parquet(file, index=False)
+
+
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{title}</title>
 <style>

@@ -53,7 +53,7 @@ def sampled(folder: Path, node: str, *, seconds: float, anew: bool, root: psutil
     """
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        gpus, tree = stack.enter_context(_gpus()), _Tree(root)
+        gpus, tree = stack.enter_context(visible_gpus()), _Tree(root)
         write_gpu = stack.enter_context(_appended(folder / f"gpu-{node}.csv", GPU_COLUMNS, anew=anew))
         write_cpu = stack.enter_context(_appended(folder / f"cpu-{node}.csv", CPU_COLUMNS, anew=anew))
 
@@ -62,12 +62,13 @@ def sampled(folder: Path, node: str, *, seconds: float, anew: bool, root: psutil
             write_gpu([now, number, *gpu.look()] for number, gpu in enumerate(gpus))
             write_cpu([[now, *tree.look()]])
 
-        with _repeated(sample, seconds):
+        with repeated(sample, seconds):
             yield
 
 
 @contextmanager
-def _repeated(sample: Callable[[], None], seconds: float) -> Iterator[None]:
+def repeated(sample: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Take a sample every so many seconds while the block runs, one at its beginning and one at its end."""
     ended, failed = threading.Event(), threading.Event()
 
     def look() -> None:
@@ -132,7 +133,7 @@ class _Tree:
 
 
 @contextmanager
-def _gpus() -> Iterator[list["_Gpu"]]:
+def visible_gpus() -> Iterator[list["Gpu"]]:
     """The GPUs that this process may use, in torch's order."""
     if not torch.cuda.is_available():
         yield []
@@ -140,7 +141,7 @@ def _gpus() -> Iterator[list["_Gpu"]]:
     try:
         pynvml.nvmlInit()
         uuids = [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
-        found = [_Gpu(uuid) for uuid in uuids]
+        found = [Gpu(uuid) for uuid in uuids]
     except Exception as error:
         log.warning("no telemetry of GPUs: %s", error)
         yield []
@@ -151,7 +152,7 @@ def _gpus() -> Iterator[list["_Gpu"]]:
         pynvml.nvmlShutdown()
 
 
-class _Gpu:
+class Gpu:
     """One GPU, by the identity that torch and NVML agree on, however a job numbers the ones it may see."""
 
     def __init__(self, uuid: str) -> None:

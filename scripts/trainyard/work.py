@@ -1,6 +1,8 @@
 """What trials cost before any has run: FLOPs, counted on their models without a GPU and without computing anything."""
 
 import logging
+import math
+import time
 from typing import Final
 
 from trainyard.costs import predict
@@ -23,17 +25,20 @@ def is_needed(plan: Plan, slots: int = 1) -> bool:
     return unknown and not plan.seconds and plan.sweep.cost is None and len(plan.pending) > slots
 
 
-def count_work(plan: Plan, staged: Staged) -> dict[str, float]:
+def count_work(plan: Plan, staged: Staged, *, own: bool = True, seconds: float = math.inf) -> dict[str, float]:
     """FLOPs of each pending trial for an image that it trains on, times its epochs; empty if they cannot be counted.
 
-    Each model is counted once. Where all trials have the same, only their epochs matter, and 1 stands for it.
+    Each model is counted once. Where all trials have the same, only their epochs matter, and 1 stands for it. A user's
+    `own` models are built only if that is allowed: their code may do anything. It is given up after so many `seconds`.
     """
     shape, classes = staged.meta["shape"], len(staged.meta["classes"])
     examples = {_model_key(plan.trials[name].spec): plan.trials[name] for name in plan.pending}
-    counted: dict[str, float] = {}
+    if not own and len(examples) > 1 and any(":" in trial.spec.model for trial in examples.values()):
+        return {}
+    counted, end = dict[str, float](), time.monotonic() + seconds
     for key in _spread(list(examples)):
         flops = _flops(examples[key].spec, shape, classes) if len(examples) > 1 else 1
-        if flops is None:
+        if flops is None or time.monotonic() > end:
             return {}
         counted[key] = flops
     others = [key for key in examples if key not in counted]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from trainyard import slurm
+from trainyard import sharing, slurm
 from trainyard.config import Data
 from trainyard.spec import Train
 
@@ -31,13 +31,16 @@ class Order:
     trial: str
     checkpoints: Path  # a folder of its own, which is there only while the trial has begun and not finished
     deadline: float = math.inf  # Unix seconds at which to stop
+    looked_at: bool = False  # whether to measure what it takes of its GPU
 
 
 class Worker:
     """Imports torch and opens the data once, then trains one trial after another."""
 
-    def start(self, dataset: Path, how: Data, threads: int) -> dict[str, Any]:
+    def start(self, dataset: Path, how: Data, threads: int, share: float | None = None) -> dict[str, Any]:
         """Get ready; says where this slot is, and how many seconds importing torch, copying and opening the data took.
+
+        With a `share`, no more of the GPU's memory is taken.
 
         Not `__init__`, whose errors Ray reports as the death of the process.
         """
@@ -53,6 +56,8 @@ class Worker:
 
         imported = time.perf_counter()
         torch.set_num_threads(threads)
+        if share is not None:
+            sharing.keep_to(share)
         self._group = alone()
         self._held = ExitStack()  # until the process ends
         copy = self._held.enter_context(local_copy(Staged(dataset), how.local))
@@ -112,11 +117,14 @@ class Worker:
         yield from ({"epoch": asdict(row), "first_step_time": None} for row in training.history)
         if spec.compile:
             warm_up(training)
-        for row in training.epochs():
-            yield from ({"halved": halved.pop(0)} for _ in list(halved))
-            yield {"epoch": asdict(row), "first_step_time": training.first_step_time}
+        with ExitStack() as looking:
+            uses = looking.enter_context(sharing.looked_at()) if order.looked_at else []
+            for row in training.epochs():
+                yield from ({"halved": halved.pop(0)} for _ in list(halved))
+                yield {"epoch": asdict(row), "first_step_time": training.first_step_time}
         metrics = asdict(training.history[-1])
         metrics["best_val_accuracy"] = max(row.val_accuracy for row in training.history)
         metrics |= {"micro_batch": training.batch.micro, "accumulation": training.batch.accumulation}
         seconds = earlier + time.perf_counter() - started
-        yield {"finished": metrics, "precision": training.precision, "seconds": seconds}
+        use = asdict(uses[0]) if uses else None
+        yield {"finished": metrics, "precision": training.precision, "seconds": seconds, "use": use}

@@ -2,42 +2,14 @@
 
 import json
 import re
-import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from imagesets import pixels, write_tree
-from slurm_cluster import Cluster
+from submitting import nothing_is_left, snakemake
 from trainyard.journal import attempts, read_events
-from yard import ROOT, TINY
-
-# Snakemake, looking at the queue every second: the plugin's wait grows by ten seconds with each look, up to minutes.
-IMPATIENT = """
-import sys
-from snakemake.cli import main
-from snakemake_executor_plugin_slurm import Executor
-
-Executor.next_seconds_between_status_checks = property(lambda self: 1, lambda self, seconds: None)
-main(sys.argv[1:])
-"""
-
-
-def snakemake(cluster: Cluster, folder: Path, config: dict, *options: str) -> None:
-    """Run a config in a folder of the cluster's shared file system, as a user on the login node would."""
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    program = [sys.executable, "-c", IMPATIENT, "--snakefile", str(ROOT / "Snakefile")]
-    common = ["--profile", str(ROOT / "profiles/slurm"), "--configfile", "config.yaml", "--latency-wait", "5"]
-    common += ["--slurm-init-seconds-before-status-checks", "1"]
-    cluster.run([*program, *common, *options], cwd=folder, env={"PYTHONPATH": str(folder)}, timeout_seconds=280)
-
-
-def nothing_is_left(cluster: Cluster) -> None:
-    assert not any(cluster.processes_left().values())
-    assert cluster.gpus_allocated() == 0
-
+from yard import TINY
 
 STUDY = {
     "dataset": "tiny",

@@ -148,6 +148,18 @@ def test_the_walltime_covers_the_prediction_the_startup_and_a_margin(tmp_path):
     assert re.search(r"predicted 6 h \d+ min \(\d+ h \d+ min to \d+ h \d+ min\)", after.summary())
 
 
+def test_the_margin_shrinks_once_it_was_seen_how_long_a_job_takes_to_begin(tmp_path):
+    names = list(plan(tmp_path).trials)
+    finish(tmp_path, *names[:3], seconds_per_block=60)
+    before = plan(tmp_path)
+    assert before.margin_seconds == 60
+    with opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
+        journal.append("session", lead_seconds=4.0)
+    after = plan(tmp_path)
+    assert after.margin_seconds == 4 + 10 + 15, "as the last job took, the driver's own margin, and to take all down"
+    assert after.walltime_minutes * 60 >= after.predicted_range[1] + after.startup_seconds + after.margin_seconds
+
+
 def test_before_anything_was_seen_an_hour_is_asked_for_and_a_minute_to_start(tmp_path):
     assert plan(tmp_path).walltime_minutes == 60
     assert plan(tmp_path).startup_seconds == 60
@@ -205,7 +217,7 @@ def test_what_takes_longer_than_a_partition_allows_is_planned_as_several_jobs(tm
     whole = plan_sweep(config, "depth", tmp_path)
     assert whole.jobs == 1
     limited = plan_sweep(config, "depth", tmp_path, limit_minutes=60)
-    usable = 3600 - limited.startup_seconds - 60 - 10
+    usable = 3600 - limited.startup_seconds - 60
     assert limited.jobs == math.ceil(whole.predicted_range[1] / usable) >= 3
     assert limited.walltime_minutes == 60
     assert f"{limited.jobs} jobs one after another, for a job may take 1 h 0 min at most" in limited.costs()

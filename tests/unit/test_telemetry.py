@@ -33,12 +33,13 @@ def test_cpu_and_memory_are_those_of_the_whole_tree(tmp_path):
     code = "held = bytearray(200_000_000)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", code]) as child:
         watch(tmp_path, 0.2, for_seconds=1.5)
+        used = sum(psutil.Process(child.pid).cpu_times()[:2]) / 1.5  # of one CPU: the machine may be busy
         child.kill()
     samples = rows(tmp_path / "cpu-n1.csv")
     assert list(samples[0]) == list(CPU_COLUMNS)
     alone = psutil.Process().memory_info().rss / 2**20
     assert peak_resident_mib(tmp_path) > alone + 150
-    assert max(float(row["cpu_percent"]) for row in samples) > 50
+    assert max(float(row["cpu_percent"]) for row in samples) > 50 * used
     assert max(int(row["processes"]) for row in samples) >= 2
 
 

@@ -28,7 +28,7 @@ def counted(plan, tmp_path):
 
 
 def test_each_block_of_a_resnet_adds_what_its_convolutions_take(plan, tmp_path):
-    """Two 3x3 convolutions of 4 to 4 channels on 8x8 pixels: 2 x 64 x 4 x 4 x 9 multiplications and as many additions."""
+    """Two 3x3 convolutions of 4 to 4 channels on 8x8 pixels: 2 x 64 x 4 x 4 x 9 products and as many sums."""
     sweep = {"train": {"model": "resnet", "model_args": {"width": 4}}, "grid": {"model_args.blocks": [1, 2, 5]}}
     flops = counted(plan(**sweep), tmp_path)
     block = 2 * (2 * 64 * 4 * 4 * 9) * 3  # forward once, backward twice as much
@@ -65,6 +65,16 @@ def test_of_many_models_some_are_counted_and_the_others_follow(plan, tmp_path, m
     flops = counted(plan(train={"model": "resnet", "epochs": 2}, grid=grid), tmp_path)
     assert len(asked) == work.COUNTED
     assert flops == pytest.approx({(blocks,): 2 * (1000.0 + 10 * blocks) for blocks in range(1, 501)})
+
+
+def test_own_models_are_built_only_where_that_is_allowed_and_time_is_limited(plan, tmp_path):
+    """Not in a job: their code may do anything, and GPUs are waiting."""
+    trials = plan(train={"model": "no_such_module:build"}, grid={"model_args.size": [1, 2]})
+    staged = Staged(tmp_path / "data/tiny")
+    assert work.count_work(trials, staged, own=False) == {}
+    blocks = plan(train={"model": "resnet"}, grid={"model_args.blocks": [1, 2]})
+    assert len(work.count_work(blocks, staged, own=False)) == 2
+    assert work.count_work(blocks, staged, own=False, seconds=0) == {}
 
 
 def test_a_model_that_cannot_be_counted_leaves_the_order_as_it_is(plan, tmp_path, monkeypatch):

@@ -45,6 +45,8 @@ rule sweep_tables:
         "../../envs/trainyard.yaml"
     resources:
         machine=1,
+    params:
+        forms=yard.table_forms,
     shell:
         "python $SCRIPTS/tables.py --config $CONFIG --kind sweeps --name {wildcards.name} --log-file {log}"
 
@@ -67,6 +69,8 @@ rule trees_page:
         "../../envs/trainyard.yaml"
     resources:
         machine=1,
+    params:
+        forms=yard.table_forms,
     shell:
         "python $SCRIPTS/tables.py --config $CONFIG --kind trees --name {wildcards.name} --log-file {log}"
 

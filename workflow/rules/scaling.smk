@@ -64,6 +64,7 @@ rule scaling_table:
         machine=1,
     params:
         terms=yard.scaling_terms,
+        forms=yard.table_forms,
     message:
         "scaling {wildcards.name}: table"
     shell:

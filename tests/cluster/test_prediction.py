@@ -1,0 +1,69 @@
+"""A sweep that has run once is foreseen: how long it takes, what it asks for, and what it will have cost."""
+
+import shutil
+
+import pandas as pd
+import pytest
+from submitting import nothing_is_left, snakemake
+from yard import TINY
+
+# What a trial takes is proportional to its blocks; the images are too few to count.
+TIMED = """
+import time
+from trainyard.models import SmallConvNet
+
+def build(*, channels, classes, blocks):
+    time.sleep(0.55 * blocks)
+    return SmallConvNet(channels=channels, classes=classes, width=4)
+"""
+SLEPT = [0.55 * blocks for blocks in range(4, 81, 4)]  # 462 s in all, 44 s the longest
+
+
+def config(*, nodes: int, retrain: int) -> dict:
+    sweep = {
+        "dataset": "tiny",
+        "train": {"model": "timed:build", "batch_size": 32},
+        "grid": {"model_args.blocks": {"start": 4, "stop": 80, "step": 4}},
+        "slots": {"nodes": nodes, "gpus_per_node": 2},
+        "retrain": retrain,
+    }
+    return {**TINY, "sweeps": {"depth": sweep}, "pricing": {"gpu_hour": 2.5}}
+
+
+def test_the_second_time_makespan_and_walltime_are_foreseen(cluster, shared_dir):
+    """The first journal begins without evidence, the second with what the first has found; each on GPUs of its own."""
+    first, second = shared_dir / "first", shared_dir / "second"
+    for folder in (first, second):
+        folder.mkdir()
+        (folder / "timed.py").write_text(TIMED)
+    snakemake(cluster, first, config(nodes=4, retrain=0), "--", "sweeps")
+    nothing_is_left(cluster)
+    unforeseen = pd.read_csv(first / "results/sweeps/depth/jobs.csv").iloc[0]
+    assert pd.isna(unforeseen["predicted_seconds"])
+    assert unforeseen["requested_seconds"] == 3600
+
+    shutil.copytree(first / "results/data", second / "results/data")
+    (second / "results/sweeps/depth").mkdir(parents=True)
+    shutil.copy(first / "results/sweeps/depth/journal.jsonl", second / "results/sweeps/depth/journal.jsonl")
+    snakemake(cluster, second, config(nodes=2, retrain=1), "--", "sweeps")
+    nothing_is_left(cluster)
+    jobs = pd.read_csv(second / "results/sweeps/depth/jobs.csv")
+    foreseen = jobs.iloc[-1]
+    assert foreseen["finished"] == 20
+    assert abs(foreseen["gap"]) <= 0.1
+    assert foreseen["measured_seconds"] == pytest.approx(foreseen["predicted_seconds"], rel=0.1)
+    assert foreseen["requested_seconds"] <= 1.5 * foreseen["elapsed_seconds"]
+    assert foreseen["requested_seconds"] >= foreseen["elapsed_seconds"]
+
+    record = cluster.jobs(int(foreseen["job"]))[0]
+    assert record.state == "COMPLETED"
+    assert foreseen["elapsed_seconds"] == pytest.approx(record.elapsed_seconds, abs=1)
+    assert "gres/gpu=4" in foreseen["allocated_tres"]
+    table = pd.read_csv(second / "results/sweeps/depth/strategies.csv").set_index("strategy")
+    packed, array = table.loc["packed"], table.loc["job_array"]
+    assert packed["basis"] == "measured: journal and sacct"
+    assert (packed["jobs"], packed["gpus_total"]) == (1, 4), "the first job's results have been overruled"
+    assert packed["requested_gpu_seconds"] == 4 * foreseen["requested_seconds"]
+    assert packed["running_gpu_seconds"] == array["running_gpu_seconds"] == pytest.approx(sum(SLEPT), rel=0.1)
+    assert array["requested_seconds_per_job"] == pytest.approx(max(SLEPT), rel=0.1)
+    assert packed["makespan_lower_bound_seconds"] <= packed["makespan_seconds"] <= 1.15 * sum(SLEPT) / 4

@@ -1,0 +1,104 @@
+"""`gpus_per_trial: auto`: the first trials have a GPU each, and show how many of the others can share one."""
+
+import pandas as pd
+import pytest
+from trainyard.journal import read_events
+from trainyard.sharing import Use, trials_per_gpu
+from yard import TINY
+
+# In the place of the driver's library, for the driver of the sweep and its workers: a GPU of 10,000 MiB.
+NVML = """
+class NVMLError(Exception): pass
+class NVMLError_NotSupported(NVMLError): pass
+NVML_TEMPERATURE_GPU = 0
+def nvmlInit(): pass
+def nvmlShutdown(): pass
+def nvmlDeviceGetCount(): return 1
+"""
+# A model whose process believes to have such a GPU, of which a trial takes what the config says.
+BELIEVING = """
+import time
+from contextlib import contextmanager
+from trainyard import telemetry
+from trainyard.models import SmallConvNet
+
+def build(*, channels, classes, mib, busy, seconds=1.0):
+    class Gpu:
+        def look(self):
+            return ["make-believe", mib, 10000, busy, "", ""]
+
+    @contextmanager
+    def visible_gpus():
+        yield [Gpu()]
+
+    telemetry.visible_gpus = visible_gpus
+    time.sleep(seconds)
+    return SmallConvNet(channels=channels, classes=classes, width=4)
+"""
+SHARES = [
+    ([Use(2000, 10000, 0.2)], 4, 4),  # memory for four (4.5), time for five
+    ([Use(2000, 10000, 0.2), Use(4000, 10000, 0.2)], 4, 2),  # after the largest
+    ([Use(2000, 10000, 0.2), Use(1000, 10000, 0.5)], 4, 2),  # after the busiest
+    ([Use(2000, 10000, 0.98)], 4, 1),  # the others would only wait
+    ([Use(9500, 10000, 0.1)], 4, 1),  # never over the memory
+    ([Use(100, 10000, 0.01)], 3, 3),  # no more than there are CPUs for
+    ([], 4, 1),
+]
+
+
+@pytest.mark.parametrize(("uses", "most", "count"), SHARES)
+def test_as_many_share_a_gpu_as_fit_its_memory_and_its_time(uses, most, count):
+    assert trials_per_gpu(uses, most=most) == count
+
+
+@pytest.fixture
+def believing(yard):
+    """A yard where each process believes to have a GPU."""
+    (yard.folder / "pynvml.py").write_text(NVML)
+    (yard.folder / "believing.py").write_text(BELIEVING)
+    return yard
+
+
+def config(*, count, retrain=0, **model_args):
+    train = {"model": "believing:build", "model_args": model_args, "batch_size": 32}
+    slots = {"gpus_per_node": 2, "gpus_per_trial": "auto", "trials_per_gpu": 3}
+    sweep = {"dataset": "tiny", "train": train, "grid": {"seed": list(range(count))}, "slots": slots}
+    return {**TINY, "sweeps": {"s": {**sweep, "retrain": retrain}}}
+
+
+def events_of(yard):
+    return read_events(yard.results / "sweeps/s/journal.jsonl")
+
+
+def started(yard):
+    return [(event["gpus_per_trial"], event["slot"]) for event in events_of(yard) if event["event"] == "started"]
+
+
+def test_the_first_trials_are_looked_at_and_the_others_share_gpus(believing):
+    believing.write(config(count=8, mib=4000, busy=30))
+    believing.stage()
+    done = believing.run(*believing.script("sweep", "--sweep", "s"))
+    assert "asks for 2 slots of 1 (for now) GPU" in done.stdout
+    assert "2 trials share a GPU from now on: the largest took 4000 of 10000 MiB at the peak, busy 30%" in done.stdout
+    runs = started(believing)
+    assert {slot for share, slot in runs[:2] if share == 1} == {0, 1}, "one each on two GPUs"
+    assert {share for share, _ in runs[2:]} == {0.5}
+    assert {slot for _, slot in runs[2:]} <= {0, 1, 2, 3}
+    shares = [event for event in events_of(believing) if event["event"] == "share"]
+    assert [event["slots"] for event in shares] == [4], "two on each of two GPUs"
+    assert (pd.read_csv(believing.results / "sweeps/s/trials.csv")["status"] == "finished").all()
+
+    believing.write(config(count=8, retrain=1, mib=4000, busy=30))
+    again = believing.run(*believing.script("sweep", "--sweep", "s"))
+    assert "asks for 4 slots of 0.5 GPU" in again.stdout, "what was found is kept"
+    assert {share for share, _ in started(believing)[8:]} == {0.5}
+
+
+def test_without_a_gpu_each_trial_has_a_slot_to_itself_and_that_is_said(yard):
+    (yard.folder / "believing.py").write_text(BELIEVING)
+    yard.write(config(count=3, mib=1, busy=1, seconds=0))
+    yard.stage()
+    done = yard.run(*yard.script("sweep", "--sweep", "s"))
+    assert "gpus_per_trial: auto is 1 here, for there is no GPU" in done.stdout
+    assert {share for share, _ in started(yard)} == {1}
+    assert "share" not in {event["event"] for event in events_of(yard)}
