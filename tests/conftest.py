@@ -12,11 +12,14 @@ def yard(tmp_path: Path) -> Yard:
     return Yard(tmp_path)
 
 
+BY_THEMSELVES = ("tests/unit/", "tests/cluster/test_prediction.py")
+
+
 class ByFolder(LoadScopeScheduling):
-    """The tests of a folder run one after another, for they share a cluster; unit tests file by file."""
+    """The tests of a folder run one after another, for they share a cluster; what shares nothing, file by file."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid.split("::")[0] if nodeid.startswith("tests/unit/") else nodeid.split("/")[1]
+        return nodeid.split("::")[0] if nodeid.startswith(BY_THEMSELVES) else nodeid.split("/")[1]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFolder:

@@ -86,8 +86,10 @@ class Plan:
     @cached_property
     def slots(self) -> Slots:
         """What the job asks for: what the config says, or up to that, what suits the goal best."""
-        if not self._limit.auto or not self.pending:
+        if not self._limit.auto:
             return self._limit
+        if not self.pending:  # only tables will be written
+            return self._limit.model_copy(update={"nodes": 1, "gpus_per_node": max(1, int(self.slots_share))})
         deadline = self.sweep.deadline_seconds if self.seconds else None
         return choose(self.options, self.sweep.goal, deadline=deadline, surely=self._surely).slots
 

@@ -193,17 +193,17 @@ class Workflow:
         """Nodes and GPUs, in words."""
         return self._hardware(self.sweep_nodes(wildcards, attempt), self.sweep_gpus(wildcards, attempt))
 
-    def sweep_retries(self) -> int:
+    def sweep_retries(self) -> int | None:
         """Jobs that follow the first one where a partition allows too little time for all, and two more for mishaps.
 
-        0 leaves it to the profile.
+        None leaves it to the profile.
         """
         limit = self._partition_minutes
         if math.isinf(limit):
-            return 0
+            return None
         plans = (plan_sweep(self.config, name, self._results, limit_minutes=limit) for name in self.config.sweeps)
         jobs = max((plan.jobs for plan in plans), default=1)
-        return jobs + 1 if jobs > 1 else 0
+        return jobs + 1 if jobs > 1 else None
 
     def sweeps_on(self, *, nodes: Literal["one", "several"]) -> str:
         """A pattern of the names of the sweeps whose job has one node, or several; of none, one that nothing fits."""

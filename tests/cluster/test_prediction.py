@@ -1,9 +1,12 @@
 """A sweep that has run once is foreseen: how long it takes, what it asks for, and what it will have cost."""
 
 import shutil
+import tempfile
+from pathlib import Path
 
 import pandas as pd
 import pytest
+from slurm_cluster import Cluster
 from submitting import nothing_is_left, snakemake
 from yard import TINY
 
@@ -13,10 +16,21 @@ import time
 from trainyard.models import SmallConvNet
 
 def build(*, channels, classes, blocks):
-    time.sleep(0.55 * blocks)
+    time.sleep(2 / 3 * blocks)
     return SmallConvNet(channels=channels, classes=classes, width=4)
 """
-SLEPT = [0.55 * blocks for blocks in range(4, 81, 4)]  # 462 s in all, 44 s the longest
+SLEPT = [2 / 3 * blocks for blocks in range(4, 81, 4)]  # 560 s in all, 53 s the longest
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A cluster beside the one that other tests share: these are long, and sleep."""
+    folder = Path(tempfile.mkdtemp(prefix="ty-cluster-"))
+    folder.rmdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINYARD_CLUSTER", str(folder))
+        with Cluster() as running:
+            yield running
 
 
 def config(*, nodes: int, retrain: int) -> dict:
@@ -30,6 +44,7 @@ def config(*, nodes: int, retrain: int) -> dict:
     return {**TINY, "sweeps": {"depth": sweep}, "pricing": {"gpu_hour": 2.5}}
 
 
+@pytest.mark.timeout(600)
 def test_the_second_time_makespan_and_walltime_are_foreseen(cluster, shared_dir):
     """The first journal begins without evidence, the second with what the first has found; each on GPUs of its own."""
     first, second = shared_dir / "first", shared_dir / "second"
@@ -67,3 +82,4 @@ def test_the_second_time_makespan_and_walltime_are_foreseen(cluster, shared_dir)
     assert packed["running_gpu_seconds"] == array["running_gpu_seconds"] == pytest.approx(sum(SLEPT), rel=0.1)
     assert array["requested_seconds_per_job"] == pytest.approx(max(SLEPT), rel=0.1)
     assert packed["makespan_lower_bound_seconds"] <= packed["makespan_seconds"] <= 1.15 * sum(SLEPT) / 4
+    print(jobs.T.to_string(), table.T.to_string(), sep="\n")

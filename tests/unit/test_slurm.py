@@ -45,7 +45,9 @@ def test_an_allocation_is_read():
         gpus_per_node=2,
         gpu_model="a100",
         cpus_per_node=3,
+        start_time=slurm.parse_time("2026-11-21T00:00:10"),
         end_time=slurm.parse_time("2026-11-21T00:30:10"),
+        walltime_seconds=1800,
     )
 
     assert str(found) == "Slurm job 1 on n1, n2; GPUs per node: 2 a100, CPUs per node: 3"

@@ -19,8 +19,11 @@ FULL = {
             "train": {"model": "cnn", "model_args": {"width": 4}, "batch_size": 32, "epochs": 2, "lr": 0.02},
             "scales": ["1x1", "1x2"],
             "mode": "strong",
+            "repeats": 2,
         }
     },
+    "pricing": {"gpu_hour": 2.5},
+    "tables": {"parquet": True},
     "trees": {"images": {"dataset": "tiny", "rounds": 5}, "prices": {"dataset": "prices", "rounds": 5}},
 }
 
@@ -68,7 +71,7 @@ def test_trials_have_a_row_each_with_the_columns_of_the_contract(done):
 def test_the_timeline_has_every_attempt_with_its_place(done):
     rows = read(done, "sweeps/lr/timeline.csv")
     contract = ["trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome"]
-    assert list(rows.columns) == [*contract, "gpu_model", "device"]
+    assert list(rows.columns) == [*contract, "gpu_model", "device", "expected_seconds"]
     assert (rows["device"] == "cpu").all()
     assert set(rows["trial"]) == set(read(done, "sweeps/lr/trials.csv")["trial"])
     assert set(rows["gpu"]) <= {0, 1}
@@ -91,6 +94,64 @@ def test_a_scaling_study_has_a_row_per_scale(done):
     assert rows["data_wait_fraction"].between(0, 1).all()
     assert (rows["cpu_rss_peak_mib"] > 100).all()
     assert rows[["gpu0_peak_mib", "gpu0_avg_mib", "gpu0_mode_mib", "mfu"]].isna().all(axis=None), "unknown is not zero"
+
+
+def test_the_table_is_of_all_repeats_which_have_seeds_of_their_own(done):
+    rows = read(done, "scaling/ranks/scaling.csv").set_index("scale")
+    runs = [read(done, f"scaling/ranks/{run}/history.csv") for run in ("1x2", "1x2/repeat-2")]
+    assert (rows["repeats"] == 2).all()
+    assert runs[0]["train_loss"].tolist() != runs[1]["train_loss"].tolist()
+    last = [history["val_loss"].iloc[-1] for history in runs]
+    assert rows.loc["1x2", "val_loss"] == pytest.approx(sum(last) / 2)
+    assert rows.loc["1x2", "speedup_low"] < rows.loc["1x2", "speedup"] < rows.loc["1x2", "speedup_high"]
+    assert (rows["gradient_mib"] > 0).all()
+    assert rows.loc["1x2", "allreduce_mib"] == rows.loc["1x2", "gradient_mib"], "2 (N - 1) / N of it, N = 2"
+    assert set(rows["verdict"]) == {"on CPUs: says nothing of GPUs"}
+    assert rows[["cost", "cost_per_million_images"]].isna().all(axis=None)
+    assert "there is no recommendation" in (done.results / "tables/scaling/ranks.html").read_text()
+
+
+def test_what_a_sweep_cost_stands_beside_what_other_ways_would_have(done):
+    trials, rows = read(done, "sweeps/lr/trials.csv"), read(done, "sweeps/lr/strategies.csv").set_index("strategy")
+    assert list(rows.index) == ["separate_jobs", "job_array", "packed"]
+    array, packed, seconds = rows.loc["job_array"], rows.loc["packed"], trials["seconds"]
+    assert array["requested_seconds_per_job"] == pytest.approx(seconds.max())
+    assert array["requested_gpu_seconds"] == pytest.approx(4 * seconds.max())
+    assert (rows["running_gpu_seconds"] - seconds.sum()).abs().max() < 1e-6
+    assert (packed["jobs"], packed["gpus_total"]) == (1, 2)
+    assert packed["makespan_seconds"] >= packed["makespan_lower_bound_seconds"]
+    assert packed["basis"].startswith("measured: journal")
+    job = read(done, "sweeps/lr/jobs.csv").iloc[0]
+    parts = ["running_gpu_seconds", "failed_gpu_seconds", "startup_gpu_seconds", "idle_gpu_seconds"]
+    assert job[parts].sum() == pytest.approx(2 * job["elapsed_seconds"])
+
+
+def test_every_table_is_there_as_parquet_and_readable_without_options(done):
+    for path in ("sweeps/lr/trials", "sweeps/lr/epochs", "sweeps/lr/strategies", "scaling/ranks/scaling",
+                 "scaling/ranks/1x2/repeat-2/history", "trees/images/trees"):  # fmt: skip
+        pd.testing.assert_frame_equal(pd.read_parquet(done.results / f"{path}.parquet"), read(done, f"{path}.csv"))
+
+
+def test_the_plan_says_what_is_missing_and_what_it_will_cost(done, yard):
+    shutil.copytree(done.folder, yard.folder, dirs_exist_ok=True)
+    grown = json.loads(json.dumps(FULL))
+    grown["sweeps"]["lr"]["grid"]["lr"] += [0.05, 0.06, 0.07]
+    grown["scaling"]["ranks"]["scales"] += ["1x4"]
+    yard.write(grown)
+    said = yard.snakemake("plan")
+    assert re.search(r"sweep lr .* 3 of 7 .*\d+ s", said)
+    rows = read(yard, "plan/plan.csv").fillna({"strategy": "none"}).set_index(["job", "strategy"])
+    packed, array = rows.loc["sweep lr", "packed"], rows.loc["sweep lr", "job_array"]
+    assert (packed["pending"], packed["jobs"], packed["gpus"], packed["basis"]) == (3, 1, 2, "4 measured trials")
+    low, expected, high = packed[[f"predicted_{name}seconds" for name in ("low_", "", "high_")]]
+    assert low <= expected <= high
+    assert (array["jobs"], array["gpus"]) == (3, 1)
+    assert pd.isna(packed["walltime_minutes"]), "on one machine, nobody is asked for any"
+    assert rows.loc[("train ranks 1x4", "none"), "basis"] == "ideal scaling from 1x2"
+    assert packed["predicted_cost"] == pytest.approx(2.5 * packed["predicted_gpu_hours"])
+    assert (yard.results / "plan/lr.png").exists()
+    done.snakemake("plan")
+    assert not (done.results / "plan").exists(), "nothing is missing"
 
 
 def test_what_the_node_did_while_it_trained_is_sampled(done):
@@ -140,6 +201,11 @@ def test_the_report_has_every_picture_and_table_with_its_caption(done):
         "samples.svg",
         "classes.svg",
         "gantt.svg",
+        "packing.svg",
+        "waste.svg",
+        "prediction.svg",
+        "steps.svg",
+        "telemetry.svg",
         "metric.svg",
         "loss.svg",
         "speedup.svg",
