@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from trainyard import programs, slurm, work
+from trainyard.asking import summary
 from trainyard.config import Data, Slots
 from trainyard.configfile import read_config
 from trainyard.datasets import Staged
@@ -34,7 +35,7 @@ def main(arguments: argparse.Namespace) -> int:
     with opened(folder / "journal.jsonl", wait_seconds=arguments.wait_seconds) as journal:
         plan = _as_given(plan_sweep(config, arguments.sweep, arguments.results))
         _check(plan, arguments.results)
-        log.info(plan.summary())
+        log.info(summary(plan))
         _close_open_attempts(journal, plan)
         if plan.pending:
             _train(plan, journal, arguments.results, how=config.data)

@@ -106,7 +106,7 @@ def strategies_of(plan: Plan, runs: Sequence[Session], records: Mapping[str, Job
     Where no walltime was asked for (on one machine), packed counts as asking for just what it took.
     """
     durations = [result.seconds for name in plan.trials if (result := plan.result(name)) and result.seconds]
-    share = plan.slots_share
+    share = plan.share
     counted = [run for run in runs if _counts(plan, run)]
     startups = [seconds for run in counted for seconds in run.slot_startups]
     startup = statistics.median(startups) if startups else 0.0

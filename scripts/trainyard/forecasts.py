@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainyard.asking import strategies
 from trainyard.config import Config, Scaling, split_scale
 from trainyard.planning import Plan, plan_sweep
 from trainyard.scaling import EFFICIENT
@@ -65,7 +66,7 @@ def rows(
 
 def _sweep(plan: Plan, *, asked: bool) -> Iterator[Row]:
     low, high = plan.predicted_range or (None, None)
-    others = {each.strategy: each for each in plan.strategies()}
+    others = {each.strategy: each for each in strategies(plan)}
     packed = others.pop("packed", None)
     yield Row(
         job=f"sweep {plan.name}",

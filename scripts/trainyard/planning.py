@@ -2,7 +2,6 @@
 
 import json
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,12 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from trainyard.choosing import Option, choose, options
 from trainyard.config import Config, Slots, Sweep
-from trainyard.counting import duration
 from trainyard.files import digest_of
 from trainyard.journal import Attempt, attempts, by_trial, read_events, result_of, sessions
 from trainyard.schedules import makespan
 from trainyard.slurm import DEADLINE_MARGIN_SECONDS
-from trainyard.strategies import Request, Strategy, job_array, separate_jobs, strategy
 from trainyard.trials import RESULT_VERSION, Trial, expand
 
 if TYPE_CHECKING:
@@ -79,7 +76,7 @@ class Plan:
         return slots.model_copy(update={"gpus_per_trial": self.found_share})
 
     @property
-    def slots_share(self) -> float:
+    def share(self) -> float:
         """GPUs per trial."""
         return self._limit.share
 
@@ -89,7 +86,7 @@ class Plan:
         if not self._limit.auto:
             return self._limit
         if not self.pending:  # only tables will be written
-            return self._limit.model_copy(update={"nodes": 1, "gpus_per_node": max(1, int(self.slots_share))})
+            return self._limit.model_copy(update={"nodes": 1, "gpus_per_node": max(1, int(self.share))})
         deadline = self.sweep.deadline_seconds if self.seconds else None
         return choose(self.options, self.sweep.goal, deadline=deadline, surely=self._surely).slots
 
@@ -224,69 +221,10 @@ class Plan:
         """What is asked for."""
         return self.slots.gpus * self.jobs * self.walltime_minutes / 60
 
-    def strategies(self) -> list[Strategy]:
-        """The pending trials as separate jobs, as a job array, and packed as planned; none before there is evidence."""
-        if not self.seconds or self.predicted_seconds is None:
-            return []
-        durations = [self.seconds[name] for name in self.pending]
-        share, startup = self.slots.share, statistics.median(self.slot_startups or [0.0])
-        others = [make(durations, gpus_per_trial=share, startup=startup, basis="predicted")
-                  for make in (separate_jobs, job_array)]  # fmt: skip
-        packed = strategy(
-            "packed",
-            [Request(60.0 * self.walltime_minutes, self.slots.gpus)] * self.jobs,
-            durations,
-            gpus_per_trial=share,
-            gpus_total=self.slots.gpus,
-            slots=self.slots.count,
-            makespan=self.predicted_seconds,
-            startup_gpu_seconds=self.slots.gpus * self.startup_seconds * self.jobs,
-            basis="predicted",
-        )
-        return [*others, packed]
-
     @cached_property
     def digest(self) -> str:
         """Changes when the set of results that the sweep must have changes, and only then: the rule's parameter."""
         return digest_of([[trial.content for trial in self.trials.values()], RESULT_VERSION, self.sweep.retrain])
-
-    def summary(self) -> str:
-        """One line in words, for `snakemake -n`."""
-        slots = self.slots
-        again = f" ({self.failed_before} failed before)" if self.failed_before else ""
-        what = f"{len(self.pending)} of {len(self.trials)} trials pending{again}"
-        if not self.pending:
-            return f"sweep {self.name}: {what}; only the tables will be written"
-        share = "1 (for now)" if self.shares_open else f"{slots.share:g}"
-        count = f"{slots.count} slot{'s' if slots.count > 1 else ''}"
-        asked = f"{count} of {share} GPU and {slots.cpus_per_trial} CPU"
-        nodes = f" on {slots.nodes} nodes" if slots.nodes > 1 else ""
-        chosen = f" ({self.sweep.goal}, of at most {self.sweep.slots.count})" if self.sweep.slots.auto else ""
-        predicted = self.predicted_seconds
-        when = "the time is unknown until a first trial has finished"
-        if predicted is not None:
-            low, high = map(duration, self.predicted_range or (predicted, predicted))
-            between = f" ({low} to {high})" if low != high else ""
-            when = f"predicted {duration(predicted)}{between} of training after the start-up"
-        return f"sweep {self.name}: {what}; asks for {asked}{nodes}{chosen}; {when}"
-
-    def costs(self) -> str:
-        """What asking a scheduler for it costs, in words: GPU-hours, jobs, and the same trials in other ways."""
-        asked = f"{self.asked_gpu_hours:.3g} GPU-hours asked for"
-        used = "" if self.gpu_hours is None else f"{self.gpu_hours:.3g} of them predicted to be used"
-        words = [", ".join(filter(None, [asked, used])) + self._at_price(self.gpu_hours or self.asked_gpu_hours)]
-        if self.jobs > 1:
-            limit = duration(60 * self.limit_minutes)
-            words.append(f"{self.jobs} jobs one after another, for a job may take {limit} at most")
-        for each in self.strategies()[:-1]:
-            name = "separate jobs" if each.strategy == "separate_jobs" else "tasks of an array"
-            hours = f"{each.requested_gpu_seconds / 3600:.3g} GPU-hours asked for"
-            starts = f"{each.startup_gpu_seconds / 3600:.3g} to start programs" if each.startup_gpu_seconds else ""
-            words.append(f"as {each.jobs} {name}: {' and '.join(filter(None, [hours, starts]))}")
-        return "; ".join(words)
-
-    def _at_price(self, gpu_hours: float) -> str:
-        return "" if self.price is None else f" (costs {gpu_hours * self.price:.2f})"
 
 
 def _last_finished(plan: Plan, name: str) -> Attempt | None:
@@ -295,7 +233,7 @@ def _last_finished(plan: Plan, name: str) -> Attempt | None:
     If one is known that had as much of a GPU as the next will have, no other.
     """
     tries = plan.tries.get(name, ())
-    alike = [each for each in tries if each.gpus_per_trial == plan.slots_share]
+    alike = [each for each in tries if each.gpus_per_trial == plan.share]
     result = result_of(alike) or result_of(tries)
     return result if result and result.seconds else None
 

@@ -8,6 +8,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from trainyard.asking import costs, summary
 from trainyard.config import NAME_PATTERN, split_scale
 from trainyard.configfile import check_config
 from trainyard.dataspec import ImageFolder, Python, holds_images, is_downloaded
@@ -171,7 +172,7 @@ class Workflow:
     def sweep_summary(self, wildcards: Wildcards, attempt: int) -> str:
         """What running the sweep now would mean, in words; with what it costs where a scheduler is asked."""
         plan = self._plan(wildcards.name, attempt)
-        return f"{plan.summary()}; {plan.costs()}" if self._asks and plan.pending else plan.summary()
+        return f"{summary(plan)}; {costs(plan)}" if self._asks and plan.pending else summary(plan)
 
     def sweep_minutes(self, wildcards: Wildcards, attempt: int) -> int:
         """Walltime to ask for."""

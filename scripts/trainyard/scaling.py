@@ -56,7 +56,8 @@ def scaling_table(
     frame["cost"] = frame["gpu_hours"] * price
     frame["cost_per_million_images"] = (price * frame["gpus"] / 3600 / frame["images_per_second"] * 1e6).where(on_gpu)
     frame["throughput_scaling"] = frame["images_per_second"] / base["images_per_second"]
-    for column, choose in (("speedup", np.median), ("speedup_low", np.min), ("speedup_high", np.max)):
+    frame["speedup"] = _speedups(frame, base, mode)
+    for column, choose in (("speedup_low", np.min), ("speedup_high", np.max)):
         frame[column] = [choose(_speedups(each, base, mode)) for each in repeats.values()]
     frame["efficiency"] = frame["speedup"] / gpus
     frame["gpu_hours_increase"] = (1 / frame["efficiency"] - 1).where(on_gpu)

@@ -82,4 +82,3 @@ def test_the_second_time_makespan_and_walltime_are_foreseen(cluster, shared_dir)
     assert packed["running_gpu_seconds"] == array["running_gpu_seconds"] == pytest.approx(sum(SLEPT), rel=0.1)
     assert array["requested_seconds_per_job"] == pytest.approx(max(SLEPT), rel=0.1)
     assert packed["makespan_lower_bound_seconds"] <= packed["makespan_seconds"] <= 1.15 * sum(SLEPT) / 4
-    print(jobs.T.to_string(), table.T.to_string(), sep="\n")

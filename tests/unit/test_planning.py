@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trainyard.asking import costs, strategies, summary
 from trainyard.configfile import ConfigError, check_config
 from trainyard.journal import opened
 from trainyard.planning import plan_sweep
@@ -80,7 +81,7 @@ def test_before_anything_ran_all_is_pending_and_nothing_is_predicted(tmp_path):
     first = plan(tmp_path)
     assert len(first.pending) == 4
     assert first.predicted_seconds is None
-    assert first.summary().startswith("sweep depth: 4 of 4 trials pending; asks for 2 slots of 1 GPU and 1 CPU")
+    assert summary(first).startswith("sweep depth: 4 of 4 trials pending; asks for 2 slots of 1 GPU and 1 CPU")
 
 
 def test_what_finished_is_not_pending_and_predicts_the_rest(tmp_path):
@@ -90,13 +91,13 @@ def test_what_finished_is_not_pending_and_predicts_the_rest(tmp_path):
     assert after.pending == [names[3], names[2]], "longest first"
     assert after.seconds == pytest.approx({names[2]: 6.0, names[3]: 8.0}), "linear in depth"
     assert after.predicted_seconds == pytest.approx(8.0)
-    assert "predicted 8 s" in after.summary()
+    assert "predicted 8 s" in summary(after)
     assert after.walltime_minutes * 60 >= after.predicted_seconds
 
 
 def test_a_sweep_that_is_done_has_nothing_pending(tmp_path):
     finish(tmp_path, *plan(tmp_path).trials)
-    assert plan(tmp_path).summary() == "sweep depth: 0 of 4 trials pending; only the tables will be written"
+    assert summary(plan(tmp_path)) == "sweep depth: 0 of 4 trials pending; only the tables will be written"
 
 
 def test_retrain_makes_results_pending_again_once(tmp_path):
@@ -145,7 +146,7 @@ def test_the_walltime_covers_the_prediction_the_startup_and_a_margin(tmp_path):
     assert after.startup_seconds < 5, "as it was seen"
     assert after.walltime_minutes * 60 >= high + after.startup_seconds
     assert after.walltime_minutes * 60 <= high + after.startup_seconds + 120
-    assert re.search(r"predicted 6 h \d+ min \(\d+ h \d+ min to \d+ h \d+ min\)", after.summary())
+    assert re.search(r"predicted 6 h \d+ min \(\d+ h \d+ min to \d+ h \d+ min\)", summary(after))
 
 
 def test_the_margin_shrinks_once_it_was_seen_how_long_a_job_takes_to_begin(tmp_path):
@@ -191,7 +192,7 @@ def test_slots_are_chosen_once_there_is_evidence_and_before_it_by_cost(tmp_path)
     limit = {**auto, "slots": {"auto": True, "gpus_per_node": 20}}
     by_cost = plan(tmp_path, **limit, cost="model_args.blocks")
     assert by_cost.slots.gpus_per_node == 10
-    assert "asks for 10 slots of 1 GPU and 1 CPU (fastest, of at most 20)" in by_cost.summary()
+    assert "asks for 10 slots of 1 GPU and 1 CPU (fastest, of at most 20)" in summary(by_cost)
     names = list(plan(tmp_path, **limit).trials)
     finish(tmp_path, *[name for name in names if name in plan(tmp_path).trials], seconds_per_block=100)
     known = plan(tmp_path, **limit, goal="deadline 5h")
@@ -220,7 +221,7 @@ def test_what_takes_longer_than_a_partition_allows_is_planned_as_several_jobs(tm
     usable = 3600 - limited.startup_seconds - 60
     assert limited.jobs == math.ceil(whole.predicted_range[1] / usable) >= 3
     assert limited.walltime_minutes == 60
-    assert f"{limited.jobs} jobs one after another, for a job may take 1 h 0 min at most" in limited.costs()
+    assert f"{limited.jobs} jobs one after another, for a job may take 1 h 0 min at most" in costs(limited)
     assert limited.asked_gpu_hours == 2 * limited.jobs
     assert plan_sweep(config, "depth", tmp_path, limit_minutes=24 * 60).walltime_minutes == whole.walltime_minutes
 
@@ -230,12 +231,12 @@ def test_what_it_costs_is_said_beside_what_other_ways_would(tmp_path):
     finish(tmp_path, *names[:2], seconds_per_block=600)  # left are 12 and 16 blocks: 7200 and 9600 s
     priced = plan_sweep(check_config({**CONFIG, "pricing": {"gpu_hour": 2}}), "depth", tmp_path)
     assert priced.gpu_hours == pytest.approx(2 * (9600 + 60) / 3600)
-    separate, array, packed = priced.strategies()
+    separate, array, packed = strategies(priced)
     assert separate.requested_gpu_seconds == pytest.approx(16800)
     assert array.requested_gpu_seconds == pytest.approx(19200)
     assert packed.requested_gpu_seconds == 2 * 60 * priced.walltime_minutes
-    assert {each.basis for each in priced.strategies()} == {"predicted"}
-    words = priced.costs()
+    assert {each.basis for each in strategies(priced)} == {"predicted"}
+    words = costs(priced)
     assert f"{priced.asked_gpu_hours:.3g} GPU-hours asked for, 5.37 of them predicted to be used (costs 10.73)" in words
     assert "as 2 separate jobs: 4.67 GPU-hours asked for; as 2 tasks of an array: 5.33 GPU-hours asked for" in words
 

@@ -92,6 +92,14 @@ def test_repeats_give_medians_and_their_spread(tmp_path):
     assert table["gpus"].tolist() == [1, 2], "whole numbers stay whole"
 
 
+def test_of_two_repeats_the_baseline_is_one(tmp_path):
+    rows = [("1x1", 1, 100, 40), ("1x1/repeat-2", 1, 140, 30), ("1x2", 2, 60, 78)]
+    for mode in ("weak", "strong"):
+        table = scaling_table(summaries(tmp_path / mode, rows), mode=mode, gpu_hour=None)
+        assert table["speedup"][0] == table["efficiency"][0] == 1
+        assert table["speedup_low"][0] < 1 < table["speedup_high"][0]
+
+
 def test_a_run_on_cpus_costs_no_gpu_hours_and_gets_no_verdict(tmp_path):
     rows = [("1x1", 1, 100, 40, {"device": "cpu"}), ("1x2", 2, 60, 70, {"device": "cpu"})]
     table = scaling_table(summaries(tmp_path, rows), mode="strong", gpu_hour=2.5)
