@@ -202,6 +202,9 @@ class Sweep(Section):
 # ---- scaling studies, tree models, pricing
 
 
+EFFICIENT = 0.7  # the parallel efficiency that a scale must have to pay
+
+
 class Scaling(Section):
     """One training at several scales, each written `<nodes>x<gpus per node>`."""
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.asking import strategies
-from trainyard.config import Config, Scaling, split_scale
+from trainyard.config import EFFICIENT, Config, Scaling, split_scale
+from trainyard.counting import duration
 from trainyard.planning import Plan, plan_sweep
-from trainyard.scaling import EFFICIENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def rows(
         for scale in study.scales:
             for run in study.runs(scale):
                 if not (results / "scaling" / name / run / "summary.json").exists():
-                    yield _scale(name, study, run, results, runtime_minutes, config.pricing.gpu_hour)
+                    yield scale_row(config, name, run, results, runtime_minutes=runtime_minutes)
     for name in config.trees:
         if not (results / "trees" / name / "trees.csv").exists():
             yield Row(job=f"trees {name}", walltime_minutes=runtime_minutes)
@@ -117,11 +117,9 @@ def _cost(gpu_hours: float | None, price: float | None) -> float | None:
     return None if gpu_hours is None or price is None else gpu_hours * price
 
 
-def _scale(
-    name: str, study: Scaling, run: str, results: Path, runtime_minutes: float | None, price: float | None
-) -> Row:
+def scale_row(config: Config, name: str, run: str, results: Path, *, runtime_minutes: float | None) -> Row:
     """A training of a scale; between ideal scaling from the nearest scale that was measured, and what does not pay."""
-    nodes, per_node = split_scale(run)
+    study, (nodes, per_node) = config.scaling[name], split_scale(run)
     gpus, summary = nodes * per_node, _nearest(study, results / "scaling" / name, nodes * per_node)
     ideal = high = None
     if summary:
@@ -131,7 +129,7 @@ def _scale(
     hours = None if ideal is None else gpus * ideal / 3600
     return Row(
         job=f"train {name} {run}",
-        basis=f"ideal scaling from {summary['scale']}" if summary else "no evidence",
+        basis=_scaled_from(summary) if summary else "no evidence",
         pending=1,
         total=1,
         nodes=nodes,
@@ -142,8 +140,23 @@ def _scale(
         predicted_high_seconds=high,
         asked_gpu_hours=None if runtime_minutes is None else gpus * runtime_minutes / 60,
         predicted_gpu_hours=hours,
-        predicted_cost=_cost(hours, price),
+        predicted_cost=_cost(hours, config.pricing.gpu_hour),
     )
+
+
+def _scaled_from(summary: dict[str, Any]) -> str:
+    return f"ideal scaling from {summary['scale']}" + (", which ran on CPUs" if summary["device"] == "cpu" else "")
+
+
+def words(row: Row) -> str:
+    """What is predicted of a training, for `snakemake -n`."""
+    if row.predicted_seconds is None or row.predicted_gpu_hours is None:
+        return "the time is unknown until a scale has been trained"
+    most = row.predicted_high_seconds or row.predicted_seconds
+    between = f" (to {duration(most)}, if it pays)" if most > row.predicted_seconds else ""
+    cost = "" if row.predicted_cost is None else f" (costs {row.predicted_cost:.2f})"
+    return (f"predicted {duration(row.predicted_seconds)}{between} of training, by {row.basis}; "
+            f"{row.predicted_gpu_hours:.3g} GPU-hours{cost}")  # fmt: skip
 
 
 def _nearest(study: Scaling, folder: Path, gpus: int) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from trainyard.configfile import check_config
 from trainyard.dataspec import ImageFolder, Python, holds_images, is_downloaded
 from trainyard.errors import UserError
 from trainyard.files import digest_of, write_json
+from trainyard.forecasts import scale_row, words
 from trainyard.planning import Plan, plan_sweep
 from trainyard.slurm import limit_of, partitions
 from trainyard.trials import RESULT_VERSION
@@ -239,6 +240,14 @@ class Workflow:
     def training_hardware(self, wildcards: Wildcards) -> str:
         """Nodes and GPUs, in words."""
         return self._hardware(self.training_nodes(wildcards), self.ranks_per_node(wildcards))
+
+    def training_summary(self, wildcards: Wildcards) -> str:
+        """What is to be trained, in words; with what it will cost where a scheduler is asked."""
+        what = f"scaling {wildcards.name}: training at {wildcards.scale}"
+        if not self._asks:
+            return what
+        row = scale_row(self.config, wildcards.name, wildcards.scale, self._results, runtime_minutes=None)
+        return f"{what}; {words(row)}"
 
     def training_cpus(self, wildcards: Wildcards) -> int:
         """CPUs per node."""

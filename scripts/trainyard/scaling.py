@@ -8,9 +8,9 @@ from typing import Any, Final, Literal
 import numpy as np
 import pandas as pd
 
+from trainyard.config import EFFICIENT
 from trainyard.counting import duration
 
-EFFICIENT: Final = 0.7  # at least, for a scale to pay
 DEARER: Final = 0.2  # more GPU-hours than at the baseline, at most, for the recommended scale
 BACKWARD: Final = 2 / 3  # of a step's computing: a backward pass takes twice the FLOPs of a forward pass
 ON_CPU: Final = "on CPUs: says nothing of GPUs"

@@ -8,8 +8,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from trainyard.config import EFFICIENT
 from trainyard.plots import COLOURS
-from trainyard.scaling import EFFICIENT
 
 History = tuple[str, pd.DataFrame]  # a scale, and the history.csv of its first training
 

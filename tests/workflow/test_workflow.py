@@ -147,7 +147,7 @@ def test_the_plan_says_what_is_missing_and_what_it_will_cost(done, yard):
     assert low <= expected <= high
     assert (array["jobs"], array["gpus"]) == (3, 1)
     assert pd.isna(packed["walltime_minutes"]), "on one machine, nobody is asked for any"
-    assert rows.loc[("train ranks 1x4", "none"), "basis"] == "ideal scaling from 1x2"
+    assert rows.loc[("train ranks 1x4", "none"), "basis"] == "ideal scaling from 1x2, which ran on CPUs"
     assert packed["predicted_cost"] == pytest.approx(2.5 * packed["predicted_gpu_hours"])
     assert (yard.results / "plan/lr.png").exists()
     done.snakemake("plan")

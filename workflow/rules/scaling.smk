@@ -21,10 +21,11 @@ rule train:
         gpu_model=yard.gpu_model,
         nodes=yard.training_nodes,
         hardware=yard.training_hardware,
+        plan=yard.training_summary,
     params:
         results=yard.training,
     message:
-        yard.message("scaling {wildcards.name}: training at {wildcards.scale}")
+        yard.message("{resources.plan}")
     shell:
         "python $SCRIPTS/launch.py --scale {wildcards.scale} --config $CONFIG --study {wildcards.name} --log-file {log}"
 
@@ -35,6 +36,7 @@ use rule train as train_on_nodes with:
         scale=r"(?!1x)\d+x\d+(/repeat-\d+)?",
     resources:
         hardware=yard.training_hardware,
+        plan=yard.training_summary,
         mpi="srun",
         nodes=yard.training_nodes,
         tasks=yard.training_nodes,

@@ -1,0 +1,106 @@
+"""What is missing, what it will ask for and cost: the rows of plan.csv, by hand."""
+
+import json
+
+import pytest
+from trainyard import rules
+from trainyard.configfile import check_config
+from trainyard.forecasts import rows, scale_row, words
+from trainyard.journal import opened
+from trainyard.planning import plan_sweep
+from trainyard.rules import Workflow
+from trainyard.slurm import parse_partition
+
+CONFIG = {
+    "datasets": {"digits": {"source": "digits"}},
+    "sweeps": {
+        "depth": {"dataset": "digits", "grid": {"model_args.blocks": [1, 2, 3, 4]}, "slots": {"gpus_per_node": 2}}
+    },
+    "scaling": {"s": {"dataset": "digits", "scales": ["1x1", "1x4", "2x4"], "mode": "strong"}},
+    "trees": {"t": {"dataset": "digits"}},
+    "pricing": {"gpu_hour": 2},
+}
+
+
+def trained(results, scale, *, gpus, seconds, device="A100"):
+    folder = results / "scaling/s" / scale
+    folder.mkdir(parents=True)
+    summary = {"scale": scale, "gpus": gpus, "train_seconds": seconds, "device": device}
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def finished(results, hours_by_blocks):
+    trials = plan_sweep(check_config(CONFIG), "depth", results).trials
+    with opened(results / "sweeps/depth/journal.jsonl") as journal:
+        for name, trial in trials.items():
+            if hours := hours_by_blocks.get(trial.values["model_args.blocks"]):
+                journal.append("started", trial=name, attempt=1)
+                journal.append("finished", trial=name, attempt=1, seconds=3600.0 * hours, metrics={})
+
+
+def test_every_job_that_is_missing_has_a_row(tmp_path):
+    found = [(row.job, row.strategy) for row in rows(check_config(CONFIG), tmp_path)]
+    assert found == [("stage digits", ""), ("sweep depth", "packed"), ("train s 1x1", ""), ("train s 1x4", ""),
+                     ("train s 2x4", ""), ("trees t", "")]  # fmt: skip
+
+
+def test_a_sweep_stands_beside_other_ways_to_run_it(tmp_path):
+    finished(tmp_path, {1: 1.0, 2: 2.0})  # left are 3 and 4: three and four hours on two GPUs
+    found = {row.strategy: row for row in rows(check_config(CONFIG), tmp_path, runtime_minutes=60) if row.pending}
+    packed, array = found["packed"], found["job_array"]
+    assert (packed.pending, packed.total, packed.jobs, packed.gpus) == (2, 4, 1, 2)
+    assert packed.predicted_seconds == pytest.approx(4 * 3600)
+    assert packed.predicted_gpu_hours == pytest.approx(2 * (4 + 60 / 3600))
+    assert packed.predicted_cost == pytest.approx(4 * (4 + 60 / 3600))
+    assert packed.asked_gpu_hours == pytest.approx(2 * packed.walltime_minutes / 60)
+    assert packed.walltime_minutes * 60 >= packed.predicted_high_seconds
+    assert (array.jobs, array.gpus, array.asked_gpu_hours) == (2, 1, pytest.approx(8))
+    assert found["separate_jobs"].asked_gpu_hours == pytest.approx(7)
+    assert packed.basis == "2 measured trials"
+    limited = next(row for row in rows(check_config(CONFIG), tmp_path, runtime_minutes=60, limit_minutes=120)
+                   if row.strategy == "packed")  # fmt: skip
+    assert limited.jobs >= 3
+    assert limited.walltime_minutes == 120
+
+
+def test_a_scale_is_foreseen_between_ideal_scaling_and_where_it_stops_paying(tmp_path):
+    config = check_config(CONFIG)
+    unknown = scale_row(config, "s", "1x4", tmp_path, runtime_minutes=60)
+    assert (unknown.predicted_seconds, unknown.asked_gpu_hours) == (None, 4)
+    assert words(unknown) == "the time is unknown until a scale has been trained"
+    trained(tmp_path, "1x1", gpus=1, seconds=7200)
+    row = scale_row(config, "s", "1x4", tmp_path, runtime_minutes=60)
+    assert row.predicted_seconds == row.predicted_low_seconds == 1800
+    assert row.predicted_high_seconds == pytest.approx(1800 / 0.7)
+    assert words(row) == (
+        "predicted 30 min 0 s (to 42 min 51 s, if it pays) of training, by ideal scaling from 1x1; 2 GPU-hours "
+        "(costs 4.00)"
+    )
+    trained(tmp_path, "1x4", gpus=4, seconds=2000, device="cpu")
+    nearest = scale_row(config, "s", "2x4", tmp_path, runtime_minutes=None)
+    assert nearest.predicted_seconds == 1000
+    assert nearest.basis == "ideal scaling from 1x4, which ran on CPUs"
+
+
+class Resource:
+    def __init__(self, raw):
+        self.raw = raw
+
+
+def test_a_partitions_limit_becomes_retries_enough_and_options_of_the_plan(tmp_path, monkeypatch):
+    lines = ["cpu*|up|1-00:00:00|1|8|1000|(null)|(null)", "gpu|up|2:00:00|1|8|1000|gpu:4|(null)"]
+    monkeypatch.setattr(rules, "partitions", lambda: [parse_partition(line) for line in lines])
+    finished(tmp_path, {1: 1.0, 2: 2.0})
+    defaults = {"runtime": Resource(60), "slurm_partition": Resource("gpu")}
+    yard = Workflow(CONFIG, results=tmp_path, default_resources=defaults)
+    jobs = plan_sweep(check_config(CONFIG), "depth", tmp_path, limit_minutes=120).jobs
+    assert jobs >= 3
+    assert yard.sweep_retries() == jobs - 1 + 2
+    assert yard.plan_options(None) == "--runtime-minutes 60 --limit-minutes 120"
+    default = Workflow(CONFIG, results=tmp_path, default_resources={"runtime": Resource(60)})
+    assert default.sweep_retries() is None, "a day is enough"
+    here = Workflow(CONFIG, results=tmp_path)
+    assert (here.sweep_retries(), here.plan_options(None)) == (None, "")
+    settings = type("Settings", (), {"partition_config": "partitions.yaml"})
+    found = Workflow(CONFIG, results=tmp_path, default_resources=defaults, executor=lambda: settings)
+    assert found.plan_options(None) == "--runtime-minutes 60", "each job finds its own"
