@@ -28,8 +28,8 @@ report: env
 
 test: env ## Run all tests
 	$(say) 'running the tests'
-	$(BIN)/python -m pytest -n 2 tests/cluster tests/unit
-	$(BIN)/python -m pytest -n 2 tests/faults tests/workflow --ignore tests/workflow/test_demo.py
+	$(BIN)/python -m pytest -n 2 tests/cluster tests/faults
+	$(BIN)/python -m pytest -n 2 tests/workflow tests/unit --ignore tests/workflow/test_demo.py
 	$(BIN)/python -m pytest tests/workflow/test_demo.py # by itself: it is timed
 
 lint: env ## Check style and types: ruff, mypy, snakefmt, snakemake --lint
