@@ -28,9 +28,7 @@ report: env
 
 test: env ## Run all tests
 	$(say) 'running the tests'
-	$(BIN)/python -m pytest -n 2 tests/cluster tests/faults
-	$(BIN)/python -m pytest -n 2 tests/workflow tests/unit --ignore tests/workflow/test_demo.py
-	$(BIN)/python -m pytest tests/workflow/test_demo.py # by itself: it is timed
+	$(BIN)/python -m pytest -n 2
 
 lint: env ## Check style and types: ruff, mypy, snakefmt, snakemake --lint
 	$(BIN)/ruff check .

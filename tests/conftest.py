@@ -12,15 +12,16 @@ def yard(tmp_path: Path) -> Yard:
     return Yard(tmp_path)
 
 
-BY_THEMSELVES = ("tests/unit/", "tests/cluster/test_prediction.py")
+# The first two mostly wait, and the last are short.
+BESIDE = ("tests/cluster/test_walltimes.py", "tests/faults/test_deadline.py", "tests/unit/")
 
 
-class ByFolder(LoadScopeScheduling):
-    """The tests of a folder run one after another, for they share a cluster; what shares nothing, file by file."""
+class OneByOne(LoadScopeScheduling):
+    """What starts Slurm, Ray or Snakemake runs one after another; beside it, file by file, what disturbs it little."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid.split("::")[0] if nodeid.startswith(BY_THEMSELVES) else nodeid.split("/")[1]
+        return nodeid.split("::")[0] if nodeid.startswith(BESIDE) else "one by one"
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFolder:
-    return ByFolder(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneByOne:
+    return OneByOne(config, log)

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from imagesets import pixels, write_tree
 from submitting import nothing_is_left, snakemake
-from trainyard.journal import attempts, read_events
 from yard import TINY
 
 STUDY = {
@@ -102,28 +101,3 @@ def test_what_a_job_prints_is_where_the_readme_says(finished):
     timeline = pd.read_csv(finished / "results/sweeps/s/timeline.csv")
     printed = finished / f"results/logs/slurm/rule_sweep_on_nodes/s/{timeline['job'][0]}.log"
     assert "4 of 4 trials pending" in printed.read_text()
-
-
-SLOW = """
-import time
-from trainyard.models import SmallConvNet
-
-def build(*, channels, classes, seconds):
-    time.sleep(seconds)
-    return SmallConvNet(channels=channels, classes=classes, width=4)
-"""
-
-
-def test_a_walltime_too_short_for_a_sweep_is_made_up_for_by_retries(cluster, shared_dir):
-    """Three trials of 14 s and a walltime of one minute, ten seconds of which are kept for the end."""
-    (shared_dir / "slow.py").write_text(SLOW)
-    train = {"model": "slow:build", "model_args": {"seconds": 14}, "batch_size": 32}
-    sweep = {"dataset": "tiny", "train": train, "grid": {"seed": [0, 1, 2]}}
-    config = {**TINY, "sweeps": {"s": sweep}}
-    snakemake(cluster, shared_dir, config, "--set-resources", "sweep:runtime=1", "--", "sweeps")
-    tries = attempts(read_events(shared_dir / "results/sweeps/s/journal.jsonl"))
-    assert [attempt.outcome for attempt in tries] == ["finished"] * 3, "no trial was begun twice"
-    jobs = list(dict.fromkeys(attempt.where["job"] for attempt in tries))
-    assert len(jobs) >= 2, "one job did not do"
-    assert cluster.jobs(int(jobs[0]))[0].state == "FAILED", "it ended itself, Slurm did not have to"
-    nothing_is_left(cluster)

@@ -1,4 +1,4 @@
-"""A sweep that has run once is foreseen: how long it takes, what it asks for, and what it will have cost."""
+"""The walltime of a sweep: foreseen once it has run, and made up for where it was too short."""
 
 import shutil
 import tempfile
@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from slurm_cluster import Cluster
 from submitting import nothing_is_left, snakemake
+from trainyard.journal import attempts, read_events
 from yard import TINY
 
 # What a trial takes is proportional to its blocks; the images are too few to count.
@@ -82,3 +83,18 @@ def test_the_second_time_makespan_and_walltime_are_foreseen(cluster, shared_dir)
     assert packed["running_gpu_seconds"] == array["running_gpu_seconds"] == pytest.approx(sum(SLEPT), rel=0.1)
     assert array["requested_seconds_per_job"] == pytest.approx(max(SLEPT), rel=0.1)
     assert packed["makespan_lower_bound_seconds"] <= packed["makespan_seconds"] <= 1.15 * sum(SLEPT) / 4
+
+
+def test_a_walltime_too_short_for_a_sweep_is_made_up_for_by_retries(cluster, shared_dir):
+    """Three trials of 14 s and a walltime of one minute, ten seconds of which are kept for the end."""
+    (shared_dir / "timed.py").write_text(TIMED)
+    train = {"model": "timed:build", "model_args": {"blocks": 21}, "batch_size": 32}
+    sweep = {"dataset": "tiny", "train": train, "grid": {"seed": [0, 1, 2]}}
+    config = {**TINY, "sweeps": {"s": sweep}}
+    snakemake(cluster, shared_dir, config, "--set-resources", "sweep:runtime=1", "--", "sweeps")
+    tries = attempts(read_events(shared_dir / "results/sweeps/s/journal.jsonl"))
+    assert [attempt.outcome for attempt in tries] == ["finished"] * 3, "no trial was begun twice"
+    jobs = list(dict.fromkeys(attempt.where["job"] for attempt in tries))
+    assert len(jobs) >= 2, "one job did not do"
+    assert cluster.jobs(int(jobs[0]))[0].state == "FAILED", "it ended itself, Slurm did not have to"
+    nothing_is_left(cluster)
