@@ -10,7 +10,7 @@ HEAD = "head"
 HOSTS = ("n1", "n2", "n3", "n4")
 GPUS_PER_HOST = 2
 NETWORK = "10.77.0"
-FOLDERS = ("database", "etc/slurm", "log", "munge", "shared", "slurmctld", "slurmd", "stage")
+FOLDERS = ("database", "database-tmp", "etc/slurm", "log", "munge", "shared", "slurmctld", "slurmd", "stage")
 
 SLURMCTLD_PORT = 6817
 SLURMDBD_PORT = 6819
@@ -123,6 +123,7 @@ def database_command(state: Path) -> list[str]:
         "--no-defaults",
         "--user=root",
         f"--datadir={state}/database",
+        f"--tmpdir={state}/database-tmp",  # its files are named after its process number, which two clusters may share
         f"--socket={state}/database/socket",
         f"--pid-file={state}/database/pid",
         "--bind-address=127.0.0.1",
