@@ -53,7 +53,7 @@ def _job_row(plan: Plan, run: Session, records: Mapping[str, JobRecord]) -> dict
     share, gpus = began.get("gpus_per_trial", 1), _gpus(run)
     measured = run.last_end - run.first_start if run.first_start and tries else None
     predicted = began.get("predicted_seconds")
-    elapsed = record.elapsed_seconds if record else run.end - run.start
+    elapsed = _elapsed(run, record)
     requested = _requested(run, record)
     startup = run.startup_seconds if run.startup_seconds is not None else elapsed
     running = sum(each.end - each.start for each in finished) * share
@@ -91,6 +91,10 @@ def _gpus(run: Session) -> int:
     return int(run.began.get("gpus") or run.began.get("slots") or 1)
 
 
+def _elapsed(run: Session, record: JobRecord | None) -> float:
+    return record.elapsed_seconds if record else run.end - run.start
+
+
 def _requested(run: Session, record: JobRecord | None) -> float | None:
     """The walltime that was asked for; None where nobody was asked."""
     return record.requested_seconds if record else run.began.get("walltime_seconds")
@@ -126,10 +130,9 @@ def _packed(
     durations: Sequence[float], runs: Sequence[Session], records: Mapping[str, JobRecord], share: float
 ) -> Strategy:
     known = [records.get(str(run.began.get("job"))) for run in runs]
-    taken = [record.elapsed_seconds if record else run.end - run.start for run, record in zip(runs, known, strict=True)]
     asked = [_requested(run, record) for run, record in zip(runs, known, strict=True)]
-    requests = [Request(seconds=requested or elapsed, gpus=_gpus(run))
-                for run, requested, elapsed in zip(runs, asked, taken, strict=True)]  # fmt: skip
+    requests = [Request(seconds=requested or _elapsed(run, record), gpus=_gpus(run))
+                for run, record, requested in zip(runs, known, asked, strict=True)]  # fmt: skip
     return strategy(
         "packed",
         requests,

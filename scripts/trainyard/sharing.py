@@ -1,7 +1,6 @@
 """How many trials can share a GPU: worked out from what the first ones take of it, which have one each."""
 
 import logging
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,7 +54,6 @@ def looked_at() -> Iterator[list[Use]]:
 
     found: list[Use] = []
     samples: list[tuple[float, float, float]] = []
-    lock = threading.Lock()
     with visible_gpus() as gpus:
         if not gpus:
             yield found
@@ -63,8 +61,7 @@ def looked_at() -> Iterator[list[Use]]:
 
         def sample() -> None:
             _, used, total, busy, *_ = gpus[0].look()
-            with lock:
-                samples.append((used or 0.0, total or 0.0, busy or 0.0))
+            samples.append((used or 0.0, total or 0.0, busy or 0.0))
 
         with repeated(sample, SAMPLE_SECONDS):
             yield found
