@@ -88,7 +88,7 @@ class Packer:
         self._retries, self._predict = retries, predict
         self._finished: dict[str, float] = {}  # seconds by trial, of this run
         self._predict_at = 1  # finished trials, next time
-        self._deadline = allocation.deadline if allocation else math.inf
+        self._allocation = allocation
         self._gpu_model = allocation.gpu_model if allocation else ""
         self._options = {"num_cpus": slots.cpus_per_trial, "num_gpus": slots.share, "max_restarts": 0}
         self._arguments = (dataset.absolute(), how, slots.cpus_per_trial, share)
@@ -231,6 +231,11 @@ class Packer:
                 self._queue.remove(task)
                 return task
         return None
+
+    @property
+    def _deadline(self) -> float:
+        """Unix seconds; infinite without one."""
+        return self._allocation.deadline if self._allocation else math.inf
 
     def _seconds_left(self) -> float | None:
         """Seconds until the deadline, at least 0; None without one."""
