@@ -25,6 +25,7 @@ shell.prefix(yard.shell_prefix(workflow.deployment_settings.deployment_method))
 
 
 onstart:
+    yard.check_own_code()
     yard.write_config()
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from trainyard import config, dataspec, spec
+from trainyard import config, dataspec, ownspec, spec, sweepspec
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = ROOT / "workflow/schemas/config.schema.json"
@@ -30,9 +30,12 @@ SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("`train`, in sweeps and scaling studies", spec.Train),
     ("`train.schedule`", spec.Schedule),
     ("`train.augment`", spec.Augment),
-    ("`sweeps.<name>`", config.Sweep),
-    ("`sweeps.<name>.slots`", config.Slots),
-    ("`sweeps.<name>.sample`", config.Sample),
+    ("`sweeps.<name>`", sweepspec.Sweep),
+    ("`sweeps.<name>.slots`", sweepspec.Slots),
+    ("`sweeps.<name>.sample`", sweepspec.Sample),
+    ("`sweeps.<name>.search`", sweepspec.Search),
+    ("`sweeps.<name>.stop`", ownspec.Stop),
+    ("`sweeps.<name>.metrics`, and of a scaling study's `script`", ownspec.Metrics),
     ("`scaling.<name>`", config.Scaling),
     ("`trees.<name>`", config.Trees),
     ("`data`", config.Data),

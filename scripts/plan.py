@@ -54,7 +54,8 @@ def main(arguments: argparse.Namespace) -> None:
 
 def _count_work(config: Config, name: str, results: Path) -> None:
     """FLOPs, where nothing else tells which trial takes longest and the data are staged."""
-    plan, staged = plan_sweep(config, name, results), Staged(results / "data" / config.sweeps[name].dataset)
+    plan = plan_sweep(config, name, results)
+    staged = Staged(results / "data" / str(plan.sweep.dataset))
     if not work.is_needed(plan) or not (staged.folder / "meta.json").exists():
         return
     try:

@@ -10,7 +10,9 @@ from trainyard import plots, programs, samples, scalingplots, sweepplots
 from trainyard.config import Config
 from trainyard.configfile import read_config
 from trainyard.datasets import Staged
-from trainyard.trials import expand, main_key
+from trainyard.planning import plan_sweep
+from trainyard.tables import shown_metric
+from trainyard.trials import main_key
 
 log = logging.getLogger("plots")
 
@@ -38,7 +40,8 @@ def _data(config: Config, name: str, source: Path, target: Path) -> None:
 def _sweep(config: Config, name: str, source: Path, target: Path) -> None:
     tables = ("trials", "timeline", "epochs", "strategies", "jobs")
     trials, timeline, epochs, strategies, jobs = (pd.read_csv(source / f"{table}.csv") for table in tables)
-    key = main_key(expand(config.sweeps[name]).trials)
+    plan = plan_sweep(config, name, source.parents[1])
+    metric, key = shown_metric(plan, trials), main_key(list(plan.trials.values()))
     slots, count = timeline["slot"].nunique(), len(trials)
     gantt = partial(sweepplots.gantt, timeline=timeline, trials=trials, key=key)
     plots.draw(gantt, target / "gantt", size=(8, 1.4 + 0.4 * slots))
@@ -46,8 +49,9 @@ def _sweep(config: Config, name: str, source: Path, target: Path) -> None:
     plots.draw(packing, target / "packing", size=(8, min(12.0, 2 + 0.12 * (count + slots))))
     plots.draw(partial(sweepplots.waste, strategies=strategies), target / "waste", size=(8, 3))
     plots.draw(partial(sweepplots.predictions, timeline=timeline, jobs=jobs), target / "prediction")
-    plots.draw(partial(sweepplots.metric_against, trials=trials, key=key, metric="val_accuracy"), target / "metric")
-    plots.draw(partial(sweepplots.losses, epochs=epochs, key=key), target / "loss")
+    plots.draw(partial(sweepplots.metric_against, trials=trials, key=key, metric=metric), target / "metric")
+    curve = "val_loss" if "val_loss" in epochs else metric
+    plots.draw(partial(sweepplots.curves, epochs=epochs, key=key, metric=curve), target / "loss")
 
 
 def _scaling(config: Config, name: str, source: Path, target: Path) -> None:

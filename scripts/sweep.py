@@ -12,16 +12,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainyard import programs, slurm, work
 from trainyard.asking import summary
-from trainyard.config import Data, Slots
+from trainyard.config import Data
 from trainyard.configfile import read_config
 from trainyard.datasets import Staged
 from trainyard.errors import UserError
-from trainyard.journal import Journal, attempts, opened, read_events
+from trainyard.journal import Event, Journal, attempts, opened, read_events
 from trainyard.planning import Plan, plan_sweep
 from trainyard.sharing import Use, trials_per_gpu
+from trainyard.sweepspec import Slots
+
+if TYPE_CHECKING:
+    from trainyard.worker import Setting
 
 COUNTING_SECONDS = 10.0  # for FLOPs, at most: GPUs are waiting
 log = logging.getLogger("sweep")
@@ -54,7 +59,8 @@ def _as_given(plan: Plan) -> Plan:
 
 def _check(plan: Plan, results: Path) -> None:
     """What can be found wrong before Ray is started."""
-    Staged(results / "data" / plan.sweep.dataset).check_images()
+    if plan.sweep.dataset and plan.sweep.trains:
+        Staged(results / "data" / plan.sweep.dataset).check_images()
     names = plan.sweep.retrain if isinstance(plan.sweep.retrain, dict) else {}
     unknown = [name for name in names if name != "all" and name not in plan.trials]
     if unknown:
@@ -107,6 +113,7 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
             Task,
             gpu_is_seen,
         )
+        from trainyard.suggesting import Suggested
 
         if flops := counting.result():
             journal.append("work", flops=flops)
@@ -115,31 +122,56 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
             Task(trial=name, spec=plan.trials[name].spec, values=plan.trials[name].values,
                  generation=plan.generation(name), earlier_attempts=len(plan.tries.get(name, ())),
                  expected_seconds=plan.seconds.get(name))
-            for name in plan.pending
+            for name in plan.to_run
         ]  # fmt: skip
+        source = Suggested(plan, journal) if plan.sweep.search else None
+
+        def hear(event: Event) -> None:
+            progress.see(event)
+            if source:
+                source.see(event)
+
         packer = partial(
             Packer,
             journal,
-            dataset=results / "data" / plan.sweep.dataset,
-            how=how,
             retries=plan.sweep.retries,
-            folder=folder,
             allocation=given,
+            rule=plan.rule(),
             predict=partial(_predict, plan),
-            on_event=progress.see,
+            on_event=hear,
         )
+        setting = _setting(plan, results, how)
         if not plan.shares_open:
-            packer(slots=slots, share=plan.found_share).run(tasks)
+            packer(slots=slots, setting=replace(setting, share=plan.found_share), source=source).run(tasks)
             return
         first, rest = tasks[: slots.count], tasks[slots.count :]
         with_gpus = gpu_is_seen()
-        looking = packer(slots=slots, look=with_gpus)
+        looking = packer(slots=slots, setting=setting, look=with_gpus)
         looking.run(first if with_gpus else tasks)
         if not with_gpus:
             log.info("gpus_per_trial: auto is 1 here, for there is no GPU")
         elif rest:
             shared = _shared(slots, looking.uses, journal)
-            packer(slots=shared, share=shared.share).run(rest)
+            packer(slots=shared, setting=replace(setting, share=shared.share)).run(rest)
+
+
+def _setting(plan: Plan, results: Path, how: Data) -> "Setting":
+    """What all trials have in common."""
+    from trainyard.worker import Setting  # it imports Ray
+
+    sweep = plan.sweep
+    return Setting(
+        folder=(results / "sweeps" / plan.name).absolute(),
+        how=how,
+        threads=sweep.slots.cpus_per_trial,
+        trains=sweep.trains,
+        dataset=(results / "data" / sweep.dataset).absolute() if sweep.dataset else None,
+        metrics=sweep.metrics,
+        checkpoint=sweep.checkpoint,
+        resume=sweep.resume,
+        timeout_seconds=60 * sweep.timeout_minutes if sweep.timeout_minutes else None,
+        cwd=str(Path.cwd()),
+    )
 
 
 def _shared(slots: Slots, uses: list[Use], journal: Journal) -> Slots:
@@ -158,7 +190,7 @@ def _work_counted(plan: Plan, results: Path) -> Future[dict[str, float]]:
     """FLOPs of the pending trials, where nothing else tells which takes longest; counted beside what follows."""
 
     def count() -> dict[str, float]:
-        if not work.is_needed(plan, plan.slots.count):
+        if not work.is_needed(plan, plan.slots.count) or plan.sweep.dataset is None:
             return {}
         staged = Staged(results / "data" / plan.sweep.dataset)
         return work.count_work(plan, staged, own=False, seconds=COUNTING_SECONDS)
@@ -180,18 +212,25 @@ def _finish(plan: Plan, folder: Path) -> int:
     failed = [name for name in plan.pending if plan.tries.get(name, ())]
     for name in failed[:5]:
         attempt = plan.tries[name][-1]
-        log.error("trial %s failed: %s; see %s", name, attempt.error, folder / "logs" / f"{name}-{attempt.number}.log")
+        log.error("trial %s failed: %s; see %s", name, attempt.error, attempt.log)
     stopped = failed and (plan.sweep.on_failed_trial == "stop" or len(failed) == len(plan.trials))
     if stopped or len(failed) < len(plan.pending):
         raise UserError(f"sweep {plan.name}: {len(plan.pending)} of {len(plan.trials)} trials are without a result; "
                         "the others are kept: correct what is wrong and run the same command")  # fmt: skip
-    from trainyard.tables import epochs_table, timeline_table, trials_table, write_table  # pandas: a second
+    from trainyard import tables  # pandas: a second
 
     tries = attempts(read_events(folder / "journal.jsonl"))
-    write_table(timeline_table(tries), folder / "timeline.csv")
-    write_table(epochs_table(plan), folder / "epochs.csv")
-    write_table(trials_table(plan), folder / "trials.csv")
-    log.info("sweep %s: %d trials finished, %d failed", plan.name, len(plan.trials) - len(failed), len(failed))
+    tables.write_table(tables.timeline_table(tries), folder / "timeline.csv")
+    tables.write_table(tables.epochs_table(plan), folder / "epochs.csv")
+    if plan.sweep.stop:
+        stopped = tables.stopping_table(plan)
+        tables.write_table(stopped, folder / "stopping.csv")
+        log.info("%s", tables.saved_words(plan, stopped))
+    tables.write_table(tables.trials_table(plan), folder / "trials.csv")
+    results = [result for name in plan.trials if (result := plan.result(name))]
+    early = sum(result.outcome == "stopped" for result in results)
+    words = f", {early} stopped early" if plan.sweep.stop else ""
+    log.info("sweep %s: %d trials finished%s, %d failed", plan.name, len(results) - early, words, len(failed))
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from trainyard.errors import UserError
-from trainyard.journal import Session
+from trainyard.journal import RESULTS, Session
 from trainyard.planning import Plan
 from trainyard.slurm import JobRecord, job_records
 from trainyard.strategies import Request, Strategy, job_array, separate_jobs, strategy
@@ -48,7 +48,7 @@ JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "gpus", "pending", "fin
 
 def _job_row(plan: Plan, run: Session, records: Mapping[str, JobRecord]) -> dict[str, Any]:
     tries = [each for name, number in run.attempts for each in plan.tries.get(name, ()) if each.number == number]
-    finished = [each for each in tries if each.outcome == "finished"]
+    finished = [each for each in tries if each.outcome in RESULTS]
     began, record = run.began, records.get(str(run.began.get("job")))
     share, gpus = began.get("gpus_per_trial", 1), _gpus(run)
     measured = run.last_end - run.first_start if run.first_start and tries else None
@@ -57,7 +57,7 @@ def _job_row(plan: Plan, run: Session, records: Mapping[str, JobRecord]) -> dict
     requested = _requested(run, record)
     startup = run.startup_seconds if run.startup_seconds is not None else elapsed
     running = sum(each.end - each.start for each in finished) * share
-    failed = sum(each.end - each.start for each in tries if each.outcome != "finished") * share
+    failed = sum(each.end - each.start for each in tries if each.outcome not in RESULTS) * share
     whole = bool(finished) and len({each.trial for each in finished}) == began.get("pending")
     return {
         "job": began.get("job", ""),
@@ -67,7 +67,8 @@ def _job_row(plan: Plan, run: Session, records: Mapping[str, JobRecord]) -> dict
         "nodes": began.get("nodes"),
         "gpus": gpus,
         "pending": began.get("pending"),
-        "finished": len(finished),
+        "finished": sum(each.outcome == "finished" for each in tries),
+        "stopped": sum(each.outcome == "stopped" for each in tries),
         "failed": sum(each.outcome == "failed" for each in tries),
         "predicted_seconds": predicted,
         "predicted_low_seconds": began.get("predicted_low_seconds"),

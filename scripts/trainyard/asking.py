@@ -46,7 +46,8 @@ def summary(plan: Plan) -> str:
     if predicted is not None:
         low, high = map(duration, plan.predicted_range or (predicted, predicted))
         between = f" ({low} to {high})" if low != high else ""
-        when = f"predicted {duration(predicted)}{between} of training after the start-up"
+        early = " if none is stopped early" if plan.sweep.stop else ""
+        when = f"predicted {duration(predicted)}{between} of training after the start-up{early}"
     return f"sweep {plan.name}: {what}; asks for {asked}{nodes}{chosen}; {when}"
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trainyard.config import Slots
 from trainyard.schedules import makespan
+from trainyard.sweepspec import Slots
 
 AS_FAST: Final = 0.05  # longer than the fastest, at most, to count as just as fast
 AS_CHEAP: Final = 0.02

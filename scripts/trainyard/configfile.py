@@ -9,9 +9,10 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from trainyard.config import Config, Sweep
+from trainyard.config import Config
 from trainyard.dataspec import Table
 from trainyard.errors import UserError
+from trainyard.sweepspec import Sweep
 from trainyard.trials import expand
 
 
@@ -63,6 +64,8 @@ def _cross_checks(config: Config) -> Iterator[str]:
     for section in ("sweeps", "scaling", "trees"):
         for name, study in getattr(config, section).items():
             place = f"{section}.{name}"
+            if study.dataset is None:
+                continue
             if study.dataset not in config.datasets:
                 hint = _suggest(study.dataset, config.datasets)
                 yield f"{place}.dataset: there is no dataset {study.dataset!r}; {hint}"
@@ -75,8 +78,8 @@ def _cross_checks(config: Config) -> Iterator[str]:
 def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:
     """Every trial must be a valid training; the same mistake in many trials is told once."""
     expansion = expand(sweep)
-    if not expansion.trials and not expansion.errors:
-        yield f"sweeps.{name}: has no trials; give `grid`, `trials` or `sample`"
+    if not (expansion.trials or expansion.errors or sweep.search):
+        yield f"sweeps.{name}: has no trials; give `grid`, `trials`, `sample` or `search`"
     texts = [f"sweeps.{name}.{place}{text}" for place, error in expansion.errors for text in _trial_errors(name, error)]
     yield from dict.fromkeys(texts)
 
@@ -121,6 +124,8 @@ _PATTERN_HINTS = {
     r"^(fastest|cheapest|deadline [0-9]+(\.[0-9]+)? ?(min|h|d))$": "a goal is fastest, cheapest, or as in deadline 2h",
     r"^(md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})$": "a checksum is written md5:... or sha256:..., in full",
     r"^https?://[^/]+/.*[^/]$": "an address begins with http:// or https:// and ends in the name of a file",
+    r"\.(jsonl|json|csv)$": "a file of metrics must end in .jsonl, .json or .csv",
+    r"^[\w.]+:\w+$": "a function is written package.module:name",
     r"\.(csv|parquet)$": "the file's name must end in .csv or .parquet",
 }
 

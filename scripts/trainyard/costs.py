@@ -150,7 +150,7 @@ def relative_cost(expression: str, trial: Trial) -> float:
         CostError: it is not arithmetic, or a key is not a number.
     """
     try:
-        return float(_evaluate(ast.parse(expression, mode="eval").body, trial.spec.model_dump()))
+        return float(_evaluate(ast.parse(expression, mode="eval").body, trial.settings))
     except (SyntaxError, TypeError, ZeroDivisionError, OverflowError) as error:
         raise CostError(f"cost {expression!r} cannot be worked out: {error}") from None
 

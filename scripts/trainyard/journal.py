@@ -6,9 +6,10 @@ live status and the evidence for the next plan.
     {"event": "started", "trial": "3f2a...", "attempt": 1, "time": 1730000000.0, "node": "n1", "gpu": "0", ...}
 
 Events of a trial: `started`, `epoch` (a row of metrics), `halved` (its micro-batch did not fit the memory), then one
-that ends the attempt: `finished`, `failed` or `interrupted`. Events of the driver: `session` (it begins), `ray_up` (Ray
-can hand out slots), `slot_up`, `slot_down`, `work` (the FLOPs of trials, counted before any has run), `share` (how many
-trials share a GPU from now on, and what showed that).
+that ends the attempt: `finished`, `stopped` (early, since others were better), `failed` or `interrupted`. Events of the
+driver: `session` (it begins), `ray_up` (Ray can hand out slots), `slot_up`, `slot_down`, `work` (the FLOPs of trials,
+counted before any has run), `share` (how many trials share a GPU from now on, and what showed that), `suggested` (a
+search has drawn a configuration).
 """
 
 import json
@@ -24,7 +25,8 @@ from typing import Any
 from trainyard.files import lock
 
 Event = dict[str, Any]
-TERMINAL = frozenset({"finished", "failed", "interrupted"})
+RESULTS = frozenset({"finished", "stopped"})
+TERMINAL = RESULTS | {"failed", "interrupted"}
 log = logging.getLogger(__name__)
 
 
@@ -122,6 +124,7 @@ class Attempt:
     outcome: str = "running"
     seconds: float | None = None
     error: str = ""
+    log: str = ""  # where more is said of it
     metrics: dict[str, float] = field(default_factory=dict)
     epochs: list[dict[str, Any]] = field(default_factory=list)
 
@@ -154,7 +157,8 @@ def _apply(attempt: Attempt, event: Event) -> None:
     elif event["event"] in TERMINAL:
         attempt.outcome = event["event"]
         attempt.seconds = event.get("seconds")
-        attempt.error = event.get("error", "")
+        attempt.error = event.get("error", "") or event.get("why", "")
+        attempt.log = event.get("log", "")
         attempt.metrics = event.get("metrics", {})
         attempt.end = event.get("ended") or event["time"]
 
@@ -167,9 +171,10 @@ def by_trial(all_attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:
     return grouped
 
 
-def result_of(tries: Iterable[Attempt], generation: int = 0) -> Attempt | None:
-    """The latest finished attempt that counts for this `retrain` number, or None."""
-    counting = [each for each in tries if each.outcome == "finished" and each.generation >= generation]
+def result_of(tries: Iterable[Attempt], generation: int = 0, *, early: bool = False) -> Attempt | None:
+    """The latest finished attempt that counts for this `retrain` number, or None; also one ended `early`, if given."""
+    ends = ("finished", "stopped") if early else ("finished",)
+    counting = [each for each in tries if each.outcome in ends and each.generation >= generation]
     return counting[-1] if counting else None
 
 

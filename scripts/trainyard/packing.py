@@ -8,18 +8,20 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from trainyard import slurm
-from trainyard.config import Data, Slots
 from trainyard.errors import UserError
 from trainyard.journal import WHERE, Event, Journal
+from trainyard.ownspec import Own
 from trainyard.sharing import Use, has_gpu
 from trainyard.spec import Train
-from trainyard.worker import Order, Worker
+from trainyard.stopping import Rule
+from trainyard.sweepspec import Slots
+from trainyard.worker import Order, Setting, Worker
 
 START_ATTEMPTS = 3  # a slot whose worker cannot start this often in a row is given up: its node must be broken
 # A job that is cancelled gets its signals on all nodes at about the same time: if a worker's death is heard of first,
@@ -27,6 +29,7 @@ START_ATTEMPTS = 3  # a slot whose worker cannot start this often in a row is gi
 SIGNAL_SECONDS = 1.0
 STOP_SECONDS = 5.0  # that a trial has, when time is up, to stop at its next step and to write where it is
 WORTHWHILE_SECONDS = 120.0  # a trial that cannot end in time is begun all the same if it can come this far
+OVERDUE_SECONDS = 15.0  # after its timeout, in which a worker ends a command by itself, its process is killed
 log = logging.getLogger(__name__)
 
 
@@ -35,11 +38,22 @@ class Task:
     """A pending trial as the driver hands it out."""
 
     trial: str
-    spec: Train
+    spec: Train | Own
     values: dict[str, Any]
     generation: int
     earlier_attempts: int
     expected_seconds: float | None = None  # None before there is evidence
+
+
+class Source(Protocol):
+    """Where tasks come from that are not known beforehand."""
+
+    @property
+    def open(self) -> int:
+        """How many it can still give."""
+
+    def next_task(self) -> Task | None:
+        """One, or None if none is left."""
 
 
 @dataclass
@@ -50,23 +64,24 @@ class _Slot:
     worker: Any = None
     place: dict[str, Any] = field(default_factory=dict)
     starting: Any = None  # answers once the worker is up
-    stream: Any = None  # of the trial that runs
+    answer: Any = None  # comes when the trial that runs has something to say
     task: Task | None = None
     attempt: int = 0
+    due: float = math.inf  # when the trial must have ended, on the monotonic clock
+    pruned: str = ""  # why its trial is told to end
     failed_starts: int = 0
     retired: bool = False
 
     @property
     def waits_for(self) -> Any:
         """What the driver must wait for to hear of this slot; None if it is idle."""
-        return self.starting or self.stream
+        return self.starting or self.answer
 
 
 class Packer:
     """Runs tasks on slots until none is left. The journal tells all that happened; `on_event` sees it as it does.
 
-    Trials take no more of their GPU's memory than a `share`, if one is given; with `look`, it is measured what they
-    take.
+    With `look`, it is measured what trials take of their GPU. A `rule` says which to end early.
     """
 
     def __init__(
@@ -74,24 +89,23 @@ class Packer:
         journal: Journal,
         *,
         slots: Slots,
-        dataset: Path,
-        how: Data,
+        setting: Setting,
         retries: int,
-        folder: Path,
         allocation: slurm.Allocation | None = None,
-        share: float | None = None,
         look: bool = False,
+        rule: Rule | None = None,
+        source: Source | None = None,
         predict: Callable[[list[str], dict[str, float]], list[float]] | None = None,
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
-        self._journal, self._folder, self._on_event = journal, folder.absolute(), on_event
+        self._journal, self._on_event, self._setting = journal, on_event, setting
         self._retries, self._predict = retries, predict
+        self._rule, self._source = rule, source
         self._finished: dict[str, float] = {}  # seconds by trial, of this run
         self._predict_at = 1  # finished trials, next time
         self._allocation = allocation
         self._gpu_model = allocation.gpu_model if allocation else ""
         self._options = {"num_cpus": slots.cpus_per_trial, "num_gpus": slots.share, "max_restarts": 0}
-        self._arguments = (dataset.absolute(), how, slots.cpus_per_trial, share)
         self._share, self._look = slots.share, look
         self.uses: list[Use] = []  # what trials took of their GPUs, if they were looked at
         self._slots = [_Slot(number) for number in range(slots.count)]
@@ -101,7 +115,7 @@ class Packer:
         self._stopped = 0  # trials that have kept where they were when time was up
 
     def run(self, tasks: list[Task]) -> None:
-        """Run all tasks in this order, each slot taking the next one as soon as it is free.
+        """Run all tasks in this order, and then the source's, each slot taking the next one as soon as it is free.
 
         In an `allocation` that ends, no trial is begun that is not expected to end by its deadline or to come far, a
         shorter one is taken in its place, and trials that still run at the deadline stop, to be continued.
@@ -110,33 +124,54 @@ class Packer:
             UserError: no slot can be started, or the deadline left some tasks undone.
         """
         self._queue = deque(tasks)
-        del self._slots[len(tasks) :]
+        del self._slots[self._waiting :]
         for slot in self._slots:
             self._start_worker(slot)
         try:
             while busy := [slot for slot in self._slots if slot.waits_for is not None]:
-                if not self._queue and all(slot.starting is not None for slot in busy):
+                if not self._waiting and all(slot.starting is not None for slot in busy):
                     break  # these come up too late, or never: their node may be gone
-                streams = {slot.waits_for: slot for slot in busy}
-                ready, _ = ray.wait(list(streams), num_returns=1, timeout=self._seconds_left(), fetch_local=False)
-                if not ready:
+                answers = {slot.waits_for: slot for slot in busy}
+                ready, _ = ray.wait(list(answers), num_returns=1, timeout=self._patience(busy), fetch_local=False)
+                for answer in ready:
+                    self._hear(answers[answer])
+                if not ready and not self._end_overdue(busy):
                     break
-                for stream in ready:
-                    self._hear(streams[stream])
         finally:
             given_up = self._record_interrupted()
-        left = len(self._queue) + given_up + self._stopped
+        left = self._waiting + given_up + self._stopped
         if left:
             remedy = "the same command continues from here, and so do Snakemake's retries"
             if not self._longest_seen and not self._stopped:
                 remedy = "none could end in time: ask for a longer walltime (the resource `runtime`, in minutes)"
             raise UserError(f"stopped before the end of the walltime, {left} trials are left: {remedy}")
 
+    @property
+    def _waiting(self) -> int:
+        """Tasks that have not begun."""
+        return len(self._queue) + (self._source.open if self._source else 0)
+
+    def _patience(self, busy: list[_Slot]) -> float | None:
+        """Seconds until something must be done though nobody has said anything; None: nothing ever must."""
+        due = min(slot.due for slot in busy)
+        times = [self._seconds_left()] + ([] if math.isinf(due) else [max(0.0, due - time.monotonic())])
+        return min((seconds for seconds in times if seconds is not None), default=None)
+
+    def _end_overdue(self, busy: list[_Slot]) -> bool:
+        """Kill what has not ended at its timeout; whether there was any."""
+        overdue = [slot for slot in busy if slot.due <= time.monotonic()]
+        for slot in overdue:
+            ray.kill(slot.worker)
+            minutes = (self._setting.timeout_seconds or 0.0) / 60
+            self._end_attempt(slot, "failed", error=f"it took longer than its timeout_minutes, {minutes:g}")
+            self._start_worker_if_needed(slot)
+        return bool(overdue)
+
     # ---- one slot
 
     def _start_worker(self, slot: _Slot) -> None:
         slot.worker = ray.remote(Worker).options(**self._options).remote()
-        slot.starting = slot.worker.start.remote(*self._arguments)
+        slot.starting = slot.worker.start.remote(self._setting)
 
     def _hear(self, slot: _Slot) -> None:
         """Take in one message of a slot."""
@@ -144,8 +179,8 @@ class Packer:
             self._hear_of_start(slot)
             return
         try:
-            self._take(slot, ray.get(next(slot.stream)))
-        except (RayError, StopIteration) as error:
+            self._take(slot, ray.get(slot.answer))
+        except RayError as error:
             time.sleep(SIGNAL_SECONDS)
             self._end_attempt(slot, "failed", error=_death(error))
             self._start_worker_if_needed(slot)
@@ -188,7 +223,7 @@ class Packer:
 
     def _start_worker_if_needed(self, slot: _Slot) -> None:
         slot.worker = None
-        if self._queue:
+        if self._waiting:
             self._start_worker(slot)
 
     def _next_trial(self, slot: _Slot) -> None:
@@ -205,11 +240,15 @@ class Packer:
         order = Order(
             spec=task.spec.model_dump(mode="json", exclude_defaults=True),
             trial=task.trial,
+            attempt=slot.attempt,
             checkpoints=self._checkpoints_of(task),
             deadline=self._deadline - STOP_SECONDS,
             looked_at=self._look,
         )
-        slot.stream = slot.worker.run.options(num_returns="streaming").remote(order)
+        limit = self._setting.timeout_seconds
+        slot.due = math.inf if limit is None else time.monotonic() + limit + OVERDUE_SECONDS
+        slot.pruned = ""
+        slot.answer = slot.worker.begin.remote(order)
 
     def _correct_order(self) -> None:
         """Predict anew what waits, whenever a quarter more has finished, and put the longest first again."""
@@ -223,14 +262,17 @@ class Packer:
         self._queue = deque(tasks)
 
     def _next_task(self) -> Task | None:
-        """The first task in the queue that is worth beginning before the deadline, taken off it."""
-        left = self._seconds_left()
+        """The first task in the queue that is worth beginning before the deadline, taken off it; or the source's."""
         for task in self._queue:
-            expected = self._longest_seen if task.expected_seconds is None else task.expected_seconds
-            if left is None or expected <= left - STOP_SECONDS or left >= WORTHWHILE_SECONDS:
+            if self._is_worthwhile(task.expected_seconds):
                 self._queue.remove(task)
                 return task
-        return None
+        return self._source.next_task() if self._source and self._is_worthwhile(None) else None
+
+    def _is_worthwhile(self, expected_seconds: float | None) -> bool:
+        left = self._seconds_left()
+        expected = self._longest_seen if expected_seconds is None else expected_seconds
+        return left is None or expected <= left - STOP_SECONDS or left >= WORTHWHILE_SECONDS
 
     @property
     def _deadline(self) -> float:
@@ -242,50 +284,70 @@ class Packer:
         return None if math.isinf(self._deadline) else max(0.0, self._deadline - time.time())
 
     def _take(self, slot: _Slot, message: dict[str, Any]) -> None:
+        """Take in what the trial of a slot says, and answer."""
         assert slot.task is not None
-        seconds = round(message.get("seconds", 0.0), 4)
         if "epoch" in message:
-            first = {"first_step_time": message["first_step_time"]} if message["epoch"]["epoch"] == 1 else {}
-            self._record(slot, "epoch", metrics=message["epoch"], **first)
-        elif "halved" in message:
+            row, first = message["epoch"], message.get("first_step_time")
+            self._record(
+                slot, "epoch", metrics=row, **({"first_step_time": first} if first and row["epoch"] == 1 else {})
+            )
+            if self._rule:
+                slot.pruned = self._rule.verdict(slot.task.trial, message["epoch"])
+            slot.answer = slot.worker.go_on.remote(bool(slot.pruned))
+            return
+        if "halved" in message:
             self._record(slot, "halved", **message["halved"])
-        elif "finished" in message:
-            self._longest_seen = max(self._longest_seen, seconds)
-            metrics, precision = message["finished"], message["precision"]
-            task = slot.task
-            self._finished[task.trial] = seconds
-            self.uses += [Use(**message["use"])] if message["use"] else []
-            self._end_attempt(slot, "finished", metrics=metrics, precision=precision, seconds=seconds)
-            shutil.rmtree(self._checkpoints_of(task), ignore_errors=True)  # most trials are too short to have any
-            self._correct_order()
-            self._next_trial(slot)
-        elif "stopped" in message:
+            slot.answer = slot.worker.go_on.remote(False)
+            return
+        said = {name: message[name] for name in ("precision", "exit_code", "output", "tail") if name in message}
+        seconds = round(message["seconds"], 4) if "seconds" in message else None
+        if "stopped" in message:
             self._stopped += 1
-            self._end_attempt(slot, "interrupted", error=message["stopped"])
+            self._end_attempt(slot, "interrupted", error=message["stopped"], **said)
             slot.worker = None
+            return
+        if "failed" in message:
+            trace = message["traceback"]
+            self._end_attempt(slot, "failed", error=message["failed"], seconds=seconds, trace=trace, **said)
         else:
-            self._end_attempt(slot, "failed", error=message["failed"], seconds=seconds, trace=message["traceback"])
-            self._next_trial(slot)
+            self._take_result(slot, message, seconds=seconds or 0.0, **said)
+        self._next_trial(slot)
+
+    def _take_result(self, slot: _Slot, message: dict[str, Any], *, seconds: float, **said: Any) -> None:
+        """A trial has finished, or was ended early."""
+        task = slot.task
+        assert task is not None
+        if "pruned" in message:
+            metrics, why = message["pruned"], slot.pruned
+            self._end_attempt(slot, "stopped", metrics=metrics, seconds=seconds, why=why, **said)
+        else:
+            self._longest_seen = max(self._longest_seen, seconds)
+            self._finished[task.trial] = seconds
+            self.uses += [Use(**message["use"])] if message.get("use") else []
+            self._end_attempt(slot, "finished", metrics=message["finished"], seconds=seconds, **said)
+        shutil.rmtree(self._checkpoints_of(task), ignore_errors=True)  # most trials are too short to have any
+        self._correct_order()
 
     def _end_attempt(self, slot: _Slot, outcome: str, *, trace: str = "", **fields: Any) -> None:
         """Record how the slot's trial ended; one that failed goes back to the queue while it has retries."""
         assert slot.task is not None
         task = slot.task
         if outcome == "failed":
-            path = self._write_log(task.trial, slot.attempt, trace or fields["error"])
+            path = fields.get("output") or self._write_log(task.trial, slot.attempt, trace or fields["error"])
             again = self._tried_now[task.trial] <= self._retries
             fields |= {"log": str(path), "retried": again}
             if again:
                 self._queue.append(task)
         self._record(slot, outcome, **fields)
-        slot.task = slot.stream = None
+        slot.task = slot.answer = None
+        slot.due = math.inf
 
     def _checkpoints_of(self, task: Task) -> Path:
-        return self._folder / "checkpoints" / f"{task.trial}-{task.generation}"
+        return self._setting.folder / "checkpoints" / f"{task.trial}-{task.generation}"
 
     def _write_log(self, trial: str, attempt: int, text: str) -> Path:
         """Only a failure gets a file of its own: file systems charge by the inode."""
-        path = self._folder / "logs" / f"{trial}-{attempt}.log"
+        path = self._setting.folder / "logs" / f"{trial}-{attempt}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.rstrip() + "\n")
         return path
@@ -312,6 +374,6 @@ def _death(error: Exception) -> str:
     """Why a worker gave no answer, in one line."""
     if isinstance(error, RayActorError) and "creation task" in str(error):  # it never was: the last line says why
         return str(error).strip().splitlines()[-1]
-    if isinstance(error, (RayActorError, StopIteration)):
+    if isinstance(error, RayActorError):
         return "the worker's process ended: it was killed, or it crashed"
     return f"{type(error).__name__}: {error}".splitlines()[0]

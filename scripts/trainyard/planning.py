@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trainyard.choosing import Option, choose, options
-from trainyard.config import Config, Slots, Sweep
+from trainyard.config import Config
 from trainyard.files import digest_of
 from trainyard.journal import Attempt, attempts, by_trial, read_events, result_of, sessions
 from trainyard.schedules import makespan
+from trainyard.searching import Suggestion, search_key, still_to_draw, suggestions
 from trainyard.slurm import DEADLINE_MARGIN_SECONDS
+from trainyard.stopping import Rule
+from trainyard.sweepspec import Slots, Sweep
 from trainyard.trials import RESULT_VERSION, Trial, expand
 
 if TYPE_CHECKING:
@@ -41,6 +44,9 @@ class Plan:
     found_share: float | None = None  # GPUs per trial, as `gpus_per_trial: auto` has found it
     limit_minutes: float = math.inf  # the longest walltime that can be asked for
     price: float | None = None  # of a GPU-hour
+    suggestions: list[Suggestion] = field(default_factory=list)  # that a search has drawn
+    search_key: str = ""  # which search
+    dataset_digest: str = ""
 
     def generation(self, trial: str) -> int:
         """The `retrain` number that a trial's result must reach: an earlier result does not count any more."""
@@ -49,7 +55,7 @@ class Plan:
 
     def result(self, trial: str) -> Attempt | None:
         """The attempt that finished a trial, or None while it is pending."""
-        return result_of(self.tries.get(trial, ()), self.generation(trial))
+        return result_of(self.tries.get(trial, ()), self.generation(trial), early=self.sweep.stop is not None)
 
     @cached_property
     def pending(self) -> list[str]:
@@ -61,6 +67,22 @@ class Plan:
     def _unfinished(self) -> list[str]:
         """Trials without a result, in the config's order."""
         return [name for name in self.trials if self.result(name) is None]
+
+    @property
+    def to_run(self) -> list[str]:
+        """The pending trials that are known: not what a search is still to draw."""
+        drawn = {each.name for each in self.suggestions}
+        return [name for name in self.pending if not self.sweep.search or name in drawn]
+
+    def rule(self) -> Rule | None:
+        """Which trials to end early, going by all that the journal knows of them."""
+        stop = self.sweep.stop
+        if stop is None:
+            return None
+        epochs = {trial.epochs for trial in self.trials.values()}
+        if stop.epochs is None and len(epochs) == 1:
+            stop = stop.model_copy(update={"epochs": epochs.pop()})
+        return Rule(stop, [attempt for name in self.trials for attempt in self.tries.get(name, ())])
 
     @property
     def shares_open(self) -> bool:
@@ -224,7 +246,11 @@ class Plan:
     @cached_property
     def digest(self) -> str:
         """Changes when the set of results that the sweep must have changes, and only then: the rule's parameter."""
-        return digest_of([[trial.content for trial in self.trials.values()], RESULT_VERSION, self.sweep.retrain])
+        content: list[object] = [trial.content for trial in self.trials.values()]
+        if self.sweep.search:
+            content = [self.sweep.search.model_dump(), self.sweep.spec_content]
+        stop = [self.sweep.stop.model_dump()] if self.sweep.stop else []
+        return digest_of([content, RESULT_VERSION, self.sweep.retrain, *stop])
 
 
 def _last_finished(plan: Plan, name: str) -> Attempt | None:
@@ -244,10 +270,13 @@ def plan_sweep(config: Config, name: str, results: Path, *, limit_minutes: float
     No job may take longer than `limit_minutes`.
     """
     sweep = config.sweeps[name]
-    dataset_digest = _dataset_digest(results / "data" / sweep.dataset / "meta.json")
-    trials = {trial.identity(dataset_digest): trial for trial in expand(sweep).trials}
+    dataset_digest = _dataset_digest(results, sweep)
     events = read_events(results / "sweeps" / name / "journal.jsonl")
     runs = sessions(events)
+    key = search_key(sweep, dataset_digest)
+    drawn = suggestions(events, sweep, dataset_digest, key)
+    trials = {trial.identity(dataset_digest): trial for trial in expand(sweep).trials}
+    trials |= {each.name: each.trial for each in drawn} | still_to_draw(sweep, len(drawn))
     return Plan(
         name,
         sweep,
@@ -260,12 +289,17 @@ def plan_sweep(config: Config, name: str, results: Path, *, limit_minutes: float
         found_share=next((event["gpus_per_trial"] for event in reversed(events) if event["event"] == "share"), None),
         limit_minutes=limit_minutes,
         price=config.pricing.gpu_hour,
+        suggestions=drawn,
+        search_key=key,
+        dataset_digest=dataset_digest,
     )
 
 
-def _dataset_digest(meta: Path) -> str:
-    """The digest of a staged dataset; before it is staged, what no dataset has."""
+def _dataset_digest(results: Path, sweep: Sweep) -> str:
+    """The digest of the staged dataset, if the sweep has one; before it is staged, what no dataset has."""
+    if sweep.dataset is None:
+        return "no dataset"
     try:
-        return str(json.loads(meta.read_text())["digest"])
+        return str(json.loads((results / "data" / sweep.dataset / "meta.json").read_text())["digest"])
     except FileNotFoundError:
         return "not staged"

@@ -60,7 +60,7 @@ class Progress:
             self._ended += not event.get("retried", False)
         if event["event"] == "finished":
             self._seconds_seen.append(event["seconds"])
-        if event["event"] in ("finished", "failed"):
+        if event["event"] in ("finished", "stopped", "failed"):
             self._say(self._line(event))
 
     def _say(self, line: str) -> None:
@@ -76,8 +76,10 @@ class Progress:
         if event["event"] == "failed":
             again = "will be tried again" if event["retried"] else "gave up"
             return f"{head}: FAILED ({again}): {event['error']}; see {event['log']}"
-        accuracy = event["metrics"]["val_accuracy"]
-        return f"{head}: {event['seconds']:.1f} s, validation accuracy {accuracy:.1%}{self._left()}"
+        told = _metric_text(self._plan, event["metrics"])
+        why = f"; {event['why']}" if event["event"] == "stopped" else ""
+        words = filter(None, [f"{event['seconds']:.1f} s", told])
+        return f"{head}: {', '.join(words)}{why}{self._left()}"
 
     def _left(self) -> str:
         """The time left: the work left, as predicted or else as the mean of what was seen, shared among the slots."""
@@ -105,13 +107,23 @@ def _values_text(plan: Plan, trial: str) -> str:
     return ", ".join(f"{key.split('.')[-1]}={value}" for key, value in plan.trials[trial].values.items())
 
 
+def _metric_text(plan: Plan, metrics: dict[str, float]) -> str:
+    """The metric that counts, or else the first that was told: `val_accuracy 91.2 %`."""
+    name = next((each for each in (plan.sweep.target[0], *metrics) if each in metrics and each != "epoch"), None)
+    if name is None or metrics[name] is None:
+        return ""
+    words = {"val_accuracy": "validation accuracy"}.get(name, name)
+    return f"{words} {metrics[name]:.1%}" if name.endswith("accuracy") else f"{words} {metrics[name]:.4g}"
+
+
 def slot_table(running: list[Attempt], plan: Plan) -> Table:
     """One line per trial that runs now."""
-    table = Table("slot", "node", "GPU", "trial", "configuration", "epoch", "val. accuracy", "seconds", box=None)
+    table = Table("slot", "node", "GPU", "trial", "configuration", "epoch", "metric", "seconds", box=None)
     for attempt in sorted(running, key=lambda each: int(each.where["slot"])):
         where, trial = attempt.where, plan.trials.get(attempt.trial)
-        epochs = f"{len(attempt.epochs)}/{trial.spec.epochs}" if trial else str(len(attempt.epochs))
-        accuracy = f"{attempt.epochs[-1]['val_accuracy']:.1%}" if attempt.epochs else ""
+        of = f"/{trial.epochs}" if trial and trial.epochs else ""
+        epochs = f"{len(attempt.epochs)}{of}"
+        metric = _metric_text(plan, attempt.epochs[-1]) if attempt.epochs else ""
         values, seconds = _values_text(plan, attempt.trial), f"{time.time() - attempt.start:.0f}"
-        table.add_row(str(where["slot"]), where["node"], where["gpu"], attempt.trial, values, epochs, accuracy, seconds)
+        table.add_row(str(where["slot"]), where["node"], where["gpu"], attempt.trial, values, epochs, metric, seconds)
     return table

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from trainyard import slurm
-from trainyard.config import Slots
 from trainyard.errors import UserError
 from trainyard.localcopy import patterns
 from trainyard.raycluster import LocalRay, local_ray, token
 from trainyard.rayjoin import ENDED
+from trainyard.sweepspec import Slots
 
 JOIN_TIMEOUT_SECONDS = 120  # a cold shared file system may take a minute to give each node its Python
 LEAVE_TIMEOUT_SECONDS = 8  # then srun is told to end, and after as long again killed: a dead node never answers

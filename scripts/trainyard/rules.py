@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from trainyard.asking import costs, summary
-from trainyard.config import NAME_PATTERN, split_scale
+from trainyard.config import split_scale
 from trainyard.configfile import check_config
 from trainyard.dataspec import ImageFolder, Python, holds_images, is_downloaded
+from trainyard.dotted import check_imports
 from trainyard.errors import UserError
 from trainyard.files import digest_of, write_json
 from trainyard.forecasts import scale_row, words
 from trainyard.planning import Plan, plan_sweep
 from trainyard.slurm import limit_of, partitions
-from trainyard.trials import RESULT_VERSION
+from trainyard.spec import Train
+from trainyard.sweepspec import NAME_PATTERN
+from trainyard.trials import RESULT_VERSION, expand
 
 Wildcards = Any  # snakemake.io.Wildcards: an attribute per wildcard
 
@@ -103,13 +106,34 @@ class Workflow:
         """Keep the config that this run works with, command-line overrides included: what the programs read."""
         write_json(self.config_file, self._resolved)
 
+    def check_own_code(self) -> None:
+        """What users bring must import; told before anything is submitted."""
+        paths: dict[str, tuple[str, str]] = {}
+        for name, dataset in self.config.datasets.items():
+            if isinstance(dataset, Python):
+                paths[f"datasets.{name}.factory"] = (dataset.factory, "dataset")
+        for name, sweep in self.config.sweeps.items():
+            if sweep.function:
+                paths[f"sweeps.{name}.function"] = (sweep.function, "function")
+            models = {spec.model for trial in expand(sweep).trials if isinstance(spec := trial.spec, Train)}
+            paths |= {f"sweeps.{name}.train.model": (model, "model") for model in models if ":" in model}
+        for name, study in self.config.scaling.items():
+            if ":" in study.train.model:
+                paths[f"scaling.{name}.train.model"] = (study.train.model, "model")
+        check_imports(paths)
+
     def message(self, text: str) -> str:
         """What a job says of itself, followed by what it will ask of a scheduler."""
         return text + self._asks
 
-    def dataset_of(self, kind: str) -> Callable[[Wildcards], str]:
-        """An input function: the receipt of the dataset that a study of this kind trains on."""
-        return lambda wildcards: str(self._results / "data" / self._study(kind, wildcards).dataset / "meta.json")
+    def dataset_of(self, kind: str) -> Callable[[Wildcards], list[str]]:
+        """An input function: the receipt of the dataset that a study of this kind trains on, if it has one."""
+
+        def receipt(wildcards: Wildcards) -> list[str]:
+            dataset = self._study(kind, wildcards).dataset
+            return [] if dataset is None else [str(self._results / "data" / dataset / "meta.json")]
+
+        return receipt
 
     def source(self, wildcards: Wildcards) -> str:
         """Changes with the dataset's section of the config."""
@@ -221,9 +245,12 @@ class Workflow:
     def training(self, wildcards: Wildcards) -> str:
         """Changes with everything in the config that changes the result of a scale."""
         study = self.config.scaling[wildcards.name]
-        return digest_of(
-            [study.train.model_dump(mode="json", exclude_defaults=True), study.mode, study.retrain, RESULT_VERSION]
-        )
+        what: Any = study.train.model_dump(mode="json", exclude_defaults=True)
+        if study.script is not None:
+            what = study.model_dump(
+                include={"script", "launcher", "launcher_options", "python", "args", "metrics"}, mode="json"
+            )
+        return digest_of([what, study.mode, study.retrain, RESULT_VERSION])
 
     def ranks_per_node(self, wildcards: Wildcards) -> int:
         """Ranks, one per GPU, on each node."""

@@ -69,9 +69,13 @@ def scaling_table(
     return frame.reindex(columns=list(COLUMNS))
 
 
+_NUMBERS: Final = ("gpu0_avg_mib", "gradient_mib", "accumulation", "data_wait_fraction", "exposed_comm_fraction",
+                   "images_per_second", "step_ms_p50", "step_ms_p95")  # fmt: skip
+
+
 def _summaries(folders: Sequence[Path]) -> pd.DataFrame:
     frame = pd.DataFrame([json.loads((folder / "summary.json").read_text()) for folder in folders])
-    for column in ("gpu0_avg_mib", "gradient_mib", "accumulation", "data_wait_fraction", "exposed_comm_fraction"):
+    for column in _NUMBERS:  # of a user's script, only those that it told are there
         frame[column] = pd.to_numeric(frame[column]) if column in frame else float("nan")
     return frame
 
@@ -113,6 +117,8 @@ def _verdict(row: Any, recommended: bool) -> str:
         return f"recommended: best time for at most {DEARER:.0%} more GPU-hours"
     if row.Index == 0:
         return "baseline"
+    if row.efficiency != row.efficiency:
+        return "its throughput is unknown"
     if row.efficiency < EFFICIENT:
         return "does not pay"
     return "good value" if row.gpu_hours_increase <= DEARER + 1e-9 else "diminishing returns"
@@ -125,6 +131,8 @@ def recommendation(table: pd.DataFrame) -> str:
     words = [f"Take {best.scale}: the best time ({duration(best.train_seconds)}) for at most {DEARER:.0%} more "
              f"GPU-hours than {table['scale'].iloc[0]} ({best.gpu_hours_increase:+.0%})."
              for best in table[table["recommended"]].itertuples()]  # fmt: skip
+    if table["efficiency"].isna().all():
+        return "No throughput is known, so nothing can be said of how this training scales."
     efficient = table[table["efficiency"] >= EFFICIENT]
     largest = efficient.loc[efficient["gpus"].idxmax()]
     words.append(f"{largest['scale']} is the largest scale of which the efficiency is at least {EFFICIENT:.0%} "

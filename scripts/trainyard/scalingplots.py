@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -19,7 +20,7 @@ def speedup(left: Axes, right: Axes, scaling: pd.DataFrame) -> None:
     base, gpus = scaling.iloc[0], scaling["gpus"]
     ratio = gpus / base["gpus"]
     for axes, over in ((left, 1), (right, ratio)):
-        value = scaling["speedup"] / over
+        value = scaling["speedup"].astype(float) / over
         spread = [
             (scaling["speedup"] - scaling["speedup_low"]) / over,
             (scaling["speedup_high"] - scaling["speedup"]) / over,
@@ -33,7 +34,7 @@ def speedup(left: Axes, right: Axes, scaling: pd.DataFrame) -> None:
         axes.minorticks_off()
         axes.margins(x=0.15)
         axes.set_xlabel(_ranks(scaling))
-    for row in scaling.itertuples():
+    for row in scaling.dropna(subset=["speedup"]).itertuples():
         left.annotate(
             row.scale, (row.gpus, row.speedup), xytext=(6, -4), textcoords="offset points", va="top", fontsize=8
         )
@@ -43,7 +44,7 @@ def speedup(left: Axes, right: Axes, scaling: pd.DataFrame) -> None:
     left.set_ylabel(f"speedup over {base['scale']}")
     left.legend(loc="upper left")
     right.axhline(EFFICIENT, color=COLOURS[1], linewidth=0.8, linestyle=":")
-    right.set_ylim(0, max(1.1, 1.05 * scaling["speedup_high"].div(ratio).max()))
+    right.set_ylim(0, max(1.1, np.nan_to_num(1.05 * scaling["speedup_high"].div(ratio).max())))
     right.yaxis.set_major_formatter(PercentFormatter(1))
     right.set_ylabel("parallel efficiency")
     left.set_title(_repeats(scaling))
@@ -65,19 +66,27 @@ def losses(left: Axes, right: Axes, histories: Sequence[History], scaling: pd.Da
     for (scale, rows), colour in zip(histories, cycle(COLOURS), strict=False):
         spent = rows["seconds"].cumsum() * gpus[scale] / (3600 if on_gpu else 1)
         for axes, x in ((left, rows["epoch"]), (right, spent)):
-            axes.plot(x, rows["val_loss"], "o-", color=colour, label=f"{scale} validation")
-            axes.plot(x, rows["train_loss"], "--", color=colour, label=f"{scale} training")
+            for name, line, words in (("val_loss", "o-", "validation"), ("train_loss", "--", "training")):
+                if name in rows:  # a user's script need not tell them
+                    axes.plot(x, rows[name], line, color=colour, label=f"{scale} {words}")
     for axes in (left, right):
-        axes.set_yscale("log")
+        if axes.lines:
+            axes.set_yscale("log")
+        else:
+            axes.text(0.5, 0.5, "no loss was told", ha="center", transform=axes.transAxes)
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     left.set_xlabel("epoch")
     left.set_ylabel("loss (cross-entropy)")
     right.set_xlabel("GPU-hours of training" if on_gpu else "rank-seconds of training (on CPUs)")
-    left.legend(ncols=1 + (len(histories) > 4), fontsize=8)
+    if left.lines:
+        left.legend(ncols=1 + (len(histories) > 4), fontsize=8)
 
 
 def steps(axes: Axes, scaling: pd.DataFrame) -> None:
     """Where the time of the median step goes, a bar per scale."""
+    if scaling["step_ms_p50"].isna().all():
+        axes.text(0.5, 0.5, "no time of a step was told", ha="center", transform=axes.transAxes)
+        return
     data, talk = (scaling[name].fillna(0) for name in ("data_wait_fraction", "exposed_comm_fraction"))
     shares = {"computing": 1 - data - talk, "communication that shows": talk, "waiting for data": data}
     bottom = pd.Series(0.0, scaling.index)

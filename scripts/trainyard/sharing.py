@@ -1,6 +1,7 @@
 """How many trials can share a GPU: worked out from what the first ones take of it, which have one each."""
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,6 +46,24 @@ def has_gpu() -> bool:
     count = pynvml.nvmlDeviceGetCount()
     pynvml.nvmlShutdown()
     return bool(count)
+
+
+def gpu_name() -> str:
+    """The name of this process's GPU, without loading torch; "" where there is none."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ""
+    try:
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        handle = pynvml.nvmlDeviceGetHandleByIndex(int(first) if first.isdecimal() else 0)
+        return str(pynvml.nvmlDeviceGetName(handle))
+    except pynvml.NVMLError:
+        return ""
+    finally:
+        pynvml.nvmlShutdown()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from trainyard.config import repeat_of, split_scale
 from trainyard.efficiency import utilisation, work_of
 from trainyard.files import write_json
 from trainyard.probing import Probe
-from trainyard.telemetry import GpuMemory, gpu_memory, peak_resident_mib
+from trainyard.telemetry import gpu_memory, measured
 from trainyard.timing import device_name, launch_time
 from trainyard.training import Training
 
@@ -29,7 +29,7 @@ def write_results(training: Training, probe: Probe | None, folder: Path, *, scal
     for each in memory:
         log.info("%s%s", f"{each.node}: " if len({gpu.node for gpu in memory}) > 1 else "", each)
     write_rows(rows, folder / "history.csv")
-    write_json(folder / "summary.json", _summary(training, probe, scale) | _measured(folder, memory))
+    write_json(folder / "summary.json", _summary(training, probe, scale) | measured(folder / "telemetry", memory))
     total = sum(row.seconds for row in training.history)
     log.info("trained %d epochs in %.1f s", len(rows), total)
 
@@ -85,15 +85,3 @@ def _utilisation(training: Training, images_per_second: float) -> dict[str, floa
     return utilisation(
         work, images_per_second=images_per_second, gpus=group.world_size, precision=training.precision, device_name=name
     )
-
-
-def _measured(folder: Path, memory: list[GpuMemory]) -> dict[str, Any]:
-    """What the telemetry came to. Of a GPU that nobody could look at, nothing is known: not zero."""
-    first = memory[0] if memory else None
-    return {
-        "gpu0_peak_mib": first and first.peak_mib,
-        "gpu0_avg_mib": first and first.avg_mib,
-        "gpu0_mode_mib": first and first.mode_mib,
-        "cpu_rss_peak_mib": peak_resident_mib(folder / "telemetry"),
-        "gpu_memory": [asdict(each) for each in memory],
-    }

@@ -7,6 +7,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from trainyard.journal import RESULTS
 from trainyard.planning import Plan
 from trainyard.plots import COLOURS, FAILED, IDLE, SEQUENCE, colours, is_number, label, readable, short
 from trainyard.schedules import schedule
@@ -23,7 +24,7 @@ def gantt(axes: Axes, timeline: pd.DataFrame, trials: pd.DataFrame, key: str) ->
     total = run["stop"].max()
     axes.barh(list(lane_of.values()), total, height=0.8, color=IDLE, zorder=1)
     for row in run.itertuples():
-        failed = row.outcome != "finished"
+        failed = row.outcome not in RESULTS
         face = FAILED if failed else colour(value_of.get(row.trial))
         lane, length = lane_of[row.slot], row.stop - row.begin
         hatch = "////" if failed else None
@@ -99,11 +100,19 @@ def without_pauses(timeline: pd.DataFrame) -> pd.DataFrame:
 
 
 def metric_against(axes: Axes, trials: pd.DataFrame, key: str, metric: str) -> None:
-    """A metric of every finished trial against the value of one varied key."""
-    done = trials[trials["status"] == "finished"]
+    """A metric of every finished trial against the value of one varied key; pale, of those that were stopped early."""
+    done = trials[(trials["status"] == "finished") & trials[metric].notna()]
+    early = trials[(trials["status"] == "stopped") & trials[metric].notna()]
+    if done.empty:
+        axes.text(0.5, 0.5, f"no trial has finished with {label(metric)}", ha="center", transform=axes.transAxes)
+        return
     numeric = is_number(done[key])
     values = done[key] if numeric else done[key].astype(str)
-    axes.plot(values, done[metric], "o", alpha=0.8)
+    others = early[key] if numeric else early[key].astype(str)
+    axes.plot(values, done[metric], "o", alpha=0.8, label="finished")
+    if len(early):
+        axes.plot(others, early[metric], "o", alpha=0.6, color="#999999", fillstyle="none", label="stopped early")
+        axes.legend()
     if numeric and done[key].is_unique:
         ordered = done.sort_values(key)
         axes.plot(ordered[key], ordered[metric], "-", color=COLOURS[0], linewidth=0.8, alpha=0.5)
@@ -127,25 +136,29 @@ def _spans_decades(values: pd.Series) -> bool:
     return bool(values.min() > 0 and values.max() / values.min() > 99)
 
 
-def losses(axes: Axes, epochs: pd.DataFrame, key: str) -> None:
-    """Validation loss against epochs, a line per trial, coloured by the value of one varied key."""
+def curves(axes: Axes, epochs: pd.DataFrame, key: str, metric: str) -> None:
+    """A metric against epochs, a line per trial, coloured by the value of one varied key."""
+    if metric not in epochs or epochs[metric].isna().all():
+        axes.text(0.5, 0.5, "no trial has told metrics of its epochs", ha="center", transform=axes.transAxes)
+        return
     colour = colours(epochs[key])
-    numeric = is_number(epochs[key])
+    numeric = is_number(epochs[key]) and key != "trial"
     named: set[str] = set()
     for _, rows in epochs.groupby("trial", sort=False):
         value = rows[key].iloc[0]
         text = None if numeric or str(value) in named else str(value)
         named.add(str(value))
-        axes.plot(rows["epoch"], rows["val_loss"], "-", color=colour(value), marker="o", markersize=3, label=text)
+        axes.plot(rows["epoch"], rows[metric], "-", color=colour(value), marker="o", markersize=3, label=text)
     if numeric:
         norm = Normalize(epochs[key].min(), epochs[key].max())
         axes.figure.colorbar(ScalarMappable(norm, SEQUENCE), ax=axes, label=label(key))
     elif len(named) <= 12:
         axes.legend(title=label(key))
-    axes.set_yscale("log")
+    if metric.endswith("loss") and (epochs[metric].dropna() > 0).all():
+        axes.set_yscale("log")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("epoch")
-    axes.set_ylabel("validation loss (cross-entropy)")
+    axes.set_ylabel(label(metric))
 
 
 # ---- what it cost
@@ -157,7 +170,7 @@ def packing(axes: Axes, timeline: pd.DataFrame, strategies: pd.DataFrame) -> Non
     Of each trial, the attempt that came to a result; on either side nothing is shown of what starting a program takes.
     """
     run = without_pauses(timeline)
-    done = run[run["outcome"] == "finished"].drop_duplicates("trial", keep="last")
+    done = run[run["outcome"].isin(RESULTS)].drop_duplicates("trial", keep="last")
     array = (done["stop"] - done["begin"]).sort_values(ascending=False).to_list()
     lanes = {slot: len(array) + 1.5 + index for index, slot in enumerate(sorted(run["slot"].unique()))}
     total = run["stop"].max()

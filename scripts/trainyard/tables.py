@@ -74,16 +74,53 @@ def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> None:
 def trials_table(plan: Plan) -> pd.DataFrame:
     """One row per trial: trial, every varied key, status, attempts, seconds, and the metrics of the last epoch."""
     keys = varied_keys(list(plan.trials.values()))
+    results = {name: plan.result(name) for name in plan.trials}
+    told = dict.fromkeys(metric for result in results.values() if result for metric in result.metrics)
+    metrics = METRICS if plan.sweep.trains else tuple(told)
     rows = []
     for name, trial in plan.trials.items():
-        tries, result = plan.tries.get(name, []), plan.result(name)
-        spec = trial.spec.model_dump(mode="json")
-        status = "finished" if result else (tries[-1].outcome if tries else "pending")
-        row: dict[str, Any] = {"trial": name, **{key: value_at(spec, key) for key in keys}}
+        tries, result, settings = plan.tries.get(name, []), results[name], trial.settings
+        status = result.outcome if result else (tries[-1].outcome if tries else "pending")
+        row: dict[str, Any] = {"trial": name, **{key: value_at(settings, key) for key in keys}}
         row |= {"status": status, "attempts": len(tries), "seconds": result.seconds if result else None}
-        row |= {metric: result.metrics.get(metric) if result else None for metric in METRICS}
+        row |= {metric: result.metrics.get(metric) if result else None for metric in metrics}
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def shown_metric(plan: Plan, trials: pd.DataFrame) -> str:
+    """The metric that pictures show: the one that counts, or else the first that trials have told, or their seconds."""
+    wanted = plan.sweep.target[0]
+    columns = list(trials.columns)
+    return next((name for name in (wanted, *columns[columns.index("seconds") + 1 :]) if name in columns), "seconds")
+
+
+def stopping_table(plan: Plan) -> pd.DataFrame:
+    """One row per trial that was stopped early: how far it came, why it ended, and what that saved.
+
+    `saved_seconds` are those that its remaining epochs would have taken, at the mean of its own.
+    """
+    rule, rows = plan.rule(), []
+    for name in plan.trials:
+        result = plan.result(name)
+        if result is None or result.outcome != "stopped":
+            continue
+        epochs, seconds = result.epochs[-1]["epoch"], result.seconds or 0.0
+        left = None if rule is None or rule.epochs is None else rule.epochs - epochs
+        saved = None if left is None else seconds / epochs * left
+        rows.append([name, epochs, left, seconds, saved, result.error])
+    return pd.DataFrame(rows, columns=["trial", "epochs", "saved_epochs", "seconds", "saved_seconds", "why"])
+
+
+def saved_words(plan: Plan, stopped: pd.DataFrame) -> str:
+    """What stopping early saved, in a line."""
+    rule = plan.rule()
+    if stopped.empty or rule is None or rule.epochs is None:
+        return f"stopped early: {len(stopped)} of {len(plan.trials)} trials"
+    all_epochs = rule.epochs * len(plan.trials)
+    epochs, seconds = int(stopped["saved_epochs"].sum()), stopped["saved_seconds"].sum()
+    return (f"stopped early: {len(stopped)} of {len(plan.trials)} trials; that saved {epochs} of {all_epochs} epochs "
+            f"({epochs / all_epochs:.1%}), or {seconds:.1f} slot-seconds at the pace of each trial")  # fmt: skip
 
 
 def timeline_table(tries: Sequence[Attempt]) -> pd.DataFrame:
@@ -117,7 +154,7 @@ def epochs_table(plan: Plan) -> pd.DataFrame:
     keys = varied_keys(list(plan.trials.values()))
     rows = []
     for name, trial in plan.trials.items():
-        result, spec = plan.result(name), trial.spec.model_dump(mode="json")
-        values = {key: value_at(spec, key) for key in keys}
+        result, settings = plan.result(name), trial.settings
+        values = {key: value_at(settings, key) for key in keys}
         rows += [{"trial": name, **values, **row} for row in (result.epochs if result else [])]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["trial", *keys, "epoch"])

@@ -11,9 +11,9 @@ import statistics
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +203,24 @@ def peak_resident_mib(folder: Path) -> float | None:
     """The most memory that the processes of any one node held; None without samples."""
     values = [float(row["rss_mib"]) for path in folder.glob("cpu-*.csv") for row in _rows(path)]
     return max(values, default=None)
+
+
+def gpu_name(folder: Path) -> str | None:
+    """The name of the GPUs that were seen; None without any."""
+    names = (row["name"] for path in sorted(folder.glob("gpu-*.csv")) for row in _rows(path))
+    return next(names, None)
+
+
+def measured(folder: Path, memory: Sequence[GpuMemory]) -> dict[str, Any]:
+    """What the telemetry came to. Of a GPU that nobody could look at, nothing is known: not zero."""
+    first = memory[0] if memory else None
+    return {
+        "gpu0_peak_mib": first and first.peak_mib,
+        "gpu0_avg_mib": first and first.avg_mib,
+        "gpu0_mode_mib": first and first.mode_mib,
+        "cpu_rss_peak_mib": peak_resident_mib(folder),
+        "gpu_memory": [asdict(each) for each in memory],
+    }
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

@@ -5,15 +5,16 @@ import json
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
 
-from trainyard.config import VARIED_KEY, Range, Sample, Sweep, Uniform
 from trainyard.files import digest_of
+from trainyard.ownspec import Own
 from trainyard.spec import Train
+from trainyard.sweepspec import VARIED_KEY, Draw, Range, Sample, Sweep, Uniform
 
 # Raise when a change of the code changes what a given configuration results in: every trial then trains anew.
 RESULT_VERSION = 2
@@ -21,15 +22,25 @@ RESULT_VERSION = 2
 
 @dataclass(frozen=True)
 class Trial:
-    """One training configuration of a sweep: its full spec, and the values of the keys that the sweep varies."""
+    """One configuration of a sweep: its full spec, and the values of the keys that the sweep varies."""
 
-    spec: Train
+    spec: Train | Own
     values: dict[str, Any]
 
     @cached_property
     def content(self) -> str:
         """The spec as canonical JSON without defaults, so that a key added to Trainyard later changes no identity."""
         return json.dumps(self.spec.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What varied keys are looked up in."""
+        return self.spec.args if isinstance(self.spec, Own) else self.spec.model_dump(mode="json")
+
+    @property
+    def epochs(self) -> int | None:
+        """How many it will have, if that is known."""
+        return self.spec.epochs if isinstance(self.spec, Train) else None
 
     def identity(self, dataset_digest: str) -> str:
         """Ten hex digits of a hash of everything that changes the trial's result."""
@@ -45,21 +56,24 @@ class Expansion:
 
 
 def expand(sweep: Sweep) -> Expansion:
-    """All trials of a sweep: its grid, then the ones written out, then the samples; the same one only once."""
-    base = sweep.train.model_dump(exclude_unset=True)
+    """All trials of a sweep: its grid, then the ones written out, then the samples; the same one only once.
+
+    A search has none beforehand; but what is wrong with it is found.
+    """
     expansion = Expansion()
     seen: set[str] = set()
-    malformed = [key for key in sweep.grid if not VARIED_KEY.match(key)]
+    keys = {"grid": list(sweep.grid), "search": list(sweep.search.values) if sweep.search else []}
+    malformed = [(place, key) for place, varied in keys.items() for key in varied if not VARIED_KEY.match(key)]
     if malformed:
-        expansion.errors = [("grid", ValueError(_malformed(key))) for key in malformed]
+        expansion.errors = [(place, ValueError(_malformed(key))) for place, key in malformed]
         return expansion
-    for place, values in _configurations(sweep):
+    for place, values in _configurations(sweep):  # of a search, the ends of its ranges
         try:
-            trial = _make_trial(base, values)
+            trial = make_trial(sweep, values)
         except (ValidationError, ValueError) as error:
             expansion.errors.append((place, error))
             continue
-        if trial.content not in seen:
+        if sweep.search is None and trial.content not in seen:
             seen.add(trial.content)
             expansion.trials.append(trial)
     return expansion
@@ -94,6 +108,11 @@ def _configurations(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
     if sweep.sample:
         for values in _draws(sweep.sample):
             yield "sample", values
+    if sweep.search:
+        for end in (0, -1):
+            yield "search", {key: _ends(choice)[end] for key, choice in sweep.search.values.items()}
+    if sweep.own_without_values:
+        yield "args", {}
 
 
 def _draws(sample: Sample) -> Iterator[dict[str, Any]]:
@@ -109,20 +128,31 @@ def _draw(generator: random.Random, choice: list[Any] | Uniform) -> Any:
         value = math.exp(generator.uniform(math.log(choice.low), math.log(choice.high)))
     else:
         value = generator.uniform(choice.low, choice.high)
-    return (
-        round(value) if choice.integer else float(f"{value:.6g}")
-    )  # six digits: what a table shows is what was trained
+    return in_table(value, choice)
 
 
-def _make_trial(base: dict[str, Any], values: dict[str, Any]) -> Trial:
-    merged = dict(base)
+def in_table(value: float, choice: Uniform) -> float | int:
+    """A drawn number as it is used: whole, or with six digits, so that what a table shows is what was trained."""
+    return round(value) if choice.integer else float(f"{value:.6g}")
+
+
+def _ends(choice: Draw) -> list[Any]:
+    return choice if isinstance(choice, list) else [in_table(choice.low, choice), in_table(choice.high, choice)]
+
+
+def make_trial(sweep: Sweep, values: dict[str, Any]) -> Trial:
+    """The trial of a sweep that has these values of varied keys.
+
+    Raises:
+        ValueError: there can be none; also pydantic's, which are ValueErrors.
+    """
+    merged = dict(sweep.base)
     for key, value in values.items():
         if not VARIED_KEY.match(key):
             raise ValueError(_malformed(key))
         _set_at(merged, key.split("."), value)
-    spec = Train.model_validate(merged)
-    dumped = spec.model_dump(mode="json")
-    return Trial(spec=spec, values={key: value_at(dumped, key) for key in values})
+    trial = Trial(sweep.spec_of(merged), values)
+    return replace(trial, values={key: value_at(trial.settings, key) for key in values})
 
 
 def _malformed(key: str) -> str:

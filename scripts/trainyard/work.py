@@ -21,7 +21,7 @@ def is_needed(plan: Plan, slots: int = 1) -> bool:
 
     With at least as many slots as trials, nobody has to know.
     """
-    unknown = any(name not in plan.work for name in plan.pending)
+    unknown = plan.sweep.trains and any(name not in plan.work for name in plan.pending)
     return unknown and not plan.seconds and plan.sweep.cost is None and len(plan.pending) > slots
 
 
@@ -32,21 +32,22 @@ def count_work(plan: Plan, staged: Staged, *, own: bool = True, seconds: float =
     `own` models are built only if that is allowed: their code may do anything. It is given up after so many `seconds`.
     """
     shape, classes = staged.meta["shape"], len(staged.meta["classes"])
-    examples = {_model_key(plan.trials[name].spec): plan.trials[name] for name in plan.pending}
-    if not own and len(examples) > 1 and any(":" in trial.spec.model for trial in examples.values()):
+    specs = {name: spec for name in plan.pending if isinstance(spec := plan.trials[name].spec, Train)}
+    examples = {_model_key(spec): name for name, spec in specs.items()}
+    if not own and len(examples) > 1 and any(":" in specs[name].model for name in examples.values()):
         return {}
     counted, end = dict[str, float](), time.monotonic() + seconds
     for key in _spread(list(examples)):
-        flops = _flops(examples[key].spec, shape, classes) if len(examples) > 1 else 1
+        flops = _flops(specs[examples[key]], shape, classes) if len(examples) > 1 else 1
         if flops is None or time.monotonic() > end:
             return {}
         counted[key] = flops
     others = [key for key in examples if key not in counted]
-    guess = predict([examples[key] for key in others], [(examples[key], flops) for key, flops in counted.items()])
+    example = {key: plan.trials[name] for key, name in examples.items()}
+    guess = predict([example[key] for key in others], [(example[key], flops) for key, flops in counted.items()])
     if others and guess:
         counted |= dict(zip(others, guess.seconds.tolist(), strict=True))
     log.info("sweep %s: FLOPs of %d models, before any has run", plan.name, len(examples))
-    specs = {name: plan.trials[name].spec for name in plan.pending}
     return {name: counted[_model_key(spec)] * spec.epochs for name, spec in specs.items()}
 
 

@@ -1,9 +1,10 @@
-"""What runs in the process of a slot: one trial after another, in a process that has torch and the data ready."""
+"""What runs in the process of a slot: one trial after another, in a process that has all that they need ready."""
 
 import math
+import os
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,99 +12,216 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from trainyard import sharing, slurm
+from trainyard import commands, functions, sharing, slurm
 from trainyard.config import Data
+from trainyard.errors import UserError
+from trainyard.ownspec import Metrics, Own
 from trainyard.spec import Train
 
-if TYPE_CHECKING:  # here and below: importing torch takes seconds, which only a slot's process should spend
+if TYPE_CHECKING:  # here and below: importing torch takes seconds, which only a process that trains should spend
     from trainyard.sampling import Batch
 
 # A trial keeps where it is at the first end of an epoch after so long: short ones never do, since shared file systems
 # charge by the inode.
 SAVE_SECONDS = 60.0
+Messages = Generator[dict[str, Any], bool | None, None]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all trials of a sweep have in common."""
+
+    folder: Path  # the sweep's, absolute
+    how: Data
+    threads: int
+    trains: bool = True  # whether trials are trainings by Trainyard's own loop
+    dataset: Path | None = None
+    share: float | None = None  # of the GPU's memory, and no more
+    metrics: Metrics | None = None
+    checkpoint: str | None = None  # files that a command can go on from
+    resume: str | None = None  # what a command is then given
+    timeout_seconds: float | None = None
+    cwd: str = ""  # where users' programs run
 
 
 @dataclass(frozen=True)
 class Order:
-    """A trial for a slot to train."""
+    """A trial for a slot to run."""
 
     spec: dict[str, Any]
     trial: str
+    attempt: int
     checkpoints: Path  # a folder of its own, which is there only while the trial has begun and not finished
     deadline: float = math.inf  # Unix seconds at which to stop
     looked_at: bool = False  # whether to measure what it takes of its GPU
 
 
 class Worker:
-    """Imports torch and opens the data once, then trains one trial after another."""
+    """Gets ready once, then runs one trial after another, each message of which waits for an answer."""
 
-    def start(self, dataset: Path, how: Data, threads: int, share: float | None = None) -> dict[str, Any]:
-        """Get ready; says where this slot is, and how many seconds importing torch, copying and opening the data took.
-
-        With a `share`, no more of the GPU's memory is taken.
+    def start(self, setting: Setting) -> dict[str, Any]:
+        """Get ready; says where this slot is, and how many seconds that took of what.
 
         Not `__init__`, whose errors Ray reports as the death of the process.
         """
+        self._setting, self._held = setting, ExitStack()  # until the process ends
+        self._messages: Messages | None = None
+        os.chdir(setting.cwd or ".")  # where users' modules and files are looked for
+        spent = self._start_training() if setting.trains else self._start_own()
+        gpus = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
+        return {"job": slurm.job_id(), "node": slurm.node_name(), "gpu": gpus, **spent}
+
+    def begin(self, order: Order) -> dict[str, Any]:
+        """Run a trial until it has something to say: `{"epoch": row}` or `{"halved": ...}`, after which it waits.
+
+        At its end it says `{"finished": ...}`, `{"pruned": ...}`, `{"stopped": ...}` or `{"failed": ...}`.
+        """
+        self._messages = self._run(order)
+        return next(self._messages)
+
+    def go_on(self, prune: bool) -> dict[str, Any]:
+        """Let the trial go on until it has something to say again, or with `prune` end it, since others are better."""
+        assert self._messages is not None
+        return self._messages.send(prune)
+
+    # ---- getting ready
+
+    def _start_training(self) -> dict[str, Any]:
+        """Import torch and open the data."""
         began = time.perf_counter()
         import torch
 
         from trainyard import training  # noqa: F401  (the first trial would have to import it)
-        from trainyard.datasets import Staged
         from trainyard.distributed import alone
         from trainyard.loading import load
-        from trainyard.localcopy import local_copy
         from trainyard.timing import device_name
 
         imported = time.perf_counter()
-        torch.set_num_threads(threads)
-        if share is not None:
-            sharing.keep_to(share)
+        torch.set_num_threads(self._setting.threads)
+        if self._setting.share is not None:
+            sharing.keep_to(self._setting.share)
         self._group = alone()
-        self._held = ExitStack()  # until the process ends
-        copy = self._held.enter_context(local_copy(Staged(dataset), how.local))
-        copied = time.perf_counter()
-        self._data = load(copy.staged, self._group.device, how)
-        gpus = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
-        spent = {
-            "import_torch_seconds": imported - began,
-            "copy_seconds": copy.seconds,
-            "data_seconds": time.perf_counter() - copied,
-            "copy": copy.words,
-        }
-        device = device_name(self._group.device)
-        return {"job": slurm.job_id(), "node": slurm.node_name(), "gpu": gpus, "device": device, **spent}
+        copied = self._copy()
+        opened = time.perf_counter()
+        assert self._dataset is not None
+        self._data = load(self._dataset, self._group.device, self._setting.how)
+        spent = {"import_torch_seconds": imported - began, "data_seconds": time.perf_counter() - opened}
+        return {**spent, **copied, "device": device_name(self._group.device)}
 
-    def run(self, order: Order) -> Iterator[dict[str, Any]]:
-        """Train one trial, from where an earlier attempt has kept it.
+    def _start_own(self) -> dict[str, Any]:
+        """Nothing is imported for users' programs; a function is, when it is first called."""
+        self._guard = commands.Guard()
+        return {**self._copy(), "device": sharing.gpu_name() or "cpu"}
 
-        Yields `{"epoch": row}` for each epoch, `{"halved": ...}` where the memory was too small for a micro-batch, and
-        at the end `{"finished": ...}`, `{"stopped": ...}` or `{"failed": ...}`.
-        """
-        from trainyard.training import Stopped
+    def _copy(self) -> dict[str, Any]:
+        from trainyard.datasets import Staged
+        from trainyard.localcopy import local_copy
 
+        self._dataset = None
+        if self._setting.dataset is None:
+            return {"copy_seconds": 0.0, "copy": ""}
+        copy = self._held.enter_context(local_copy(Staged(self._setting.dataset), self._setting.how.local))
+        self._dataset = copy.staged
+        return {"copy_seconds": copy.seconds, "copy": copy.words}
+
+    # ---- one trial
+
+    def _run(self, order: Order) -> Messages:
+        """One trial, from where an earlier attempt has kept it."""
         started = time.perf_counter()
         try:
-            yield from self._train(order, started)
-        except Stopped as error:
-            yield {"stopped": str(error)}
+            if self._setting.trains:
+                yield from self._train(order, started)
+            elif order.spec.get("command"):
+                yield from self._command(order)
+            else:
+                yield from self._function(order)
         except Exception as error:
             message = f"{type(error).__name__}: {error}".splitlines()[0]
+            if isinstance(error, UserError):
+                message = str(error)
             seconds = time.perf_counter() - started
             yield {"failed": message, "traceback": traceback.format_exc(), "seconds": seconds}
 
-    def _train(self, order: Order, started: float) -> Iterator[dict[str, Any]]:
-        from trainyard.checkpoints import CheckpointStore
+    def _command(self, order: Order) -> Messages:
+        setting, folder = self._setting, self._folder_of(order)
+        left = commands.newest(folder, setting.checkpoint) if order.attempt > 1 else None
+        words = {"trial": order.trial, "attempt": order.attempt, "trial_dir": str(folder), "cpus": setting.threads}
+        words |= {"resume_from": str(left or ""), "dataset": str(self._dataset.folder) if self._dataset else ""}
+        call = commands.Call(
+            Own.model_validate(order.spec),
+            words,
+            folder,
+            setting.cwd,
+            folder / f"output-{order.attempt}.log",
+            setting.metrics,
+            setting.resume if left else None,
+            setting.timeout_seconds,
+            order.deadline,
+        )
+        yield from commands.run(call, self._guard)
+
+    def _function(self, order: Order) -> Messages:
+        from trainyard.dotted import imported
+
+        spec = Own.model_validate(order.spec)
+        assert spec.function is not None
+        order.checkpoints.mkdir(parents=True, exist_ok=True)
+        dataset = self._dataset.folder if self._dataset else None
+        context = functions.Context(
+            order.trial, order.attempt, self._folder_of(order), order.checkpoints, dataset, order.deadline
+        )
+        yield from functions.run(imported(spec.function, what="function"), spec.args, context)
+
+    def _folder_of(self, order: Order) -> Path:
+        folder = self._setting.folder / "trials" / order.trial
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _train(self, order: Order, started: float) -> Messages:
         from trainyard.probing import warm_up
-        from trainyard.sampling import batch_of
-        from trainyard.training import Training
+        from trainyard.training import Stopped
 
         halved = list[dict[str, int]]()
+        training = self._training(order, halved)
+        earlier = sum(row.seconds for row in training.history) + training.state.progress.seconds
+        for row in training.history:
+            yield {"epoch": asdict(row), "first_step_time": None}
+        if training.spec.compile:
+            warm_up(training)
+        pruned = False
+        try:
+            with ExitStack() as looking:
+                uses = looking.enter_context(sharing.looked_at()) if order.looked_at else []
+                for row in training.epochs():
+                    for each in list(halved):
+                        yield {"halved": each}
+                        halved.remove(each)
+                    pruned = bool((yield {"epoch": asdict(row), "first_step_time": training.first_step_time}))
+                    if pruned:
+                        break
+        except Stopped as error:
+            yield {"stopped": str(error)}
+            return
+        metrics = asdict(training.history[-1])
+        metrics["best_val_accuracy"] = max(row.val_accuracy for row in training.history)
+        metrics |= {"micro_batch": training.batch.micro, "accumulation": training.batch.accumulation}
+        seconds = earlier + time.perf_counter() - started
+        use = asdict(uses[0]) if uses else None
+        end = "pruned" if pruned else "finished"
+        yield {end: metrics, "precision": training.precision, "seconds": seconds, "use": use}
+
+    def _training(self, order: Order, halved: list[dict[str, int]]) -> Any:
+        """The training of an order; micro-batches that turn out not to fit are noted in `halved`."""
+        from trainyard.checkpoints import CheckpointStore
+        from trainyard.sampling import batch_of
+        from trainyard.training import Training
 
         def note(batch: "Batch") -> None:
             halved.append({"micro_batch": batch.micro, "accumulation": batch.accumulation})
 
         spec = Train.model_validate(order.spec)
-        training = Training(
+        return Training(
             spec,
             self._data,
             self._group,
@@ -113,18 +231,3 @@ class Worker:
             deadline=order.deadline,
             on_halved=note,
         )
-        earlier = sum(row.seconds for row in training.history) + training.state.progress.seconds
-        yield from ({"epoch": asdict(row), "first_step_time": None} for row in training.history)
-        if spec.compile:
-            warm_up(training)
-        with ExitStack() as looking:
-            uses = looking.enter_context(sharing.looked_at()) if order.looked_at else []
-            for row in training.epochs():
-                yield from ({"halved": halved.pop(0)} for _ in list(halved))
-                yield {"epoch": asdict(row), "first_step_time": training.first_step_time}
-        metrics = asdict(training.history[-1])
-        metrics["best_val_accuracy"] = max(row.val_accuracy for row in training.history)
-        metrics |= {"micro_batch": training.batch.micro, "accumulation": training.batch.accumulation}
-        seconds = earlier + time.perf_counter() - started
-        use = asdict(uses[0]) if uses else None
-        yield {"finished": metrics, "precision": training.precision, "seconds": seconds, "use": use}

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from trainyard.config import Slots
 from trainyard.configfile import ConfigError, check_config, read_config
+from trainyard.sweepspec import Slots
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,7 +41,7 @@ MISTAKES = [
     ("sweeps.depth.train.epochs", "two", "sweeps.depth.train.epochs: input should be a valid integer"),
     ("sweeps.depth.train.lr", -1, "sweeps.depth.train.lr: input should be greater than 0 (is -1)"),
     ("sweeps.depth.train.modle", "x", "sweeps.depth.train.modle: unknown key; did you mean 'model'?"),
-    ("sweeps.depth.grid", {}, "sweeps.depth: has no trials; give `grid`, `trials` or `sample`"),
+    ("sweeps.depth.grid", {}, "sweeps.depth: has no trials; give `grid`, `trials`, `sample` or `search`"),
     ("sweeps.depth.grid.lr", [], "sweeps.depth.grid.lr"),
     ("sweeps.depth.grid.lr", {"start": 3, "stop": 1}, "stop (1) is below start (3)"),
     (
@@ -61,6 +61,27 @@ MISTAKES = [
     ("scaling.study.mode", "strog", "scaling.study.mode: 'strog' is not known; did you mean 'strong'?"),
     ("trees.trees.models", ["xgbost"], "trees.trees.models.0: 'xgbost' is not known; did you mean 'xgboost'?"),
     ("pricing.gpu_hour", -1, "pricing.gpu_hour: input should be greater than or equal to 0"),
+    ("sweeps.own", {"command": "./x", "train": {"lr": 1}}, "sweeps.own: give train or command, not both"),
+    ("sweeps.depth.metrics", {"file": "m.json"}, "sweeps.depth: metrics is for a command"),
+    ("sweeps.depth.search", {"trials": 2, "values": {"lr": [1]}}, "give search, or grid, trials and sample"),
+    ("sweeps.own", {"command": "./x {lr}"}, "the command has {lr}, which is neither varied nor in `args`"),
+    (
+        "sweeps.own",
+        {"command": "./x", "grid": {"lr": [1]}},
+        "lr is not in the command: write {lr} where it is to stand",
+    ),
+    ("sweeps.own", {"command": "./x {trial}", "args": {"trial": 1}}, "trial is Trainyard's own word"),
+    ("sweeps.own", {"command": "./x {resume_from}"}, "`resume_from` needs `checkpoint`"),
+    ("sweeps.own", {"command": "./x", "stop": {"method": "asha"}}, "search and stop need to know the metrics"),
+    ("sweeps.own", {"command": "./x", "metrics": {"pattern": "acc ([0-9"}}, "is not a regular expression"),
+    ("sweeps.own", {"command": "./x", "metrics": {"pattern": "acc .*"}}, "names no metric: write a group as"),
+    ("sweeps.own", {"command": "./x", "metrics": {"file": "m.txt"}}, "'m.txt' does not fit; a file of metrics"),
+    ("sweeps.own", {"function": "train"}, "'train' does not fit; a function is written package.module:name"),
+    ("sweeps.own", {"function": "a:b", "slots": {"gpus_per_trial": "auto"}}, "gpus_per_trial: auto is for `train`"),
+    ("sweeps.own", {}, "sweeps.own: a training needs a `dataset`; or give a `command` or a `function`"),
+    ("scaling.own", {"script": "t.py", "train": {"lr": 1}, "scales": ["1x1"]}, "give train or script, not both"),
+    ("scaling.own", {"script": "t.py {lr}", "scales": ["1x1"]}, "the script has lr in braces, which is not in `args`"),
+    ("scaling.own", {"launcher": "srun", "scales": ["1x1"], "dataset": "digits"}, "launcher is for a script"),
     ("sweep", {}, "sweep: unknown key; did you mean 'sweeps'?"),
 ]
 

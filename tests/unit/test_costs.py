@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainyard.config import Sweep
 from trainyard.costs import CostError, predict, relative_cost
+from trainyard.sweepspec import Sweep
 from trainyard.trials import expand
 
 

@@ -90,8 +90,8 @@ PICTURES = {
         ["90.0% at blocks = 20"],
     ),
     "metric by name": (lambda axes: sweepplots.metric_against(axes, TRIALS, "model", "val_accuracy"), ["at model = y"]),
-    "losses": (lambda axes: sweepplots.losses(axes, EPOCHS, "blocks"), ["validation loss", "epoch"]),
-    "losses by name": (lambda axes: sweepplots.losses(axes, EPOCHS, "model"), ["x", "y"]),
+    "losses": (lambda axes: sweepplots.curves(axes, EPOCHS, "blocks", "val_loss"), ["validation loss", "epoch"]),
+    "losses by name": (lambda axes: sweepplots.curves(axes, EPOCHS, "model", "val_loss"), ["x", "y"]),
     "packing": (
         lambda axes: sweepplots.packing(axes, TIMELINE, STRATEGIES),
         ["3 jobs", "43% unused", "2 slots", "29% unused", "30 by the array, 24 packed"],

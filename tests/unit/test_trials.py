@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainyard.config import Range, Sweep
+from trainyard.sweepspec import Range, Sweep
 from trainyard.trials import expand, varied_keys
 
 

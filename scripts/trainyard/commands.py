@@ -1,0 +1,227 @@
+"""A command as a trial: heard while it runs, and ended together with all that it has started."""
+
+import os
+import queue
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from trainyard.errors import UserError
+from trainyard.ownspec import Metrics, Own, filled, lookup
+from trainyard.reported import Reported, Row
+
+LOOK_SECONDS: Final = 0.25  # between two looks at a file of metrics
+GRACE_SECONDS: Final = 4.0  # that a program has to end after SIGTERM: to keep where it is
+TAIL_LINES: Final = 30  # of the output, for the journal
+TAIL_CHARACTERS: Final = 2000
+# Programs would take these for a request to join the job's own Ray or Slurm step.
+NOT_PASSED_ON: Final = re.compile(r"RAY_|PMI_|PMIX_|SLURM_(?!JOB_|JOBID|CLUSTER_NAME|SUBMIT_|TMPDIR)")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A command, and what is to be known of it while it runs."""
+
+    spec: Own
+    words: Mapping[str, Any]  # what placeholders stand for, beside its arguments
+    folder: Path  # its own
+    cwd: str
+    output: Path
+    metrics: Metrics | None
+    resume: str | None = None  # added to it
+    timeout_seconds: float | None = None
+    deadline: float = float("inf")  # Unix seconds
+
+
+class Guard:
+    """Ends the processes of a command when this process dies without doing so: it notices the end of the pipe to it."""
+
+    def __init__(self) -> None:
+        script = 'trap "" TERM INT; while read -r group; do last=$group; done; [ -z "$last" ] || kill -KILL "-$last"'
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", script], stdin=subprocess.PIPE, start_new_session=True, text=True
+        )
+
+    def watch(self, group: int | None) -> None:
+        """From now on, this process group."""
+        assert self._shell.stdin is not None
+        print(group or "", file=self._shell.stdin, flush=True)
+
+
+def run(call: Call, guard: Guard) -> Iterator[dict[str, Any]]:
+    """Run a command, which must tell some metrics if it is known how.
+
+    Yields `{"epoch": row}` for each row of metrics, to which True may be sent to end it, and at the end `{"finished":
+    ...}`, `{"pruned": ...}`, `{"stopped": ...}` or `{"failed": ...}` with exit code and the end of the output.
+    """
+    began = time.monotonic()
+    reported = Reported(call.metrics, call.folder, goes_on=bool(call.words["resume_from"]))
+    latest: Row = {}
+    program = _Program(call, guard)
+    end = None
+    try:
+        while end is None:
+            lines, running = program.listen(LOOK_SECONDS)
+            for line in lines:
+                reported.hear(line)
+            for row in reported.look(last=not running):
+                latest |= row
+                if (yield {"epoch": row}):
+                    end = "pruned"
+                    break
+            if end is None:
+                end = "ended" if not running else _late(call, began)
+    except UserError as error:  # of its metrics
+        end = f"failed: {error}"
+    finally:
+        code = program.end()
+    tail = program.tail()
+    how = {"seconds": time.monotonic() - began, "exit_code": code, "output": str(call.output), "tail": tail}
+    if end == "ended" and code == 0 and call.metrics and not latest:
+        where = call.folder / call.metrics.file if call.metrics.file else "its output"
+        end = f"failed: it ended well, but told no metrics: none were found in {where}"
+    if end == "pruned" or (end == "ended" and code == 0):
+        latest.pop("epoch", None)
+        yield {"finished" if end == "ended" else "pruned": latest, **how}
+    elif end.startswith("stopped"):
+        yield {"stopped": end.partition(": ")[2], **how}
+    else:
+        yield {"failed": _why(end, code, tail), "traceback": tail, **how}
+
+
+def _late(call: Call, began: float) -> str | None:
+    """Why the program must end now, if it must."""
+    limit = call.timeout_seconds
+    if limit is not None and time.monotonic() - began > limit:
+        return f"failed: it took longer than its timeout_minutes, {limit / 60:g}"
+    return "stopped: ended before the end of the walltime" if time.time() > call.deadline else None
+
+
+def _why(end: str, code: int, tail: str) -> str:
+    """Why a command failed, in a line."""
+    if end.startswith("failed"):
+        return end.partition(": ")[2]
+    last = (tail.strip().splitlines() or ["it said nothing"])[-1]
+    how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+    return f"{how}: {last}"
+
+
+def newest(folder: Path, pattern: str | None) -> Path | None:
+    """The newest file that an earlier attempt has left to go on from, if any."""
+    found = [(path.stat().st_mtime, path) for path in folder.glob(pattern)] if pattern else []
+    return max(found)[1] if found else None
+
+
+class _Program:
+    """A process in a session of its own. What it says is kept in a file, and heard line by line."""
+
+    def __init__(self, call: Call, guard: Guard) -> None:
+        self._guard, self._heard = guard, queue.SimpleQueue[str | None]()
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._output = open(call.output, "wb")  # noqa: SIM115  (closed by `end`)
+        command = call.spec.command
+        assert command is not None
+        values = lookup(call.spec.args, call.words)
+        line = filled(command, values)
+        if call.resume:
+            line = filled(f"{command} {call.resume}", values) if isinstance(command, str) else [
+                *line, *filled([*call.resume.split()], values)
+            ]  # fmt: skip
+        try:
+            self._process = subprocess.Popen(
+                line,
+                cwd=call.cwd,
+                env=_environment(call),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._output.close()
+            raise UserError(f"{line[0]} cannot be started: {error.strerror}") from None
+        guard.watch(self._process.pid)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def listen(self, seconds: float) -> tuple[list[str], bool]:
+        """What it has said, waiting at most so long for something; and whether it still runs."""
+        lines, running = list[str](), True
+        with suppress(queue.Empty):
+            heard = self._heard.get(timeout=seconds)
+            while True:
+                if heard is None:
+                    running = False
+                else:
+                    lines.append(heard)
+                heard = self._heard.get_nowait()
+        return lines, running
+
+    def end(self) -> int:
+        """End what still runs of it, politely first; its exit code, or minus the signal that ended it."""
+        if self._process.poll() is None:
+            self._signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(GRACE_SECONDS)
+        self._signal(signal.SIGKILL)
+        code = self._process.wait()
+        self._reader.join(1.0)
+        self._guard.watch(None)
+        self._output.close()
+        return code
+
+    def tail(self) -> str:
+        """The end of what it said."""
+        return "\n".join(self._tail)[-TAIL_CHARACTERS:]
+
+    def _signal(self, number: signal.Signals) -> None:
+        family = list[psutil.Process]()
+        with suppress(psutil.Error):
+            family = psutil.Process(self._process.pid).children(recursive=True)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+        for process in family:  # those that have left the group
+            with suppress(psutil.Error):
+                process.send_signal(number)
+
+    def _read(self) -> None:
+        pipe = self._process.stdout
+        assert pipe is not None
+        rest = b""
+        while chunk := os.read(pipe.fileno(), 65536):
+            with suppress(ValueError):  # closed: it ended, but something that it started goes on
+                self._output.write(chunk)
+                self._output.flush()
+            *lines, rest = re.split(rb"[\r\n]+", rest + chunk)
+            for line in lines:
+                self._say(line)
+        self._say(rest)
+
+    def _say(self, line: bytes) -> None:
+        if text := line.decode(errors="replace").strip():
+            self._tail.append(text)
+            self._heard.put(text)
+
+    def _wait(self) -> None:
+        self._process.wait()
+        self._signal(signal.SIGKILL)  # what it has left behind, so that its output ends
+        self._reader.join(1.0)
+        self._heard.put(None)
+
+
+def _environment(call: Call) -> dict[str, str]:
+    """What a program sees: its own GPU, where its trial is, and nothing of this job's Ray."""
+    passed = {name: value for name, value in os.environ.items() if not NOT_PASSED_ON.match(name)}
+    own = {"TRAINYARD_TRIAL": str(call.words["trial"]), "TRAINYARD_TRIAL_DIR": str(call.folder)}
+    return passed | own | {"PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,132 @@
+"""What the config may say of programs that users bring: as trials of a sweep, or as the training of a scaling study."""
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, PositiveInt, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
+
+from trainyard.spec import Section
+
+Command = str | Annotated[list[str], Field(min_length=1)]
+DottedPath = Annotated[str, StringConstraints(pattern=r"^[\w.]+:\w+$")]
+PLACEHOLDER: Final = re.compile(r"(?<!\$)\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}")  # ${HOME} is the shell's
+
+# What a command may be told beside its arguments.
+OF_A_TRIAL: Final = ("trial_dir", "trial", "attempt", "resume_from", "dataset", "cpus")
+OF_A_SCALE: Final = (
+    "out_dir", "resume_from", "nodes", "gpus", "gpus_per_node", "cpus_per_gpu", "dataset", "seed",
+)  # fmt: skip
+
+
+class Own(Section):
+    """A program or a function of the user's own, with its arguments: what is one trial."""
+
+    command: Command | None = None
+    function: str | None = None
+    args: dict[str, Any] = {}
+
+
+class Metrics(Section):
+    """Where a program tells its metrics: numbers by name, in rows; `epoch` is counted where it does not tell it."""
+
+    file: str | None = Field(
+        None,
+        description="A file that it writes, in its folder if that is not said otherwise: `.jsonl` with a row a line, "
+        "`.csv` with a heading, or `.json` with a row or a list of rows.",
+        pattern=r"\.(jsonl|json|csv)$",
+    )
+    pattern: str | Annotated[list[str], Field(min_length=1)] | None = Field(
+        None,
+        description="Regular expressions over its output, with a named group for each metric, as in "
+        "`val_acc=(?P<val_accuracy>[0-9.]+)`. A row is whole when each group was seen.",
+    )
+
+    @model_validator(mode="after")
+    def _is_one(self) -> "Metrics":
+        if (self.file is None) == (self.pattern is None):
+            raise PydanticCustomError("metrics", "give either file or pattern")
+        for pattern in self.patterns:
+            try:
+                groups = re.compile(pattern).groupindex
+            except re.error as error:
+                message = "{pattern} is not a regular expression: {error}"
+                raise PydanticCustomError("metrics", message, {"pattern": pattern, "error": str(error)}) from None
+            if not groups:
+                message = "{pattern} names no metric: write a group as (?P<val_accuracy>[0-9.]+)"
+                raise PydanticCustomError("metrics", message, {"pattern": pattern})
+        return self
+
+    @property
+    def patterns(self) -> list[str]:
+        """None where a file is read."""
+        return [self.pattern] if isinstance(self.pattern, str) else self.pattern or []
+
+
+class Stop(Section):
+    """Ends trials early that are worse than others were at the same epoch."""
+
+    method: Literal["asha", "median"] = Field(
+        description="`asha`: at epochs `grace`, `grace` x `reduction`, ... a trial goes on only if it is among the "
+        "best 1/`reduction` that have come so far, and while these are less than one, if it is the best (Li et al. "
+        "2020). `median`: from `grace` on, it ends where its best value is below the median of the means that other "
+        "trials had by that epoch (Golovin et al. 2017)."
+    )
+    metric: str = Field("val_accuracy", description="What is compared.")
+    mode: Literal["max", "min"] = Field("max", description="What is better: more or less of it.")
+    grace: PositiveInt = Field(1, description="No trial ends before this epoch.")
+    reduction: int = Field(3, ge=2, description="For `asha`: of how many trials one goes on.")
+    least: PositiveInt = Field(5, description="For `median`: trials that must have come as far before one is ended.")
+    epochs: PositiveInt | None = Field(
+        None, description="Epochs that a whole trial reports; with `train`, it is known. By it, savings are counted."
+    )
+
+
+def placeholders(command: Command) -> set[str]:
+    """The names in braces."""
+    parts = [command] if isinstance(command, str) else command
+    return {name for part in parts for name in PLACEHOLDER.findall(part)}
+
+
+def filled(command: Command, values: Callable[[str], Any]) -> list[str]:
+    """The command to execute, each placeholder replaced by its value; text goes through a shell, values quoted.
+
+    Raises:
+        KeyError: a name has no value.
+    """
+    if isinstance(command, str):
+        return ["/bin/sh", "-c", PLACEHOLDER.sub(lambda name: shlex.quote(in_words(values(name[1]))), command)]
+    return [PLACEHOLDER.sub(lambda name: in_words(values(name[1])), part) for part in command]
+
+
+def words_of(command: Command, values: Callable[[str], Any]) -> list[str]:
+    """The same without a shell: text is split into words as a shell would."""
+    if isinstance(command, str):
+        return shlex.split(PLACEHOLDER.sub(lambda name: shlex.quote(in_words(values(name[1]))), command))
+    return filled(command, values)
+
+
+def lookup(*mappings: Mapping[str, Any]) -> Callable[[str], Any]:
+    """What finds a dotted name in the first of several nested mappings that has it."""
+
+    def find(name: str) -> Any:
+        for mapping in mappings:
+            found: Any = mapping
+            for part in name.split("."):
+                found = found.get(part, _NOWHERE) if isinstance(found, Mapping) else _NOWHERE
+            if found is not _NOWHERE:
+                return found
+        raise KeyError(name)
+
+    return find
+
+
+_NOWHERE: Final = object()
+
+
+def in_words(value: Any) -> str:
+    """A value as a program's argument: text as it is, all else as in JSON."""
+    return value if isinstance(value, str) else json.dumps(value)

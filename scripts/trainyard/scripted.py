@@ -1,0 +1,180 @@
+"""A user's own distributed script as the training of a scale: launched, timed, watched, and heard for its metrics."""
+
+import logging
+import queue
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from trainyard import slurm
+from trainyard.commands import newest
+from trainyard.config import Scaling, repeat_of, split_scale
+from trainyard.errors import UserError
+from trainyard.files import lock, write_json
+from trainyard.launchers import Meeting, checked, meeting_of, script_line
+from trainyard.ownspec import lookup, words_of
+from trainyard.reported import Reported, Row
+
+LOOK_SECONDS: Final = 1.0
+# What a script may tell, under the names that the tables have for it; other metrics are in history.csv only.
+LAST: Final = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "global_batch")
+MEDIANS: Final = ("images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction", "exposed_comm_fraction")
+log = logging.getLogger(__name__)
+
+
+class Script:
+    """One run of a study's script at one scale."""
+
+    def __init__(self, study: Scaling, run: str, folder: Path) -> None:
+        self._study, self._run, self._folder = study, run, folder / run
+        self._nodes, self._gpus = split_scale(run)
+        self._out = (self._folder / "out").absolute()
+        self._given = slurm.allocation()
+        self._rows: list[dict[str, Any]] = []
+
+    def run(self, results: Path) -> int:
+        """Run it to its end, and write what it came to.
+
+        Raises:
+            UserError: it cannot be started, or it told no metrics though it is said where it does.
+        """
+        self._out.mkdir(parents=True, exist_ok=True)
+        with lock(self._folder / ".lock"):
+            left = newest(self._out, self._study.checkpoint)
+            line = self._line(results, left)
+            log.info("launching: %s", " ".join(line))
+            began = time.time()
+            code = self._follow(line, goes_on=left is not None)
+            if code:
+                raise UserError(f"the script ended with exit code {code}; what it said is above")
+            if self._study.metrics and not self._rows:
+                where = self._study.metrics.file or "its output"
+                raise UserError(f"the script ended well, but told no metrics: none were found in {where}")
+            self._write(time.time() - began)
+        return 0
+
+    def _line(self, results: Path, left: Path | None) -> list[str]:
+        study = self._study
+        dataset = str((results / "data" / study.dataset).absolute()) if study.dataset else ""
+        own = {
+            "out_dir": str(self._out),
+            "resume_from": str(left or ""),
+            "nodes": self._nodes,
+            "gpus": self._nodes * self._gpus,
+            "gpus_per_node": self._gpus,
+            "cpus_per_gpu": study.cpus_per_gpu,
+            "dataset": dataset,
+            "seed": repeat_of(self._run) - 1,
+        }
+        values = lookup(study.args, own)
+        assert study.script is not None
+        words = words_of(study.script, values) + (words_of(study.resume, values) if study.resume and left else [])
+        if words[0] in ("python", "python3"):  # the launcher starts it
+            del words[0]
+        watching = ["--folder", str(self._folder / "telemetry"), "--seconds", f"{study.telemetry_seconds:g}"]
+        watching += ["--threads", str(study.cpus_per_gpu), *([] if left else ["--anew"])]
+        given = checked(self._run, self._given)
+        return script_line(
+            self._run,
+            words,
+            launcher=study.launcher,
+            launcher_options=study.launcher_options,
+            python=study.python or sys.executable,
+            meeting=meeting_of(self._given) if self._given else Meeting("127.0.0.1", _free_port()),
+            watching=watching,
+            hostfile=self._hostfile(list(given.nodes) if given else [slurm.node_name()]),
+            cpus_per_gpu=study.cpus_per_gpu,
+            in_slurm=self._given is not None,
+        )
+
+    def _hostfile(self, nodes: list[str]) -> Path:
+        """Which nodes there are, as DeepSpeed reads it."""
+        path = self._folder / "hostfile"
+        path.write_text("".join(f"{node} slots={self._gpus}\n" for node in nodes))
+        return path
+
+    def _follow(self, line: list[str], *, goes_on: bool) -> int:
+        """Run a line, say what it says, and keep the metrics that it tells; its exit code."""
+        reported = Reported(self._study.metrics, self._out, goes_on=goes_on)
+        try:
+            process = subprocess.Popen(
+                line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1,
+                errors="replace",
+            )  # fmt: skip
+        except OSError as error:
+            raise UserError(f"{line[0]} cannot be started: {error.strerror}") from None
+
+        def pass_on(number: int, frame: FrameType | None) -> None:
+            process.send_signal(number)
+
+        signal.signal(signal.SIGTERM, pass_on)
+        said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=_read, args=(process, said), daemon=True).start()
+        running = True
+        while running:
+            with suppress(queue.Empty):
+                text = said.get(timeout=LOOK_SECONDS)
+                running = text is not None
+                if text is not None:
+                    log.info("%s", text)
+                    reported.hear(text)
+            self._keep(reported.look(last=not running))
+        return process.wait()
+
+    def _keep(self, rows: list[Row]) -> None:
+        for row in rows:
+            self._rows.append({**row, "_time": time.time()})
+
+    def _write(self, seconds: float) -> None:
+        """`history.csv` and `summary.json`. Of a metric that was not told, nothing is known."""
+        from trainyard.tables import write_rows  # pandas: a second
+        from trainyard.telemetry import gpu_memory, gpu_name, measured
+
+        times = [time.time() - seconds, *(row.pop("_time") for row in self._rows)]
+        rows = [{**row, "seconds": row.get("seconds", later - earlier)}
+                for row, earlier, later in zip(self._rows, times, times[1:], strict=False)]  # fmt: skip
+        memory = gpu_memory(self._folder / "telemetry")
+        told = {name: [row[name] for row in rows if row.get(name) is not None] for name in (*LAST, *MEDIANS)}
+        nodes = list(self._given.nodes) if self._given else [slurm.node_name()]
+        if not told["images_per_second"]:
+            log.warning("no `images_per_second` was told: what more GPUs bring is known from the time only")
+        write_rows(rows or [{"epoch": 1, "seconds": seconds}], self._folder / "history.csv")
+        summary = {
+            "scale": self._run.partition("/")[0],
+            "repeat": repeat_of(self._run),
+            "nodes": self._nodes,
+            "gpus": self._nodes * self._gpus,
+            "launcher": self._study.launcher,
+            "epochs": len(rows),
+            **{name: told[name][-1] if told[name] else None for name in LAST},
+            **{name: statistics.median(told[name]) if told[name] else None for name in MEDIANS},
+            "train_seconds": seconds,  # from the launch to the end
+            "device": gpu_name(self._folder / "telemetry") or "cpu",
+            "job": slurm.job_id(),
+            "node": slurm.node_name(),
+            "node_names": nodes,
+            "gpu_model": self._given.gpu_model if self._given else "",
+        }
+        write_json(self._folder / "summary.json", summary | measured(self._folder / "telemetry", memory))
+        log.info("the script ran %.1f s and told %d rows of metrics", seconds, len(rows))
+
+
+def _read(process: "subprocess.Popen[str]", said: "queue.SimpleQueue[str | None]") -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        said.put(line.rstrip())
+    said.put(None)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,87 @@
+"""Which trials to end early: those that at some epoch are worse than others were at the same epoch."""
+
+import logging
+import math
+import statistics
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trainyard.journal import Attempt
+from trainyard.ownspec import Stop
+
+log = logging.getLogger(__name__)
+
+
+class Rule:
+    """Judges trials by what they and the others have reported. What was said before a restart is taken in first."""
+
+    def __init__(self, stop: Stop, tries: Iterable[Attempt] = ()) -> None:
+        self._stop = stop
+        self._curves: dict[str, dict[int, float]] = defaultdict(dict)  # by trial: epoch to value, more is better
+        self._rungs: dict[int, list[float]] = defaultdict(list)  # by epoch: values of all that came so far, ascending
+        for attempt in tries:
+            for row in attempt.epochs:
+                self.verdict(attempt.trial, row)
+
+    @property
+    def epochs(self) -> int | None:
+        """Those of a whole trial, if that is known."""
+        return self._stop.epochs
+
+    def verdict(self, trial: str, row: Mapping[str, Any]) -> str:
+        """Why the trial is to end after this epoch; "" if it is to go on.
+
+        What was judged in an earlier attempt is not judged again.
+        """
+        epoch, value = int(row["epoch"]), self._worth(trial, row)
+        if epoch in self._curves[trial]:
+            return ""
+        self._curves[trial][epoch] = value
+        return self._halved(trial, epoch) if self._stop.method == "asha" else self._below_median(trial, epoch)
+
+    def _worth(self, trial: str, row: Mapping[str, Any]) -> float:
+        if self._stop.metric not in row:
+            log.warning("%s: epoch %s tells no %s, by which trials are stopped", trial, row["epoch"], self._stop.metric)
+        value = row.get(self._stop.metric)
+        if value is None or not math.isfinite(value):
+            return -math.inf
+        return float(value if self._stop.mode == "max" else -value)
+
+    def _halved(self, trial: str, epoch: int) -> str:
+        """Asynchronous successive halving: Li et al. 2020, "A system for massively parallel hyperparameter tuning".
+
+        A trial that has come to a rung goes on if it is among the best 1/reduction of those that have come there so
+        far. That part is rounded down, as in the paper; but where it is no trial at all, the best one goes on, as
+        nobody waits here for others to come.
+        """
+        if not self._is_rung(epoch):
+            return ""
+        value, reached = self._curves[trial][epoch], self._rungs[epoch]
+        reached.insert(bisect_left(reached, value), value)
+        places = max(1, len(reached) // self._stop.reduction)
+        rank = sum(other > value for other in reached) + 1
+        if rank <= places:
+            return ""
+        return f"asha: {rank} of the {len(reached)} that have reached epoch {epoch}, of which {places} go on"
+
+    def _is_rung(self, epoch: int) -> bool:
+        rung = self._stop.grace
+        while rung < epoch:
+            rung *= self._stop.reduction
+        return rung == epoch and epoch != self._stop.epochs
+
+    def _below_median(self, trial: str, epoch: int) -> str:
+        """The median stopping rule: Golovin et al. 2017, "Google Vizier", section 3.2.2."""
+        curves = ({at: value for at, value in curve.items() if at <= epoch}
+                  for name, curve in self._curves.items() if name != trial and max(curve) >= epoch)  # fmt: skip
+        means = [statistics.fmean(curve.values()) for curve in curves]
+        if epoch < self._stop.grace or epoch == self._stop.epochs or len(means) < self._stop.least:
+            return ""
+        best, median = max(self._curves[trial].values()), statistics.median(means)
+        if best >= median:
+            return ""
+        sign = 1 if self._stop.mode == "max" else -1
+        return (f"median: its best value by epoch {epoch}, {sign * best:.4g}, is worse than {sign * median:.4g}, the "
+                f"median of the means of {len(means)} others")  # fmt: skip

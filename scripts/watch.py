@@ -1,0 +1,73 @@
+"""Run a command and watch the hardware meanwhile: what runs once per node around a user's launcher.
+
+With --meet it runs once per GPU around the script itself, and tells it its rank as torchrun would. launch.py starts it;
+there is no use for it by hand.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+from trainyard import sharing, slurm
+from trainyard.launchers import NODE_RANK
+
+# What torchrun tells a rank, and the end of Slurm's name for it.
+RANKS = {"RANK": "PROCID", "LOCAL_RANK": "LOCALID", "WORLD_SIZE": "NTASKS", "LOCAL_WORLD_SIZE": "NTASKS_PER_NODE"}
+
+
+def main() -> int:
+    """Run the command to its end; its exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True, metavar="DIR", help="for the telemetry")
+    parser.add_argument("--seconds", type=float, default=5.0, metavar="S", help="between two looks (default: 5)")
+    parser.add_argument("--anew", action="store_true", help="what an earlier run has written does not count")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPUs of a GPU's process")
+    parser.add_argument("--meet", metavar="HOST:PORT", help="run once per GPU; ranks meet there")
+    parser.add_argument("command", nargs="+", help="what to run, after --")
+    arguments = parser.parse_args()
+    line = [word.replace(NODE_RANK, os.environ.get("SLURM_NODEID", "0")) for word in arguments.command]
+    process = subprocess.Popen(line, env=os.environ | _environment(arguments))
+    signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
+    if arguments.meet and os.environ.get("SLURM_LOCALID", "0") != "0":
+        return process.wait()  # another one watches this node
+    ended = threading.Event()
+    watching = threading.Thread(target=_watch, args=(arguments, ended))
+    watching.start()
+    code = process.wait()
+    ended.set()
+    watching.join()
+    return code
+
+
+def _watch(arguments: argparse.Namespace, ended: threading.Event) -> None:
+    """Sample until the command has ended. All ranks of a node are its descendants, or with srun its siblings."""
+    from trainyard.telemetry import sampled  # torch: while the command starts
+
+    me = psutil.Process()
+    root = (me.parent() if arguments.meet else None) or me
+    with ExitStack() as stack:
+        node = slurm.node_name()
+        stack.enter_context(sampled(arguments.folder, node, seconds=arguments.seconds, anew=arguments.anew, root=root))
+        ended.wait()
+
+
+def _environment(arguments: argparse.Namespace) -> dict[str, str]:
+    """What the command sees beside what is there."""
+    given = {"OMP_NUM_THREADS": str(arguments.threads)}
+    if not sharing.has_gpu():
+        given |= {"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
+    if arguments.meet:
+        host, _, port = arguments.meet.partition(":")
+        given |= {name: os.environ[f"SLURM_{of_slurm}"] for name, of_slurm in RANKS.items()}
+        given |= {"MASTER_ADDR": host, "MASTER_PORT": port}
+    return given
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""A command as a trial: heard while it runs, ended with all that it started, its GPU the only one it sees."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+from trainyard import commands
+from trainyard.commands import Call, Guard
+from trainyard.ownspec import Metrics, Own
+from waiting import wait_until
+from yard import ROOT
+
+PATTERN = Metrics(pattern=r"epoch (?P<epoch>\d+): acc (?P<val_accuracy>\S+)")
+
+
+@pytest.fixture(scope="module")
+def guard():
+    return Guard()
+
+
+def call(folder, command, *, args=None, resume_from="", **fields):
+    words = {
+        "trial": "t1",
+        "attempt": 1,
+        "trial_dir": str(folder),
+        "cpus": 1,
+        "resume_from": resume_from,
+        "dataset": "",
+    }
+    given = {"metrics": None, **fields}
+    return Call(Own(command=command, args=args or {}), words, folder, str(folder), folder / "output-1.log", **given)
+
+
+def run(made, guard, *, prune_at=None):
+    """All messages of a command; it is told to end at an epoch."""
+    messages, answer = [], None
+    running = commands.run(made, guard)
+    while not messages or "epoch" in messages[-1]:
+        messages.append(running.send(answer))
+        answer = messages[-1].get("epoch", {}).get("epoch") == prune_at
+    return messages
+
+
+def test_values_reach_the_program_whole_whatever_they_hold(tmp_path, guard):
+    args = {"text": "it's $HOME; `ls` *", "list": [1, 2], "yes": True, "deep": {"number": 1e-4}}
+    line = "printf '%s|' {text} {list} {yes} {deep.number} ${HOME:+home}"
+    last = run(call(tmp_path, line, args=args), guard)[-1]
+    assert last["tail"] == "it's $HOME; `ls` *|[1, 2]|true|0.0001|home|"
+    last = run(call(tmp_path, ["printf", "%s|", "{text}", "a{yes}b"], args=args), guard)[-1]
+    assert last["tail"] == "it's $HOME; `ls` *|atrueb|"
+
+
+def test_epochs_are_told_while_it_runs(tmp_path, guard):
+    line = "echo 'epoch 1: acc 0.5'; while [ ! -e go ]; do sleep 0.05; done; echo 'epoch 2: acc 0.75'"
+    running = commands.run(call(tmp_path, line, metrics=PATTERN), guard)
+    assert next(running) == {"epoch": {"epoch": 1, "val_accuracy": 0.5}}
+    (tmp_path / "go").touch()
+    assert running.send(False)["epoch"]["epoch"] == 2
+    last = running.send(False)
+    assert last["finished"] == {"val_accuracy": 0.75}
+    assert last["exit_code"] == 0
+    assert (tmp_path / "output-1.log").read_text() == "epoch 1: acc 0.5\nepoch 2: acc 0.75\n"
+
+
+# What goes wrong, and how that is told.
+FAILURES = {
+    "echo reading; echo 'no such file: x' >&2; exit 3": "exit code 3: no such file: x",
+    "kill -SEGV $$": "killed by SIGSEGV: it said nothing",
+    "./nowhere": "exit code 127: /bin/sh: 1: ./nowhere: not found",
+    "true": "it ended well, but told no metrics: none were found in its output",
+    "sleep 60": "it took longer than its timeout_minutes, 0.01",
+}
+
+
+@pytest.mark.parametrize("line", FAILURES)
+def test_what_goes_wrong_is_told_in_a_line(tmp_path, guard, line):
+    last = run(call(tmp_path, line, metrics=PATTERN, timeout_seconds=0.6), guard)[-1]
+    assert last["failed"].startswith(FAILURES[line].partition("/bin/sh")[0])
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path, guard):
+    with pytest.raises(Exception, match="nowhere cannot be started: No such file"):
+        run(call(tmp_path, ["nowhere"]), guard)
+
+
+def test_told_to_end_it_has_time_to_keep_where_it_is(tmp_path, guard):
+    line = "trap 'touch kept; exit 1' TERM; echo 'epoch 1: acc 0.1'; while true; do sleep 0.05; done"
+    last = run(call(tmp_path, line, metrics=PATTERN), guard, prune_at=1)[-1]
+    assert last["pruned"] == {"val_accuracy": 0.1}
+    assert (tmp_path / "kept").exists()
+    last = run(call(tmp_path, line, metrics=PATTERN, deadline=time.time() + 0.5), guard)[-1]
+    assert last["stopped"] == "ended before the end of the walltime"
+
+
+def test_nothing_that_it_started_outlives_it(tmp_path, guard):
+    line = "setsid sleep 301 & sleep 302 & echo $$; sleep 0.3"
+    run(call(tmp_path, line + "; sleep 60", timeout_seconds=1.0), guard)
+    run(call(tmp_path, "sleep 303 & true"), guard)
+    left = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] in
+            (["sleep", "301"], ["sleep", "302"], ["sleep", "303"])]  # fmt: skip
+    assert left == []
+
+
+SLEEPS = (["sleep", "304"], ["sleep", "305"])
+
+
+def test_killed_with_what_runs_it_a_command_ends_too(tmp_path):
+    code = f"""
+        import sys, time
+        sys.path[:0] = [{str(ROOT / "scripts")!r}, {str(ROOT / "tests/unit")!r}, {str(ROOT / "tests")!r},
+                        {str(ROOT / "tests/cluster")!r}]
+        from pathlib import Path
+        from test_commands import call, run
+        from trainyard.commands import Guard
+        run(call(Path({str(tmp_path)!r}), "sleep 304 & sleep 305"), Guard())
+    """
+    runner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+
+    def sleeping():
+        return [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] in SLEEPS]
+
+    wait_until(lambda: len(sleeping()) == 2, timeout_seconds=20, what="it runs")
+    os.kill(runner.pid, signal.SIGKILL)
+    runner.wait()
+    wait_until(lambda: not sleeping(), timeout_seconds=5, what="it has ended")
+
+
+def test_it_sees_its_gpu_and_nothing_of_the_jobs_ray_and_steps(tmp_path, guard, monkeypatch):
+    for name in ("CUDA_VISIBLE_DEVICES", "RAY_ADDRESS", "SLURM_PROCID", "SLURM_JOB_ID", "SLURM_NTASKS"):
+        monkeypatch.setenv(name, "7")
+    tail = run(call(tmp_path, "env | grep -E 'CUDA|RAY|SLURM|TRAINY'"), guard)[-1]["tail"]
+    seen = {line.partition("=")[0] for line in tail.splitlines()}
+    assert seen == {"CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "TRAINYARD_TRIAL", "TRAINYARD_TRIAL_DIR"}
+
+
+def test_it_goes_on_from_what_an_earlier_attempt_has_left(tmp_path, guard):
+    for age, name in ((5, "a.pt"), (1, "b.pt"), (9, "c.pt")):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() - age, time.time() - age))
+    left = commands.newest(tmp_path, "*.pt")
+    assert left == tmp_path / "b.pt"
+    made = call(tmp_path, "echo run", resume_from=str(left), resume="--resume {resume_from}")
+    assert run(made, guard)[-1]["tail"] == f"run --resume {left}"
+    made = call(tmp_path, ["echo", "run"], resume_from=str(left), resume="--resume {resume_from}")
+    assert run(made, guard)[-1]["tail"] == f"run --resume {left}"
+    assert commands.newest(tmp_path, "*.ckpt") is None

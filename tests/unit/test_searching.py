@@ -1,0 +1,90 @@
+"""The n-th suggestion of a search is a function of its seed and of what the ones before it have come to."""
+
+import pytest
+from trainyard.journal import Attempt
+from trainyard.searching import Suggestion, draw, search_key, still_to_draw, suggestions
+from trainyard.sweepspec import Sweep
+from trainyard.trials import make_trial
+
+VALUES = {
+    "lr": {"low": 0.001, "high": 1.0, "log": True},
+    "model_args.blocks": {"low": 1, "high": 9, "integer": True},
+    "optimizer": ["sgd", "adam"],
+}
+
+
+def sweep(method="tpe", **fields):
+    search = {"method": method, "trials": 12, "seed": 3, "values": VALUES, **fields}
+    return Sweep.model_validate({"dataset": "d", "search": search})
+
+
+def score(values):
+    return -abs(values["lr"] - 0.1) - abs(values["model_args.blocks"] - 5) / 10 + (values["optimizer"] == "adam")
+
+
+def ended(name, values):
+    return Attempt(name, 1, 0, 1, outcome="finished", metrics={"val_accuracy": score(values)})
+
+
+def run(made, count, *, known=()):
+    """Draw and end trials one after another, as one slot does; what is `known` goes before."""
+    drawn, ends = list(known), {}
+    for each in drawn:
+        ends[each.name] = Attempt(
+            each.name, 1, 0, 1, outcome="finished", metrics={"val_accuracy": score(each.trial.values)}
+        )
+    while len(drawn) < count:
+        values, params, attrs = draw(made.search, drawn, ends)
+        trial = make_trial(made, values)
+        name = trial.identity("digest")
+        drawn.append(Suggestion(trial, name, params, attrs))
+        ends[name] = ended(name, values)
+    return drawn
+
+
+@pytest.mark.parametrize("method", ["tpe", "cmaes", "random"])
+def test_continued_after_any_trial_the_suggestions_are_the_same(method):
+    made = sweep(method)
+    whole = run(made, 12)
+    events = [{"event": "suggested", "time": 0, "search": "k", "values": each.trial.values, "params": each.params,
+               "attrs": each.attrs} for each in whole]  # fmt: skip
+    for cut in (1, 5, 11):
+        known = suggestions(events[:cut], made, "digest", "k")
+        assert [each.name for each in run(made, 12, known=known)] == [each.name for each in whole]
+
+
+def test_values_are_in_their_range_whole_where_they_must_be_and_not_all_alike():
+    drawn = [each.trial.values for each in run(sweep(), 12)]
+    assert all(0.001 <= values["lr"] <= 1 for values in drawn)
+    assert all(isinstance(values["model_args.blocks"], int) for values in drawn)
+    assert {values["optimizer"] for values in drawn} <= {"sgd", "adam"}
+    assert len({values["lr"] for values in drawn}) == 12
+    assert all(float(f"{values['lr']:.6g}") == values["lr"] for values in drawn), "as a table shows it"
+
+
+def test_tpe_finds_what_is_good():
+    """After twenty draws it draws adam more often than not, which is worth one in a score of two."""
+    drawn = [each.trial.values["optimizer"] for each in run(sweep(trials=40), 40)]
+    assert drawn[20:].count("adam") > 15
+
+
+def test_what_runs_is_not_drawn_again_and_what_failed_does_not_count():
+    made = sweep()
+    first = run(made, 1)
+    running = draw(made.search, first, {})[0]
+    failed = draw(made.search, first, {first[0].name: Attempt(first[0].name, 1, 0, 1, outcome="failed")})[0]
+    assert running != first[0].trial.values
+    assert failed != first[0].trial.values
+
+
+def test_another_search_begins_where_something_changes_but_not_with_more_trials():
+    assert search_key(sweep(), "digest") == search_key(sweep(trials=50), "digest")
+    others = [sweep(seed=4), sweep(method="random"), sweep(metric="loss")]
+    assert len({search_key(each, "digest") for each in [sweep(), *others]} | {search_key(sweep(), "other")}) == 5
+
+
+def test_what_is_still_to_draw_has_a_place_in_the_plan():
+    assert list(still_to_draw(sweep(), 10)) == ["draw-11", "draw-12"]
+    command = {"command": "./run {lr}", "metrics": {"file": "m.json"}}
+    made = Sweep.model_validate({**command, "search": {"trials": 2, "values": {"lr": [0.1, 0.2]}}})
+    assert len(still_to_draw(made, 0)) == 2

@@ -1,0 +1,98 @@
+"""Trials that are ended early are those that the papers' rules end, whatever the order in which they report."""
+
+import random
+
+import pytest
+from trainyard.journal import Attempt
+from trainyard.ownspec import Stop
+from trainyard.stopping import Rule
+
+RUNGS = (1, 3, 9)  # of 27 epochs, a third goes on at each
+
+
+def rule(**fields):
+    return Rule(Stop.model_validate({"method": "asha", "epochs": 27, **fields}))
+
+
+def curve(trial):
+    """A synthetic learning curve that rises to its own ceiling; some are slow, so that curves cross."""
+    ceiling, pace = (trial * 7 % 27) / 27, 1 + trial % 4
+    return [ceiling * (1 - 2 ** (-epoch / pace)) for epoch in range(1, 28)]
+
+
+CURVES = {f"trial-{number:02}": curve(number) for number in range(27)}
+
+
+def reported(rule, order):
+    """Have the curves report epoch by epoch, each trial as far as it is let; the epoch of its end by trial."""
+    ends, alive = {}, list(CURVES)
+    at = dict.fromkeys(CURVES, 0)
+    generator = random.Random(order)
+    while alive:
+        trial = generator.choice(alive) if order is not None else min(alive, key=lambda name: (at[name], name))
+        at[trial] += 1
+        row = {"epoch": at[trial], "val_accuracy": CURVES[trial][at[trial] - 1]}
+        if rule.verdict(trial, row) or at[trial] == 27:
+            ends[trial] = at[trial]
+            alive.remove(trial)
+        yield trial, at[trial], ends.get(trial)
+
+
+@pytest.mark.parametrize("order", [None, 0, 1, 2, 3])
+def test_27_curves_are_stopped_as_in_the_paper(order):
+    """Algorithm 2 of Li et al. 2020 lets go on what is among the top |rung| / eta of a rung; with none, the best."""
+    arrived = {rung: [] for rung in RUNGS}
+    for trial, epoch, end in reported(rule(), order):
+        goes_on = True
+        if epoch in RUNGS:
+            arrived[epoch].append(trial)
+            top_k = sorted(arrived[epoch], key=lambda name: -CURVES[name][epoch - 1])[
+                : max(1, len(arrived[epoch]) // 3)
+            ]
+            goes_on = trial in top_k
+        assert (end is None) == (goes_on and epoch < 27), f"{trial} at epoch {epoch}"
+
+
+def test_most_of_the_budget_is_saved_and_the_best_survives_if_it_is_seen_to_be():
+    ends = {trial: end for trial, _, end in reported(rule(), None) if end}
+    best = max(CURVES, key=lambda name: CURVES[name][-1])
+    assert len(ends) == 27
+    assert sum(ends.values()) < 27 * 27 / 2
+    assert ends[best] == 27
+
+
+def test_a_trial_is_not_ended_at_its_last_epoch():
+    judge = rule(epochs=9)
+    for number in range(9):
+        assert judge.verdict(f"{number}", {"epoch": 9, "val_accuracy": -number}) == ""
+
+
+def test_less_may_be_better_and_what_is_no_number_is_worst():
+    judge = rule(mode="min", metric="loss")
+    assert judge.verdict("a", {"epoch": 1, "loss": 0.5}) == ""
+    assert judge.verdict("b", {"epoch": 1, "loss": 0.4}) == ""
+    assert judge.verdict("c", {"epoch": 1, "loss": float("nan")}) == (
+        "asha: 3 of the 3 that have reached epoch 1, of which 1 go on"
+    )
+    assert judge.verdict("d", {"epoch": 1, "loss": None}).startswith("asha: ")
+
+
+def test_what_the_journal_knows_counts_and_is_not_judged_again():
+    known = [Attempt(f"t{number}", 1, 0, 0, epochs=[{"epoch": 1, "val_accuracy": number}]) for number in range(1, 6)]
+    judge = Rule(Stop(method="asha"), known)
+    assert judge.verdict("t1", {"epoch": 1, "val_accuracy": 1}) == "", "it was judged when it came"
+    assert judge.verdict("new", {"epoch": 1, "val_accuracy": 3.5}).startswith("asha: 3 of the 6")
+    assert judge.verdict("other", {"epoch": 1, "val_accuracy": 4.5}) == ""
+
+
+def test_the_median_rule_ends_what_is_worse_than_the_mean_of_half_of_the_others():
+    judge = rule(method="median", grace=2, least=3)
+    for name, values in {"a": (0.2, 0.4), "b": (0.4, 0.6), "c": (0.6, 0.8)}.items():
+        for epoch, value in enumerate(values, start=1):
+            assert judge.verdict(name, {"epoch": epoch, "val_accuracy": value}) == "", "fewer than three others so far"
+    assert judge.verdict("d", {"epoch": 1, "val_accuracy": 0.1}) == "", "not before `grace`"
+    assert judge.verdict("d", {"epoch": 2, "val_accuracy": 0.49}) == (
+        "median: its best value by epoch 2, 0.49, is worse than 0.5, the median of the means of 3 others"
+    )
+    assert judge.verdict("e", {"epoch": 1, "val_accuracy": 0.51}) == ""
+    assert judge.verdict("e", {"epoch": 2, "val_accuracy": 0.0}) == "", "its best value counts"
