@@ -20,6 +20,7 @@ yard = Workflow(
     results=Path("results"),
     default_resources=workflow.resource_settings.default_resources,
     executor=lambda: workflow.executor_settings,
+    files=workflow.configfiles,
 )
 shell.prefix(yard.shell_prefix(workflow.deployment_settings.deployment_method))
 

@@ -2,9 +2,9 @@
 
 import difflib
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -48,6 +48,47 @@ def check_config(raw: Any, *, source: str = "config") -> Config:
     return config
 
 
+def selected(raw: dict[str, Any], files: Sequence[Path]) -> dict[str, Any]:
+    """The part of a config that is asked for on the command line, as in `--config sweeps=depth,width scaling=none`.
+
+    Where a section is `all`, `none` or names, and not what a config says there, it is looked up in the config `files`;
+    of the datasets, only those stay that are then needed.
+
+    Raises:
+        ConfigError: the files have no study of such a name.
+    """
+    asked = {section: raw[section] for section in STUDIES if isinstance(raw.get(section), (str, list, int))}
+    if not asked:
+        return raw
+    whole: dict[str, Any] = {}
+    for path in files:
+        _merge(whole, yaml.load(path.read_text(), _UniqueKeys) or {})
+    chosen = {section: dict(raw.get(section) or {}) for section in STUDIES if section not in asked}
+    for section, names in asked.items():
+        known = whole.get(section) or {}
+        words = [str(name) for name in names] if isinstance(names, list) else str(names).split(",")
+        words = list(known) if words == ["all"] else [] if words == ["none"] else words
+        if unknown := [name for name in words if name not in known]:
+            hint = _suggest(unknown[0], known)
+            raise ConfigError(f"--config {section}: there is no {unknown[0]!r}; {hint} (or `all`, or `none`)")
+        chosen[section] = {name: known[name] for name in words}
+    needed = {study.get("dataset") for section in chosen.values() for study in section.values()}
+    datasets = {name: dataset for name, dataset in (raw.get("datasets") or {}).items() if name in needed}
+    return {**raw, **chosen, "datasets": datasets}
+
+
+def _merge(whole: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """As Snakemake composes config files: mappings are merged, all else is replaced."""
+    for key, value in more.items():
+        if isinstance(value, Mapping) and isinstance(whole.get(key), dict):
+            _merge(whole[key], value)
+        else:
+            whole[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+STUDIES: Final = ("sweeps", "scaling", "trees")
+
+
 class _UniqueKeys(yaml.SafeLoader):
     """A YAML loader to which a key given twice is an error: PyYAML silently drops the first."""
 
@@ -61,7 +102,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 def _cross_checks(config: Config) -> Iterator[str]:
     """What one section demands of another."""
-    for section in ("sweeps", "scaling", "trees"):
+    for section in STUDIES:
         for name, study in getattr(config, section).items():
             place = f"{section}.{name}"
             if study.dataset is None:

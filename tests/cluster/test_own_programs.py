@@ -1,0 +1,154 @@
+"""Users' own programs and launchers on two hosts of a real Slurm: in one job, as the rules run them."""
+
+import itertools
+import json
+import stat
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+import yaml
+from submitting import nothing_is_left
+from trainyard.journal import attempts, read_events
+from yard import ROOT
+
+PROGRAMS = {
+    "shell.sh": "#!/bin/sh\necho hello from $(uname -n) GPU $CUDA_VISIBLE_DEVICES\necho '{\"score\": 1}' > $1/m.json\n",
+    "failing.sh": "#!/bin/sh\necho cannot open the data >&2\nexit 3\n",
+    "endless.sh": "#!/bin/sh\nsetsid sleep 1000 &\nsleep 1001\n",
+}
+COMPILED = r"""
+#include <stdio.h>
+int main(int argc, char **argv) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/m.json", argv[1]);
+    FILE *file = fopen(path, "w");
+    fprintf(file, "{\"score\": 2}\n");
+    return fclose(file);
+}
+"""
+FUNCTION = """
+import time
+def run(config, context):
+    for epoch in range(1, 4):
+        context.report(epoch=epoch, val_accuracy=config["x"] * epoch / 10)
+    return {"epochs_left": 0}
+"""
+# A script for accelerate; it only runs if accelerate has started it.
+ACCELERATED = """
+import os
+from accelerate import Accelerator
+import torch
+accelerator = Accelerator()
+model, optimizer = torch.nn.Linear(4, 2), None
+model = accelerator.prepare(model)
+loss = model(torch.ones(8, 4)).sum()
+accelerator.backward(loss)
+world = accelerator.reduce(torch.ones(1), "sum").item()
+if accelerator.is_main_process:
+    print(f"epoch 1: {world:.0f} ranks, {accelerator.distributed_type}, 100 img/s", flush=True)
+"""
+# One for srun: a rank knows itself from the environment, as it would with torchrun, and from Slurm.
+BARE = """
+import os
+import torch
+from torch import distributed
+distributed.init_process_group("gloo")
+assert os.environ["RANK"] == os.environ["SLURM_PROCID"]
+places = [None] * distributed.get_world_size()
+distributed.all_gather_object(places, (os.uname().nodename, os.environ["LOCAL_RANK"]))
+if distributed.get_rank() == 0:
+    print(f"epoch 1: {len(set(places))} ranks, srun, 100 img/s", flush=True)
+distributed.destroy_process_group()
+"""
+OWN = {
+    "sweeps": {
+        "programs": {
+            "command": "{program} {trial_dir}",
+            "metrics": {"file": "m.json"},
+            "grid": {"program": ["./shell.sh", "./compiled", "./failing.sh", "./endless.sh"]},
+            "timeout_minutes": 0.05,
+            "retries": 0,
+            "slots": {"nodes": 2, "gpus_per_node": 1},
+        },
+        "function": {"function": "mine:run", "grid": {"x": [1, 2, 3]}, "slots": {"gpus_per_node": 1}},
+    },
+    "scaling": {
+        name: {
+            "script": script,
+            "launcher": name,
+            "metrics": {"pattern": r"epoch (?P<epoch>\d+): (?P<ranks>\d+) ranks, .*, (?P<images_per_second>\d+) img/s"},
+            "scales": ["2x1" if name == "accelerate" else "2x2"],
+            "mode": "weak",
+        }
+        for name, script in {"accelerate": "accelerated.py", "srun": "bare.py"}.items()
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def finished(cluster):
+    """The folder of all these."""
+    folder = cluster.shared / "own"
+    folder.mkdir()
+    for name, text in {**PROGRAMS, "mine.py": FUNCTION, "accelerated.py": ACCELERATED, "bare.py": BARE}.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(stat.S_IRWXU)
+    (folder / "compiled.c").write_text(COMPILED)
+    subprocess.run(["cc", "-o", folder / "compiled", folder / "compiled.c"], check=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(OWN))
+    program = f"{sys.executable} {ROOT}/scripts/"
+    lines = [f"{program}sweep.py --config config.yaml --sweep {name}" for name in OWN["sweeps"]]
+    lines += [f"{program}launch.py --config config.yaml --study {name} --scale {study['scales'][0]}"
+              for name, study in OWN["scaling"].items()]  # fmt: skip
+    shape = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2", "--gres=gpu:2"]
+    job = cluster.submit("set -e\n" + "\n".join(lines), *shape, cwd=folder)
+    ended = cluster.wait_for_job(job, timeout_seconds=250)
+    assert ended.state == "COMPLETED", (folder / f"slurm-{job}.out").read_text()
+    nothing_is_left(cluster)
+    return folder
+
+
+def read(folder, path):
+    return pd.read_csv(folder / "results" / path)
+
+
+def journal_of(folder, sweep):
+    return attempts(read_events(folder / f"results/sweeps/{sweep}/journal.jsonl"))
+
+
+@pytest.mark.parametrize(("launcher", "scale", "ranks"), [("accelerate", "2x1", 2), ("srun", "2x2", 4)])
+def test_launchers_start_a_rank_on_every_gpu_of_several_nodes(finished, launcher, scale, ranks):
+    folder = finished / "results/scaling" / launcher / scale
+    assert pd.read_csv(folder / "history.csv")["ranks"].tolist() == [ranks]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["launcher"] == launcher
+    assert summary["images_per_second"] == 100
+    assert {path.stem for path in (folder / "telemetry").glob("cpu-*.csv")} == {
+        f"cpu-{n}" for n in summary["node_names"]
+    }
+    assert len(summary["node_names"]) == 2
+
+
+def test_programs_of_any_kind_are_trials_and_one_that_never_ends_is_ended(finished):
+    rows = read(finished, "sweeps/programs/trials.csv").set_index("program")
+    assert rows["status"].to_dict() == {
+        "./shell.sh": "finished", "./compiled": "finished", "./failing.sh": "failed", "./endless.sh": "failed",
+    }  # fmt: skip
+    assert rows.loc[["./shell.sh", "./compiled"], "score"].tolist() == [1, 2]
+    tries = {attempt.trial: attempt for attempt in journal_of(finished, "programs")}
+    assert tries[rows.loc["./failing.sh", "trial"]].error == "exit code 3: cannot open the data"
+    assert tries[rows.loc["./endless.sh", "trial"]].error == "it took longer than its timeout_minutes, 0.05"
+    shell = tries[rows.loc["./shell.sh", "trial"]]
+    said = (finished / f"results/sweeps/programs/trials/{shell.trial}/output-1.log").read_text()
+    assert said == f"hello from {shell.where['node']} GPU {shell.where['gpu']}\n"
+
+
+def test_a_function_is_called_in_a_process_that_stays(finished):
+    rows = read(finished, "sweeps/function/trials.csv")
+    assert rows["val_accuracy"].tolist() == pytest.approx([0.3, 0.6, 0.9])
+    tries = sorted(journal_of(finished, "function"), key=lambda attempt: attempt.start)
+    pauses = [later.start - earlier.end for earlier, later in itertools.pairwise(tries)]
+    assert max(pauses) < 1, "nothing is started anew between two trials"
+    assert [row["epoch"] for row in tries[0].epochs] == [1, 2, 3]

@@ -1,0 +1,95 @@
+"""The ready-made configs, composed into one run on a real Slurm, small enough for four hosts without GPUs."""
+
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+from imagesets import pack, pixels, write_cifar10, write_mnist, write_tiny_imagenet
+from submitting import nothing_is_left, snakemake
+from yard import ROOT
+
+READY_MADE = [ROOT / f"config/{name}.yaml" for name in
+              ("depth-sweep", "mnist-4x8", "guide-scaling", "tinyimagenet-resnet50", "own-script")]  # fmt: skip
+# What makes them fit four hosts without GPUs: fewer epochs, images, trials and GPUs, and nothing else.
+SMALL = {
+    "datasets": {"mnist": {"root": "mnist"}, "cifar10": {"root": "cifar"}, "tinyimagenet": {"root": "tiny.zip"}},
+    "data": {"staging_cpus": 2},
+    "sweeps": {
+        "depth-sweep": {
+            "train": {"epochs": 1, "model_args": {"width": 4}},
+            "grid": {"model_args.blocks": {"stop": 12}},
+            "slots": {"gpus_per_node": 2},
+        },
+        "own-trials": {
+            "args": {"epochs": 2},
+            "stop": {"epochs": 2},
+            "search": {"trials": 2},
+            "slots": {"gpus_per_node": 2},
+        },
+    },
+    "scaling": {
+        "mnist-4x8": {"train": {"epochs": 1}, "scales": ["4x1"], "cpus_per_gpu": 1},
+        "guide": {"train": {"epochs": 1, "batch_size": 4}, "scales": ["1x1"]},
+        "tinyimagenet-resnet50": {"train": {"epochs": 1, "batch_size": 2}, "scales": ["2x1"]},
+        "own-ddp": {"args": {"epochs": 2}, "scales": ["2x1"]},
+    },
+    "trees": {"guide": {"cpus": 4, "rounds": 2}},
+}
+
+
+def write_data(folder):
+    """MNIST, CIFAR-10 and TinyImageNet in their true formats, with few images."""
+    for name, write, shape in (("mnist", write_mnist, (28, 28)), ("cifar", write_cifar10, (32, 32, 3))):
+        count_train = 256 if name == "mnist" else 20
+        train, val = ((pixels(count, shape), np.arange(count) % 10) for count in (count_train, 10))
+        write(folder / name, train, val)
+    train, val = ((pixels(count, (64, 64, 3)), np.arange(count) % 4) for count in (4, 4))
+    write_tiny_imagenet(folder / "tiny", train, val, 4)
+    pack(folder / "tiny", folder / "tiny.zip")
+
+
+@pytest.fixture(scope="module")
+def finished(cluster):
+    """The folder of all five, run by one Snakemake: all of one, and of the others what is named."""
+    folder = cluster.shared / "ready"
+    folder.mkdir()
+    write_data(folder)
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    only = ["--config", "sweeps=depth-sweep,own-trials", "scaling=all"]
+    snakemake(cluster, folder, SMALL, "--jobs", "3", *only, "--", "sweeps", "scaling", "trees", after=READY_MADE)
+    nothing_is_left(cluster)
+    return folder
+
+
+def read(folder, path):
+    return pd.read_csv(folder / "results" / path)
+
+
+def test_the_ready_made_sweep_and_trees_have_a_row_for_everything(finished):
+    assert read(finished, "sweeps/depth-sweep/trials.csv")["model_args.blocks"].tolist() == [4, 8, 12]
+    assert read(finished, "trees/guide/trees.csv")["model"].tolist() == ["xgboost", "lightgbm"]
+
+
+@pytest.mark.parametrize(
+    ("study", "scale"), [("mnist-4x8", "4x1"), ("guide", "1x1"), ("tinyimagenet-resnet50", "2x1"), ("own-ddp", "2x1")]
+)
+def test_the_ready_made_trainings_ran_on_as_many_nodes_as_they_say(finished, study, scale):
+    row = read(finished, f"scaling/{study}/scaling.csv").iloc[0]
+    assert (row["scale"], row["device"]) == (scale, "cpu")
+    assert row["images_per_second"] > 0
+    summary = json.loads((finished / f"results/scaling/{study}/{scale}/summary.json").read_text())
+    assert len(set(summary["node_names"])) == row["nodes"]
+    samples = finished / f"results/scaling/{study}/{scale}/telemetry"
+    assert {path.stem for path in samples.glob("cpu-*.csv")} == {f"cpu-{node}" for node in summary["node_names"]}
+
+
+def test_a_script_of_the_users_own_is_searched_over(finished):
+    rows = read(finished, "sweeps/own-trials/trials.csv")
+    assert len(rows) == 2
+    assert rows["val_accuracy"].between(0, 1).all()
+    assert set(rows["status"]) <= {"finished", "stopped"}
+    stopped = read(finished, "sweeps/own-trials/stopping.csv")
+    assert len(stopped) == (rows["status"] == "stopped").sum()
+    assert (stopped["epochs"] + stopped["saved_epochs"] == 2).all()
