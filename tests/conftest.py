@@ -12,12 +12,12 @@ def yard(tmp_path: Path) -> Yard:
     return Yard(tmp_path)
 
 
-# The first two mostly wait, and the last are short.
-BESIDE = ("tests/cluster/test_walltimes.py", "tests/faults/test_deadline.py", "tests/unit/")
+# The first two mostly wait; the others have no clock to beat.
+BESIDE = ("tests/cluster/test_walltimes.py", "tests/faults/", "tests/unit/")
 
 
 class OneByOne(LoadScopeScheduling):
-    """What starts Slurm, Ray or Snakemake runs one after another; beside it, file by file, what disturbs it little."""
+    """What starts Slurm or Snakemake runs one after another; beside it, file by file, what disturbs it little."""
 
     def _split_scope(self, nodeid: str) -> str:
         return nodeid.split("::")[0] if nodeid.startswith(BESIDE) else "one by one"
