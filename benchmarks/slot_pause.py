@@ -10,21 +10,30 @@ import numpy as np
 from common import folder_with, print_table, run_program, sweep_config
 from trainyard.journal import attempts, read_events
 
+KINDS = {"a training of one step": {}, "a command, `true`": {"command": "true {seed}"},
+         "a function that returns": {"function": "trivial:run"}}  # fmt: skip
+
 
 def main() -> None:
-    """Run a sweep of trivial trials, and take the pauses from its journal."""
+    """Run sweeps of trivial trials of each kind, and take the pauses from their journals."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=400)
     trials = parser.parse_args().trials
-    with folder_with(sweep_config(trials)) as folder:
-        run_program(folder, "sweep", "--sweep", "s")
-        tries = attempts(read_events(folder / "results/sweeps/s/journal.jsonl"))
-    pauses = np.array([pause for slot in (0, 1) for pause in pauses_of([a for a in tries if a.where["slot"] == slot])])
-    p50, p95 = np.percentile(pauses, [50, 95])
-    print_table(
-        ["trials", "slots", "pause p50 (ms)", "pause p95 (ms)", "pause max (ms)"],
-        [[str(trials), "2", f"{p50:.1f}", f"{p95:.1f}", f"{pauses.max():.1f}"]],
-    )
+    rows = []
+    for name, kind in KINDS.items():
+        config = sweep_config(trials)
+        if kind:
+            config["sweeps"]["s"] = {**kind, "grid": config["sweeps"]["s"]["grid"], "slots": {"gpus_per_node": 2}}
+        with folder_with(config) as folder:
+            (folder / "trivial.py").write_text("def run(config, context): return {}\n")
+            run_program(folder, "sweep", "--sweep", "s")
+            tries = attempts(read_events(folder / "results/sweeps/s/journal.jsonl"))
+        slots = [[each for each in tries if each.where["slot"] == slot] for slot in (0, 1)]
+        pauses = np.array([pause for each in slots for pause in pauses_of(each)])
+        taken = 1000 * float(np.median([each.seconds for each in tries]))
+        p50, p95 = np.percentile(pauses, [50, 95])
+        rows.append([name, str(trials), *(f"{value:.1f}" for value in (taken, p50, p95, pauses.max()))])
+    print_table(["trial", "trials", "takes p50 (ms)", "pause p50 (ms)", "pause p95 (ms)", "pause max (ms)"], rows)
 
 
 def pauses_of(tries: list) -> list[float]:

@@ -110,10 +110,10 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
         journal.append("ray_up", durable=False, **cluster.startup_seconds)
         from trainyard.packing import (  # Ray reads its environment when it is imported: not before
             Packer,
-            Task,
             gpu_is_seen,
         )
         from trainyard.suggesting import Suggested
+        from trainyard.tasks import Task
 
         if flops := counting.result():
             journal.append("work", flops=flops)

@@ -62,7 +62,7 @@ class Metrics(Section):
 
     @property
     def patterns(self) -> list[str]:
-        """None where a file is read."""
+        """As a list; empty where a file is read."""
         return [self.pattern] if isinstance(self.pattern, str) else self.pattern or []
 
 

@@ -6,9 +6,9 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -18,9 +18,9 @@ from trainyard.errors import UserError
 from trainyard.journal import WHERE, Event, Journal
 from trainyard.ownspec import Own
 from trainyard.sharing import Use, has_gpu
-from trainyard.spec import Train
 from trainyard.stopping import Rule
 from trainyard.sweepspec import Slots
+from trainyard.tasks import Slot, Source, Task
 from trainyard.worker import Order, Setting, Worker
 
 START_ATTEMPTS = 3  # a slot whose worker cannot start this often in a row is given up: its node must be broken
@@ -29,53 +29,8 @@ START_ATTEMPTS = 3  # a slot whose worker cannot start this often in a row is gi
 SIGNAL_SECONDS = 1.0
 STOP_SECONDS = 5.0  # that a trial has, when time is up, to stop at its next step and to write where it is
 WORTHWHILE_SECONDS = 120.0  # a trial that cannot end in time is begun all the same if it can come this far
-OVERDUE_SECONDS = 15.0  # after its timeout, in which a worker ends a command by itself, its process is killed
+OVERDUE_SECONDS = 15.0  # that a worker has to end a command by itself at its timeout, before it is killed
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Task:
-    """A pending trial as the driver hands it out."""
-
-    trial: str
-    spec: Train | Own
-    values: dict[str, Any]
-    generation: int
-    earlier_attempts: int
-    expected_seconds: float | None = None  # None before there is evidence
-
-
-class Source(Protocol):
-    """Where tasks come from that are not known beforehand."""
-
-    @property
-    def open(self) -> int:
-        """How many it can still give."""
-
-    def next_task(self) -> Task | None:
-        """One, or None if none is left."""
-
-
-@dataclass
-class _Slot:
-    """A slot as the driver sees it: its worker, and what it does now."""
-
-    number: int
-    worker: Any = None
-    place: dict[str, Any] = field(default_factory=dict)
-    starting: Any = None  # answers once the worker is up
-    answer: Any = None  # comes when the trial that runs has something to say
-    task: Task | None = None
-    attempt: int = 0
-    due: float = math.inf  # when the trial must have ended, on the monotonic clock
-    pruned: str = ""  # why its trial is told to end
-    failed_starts: int = 0
-    retired: bool = False
-
-    @property
-    def waits_for(self) -> Any:
-        """What the driver must wait for to hear of this slot; None if it is idle."""
-        return self.starting or self.answer
 
 
 class Packer:
@@ -108,7 +63,7 @@ class Packer:
         self._options = {"num_cpus": slots.cpus_per_trial, "num_gpus": slots.share, "max_restarts": 0}
         self._share, self._look = slots.share, look
         self.uses: list[Use] = []  # what trials took of their GPUs, if they were looked at
-        self._slots = [_Slot(number) for number in range(slots.count)]
+        self._slots = [Slot(number) for number in range(slots.count)]
         self._queue: deque[Task] = deque()
         self._tried_now: dict[str, int] = {}
         self._longest_seen = 0.0  # seconds
@@ -151,13 +106,13 @@ class Packer:
         """Tasks that have not begun."""
         return len(self._queue) + (self._source.open if self._source else 0)
 
-    def _patience(self, busy: list[_Slot]) -> float | None:
+    def _patience(self, busy: list[Slot]) -> float | None:
         """Seconds until something must be done though nobody has said anything; None: nothing ever must."""
         due = min(slot.due for slot in busy)
         times = [self._seconds_left()] + ([] if math.isinf(due) else [max(0.0, due - time.monotonic())])
         return min((seconds for seconds in times if seconds is not None), default=None)
 
-    def _end_overdue(self, busy: list[_Slot]) -> bool:
+    def _end_overdue(self, busy: list[Slot]) -> bool:
         """Kill what has not ended at its timeout; whether there was any."""
         overdue = [slot for slot in busy if slot.due <= time.monotonic()]
         for slot in overdue:
@@ -169,11 +124,11 @@ class Packer:
 
     # ---- one slot
 
-    def _start_worker(self, slot: _Slot) -> None:
+    def _start_worker(self, slot: Slot) -> None:
         slot.worker = ray.remote(Worker).options(**self._options).remote()
         slot.starting = slot.worker.start.remote(self._setting)
 
-    def _hear(self, slot: _Slot) -> None:
+    def _hear(self, slot: Slot) -> None:
         """Take in one message of a slot."""
         if slot.starting is not None:
             self._hear_of_start(slot)
@@ -185,7 +140,7 @@ class Packer:
             self._end_attempt(slot, "failed", error=_death(error))
             self._start_worker_if_needed(slot)
 
-    def _hear_of_start(self, slot: _Slot) -> None:
+    def _hear_of_start(self, slot: Slot) -> None:
         starting, slot.starting = slot.starting, None
         try:
             place = ray.get(starting)
@@ -208,7 +163,7 @@ class Packer:
         self._journal.append("slot_up", slot=slot.number, **spent)
         self._next_trial(slot)
 
-    def _retire(self, slot: _Slot, error: str) -> None:
+    def _retire(self, slot: Slot, error: str) -> None:
         """Go on without a slot that cannot be started: one broken GPU is no reason to give up the others."""
         slot.worker, slot.retired = None, True
         left = [each for each in self._slots if not each.retired]
@@ -221,12 +176,12 @@ class Packer:
             if idle.waits_for is None:
                 self._start_worker_if_needed(idle)
 
-    def _start_worker_if_needed(self, slot: _Slot) -> None:
+    def _start_worker_if_needed(self, slot: Slot) -> None:
         slot.worker = None
         if self._waiting:
             self._start_worker(slot)
 
-    def _next_trial(self, slot: _Slot) -> None:
+    def _next_trial(self, slot: Slot) -> None:
         task = self._next_task()
         if task is None:
             slot.worker = None  # nothing left to do: dropping the last handle ends the process and frees its memory
@@ -241,14 +196,23 @@ class Packer:
             spec=task.spec.model_dump(mode="json", exclude_defaults=True),
             trial=task.trial,
             attempt=slot.attempt,
+            folder=self._setting.folder
+            / "trials"
+            / (f"{task.trial}-{task.generation}" if task.generation else task.trial),
             checkpoints=self._checkpoints_of(task),
             deadline=self._deadline - STOP_SECONDS,
             looked_at=self._look,
         )
-        limit = self._setting.timeout_seconds
-        slot.due = math.inf if limit is None else time.monotonic() + limit + OVERDUE_SECONDS
+        slot.due = time.monotonic() + self._limit_of(task)
         slot.pruned = ""
         slot.answer = slot.worker.begin.remote(order)
+
+    def _limit_of(self, task: Task) -> float:
+        """Seconds after which a trial's process is killed; infinite without a timeout."""
+        limit = self._setting.timeout_seconds
+        if limit is None:
+            return math.inf
+        return limit + (OVERDUE_SECONDS if isinstance(task.spec, Own) and task.spec.command else 0.0)
 
     def _correct_order(self) -> None:
         """Predict anew what waits, whenever a quarter more has finished, and put the longest first again."""
@@ -283,7 +247,7 @@ class Packer:
         """Seconds until the deadline, at least 0; None without one."""
         return None if math.isinf(self._deadline) else max(0.0, self._deadline - time.time())
 
-    def _take(self, slot: _Slot, message: dict[str, Any]) -> None:
+    def _take(self, slot: Slot, message: dict[str, Any]) -> None:
         """Take in what the trial of a slot says, and answer."""
         assert slot.task is not None
         if "epoch" in message:
@@ -313,7 +277,7 @@ class Packer:
             self._take_result(slot, message, seconds=seconds or 0.0, **said)
         self._next_trial(slot)
 
-    def _take_result(self, slot: _Slot, message: dict[str, Any], *, seconds: float, **said: Any) -> None:
+    def _take_result(self, slot: Slot, message: dict[str, Any], *, seconds: float, **said: Any) -> None:
         """A trial has finished, or was ended early."""
         task = slot.task
         assert task is not None
@@ -328,7 +292,7 @@ class Packer:
         shutil.rmtree(self._checkpoints_of(task), ignore_errors=True)  # most trials are too short to have any
         self._correct_order()
 
-    def _end_attempt(self, slot: _Slot, outcome: str, *, trace: str = "", **fields: Any) -> None:
+    def _end_attempt(self, slot: Slot, outcome: str, *, trace: str = "", **fields: Any) -> None:
         """Record how the slot's trial ended; one that failed goes back to the queue while it has retries."""
         assert slot.task is not None
         task = slot.task
@@ -352,7 +316,7 @@ class Packer:
         path.write_text(text.rstrip() + "\n")
         return path
 
-    def _record(self, on: _Slot, event: str, **fields: Any) -> None:
+    def _record(self, on: Slot, event: str, **fields: Any) -> None:
         """Journal an event of the trial that a slot runs, then show it."""
         assert on.task is not None
         self._on_event(self._journal.append(event, trial=on.task.trial, attempt=on.attempt, **fields))

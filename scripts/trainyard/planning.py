@@ -13,7 +13,7 @@ from trainyard.config import Config
 from trainyard.files import digest_of
 from trainyard.journal import Attempt, attempts, by_trial, read_events, result_of, sessions
 from trainyard.schedules import makespan
-from trainyard.searching import Suggestion, search_key, still_to_draw, suggestions
+from trainyard.searching import Suggestion, is_place, search_key, still_to_draw, suggestions
 from trainyard.slurm import DEADLINE_MARGIN_SECONDS
 from trainyard.stopping import Rule
 from trainyard.sweepspec import Slots, Sweep
@@ -71,8 +71,7 @@ class Plan:
     @property
     def to_run(self) -> list[str]:
         """The pending trials that are known: not what a search is still to draw."""
-        drawn = {each.name for each in self.suggestions}
-        return [name for name in self.pending if not self.sweep.search or name in drawn]
+        return [name for name in self.pending if not is_place(name)]
 
     def rule(self) -> Rule | None:
         """Which trials to end early, going by all that the journal knows of them."""

@@ -14,6 +14,7 @@ from rich.text import Text
 from trainyard.counting import duration
 from trainyard.journal import Attempt, Event, attempts
 from trainyard.planning import Plan
+from trainyard.searching import is_place
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +48,10 @@ class Progress:
         trial = event["trial"]
         if event["event"] == "started":
             self._running[trial] = attempts([event])[0]
-            if trial in self._waiting:
-                del self._waiting[trial]
-                self._waiting_seconds -= self._plan.seconds.get(trial, 0.0)
+            place = trial if trial in self._waiting else next(filter(is_place, self._waiting), None)
+            if place is not None:
+                del self._waiting[place]
+                self._waiting_seconds -= self._plan.seconds.get(place, 0.0)
         elif event["event"] == "epoch":
             self._running[trial].epochs.append(event["metrics"])
         elif event["event"] == "halved":

@@ -18,7 +18,7 @@ from trainyard import slurm
 from trainyard.commands import newest
 from trainyard.config import Scaling, repeat_of, split_scale
 from trainyard.errors import UserError
-from trainyard.files import lock, write_json
+from trainyard.files import digest_of, lock, write_json
 from trainyard.launchers import Meeting, checked, meeting_of, script_line
 from trainyard.ownspec import lookup, words_of
 from trainyard.reported import Reported, Row
@@ -36,7 +36,8 @@ class Script:
     def __init__(self, study: Scaling, run: str, folder: Path) -> None:
         self._study, self._run, self._folder = study, run, folder / run
         self._nodes, self._gpus = split_scale(run)
-        self._out = (self._folder / "out").absolute()
+        what = study.model_dump(mode="json", include={"script", "launcher", "python", "args", "retrain"})
+        self._out = (self._folder / "out" / digest_of(what, length=10)).absolute()  # another one begins anew
         self._given = slurm.allocation()
         self._rows: list[dict[str, Any]] = []
 

@@ -8,7 +8,7 @@ goes on with the same suggestions as one that was not, if its trials end in the 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from trainyard.files import digest_of
 from trainyard.journal import Attempt, Event
@@ -52,7 +52,15 @@ def still_to_draw(sweep: Sweep, drawn: int) -> dict[str, Trial]:
     if sweep.search is None:
         return {}
     trial = Trial(sweep.spec_of(sweep.base) if sweep.trains else _any(sweep), {})
-    return {f"draw-{number + 1}": trial for number in range(drawn, sweep.search.trials)}
+    return {f"{_PLACE}{number + 1}": trial for number in range(drawn, sweep.search.trials)}
+
+
+_PLACE: Final = "draw-"
+
+
+def is_place(name: str) -> bool:
+    """Whether it stands for a configuration that is still to be drawn."""
+    return name.startswith(_PLACE)
 
 
 def _any(sweep: Sweep) -> Any:

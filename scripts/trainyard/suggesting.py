@@ -4,9 +4,9 @@ import logging
 from collections import defaultdict
 
 from trainyard.journal import Attempt, Event, Journal, attempts
-from trainyard.packing import Task
 from trainyard.planning import Plan
 from trainyard.searching import Suggestion, draw
+from trainyard.tasks import Task
 from trainyard.trials import make_trial
 
 log = logging.getLogger(__name__)

@@ -51,6 +51,7 @@ class Order:
     spec: dict[str, Any]
     trial: str
     attempt: int
+    folder: Path  # its own, for what a user's program is to leave; another one when it is trained anew on purpose
     checkpoints: Path  # a folder of its own, which is there only while the trial has begun and not finished
     deadline: float = math.inf  # Unix seconds at which to stop
     looked_at: bool = False  # whether to measure what it takes of its GPU
@@ -144,7 +145,8 @@ class Worker:
             yield {"failed": message, "traceback": traceback.format_exc(), "seconds": seconds}
 
     def _command(self, order: Order) -> Messages:
-        setting, folder = self._setting, self._folder_of(order)
+        setting, folder = self._setting, order.folder
+        folder.mkdir(parents=True, exist_ok=True)
         left = commands.newest(folder, setting.checkpoint) if order.attempt > 1 else None
         words = {"trial": order.trial, "attempt": order.attempt, "trial_dir": str(folder), "cpus": setting.threads}
         words |= {"resume_from": str(left or ""), "dataset": str(self._dataset.folder) if self._dataset else ""}
@@ -166,17 +168,13 @@ class Worker:
 
         spec = Own.model_validate(order.spec)
         assert spec.function is not None
-        order.checkpoints.mkdir(parents=True, exist_ok=True)
+        for folder in (order.folder, order.checkpoints):
+            folder.mkdir(parents=True, exist_ok=True)
         dataset = self._dataset.folder if self._dataset else None
         context = functions.Context(
-            order.trial, order.attempt, self._folder_of(order), order.checkpoints, dataset, order.deadline
+            order.trial, order.attempt, order.folder, order.checkpoints, dataset, order.deadline
         )
         yield from functions.run(imported(spec.function, what="function"), spec.args, context)
-
-    def _folder_of(self, order: Order) -> Path:
-        folder = self._setting.folder / "trials" / order.trial
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
 
     def _train(self, order: Order, started: float) -> Messages:
         from trainyard.probing import warm_up

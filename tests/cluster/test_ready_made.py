@@ -1,6 +1,7 @@
 """The ready-made configs, composed into one run on a real Slurm, small enough for four hosts without GPUs."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -10,6 +11,7 @@ from imagesets import pack, pixels, write_cifar10, write_mnist, write_tiny_image
 from submitting import nothing_is_left, snakemake
 from yard import ROOT
 
+pytestmark = pytest.mark.timeout(600)  # eleven jobs, on two CPUs
 READY_MADE = [ROOT / f"config/{name}.yaml" for name in
               ("depth-sweep", "mnist-4x8", "guide-scaling", "tinyimagenet-resnet50", "own-script")]  # fmt: skip
 # What makes them fit four hosts without GPUs: fewer epochs, images, trials and GPUs, and nothing else.
@@ -65,6 +67,12 @@ def finished(cluster):
 
 def read(folder, path):
     return pd.read_csv(folder / "results" / path)
+
+
+@pytest.mark.parametrize("log", ["stage/tinyimagenet", "trees/guide"])
+def test_a_job_without_gpus_has_none(finished, log):
+    first = (finished / f"results/logs/{log}.log").read_text().splitlines()[0]
+    assert re.search(r"Slurm job \d+ on n\d; GPUs per node: none, CPUs per node: [24]$", first)
 
 
 def test_the_ready_made_sweep_and_trees_have_a_row_for_everything(finished):

@@ -1,0 +1,58 @@
+"""What packing works with: trials to run, where they come from, and the slots that they run on."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from trainyard.ownspec import Own
+from trainyard.spec import Train
+
+
+@dataclass(frozen=True)
+class Task:
+    """A pending trial as the driver hands it out."""
+
+    trial: str
+    spec: Train | Own
+    values: dict[str, Any]
+    generation: int
+    earlier_attempts: int
+    expected_seconds: float | None = None  # None before there is evidence
+
+    @property
+    def folder_name(self) -> str:
+        """Of what a user's program leaves: another one when it is trained anew on purpose."""
+        return f"{self.trial}-{self.generation}" if self.generation else self.trial
+
+
+class Source(Protocol):
+    """Where tasks come from that are not known beforehand."""
+
+    @property
+    def open(self) -> int:
+        """How many it can still give."""
+
+    def next_task(self) -> Task | None:
+        """One, or None if none is left."""
+
+
+@dataclass
+class Slot:
+    """A slot as the driver sees it: its worker, and what it does now."""
+
+    number: int
+    worker: Any = None
+    place: dict[str, Any] = field(default_factory=dict)
+    starting: Any = None  # answers once the worker is up
+    answer: Any = None  # comes when the trial that runs has something to say
+    task: Task | None = None
+    attempt: int = 0
+    due: float = math.inf  # when the trial must have ended, on the monotonic clock
+    pruned: str = ""  # why its trial is told to end
+    failed_starts: int = 0
+    retired: bool = False
+
+    @property
+    def waits_for(self) -> Any:
+        """What the driver must wait for to hear of this slot; None if it is idle."""
+        return self.starting or self.answer

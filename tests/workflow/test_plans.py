@@ -1,0 +1,56 @@
+"""What `-n` says of each ready-made config on the Slurm profile, compared with its golden text.
+
+After a change that is meant: python tests/workflow/test_plans.py
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = Path(__file__).with_name("plans")
+NAMES = ("depth-sweep", "mnist-4x8", "guide-scaling", "tinyimagenet-resnet50", "own-script")
+
+
+def start(name: str, folder: str) -> subprocess.Popen:
+    program = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(ROOT / "Snakefile"), "-n"]
+    config = ["--configfile", str(ROOT / f"config/{name}.yaml"), "--directory", folder]
+    profile = ["--profile", str(ROOT / "profiles/slurm")]
+    return subprocess.Popen([*program, *profile, *config], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def plan_of(started: subprocess.Popen) -> str:
+    """What is said of each job, in a fixed order."""
+    said = started.communicate(timeout=120)[0]
+    jobs = re.findall(r"^Job \d+: (.*)$", said, re.MULTILINE)
+    assert jobs, said
+    return "".join(f"{job}\n" for job in sorted(jobs))
+
+
+def plans() -> dict[str, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        started = {name: start(name, folder) for name in NAMES}
+        return {name: plan_of(each) for name, each in started.items()}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return plans()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_ready_made_config_asks_for_what_its_golden_plan_says(found, name):
+    assert found[name] == (GOLDEN / f"{name}.txt").read_text()
+
+
+def test_every_config_is_ready_made_or_the_demo():
+    assert {path.stem for path in (ROOT / "config").glob("*.yaml")} == {*NAMES, "config"}
+
+
+if __name__ == "__main__":
+    for name, text in plans().items():
+        (GOLDEN / f"{name}.txt").write_text(text)
