@@ -24,6 +24,7 @@ from trainyard.journal import Event, Journal, attempts, opened, read_events
 from trainyard.planning import Plan, plan_sweep
 from trainyard.sharing import Use, trials_per_gpu
 from trainyard.sweepspec import Slots
+from trainyard.tasks import Task
 
 if TYPE_CHECKING:
     from trainyard.worker import Setting
@@ -108,22 +109,13 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
         # A polite end is recorded, whoever asks. Not before: Ray installs a handler of its own that skips clean-up.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         journal.append("ray_up", durable=False, **cluster.startup_seconds)
-        from trainyard.packing import (  # Ray reads its environment when it is imported: not before
-            Packer,
-            gpu_is_seen,
-        )
+        from trainyard.packing import Packer, gpu_is_seen  # Ray reads its environment when it is imported: not before
         from trainyard.suggesting import Suggested
-        from trainyard.tasks import Task
 
         if flops := counting.result():
             journal.append("work", flops=flops)
             plan = replace(plan, work=flops)
-        tasks = [
-            Task(trial=name, spec=plan.trials[name].spec, values=plan.trials[name].values,
-                 generation=plan.generation(name), earlier_attempts=len(plan.tries.get(name, ())),
-                 expected_seconds=plan.seconds.get(name))
-            for name in plan.to_run
-        ]  # fmt: skip
+        tasks = [_task(plan, name) for name in plan.to_run]
         source = Suggested(plan, journal) if plan.sweep.search else None
 
         def hear(event: Event) -> None:
@@ -153,6 +145,12 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
         elif rest:
             shared = _shared(slots, looking.uses, journal)
             packer(slots=shared, setting=replace(setting, share=shared.share)).run(rest)
+
+
+def _task(plan: Plan, name: str) -> Task:
+    """A trial as it is handed out."""
+    trial, attempts_before = plan.trials[name], len(plan.tries.get(name, ()))
+    return Task(name, trial.spec, trial.values, plan.generation(name), attempts_before, plan.seconds.get(name))
 
 
 def _setting(plan: Plan, results: Path, how: Data) -> "Setting":

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import psutil
 
@@ -68,7 +68,7 @@ def run(call: Call, guard: Guard) -> Iterator[dict[str, Any]]:
     reported = Reported(call.metrics, call.folder, goes_on=bool(call.words["resume_from"]))
     latest: Row = {}
     program = _Program(call, guard)
-    end = None
+    end: _End | None = None
     try:
         while end is None:
             lines, running = program.listen(LOOK_SECONDS)
@@ -77,43 +77,46 @@ def run(call: Call, guard: Guard) -> Iterator[dict[str, Any]]:
             for row in reported.look(last=not running):
                 latest |= row
                 if (yield {"epoch": row}):
-                    end = "pruned"
+                    end = _End("pruned")
                     break
-            if end is None:
-                end = "ended" if not running else _late(call, began)
+            end = end or (_late(call, began) if running else _End("finished"))
     except UserError as error:  # of its metrics
-        end = f"failed: {error}"
+        end = _End("failed", str(error))
     finally:
         code = program.end()
     tail = program.tail()
     how = {"seconds": time.monotonic() - began, "exit_code": code, "output": str(call.output), "tail": tail}
-    if end == "ended" and code == 0 and call.metrics and not latest:
-        where = call.folder / call.metrics.file if call.metrics.file else "its output"
-        end = f"failed: it ended well, but told no metrics: none were found in {where}"
-    if end == "pruned" or (end == "ended" and code == 0):
-        latest.pop("epoch", None)
-        yield {"finished" if end == "ended" else "pruned": latest, **how}
-    elif end.startswith("stopped"):
-        yield {"stopped": end.partition(": ")[2], **how}
-    else:
-        yield {"failed": _why(end, code, tail), "traceback": tail, **how}
+    if end.kind == "finished":
+        end = _judged(call, code, tail, told=bool(latest))
+    latest.pop("epoch", None)
+    said = {"finished": latest, "pruned": latest, "stopped": end.why, "failed": end.why}[end.kind]
+    yield {end.kind: said, **how, **({"traceback": tail} if end.kind == "failed" else {})}
 
 
-def _late(call: Call, began: float) -> str | None:
-    """Why the program must end now, if it must."""
+@dataclass(frozen=True)
+class _End:
+    kind: Literal["finished", "pruned", "stopped", "failed"]
+    why: str = ""
+
+
+def _late(call: Call, began: float) -> _End | None:
+    """How the program must end now, if it must."""
     limit = call.timeout_seconds
     if limit is not None and time.monotonic() - began > limit:
-        return f"failed: it took longer than its timeout_minutes, {limit / 60:g}"
-    return "stopped: ended before the end of the walltime" if time.time() > call.deadline else None
+        return _End("failed", f"it took longer than its timeout_minutes, {limit / 60:g}")
+    return _End("stopped", "ended before the end of the walltime") if time.time() > call.deadline else None
 
 
-def _why(end: str, code: int, tail: str) -> str:
-    """Why a command failed, in a line."""
-    if end.startswith("failed"):
-        return end.partition(": ")[2]
+def _judged(call: Call, code: int, tail: str, *, told: bool) -> _End:
+    """Whether a program that has ended by itself has done what it should."""
+    if code == 0 and call.metrics and not told:
+        where = call.folder / call.metrics.file if call.metrics.file else "its output"
+        return _End("failed", f"it ended well, but told no metrics: none were found in {where}")
+    if code == 0:
+        return _End("finished")
     last = (tail.strip().splitlines() or ["it said nothing"])[-1]
-    how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-    return f"{how}: {last}"
+    how = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
+    return _End("failed", f"{how}: {last}")
 
 
 def newest(folder: Path, pattern: str | None) -> Path | None:

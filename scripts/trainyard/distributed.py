@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainyard import slurm
+from trainyard import slurm, uncompiled
 from trainyard.errors import UserError
 from trainyard.hostmemory import keep_freed_memory
 
@@ -33,17 +33,19 @@ class Group:
         """Whether this is the rank that prints and writes."""
         return self.rank == 0
 
-    def wrap(self, model: nn.Module, *, static_graph: bool = False, compression: str = "none") -> nn.Module:
+    def wrap(
+        self, model: nn.Module, *, static_graph: bool = False, compression: str = "none", compiled: bool = False
+    ) -> nn.Module:
         """The model with gradients averaged over all ranks; itself where there is only one.
 
         `static_graph`: every step uses the same parameters in the same way. `compression`: what gradients are sent as.
+        `compiled`: torch's compiler will be used.
         """
         if self.world_size == 1:
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
-        wrapped = DistributedDataParallel(
-            model, device_ids=ids, gradient_as_bucket_view=True, static_graph=static_graph
-        )
+        parallel = DistributedDataParallel if compiled else uncompiled.ddp
+        wrapped = parallel(model, device_ids=ids, gradient_as_bucket_view=True, static_graph=static_graph)
         if compression == "bf16":
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 

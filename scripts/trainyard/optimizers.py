@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from trainyard import uncompiled
 from trainyard.spec import Schedule, Train
 
 
@@ -18,7 +18,7 @@ def build(spec: Train, model: nn.Module) -> Optimizer:
         arguments |= {"momentum": spec.momentum, "nesterov": spec.nesterov}
     kind = {"sgd": SGD, "adam": Adam, "adamw": AdamW}[spec.optimizer]
     parameters = list(model.parameters()) if spec.decay_all else _groups(model)
-    return _without_compiler(kind)(parameters, **arguments)
+    return uncompiled.optimizer(kind)(parameters, **arguments)
 
 
 def _groups(model: nn.Module) -> list[dict[str, Any]]:
@@ -26,21 +26,6 @@ def _groups(model: nn.Module) -> list[dict[str, Any]]:
     decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     spared = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     return [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
-
-
-def _without_compiler(kind: type[Optimizer]) -> type[Optimizer]:
-    """The same optimiser, but it does not import torch's compiler, which takes as long to import as torch itself.
-
-    Two things in torch.optim import it at the first use, though nothing here is compiled: methods marked "not for the
-    compiler" (torch/_compile.py; with the mark in place it is not imported), and the wrapper of `step`, which turns
-    gradients off and tells the compiler to break its graph. `no_grad` around the step itself does the former.
-    """
-    for method in vars(Optimizer).values():
-        plain = getattr(method, "__wrapped__", None)
-        if plain is not None and not hasattr(plain, "__dynamo_disable"):
-            plain.__dynamo_disable = plain
-    step = getattr(kind.step, "__wrapped__", None)
-    return type(kind.__name__, (kind,), {"step": torch.no_grad()(step)}) if step else kind
 
 
 def lr_factor(schedule: Schedule, steps: int, epochs: int) -> Callable[[int], float]:

@@ -2,7 +2,7 @@
 
 import re
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -25,6 +25,8 @@ from trainyard.spec import Section, Train
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$", max_length=64)]
 VARIED_KEY = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")
+
+COLUMNS: Final = {"trial", "status", "attempts", "attempt", "seconds", "epoch"}  # of a sweep's tables
 
 
 class Range(Section):
@@ -240,6 +242,8 @@ class Sweep(Section):
                 raise PydanticCustomError(
                     "kind", "{name} is for a {kinds}", {"name": name, "kinds": " or ".join(kinds)}
                 )
+        if self.search and self.slots.gpus_per_trial == "auto":
+            raise PydanticCustomError("slots", "gpus_per_trial: auto is for trials known beforehand, not for a search")
         if self.search and (self.grid or self.trials or self.sample):
             raise PydanticCustomError("search", "give search, or grid, trials and sample")
         if self.command is not None and self.metrics is None and (self.search or self.stop):
@@ -285,6 +289,8 @@ class Sweep(Section):
         """
         if self.trains:
             return Train.model_validate(settings)
+        if taken := sorted(set(settings) & COLUMNS):
+            raise ValueError(f"{taken[0]} is a column of the tables: give the argument another name")
         if self.command is not None:
             known = {*settings, *OF_A_TRIAL}
             used = {name.split(".")[0] for name in placeholders(self.command) | placeholders(self.resume or "")}

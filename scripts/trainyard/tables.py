@@ -83,7 +83,8 @@ def trials_table(plan: Plan) -> pd.DataFrame:
         status = result.outcome if result else (tries[-1].outcome if tries else "pending")
         row: dict[str, Any] = {"trial": name, **{key: value_at(settings, key) for key in keys}}
         row |= {"status": status, "attempts": len(tries), "seconds": result.seconds if result else None}
-        row |= {metric: result.metrics.get(metric) if result else None for metric in metrics}
+        others = [metric for metric in metrics if metric not in row]  # a key goes before a metric of its name
+        row |= {metric: result.metrics.get(metric) if result else None for metric in others}
         rows.append(row)
     return pd.DataFrame(rows)
 

@@ -109,7 +109,9 @@ class Training:
         spec = self.spec
         plain = self.batch.accumulation == 1 and not spec.activation_checkpointing and not spec.compile
         static = plain and models.is_known(spec.model) and not for_probing
-        self._synced = self.group.wrap(self.module, static_graph=static, compression=spec.gradient_compression)
+        self._synced = self.group.wrap(
+            self.module, static_graph=static, compression=spec.gradient_compression, compiled=spec.compile
+        )
         self.model = self._synced
         if spec.compile:
             graphs = self.group.device.type == "cuda" and self.group.world_size == 1

@@ -1,7 +1,6 @@
 """Running Trainyard on the cluster as a user on its login node would."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -19,15 +18,11 @@ main(sys.argv[1:])
 """
 
 
-def snakemake(cluster: Cluster, folder: Path, config: dict, *options: str, after: Sequence[Path] = ()) -> None:
-    """Run a config in a folder of the cluster's shared file system, as a user on the login node would.
-
-    It comes `after` other config files, with which it is composed.
-    """
+def snakemake(cluster: Cluster, folder: Path, config: dict, *options: str) -> None:
+    """Run a config in a folder of the cluster's shared file system, as a user on the login node would."""
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     program = [sys.executable, "-c", IMPATIENT, "--snakefile", str(ROOT / "Snakefile")]
-    common = ["--profile", str(ROOT / "profiles/slurm"), "--configfile", *map(str, after), "config.yaml"]
-    common += ["--latency-wait", "5"]
+    common = ["--profile", str(ROOT / "profiles/slurm"), "--configfile", "config.yaml", "--latency-wait", "5"]
     common += ["--slurm-init-seconds-before-status-checks", "1"]
     cluster.run([*program, *common, *options], cwd=folder, env={"PYTHONPATH": str(folder)}, timeout_seconds=400)
 

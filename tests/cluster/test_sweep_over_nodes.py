@@ -16,23 +16,22 @@ JOURNAL = "results/sweeps/s/journal.jsonl"
 WITNESS = """
 import os, time
 from pathlib import Path
-from trainyard.models import SmallConvNet
 
-def build(*, channels, classes, seconds, note):
+def run(config, context):
+    note = config["note"]
     seen = f"{os.uname().nodename} {os.environ['CUDA_VISIBLE_DEVICES']}"
     Path(note).write_text(seen)
-    time.sleep(seconds)
+    time.sleep(config["lasts"])
     while Path(note).with_name("gated").exists() and not Path(note + "-go").exists():
         time.sleep(0.1)
-    return SmallConvNet(channels=channels, classes=classes, width=4)
 """
 
 
 def sweep_config(folder: Path, *, trials: int, seconds: float, nodes: int, gpus: int) -> dict:
     (folder / "witness.py").write_text(WITNESS)
-    each = [{"seed": n, "model_args": {"seconds": seconds, "note": str(folder / f"note-{n}")}} for n in range(trials)]
+    each = [{"lasts": seconds, "note": str(folder / f"note-{number}")} for number in range(trials)]
     slots = {"nodes": nodes, "gpus_per_node": gpus}
-    sweep = {"dataset": "tiny", "train": {"model": "witness:build", "batch_size": 32}, "trials": each, "slots": slots}
+    sweep = {"dataset": "tiny", "function": "witness:run", "trials": each, "slots": slots}
     return {**TINY, "sweeps": {"s": sweep}, "data": {"local": "/tmp"}}
 
 

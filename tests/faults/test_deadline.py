@@ -59,10 +59,9 @@ def slow(yard: Yard) -> Yard:
     return yard
 
 
-def config(*seconds):
-    trials = [{"model_args.seconds": each, "seed": number} for number, each in enumerate(seconds)]
-    sweep = {"dataset": "tiny", "train": {"model": "slow:build", "batch_size": 32}, "trials": trials}
-    return {**TINY, "sweeps": {"s": {**sweep, "cost": "model_args.seconds"}}}
+def lasting(*seconds):
+    trials = [{"lasts": each, "seed": number} for number, each in enumerate(seconds)]
+    return {"sweeps": {"s": {"function": "plain:run", "trials": trials, "cost": "lasts"}}}
 
 
 def run_for(yard, seconds, *options, program="sweep", begun=0, check):
@@ -79,8 +78,8 @@ def journal_of(yard):
 
 
 def test_no_trial_is_begun_that_cannot_end_and_the_next_run_does_the_rest(slow):
-    slow.write(config(9, 9, 9))
-    slow.stage()
+    (slow.folder / "plain.py").write_text("import time\ndef run(config, context):\n    time.sleep(config['lasts'])\n")
+    slow.write(lasting(9, 9, 9))
     done = run_for(slow, 20, begun=1, check=False)  # enough for one of 9 to 15 s, not for two
     assert done.returncode == 1
     rows = journal_of(slow)

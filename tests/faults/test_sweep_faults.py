@@ -38,6 +38,19 @@ class Greedy(SmallConvNet):
         return super().forward(images)
 """
 
+# Where it does not matter what a trial does: it takes a while, and no torch.
+PLAIN = """
+import time
+def run(config, context):
+    time.sleep(config["lasts"])
+"""
+
+
+@pytest.fixture
+def plain(yard: Yard) -> Yard:
+    (yard.folder / "plain.py").write_text(PLAIN)
+    return yard
+
 
 @pytest.fixture
 def trouble(yard: Yard) -> Yard:
@@ -51,6 +64,13 @@ def config(*, trials, slots=2, **sweep):
     base = {"dataset": "tiny", "train": {"model": "trouble:build", "batch_size": 32, "lr": 0.01}}
     numbered = [{"seed": number, **trial} for number, trial in enumerate(trials)]
     return {**TINY, "sweeps": {"s": {**base, "trials": numbered, "slots": {"gpus_per_node": slots}, **sweep}}}
+
+
+def lasting(*seconds, slots=2, **sweep):
+    """A sweep of trials that take so long."""
+    trials = [{"seed": number, "lasts": each} for number, each in enumerate(seconds)]
+    slots = slots if isinstance(slots, dict) else {"gpus_per_node": slots}
+    return {"sweeps": {"s": {"function": "plain:run", "trials": trials, "slots": slots, **sweep}}}
 
 
 def sweep_command(yard):
@@ -155,28 +175,28 @@ def test_a_sweep_in_which_everything_fails_is_an_error(trouble):
     assert "planned trouble" in done.stdout
 
 
-def test_a_killed_driver_loses_only_the_trials_in_progress(trouble):
+def test_a_killed_driver_loses_only_the_trials_in_progress(plain):
     """Also where it is killed in the middle of writing that one has finished."""
-    trouble.write(config(trials=[{"model_args.seconds": 0.8}] * 6))
-    driver = trouble.start(*sweep_command(trouble))
+    plain.write(lasting(*[0.8] * 6))
+    driver = plain.start(*sweep_command(plain))
     wait_until(
-        lambda: outcomes(trouble)["finished"] >= 2 and outcomes(trouble)["running"],
+        lambda: outcomes(plain)["finished"] >= 2 and outcomes(plain)["running"],
         timeout_seconds=60,
         what="trials run",
     )
     family = descendants(driver.pid)
     driver.send_signal(signal.SIGKILL)
     driver.wait()
-    path = trouble.results / "sweeps/s/journal.jsonl"
+    path = plain.results / "sweeps/s/journal.jsonl"
     before = read_events(path)
     running = next(a.trial for a in attempts(before) if a.outcome == "running")
     with open(path, "a") as journal:
         journal.write(f'{{"event":"finished","trial":"{running}","attempt":1,"ti')
     done_before = {a.trial: a for a in attempts(before) if a.outcome == "finished"}
-    assert not (trouble.results / "sweeps/s/trials.csv").exists()
+    assert not (plain.results / "sweeps/s/trials.csv").exists()
     wait_until(lambda: not alive(family), timeout_seconds=20, what="Ray and its workers are gone")
 
-    done = trouble.run(*sweep_command(trouble))
+    done = plain.run(*sweep_command(plain))
     assert f"{6 - len(done_before)} of 6 trials pending" in done.stdout
     assert all(json.loads(line) for line in path.read_text().splitlines())
     after = read_events(path)
@@ -184,44 +204,44 @@ def test_a_killed_driver_loses_only_the_trials_in_progress(trouble):
     trained_again = {a.trial for a in attempts(after[len(before) :]) if a.outcome == "finished"}
     assert trained_again.isdisjoint(done_before)
     assert len(trained_again) + len(done_before) == 6
-    assert outcomes(trouble)["running"] == 0
-    assert outcomes(trouble)["interrupted"] >= 1
-    assert (table(trouble)["status"] == "finished").all()
-    assert len(table(trouble, "timeline")) == len(journal_of(trouble))
+    assert outcomes(plain)["running"] == 0
+    assert outcomes(plain)["interrupted"] >= 1
+    assert (table(plain)["status"] == "finished").all()
+    assert len(table(plain, "timeline")) == len(journal_of(plain))
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_a_driver_asked_to_end_records_it_and_leaves_nothing_running(trouble, sent):
-    trouble.write(config(trials=[{"model_args.seconds": 20}] * 2))
-    driver = trouble.start(*sweep_command(trouble))
-    wait_until(lambda: outcomes(trouble)["running"] == 2, timeout_seconds=60, what="both trials run")
+def test_a_driver_asked_to_end_records_it_and_leaves_nothing_running(plain, sent):
+    plain.write(lasting(20, 20))
+    driver = plain.start(*sweep_command(plain))
+    wait_until(lambda: outcomes(plain)["running"] == 2, timeout_seconds=60, what="both trials run")
     family = descendants(driver.pid)
     driver.send_signal(sent)
     said, _ = driver.communicate(timeout=30)
     assert driver.returncode == 130
     assert "interrupted: what has finished is kept" in said
     assert "Traceback" not in said
-    assert outcomes(trouble) == {"interrupted": 2}
+    assert outcomes(plain) == {"interrupted": 2}
     wait_until(lambda: not alive(family), timeout_seconds=10, what="Ray and its workers are gone")
 
 
-def test_two_drivers_never_mix(trouble):
-    trouble.write(config(trials=[{"model_args.seconds": 3}] * 2))
-    first = trouble.start(*sweep_command(trouble))
-    wait_until(lambda: outcomes(trouble)["running"] == 2, timeout_seconds=60, what="the first driver works")
-    second = trouble.run(*sweep_command(trouble), check=False)
+def test_two_drivers_never_mix(plain):
+    plain.write(lasting(4, 4))
+    first = plain.start(*sweep_command(plain))
+    wait_until(lambda: outcomes(plain)["running"] == 2, timeout_seconds=60, what="the first driver works")
+    second = plain.run(*sweep_command(plain), check=False)
     assert second.returncode == 1
     assert f"is in use by process {first.pid} on " in second.stdout
-    waiting = trouble.run(*sweep_command(trouble), "--wait-seconds", "60")
+    waiting = plain.run(*sweep_command(plain), "--wait-seconds", "60")
     assert "0 of 2 trials pending" in waiting.stdout
     assert first.wait() == 0
-    assert outcomes(trouble) == {"finished": 2}
+    assert outcomes(plain) == {"finished": 2}
 
 
-def test_a_sweep_leaves_no_process_and_no_file_of_ray_behind(trouble):
+def test_a_sweep_leaves_no_process_and_no_file_of_ray_behind(plain):
     before = set(Path("/tmp").glob("ty-*"))
-    trouble.write(config(trials=[{}, {}]))
-    driver = trouble.start(*sweep_command(trouble))
+    plain.write(lasting(1, 1))
+    driver = plain.start(*sweep_command(plain))
     family = []
     while driver.poll() is None:
         try:
@@ -283,13 +303,12 @@ def test_a_slot_that_cannot_be_started_is_given_up_and_the_others_do_its_work(tr
     assert table(trouble, "timeline")["slot"].nunique() == 1
 
 
-def test_trials_run_longest_first_on_all_slots_at_once(trouble):
+def test_trials_run_longest_first_on_all_slots_at_once(plain):
     """Four trials of 3 s and one of 6 s on three slots need six seconds, if the long one begins first."""
-    trials = [{"model_args.seconds": 3.0}] * 4 + [{"model_args.seconds": 6.0}]
-    trouble.write(config(trials=trials, slots=3, cost="model_args.seconds"))
-    trouble.run(*sweep_command(trouble))
-    rows = table(trouble, "timeline")
-    seconds = table(trouble).set_index("trial")["model_args.seconds"]
+    plain.write(lasting(3.0, 3.0, 3.0, 3.0, 6.0, slots=3, cost="lasts"))
+    plain.run(*sweep_command(plain))
+    rows = table(plain, "timeline")
+    seconds = table(plain).set_index("trial")["lasts"]
     assert seconds[rows["trial"].iloc[:3]].max() == 6.0
     assert rows["slot"].nunique() == 3
     for _, lane in rows.groupby("slot"):
@@ -299,20 +318,17 @@ def test_trials_run_longest_first_on_all_slots_at_once(trouble):
         )
 
 
-def test_what_has_finished_corrects_the_order_of_what_waits(trouble):
+def test_what_has_finished_corrects_the_order_of_what_waits(plain):
     """By its `cost`, the sweep would run the shortest first; two trials show that it is the other way round."""
-    trials = [{"model_args.seconds": seconds} for seconds in (0.3, 1.3, 1.9, 2.5)]
-    trouble.write(config(trials=trials, slots=1, cost="-model_args.seconds"))
-    trouble.run(*sweep_command(trouble))
-    rows = table(trouble, "timeline").merge(table(trouble, "trials"), on="trial").sort_values("start")
-    assert rows["model_args.seconds"].tolist() == [0.3, 1.3, 2.5, 1.9]
+    plain.write(lasting(0.3, 1.3, 1.9, 2.5, slots=1, cost="-lasts"))
+    plain.run(*sweep_command(plain))
+    rows = table(plain, "timeline").merge(table(plain, "trials"), on="trial").sort_values("start")
+    assert rows["lasts"].tolist() == [0.3, 1.3, 2.5, 1.9]
 
 
-def test_a_gpu_can_be_shared_by_several_slots(trouble):
-    shared = config(trials=[{"model_args.seconds": 4}] * 4)
-    shared["sweeps"]["s"]["slots"] = {"gpus_per_node": 2, "gpus_per_trial": 0.5}
-    trouble.write(shared)
-    trouble.run(*sweep_command(trouble))
-    slots_of = table(trouble, "timeline").groupby("gpu")["slot"].nunique()
+def test_a_gpu_can_be_shared_by_several_slots(plain):
+    plain.write(lasting(*[4] * 4, slots={"gpus_per_node": 2, "gpus_per_trial": 0.5}))
+    plain.run(*sweep_command(plain))
+    slots_of = table(plain, "timeline").groupby("gpu")["slot"].nunique()
     assert set(slots_of.index) == {0, 1}
     assert slots_of.max() == 2, "two slots on a GPU, and no more"

@@ -12,7 +12,7 @@ from trainyard.spec import Schedule, Train
 
 
 def test_training_imports_no_compiler():
-    """Importing torch._dynamo takes as long as importing torch: it would double the start of every slot."""
+    """Importing torch._dynamo takes longer than importing torch: it would double the start of every slot and rank."""
     code = """
 import sys
 import torch
@@ -23,6 +23,10 @@ for name in ("sgd", "adam", "adamw"):
     optimizer = optimizers.build(Train(optimizer=name), model)
     model(torch.ones(1, 2)).sum().backward()
     optimizer.zero_grad(), optimizer.step(), optimizer.state_dict()
+from trainyard.uncompiled import ddp
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+model = ddp(torch.nn.Linear(2, 2), static_graph=True)
+model(torch.ones(1, 2)).sum().backward()
 print("torch._dynamo" in sys.modules)
 """
     scripts = Path(optimizers.__file__).parents[1]
