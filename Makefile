@@ -11,7 +11,7 @@ UV := $(or $(shell command -v uv),.tools/uv/bin/uv)
 BIN := .venv/bin
 say = @printf '\033[1m== %s\033[0m\n'
 
-.PHONY: help run report test lint format docs lock env doctor bench cluster-up cluster-down cluster-shell clean
+.PHONY: help run report test test-slow lint format docs lock env doctor bench cluster-up cluster-down cluster-shell clean
 
 help: ## Say what there is
 	@grep -E '^[a-z -]+:.*## ' Makefile | sed -E 's/^([a-z -]+):.*## (.*)/  make \1\t\2/; s/(cluster-up) (.*)-(.*) (.*)-(.*)\t/\1, -\3, -\5\t/' | expand -t 38
@@ -29,6 +29,9 @@ report: env
 test: env ## Run all tests
 	$(say) 'running the tests'
 	$(BIN)/python -m pytest -n 2
+
+test-slow: env ## Run what `make test` leaves out: the ready-made configs, made small, on the test cluster (3 minutes)
+	$(BIN)/python -m pytest -m slow
 
 lint: env ## Check style and types: ruff, mypy, snakefmt, snakemake --lint
 	$(BIN)/ruff check .

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import torch
-from sklearn.datasets import load_digits
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -28,13 +27,12 @@ def main():
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     rank, world = distributed.get_rank(), distributed.get_world_size()
 
-    digits = load_digits()
-    images = torch.tensor(digits.data, dtype=torch.float32) / 16
-    labels = torch.tensor(digits.target)
+    torch.manual_seed(0)
+    labels = torch.randint(10, (1800,))
+    images = torch.randn(10, 64)[labels] + 2 * torch.randn(1800, 64)  # ten patterns in noise
     data = TensorDataset(images[:1500], labels[:1500])
     sampler = DistributedSampler(data, drop_last=True)
     loader = DataLoader(data, batch_size=options.batch_size, sampler=sampler)
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=options.lr, momentum=0.9)

@@ -12,15 +12,26 @@ def yard(tmp_path: Path) -> Yard:
     return Yard(tmp_path)
 
 
-# The first two mostly wait; the others have no clock to beat.
-BESIDE = ("tests/cluster/test_walltimes.py", "tests/faults/", "tests/unit/")
+# The first two mostly wait, and the others are short.
+BESIDE = (
+    "tests/cluster/test_walltimes.py",
+    "tests/faults/test_deadline.py",
+    "tests/faults/test_own_trials.py",
+    "tests/faults/test_sharing.py",
+    "tests/unit/",
+)
 
 
 class OneByOne(LoadScopeScheduling):
-    """What starts Slurm or Snakemake runs one after another; beside it, file by file, what disturbs it little."""
+    """What starts Slurm, Ray or Snakemake runs one after another; beside it, file by file, what disturbs it little."""
 
     def _split_scope(self, nodeid: str) -> str:
         return nodeid.split("::")[0] if nodeid.startswith(BESIDE) else "one by one"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The demo, which has a time to keep, comes last: when nothing runs beside it."""
+    items.sort(key=lambda item: "test_demo" in item.nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneByOne:

@@ -90,7 +90,7 @@ class Packer:
                 ready, _ = ray.wait(list(answers), num_returns=1, timeout=self._patience(busy), fetch_local=False)
                 for answer in ready:
                     self._hear(answers[answer])
-                if not ready and not self._end_overdue(busy):
+                if not ready and not self._end_overdue(busy) and self._seconds_left() == 0:
                     break
         finally:
             given_up = self._record_interrupted()

@@ -49,19 +49,21 @@ world = accelerator.reduce(torch.ones(1), "sum").item()
 if accelerator.is_main_process:
     print(f"epoch 1: {world:.0f} ranks, {accelerator.distributed_type}, 100 img/s", flush=True)
 """
-# One for srun: a rank knows itself from the environment, as it would with torchrun, and from Slurm.
-BARE = """
-import os
+# One for srun and torchrun: a rank knows itself from the environment, whichever has started it.
+PLAIN = """
+import os, sys
 import torch
 from torch import distributed
 distributed.init_process_group("gloo")
-assert os.environ["RANK"] == os.environ["SLURM_PROCID"]
+if sys.argv[1:] == ["--bare"]:
+    assert os.environ["RANK"] == os.environ["SLURM_PROCID"]
 places = [None] * distributed.get_world_size()
 distributed.all_gather_object(places, (os.uname().nodename, os.environ["LOCAL_RANK"]))
 if distributed.get_rank() == 0:
-    print(f"epoch 1: {len(set(places))} ranks, srun, 100 img/s", flush=True)
+    print(f"epoch 1: {len(set(places))} ranks, plain, 100 img/s", flush=True)
 distributed.destroy_process_group()
 """
+SCRIPTS = {"torchrun": "plain.py", "accelerate": "accelerated.py", "srun": "python plain.py --bare"}
 OWN = {
     "sweeps": {
         "programs": {
@@ -79,10 +81,10 @@ OWN = {
             "script": script,
             "launcher": name,
             "metrics": {"pattern": r"epoch (?P<epoch>\d+): (?P<ranks>\d+) ranks, .*, (?P<images_per_second>\d+) img/s"},
-            "scales": ["2x1" if name == "accelerate" else "2x2"],
+            "scales": ["2x2" if name == "srun" else "2x1"],
             "mode": "weak",
         }
-        for name, script in {"accelerate": "accelerated.py", "srun": "bare.py"}.items()
+        for name, script in SCRIPTS.items()
     },
 }
 
@@ -92,7 +94,7 @@ def finished(cluster):
     """The folder of all these."""
     folder = cluster.shared / "own"
     folder.mkdir()
-    for name, text in {**PROGRAMS, "mine.py": FUNCTION, "accelerated.py": ACCELERATED, "bare.py": BARE}.items():
+    for name, text in {**PROGRAMS, "mine.py": FUNCTION, "accelerated.py": ACCELERATED, "plain.py": PLAIN}.items():
         (folder / name).write_text(text)
         (folder / name).chmod(stat.S_IRWXU)
     (folder / "compiled.c").write_text(COMPILED)
@@ -118,7 +120,9 @@ def journal_of(folder, sweep):
     return attempts(read_events(folder / f"results/sweeps/{sweep}/journal.jsonl"))
 
 
-@pytest.mark.parametrize(("launcher", "scale", "ranks"), [("accelerate", "2x1", 2), ("srun", "2x2", 4)])
+@pytest.mark.parametrize(
+    ("launcher", "scale", "ranks"), [("torchrun", "2x1", 2), ("accelerate", "2x1", 2), ("srun", "2x2", 4)]
+)
 def test_launchers_start_a_rank_on_every_gpu_of_several_nodes(finished, launcher, scale, ranks):
     folder = finished / "results/scaling" / launcher / scale
     assert pd.read_csv(folder / "history.csv")["ranks"].tolist() == [ranks]

@@ -1,7 +1,7 @@
 """The ready-made configs, composed into one run on a real Slurm, small enough for hosts without GPUs.
 
 They run in one job of two nodes, by the local profile, as one would in an allocation that one has: test_profile.py has
-each rule submit a job of its own.
+each rule submit a job of its own. `make test-slow` runs them: with them, all tests take over twenty minutes.
 """
 
 import json
@@ -16,7 +16,7 @@ from imagesets import pack, pixels, write_cifar10, write_mnist, write_tiny_image
 from submitting import nothing_is_left
 from yard import ROOT
 
-pytestmark = pytest.mark.timeout(600)  # eleven programs, on two CPUs
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # eleven programs, on two CPUs
 READY_MADE = [ROOT / f"config/{name}.yaml" for name in
               ("depth-sweep", "mnist-4x8", "guide-scaling", "tinyimagenet-resnet50", "own-script")]  # fmt: skip
 # What makes them fit four hosts without GPUs: fewer epochs, images, trials and GPUs, and nothing else.
@@ -49,10 +49,10 @@ SMALL = {
 def write_data(folder):
     """MNIST, CIFAR-10 and TinyImageNet in their true formats, with few images."""
     for name, write, shape in (("mnist", write_mnist, (28, 28)), ("cifar", write_cifar10, (32, 32, 3))):
-        count_train = 256 if name == "mnist" else 20
+        count_train = 256 if name == "mnist" else 8
         train, val = ((pixels(count, shape), np.arange(count) % 10) for count in (count_train, 10))
         write(folder / name, train, val)
-    train, val = ((pixels(count, (64, 64, 3)), np.arange(count) % 4) for count in (4, 4))
+    train, val = ((pixels(count, (32, 32, 3)), np.arange(count) % 4) for count in (4, 4))
     write_tiny_imagenet(folder / "tiny", train, val, 4)
     pack(folder / "tiny", folder / "tiny.zip")
 

@@ -1,10 +1,11 @@
 """Launch lines are what a user would type: compared with their golden texts."""
 
 import sys
+from pathlib import Path
 
 import pytest
 from trainyard.errors import UserError
-from trainyard.launchers import AGENT, TRAIN, training_line
+from trainyard.launchers import AGENT, TRAIN, WATCH, meeting_of, script_line, training_line
 from trainyard.slurm import Allocation
 
 OPTIONS = ["--config", "c.yaml", "--study", "s"]
@@ -35,3 +36,57 @@ def test_several_nodes_need_a_job_with_as_many():
     three = Allocation(job="7", nodes=("a", "b", "c"), end_time=0)
     with pytest.raises(UserError, match="needs 2 nodes, but the job has 3"):
         training_line("2x1", OPTIONS, log_dir="/logs", allocation=three)
+
+
+PYTHON = {
+    "torchrun": "-m torch.distributed.run --nproc-per-node 4 --nnodes 2 --rdzv-backend c10d --rdzv-id 1234567 "
+    "--rdzv-endpoint n3:24567",
+    "accelerate": "-m accelerate.commands.launch --multi_gpu --num_machines 2 --num_processes 8 "
+    "--machine_rank {node_rank} --main_process_ip n3 --main_process_port 24567 --mixed_precision no "
+    "--dynamo_backend no",
+    "deepspeed": "-m deepspeed.launcher.runner --hostfile /out/hostfile --no_ssh --node_rank {node_rank} "
+    "--master_addr n3 --master_port 24567",
+}
+
+
+def own(launcher, scale="2x4", **fields):
+    allocation = Allocation(job="1234567", nodes=("n3", "n4"), end_time=0)
+    line = script_line(
+        scale,
+        ["train.py", "--lr", "0.1"],
+        launcher=launcher,
+        launcher_options=["--more"],
+        python="/env/python",
+        meeting=meeting_of(allocation),
+        watching=["--folder", "/out"],
+        hostfile=Path("/out/hostfile"),
+        cpus_per_gpu=3,
+        **{"in_slurm": True, **fields},
+    )
+    return " ".join(line)
+
+
+@pytest.mark.parametrize("launcher", PYTHON)
+def test_a_launcher_is_started_once_per_node_and_watched(launcher):
+    assert own(launcher) == (
+        "srun --overlap --nodes 2 --ntasks 2 --ntasks-per-node 1 --cpus-per-task 12 --cpu-bind=none "
+        f"--kill-on-bad-exit=1 {sys.executable} {WATCH} --folder /out -- /env/python {PYTHON[launcher]} --more "
+        "train.py --lr 0.1"
+    )
+
+
+def test_srun_starts_the_script_itself_once_per_gpu():
+    assert own("srun") == (
+        "srun --overlap --nodes 2 --ntasks 8 --ntasks-per-node 4 --cpus-per-task 3 --cpu-bind=none "
+        f"--kill-on-bad-exit=1 --more {sys.executable} {WATCH} --folder /out --meet n3:24567 -- /env/python "
+        "train.py --lr 0.1"
+    )
+    with pytest.raises(UserError, match="here, take torchrun"):
+        own("srun", scale="1x4", in_slurm=False)
+
+
+def test_on_one_node_a_launcher_needs_no_slurm():
+    assert own("torchrun", scale="1x4", in_slurm=False) == (
+        f"{sys.executable} {WATCH} --folder /out -- /env/python -m torch.distributed.run --nproc-per-node 4 "
+        "--standalone --more train.py --lr 0.1"
+    )

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -257,13 +259,11 @@ def test_five_more_trials_train_five_and_retrain_trains_again(yard, done):
 
 def test_a_workflow_killed_in_mid_sweep_goes_on_with_what_is_missing(yard):
     (yard.folder / "slow.py").write_text(
-        "import time\nfrom trainyard.models import SmallConvNet\n\n"
-        "def build(*, channels, classes, seconds=0.8):\n    time.sleep(seconds)\n"
-        "    return SmallConvNet(channels=channels, classes=classes, width=4)\n"
+        "import time\ndef run(config, context):\n    time.sleep(0.8)\n    context.report(val_accuracy=0.5)\n"
     )
-    slow = json.loads(json.dumps(TINY))
-    slow["sweeps"]["lr"]["train"] = {"model": "slow:build", "batch_size": 32}
-    yard.write(slow)
+    yard.write(
+        {"sweeps": {"lr": {"function": "slow:run", "grid": {"lr": [1, 2, 3, 4]}, "slots": {"gpus_per_node": 2}}}}
+    )
     snakemake = yard.start(*yard.snakemake_command("sweeps"))
     journal = yard.results / "sweeps/lr/journal.jsonl"
     wait_until(
@@ -308,19 +308,40 @@ def test_the_wrong_number_of_ranks_is_explained(yard):
     assert "scale 1x2 needs 2 ranks, but there are 1: start it with torchrun --nnodes 1 --nproc-per-node 2" in said
 
 
-STARTED_BY_OTHERS = {"agent", "join"}
+STARTED_BY_OTHERS = {"agent", "join", "watch"}
 PROGRAMS = sorted({path.stem for path in (ROOT / "scripts").glob("*.py")} - STARTED_BY_OTHERS)
 
 
+# Runs each program with --help, all in one process: most of them import torch.
+HELP = """
+import contextlib, io, json, runpy, sys
+said = {}
+for path in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
+        sys.argv = [path, "--help"]
+        runpy.run_path(path, run_name="__main__")
+    said[path] = output.getvalue()
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def helps(tmp_path_factory):
+    yard, scripts = Yard(tmp_path_factory.mktemp("help")), ROOT / "scripts"
+    yard.environment["PYTHONPATH"] = str(scripts)
+    paths = [str(scripts / f"{program}.py") for program in (*PROGRAMS, *STARTED_BY_OTHERS)]
+    said = json.loads(yard.run(sys.executable, "-c", HELP, *paths).stdout)
+    return {Path(path).stem: text for path, text in said.items()}
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_every_program_helps_with_an_example(yard, program):
-    said = yard.run(*yard.script(program)[:2], "--help").stdout
-    assert f"example: python scripts/{program}.py" in said
+def test_every_program_helps_with_an_example(helps, program):
+    assert f"example: python scripts/{program}.py" in helps[program]
 
 
 @pytest.mark.parametrize("program", sorted(STARTED_BY_OTHERS))
-def test_a_program_that_others_start_says_so(yard, program):
-    assert "there is no use for it by hand" in yard.run(*yard.script(program)[:2], "--help").stdout
+def test_a_program_that_others_start_says_so(helps, program):
+    assert "there is no use for it by hand" in helps[program]
 
 
 def test_status_shows_how_a_sweep_stands(done):
