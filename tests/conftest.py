@@ -19,6 +19,9 @@ BESIDE = (
     "tests/faults/test_own_trials.py",
     "tests/faults/test_sharing.py",
     "tests/unit/",
+    "tests/workflow/test_data.py",
+    "tests/workflow/test_plans.py",
+    "tests/workflow/test_tutorial.py",
 )
 
 
