@@ -16,7 +16,6 @@ import signal
 import subprocess
 import tempfile
 from pathlib import Path
-from types import FrameType
 
 from trainyard import failures, programs, slurm
 from trainyard.config import split_scale
@@ -46,11 +45,7 @@ def _train(arguments: argparse.Namespace, options: list[str]) -> int:
         allocation = slurm.allocation() if split_scale(arguments.scale)[0] > 1 else None
         line = training_line(arguments.scale, options, log_dir=log_dir, allocation=allocation)
         process = subprocess.Popen(line, env=environment)
-
-        def pass_on(number: int, frame: FrameType | None) -> None:
-            process.send_signal(number)
-
-        signal.signal(signal.SIGTERM, pass_on)
+        programs.pass_on_sigterm(process)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches torchrun, too: it is for that to end first
         code = process.wait()
         if first := failures.cause(Path(log_dir)):

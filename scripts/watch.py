@@ -6,7 +6,6 @@ there is no use for it by hand.
 
 import argparse
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
-from trainyard import sharing, slurm
+from trainyard import programs, sharing, slurm
 from trainyard.launchers import NODE_RANK
 
 # What torchrun tells a rank, and the end of Slurm's name for it.
@@ -33,7 +32,7 @@ def main() -> int:
     arguments = parser.parse_args()
     line = [word.replace(NODE_RANK, os.environ.get("SLURM_NODEID", "0")) for word in arguments.command]
     process = subprocess.Popen(line, env=os.environ | _environment(arguments))
-    signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
+    programs.pass_on_sigterm(process)
     if arguments.meet and os.environ.get("SLURM_LOCALID", "0") != "0":
         return process.wait()  # another one watches this node
     ended = threading.Event()

@@ -196,9 +196,7 @@ class Packer:
             spec=task.spec.model_dump(mode="json", exclude_defaults=True),
             trial=task.trial,
             attempt=slot.attempt,
-            folder=self._setting.folder
-            / "trials"
-            / (f"{task.trial}-{task.generation}" if task.generation else task.trial),
+            folder=self._setting.folder / "trials" / task.folder_name,
             checkpoints=self._checkpoints_of(task),
             deadline=self._deadline - STOP_SECONDS,
             looked_at=self._look,

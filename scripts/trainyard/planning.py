@@ -12,6 +12,7 @@ from trainyard.choosing import Option, choose, options
 from trainyard.config import Config
 from trainyard.files import digest_of
 from trainyard.journal import Attempt, attempts, by_trial, read_events, result_of, sessions
+from trainyard.ownspec import Stop
 from trainyard.schedules import makespan
 from trainyard.searching import Suggestion, is_place, search_key, still_to_draw, suggestions
 from trainyard.slurm import DEADLINE_MARGIN_SECONDS
@@ -73,15 +74,19 @@ class Plan:
         """The pending trials that are known: not what a search is still to draw."""
         return [name for name in self.pending if not is_place(name)]
 
+    @cached_property
+    def stop(self) -> Stop | None:
+        """When to end trials early; with the epochs of a whole one, where trials tell them."""
+        stop, epochs = self.sweep.stop, {trial.epochs for trial in self.trials.values()}
+        if stop and stop.epochs is None and len(epochs) == 1:
+            return stop.model_copy(update={"epochs": epochs.pop()})
+        return stop
+
     def rule(self) -> Rule | None:
         """Which trials to end early, going by all that the journal knows of them."""
-        stop = self.sweep.stop
-        if stop is None:
+        if self.stop is None:
             return None
-        epochs = {trial.epochs for trial in self.trials.values()}
-        if stop.epochs is None and len(epochs) == 1:
-            stop = stop.model_copy(update={"epochs": epochs.pop()})
-        return Rule(stop, [attempt for name in self.trials for attempt in self.tries.get(name, ())])
+        return Rule(self.stop, [attempt for name in self.trials for attempt in self.tries.get(name, ())])
 
     @property
     def shares_open(self) -> bool:

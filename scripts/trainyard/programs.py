@@ -3,9 +3,12 @@
 import argparse
 import logging
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from trainyard import slurm
 from trainyard.config import Config
@@ -60,6 +63,11 @@ def set_up_logging(log_file: Path | None) -> None:
         handlers.append(logging.FileHandler(log_file))
         handlers[1].setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=handlers, force=True)
+
+
+def pass_on_sigterm(process: "subprocess.Popen[Any]") -> None:
+    """From now on, a request to end this program goes to a process that it waits for."""
+    signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
 
 
 def section(config: Config, kind: str, name: str) -> None:

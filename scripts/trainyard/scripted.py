@@ -2,7 +2,6 @@
 
 import logging
 import queue
-import signal
 import socket
 import statistics
 import subprocess
@@ -11,7 +10,6 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 from trainyard import slurm
@@ -21,6 +19,7 @@ from trainyard.errors import UserError
 from trainyard.files import digest_of, lock, write_json
 from trainyard.launchers import Meeting, checked, meeting_of, script_line
 from trainyard.ownspec import lookup, words_of
+from trainyard.programs import pass_on_sigterm
 from trainyard.reported import Reported, Row
 
 LOOK_SECONDS: Final = 1.0
@@ -112,11 +111,7 @@ class Script:
             )  # fmt: skip
         except OSError as error:
             raise UserError(f"{line[0]} cannot be started: {error.strerror}") from None
-
-        def pass_on(number: int, frame: FrameType | None) -> None:
-            process.send_signal(number)
-
-        signal.signal(signal.SIGTERM, pass_on)
+        pass_on_sigterm(process)
         said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=_read, args=(process, said), daemon=True).start()
         running = True

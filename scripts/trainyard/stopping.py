@@ -25,11 +25,6 @@ class Rule:
             for row in attempt.epochs:
                 self.verdict(attempt.trial, row)
 
-    @property
-    def epochs(self) -> int | None:
-        """Those of a whole trial, if that is known."""
-        return self._stop.epochs
-
     def verdict(self, trial: str, row: Mapping[str, Any]) -> str:
         """Why the trial is to end after this epoch; "" if it is to go on.
 

@@ -3,7 +3,7 @@
 import logging
 from collections import defaultdict
 
-from trainyard.journal import Attempt, Event, Journal, attempts
+from trainyard.journal import TERMINAL, Attempt, Event, Journal, attempts
 from trainyard.planning import Plan
 from trainyard.searching import Suggestion, draw
 from trainyard.tasks import Task
@@ -34,6 +34,8 @@ class Suggested:
         """Take in an event of a trial."""
         name = event["trial"]
         self._events[name].append(event)
+        if event["event"] not in TERMINAL:
+            return
         attempt: Attempt = attempts(self._events[name])[-1]
         if attempt.outcome in ("finished", "stopped") or (attempt.outcome == "failed" and not event["retried"]):
             self._ends[name] = attempt

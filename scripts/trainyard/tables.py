@@ -101,13 +101,13 @@ def stopping_table(plan: Plan) -> pd.DataFrame:
 
     `saved_seconds` are those that its remaining epochs would have taken, at the mean of its own.
     """
-    rule, rows = plan.rule(), []
+    whole, rows = plan.stop.epochs if plan.stop else None, []
     for name in plan.trials:
         result = plan.result(name)
         if result is None or result.outcome != "stopped":
             continue
         epochs, seconds = result.epochs[-1]["epoch"], result.seconds or 0.0
-        left = None if rule is None or rule.epochs is None else rule.epochs - epochs
+        left = None if whole is None else whole - epochs
         saved = None if left is None else seconds / epochs * left
         rows.append([name, epochs, left, seconds, saved, result.error])
     return pd.DataFrame(rows, columns=["trial", "epochs", "saved_epochs", "seconds", "saved_seconds", "why"])
@@ -115,10 +115,10 @@ def stopping_table(plan: Plan) -> pd.DataFrame:
 
 def saved_words(plan: Plan, stopped: pd.DataFrame) -> str:
     """What stopping early saved, in a line."""
-    rule = plan.rule()
-    if stopped.empty or rule is None or rule.epochs is None:
+    whole = plan.stop.epochs if plan.stop else None
+    if stopped.empty or whole is None:
         return f"stopped early: {len(stopped)} of {len(plan.trials)} trials"
-    all_epochs = rule.epochs * len(plan.trials)
+    all_epochs = whole * len(plan.trials)
     epochs, seconds = int(stopped["saved_epochs"].sum()), stopped["saved_seconds"].sum()
     return (f"stopped early: {len(stopped)} of {len(plan.trials)} trials; that saved {epochs} of {all_epochs} epochs "
             f"({epochs / all_epochs:.1%}), or {seconds:.1f} slot-seconds at the pace of each trial")  # fmt: skip

@@ -115,12 +115,12 @@ class Worker:
         return {**self._copy(), "device": sharing.gpu_name() or "cpu"}
 
     def _copy(self) -> dict[str, Any]:
-        from trainyard.datasets import Staged
-        from trainyard.localcopy import local_copy
-
         self._dataset = None
         if self._setting.dataset is None:
             return {"copy_seconds": 0.0, "copy": ""}
+        from trainyard.datasets import Staged
+        from trainyard.localcopy import local_copy
+
         copy = self._held.enter_context(local_copy(Staged(self._setting.dataset), self._setting.how.local))
         self._dataset = copy.staged
         return {"copy_seconds": copy.seconds, "copy": copy.words}

@@ -27,6 +27,15 @@ def snakemake(cluster: Cluster, folder: Path, config: dict, *options: str) -> No
     cluster.run([*program, *common, *options], cwd=folder, env={"PYTHONPATH": str(folder)}, timeout_seconds=400)
 
 
+def run_on_two_nodes(cluster: Cluster, folder: Path, script: str, *, cpus: int, timeout_seconds: float) -> None:
+    """Run a script as one job, with two GPUs on each of two nodes; it must end well, and leave nothing."""
+    shape = ["--nodes=2", "--ntasks-per-node=1", f"--cpus-per-task={cpus}", "--gres=gpu:2"]
+    job = cluster.submit(script, *shape, cwd=folder)
+    ended = cluster.wait_for_job(job, timeout_seconds=timeout_seconds)
+    assert ended.state == "COMPLETED", (folder / f"slurm-{job}.out").read_text()
+    nothing_is_left(cluster)
+
+
 def nothing_is_left(cluster: Cluster) -> None:
     assert not any(cluster.processes_left().values())
     assert cluster.gpus_allocated() == 0

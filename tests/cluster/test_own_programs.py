@@ -9,7 +9,7 @@ import sys
 import pandas as pd
 import pytest
 import yaml
-from submitting import nothing_is_left
+from submitting import run_on_two_nodes
 from trainyard.journal import attempts, read_events
 from yard import ROOT
 
@@ -104,11 +104,7 @@ def finished(cluster):
     lines = [f"{program}sweep.py --config config.yaml --sweep {name}" for name in OWN["sweeps"]]
     lines += [f"{program}launch.py --config config.yaml --study {name} --scale {study['scales'][0]}"
               for name, study in OWN["scaling"].items()]  # fmt: skip
-    shape = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2", "--gres=gpu:2"]
-    job = cluster.submit("set -e\n" + "\n".join(lines), *shape, cwd=folder)
-    ended = cluster.wait_for_job(job, timeout_seconds=250)
-    assert ended.state == "COMPLETED", (folder / f"slurm-{job}.out").read_text()
-    nothing_is_left(cluster)
+    run_on_two_nodes(cluster, folder, "set -e\n" + "\n".join(lines), cpus=2, timeout_seconds=250)
     return folder
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import yaml
 from imagesets import pack, pixels, write_cifar10, write_mnist, write_tiny_imagenet
-from submitting import nothing_is_left
+from submitting import run_on_two_nodes
 from yard import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # eleven programs, on two CPUs
@@ -75,12 +75,8 @@ def finished(cluster):
         ROOT / "profiles/local",
     ]
     configs = ["--configfile", *READY_MADE, "small.yaml", "--config", "sweeps=depth-sweep,own-trials", "scaling=all"]
-    shape = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=4", "--gres=gpu:2"]
     script = " ".join(map(str, [*program, *configs, "--", "sweeps", "scaling", "trees"]))
-    job = cluster.submit(script, *shape, cwd=folder)
-    ended = cluster.wait_for_job(job, timeout_seconds=500)
-    assert ended.state == "COMPLETED", (folder / f"slurm-{job}.out").read_text()
-    nothing_is_left(cluster)
+    run_on_two_nodes(cluster, folder, script, cpus=4, timeout_seconds=500)
     return folder
 
 
