@@ -167,6 +167,7 @@ def _setting(plan: Plan, results: Path, how: Data) -> "Setting":
         metrics=sweep.metrics,
         checkpoint=sweep.checkpoint,
         resume=sweep.resume,
+        resumes=sweep.resumes,
         timeout_seconds=60 * sweep.timeout_minutes if sweep.timeout_minutes else None,
         cwd=str(Path.cwd()),
     )

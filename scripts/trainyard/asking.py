@@ -56,6 +56,9 @@ def costs(plan: Plan) -> str:
     asked = f"{plan.asked_gpu_hours:.3g} GPU-hours asked for"
     used = "" if plan.gpu_hours is None else f"{plan.gpu_hours:.3g} of them predicted to be used"
     words = [", ".join(filter(None, [asked, used])) + _at_price(plan, plan.gpu_hours or plan.asked_gpu_hours)]
+    if plan.too_long:
+        count = f"{len(plan.too_long)} of {len(plan.pending)} pending trials can never end"
+        words.append(f"{count}: {plan.too_long_words}")
     if plan.jobs > 1:
         limit = duration(60 * plan.limit_minutes)
         words.append(f"{plan.jobs} jobs one after another, for a job may take {limit} at most")

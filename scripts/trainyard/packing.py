@@ -28,7 +28,7 @@ START_ATTEMPTS = 3  # a slot whose worker cannot start this often in a row is gi
 # the driver's own signal is given this long to arrive, so that the trial counts as interrupted and not as failed.
 SIGNAL_SECONDS = 1.0
 STOP_SECONDS = 5.0  # that a trial has, when time is up, to stop at its next step and to write where it is
-WORTHWHILE_SECONDS = 120.0  # a trial that cannot end in time is begun all the same if it can come this far
+WORTHWHILE_SECONDS = 120.0  # a trial that cannot end in time, but resumes, is started if it can train for so long
 OVERDUE_SECONDS = 15.0  # that a worker has to end a command by itself at its timeout, before it is killed
 log = logging.getLogger(__name__)
 
@@ -72,8 +72,8 @@ class Packer:
     def run(self, tasks: list[Task]) -> None:
         """Run all tasks in this order, and then the source's, each slot taking the next one as soon as it is free.
 
-        In an `allocation` that ends, no trial is begun that is not expected to end by its deadline or to come far, a
-        shorter one is taken in its place, and trials that still run at the deadline stop, to be continued.
+        In an `allocation` that ends, no trial starts that is not expected to end by its deadline, unless it can resume
+        and has time to train for a while. A shorter one takes its place. Trials that still run at the deadline stop.
 
         Raises:
             UserError: no slot can be started, or the deadline left some tasks undone.
@@ -99,6 +99,7 @@ class Packer:
             remedy = "the same command continues from here, and so do Snakemake's retries"
             if not self._longest_seen and not self._stopped:
                 remedy = "none could end in time: ask for a longer walltime (the resource `runtime`, in minutes)"
+                remedy += "" if self._setting.resumes else ", for they cannot resume"
             raise UserError(f"stopped before the end of the walltime, {left} trials are left: {remedy}")
 
     @property
@@ -234,7 +235,9 @@ class Packer:
     def _is_worthwhile(self, expected_seconds: float | None) -> bool:
         left = self._seconds_left()
         expected = self._longest_seen if expected_seconds is None else expected_seconds
-        return left is None or expected <= left - STOP_SECONDS or left >= WORTHWHILE_SECONDS
+        if left is None or expected <= left - STOP_SECONDS:
+            return True
+        return self._setting.resumes and left >= WORTHWHILE_SECONDS
 
     @property
     def _deadline(self) -> float:
@@ -323,8 +326,20 @@ class Packer:
         """End the attempts that are still open; returns how many there were."""
         running = [slot for slot in self._slots if slot.task is not None]
         for slot in running:
+            self._warn_if_nothing_is_kept(slot)
             self._end_attempt(slot, "interrupted")
         return len(running)
+
+    def _warn_if_nothing_is_kept(self, slot: Slot) -> None:
+        """A function that the walltime interrupts, and that has no checkpoint, starts from the beginning again."""
+        assert slot.task is not None
+        spec, checkpoints = slot.task.spec, self._checkpoints_of(slot.task)
+        if self._seconds_left() != 0 or not isinstance(spec, Own) or not spec.function or not self._setting.resumes:
+            return
+        if not checkpoints.exists() or not any(checkpoints.iterdir()):
+            log.warning("trial %s was interrupted by the end of the walltime and has nothing in its checkpoint_dir: it "
+                        "will start from the beginning; if the function cannot resume, set `resumable: false`, so that "
+                        "a trial starts only if it can end", slot.task.trial)  # fmt: skip
 
 
 def gpu_is_seen() -> bool:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 from trainyard.choosing import Option, choose, options
 from trainyard.config import Config
+from trainyard.counting import duration
+from trainyard.errors import UserError
 from trainyard.files import digest_of
 from trainyard.journal import Attempt, attempts, by_trial, read_events, result_of, sessions
 from trainyard.ownspec import Stop
-from trainyard.schedules import makespan
+from trainyard.schedules import jobs_needed, makespan
 from trainyard.searching import Suggestion, is_place, search_key, still_to_draw, suggestions
 from trainyard.slurm import DEADLINE_MARGIN_SECONDS
 from trainyard.stopping import Rule
@@ -23,6 +25,7 @@ from trainyard.trials import RESULT_VERSION, Trial, expand
 if TYPE_CHECKING:
     from trainyard.costs import Prediction
 
+TABLES_MINUTES: Final = 10  # walltime to ask for where only tables are to be written
 UNPROVEN_MINUTES: Final = 60  # walltime to ask for before any trial of a sweep has shown what it takes
 UNPROVEN_STARTUP_SECONDS: Final = 60.0  # from the start of the program to the first trial, before that was seen
 UNPROVEN_MARGIN_SECONDS: Final = 60.0  # for what comes before the program and after the last trial, before it was seen
@@ -108,11 +111,14 @@ class Plan:
 
     @cached_property
     def slots(self) -> Slots:
-        """What the job asks for: what the config says, or up to that, what suits the goal best."""
+        """What the job asks for: what the config says, or up to that, what suits the goal best.
+
+        Where only tables are to be written, it is one node without GPUs.
+        """
+        if not self.pending:
+            return self._limit.model_copy(update={"nodes": 1, "gpus_per_node": 0})
         if not self._limit.auto:
             return self._limit
-        if not self.pending:  # only tables will be written
-            return self._limit.model_copy(update={"nodes": 1, "gpus_per_node": max(1, int(self.share))})
         deadline = self.sweep.deadline_seconds if self.seconds else None
         return choose(self.options, self.sweep.goal, deadline=deadline, surely=self._surely).slots
 
@@ -215,6 +221,8 @@ class Plan:
     @property
     def _needed_minutes(self) -> int:
         """The upper end of the prediction, the start-up, and a margin."""
+        if not self.pending:
+            return TABLES_MINUTES
         if self.predicted_range is None:
             return UNPROVEN_MINUTES
         return math.ceil((self.predicted_range[1] + self.startup_seconds + self.margin_seconds) / 60)
@@ -228,12 +236,46 @@ class Plan:
     def jobs(self) -> int:
         """Jobs, one after another, that the pending trials take: more than one where the walltime is limited.
 
-        Each spends its start-up and its margins anew, and goes on with the trials that the last one stopped.
+        Each spends its start-up and its margins anew. It continues the trials that the last one interrupted; those
+        that cannot resume must end within one job.
         """
-        if self._needed_minutes <= self.limit_minutes or self.predicted_range is None:
+        if self._needed_minutes <= self.limit_minutes or self.predicted_range is None or not self.predicted_seconds:
             return 1
-        useful = 60 * self.limit_minutes - self.startup_seconds - self.margin_seconds
-        return math.ceil(self.predicted_range[1] / max(60.0, useful))
+        useful = max(60.0, self._useful_seconds)
+        if self.sweep.resumes:
+            return math.ceil(self.predicted_range[1] / useful)
+        longer = self.predicted_range[1] / self.predicted_seconds
+        return jobs_needed([longer * self.seconds[name] for name in self.pending], self.slots.count, seconds=useful)
+
+    @property
+    def _useful_seconds(self) -> float:
+        """Seconds of training in the longest job that can be asked for."""
+        return 60 * self.limit_minutes - self.startup_seconds - self.margin_seconds
+
+    @cached_property
+    def too_long(self) -> list[str]:
+        """Pending trials that cannot resume and are expected to take longer than any job may, longest first."""
+        if self.sweep.resumes:
+            return []
+        return [name for name in self.pending if self.seconds.get(name, 0.0) > self._useful_seconds]
+
+    def check_possible(self) -> None:
+        """See that some pending trial can end.
+
+        Raises:
+            UserError: none can, however often the job is started again.
+        """
+        if self.too_long and len(self.too_long) == len(self.pending):
+            raise UserError(f"sweep {self.name}: no pending trial can end: {self.too_long_words}")
+
+    @property
+    def too_long_words(self) -> str:
+        """Which trials are too long for a job, and what to do about it."""
+        longest = self.too_long[0]
+        what = f"trial {longest} takes about {duration(self.seconds[longest])} and cannot resume"
+        limit = f"a job may take at most {duration(60 * self.limit_minutes)}"
+        key = "`checkpoint`" if self.sweep.command is not None else "`resumable: true` if the function can resume"
+        return f"{what}, but {limit}: ask for a partition with a longer limit, or give {key}"
 
     @property
     def gpu_hours(self) -> float | None:
@@ -274,12 +316,12 @@ def plan_sweep(config: Config, name: str, results: Path, *, limit_minutes: float
     No job may take longer than `limit_minutes`.
     """
     sweep = config.sweeps[name]
-    dataset_digest = _dataset_digest(results, sweep)
+    digest = dataset_digest(results, sweep)
     events = read_events(results / "sweeps" / name / "journal.jsonl")
     runs = sessions(events)
-    key = search_key(sweep, dataset_digest)
-    drawn = suggestions(events, sweep, dataset_digest, key)
-    trials = {trial.identity(dataset_digest): trial for trial in expand(sweep).trials}
+    key = search_key(sweep, digest)
+    drawn = suggestions(events, sweep, digest, key)
+    trials = {trial.identity(digest): trial for trial in expand(sweep).trials}
     trials |= {each.name: each.trial for each in drawn} | still_to_draw(sweep, len(drawn))
     return Plan(
         name,
@@ -295,11 +337,11 @@ def plan_sweep(config: Config, name: str, results: Path, *, limit_minutes: float
         price=config.pricing.gpu_hour,
         suggestions=drawn,
         search_key=key,
-        dataset_digest=dataset_digest,
+        dataset_digest=digest,
     )
 
 
-def _dataset_digest(results: Path, sweep: Sweep) -> str:
+def dataset_digest(results: Path, sweep: Sweep) -> str:
     """The digest of the staged dataset, if the sweep has one; before it is staged, what no dataset has."""
     if sweep.dataset is None:
         return "no dataset"

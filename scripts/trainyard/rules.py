@@ -4,7 +4,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -16,7 +16,7 @@ from trainyard.dotted import check_imports
 from trainyard.errors import UserError
 from trainyard.files import digest_of, write_json
 from trainyard.forecasts import scale_row, words
-from trainyard.planning import Plan, plan_sweep
+from trainyard.planning import Plan, dataset_digest, plan_sweep
 from trainyard.slurm import limit_of, partitions
 from trainyard.spec import Train
 from trainyard.sweepspec import NAME_PATTERN
@@ -77,10 +77,17 @@ class Workflow:
         resolved = self.config.model_dump(mode="json", exclude_unset=True)
         self.config_file = results / "configs" / f"{digest_of(resolved)}.json"
         self._resolved = resolved
-        # A plan of its own for each attempt: a retry asks for what is left.
-        self._plan: Callable[[str, int], Plan] = cache(
-            lambda name, attempt: plan_sweep(self.config, name, results, limit_minutes=self._limit_minutes())
-        )
+        self._plans: dict[tuple[str, int, str], Plan] = {}
+
+    def _plan(self, name: str, attempt: int) -> Plan:
+        """A plan of its own for each attempt, since a retry asks for what is left, and for each state of the data.
+
+        Snakemake asks before the dataset is staged, and again when the job is submitted.
+        """
+        key = (name, attempt, dataset_digest(self._results, self.config.sweeps[name]))
+        if key not in self._plans:
+            self._plans[key] = plan_sweep(self.config, name, self._results, limit_minutes=self._limit_minutes())
+        return self._plans[key]
 
     def _limit_minutes(self) -> float:
         """The longest walltime that a job may ask for; infinite where each job finds its own partition."""
@@ -204,21 +211,37 @@ class Workflow:
         """Walltime to ask for."""
         return self._plan(wildcards.name, attempt).walltime_minutes
 
-    def sweep_gpus(self, wildcards: Wildcards, attempt: int) -> int:
-        """GPUs per node."""
-        return self._plan(wildcards.name, attempt).slots.gpus_per_node
+    def sweep_gpus(self, wildcards: Wildcards, attempt: int) -> int | None:
+        """GPUs of a job on one node; None leaves the resource out."""
+        slots = self._plan(wildcards.name, attempt).slots
+        return slots.gpus_per_node if slots.nodes == 1 and slots.gpus_per_node else None
+
+    def sweep_gpu_model(self, wildcards: Wildcards, attempt: int) -> str | None:
+        """The type of these GPUs that the profile asks for."""
+        return self._gpu_type if self.sweep_gpus(wildcards, attempt) else None
 
     def sweep_nodes(self, wildcards: Wildcards, attempt: int) -> int:
         """Nodes of the job."""
         return self._plan(wildcards.name, attempt).slots.nodes
 
+    def sweep_on_nodes(self, value: Any) -> Callable[[Wildcards, int], Any]:
+        """A resource that only a job of several nodes has: also a sweep that may have several can ask for one."""
+
+        def resource(wildcards: Wildcards, attempt: int) -> Any:
+            if self.sweep_nodes(wildcards, attempt) == 1:
+                return None
+            return value(wildcards, attempt) if callable(value) else value
+
+        return resource
+
     def sweep_gres(self, wildcards: Wildcards, attempt: int) -> str:
-        """GPUs per node, in Slurm's words."""
-        return self._gres(self.sweep_gpus(wildcards, attempt))
+        """GPUs per node, as Slurm writes them."""
+        return self._gres(self._plan(wildcards.name, attempt).slots.gpus_per_node)
 
     def sweep_hardware(self, wildcards: Wildcards, attempt: int) -> str:
         """Nodes and GPUs, in words."""
-        return self._hardware(self.sweep_nodes(wildcards, attempt), self.sweep_gpus(wildcards, attempt))
+        slots = self._plan(wildcards.name, attempt).slots
+        return self._hardware(slots.nodes, slots.gpus_per_node)
 
     def sweep_retries(self) -> int | None:
         """Jobs that follow the first one where a partition allows too little time for all, and two more for mishaps.
@@ -239,7 +262,16 @@ class Workflow:
 
     def sweep_cpus(self, wildcards: Wildcards, attempt: int) -> int:
         """CPUs per node."""
-        return self._plan(wildcards.name, attempt).slots.cpus_per_node
+        return max(1, self._plan(wildcards.name, attempt).slots.cpus_per_node)
+
+    def check_possible(self) -> None:
+        """See that each sweep that is asked for can come to an end; told before anything is submitted.
+
+        Raises:
+            UserError: no job may be long enough for what is left of a sweep.
+        """
+        for name in self.config.sweeps:
+            self._plan(name, 1).check_possible()
 
     # ---- scaling studies
 

@@ -44,3 +44,22 @@ def lower_bound(durations: Sequence[float], slots: int) -> float:
         return 0.0
     pair = longest[slots - 1] + longest[slots] if len(longest) > slots else 0.0
     return max(longest[0], sum(longest) / slots, pair)
+
+
+def jobs_needed(durations: Sequence[float], slots: int, *, seconds: float) -> int:
+    """Jobs, one after another, in which trials that cannot resume all end.
+
+    In each job a slot takes the next trial, in the order given, that ends within the job's `seconds`. A trial that
+    takes longer than that counts as if it took just as long.
+    """
+    left, jobs = [min(each, seconds) for each in durations], 0
+    while left:
+        jobs += 1
+        free, postponed = [0.0] * slots, []
+        for each in left:
+            if free[0] + each <= seconds:
+                heapq.heapreplace(free, free[0] + each)
+            else:
+                postponed.append(each)
+        left = postponed
+    return jobs

@@ -198,6 +198,11 @@ class Sweep(Section):
     timeout_minutes: PositiveFloat | None = Field(
         None, description="An attempt at a `command` or `function` that takes longer has failed."
     )
+    resumable: bool = Field(
+        True,
+        description="Whether a `function` continues from its `checkpoint_dir` when it is called again. With `false`, "
+        "and for a `command` without `checkpoint`, a trial starts only if it can end before the walltime does.",
+    )
     grid: dict[str, GridValues] = Field(
         {},
         description="Per key of `train` or `args` (dots reach inside) a list or `{start: , stop: , step: }`; all "
@@ -237,6 +242,7 @@ class Sweep(Section):
             raise PydanticCustomError("slots", "gpus_per_trial: auto is for `train`; say how many share a GPU")
         allowed = {"metrics": ["command"], "checkpoint": ["command"], "resume": ["command"]}
         allowed |= {"args": ["command", "function"], "timeout_minutes": ["command", "function"]}
+        allowed |= {"resumable": ["function"]}
         for name, kinds in allowed.items():
             if name in self.model_fields_set and not set(kinds) & set(given):
                 raise PydanticCustomError(
@@ -264,6 +270,11 @@ class Sweep(Section):
     def trains(self) -> bool:
         """Whether its trials are trainings by Trainyard's own loop."""
         return self.command is None and self.function is None
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a trial that was interrupted continues where it was, instead of starting again."""
+        return self.trains or (self.resumable if self.function is not None else self.checkpoint is not None)
 
     @property
     def own_without_values(self) -> bool:

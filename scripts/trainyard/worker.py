@@ -40,6 +40,7 @@ class Setting:
     metrics: Metrics | None = None
     checkpoint: str | None = None  # files that a command can go on from
     resume: str | None = None  # what a command is then given
+    resumes: bool = True  # whether a trial that was interrupted continues where it was
     timeout_seconds: float | None = None
     cwd: str = ""  # where users' programs run
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from trainyard.configfile import check_config
+from trainyard.journal import opened
+from trainyard.planning import plan_sweep
 from yard import ROOT, TINY
 
 # The lines of the profile that a site's users change, uncommented and filled in.
@@ -27,24 +30,32 @@ CONFIG = {
             "shared": {"gpus_per_node": 1, "gpus_per_trial": 0.25, "cpus_per_trial": 2},
             "wide": {"nodes": 2, "gpus_per_node": 2},
         }.items()
-    },
+    }
+    | {name: {"command": "true", "slots": {"auto": True, "nodes": 2, "gpus_per_node": 2}} for name in ("one", "done")},
     "scaling": {"s": {"dataset": "tiny", "train": TRAIN, "scales": ["1x2", "4x2"], "cpus_per_gpu": 3}},
     "trees": {"d": {"dataset": "tiny", "cpus": 8}},
 }
-COMMON = "-A lab -p gpu -t 60 -C nvlink&ib --qos=normal --mem 8000 "  # as the shell hands it over, without its quotes
+COMMON = (
+    "-A lab -p gpu -t {minutes} -C nvlink&ib --qos=normal --mem 8000 "  # as the shell hands it over, without its quotes
+)
 EXPECTED = {  # by the comment that the plugin gives a job
     "rule_sweep_wildcards_whole": "--nodes=1 --requeue --cpus-per-task=2 -D {cwd} --gpus=a100:2",
     "rule_sweep_wildcards_shared": "--nodes=1 --requeue --cpus-per-task=8 -D {cwd} --gpus=a100:1",
     "rule_sweep_on_nodes_wildcards_wide": (
         "--nodes=2 --requeue --ntasks=2 --cpus-per-task=2 --ntasks-per-node=1 --no-kill -D {cwd} --gres=gpu:a100:2"
     ),
+    "rule_sweep_on_nodes_wildcards_one": "--nodes=1 --requeue --cpus-per-task=1 -D {cwd} --gpus=a100:1",
+    "rule_sweep_on_nodes_wildcards_done": "--nodes=1 --requeue --ntasks=1 --cpus-per-task=1 -D {cwd}",
     "rule_train_wildcards_s_1x2": "--nodes=1 --requeue --cpus-per-task=6 -D {cwd} --gpus=a100:2",
     "rule_train_on_nodes_wildcards_s_4x2": (
         "--nodes=4 --requeue --ntasks=4 --cpus-per-task=6 --ntasks-per-node=1 -D {cwd} --gres=gpu:a100:2"
     ),
     "rule_fit_trees_wildcards_d": "--requeue --ntasks=1 --cpus-per-task=8 -D {cwd}",
 }
+MINUTES = {"rule_sweep_on_nodes_wildcards_done": 10}  # 60, where nothing else is said
 IN_WORDS = {
+    "sweep one": "nodes: 1, GPUs per node: 1 a100, CPUs per node: 1, memory per node: 8 GB, walltime: 60 min",
+    "sweep done": "nodes: 1, GPUs per node: none, CPUs per node: 1, memory per node: 8 GB, walltime: 10 min",
     "sweep whole": "nodes: 1, GPUs per node: 2 a100, CPUs per node: 2, memory per node: 8 GB, walltime: 60 min",
     "sweep shared": "nodes: 1, GPUs per node: 1 a100, CPUs per node: 8, memory per node: 8 GB, walltime: 60 min",
     "sweep wide": "nodes: 2, GPUs per node: 2 a100, CPUs per node: 2, memory per node: 8 GB, walltime: 60 min",
@@ -76,6 +87,10 @@ def submitted(cluster):
     profile.write_text(site_profile())
     (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     cluster.run([sys.executable, f"{ROOT}/scripts/stage.py", "--config=config.yaml", "--dataset=tiny"], cwd=folder)
+    with opened(folder / "results/sweeps/done/journal.jsonl") as journal:  # only the tables are missing
+        for name in plan_sweep(check_config(CONFIG), "done", folder / "results").trials:
+            journal.append("started", trial=name, attempt=1)
+            journal.append("finished", trial=name, attempt=1, seconds=1.0, metrics={})
     snakemake = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", f"{ROOT}/Snakefile"]
     options = ["--profile", "profile", "--configfile", "config.yaml", "--retries", "0"]
     targets = ["--", "sweeps", "scaling", "trees"]
@@ -103,7 +118,7 @@ def test_the_line_that_sbatch_is_given(submitted, job):
     line = lines[job]
     head, _, rest = line.partition(f"--export=ALL --comment {job} ")
     assert re.fullmatch(r"--parsable --job-name [0-9a-f-]{36} --output \S+/%j\.log ", head)
-    assert rest.split() == (COMMON + EXPECTED[job].format(cwd=folder)).split()
+    assert rest.split() == (COMMON + EXPECTED[job]).format(cwd=folder, minutes=MINUTES.get(job, 60)).split()
 
 
 @pytest.mark.parametrize("job", EXPECTED)

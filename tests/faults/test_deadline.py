@@ -91,6 +91,21 @@ def test_no_trial_is_begun_that_cannot_end_and_the_next_run_does_the_rest(slow):
     assert [attempt.outcome for attempt in journal_of(slow)] == ["finished"] * 3
 
 
+def test_no_trial_starts_that_can_neither_end_nor_resume(slow):
+    """Ten minutes are left. What takes two hours could train for a while, but all of it would be lost."""
+    (slow.folder / "plain.py").write_text("import time\ndef run(config, context):\n    time.sleep(config['lasts'])\n")
+    with_evidence = lasting(0.5, 0.6, 0.7)
+    slow.write(with_evidence)
+    slow.run(*slow.script("sweep", "--sweep", "s"))
+    config = lasting(0.5, 0.6, 0.7, 7200)
+    config["sweeps"]["s"]["resumable"] = False
+    slow.write(config)
+    done = run_for(slow, 600, begun=2, check=False)
+    assert done.returncode == 1
+    assert "none could end in time" in done.stdout
+    assert [attempt.outcome for attempt in journal_of(slow)] == ["finished"] * 3
+
+
 def test_a_trial_stops_where_it_is_and_goes_on_from_there_and_one_that_hangs_is_given_up(slow):
     """Epochs of two steps of half a second each; beside it a model whose making takes a minute, once.
 

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainyard.asking import costs, strategies, summary
 from trainyard.configfile import ConfigError, check_config
+from trainyard.errors import UserError
 from trainyard.journal import opened
 from trainyard.planning import plan_sweep
-from trainyard.schedules import lower_bound, makespan
+from trainyard.schedules import jobs_needed, lower_bound, makespan
 from trainyard.slurm import limit_of, parse_partition
 
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)
@@ -97,7 +98,10 @@ def test_what_finished_is_not_pending_and_predicts_the_rest(tmp_path):
 
 def test_a_sweep_that_is_done_has_nothing_pending(tmp_path):
     finish(tmp_path, *plan(tmp_path).trials)
-    assert summary(plan(tmp_path)) == "sweep depth: 0 of 4 trials pending; only the tables will be written"
+    done = plan(tmp_path, slots={"nodes": 4, "gpus_per_node": 8})
+    assert summary(done) == "sweep depth: 0 of 4 trials pending; only the tables will be written"
+    assert (done.slots.nodes, done.slots.gpus_per_node) == (1, 0), "tables need no GPU"
+    assert done.walltime_minutes == 10
 
 
 def test_retrain_makes_results_pending_again_once(tmp_path):
@@ -224,6 +228,52 @@ def test_what_takes_longer_than_a_partition_allows_is_planned_as_several_jobs(tm
     assert f"{limited.jobs} jobs one after another, for a job may take 1 h 0 min at most" in costs(limited)
     assert limited.asked_gpu_hours == 2 * limited.jobs
     assert plan_sweep(config, "depth", tmp_path, limit_minutes=24 * 60).walltime_minutes == whole.walltime_minutes
+
+
+@given(durations, slots, st.floats(1, 200))
+def test_jobs_of_trials_that_cannot_resume_are_as_few_as_longest_first_gives(seconds, count, limit):
+    ordered = sorted(seconds, reverse=True)
+    jobs = jobs_needed(ordered, count, seconds=limit)
+    assert jobs <= len(ordered)
+    assert jobs * count * limit >= sum(min(each, limit) for each in ordered) * (1 - 1e-9)
+    if makespan(ordered, count) <= limit:
+        assert jobs == 1
+    if min(ordered) > limit / 2:
+        assert jobs == math.ceil(len(ordered) / count), "one trial per slot and job"
+
+
+def own_plan(results, *, limit_minutes, **changes):
+    """Eight trials of a program that takes five hours, two of which have finished, on two slots."""
+    sweep = {"command": "true {seed}", "grid": {"seed": list(range(8))}, "slots": {"gpus_per_node": 2}, **changes}
+    config = check_config({"sweeps": {"depth": sweep}})
+    names = list(plan_sweep(config, "depth", results).trials)
+    if not (results / "sweeps").exists():
+        with opened(results / "sweeps/depth/journal.jsonl") as journal:
+            for name in names[:2]:
+                journal.append("started", trial=name, attempt=1)
+                journal.append("finished", trial=name, attempt=1, seconds=5 * 3600.0, metrics={})
+    return plan_sweep(config, "depth", results, limit_minutes=limit_minutes)
+
+
+def test_trials_that_cannot_resume_are_planned_as_jobs_in_which_each_can_end(tmp_path):
+    assert own_plan(tmp_path, limit_minutes=8 * 60).jobs == 3, "two at a time, and no time for two in turn"
+    assert own_plan(tmp_path, limit_minutes=8 * 60).too_long == []
+    short = own_plan(tmp_path, limit_minutes=4 * 60)
+    assert len(short.too_long) == 6
+    assert "6 of 6 pending trials can never end: trial" in costs(short)
+    with pytest.raises(UserError, match=r"takes about 5 h 0 min and cannot resume, but a job may take at most 4 h 0"):
+        short.check_possible()
+    resumed = own_plan(tmp_path, limit_minutes=4 * 60, checkpoint="*.pt")
+    resumed.check_possible()
+    assert resumed.jobs >= 4, "15 h of work on each slot"
+
+
+def test_a_function_resumes_unless_its_sweep_says_that_it_cannot(tmp_path):
+    own = {"grid": {"seed": [1, 2]}, "slots": {"gpus_per_node": 2}, "function": "mine:run"}
+    assert check_config({"sweeps": {"s": own}}).sweeps["s"].resumes
+    assert not check_config({"sweeps": {"s": {**own, "resumable": False}}}).sweeps["s"].resumes
+    with pytest.raises(ConfigError, match="resumable is for a function"):
+        plan(tmp_path, resumable=False)
 
 
 def test_what_it_costs_is_said_beside_what_other_ways_would(tmp_path):

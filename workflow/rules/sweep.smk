@@ -25,7 +25,7 @@ rule sweep:
     resources:
         pending=yard.pending,
         gpu=yard.sweep_gpus,
-        gpu_model=yard.gpu_model,
+        gpu_model=yard.sweep_gpu_model,
         nodes=yard.sweep_nodes,
         runtime=yard.sweep_minutes,
         plan=yard.sweep_summary,
@@ -38,7 +38,7 @@ rule sweep:
         "python $SCRIPTS/sweep.py --config $CONFIG --sweep {wildcards.name} --log-file {log}"
 
 
-# As for trainings: a Slurm job of several nodes is told by `mpi` to leave the sruns to us.
+# As for trainings: a Slurm job of several nodes is told by `mpi` to leave the sruns to us. The plan may ask for one.
 use rule sweep as sweep_on_nodes with:
     wildcard_constraints:
         name=yard.sweeps_on(nodes="several"),
@@ -47,9 +47,12 @@ use rule sweep as sweep_on_nodes with:
         runtime=yard.sweep_minutes,
         plan=yard.sweep_summary,
         hardware=yard.sweep_hardware,
-        mpi="srun",
+        gpu=yard.sweep_gpus,
+        gpu_model=yard.sweep_gpu_model,
         nodes=yard.sweep_nodes,
-        tasks=yard.sweep_nodes,
-        gres=yard.sweep_gres,
-        tasks_per_gpu=0,
-        slurm_extra="--ntasks-per-node=1 --no-kill",  # a dead node costs the trials on it, not the job
+        mpi=yard.sweep_on_nodes("srun"),
+        tasks=yard.sweep_on_nodes(yard.sweep_nodes),
+        gres=yard.sweep_on_nodes(yard.sweep_gres),
+        tasks_per_gpu=yard.sweep_on_nodes(0),
+        # a dead node costs the trials on it, not the job
+        slurm_extra=yard.sweep_on_nodes("--ntasks-per-node=1 --no-kill"),
