@@ -5,11 +5,13 @@ live status and the evidence for the next plan.
 
     {"event": "started", "trial": "3f2a...", "attempt": 1, "time": 1730000000.0, "node": "n1", "gpu": "0", ...}
 
-Events of a trial: `started`, `epoch` (a row of metrics), `halved` (its micro-batch did not fit the memory), then one
-that ends the attempt: `finished`, `stopped` (early, since others were better), `failed` or `interrupted`. Events of the
-driver: `session` (it begins), `ray_up` (Ray can hand out slots), `slot_up`, `slot_down`, `work` (the FLOPs of trials,
-counted before any has run), `share` (how many trials share a GPU from now on, and what showed that), `suggested` (a
-search has drawn a configuration).
+Events of a trial: `started`, `epoch` (a row of metrics; of the same epoch again, more of that row), `halved` (its
+micro-batch did not fit the memory), then one that ends the attempt: `finished`, `stopped` (early, since others were
+better), `unreadable` (its program ended well, but no metrics were found in what it said), `failed` or `interrupted`.
+After its end there may be `reread`: its kept output, read with other `metrics`; the last such event counts. Events of
+the driver: `session` (it begins), `ray_up` (Ray can hand out slots), `slot_up`, `slot_down`, `work` (the FLOPs of
+trials, counted before any has run), `share` (how many trials share a GPU from now on, and what showed that),
+`suggested` (a search has drawn a configuration).
 """
 
 import json
@@ -26,7 +28,7 @@ from trainyard.files import lock
 
 Event = dict[str, Any]
 RESULTS = frozenset({"finished", "stopped"})
-TERMINAL = RESULTS | {"failed", "interrupted"}
+TERMINAL = RESULTS | {"failed", "interrupted", "unreadable"}
 log = logging.getLogger(__name__)
 
 
@@ -127,6 +129,7 @@ class Attempt:
     log: str = ""  # where more is said of it
     metrics: dict[str, float] = field(default_factory=dict)
     epochs: list[dict[str, Any]] = field(default_factory=list)
+    heard: str | None = None  # digest of the `metrics` that they were read with; None where the journal does not say
 
 
 WHERE = ("job", "node", "gpu", "slot", "gpu_model", "device")
@@ -151,16 +154,29 @@ def attempts(events: Iterable[Event]) -> list[Attempt]:
 
 
 def _apply(attempt: Attempt, event: Event) -> None:
+    if event["event"] == "reread":  # long after its end
+        attempt.outcome, attempt.error = event["outcome"], event["error"]
+        attempt.epochs, attempt.metrics, attempt.heard = event["rows"], event["metrics"], event["heard"]
+        return
     attempt.end = event["time"]
     if event["event"] == "epoch":
-        attempt.epochs.append(event["metrics"])
+        add_row(attempt.epochs, event["metrics"])
     elif event["event"] in TERMINAL:
         attempt.outcome = event["event"]
         attempt.seconds = event.get("seconds")
         attempt.error = event.get("error", "") or event.get("why", "")
         attempt.log = event.get("log", "")
         attempt.metrics = event.get("metrics", {})
+        attempt.heard = event.get("heard")
         attempt.end = event.get("ended") or event["time"]
+
+
+def add_row(epochs: list[dict[str, Any]], row: dict[str, Any]) -> None:
+    """Add what was told of an epoch; told again, the last value of each metric counts."""
+    if epochs and "epoch" in row and epochs[-1].get("epoch") == row["epoch"]:
+        epochs[-1] = epochs[-1] | row
+    else:
+        epochs.append(row)
 
 
 def by_trial(all_attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:
@@ -212,6 +228,8 @@ def sessions(events: Iterable[Event]) -> list[Session]:
 
 
 def _take_part(session: Session, event: Event) -> None:
+    if event["event"] == "reread":  # by a later run, which may have no session of its own
+        return
     time_of_it = event.get("ended") or event["time"]  # an attempt that died with its driver was ended by the next
     session.end = max(session.end, time_of_it)
     if event["event"] == "share":

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainyard.counting import duration
-from trainyard.journal import Attempt, Event, attempts
+from trainyard.journal import Attempt, Event, add_row, attempts
 from trainyard.planning import Plan
 from trainyard.searching import is_place
 
@@ -53,7 +53,7 @@ class Progress:
                 del self._waiting[place]
                 self._waiting_seconds -= self._plan.seconds.get(place, 0.0)
         elif event["event"] == "epoch":
-            self._running[trial].epochs.append(event["metrics"])
+            add_row(self._running[trial].epochs, event["metrics"])
         elif event["event"] == "halved":
             size = f"{event['micro_batch']} images x {event['accumulation']}"
             self._say(f"{trial} {_values_text(self._plan, trial)}: out of memory; goes on with micro-batches of {size}")

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from trainyard.journal import attempts, opened, read_events, result_of
+from trainyard.journal import attempts, opened, read_events, result_of, sessions
 
 
 def write_one_of_each(path):
@@ -71,3 +71,33 @@ def test_an_attempt_without_an_end_is_open_until_the_last_that_was_heard_of_it(t
 
 def test_there_is_nothing_in_a_journal_that_is_not_there(tmp_path):
     assert read_events(tmp_path / "journal.jsonl") == []
+
+
+def test_an_epoch_that_is_told_again_is_one_row_with_the_last_values(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    with opened(path) as journal:
+        journal.append("started", trial="a", attempt=1)
+        for row in ({"epoch": 1, "loss": 3}, {"epoch": 1, "loss": 2, "acc": 0.5}, {"epoch": 2, "loss": 1}):
+            journal.append("epoch", trial="a", attempt=1, metrics=row)
+    (attempt,) = attempts(read_events(path))
+    assert attempt.epochs == [{"epoch": 1, "loss": 2, "acc": 0.5}, {"epoch": 2, "loss": 1}]
+
+
+def test_what_was_read_again_replaces_what_was_read_and_no_time(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    with opened(path) as journal:
+        journal.append("session", durable=True, job="7")
+        journal.append("started", trial="a", attempt=1)
+        journal.append("epoch", trial="a", attempt=1, metrics={"epoch": 1, "loss": 3})
+        end = journal.append("unreadable", trial="a", attempt=1, error="no metrics", seconds=2.0, heard="1")
+    (before,), (run,) = attempts(read_events(path)), sessions(read_events(path))
+    assert (before.outcome, before.heard, result_of([before])) == ("unreadable", "1", None)
+    with opened(path) as journal:
+        rows, metrics = [{"epoch": 1, "loss": 4}], {"loss": 4}
+        journal.append(
+            "reread", trial="a", attempt=1, outcome="finished", error="", rows=rows, metrics=metrics, heard="2"
+        )
+    (after,), (same,) = attempts(read_events(path)), sessions(read_events(path))
+    assert (after.outcome, after.epochs, after.metrics, after.heard) == ("finished", rows, metrics, "2")
+    assert (after.end, after.seconds, result_of([after])) == (end["time"], 2.0, after)
+    assert same == run
