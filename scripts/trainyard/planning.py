@@ -86,10 +86,11 @@ class Plan:
         return stop
 
     def rule(self) -> Rule | None:
-        """Which trials to end early, going by all that the journal knows of them."""
+        """Which trials to end early, going by what the journal knows of them, less what `retrain` has overruled."""
         if self.stop is None:
             return None
-        return Rule(self.stop, [attempt for name in self.trials for attempt in self.tries.get(name, ())])
+        tries = [(attempt, self.generation(name)) for name in self.trials for attempt in self.tries.get(name, ())]
+        return Rule(self.stop, [attempt for attempt, wanted in tries if attempt.generation >= wanted])
 
     @property
     def shares_open(self) -> bool:

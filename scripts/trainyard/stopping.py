@@ -1,9 +1,8 @@
 """Which trials to end early: those that at some epoch are worse than others were at the same epoch."""
 
-import logging
 import math
 import statistics
-from bisect import bisect_left
+from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,35 +10,53 @@ from typing import Any
 from trainyard.journal import Attempt
 from trainyard.ownspec import Stop
 
-log = logging.getLogger(__name__)
-
 
 class Rule:
     """Judges trials by what they and the others have reported. What was said before a restart is taken in first."""
 
     def __init__(self, stop: Stop, tries: Iterable[Attempt] = ()) -> None:
+        """`tries` are attempts whose epochs count: none that `retrain` has overruled."""
         self._stop = stop
         self._curves: dict[str, dict[int, float]] = defaultdict(dict)  # by trial: epoch to value, more is better
         self._rungs: dict[int, list[float]] = defaultdict(list)  # by epoch: values of all that came so far, ascending
         for attempt in tries:
             for row in attempt.epochs:
                 self.verdict(attempt.trial, row)
+            if attempt.outcome == "diverged":
+                self.diverged(attempt.trial)
 
     def verdict(self, trial: str, row: Mapping[str, Any]) -> str:
         """Why the trial is to end after this epoch; "" if it is to go on.
 
-        What was judged in an earlier attempt is not judged again.
+        An epoch that an earlier attempt has told, too, is judged by the new value, which takes the place of the old
+        one. A row without the metric is not judged.
         """
-        epoch, value = int(row["epoch"]), self._worth(trial, row)
-        if epoch in self._curves[trial]:
+        if self._stop.metric not in row:
             return ""
-        self._curves[trial][epoch] = value
+        epoch = int(row["epoch"])
+        self._take_in(trial, epoch, self._worth(row))
         return self._halved(trial, epoch) if self._stop.method == "asha" else self._below_median(trial, epoch)
 
-    def _worth(self, trial: str, row: Mapping[str, Any]) -> float:
-        if self._stop.metric not in row:
-            log.warning("%s: epoch %s tells no %s, by which trials are stopped", trial, row["epoch"], self._stop.metric)
-        value = row.get(self._stop.metric)
+    def diverged(self, trial: str) -> None:
+        """Take in that a trial has diverged: where it would have been judged next, it is the worst."""
+        epoch = max(self._curves[trial], default=0) + 1
+        if self._stop.method == "asha":
+            epoch = self._rung_from(epoch)
+        self._take_in(trial, epoch, -math.inf)
+
+    def _take_in(self, trial: str, epoch: int, value: float) -> None:
+        """Note a trial's value at an epoch, in place of the one that it has there already."""
+        earlier = self._curves[trial].get(epoch)
+        self._curves[trial][epoch] = value
+        if self._stop.method != "asha" or not self._is_rung(epoch):
+            return
+        reached = self._rungs[epoch]
+        if earlier is not None:
+            reached.remove(earlier)
+        insort(reached, value)
+
+    def _worth(self, row: Mapping[str, Any]) -> float:
+        value = row[self._stop.metric]
         if value is None or not math.isfinite(value):
             return -math.inf
         return float(value if self._stop.mode == "max" else -value)
@@ -54,7 +71,6 @@ class Rule:
         if not self._is_rung(epoch):
             return ""
         value, reached = self._curves[trial][epoch], self._rungs[epoch]
-        reached.insert(bisect_left(reached, value), value)
         places = max(1, len(reached) // self._stop.reduction)
         rank = sum(other > value for other in reached) + 1
         if rank <= places:
@@ -62,10 +78,14 @@ class Rule:
         return f"asha: {rank} of the {len(reached)} that have reached epoch {epoch}, of which {places} go on"
 
     def _is_rung(self, epoch: int) -> bool:
+        return self._rung_from(epoch) == epoch and epoch != self._stop.epochs
+
+    def _rung_from(self, epoch: int) -> int:
+        """The first rung at this epoch or after it."""
         rung = self._stop.grace
         while rung < epoch:
             rung *= self._stop.reduction
-        return rung == epoch and epoch != self._stop.epochs
+        return rung
 
     def _below_median(self, trial: str, epoch: int) -> str:
         """The median stopping rule: Golovin et al. 2017, "Google Vizier", section 3.2.2."""
@@ -74,7 +94,8 @@ class Rule:
         means = [statistics.fmean(curve.values()) for curve in curves]
         if epoch < self._stop.grace or epoch == self._stop.epochs or len(means) < self._stop.least:
             return ""
-        best, median = max(self._curves[trial].values()), statistics.median(means)
+        best = max(value for at, value in self._curves[trial].items() if at <= epoch)
+        median = statistics.median(means)
         if best >= median:
             return ""
         sign = 1 if self._stop.mode == "max" else -1

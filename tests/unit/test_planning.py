@@ -116,6 +116,21 @@ def test_retrain_makes_results_pending_again_once(tmp_path):
     assert plan(tmp_path, retrain={"all": 1}).pending == []
 
 
+def test_trials_trained_again_are_stopped_by_what_came_since(tmp_path):
+    """What `retrain` has overruled counts neither as told already nor as what others are compared with."""
+    stop, names = {"method": "asha", "epochs": 9}, list(plan(tmp_path).trials)
+    with opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
+        for name in names:
+            journal.append("started", trial=name, attempt=1, generation=0)
+            journal.append("epoch", trial=name, attempt=1, metrics={"epoch": 1, "val_accuracy": 0.9})
+            journal.append("finished", trial=name, attempt=1, seconds=1.0, metrics={"val_accuracy": 0.9})
+    judge = plan(tmp_path, retrain=1, stop=stop).rule()
+    assert judge.verdict(names[0], {"epoch": 1, "val_accuracy": 0.5}) == ""
+    assert judge.verdict(names[1], {"epoch": 1, "val_accuracy": 0.4}).startswith("asha: 2 of the 2")
+    one = plan(tmp_path, retrain={names[0]: 1}, stop=stop).rule()
+    assert one.verdict(names[0], {"epoch": 1, "val_accuracy": 0.5}).startswith("asha: 4 of the 4")
+
+
 def test_the_digest_changes_with_the_results_wanted_and_not_with_what_is_pending(tmp_path):
     before = plan(tmp_path).digest
     finish(tmp_path, next(iter(plan(tmp_path).trials)))
