@@ -44,7 +44,7 @@ def _sweep(config: Config, name: str, source: Path, target: Path) -> None:
     metric, key = shown_metric(plan, trials), main_key(list(plan.trials.values()))
     slots, count = timeline["slot"].nunique(), len(trials)
     gantt = partial(sweepplots.gantt, timeline=timeline, trials=trials, key=key)
-    plots.draw(gantt, target / "gantt", size=(8, 1.4 + 0.4 * slots))
+    plots.draw(gantt, target / "gantt", size=(8, 1.4 + 0.4 * min(slots, 32)))
     packing = partial(sweepplots.packing, timeline=timeline, strategies=strategies)
     plots.draw(packing, target / "packing", size=(8, min(12.0, 2 + 0.12 * (count + slots))))
     plots.draw(partial(sweepplots.waste, strategies=strategies), target / "waste", size=(8, 3))

@@ -1,7 +1,7 @@
 """Pictures from tables, in one style: that of a paper, legible in grey and to the colour-blind."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,10 @@ import numpy as np
 import pandas as pd
 from cycler import cycler
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap, Normalize, to_rgba
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import ListedColormap, Normalize, to_rgba, to_rgba_array
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from trainyard.files import atomic_write
 
@@ -20,6 +22,9 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 SEQUENCE = ListedColormap(mpl.colormaps["viridis"](np.linspace(0.04, 0.94, 256)), "viridis without its ends")
 FAILED = "#D55E00"
 IDLE = "#EDEDED"
+UNKNOWN = "#888888"
+LANE_NAMES = 32  # that an axis has room for
+MANY = 1000  # marks, above which an SVG holds them as an image: each takes 150 bytes or more as a shape
 STYLE: Any = {
     "figure.figsize": (6.4, 3.8),
     "figure.dpi": 150,
@@ -63,6 +68,47 @@ def draw(
                 file.write(content.getvalue())
 
 
+def bars(
+    axes: Axes, lanes: Any, begins: Any, ends: Any, *, colour: Any, edge: float = 0.6, hatch: str | None = None
+) -> None:
+    """Draw horizontal bars as one artist; `colour` is that of all, or one for each.
+
+    Bars of less than two pixels have no white edges, which would cover them, but edges by which they can be seen.
+    """
+    lanes, begins, ends = (np.asarray(each, float) for each in np.broadcast_arrays(lanes, begins, ends))
+    corners = np.stack([begins, lanes - 0.4, begins, lanes + 0.4, ends, lanes + 0.4, ends, lanes - 0.4], axis=-1)
+    span, pixels = ends.max(initial=0) - begins.min(initial=0), axes.get_window_extent().size
+    is_seen = ((ends - begins) * pixels[0] > 2 * span) & (np.ptp(lanes) < pixels[1] / 2)
+    faces = np.broadcast_to(to_rgba_array(colour), (len(corners), 4))
+    drawn = PolyCollection(
+        list(corners.reshape(-1, 4, 2)),
+        facecolors=faces,
+        edgecolors=np.where(is_seen[:, None], to_rgba("white"), faces),
+        linewidths=np.where(is_seen, edge, min(edge, 0.2)),
+        antialiaseds=is_seen,
+        hatch=hatch,
+        rasterized=len(corners) > MANY,
+        zorder=2,
+    )
+    drawn.sticky_edges.x.append(0)
+    axes.add_collection(drawn)
+    axes.autoscale_view()
+
+
+def name_lanes(axes: Axes, names: Sequence[str]) -> None:
+    """Name the lanes of bars from above, not each of them where there are many."""
+    step = -(-len(names) // LANE_NAMES)
+    axes.set_yticks(range(0, len(names), step), list(names)[::step])
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+
+
+def thin_names(axes: Axes, values: pd.Series) -> None:
+    """Let the x axis name only some of its names where there are many."""
+    if values.nunique() > LANE_NAMES:
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+
+
 def label(key: str) -> str:
     """A config key or column as a person would write it on an axis."""
     known = {
@@ -82,7 +128,7 @@ def colours(values: pd.Series) -> Callable[[Any], Any]:
         scale = Normalize(values.min(), values.max())
         return lambda value: SEQUENCE(float(scale(value)))
     names = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(dict.fromkeys(values.astype(str)))}
-    return lambda value: names.get(str(value), "#888888")
+    return lambda value: names.get(str(value), UNKNOWN)
 
 
 def is_number(values: pd.Series) -> bool:

@@ -1,15 +1,34 @@
 """Pictures of a sweep: what its slots did when, what that cost, and what came of it."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from trainyard.journal import RESULTS
 from trainyard.planning import Plan
-from trainyard.plots import COLOURS, FAILED, IDLE, SEQUENCE, colours, is_number, label, readable, short
+from trainyard.plots import (
+    COLOURS,
+    FAILED,
+    IDLE,
+    MANY,
+    SEQUENCE,
+    UNKNOWN,
+    bars,
+    colours,
+    is_number,
+    label,
+    name_lanes,
+    readable,
+    short,
+    thin_names,
+)
 from trainyard.schedules import schedule
 from trainyard.trials import main_key
 
@@ -18,44 +37,13 @@ def gantt(axes: Axes, timeline: pd.DataFrame, trials: pd.DataFrame, key: str) ->
     """What each slot did when: a bar per attempt, coloured by the value of `key`; the gaps are idle time."""
     run = without_pauses(timeline)
     lanes = run[["node", "gpu", "slot"]].drop_duplicates().sort_values(["node", "slot"]).reset_index(drop=True)
-    lane_of = {slot: index for index, slot in enumerate(lanes["slot"])}
-    value_of = trials.set_index("trial", drop=False)[key]
-    colour = colours(value_of)
+    values = trials.set_index("trial", drop=False)[key]
     total = run["stop"].max()
-    axes.barh(list(lane_of.values()), total, height=0.8, color=IDLE, zorder=1)
-    for row in run.itertuples():
-        failed = row.outcome not in RESULTS
-        face = FAILED if failed else colour(value_of.get(row.trial))
-        lane, length = lane_of[row.slot], row.stop - row.begin
-        hatch = "////" if failed else None
-        axes.barh(
-            lane,
-            length,
-            left=row.begin,
-            height=0.8,
-            color=face,
-            edgecolor="white",
-            linewidth=0.6,
-            hatch=hatch,
-            zorder=2,
-        )
-        if length > 0.03 * total and row.trial in value_of.index:
-            text = short(value_of[row.trial])
-            axes.text(
-                row.begin + length / 2,
-                lane,
-                text,
-                ha="center",
-                va="center",
-                fontsize=8,
-                color=readable(face),
-                zorder=3,
-            )
-    axes.set_yticks(range(len(lanes)), [f"{row.node} GPU {row.gpu}" for row in lanes.itertuples()])
-    axes.invert_yaxis()
+    lane = run["slot"].map({slot: index for index, slot in enumerate(lanes["slot"])})
+    _bars_of_trials(axes, run.assign(lane=lane, failed=~run["outcome"].isin(RESULTS)), values)
+    name_lanes(axes, [f"{row.node} GPU {row.gpu}" for row in lanes.itertuples()])
     axes.set_xlim(0, total)
     axes.set_xlabel("seconds since the first trial started")
-    axes.grid(axis="y", visible=False)
     busy = (run["stop"] - run["begin"]).sum() / (total * len(lanes))
     axes.set_title(f"{len(run)} attempts on {len(lanes)} slots, {busy:.1%} busy, idle time grey; labels: {label(key)}")
 
@@ -64,29 +52,39 @@ def planned(axes: Axes, plan: Plan) -> None:
     """What each slot will do when, as predicted; before there is evidence, in proportions."""
     names, slots, key = plan.pending, plan.slots.count, main_key(list(plan.trials.values()))
     values = pd.Series({name: plan.trials[name].values.get(key, name) for name in plan.trials})
-    colour, turns = colours(values), schedule(plan.durations, slots)
-    total = max(turn.end for turn in turns)
-    axes.barh(range(slots), total, height=0.8, color=IDLE, zorder=1)
-    for turn in turns:
-        value = values[names[turn.trial]]
-        length, face = turn.end - turn.start, colour(value)
-        bar = {"height": 0.8, "color": face, "edgecolor": "white", "linewidth": 0.6, "zorder": 2}
-        axes.barh(turn.slot, length, left=turn.start, **bar)
-        if length > 0.03 * total:
-            middle = turn.start + length / 2
-            text = axes.text(middle, turn.slot, short(value), ha="center", va="center", fontsize=8, zorder=3)
-            text.set_color(readable(face))
+    turns = schedule(plan.durations, slots)
+    rows = [(names[turn.trial], turn.slot, turn.start, turn.end, False) for turn in turns]
+    run = pd.DataFrame(rows, columns=["trial", "lane", "begin", "stop", "failed"])
+    total = run["stop"].max()
+    _bars_of_trials(axes, run, values)
+    name_lanes(axes, [f"slot {slot}" for slot in range(slots)])
     if plan.predicted_range:
         low, high = plan.predicted_range
         axes.axvspan(low, high, color=COLOURS[1], alpha=0.25, linewidth=0, zorder=0)
     axes.set_xlim(0, max(total, plan.predicted_range[1] if plan.predicted_range else 0.0) * 1.02)
-    axes.set_yticks(range(slots), [f"slot {slot}" for slot in range(slots)])
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
     shaded = "seconds of training; it will end in the shaded part in nine of ten cases"
     axes.set_xlabel(shaded if plan.seconds else "time, in proportions: nothing was measured yet")
     idle = 1 - sum(plan.durations) / (total * slots)
     axes.set_title(f"plan of {len(turns)} trials on {slots} slots, {idle:.1%} idle; labels: {label(key)}")
+
+
+def _bars_of_trials(axes: Axes, run: pd.DataFrame, values: pd.Series) -> None:
+    """A bar per row (trial, lane, begin, stop, failed) of the colour of its trial's value, which is said if it fits."""
+    colour, total, lanes = colours(values), run["stop"].max(), run["lane"].max() + 1
+    known = values if is_number(values) else values.astype(str)
+    shown = run["trial"].map(known)
+    face_of = {value: colour(value) for value in shown.dropna().unique()}
+    face = pd.Series([face_of.get(value, UNKNOWN) for value in shown], run.index, dtype=object).mask(
+        run["failed"], FAILED
+    )
+    bars(axes, range(lanes), 0, total, colour=IDLE, edge=0)
+    for failed, rows in run.groupby("failed"):
+        hatch = "////" if failed else None
+        bars(axes, rows["lane"], rows["begin"], rows["stop"], colour=list(face[rows.index]), hatch=hatch)
+    for row in run[(run["stop"] - run["begin"] > 0.03 * total) & shown.notna()].itertuples():
+        at, text = (row.begin + row.stop) / 2, short(shown[row.Index])
+        own = readable(face[row.Index])
+        axes.text(at, row.lane, text, ha="center", va="center", fontsize=8, color=own, zorder=3)
 
 
 def without_pauses(timeline: pd.DataFrame) -> pd.DataFrame:
@@ -109,13 +107,18 @@ def metric_against(axes: Axes, trials: pd.DataFrame, key: str, metric: str) -> N
     numeric = is_number(done[key])
     values = done[key] if numeric else done[key].astype(str)
     others = early[key] if numeric else early[key].astype(str)
-    axes.plot(values, done[metric], "o", alpha=0.8, label="finished")
+    as_image = len(done) + len(early) > MANY
+    size, alpha = (2, 0.3) if as_image else (5, 0.8)
+    axes.plot(values, done[metric], "o", markersize=size, alpha=alpha, label="finished", rasterized=as_image)
     if len(early):
-        axes.plot(others, early[metric], "o", alpha=0.6, color="#999999", fillstyle="none", label="stopped early")
+        hollow = {"markersize": size, "alpha": 0.75 * alpha, "color": "#999999", "fillstyle": "none"}
+        axes.plot(others, early[metric], "o", label="stopped early", rasterized=as_image, **hollow)
         axes.legend()
     if numeric and done[key].is_unique:
         ordered = done.sort_values(key)
-        axes.plot(ordered[key], ordered[metric], "-", color=COLOURS[0], linewidth=0.8, alpha=0.5)
+        axes.plot(ordered[key], ordered[metric], "-", color=COLOURS[0], linewidth=0.8, alpha=0.5, rasterized=as_image)
+    if not numeric:
+        thin_names(axes, done[key])
     if numeric and _spans_decades(done[key]):
         axes.set_xscale("log")
     elif numeric and (done[key] % 1 == 0).all():
@@ -143,22 +146,39 @@ def curves(axes: Axes, epochs: pd.DataFrame, key: str, metric: str) -> None:
         return
     colour = colours(epochs[key])
     numeric = is_number(epochs[key]) and key != "trial"
-    named: set[str] = set()
-    for _, rows in epochs.groupby("trial", sort=False):
-        value = rows[key].iloc[0]
-        text = None if numeric or str(value) in named else str(value)
-        named.add(str(value))
-        axes.plot(rows["epoch"], rows[metric], "-", color=colour(value), marker="o", markersize=3, label=text)
+    values = epochs.drop_duplicates("trial")[key]
+    _lines(axes, epochs, metric, [colour(value) for value in values])
     if numeric:
         norm = Normalize(epochs[key].min(), epochs[key].max())
         axes.figure.colorbar(ScalarMappable(norm, SEQUENCE), ax=axes, label=label(key))
-    elif len(named) <= 12:
-        axes.legend(title=label(key))
+    elif values.nunique() <= 12:
+        handles = [Line2D([], [], color=colour(value), marker="o", markersize=3) for value in values.unique()]
+        axes.legend(handles, [str(value) for value in values.unique()], title=label(key))
     if metric.endswith("loss") and (epochs[metric].dropna() > 0).all():
         axes.set_yscale("log")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("epoch")
     axes.set_ylabel(label(metric))
+
+
+def _lines(axes: Axes, epochs: pd.DataFrame, metric: str, colour: list[Any]) -> None:
+    """A line per trial, all of them one artist.
+
+    The more there are, the paler they are. Many have no marks, and are mixed, so that the last ones do not cover all.
+    """
+    trial = pd.factorize(epochs["trial"])[0]
+    order = np.argsort(trial, kind="stable")
+    points = epochs[["epoch", metric]].to_numpy(float)[order]
+    lines = np.split(points, 1 + np.flatnonzero(np.diff(trial[order])))
+    many = len(lines) > MANY
+    alpha = max(0.05, min(1.0, (100 / len(lines)) ** 0.5))
+    turns = np.random.default_rng(0).permutation(len(lines)) if many else range(len(lines))
+    drawn = [lines[turn] for turn in turns]
+    axes.add_collection(LineCollection(drawn, colors=[colour[turn] for turn in turns], alpha=alpha, rasterized=many))
+    if not many:
+        dots = [colour[number] for number in trial]
+        axes.scatter(epochs["epoch"], epochs[metric], s=9, c=dots, alpha=alpha, linewidths=1, zorder=2)
+    axes.autoscale_view()
 
 
 # ---- what it cost
@@ -174,11 +194,10 @@ def packing(axes: Axes, timeline: pd.DataFrame, strategies: pd.DataFrame) -> Non
     array = (done["stop"] - done["begin"]).sort_values(ascending=False).to_list()
     lanes = {slot: len(array) + 1.5 + index for index, slot in enumerate(sorted(run["slot"].unique()))}
     total = run["stop"].max()
-    axes.barh(range(len(array)), max(array), height=0.8, color=IDLE)
-    axes.barh(list(lanes.values()), total, height=0.8, color=IDLE)
-    axes.barh(range(len(array)), array, height=0.8, color=COLOURS[4], edgecolor="white", linewidth=0.4)
-    axes.barh([lanes[slot] for slot in done["slot"]], done["stop"] - done["begin"], left=done["begin"], height=0.8,
-              color=COLOURS[0], edgecolor="white", linewidth=0.4)  # fmt: skip
+    bars(axes, range(len(array)), 0, max(array), colour=IDLE, edge=0)
+    bars(axes, list(lanes.values()), 0, total, colour=IDLE, edge=0)
+    bars(axes, range(len(array)), 0, array, colour=COLOURS[4], edge=0.4)
+    bars(axes, done["slot"].map(lanes), done["begin"], done["stop"], colour=COLOURS[0], edge=0.4)
     wasted = {"array": 1 - sum(array) / (max(array) * len(array)), "packed": 1 - sum(array) / (total * len(lanes))}
     middle = [(len(array) - 1) / 2, float(np.mean(list(lanes.values())))]
     words = [f"job array:\n{len(array)} jobs\n{wasted['array']:.0%} unused",
@@ -226,7 +245,8 @@ def predictions(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame) -> None:
     if len(done):
         ends = [0.9 * min(taken.min(), expected.min()), 1.1 * max(taken.max(), expected.max())]
         axes.plot(ends, ends, "--", color="#777777", label="as expected")
-        axes.plot(expected, taken, "o", alpha=0.8, label="trials")
+        size, alpha = (2, 0.3) if len(done) > MANY else (5, 0.8)
+        axes.plot(expected, taken, "o", markersize=size, alpha=alpha, label="trials", rasterized=len(done) > MANY)
         if ends[1] > 30 * ends[0]:
             axes.set_xscale("log")
             axes.set_yscale("log")

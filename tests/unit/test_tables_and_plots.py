@@ -2,9 +2,11 @@
 
 from inspect import signature
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from PIL import Image
 from trainyard import plots, scalingplots, sweepplots
 from trainyard.tables import timeline_table, write_parquet, write_table
 
@@ -136,6 +138,43 @@ def test_the_same_data_give_the_same_picture(tmp_path):
     for name in ("one", "other"):
         plots.draw(lambda axes: scalingplots.steps(axes, SCALING), tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
+
+
+MANY = 10_000
+MANY_TRIALS = pd.DataFrame(
+    {"trial": [f"t{number}" for number in range(MANY)], "seed": range(MANY), "file": [f"f{n}.csv" for n in range(MANY)],
+     "status": ["finished", "stopped"] * (MANY // 2), "val_accuracy": [number / MANY for number in range(MANY)]}
+)  # fmt: skip
+MANY_BARS = pd.DataFrame(
+    {"trial": MANY_TRIALS["trial"], "node": "n1", "gpu": 0, "slot": [number % 8 for number in range(MANY)],
+     "start": [number // 8 for number in range(MANY)], "end": [number // 8 + 0.9 for number in range(MANY)],
+     "outcome": ["finished"] * (MANY - 1) + ["failed"], "expected_seconds": 1.0}
+)  # fmt: skip
+MANY_EPOCHS = pd.concat([MANY_TRIALS.assign(epoch=epoch, val_loss=1 / epoch) for epoch in (1, 2, 3)])
+LARGE_PICTURES = {
+    "gantt": lambda axes: sweepplots.gantt(axes, MANY_BARS, MANY_TRIALS, "seed"),
+    "packing": lambda axes: sweepplots.packing(axes, MANY_BARS, STRATEGIES),
+    "metric": lambda axes: sweepplots.metric_against(axes, MANY_TRIALS, "seed", "val_accuracy"),
+    "metric by name": lambda axes: sweepplots.metric_against(axes, MANY_TRIALS, "file", "val_accuracy"),
+    "losses": lambda axes: sweepplots.curves(axes, MANY_EPOCHS, "seed", "val_loss"),
+    "losses by name": lambda axes: sweepplots.curves(axes, MANY_EPOCHS, "file", "val_loss"),
+    "predictions": lambda axes: sweepplots.predictions(axes, MANY_BARS, JOBS),
+}
+
+
+@pytest.mark.parametrize("painter", LARGE_PICTURES.values(), ids=LARGE_PICTURES)
+def test_a_picture_of_10000_trials_takes_few_artists_and_less_than_a_megabyte(tmp_path, painter):
+    axes = Figure().add_subplot()
+    painter(axes)
+    assert len(axes.get_children()) < 400
+    plots.draw(painter, tmp_path / "picture")
+    assert max((tmp_path / f"picture.{suffix}").stat().st_size for suffix in ("svg", "png")) < 1e6
+
+
+def test_bars_too_narrow_for_edges_are_not_hidden_by_them(tmp_path):
+    plots.draw(LARGE_PICTURES["gantt"], tmp_path / "gantt")
+    pixels = np.asarray(Image.open(tmp_path / "gantt.png").convert("RGB"))
+    assert (pixels[:, pixels.shape[1] // 2] < 250).any(axis=1).mean() > 0.5, "most of a line across the slots"
 
 
 def test_a_gantt_leaves_out_the_pause_between_two_runs():
