@@ -111,7 +111,7 @@ def metric_against(axes: Axes, trials: pd.DataFrame, key: str, metric: str) -> N
     size, alpha = (2, 0.3) if as_image else (5, 0.8)
     axes.plot(values, done[metric], "o", markersize=size, alpha=alpha, label="finished", rasterized=as_image)
     if len(early):
-        hollow = {"markersize": size, "alpha": 0.75 * alpha, "color": "#999999", "fillstyle": "none"}
+        hollow: dict[str, Any] = {"markersize": size, "alpha": 0.75 * alpha, "color": "#999999", "fillstyle": "none"}
         axes.plot(others, early[metric], "o", label="stopped early", rasterized=as_image, **hollow)
         axes.legend()
     if numeric and done[key].is_unique:
