@@ -2,9 +2,9 @@
 
 import math
 import statistics
-from bisect import insort
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainyard.journal import Attempt
@@ -19,6 +19,7 @@ class Rule:
         self._stop = stop
         self._curves: dict[str, dict[int, float]] = defaultdict(dict)  # by trial: epoch to value, more is better
         self._rungs: dict[int, list[float]] = defaultdict(list)  # by epoch: values of all that came so far, ascending
+        self._means: dict[int, list[float]] = {}  # by epoch that was judged: means by then of all that came so far
         for attempt in tries:
             for row in attempt.epochs:
                 self.verdict(attempt.trial, row)
@@ -46,13 +47,23 @@ class Rule:
 
     def _take_in(self, trial: str, epoch: int, value: float) -> None:
         """Note a trial's value at an epoch, in place of the one that it has there already."""
-        earlier = self._curves[trial].get(epoch)
-        self._curves[trial][epoch] = value
+        curve = self._curves[trial]
+        earlier = curve.get(epoch)
+        if earlier == value:
+            return
+        changed = [at for at in self._means if at >= epoch or at > max(curve, default=-math.inf)]
+        before = {at: _mean(curve, at) for at in changed if _covers(curve, at)}
+        curve[epoch] = value
+        for at in changed:
+            if at in before:
+                _take_out(self._means[at], before[at])
+            if _covers(curve, at):
+                insort(self._means[at], _mean(curve, at))
         if self._stop.method != "asha" or not self._is_rung(epoch):
             return
         reached = self._rungs[epoch]
         if earlier is not None:
-            reached.remove(earlier)
+            _take_out(reached, earlier)
         insort(reached, value)
 
     def _worth(self, row: Mapping[str, Any]) -> float:
@@ -72,7 +83,7 @@ class Rule:
             return ""
         value, reached = self._curves[trial][epoch], self._rungs[epoch]
         places = max(1, len(reached) // self._stop.reduction)
-        rank = sum(other > value for other in reached) + 1
+        rank = len(reached) - bisect_right(reached, value) + 1
         if rank <= places:
             return ""
         return f"asha: {rank} of the {len(reached)} that have reached epoch {epoch}, of which {places} go on"
@@ -89,15 +100,40 @@ class Rule:
 
     def _below_median(self, trial: str, epoch: int) -> str:
         """The median stopping rule: Golovin et al. 2017, "Google Vizier", section 3.2.2."""
-        curves = ({at: value for at, value in curve.items() if at <= epoch}
-                  for name, curve in self._curves.items() if name != trial and max(curve) >= epoch)  # fmt: skip
-        means = [statistics.fmean(curve.values()) for curve in curves]
-        if epoch < self._stop.grace or epoch == self._stop.epochs or len(means) < self._stop.least:
+        if epoch < self._stop.grace or epoch == self._stop.epochs:
             return ""
-        best = max(value for at, value in self._curves[trial].items() if at <= epoch)
-        median = statistics.median(means)
+        if epoch not in self._means:
+            so_far = (curve for curve in self._curves.values() if _covers(curve, epoch))
+            self._means[epoch] = sorted(_mean(curve, epoch) for curve in so_far)
+        curve, means = self._curves[trial], self._means[epoch]
+        others = len(means) - 1
+        if others < self._stop.least:
+            return ""
+        best = max(value for at, value in curve.items() if at <= epoch)
+        median = _median_without(means, _mean(curve, epoch))
         if best >= median:
             return ""
         sign = 1 if self._stop.mode == "max" else -1
         return (f"median: its best value by epoch {epoch}, {sign * best:.4g}, is worse than {sign * median:.4g}, the "
-                f"median of the means of {len(means)} others")  # fmt: skip
+                f"median of the means of {others} others")  # fmt: skip
+
+
+def _covers(curve: Mapping[int, float], epoch: int) -> bool:
+    """Whether a trial came as far, and had told a value by then."""
+    return bool(curve) and min(curve) <= epoch <= max(curve)
+
+
+def _mean(curve: Mapping[int, float], epoch: int) -> float:
+    """Of the values up to an epoch."""
+    return statistics.fmean(value for at, value in curve.items() if at <= epoch)
+
+
+def _take_out(ascending: list[float], value: float) -> None:
+    del ascending[bisect_left(ascending, value)]
+
+
+def _median_without(ascending: Sequence[float], one: float) -> float:
+    """The median of all values but `one`, which is one of them."""
+    place, count = bisect_left(ascending, one), len(ascending) - 1
+    low, high = ((middle + (middle >= place)) for middle in ((count - 1) // 2, count // 2))
+    return ascending[low] if low == high else (ascending[low] + ascending[high]) / 2

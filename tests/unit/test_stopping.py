@@ -1,8 +1,13 @@
 """Trials that are ended early are those that the papers' rules end, whatever the order in which they report."""
 
+import math
 import random
+import statistics
+from collections import defaultdict
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from trainyard.journal import Attempt
 from trainyard.ownspec import Stop
 from trainyard.stopping import Rule
@@ -137,3 +142,43 @@ def test_the_median_rule_ends_what_is_worse_than_the_mean_of_half_of_the_others(
     )
     assert judge.verdict("e", {"epoch": 1, "val_accuracy": 0.51}) == ""
     assert judge.verdict("e", {"epoch": 2, "val_accuracy": 0.0}) == "", "its best value counts"
+
+
+def as_written(curves, trial, epoch, stop):
+    """The median rule, computed from all curves: (the best value, the median, how many others), or None to go on."""
+    others = [curve for name, curve in curves.items() if name != trial and min(curve) <= epoch <= max(curve)]
+    means = [statistics.fmean(value for at, value in curve.items() if at <= epoch) for curve in others]
+    if epoch < stop.grace or epoch == stop.epochs or len(means) < stop.least:
+        return None
+    best, median = max(value for at, value in curves[trial].items() if at <= epoch), statistics.median(means)
+    return None if best >= median else (best, median, len(means))
+
+
+VALUES = st.one_of(st.floats(-1, 1), st.sampled_from([0.0, 0.1, 0.2, 0.3, None, math.nan, -math.inf]))
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), VALUES), max_size=60), st.integers(1, 3))
+def test_the_median_rule_is_the_formula_whatever_is_told_in_whatever_order(told, least):
+    stop = Stop(method="median", grace=2, least=least, epochs=6)
+    judge, curves = Rule(stop), defaultdict(dict)
+    for trial, epoch, value in told:
+        curves[trial][epoch] = value if value is not None and math.isfinite(value) else -math.inf
+        why = judge.verdict(str(trial), {"epoch": epoch, "val_accuracy": value})
+        expected = as_written(curves, trial, epoch, stop)
+        words = ""
+        if expected:
+            best, median, others = expected
+            words = (f"median: its best value by epoch {epoch}, {best:.4g}, is worse than {median:.4g}, the median of "
+                     f"the means of {others} others")  # fmt: skip
+        assert why == words
+
+
+def test_the_median_rule_looks_at_few_curves_for_each_verdict(monkeypatch):
+    calls = []
+    mean = statistics.fmean
+    monkeypatch.setattr(statistics, "fmean", lambda values: calls.append(1) or mean(values))
+    judge, trials, epochs = rule(method="median", grace=1), 300, 5
+    for epoch in range(1, epochs + 1):
+        for trial in range(trials):
+            judge.verdict(f"{trial}", {"epoch": epoch, "val_accuracy": trial})
+    assert len(calls) <= 3 * trials * epochs
