@@ -1,8 +1,7 @@
 """Reading a config file, and reporting all that is wrong with it at once: place, value, reason, suggestion."""
 
-import difflib
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
@@ -11,9 +10,9 @@ from pydantic import BaseModel, ValidationError
 
 from trainyard.config import Config
 from trainyard.dataspec import Table
-from trainyard.errors import UserError
+from trainyard.errors import UserError, suggestion
 from trainyard.sweepspec import Sweep
-from trainyard.trials import expand
+from trainyard.trials import CostError, Expansion, expand, relative_cost
 
 
 class ConfigError(UserError):
@@ -69,7 +68,7 @@ def selected(raw: dict[str, Any], files: Sequence[Path]) -> dict[str, Any]:
         words = [str(name) for name in names] if isinstance(names, list) else str(names).split(",")
         words = list(known) if words == ["all"] else [] if words == ["none"] else words
         if unknown := [name for name in words if name not in known]:
-            hint = _suggest(unknown[0], known)
+            hint = suggestion(unknown[0], known)
             raise ConfigError(f"--config {section}: there is no {unknown[0]!r}; {hint} (or `all`, or `none`)")
         chosen[section] = {name: known[name] for name in words}
     needed = {study.get("dataset") for section in chosen.values() for study in section.values()}
@@ -108,7 +107,7 @@ def _cross_checks(config: Config) -> Iterator[str]:
             if study.dataset is None:
                 continue
             if study.dataset not in config.datasets:
-                hint = _suggest(study.dataset, config.datasets)
+                hint = suggestion(study.dataset, config.datasets)
                 yield f"{place}.dataset: there is no dataset {study.dataset!r}; {hint}"
             elif section != "trees" and isinstance(config.datasets[study.dataset], Table):
                 yield f"{place}.dataset: {study.dataset!r} is a table, which only `trees` can train on"
@@ -121,8 +120,20 @@ def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:
     expansion = expand(sweep)
     if not (expansion.trials or expansion.errors or sweep.search):
         yield f"sweeps.{name}: has no trials; give `grid`, `trials`, `sample` or `search`"
+    if sweep.cost is not None and (error := _cost_error(sweep.cost, expansion)):
+        yield f"sweeps.{name}.cost: {error}"
     texts = [f"sweeps.{name}.{place}{text}" for place, error in expansion.errors for text in _trial_errors(name, error)]
     yield from dict.fromkeys(texts)
+
+
+def _cost_error(cost: str, expansion: Expansion) -> CostError | None:
+    """Why the relative cost of a trial cannot be told, if it cannot."""
+    for trial in (*expansion.trials, *expansion.examples):
+        try:
+            relative_cost(cost, trial)
+        except CostError as error:
+            return error
+    return None
 
 
 def _trial_errors(name: str, error: Exception) -> list[str]:
@@ -145,12 +156,12 @@ def _reason(item: Any) -> str:
     """What is wrong, what stands there, and what would be right."""
     loc = item["loc"]
     if item["type"] == "extra_forbidden":
-        return f"unknown key; {_suggest(str(loc[-1]), _keys_at(loc[:-1]))}"
+        return f"unknown key; {suggestion(str(loc[-1]), _keys_at(loc[:-1]))}"
     if item["type"] in ("union_tag_invalid", "literal_error"):
         expected = item["ctx"].get("expected_tags") or item["ctx"]["expected"]
         options = [option.strip(" '") for option in expected.replace(" or ", ",").split(",")]
         given = item["ctx"].get("tag", item["input"])
-        return f"{given!r} is not known; {_suggest(str(given), options)}"
+        return f"{given!r} is not known; {suggestion(str(given), options)}"
     if item["type"] == "missing":
         return "is required, but is not there"
     if item["type"] == "string_pattern_mismatch":
@@ -169,14 +180,6 @@ _PATTERN_HINTS = {
     r"^[\w.]+:\w+$": "a function is written package.module:name",
     r"\.(csv|parquet)$": "the file's name must end in .csv or .parquet",
 }
-
-
-def _suggest(word: str, known: Iterable[str]) -> str:
-    known = list(known)
-    close = difflib.get_close_matches(word, known, n=1)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return f"known: {', '.join(known)}" if known else "none is defined"
 
 
 _UNION_TAGS = {"list", "mapping", "[key]", "digits", "torchvision", "imagefolder", "synthetic", "table", "python"}

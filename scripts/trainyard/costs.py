@@ -5,18 +5,15 @@ is, any other value by itself, and where there is evidence enough, numbers also 
 several such models, the one is taken that best predicts each duration from all the others (leave-one-out).
 """
 
-import ast
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.errors import UserError
-from trainyard.trials import Trial, value_at
+from trainyard.trials import Trial
 
 Matrix = NDArray[np.float64]
 
@@ -28,10 +25,6 @@ LEAST_DRAWS: Final = 20
 LEAST_FREEDOM: Final = 3  # with less, the draws would be anything
 REPEATS: Final = 4  # of the fit, in which the expected durations settle
 PENALTY: Final = 1.05  # a model with more terms must be better by this
-
-
-class CostError(UserError):
-    """A cost expression that cannot be worked out."""
 
 
 @dataclass(frozen=True)
@@ -131,41 +124,3 @@ class _Model:
         single = 1 + scale * generator.standard_normal((draws, count))
         expected = np.maximum(self._wanted @ self._weights, self._floor)
         return Prediction(expected, np.maximum(weights @ self._wanted.T * single, self._floor))
-
-
-_OPERATORS: dict[type[ast.AST], Any] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Pow: operator.pow,
-    ast.USub: operator.neg,
-}
-
-
-def relative_cost(expression: str, trial: Trial) -> float:
-    """The value of a sweep's `cost:` for a trial: arithmetic on numbers and keys, as in `epochs * model_args.blocks`.
-
-    Raises:
-        CostError: it is not arithmetic, or a key is not a number.
-    """
-    try:
-        return float(_evaluate(ast.parse(expression, mode="eval").body, trial.settings))
-    except (SyntaxError, TypeError, ZeroDivisionError, OverflowError) as error:
-        raise CostError(f"cost {expression!r} cannot be worked out: {error}") from None
-
-
-def _evaluate(node: ast.AST, spec: dict[str, Any]) -> Any:
-    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-        return node.value
-    if isinstance(node, (ast.Name, ast.Attribute)):
-        key = ast.unparse(node)
-        value = value_at(spec, key)
-        if not isinstance(value, (int, float)):
-            raise TypeError(f"{key} is {value!r}, not a number")
-        return value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_evaluate(node.left, spec), _evaluate(node.right, spec))
-    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_evaluate(node.operand, spec))
-    raise TypeError(f"{ast.unparse(node)} is neither a number, a key nor one of + - * / **")

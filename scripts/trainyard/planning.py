@@ -20,7 +20,7 @@ from trainyard.searching import Suggestion, is_place, search_key, still_to_draw,
 from trainyard.slurm import DEADLINE_MARGIN_SECONDS
 from trainyard.stopping import Rule
 from trainyard.sweepspec import Slots, Sweep
-from trainyard.trials import RESULT_VERSION, Trial, expand
+from trainyard.trials import RESULT_VERSION, Trial, expand, relative_cost
 
 if TYPE_CHECKING:
     from trainyard.costs import Prediction
@@ -174,8 +174,6 @@ class Plan:
         """Costs in proportion: the user's, or else FLOPs; empty unless all are known."""
         if self.sweep.cost is None:
             return {name: self.work[name] for name in names} if self.work.keys() >= set(names) else {}
-        from trainyard.costs import relative_cost
-
         return {name: relative_cost(self.sweep.cost, self.trials[name]) for name in names}
 
     @property

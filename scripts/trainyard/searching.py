@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trainyard.files import digest_of
 from trainyard.journal import Attempt, Event
 from trainyard.sweepspec import Draw, Search, Sweep
-from trainyard.trials import RESULT_VERSION, Trial, in_table, make_trial
+from trainyard.trials import RESULT_VERSION, Trial, expand, in_table, make_trial
 
 if TYPE_CHECKING:  # it takes a second to import: only where there is something to draw
     import optuna
@@ -34,7 +34,9 @@ def search_key(sweep: Sweep, dataset_digest: str) -> str:
     if sweep.search is None:
         return ""
     search = sweep.search.model_dump(mode="json", exclude={"trials"})
-    return digest_of([search, sweep.spec_content, dataset_digest, RESULT_VERSION, sweep.retrain], length=10)
+    # To train single trials again changes nothing of what was drawn.
+    retrain = sweep.retrain if isinstance(sweep.retrain, int) else sweep.retrain.get("all", 0)
+    return digest_of([search, sweep.spec_content, dataset_digest, RESULT_VERSION, retrain], length=10)
 
 
 def suggestions(events: Sequence[Event], sweep: Sweep, dataset_digest: str, key: str) -> list[Suggestion]:
@@ -51,7 +53,7 @@ def still_to_draw(sweep: Sweep, drawn: int) -> dict[str, Trial]:
     """A place for each configuration that a search will draw, so that plans count them."""
     if sweep.search is None:
         return {}
-    trial = Trial(sweep.spec_of(sweep.base) if sweep.trains else _any(sweep), {})
+    trial = Trial(expand(sweep).examples[0].spec, {})
     return {f"{_PLACE}{number + 1}": trial for number in range(drawn, sweep.search.trials)}
 
 
@@ -61,13 +63,6 @@ _PLACE: Final = "draw-"
 def is_place(name: str) -> bool:
     """Whether it stands for a configuration that is still to be drawn."""
     return name.startswith(_PLACE)
-
-
-def _any(sweep: Sweep) -> Any:
-    """The spec of some trial, where a program's is not whole before its values are drawn."""
-    assert sweep.search is not None
-    values = {key: choice[0] if isinstance(choice, list) else choice.low for key, choice in sweep.search.values.items()}
-    return make_trial(sweep, values).spec
 
 
 def draw(

@@ -1,6 +1,7 @@
 """What the section `sweeps` of the config may say: which trials there are, and what they run on."""
 
 import re
+from decimal import Decimal
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 
@@ -43,9 +44,11 @@ class Range(Section):
         return self
 
     def values(self) -> list[int | float]:
-        """All values, in order; whole numbers stay whole."""
-        count = int((self.stop - self.start) / self.step + 1e-9) + 1
-        return [self.start + index * self.step for index in range(count)]
+        """All values, in order; whole numbers stay whole, and decimal fractions what one would write: 0.3 after 0.2."""
+        start, stop, step = (Decimal(repr(number)) for number in (self.start, self.stop, self.step))
+        count = int((stop - start) / step + Decimal("1e-9")) + 1
+        kind = int if isinstance(self.start, int) and isinstance(self.step, int) else float
+        return [kind(start + index * step) for index in range(count)]
 
 
 class Uniform(Section):
@@ -109,8 +112,9 @@ class Slots(Section):
     gpus_per_node: PositiveInt = Field(1, description="GPUs of a node. Without GPUs they are only counted.")
     gpus_per_trial: PositiveFloat | Literal["auto"] = Field(
         1.0,
-        description="Share of a GPU per trial (0.25: four trials on one), or GPUs. `auto`: the first trials have a GPU "
-        "each, and from the memory and time that they take of it, it is worked out how many share one from then on.",
+        description="Share of a GPU per trial (0.25: four trials on one), or GPUs (more than one for a `command` or "
+        "`function` only). `auto`: the first trials have a GPU each, and from the memory and time that they take of "
+        "it, it is worked out how many share one from then on.",
     )
     trials_per_gpu: PositiveInt = Field(
         4, description="With `gpus_per_trial: auto`, at most so many trials on a GPU: CPUs are asked for as many."
@@ -240,6 +244,12 @@ class Sweep(Section):
             raise PydanticCustomError("kind", "a training needs a `dataset`; or give a `command` or a `function`")
         if not self.trains and self.slots.gpus_per_trial == "auto":
             raise PydanticCustomError("slots", "gpus_per_trial: auto is for `train`; say how many share a GPU")
+        if self.trains and self.slots.share > 1:
+            message = (
+                "gpus_per_trial: {share}, but a training by `train` uses one GPU; set gpus_per_trial: 1, or give a "
+                "`command` that uses several"
+            )
+            raise PydanticCustomError("slots", message, {"share": int(self.slots.share)})
         allowed = {"metrics": ["command"], "checkpoint": ["command"], "resume": ["command"]}
         allowed |= {"args": ["command", "function"], "timeout_minutes": ["command", "function"]}
         allowed |= {"resumable": ["function"]}

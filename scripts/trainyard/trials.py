@@ -1,16 +1,19 @@
 """What a trial is: how a sweep's keys become training configurations, and what makes two of them the same."""
 
+import ast
 import itertools
 import json
 import math
+import operator
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from trainyard.errors import UserError, suggestion
 from trainyard.files import digest_of
 from trainyard.ownspec import Own
 from trainyard.spec import Train
@@ -53,12 +56,13 @@ class Expansion:
 
     trials: list[Trial] = field(default_factory=list)
     errors: list[tuple[str, Exception]] = field(default_factory=list)  # (place in the sweep, reason)
+    examples: list[Trial] = field(default_factory=list)  # what a search may draw: each choice and end of a range
 
 
 def expand(sweep: Sweep) -> Expansion:
     """All trials of a sweep: its grid, then the ones written out, then the samples; the same one only once.
 
-    A search has none beforehand; but what is wrong with it is found.
+    A search has none beforehand, only examples.
     """
     expansion = Expansion()
     seen: set[str] = set()
@@ -67,13 +71,15 @@ def expand(sweep: Sweep) -> Expansion:
     if malformed:
         expansion.errors = [(place, ValueError(_malformed(key))) for place, key in malformed]
         return expansion
-    for place, values in _configurations(sweep):  # of a search, the ends of its ranges
+    for place, values in _configurations(sweep):
         try:
             trial = make_trial(sweep, values)
         except (ValidationError, ValueError) as error:
             expansion.errors.append((place, error))
             continue
-        if sweep.search is None and trial.content not in seen:
+        if sweep.search:
+            expansion.examples.append(trial)
+        elif trial.content not in seen:
             seen.add(trial.content)
             expansion.trials.append(trial)
     return expansion
@@ -109,8 +115,9 @@ def _configurations(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
         for values in _draws(sweep.sample):
             yield "sample", values
     if sweep.search:
-        for end in (0, -1):
-            yield "search", {key: _ends(choice)[end] for key, choice in sweep.search.values.items()}
+        ends = {key: _ends(choice) for key, choice in sweep.search.values.items()}
+        for index in range(max(map(len, ends.values()))):
+            yield "search", {key: choice[index % len(choice)] for key, choice in ends.items()}
     if sweep.own_without_values:
         yield "args", {}
 
@@ -152,7 +159,8 @@ def make_trial(sweep: Sweep, values: dict[str, Any]) -> Trial:
             raise ValueError(_malformed(key))
         _set_at(merged, key.split("."), value)
     trial = Trial(sweep.spec_of(merged), values)
-    return replace(trial, values={key: value_at(trial.settings, key) for key in values})
+    settings = trial.settings
+    return replace(trial, values={key: value_at(settings, key) for key in values})
 
 
 def _malformed(key: str) -> str:
@@ -169,3 +177,80 @@ def _set_at(mapping: dict[str, Any], parts: list[str], value: Any) -> None:
         mapping[part] = copy
         mapping = copy
     mapping[parts[-1]] = value
+
+
+class CostError(UserError):
+    """A cost expression that cannot be evaluated."""
+
+
+def relative_cost(expression: str, trial: Trial) -> float:
+    """The value of a sweep's `cost:` for a trial: arithmetic on numbers and keys, as in `epochs * model_args.blocks`.
+
+    Raises:
+        CostError: it is not arithmetic, a key is unknown or not a number, or the result is not finite.
+    """
+    try:
+        cost = float(_compiled(expression)(trial.spec))
+        if not math.isfinite(cost):
+            raise ValueError(f"it is {cost:g}")
+        return cost
+    except (SyntaxError, TypeError, ValueError, ArithmeticError) as error:
+        reason = error.msg if isinstance(error, SyntaxError) else error
+        values = ", ".join(f"{key} = {value!r}" for key, value in trial.values.items())
+        which = f" for {values}" if values else ""
+        raise CostError(f"{expression!r} cannot be evaluated{which}: {reason}") from None
+
+
+Spec = Train | Own
+_OPERATORS: Final[dict[type[ast.AST], Callable[..., Any]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+}
+
+
+@cache
+def _compiled(expression: str) -> Callable[[Spec], Any]:
+    """What computes a cost from a trial's spec; it is needed for thousands of them."""
+    return _term(ast.parse(expression.strip(), mode="eval").body)
+
+
+def _term(node: ast.AST) -> Callable[[Spec], Any]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+        number = float(node.value)
+        return lambda spec: number
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        key = ast.unparse(node)
+        return lambda spec: _number_at(spec, key)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        left, right, apply = _term(node.left), _term(node.right), _OPERATORS[type(node.op)]
+        return lambda spec: apply(left(spec), right(spec))
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
+        operand, apply = _term(node.operand), _OPERATORS[type(node.op)]
+        return lambda spec: apply(operand(spec))
+    raise TypeError(f"{ast.unparse(node)} is neither a number, a key nor one of + - * / **")
+
+
+def _number_at(spec: Spec, key: str) -> float:
+    found: Any = spec.args if isinstance(spec, Own) else spec
+    for part in key.split("."):
+        inner = found if isinstance(found, dict) else vars(found) if isinstance(found, BaseModel) else {}
+        if part not in inner:
+            settings = spec.args if isinstance(spec, Own) else spec.model_dump()
+            raise ValueError(f"there is no key {key!r}; {suggestion(key, _number_keys(settings))}")
+        found = inner[part]
+    if not isinstance(found, (int, float)):
+        raise TypeError(f"{key} is {found!r}, not a number")
+    return float(found)
+
+
+def _number_keys(settings: dict[str, Any]) -> Iterator[str]:
+    """The dotted keys of numbers."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from (f"{key}.{inner}" for inner in _number_keys(value))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield key

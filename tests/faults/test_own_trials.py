@@ -53,6 +53,11 @@ def test_a_killed_search_goes_on_with_the_suggestions_of_one_that_was_not(tmp_pa
     assert ends[0] == ends[1], "the same ones were stopped early, too"
     assert {event for _, event in ends[0]} == {"finished", "stopped"}
     assert "trials finished" in said
+    again = next(attempt.trial for attempt in attempts(events_of(whole, "started", "finished")) if attempt.metrics)
+    whole.write({"sweeps": {"s": {**SEARCH, "retrain": {again: 1}}}})
+    whole.run(*whole.script("sweep", "--sweep", "s"))
+    assert drawn(whole) == drawn(killed), "a trial of the search was retrained, and the search is the same"
+    assert [attempt.trial for attempt in attempts(events_of(whole, "started")) if attempt.generation] == [again]
 
 
 def test_a_function_that_never_ends_is_ended_with_its_process(yard):

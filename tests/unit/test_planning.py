@@ -68,8 +68,8 @@ def plan(results, **changes):
     return plan_sweep(check_config(config), "depth", results)
 
 
-def finish(results, *names, seconds_per_block=0.5, generation=0):
-    known = plan(results)
+def finish(results, *names, seconds_per_block=0.5, generation=0, **changes):
+    known = plan(results, **changes)
     with opened(results / "sweeps/depth/journal.jsonl") as journal:
         for name in names:
             number = len(known.tries.get(name, ())) + 1
@@ -151,6 +151,28 @@ def test_staging_other_data_makes_every_trial_pending(tmp_path):
 def test_a_cost_expression_orders_what_has_never_run(tmp_path):
     ordered = plan(tmp_path, cost="-model_args.blocks")
     assert [ordered.trials[name].values["model_args.blocks"] for name in ordered.pending] == [4, 8, 12, 16]
+
+
+SEARCH = {"trials": 3, "values": {"model_args.blocks": {"low": 4, "high": 80, "integer": True}}}
+
+
+def test_a_cost_expression_may_have_keys_that_a_search_varies(tmp_path):
+    made = plan(tmp_path, grid={}, search=SEARCH, cost="epochs * model_args.blocks")
+    assert made.pending == ["draw-1", "draw-2", "draw-3"]
+
+
+def test_a_single_trial_of_a_search_can_be_retrained(tmp_path):
+    key = plan(tmp_path, grid={}, search=SEARCH).search_key
+    with opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
+        for blocks in (4, 8, 12):
+            values = {"model_args.blocks": blocks}
+            journal.append("suggested", search=key, values=values, params=values, attrs={})
+    names = list(plan(tmp_path, grid={}, search=SEARCH).trials)
+    finish(tmp_path, *names, grid={}, search=SEARCH)
+    assert plan(tmp_path, grid={}, search=SEARCH).pending == []
+    again = plan(tmp_path, grid={}, search=SEARCH, retrain={names[1]: 1})
+    assert again.pending == [names[1]]
+    assert list(again.trials) == names
 
 
 def test_the_walltime_covers_the_prediction_the_startup_and_a_margin(tmp_path):

@@ -83,6 +83,16 @@ def test_another_search_begins_where_something_changes_but_not_with_more_trials(
     assert len({search_key(each, "digest") for each in [sweep(), *others]} | {search_key(sweep(), "other")}) == 5
 
 
+def test_to_retrain_single_trials_keeps_the_search_and_to_retrain_all_begins_another():
+    key = search_key(sweep(), "digest")
+    assert key == "348b2dcba1", "as in journals of earlier versions"
+    single = Sweep.model_validate({**sweep().model_dump(exclude_unset=True), "retrain": {"3f2a91c0de": 1}})
+    assert search_key(single, "digest") == key
+    every = [Sweep.model_validate({**sweep().model_dump(exclude_unset=True), "retrain": retrain})
+             for retrain in (2, {"all": 2, "3f2a91c0de": 3})]  # fmt: skip
+    assert search_key(every[0], "digest") == search_key(every[1], "digest") != key
+
+
 def test_what_is_still_to_draw_has_a_place_in_the_plan():
     assert list(still_to_draw(sweep(), 10)) == ["draw-11", "draw-12"]
     command = {"command": "./run {lr}", "metrics": {"file": "m.json"}}

@@ -75,8 +75,19 @@ def test_a_range_has_every_value_up_to_and_including_its_stop(start, count, step
     assert values == list(range(start, start + count * step + 1, step))
 
 
-def test_a_range_of_fractions_includes_its_stop():
-    assert Range(start=0.1, stop=0.5, step=0.1).values() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+def test_a_range_of_fractions_has_the_numbers_one_would_write():
+    assert Range(start=0.1, stop=0.5, step=0.1).values() == [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert Range(start=1e-05, stop=4e-05, step=1e-05).values() == [1e-05, 2e-05, 3e-05, 4e-05]
+    assert Range(start=1, stop=2, step=0.5).values() == [1.0, 1.5, 2.0]
+    assert [type(value) for value in Range(start=1, stop=2.5).values()] == [int, int]
+
+
+@given(st.integers(0, 300), st.integers(1, 40), st.integers(0, 40))
+def test_a_range_that_starts_later_has_the_same_values(start, step, skipped):
+    """Steps of thousandths, so that binary fractions would drift."""
+    whole = Range(start=start / 1000, stop=4, step=step / 1000)
+    first = whole.values()[skipped]
+    assert Range(start=first, stop=4, step=step / 1000).values() == whole.values()[skipped:]
 
 
 def test_varied_keys_are_those_that_some_trial_sets():
