@@ -34,7 +34,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 def _view(config: Config, results: Path) -> RenderableType:
     plans = [plan_sweep(config, name, results) for name in config.sweeps]
-    table = Table("sweep", "finished", "running", "failed", "pending", "of", "predicted time left")
+    table = Table("sweep", "finished", "diverged", "running", "failed", "pending", "of", "predicted time left")
     for plan in plans:
         table.add_row(*_row(plan))
     return Group(table, *_running(plans))
@@ -44,7 +44,9 @@ def _row(plan: Plan) -> Iterator[str]:
     last = {name: tries[-1].outcome for name, tries in plan.tries.items() if name in plan.trials and tries}
     outcomes = [last.get(name) for name in plan.pending]
     yield plan.name
-    yield str(len(plan.trials) - len(plan.pending))
+    ends = [end.outcome for name in plan.trials if (end := plan.end(name))]
+    yield str(len(ends) - ends.count("diverged"))
+    yield str(ends.count("diverged"))
     yield str(outcomes.count("running"))
     yield str(outcomes.count("failed"))
     yield str(len(outcomes) - outcomes.count("running") - outcomes.count("failed"))

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
@@ -129,6 +130,8 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
             retries=plan.sweep.retries,
             allocation=given,
             rule=plan.rule(),
+            metrics=plan.sweep.declared_metrics,
+            told=_told(plan),
             predict=partial(_predict, plan),
             on_event=hear,
         )
@@ -145,6 +148,11 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
         elif rest:
             shared = _shared(slots, looking.uses, journal)
             packer(slots=shared, setting=replace(setting, share=shared.share)).run(rest)
+
+
+def _told(plan: Plan) -> set[str]:
+    """The metrics that the results so far tell."""
+    return {metric for name in plan.trials if (result := plan.result(name)) for metric in result.metrics}
 
 
 def _task(plan: Plan, name: str) -> Task:
@@ -212,10 +220,11 @@ def _finish(plan: Plan, folder: Path) -> int:
     for name in failed[:5]:
         attempt = plan.tries[name][-1]
         log.error("trial %s failed: %s; see %s", name, attempt.error, attempt.log)
-    stopped = failed and (plan.sweep.on_failed_trial == "stop" or len(failed) == len(plan.trials))
-    if stopped or len(failed) < len(plan.pending):
+    if (failed and plan.sweep.on_failed_trial == "stop") or len(failed) < len(plan.pending):
         raise UserError(f"sweep {plan.name}: {len(plan.pending)} of {len(plan.trials)} trials are without a result; "
                         "the others are kept: correct what is wrong and run the same command")  # fmt: skip
+    ends = Counter(end.outcome for name in plan.trials if (end := plan.end(name)))
+    _check_enough_succeeded(plan, failed, ends.total() - ends["diverged"])
     from trainyard import tables  # pandas: a second
 
     tries = attempts(read_events(folder / "journal.jsonl"))
@@ -226,11 +235,29 @@ def _finish(plan: Plan, folder: Path) -> int:
         tables.write_table(stopped, folder / "stopping.csv")
         log.info("%s", tables.saved_words(plan, stopped))
     tables.write_table(tables.trials_table(plan), folder / "trials.csv")
-    results = [result for name in plan.trials if (result := plan.result(name))]
-    early = sum(result.outcome == "stopped" for result in results)
-    words = f", {early} stopped early" if plan.sweep.stop else ""
-    log.info("sweep %s: %d trials finished%s, %d failed", plan.name, len(results) - early, words, len(failed))
+    words = f", {ends['stopped']} stopped early" if plan.sweep.stop else ""
+    words += f", {ends['diverged']} diverged" if ends["diverged"] else ""
+    log.info("sweep %s: %d trials finished%s, %d failed", plan.name, ends["finished"], words, len(failed))
     return 0
+
+
+def _check_enough_succeeded(plan: Plan, failed: list[str], results: int) -> None:
+    """See that a sweep is worth its tables.
+
+    Raises:
+        UserError: no trial has a result, or more have failed than the config allows.
+    """
+    total, limit = len(plan.trials), plan.sweep.max_failed_fraction
+    if results and len(failed) <= limit * total:
+        return
+    if not failed:
+        raise UserError(f"sweep {plan.name}: all {total} trials diverged, so there is no result: try a lower lr, or "
+                        "correct what is wrong and raise `retrain`")  # fmt: skip
+    cause, count = Counter(plan.tries[name][-1].error for name in failed).most_common(1)[0]
+    allow = f", or raise `max_failed_fraction`, which is {limit:g}" if results else ""
+    raise UserError(f"sweep {plan.name}: {len(failed)} of {total} trials failed for good, {count} of them with: "
+                    f"{cause}. Results so far ({results}) are kept: correct the cause and run the same command, which "
+                    f"tries the failed ones again{allow}")  # fmt: skip
 
 
 def _arguments() -> argparse.Namespace:

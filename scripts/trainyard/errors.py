@@ -1,4 +1,4 @@
-"""The one kind of error that is meant for people."""
+"""The errors that are meant for people."""
 
 import difflib
 from collections.abc import Iterable
@@ -6,6 +6,10 @@ from collections.abc import Iterable
 
 class UserError(Exception):
     """What was asked for cannot be done: the message says what, where, and what to do; no stack trace is needed."""
+
+
+class Diverged(UserError):
+    """The loss became NaN or infinite."""
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

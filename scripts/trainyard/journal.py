@@ -7,11 +7,11 @@ live status and the evidence for the next plan.
 
 Events of a trial: `started`, `epoch` (a row of metrics; of the same epoch again, more of that row), `halved` (its
 micro-batch did not fit the memory), then one that ends the attempt: `finished`, `stopped` (early, since others were
-better), `unreadable` (its program ended well, but no metrics were found in what it said), `failed` or `interrupted`.
-After its end there may be `reread`: its kept output, read with other `metrics`; the last such event counts. Events of
-the driver: `session` (it begins), `ray_up` (Ray can hand out slots), `slot_up`, `slot_down`, `work` (the FLOPs of
-trials, counted before any has run), `share` (how many trials share a GPU from now on, and what showed that),
-`suggested` (a search has drawn a configuration).
+better), `diverged` (its loss, or the metric that counts, became NaN or infinite), `unreadable` (its program ended well,
+but no metrics were found in what it said), `failed` or `interrupted`. After its end there may be `reread`: its kept
+output, read with other `metrics`; the last such event counts. Events of the driver: `session` (it begins), `ray_up`
+(Ray can hand out slots), `slot_up`, `slot_down`, `work` (the FLOPs of trials, counted before any has run), `share` (how
+many trials share a GPU from now on, and what showed that), `suggested` (a search has drawn a configuration).
 """
 
 import json
@@ -27,8 +27,9 @@ from typing import Any
 from trainyard.files import lock
 
 Event = dict[str, Any]
-RESULTS = frozenset({"finished", "stopped"})
-TERMINAL = RESULTS | {"failed", "interrupted", "unreadable"}
+RESULTS = frozenset({"finished", "stopped"})  # whose metrics count
+SETTLED = RESULTS | {"diverged"}  # after which a trial is not run again
+TERMINAL = SETTLED | {"failed", "interrupted", "unreadable"}
 log = logging.getLogger(__name__)
 
 
@@ -187,9 +188,14 @@ def by_trial(all_attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:
     return grouped
 
 
-def result_of(tries: Iterable[Attempt], generation: int = 0, *, early: bool = False) -> Attempt | None:
-    """The latest finished attempt that counts for this `retrain` number, or None; also one ended `early`, if given."""
-    ends = ("finished", "stopped") if early else ("finished",)
+def result_of(
+    tries: Iterable[Attempt], generation: int = 0, *, early: bool = False, diverged: bool = False
+) -> Attempt | None:
+    """The latest finished attempt that counts for this `retrain` number, or None.
+
+    Also one that was stopped `early` or that `diverged`, if given.
+    """
+    ends = {"finished", *(["stopped"] if early else []), *(["diverged"] if diverged else [])}
     counting = [each for each in tries if each.outcome in ends and each.generation >= generation]
     return counting[-1] if counting else None
 

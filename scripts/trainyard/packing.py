@@ -5,7 +5,7 @@ import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 class Packer:
     """Runs tasks on slots until none is left. The journal tells all that happened; `on_event` sees it as it does.
 
-    With `look`, it is measured what trials take of their GPU. A `rule` says which to end early.
+    With `look`, it is measured what trials take of their GPU. A `rule` says which to end early. Each trial must tell
+    the `metrics` by which trials are compared; those in `told` have been seen.
     """
 
     def __init__(
@@ -49,6 +50,8 @@ class Packer:
         allocation: slurm.Allocation | None = None,
         look: bool = False,
         rule: Rule | None = None,
+        metrics: Iterable[str] = (),
+        told: Iterable[str] = (),
         source: Source | None = None,
         predict: Callable[[list[str], dict[str, float]], list[float]] | None = None,
         on_event: Callable[[Event], None] = lambda event: None,
@@ -56,6 +59,8 @@ class Packer:
         self._journal, self._on_event, self._setting = journal, on_event, setting
         self._retries, self._predict = retries, predict
         self._rule, self._source = rule, source
+        self._metrics = set(metrics)
+        self._untold = self._metrics - set(told)
         self._finished: dict[str, float] = {}  # seconds by trial, of this run
         self._predict_at = 1  # finished trials, next time
         self._allocation = allocation
@@ -279,19 +284,41 @@ class Packer:
         self._next_trial(slot)
 
     def _take_result(self, slot: Slot, message: dict[str, Any], *, seconds: float, **said: Any) -> None:
-        """A trial has finished, or was ended early."""
+        """A trial has finished, was ended early, or has diverged."""
         task = slot.task
         assert task is not None
-        if "pruned" in message:
-            metrics, why = message["pruned"], slot.pruned
-            self._end_attempt(slot, "stopped", metrics=metrics, seconds=seconds, why=why, **said)
+        metrics = message.get("finished") or message.get("pruned") or {}
+        if why := message.get("diverged") or self._divergence(metrics):
+            self._end_attempt(slot, "diverged", error=why, seconds=seconds, **said)
+            if self._rule:
+                self._rule.diverged(task.trial)
+        elif "pruned" in message:
+            self._end_attempt(slot, "stopped", metrics=metrics, seconds=seconds, why=slot.pruned, **said)
         else:
             self._longest_seen = max(self._longest_seen, seconds)
             self._finished[task.trial] = seconds
             self.uses += [Use(**message["use"])] if message.get("use") else []
-            self._end_attempt(slot, "finished", metrics=message["finished"], seconds=seconds, **said)
+            self._end_attempt(slot, "finished", metrics=metrics, seconds=seconds, **said)
+            self._check_told(task, metrics)
         shutil.rmtree(self._checkpoints_of(task), ignore_errors=True)  # most trials are too short to have any
         self._correct_order()
+
+    def _divergence(self, metrics: Mapping[str, Any]) -> str:
+        """Why a trial that ended by itself has diverged all the same; "" if it has not."""
+        told = {name: metrics[name] for name in self._metrics if name in metrics}
+        bad = sorted(name for name, value in told.items() if value is None or not math.isfinite(value))
+        return f"{bad[0]} became NaN or infinite" if bad else ""
+
+    def _check_told(self, task: Task, metrics: Mapping[str, Any]) -> None:
+        """See that somebody has told each metric by which trials are compared, now that a trial has finished."""
+        self._untold -= metrics.keys()
+        if not self._untold:
+            return
+        missing, told = ", ".join(sorted(self._untold)), ", ".join(metrics) or "no metrics"
+        is_function = isinstance(task.spec, Own) and task.spec.function is not None
+        remedy = "let the function report or return it" if is_function else "let `metrics` find it"
+        raise UserError(f"trial {task.trial} has finished, but tells no {missing}, by which trials are compared; it "
+                        f"tells {told}: {remedy}, or name one that it tells as `metric`")  # fmt: skip
 
     def _end_attempt(self, slot: Slot, outcome: str, *, trace: str = "", **fields: Any) -> None:
         """Record how the slot's trial ended; one that failed goes back to the queue while it has retries."""

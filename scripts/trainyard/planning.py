@@ -58,19 +58,24 @@ class Plan:
         return retrain if isinstance(retrain, int) else max(retrain.get(trial, 0), retrain.get("all", 0))
 
     def result(self, trial: str) -> Attempt | None:
-        """The attempt that finished a trial, or None while it is pending."""
+        """The attempt that gave a trial its metrics, or None while it is pending, or if it diverged."""
         return result_of(self.tries.get(trial, ()), self.generation(trial), early=self.sweep.stop is not None)
+
+    def end(self, trial: str) -> Attempt | None:
+        """The attempt after which a trial is not run again: its result, or one that diverged."""
+        tries, generation = self.tries.get(trial, ()), self.generation(trial)
+        return result_of(tries, generation, early=self.sweep.stop is not None, diverged=True)
 
     @cached_property
     def pending(self) -> list[str]:
-        """Trials without a result, longest first by the best cost known."""
+        """Trials that are to be run, longest first by the best cost known."""
         costs = self.seconds or self._relative_costs(self._unfinished)
         return sorted(self._unfinished, key=lambda name: -costs.get(name, 0.0))
 
     @cached_property
     def _unfinished(self) -> list[str]:
-        """Trials without a result, in the config's order."""
-        return [name for name in self.trials if self.result(name) is None]
+        """Trials that are to be run, in the config's order."""
+        return [name for name in self.trials if self.end(name) is None]
 
     @property
     def to_run(self) -> list[str]:

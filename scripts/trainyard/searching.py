@@ -6,12 +6,12 @@ goes on with the same suggestions as one that was not, if its trials end in the 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from trainyard.files import digest_of
-from trainyard.journal import Attempt, Event
+from trainyard.journal import RESULTS, Attempt, Event
 from trainyard.sweepspec import Draw, Search, Sweep
 from trainyard.trials import RESULT_VERSION, Trial, expand, in_table, make_trial
 
@@ -70,8 +70,8 @@ def draw(
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The next configuration: (values, params, attrs), from those before it and from how their trials ended, by name.
 
-    Trials that were stopped early count with the value that they had come to, those that failed do not count, and those
-    that run are known to run.
+    Trials that were stopped early count with the value that they had come to, those that diverged as worse than all
+    others, those that failed do not count, and those that run are known to run.
     """
     import optuna
 
@@ -80,7 +80,8 @@ def draw(
         sampler=_sampler(search, number=len(drawn)), direction="maximize" if search.mode == "max" else "minimize"
     )
     distributions = {key: _distribution(choice) for key, choice in search.values.items()}
-    study.add_trials([_as_known(each, ends.get(each.name), search, distributions) for each in drawn])
+    bad = _worse_than_all(search, ends.values())
+    study.add_trials([_as_known(each, ends.get(each.name), search, distributions, bad=bad) for each in drawn])
     asked = study.ask(distributions)
     attrs = dict(study.get_trials(deepcopy=False)[-1].system_attrs)
     values = {key: _value(choice, asked.params[key]) for key, choice in search.values.items()}
@@ -88,7 +89,7 @@ def draw(
 
 
 def _as_known(
-    each: Suggestion, end: Attempt | None, search: Search, distributions: dict[str, Any]
+    each: Suggestion, end: Attempt | None, search: Search, distributions: dict[str, Any], *, bad: float
 ) -> "optuna.trial.FrozenTrial":
     import optuna
     from optuna.trial import TrialState
@@ -98,9 +99,12 @@ def _as_known(
         value = end.metrics.get(search.metric)
         usable = value is not None and math.isfinite(value)
         state = {"finished": TrialState.COMPLETE, "stopped": TrialState.PRUNED}.get(end.outcome, TrialState.FAIL)
-        if not usable:
-            state, value = TrialState.FAIL, None
         curve = {row["epoch"]: row[search.metric] for row in end.epochs if row.get(search.metric) is not None}
+        if end.outcome == "diverged":  # TPE ranks last what was pruned without values; CMA-ES sees whole trials only
+            state, value = (TrialState.COMPLETE, bad) if search.method == "cmaes" else (TrialState.PRUNED, None)
+            curve = {}
+        elif not usable:
+            state, value = TrialState.FAIL, None
     return optuna.trial.create_trial(
         state=state,
         value=value,
@@ -109,6 +113,14 @@ def _as_known(
         system_attrs=each.attrs,
         intermediate_values=curve,
     )
+
+
+def _worse_than_all(search: Search, ends: Iterable[Attempt]) -> float:
+    """A value that is clearly worse than those of all trials so far."""
+    told = [end.metrics.get(search.metric) for end in ends if end.outcome in RESULTS]
+    values = [value for value in told if value is not None and math.isfinite(value)] or [0.0]
+    spread = (max(values) - min(values)) or abs(values[0]) or 1.0
+    return min(values) - spread if search.mode == "max" else max(values) + spread
 
 
 def _sampler(search: Search, *, number: int) -> "optuna.samplers.BaseSampler":

@@ -1,15 +1,12 @@
 """The tasks of a search: drawn one by one, as slots come free, and kept in the journal before they begin."""
 
-import logging
 from collections import defaultdict
 
-from trainyard.journal import TERMINAL, Attempt, Event, Journal, attempts
+from trainyard.journal import SETTLED, TERMINAL, Attempt, Event, Journal, attempts
 from trainyard.planning import Plan
 from trainyard.searching import Suggestion, draw
 from trainyard.tasks import Task
 from trainyard.trials import make_trial
-
-log = logging.getLogger(__name__)
 
 
 class Suggested:
@@ -21,8 +18,8 @@ class Suggested:
         assert plan.sweep.search is not None
         self._plan, self._journal, self._search = plan, journal, plan.sweep.search
         self._drawn = list(plan.suggestions)
-        results = {each.name: plan.result(each.name) for each in self._drawn}
-        self._ends = {name: result for name, result in results.items() if result}
+        ends = {each.name: plan.end(each.name) for each in self._drawn}
+        self._ends = {name: end for name, end in ends.items() if end}
         self._events: dict[str, list[Event]] = defaultdict(list)  # of trials that run
 
     @property
@@ -37,13 +34,9 @@ class Suggested:
         if event["event"] not in TERMINAL:
             return
         attempt: Attempt = attempts(self._events[name])[-1]
-        if attempt.outcome in ("finished", "stopped") or (attempt.outcome == "failed" and not event["retried"]):
+        if attempt.outcome in SETTLED or (attempt.outcome == "failed" and not event["retried"]):
             self._ends[name] = attempt
             del self._events[name]
-            metric = self._search.metric
-            if attempt.outcome != "failed" and attempt.metrics.get(metric) is None:
-                known = ", ".join(attempt.metrics) or "none"
-                log.warning("trial %s tells no %s, by which is searched; its metrics: %s", name, metric, known)
 
     def next_task(self) -> Task | None:
         """What is drawn next. What was drawn before needs no second training: its result counts again."""
@@ -59,7 +52,7 @@ class Suggested:
             self._plan.trials[name] = trial  # progress shows its values
             if not known:
                 tries = self._plan.tries.get(name, [])
-                if (result := self._plan.result(name)) is None:
+                if (end := self._plan.end(name)) is None:
                     return Task(name, trial.spec, trial.values, self._plan.generation(name), len(tries))
-                self._ends[name] = result
+                self._ends[name] = end
         return None

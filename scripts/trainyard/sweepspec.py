@@ -27,6 +27,11 @@ NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$", max_length=64)]
 VARIED_KEY = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")
 
+OF_AN_EPOCH: Final = (
+    "epoch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second", "seconds",
+    "step_ms_p50", "step_ms_p95", "data_wait_fraction",
+)  # fmt: skip
+OF_A_TRAINING: Final = (*OF_AN_EPOCH, "best_val_accuracy", "micro_batch", "accumulation")
 COLUMNS: Final = {"trial", "status", "attempts", "attempt", "seconds", "epoch"}  # of a sweep's tables
 
 
@@ -229,6 +234,13 @@ class Sweep(Section):
     on_failed_trial: Literal["report", "stop"] = Field(
         "report", description="With trials that failed for good: `report` them in the tables, or `stop` the workflow."
     )
+    max_failed_fraction: float = Field(
+        0.5,
+        description="If more of the trials than this fail for good, the sweep ends in an error. With `1`, it runs all "
+        "trials, however many fail.",
+        ge=0,
+        le=1,
+    )
     cost: str | None = Field(
         None,
         description="Relative cost before there is evidence: arithmetic on keys, e.g. `epochs * model_args.blocks`.",
@@ -266,6 +278,20 @@ class Sweep(Section):
             raise PydanticCustomError(
                 "metrics", "search and stop need to know the metrics of a command: give `metrics`"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _tells_what_counts(self) -> "Sweep":
+        """What a search or a stop goes by is told, as far as that is known before anything has run."""
+        patterns = self.metrics.patterns if self.metrics else []
+        groups = tuple(name for pattern in patterns for name in re.compile(pattern).groupindex)
+        told = {"search": OF_A_TRAINING if self.trains else groups, "stop": OF_AN_EPOCH if self.trains else groups}
+        for name, known in told.items():
+            section = getattr(self, name)
+            if section and known and section.metric not in known:
+                message = "{name}.metric is {metric}, which no trial tells; known: {known}"
+                content = {"name": name, "metric": section.metric, "known": ", ".join(known)}
+                raise PydanticCustomError("metric", message, content)
         return self
 
     @model_validator(mode="after")
@@ -322,6 +348,11 @@ class Sweep(Section):
             if reserved := sorted(set(settings) & set(OF_A_TRIAL)):
                 raise ValueError(f"{reserved[0]} is Trainyard's own word: give the argument another name")
         return Own(command=self.command, function=self.function, args=settings)
+
+    @property
+    def declared_metrics(self) -> list[str]:
+        """The metrics by which trials are compared: each must tell them."""
+        return list(dict.fromkeys(section.metric for section in (self.search, self.stop) if section))
 
     @property
     def target(self) -> tuple[str, Literal["max", "min"]]:

@@ -72,17 +72,20 @@ def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def trials_table(plan: Plan) -> pd.DataFrame:
-    """One row per trial: trial, every varied key, status, attempts, seconds, and the metrics of the last epoch."""
+    """One row per trial: trial, every varied key, status, attempts, seconds, and the metrics of the last epoch.
+
+    A trial that diverged has no metrics, so that it takes part in no comparison.
+    """
     keys = varied_keys(list(plan.trials.values()))
     results = {name: plan.result(name) for name in plan.trials}
     told = dict.fromkeys(metric for result in results.values() if result for metric in result.metrics)
     metrics = METRICS if plan.sweep.trains else tuple(told)
     rows = []
     for name, trial in plan.trials.items():
-        tries, result, settings = plan.tries.get(name, []), results[name], trial.settings
-        status = result.outcome if result else (tries[-1].outcome if tries else "pending")
+        tries, result, settings, end = plan.tries.get(name, []), results[name], trial.settings, plan.end(name)
+        status = end.outcome if end else (tries[-1].outcome if tries else "pending")
         row: dict[str, Any] = {"trial": name, **{key: value_at(settings, key) for key in keys}}
-        row |= {"status": status, "attempts": len(tries), "seconds": result.seconds if result else None}
+        row |= {"status": status, "attempts": len(tries), "seconds": end.seconds if end else None}
         others = [metric for metric in metrics if metric not in row]  # a key goes before a metric of its name
         row |= {metric: result.metrics.get(metric) if result else None for metric in others}
         rows.append(row)

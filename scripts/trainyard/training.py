@@ -16,7 +16,7 @@ from trainyard import models, optimizers, precision
 from trainyard.augment import Augmenter
 from trainyard.checkpoints import CheckpointStore
 from trainyard.distributed import Group
-from trainyard.errors import UserError
+from trainyard.errors import Diverged, UserError
 from trainyard.flags import StepFlags, Verdict
 from trainyard.loading import Images, InputData
 from trainyard.recomputing import recompute_blocks
@@ -26,10 +26,6 @@ from trainyard.state import Epoch, Progress, TrainingState, check_global_batch, 
 from trainyard.timing import Pace, StepTimer, synchronise
 
 log = logging.getLogger(__name__)
-
-
-class Diverged(UserError):
-    """The loss became NaN or infinite."""
 
 
 class Stopped(UserError):

@@ -14,7 +14,7 @@ import ray
 
 from trainyard import commands, functions, sharing, slurm
 from trainyard.config import Data
-from trainyard.errors import UserError
+from trainyard.errors import Diverged, UserError
 from trainyard.ownspec import Metrics, Own
 from trainyard.spec import Train
 
@@ -76,7 +76,8 @@ class Worker:
     def begin(self, order: Order) -> dict[str, Any]:
         """Run a trial until it has something to say: `{"epoch": row}` or `{"halved": ...}`, after which it waits.
 
-        At its end it says `{"finished": ...}`, `{"pruned": ...}`, `{"stopped": ...}` or `{"failed": ...}`.
+        At its end it says `{"finished": ...}`, `{"pruned": ...}`, `{"diverged": ...}`, `{"stopped": ...}` or
+        `{"failed": ...}`.
         """
         self._messages = self._run(order)
         return next(self._messages)
@@ -138,6 +139,8 @@ class Worker:
                 yield from self._command(order)
             else:
                 yield from self._function(order)
+        except Diverged as error:
+            yield {"diverged": str(error), "seconds": time.perf_counter() - started}
         except Exception as error:
             message = f"{type(error).__name__}: {error}".splitlines()[0]
             if isinstance(error, UserError):

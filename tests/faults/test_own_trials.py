@@ -1,5 +1,6 @@
 """Users' own programs, searches and early stops survive what kills a sweep."""
 
+import pandas as pd
 import psutil
 from trainyard.journal import attempts, read_events
 from waiting import wait_until
@@ -96,3 +97,55 @@ def test_a_killed_program_leaves_nothing_and_goes_on_from_what_it_has_kept(yard)
     kept = second.epochs[0]["epoch"]
     assert 5 <= kept < 60, "what was done is not done again"
     assert [row["epoch"] for row in second.epochs] == list(range(kept, 61))
+
+
+NUMBERS = """
+def run(config, context):
+    context.report(score=config["score"])
+    return {"size": 3}
+"""
+
+
+def test_a_trial_whose_metric_is_no_number_has_diverged_and_is_not_tried_again(yard):
+    (yard.folder / "mine.py").write_text(NUMBERS)
+    trials = [{"score": 0.5}, {"score": "nan"}, {"score": 0.25}]
+    sweep = {"function": "mine:run", "trials": trials, "stop": {"method": "asha", "metric": "score", "grace": 9}}
+    yard.write({"sweeps": {"s": sweep}})
+    said = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
+    assert "DIVERGED, not tried again: score became NaN or infinite" in said
+    assert "2 trials finished, 0 stopped early, 1 diverged, 0 failed" in said
+    rows = pd.read_csv(yard.results / "sweeps/s/trials.csv")
+    assert rows["status"].tolist() == ["finished", "diverged", "finished"]
+    assert rows["attempts"].tolist() == [1, 1, 1]
+    assert rows["size"].isna().tolist() == [False, True, False], "it takes part in no comparison"
+    assert "0 of 3 trials pending" in yard.run(*yard.script("sweep", "--sweep", "s")).stdout
+    status = yard.run(*yard.script("status")).stdout
+    assert "diverged" in status
+
+
+def test_a_search_for_a_metric_that_nobody_tells_ends_after_the_first_trial(yard):
+    (yard.folder / "mine.py").write_text(NUMBERS)
+    search = {"trials": 20, "metric": "accuracy", "values": {"score": {"low": 0, "high": 1}}}
+    yard.write({"sweeps": {"s": {"function": "mine:run", "search": search}}})
+    done = yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
+    assert done.returncode == 1
+    assert "tells no accuracy, by which trials are compared; it tells score, size: let the function" in done.stdout
+    assert len(events_of(yard, "finished")) == 1
+    assert not (yard.results / "sweeps/s/trials.csv").exists()
+
+
+def test_a_sweep_of_which_most_has_failed_is_an_error_that_names_the_commonest_cause(yard):
+    code = "def run(config, context):\n    assert config['n'] < 2, 'too many'\n    return {'score': 1 / config['n']}\n"
+    (yard.folder / "mine.py").write_text(code)
+    sweep = {"function": "mine:run", "grid": {"n": [0, 1, 2, 3]}, "retries": 0}
+    yard.write({"sweeps": {"s": sweep}})
+    done = yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
+    assert done.returncode == 1
+    assert (
+        "3 of 4 trials failed for good, 2 of them with: AssertionError: too many. Results so far (1) are kept"
+        in done.stdout
+    )
+    assert "run the same command" in done.stdout
+    assert not (yard.results / "sweeps/s/trials.csv").exists()
+    yard.write({"sweeps": {"s": {**sweep, "max_failed_fraction": 0.75}}})
+    assert "1 trials finished, 3 failed" in yard.run(*yard.script("sweep", "--sweep", "s")).stdout

@@ -103,7 +103,7 @@ FAILURES = {
     "raises once": ({"model_args.trouble": "raise", "model_args.mark": "raised"}, ["failed", "finished"], "planned"),
     "is killed for good": ({"model_args.trouble": "kill"}, ["failed", "failed"], "it was killed"),
     "is killed once": ({"model_args.trouble": "kill", "model_args.mark": "killed"}, ["failed", "finished"], "killed"),
-    "diverges": ({"lr": 1e30}, ["failed", "failed"], "the loss became NaN or infinite in epoch 1"),
+    "diverges": ({"lr": 1e30}, ["diverged"], "the loss became NaN or infinite in epoch 1"),
     "cannot be built": ({"model": "nowhere:build"}, ["failed", "failed"], "cannot be imported"),
     "has too little memory": ({"model_args.trouble": "memory"}, ["finished"], ""),
     "nothing": ({}, ["finished"], ""),

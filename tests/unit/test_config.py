@@ -111,6 +111,16 @@ MISTAKES = [
     ("scaling.own", {"script": "t.py", "train": {"lr": 1}, "scales": ["1x1"]}, "give train or script, not both"),
     ("scaling.own", {"script": "t.py {lr}", "scales": ["1x1"]}, "the script has lr in braces, which is not in `args`"),
     ("scaling.own", {"launcher": "srun", "scales": ["1x1"], "dataset": "digits"}, "launcher is for a script"),
+    (
+        "sweeps.own",
+        {"dataset": "digits", "search": {"trials": 2, "metric": "rmse", "values": {"lr": [1]}}},
+        "sweeps.own: search.metric is rmse, which no trial tells; known: epoch, lr, train_loss",
+    ),
+    (
+        "sweeps.own",
+        {"command": "./x", "metrics": {"pattern": "acc (?P<acc>.*)"}, "stop": {"method": "asha"}},
+        "sweeps.own: stop.metric is val_accuracy, which no trial tells; known: acc",
+    ),
     ("sweep", {}, "sweep: unknown key; did you mean 'sweeps'?"),
 ]
 

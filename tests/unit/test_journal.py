@@ -26,6 +26,14 @@ def test_events_fold_into_attempts(tmp_path):
     assert result_of([first, second], generation=1) is None, "an attempt for an earlier `retrain` does not count"
 
 
+def test_a_trial_that_diverged_is_settled_but_has_no_result():
+    of_it = {"trial": "a", "attempt": 1, "time": 0}
+    tries = attempts([{"event": "started", **of_it}, {"event": "diverged", **of_it, "error": "NaN", "seconds": 1.0}])
+    assert result_of(tries) is None
+    assert result_of(tries, diverged=True) is tries[0]
+    assert result_of(tries, 1, diverged=True) is None, "trained again on purpose"
+
+
 @pytest.mark.parametrize("kept", [1, 0.3, 0.6, 0.99])
 def test_a_torn_last_line_costs_that_line_only(tmp_path, kept):
     path = tmp_path / "journal.jsonl"

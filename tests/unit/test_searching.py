@@ -77,9 +77,36 @@ def test_what_runs_is_not_drawn_again_and_what_failed_does_not_count():
     assert failed != first[0].trial.values
 
 
+@pytest.mark.parametrize("method", ["tpe", "cmaes"])
+def test_a_search_learns_where_trials_diverge(method):
+    """Above lr 0.05, all diverges: that a trial failed would teach nothing, that it was bad keeps the search away."""
+    made = sweep(method, values={"lr": VALUES["lr"], "momentum": {"low": 0, "high": 1}})
+
+    def end(name, values, outcome):
+        if values["lr"] > 0.05:
+            return Attempt(name, 1, 0, 1, outcome=outcome, epochs=[{"epoch": 1, "val_accuracy": 0.9}])
+        return Attempt(name, 1, 0, 1, outcome="finished", metrics={"val_accuracy": -100.0})
+
+    def diverging(outcome, count=30):
+        drawn, ends = [], {}
+        while len(drawn) < count:
+            values, params, attrs = draw(made.search, drawn, ends)
+            drawn.append(Suggestion(make_trial(made, values), f"t{len(drawn)}", params, attrs))
+            ends[drawn[-1].name] = end(drawn[-1].name, values, outcome)
+        return sum(each.trial.values["lr"] > 0.05 for each in drawn[count // 2 :])
+
+    assert diverging("diverged") < diverging("failed") / 2
+
+
+def test_a_search_of_which_all_has_diverged_goes_on():
+    made = sweep("cmaes")
+    first = run(made, 3)
+    assert draw(made.search, first, {each.name: Attempt(each.name, 1, 0, 1, outcome="diverged") for each in first})
+
+
 def test_another_search_begins_where_something_changes_but_not_with_more_trials():
     assert search_key(sweep(), "digest") == search_key(sweep(trials=50), "digest")
-    others = [sweep(seed=4), sweep(method="random"), sweep(metric="loss")]
+    others = [sweep(seed=4), sweep(method="random"), sweep(metric="val_loss")]
     assert len({search_key(each, "digest") for each in [sweep(), *others]} | {search_key(sweep(), "other")}) == 5
 
 

@@ -1,6 +1,7 @@
 """The training loop: the same numbers every time, however often it is stopped and in however many parts."""
 
 import time
+from dataclasses import fields
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from trainyard.errors import UserError
 from trainyard.probing import warm_up
 from trainyard.spec import Schedule
 from trainyard.state import Epoch, epoch_line
+from trainyard.sweepspec import OF_AN_EPOCH
 from trainyard.training import Diverged, Stopped
 
 
@@ -244,3 +246,7 @@ def test_a_compiled_model_is_the_same_training(data, tmp_path, monkeypatch):
     assert compiled.module is not compiled.model
     assert models.is_known(spec.model)
     assert_close([numbers(row) for row in compiled.epochs()], train(spec, data)[0])
+
+
+def test_the_metrics_that_a_config_may_name_are_those_of_an_epoch():
+    assert tuple(field.name for field in fields(Epoch)) == OF_AN_EPOCH
