@@ -12,7 +12,7 @@ from trainyard.configfile import read_config
 from trainyard.datasets import Staged
 from trainyard.planning import plan_sweep
 from trainyard.tables import shown_metric
-from trainyard.trials import main_key
+from trainyard.trials import main_key, varied_keys
 
 log = logging.getLogger("plots")
 
@@ -41,17 +41,20 @@ def _sweep(config: Config, name: str, source: Path, target: Path) -> None:
     tables = ("trials", "timeline", "epochs", "strategies", "jobs")
     trials, timeline, epochs, strategies, jobs = (pd.read_csv(source / f"{table}.csv") for table in tables)
     plan = plan_sweep(config, name, source.parents[1])
-    metric, key = shown_metric(plan, trials), main_key(list(plan.trials.values()))
+    (metric, mode), key = shown_metric(plan, trials), main_key(list(plan.trials.values()))
+    log_scale = plan.sweep.is_log(key)
     slots, count = timeline["slot"].nunique(), len(trials)
-    gantt = partial(sweepplots.gantt, timeline=timeline, trials=trials, key=key)
+    gantt = partial(sweepplots.gantt, timeline=timeline, trials=trials, key=key, log=log_scale)
     plots.draw(gantt, target / "gantt", size=(8, 1.4 + 0.4 * min(slots, 32)))
     packing = partial(sweepplots.packing, timeline=timeline, strategies=strategies)
     plots.draw(packing, target / "packing", size=(8, min(12.0, 2 + 0.12 * (count + slots))))
     plots.draw(partial(sweepplots.waste, strategies=strategies), target / "waste", size=(8, 3))
     plots.draw(partial(sweepplots.predictions, timeline=timeline, jobs=jobs), target / "prediction")
-    plots.draw(partial(sweepplots.metric_against, trials=trials, key=key, metric=metric), target / "metric")
+    joined = varied_keys(list(plan.trials.values())) == [key] and not (plan.sweep.sample or plan.sweep.search)
+    against = partial(sweepplots.metric_against, trials=trials, key=key, metric=metric, mode=mode)
+    plots.draw(partial(against, log=log_scale, joined=joined), target / "metric")
     curve = "val_loss" if "val_loss" in epochs else metric
-    plots.draw(partial(sweepplots.curves, epochs=epochs, key=key, metric=curve), target / "loss")
+    plots.draw(partial(sweepplots.curves, epochs=epochs, key=key, metric=curve, log=log_scale), target / "loss")
 
 
 def _scaling(config: Config, name: str, source: Path, target: Path) -> None:

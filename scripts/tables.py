@@ -12,7 +12,7 @@ from trainyard.configfile import read_config
 from trainyard.journal import read_events, sessions
 from trainyard.planning import plan_sweep
 from trainyard.scaling import recommendation, scaling_table
-from trainyard.tables import saved_words, stopping_table, write_page, write_parquet, write_table
+from trainyard.tables import best_words, saved_words, stopping_table, write_page, write_parquet, write_table
 
 log = logging.getLogger("tables")
 
@@ -44,9 +44,13 @@ def _sweep(config: Config, name: str, results: Path) -> dict[str, pd.DataFrame |
     if plan.sweep.stop:
         rows = stopping_table(plan)
         stopped = {"Stopped early": rows, "What that saved": saved_words(plan, rows)}
+    trials = pd.read_csv(folder / "trials.csv")
+    best = best_words(plan, trials)
+    log.info("%s", best)
     turned = strategies.set_index("strategy").T.rename_axis(index=None, columns=None).reset_index(names="")
     return {
-        "Trials": pd.read_csv(folder / "trials.csv"),
+        "": best,
+        "Trials": trials,
         **stopped,
         "What it cost, and would have cost otherwise": turned,
         "Its jobs, as planned and as they were": jobs,

@@ -33,6 +33,7 @@ def records_of(runs: Sequence[Session]) -> dict[str, JobRecord]:
 def jobs_table(plan: Plan, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> pd.DataFrame:
     """One row per job of a sweep, what was planned beside what became of it; times in seconds.
 
+    `finished`, `stopped` (early), `failed` and `interrupted` count attempts: together all that the job began.
     `gap` is measured over predicted, less one; it is there only where the job did all that was predicted. GPU-seconds
     are those of the GPUs that were held, split into `running` (trials that came to a result), `failed` (attempts that
     did not), `startup` (until the first trial) and `idle` (the rest).
@@ -40,7 +41,8 @@ def jobs_table(plan: Plan, runs: Sequence[Session], records: Mapping[str, JobRec
     return pd.DataFrame([_job_row(plan, run, records) for run in runs], columns=list(JOB_COLUMNS))
 
 
-JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "gpus", "pending", "finished", "failed", "predicted_seconds",
+JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "gpus", "pending", "finished", "stopped", "failed",
+               "interrupted", "predicted_seconds",
                "predicted_low_seconds", "predicted_high_seconds", "measured_seconds", "gap", "startup_seconds",
                "requested_seconds", "elapsed_seconds", "used_fraction", "allocated_tres", "running_gpu_seconds",
                "failed_gpu_seconds", "startup_gpu_seconds", "idle_gpu_seconds", "basis")  # fmt: skip
@@ -70,6 +72,7 @@ def _job_row(plan: Plan, run: Session, records: Mapping[str, JobRecord]) -> dict
         "finished": sum(each.outcome == "finished" for each in tries),
         "stopped": sum(each.outcome == "stopped" for each in tries),
         "failed": sum(each.outcome == "failed" for each in tries),
+        "interrupted": sum(each.outcome in ("interrupted", "running") for each in tries),
         "predicted_seconds": predicted,
         "predicted_low_seconds": began.get("predicted_low_seconds"),
         "predicted_high_seconds": began.get("predicted_high_seconds"),

@@ -130,6 +130,7 @@ class Attempt:
     log: str = ""  # where more is said of it
     metrics: dict[str, float] = field(default_factory=dict)
     epochs: list[dict[str, Any]] = field(default_factory=list)
+    told_at: dict[int, float] = field(default_factory=dict)  # by epoch: Unix seconds at which it was first told
     heard: str | None = None  # digest of the `metrics` that they were read with; None where the journal does not say
 
 
@@ -162,6 +163,7 @@ def _apply(attempt: Attempt, event: Event) -> None:
     attempt.end = event["time"]
     if event["event"] == "epoch":
         add_row(attempt.epochs, event["metrics"])
+        attempt.told_at.setdefault(event["metrics"].get("epoch", len(attempt.epochs)), event["time"])
     elif event["event"] in TERMINAL:
         attempt.outcome = event["event"]
         attempt.seconds = event.get("seconds")

@@ -75,8 +75,10 @@ class Stop(Section):
         "2020). `median`: from `grace` on, it ends where its best value is below the median of the means that other "
         "trials had by that epoch (Golovin et al. 2017)."
     )
-    metric: str = Field("val_accuracy", description="What is compared.")
-    mode: Literal["max", "min"] = Field("max", description="What is better: more or less of it.")
+    metric: str = Field(
+        "val_accuracy", description="What is compared; if it is left out, the sweep's `metric`, if that is given."
+    )
+    mode: Literal["max", "min"] = Field("max", description="What is better, as in `search`: more or less of it.")
     grace: PositiveInt = Field(1, description="No trial ends before this epoch.")
     reduction: int = Field(3, ge=2, description="For `asha`: of how many trials one goes on.")
     least: PositiveInt = Field(5, description="For `median`: trials that must have come as far before one is ended.")

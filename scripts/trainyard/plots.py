@@ -11,7 +11,7 @@ import pandas as pd
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
-from matplotlib.colors import ListedColormap, Normalize, to_rgba, to_rgba_array
+from matplotlib.colors import ListedColormap, LogNorm, Normalize, to_rgba, to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -122,13 +122,30 @@ def label(key: str) -> str:
     return known.get(key, key.split(".")[-1].replace("_", " "))
 
 
-def colours(values: pd.Series) -> Callable[[Any], Any]:
+def colours(values: pd.Series, *, log: bool | None = None) -> Callable[[Any], Any]:
     """From a value of a varied key to its colour: along a scale for numbers, from the palette for names."""
     if is_number(values):
-        scale = Normalize(values.min(), values.max())
+        scale = colour_scale(values, log=log)
         return lambda value: SEQUENCE(float(scale(value)))
     names = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(dict.fromkeys(values.astype(str)))}
     return lambda value: names.get(str(value), UNKNOWN)
+
+
+def colour_scale(values: pd.Series, *, log: bool | None = None) -> Normalize:
+    """What maps numbers to the range of a scale of colours."""
+    return (LogNorm if on_log_scale(values, log) else Normalize)(values.min(), values.max())
+
+
+def on_log_scale(values: pd.Series, declared: bool | None = None) -> bool:
+    """Whether numbers are shown on a logarithmic scale: as was declared, or else if they span two decades."""
+    if declared is None:
+        declared = bool(values.max() > 99 * values.min())
+    return bool(declared and values.min() > 0)
+
+
+def are_fractions(metric: str, values: pd.Series) -> bool:
+    """Whether values of a metric can be shown in percent: an accuracy, and none above 1."""
+    return metric.endswith("accuracy") and bool(values.dropna().between(0, 1).all())
 
 
 def is_number(values: pd.Series) -> bool:

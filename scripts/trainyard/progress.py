@@ -112,12 +112,13 @@ def _values_text(plan: Plan, trial: str) -> str:
 
 
 def _metric_text(plan: Plan, metrics: dict[str, float]) -> str:
-    """The metric that counts, or else the first that was told: `val_accuracy 91.2 %`."""
-    name = next((each for each in (plan.sweep.target[0], *metrics) if each in metrics and each != "epoch"), None)
-    if name is None or metrics[name] is None:
+    """The metric that counts, or else the first that was told: `validation accuracy 91.2%`."""
+    judged = plan.sweep.judged_by([name for name in metrics if name != "epoch"])
+    if judged is None or metrics.get(judged[0]) is None:
         return ""
+    name, value = judged[0], metrics[judged[0]]
     words = {"val_accuracy": "validation accuracy"}.get(name, name)
-    return f"{words} {metrics[name]:.1%}" if name.endswith("accuracy") else f"{words} {metrics[name]:.4g}"
+    return f"{words} {value:.1%}" if name.endswith("accuracy") and 0 <= value <= 1 else f"{words} {value:.4g}"
 
 
 def slot_table(running: list[Attempt], plan: Plan) -> Table:

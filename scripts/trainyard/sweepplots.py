@@ -7,7 +7,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
-from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -20,28 +19,36 @@ from trainyard.plots import (
     MANY,
     SEQUENCE,
     UNKNOWN,
+    are_fractions,
     bars,
+    colour_scale,
     colours,
     is_number,
     label,
     name_lanes,
+    on_log_scale,
     readable,
     short,
     thin_names,
 )
 from trainyard.schedules import schedule
+from trainyard.sweepspec import Mode
+from trainyard.tables import best_trial, how_best
 from trainyard.trials import main_key
 
 
-def gantt(axes: Axes, timeline: pd.DataFrame, trials: pd.DataFrame, key: str) -> None:
-    """What each slot did when: a bar per attempt, coloured by the value of `key`; the gaps are idle time."""
+def gantt(axes: Axes, timeline: pd.DataFrame, trials: pd.DataFrame, key: str, *, log: bool | None = None) -> None:
+    """What each slot did when: a bar per attempt, coloured by the value of `key`; the gaps are idle time.
+
+    `log` says whether `key` is drawn on a logarithmic scale; None where nothing is said.
+    """
     run = without_pauses(timeline)
-    lanes = run[["node", "gpu", "slot"]].drop_duplicates().sort_values(["node", "slot"]).reset_index(drop=True)
+    lanes = run.drop_duplicates("slot", keep="last").sort_values(["node", "slot"]).reset_index(drop=True)
     values = trials.set_index("trial", drop=False)[key]
     total = run["stop"].max()
     lane = run["slot"].map({slot: index for index, slot in enumerate(lanes["slot"])})
-    _bars_of_trials(axes, run.assign(lane=lane, failed=~run["outcome"].isin(RESULTS)), values)
-    name_lanes(axes, [f"{row.node} GPU {row.gpu}" for row in lanes.itertuples()])
+    _bars_of_trials(axes, run.assign(lane=lane, failed=~run["outcome"].isin(RESULTS)), values, log=log)
+    name_lanes(axes, [_lane(row) for row in lanes.itertuples()])
     axes.set_xlim(0, total)
     axes.set_xlabel("seconds since the first trial started")
     busy = (run["stop"] - run["begin"]).sum() / (total * len(lanes))
@@ -56,7 +63,7 @@ def planned(axes: Axes, plan: Plan) -> None:
     rows = [(names[turn.trial], turn.slot, turn.start, turn.end, False) for turn in turns]
     run = pd.DataFrame(rows, columns=["trial", "lane", "begin", "stop", "failed"])
     total = run["stop"].max()
-    _bars_of_trials(axes, run, values)
+    _bars_of_trials(axes, run, values, log=plan.sweep.is_log(key))
     name_lanes(axes, [f"slot {slot}" for slot in range(slots)])
     if plan.predicted_range:
         low, high = plan.predicted_range
@@ -68,9 +75,14 @@ def planned(axes: Axes, plan: Plan) -> None:
     axes.set_title(f"plan of {len(turns)} trials on {slots} slots, {idle:.1%} idle; labels: {label(key)}")
 
 
-def _bars_of_trials(axes: Axes, run: pd.DataFrame, values: pd.Series) -> None:
+def _lane(row: Any) -> str:
+    """Where a slot is: its GPU, or where there is none, its number."""
+    return f"{row.node} slot {row.slot}" if getattr(row, "device", "") == "cpu" else f"{row.node} GPU {row.gpu}"
+
+
+def _bars_of_trials(axes: Axes, run: pd.DataFrame, values: pd.Series, *, log: bool | None) -> None:
     """A bar per row (trial, lane, begin, stop, failed) of the colour of its trial's value, which is said if it fits."""
-    colour, total, lanes = colours(values), run["stop"].max(), run["lane"].max() + 1
+    colour, total, lanes = colours(values, log=log), run["stop"].max(), run["lane"].max() + 1
     known = values if is_number(values) else values.astype(str)
     shown = run["trial"].map(known)
     face_of = {value: colour(value) for value in shown.dropna().unique()}
@@ -84,7 +96,8 @@ def _bars_of_trials(axes: Axes, run: pd.DataFrame, values: pd.Series) -> None:
     for row in run[(run["stop"] - run["begin"] > 0.03 * total) & shown.notna()].itertuples():
         at, text = (row.begin + row.stop) / 2, short(shown[row.Index])
         own = readable(face[row.Index])
-        axes.text(at, row.lane, text, ha="center", va="center", fontsize=8, color=own, zorder=3)
+        if row.stop - row.begin > 0.01 * (len(text) + 1) * total:  # a letter takes a hundredth of the width
+            axes.text(at, row.lane, text, ha="center", va="center", fontsize=8, color=own, zorder=3)
 
 
 def without_pauses(timeline: pd.DataFrame) -> pd.DataFrame:
@@ -97,11 +110,25 @@ def without_pauses(timeline: pd.DataFrame) -> pd.DataFrame:
     return run
 
 
-def metric_against(axes: Axes, trials: pd.DataFrame, key: str, metric: str) -> None:
-    """A metric of every finished trial against the value of one varied key; pale, of those that were stopped early."""
+def metric_against(
+    axes: Axes,
+    trials: pd.DataFrame,
+    key: str,
+    metric: str,
+    *,
+    mode: Mode | None = None,
+    log: bool | None = None,
+    joined: bool = False,
+) -> None:
+    """A metric of every finished trial against the value of one varied key; pale, of those that were stopped early.
+
+    `mode` says what is better, None that it is guessed from the metric's name; `log`, whether the key is drawn on a
+    logarithmic scale, None that nothing is said. With `joined`, a line joins the trials in the order of the key.
+    """
     done = trials[(trials["status"] == "finished") & trials[metric].notna()]
     early = trials[(trials["status"] == "stopped") & trials[metric].notna()]
-    if done.empty:
+    best = best_trial(trials, metric, mode)
+    if best is None:
         axes.text(0.5, 0.5, f"no trial has finished with {label(metric)}", ha="center", transform=axes.transAxes)
         return
     numeric = is_number(done[key])
@@ -114,48 +141,44 @@ def metric_against(axes: Axes, trials: pd.DataFrame, key: str, metric: str) -> N
         hollow: dict[str, Any] = {"markersize": size, "alpha": 0.75 * alpha, "color": "#999999", "fillstyle": "none"}
         axes.plot(others, early[metric], "o", label="stopped early", rasterized=as_image, **hollow)
         axes.legend()
-    if numeric and done[key].is_unique:
+    if joined and numeric and done[key].is_unique:
         ordered = done.sort_values(key)
         axes.plot(ordered[key], ordered[metric], "-", color=COLOURS[0], linewidth=0.8, alpha=0.5, rasterized=as_image)
     if not numeric:
         thin_names(axes, done[key])
-    if numeric and _spans_decades(done[key]):
+    if numeric and on_log_scale(done[key], log):
         axes.set_xscale("log")
     elif numeric and (done[key] % 1 == 0).all():
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if metric.endswith("accuracy"):
+    percent = are_fractions(metric, trials[metric])
+    if percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1))
-    best = done.loc[done[metric].idxmin() if metric.endswith("loss") else done[metric].idxmax()]
-    axes.set_title(f"best {label(metric)}: {_metric_text(metric, best[metric])} at {label(key)} = {short(best[key])}")
+    value = f"{best[metric]:.1%}" if percent else f"{best[metric]:.4g}"
+    words = f"{how_best(label(metric), mode, of=metric)}:", f"{value} at {label(key)} = {short(best[key])}"
+    axes.set_title((" " if len("".join(words)) < 60 else "\n").join(words))
     axes.set_xlabel(label(key))
     axes.set_ylabel(label(metric))
 
 
-def _metric_text(metric: str, value: float) -> str:
-    return f"{value:.1%}" if metric.endswith("accuracy") else f"{value:.4g}"
-
-
-def _spans_decades(values: pd.Series) -> bool:
-    return bool(values.min() > 0 and values.max() / values.min() > 99)
-
-
-def curves(axes: Axes, epochs: pd.DataFrame, key: str, metric: str) -> None:
+def curves(axes: Axes, epochs: pd.DataFrame, key: str, metric: str, *, log: bool | None = None) -> None:
     """A metric against epochs, a line per trial, coloured by the value of one varied key."""
     if metric not in epochs or epochs[metric].isna().all():
         axes.text(0.5, 0.5, "no trial has told metrics of its epochs", ha="center", transform=axes.transAxes)
         return
-    colour = colours(epochs[key])
+    colour = colours(epochs[key], log=log)
     numeric = is_number(epochs[key]) and key != "trial"
     values = epochs.drop_duplicates("trial")[key]
     _lines(axes, epochs, metric, [colour(value) for value in values])
     if numeric:
-        norm = Normalize(epochs[key].min(), epochs[key].max())
-        axes.figure.colorbar(ScalarMappable(norm, SEQUENCE), ax=axes, label=label(key))
+        scale = colour_scale(epochs[key], log=log)
+        axes.figure.colorbar(ScalarMappable(scale, SEQUENCE), ax=axes, label=label(key))
     elif values.nunique() <= 12:
         handles = [Line2D([], [], color=colour(value), marker="o", markersize=3) for value in values.unique()]
         axes.legend(handles, [str(value) for value in values.unique()], title=label(key))
     if metric.endswith("loss") and (epochs[metric].dropna() > 0).all():
         axes.set_yscale("log")
+    elif are_fractions(metric, epochs[metric]):
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("epoch")
     axes.set_ylabel(label(metric))

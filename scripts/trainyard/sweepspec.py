@@ -1,6 +1,7 @@
 """What the section `sweeps` of the config may say: which trials there are, and what they run on."""
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal
@@ -33,6 +34,13 @@ OF_AN_EPOCH: Final = (
 )  # fmt: skip
 OF_A_TRAINING: Final = (*OF_AN_EPOCH, "best_val_accuracy", "micro_batch", "accumulation")
 COLUMNS: Final = {"trial", "status", "attempts", "attempt", "seconds", "epoch"}  # of a sweep's tables
+Mode = Literal["max", "min"]
+LOW_IS_GOOD: Final = ("loss", "error", "rmse", "mse", "mae", "perplexity", "seconds")  # ends of metrics' names
+
+
+def guessed_mode(metric: str) -> Mode:
+    """What is better of a metric, by the end of its name."""
+    return "min" if metric.lower().endswith(LOW_IS_GOOD) else "max"
 
 
 class Range(Section):
@@ -104,8 +112,14 @@ class Search(Section):
     values: dict[str, Draw] = Field(
         description="Per key a list to choose from, or `{low: , high: , log: , integer: }`.", min_length=1
     )
-    metric: str = Field("val_accuracy", description="What is to become best.")
-    mode: Literal["max", "min"] = Field("max", description="What is better: more or less of it.")
+    metric: str = Field(
+        "val_accuracy", description="What is to become best; if it is left out, the sweep's `metric`, if that is given."
+    )
+    mode: Mode = Field(
+        "max",
+        description="What is better: more or less of it. If it is left out, the sweep's `mode`, or else `min` for a "
+        "metric whose name ends in loss, error, rmse, mse, mae, perplexity or seconds.",
+    )
     seed: int = Field(0, description="Seed of the draws.")
 
 
@@ -178,6 +192,13 @@ Goal = Annotated[str, StringConstraints(pattern=r"^(fastest|cheapest|deadline [0
 Retrain = int | dict[str, int]
 
 
+def _with_target(part: dict[str, Any], sweep: dict[str, Any]) -> dict[str, Any]:
+    """`search` or `stop` as given, with the metric and mode that it goes by."""
+    metric = part.get("metric") or sweep.get("metric")
+    mode = part.get("mode") or sweep.get("mode") or (guessed_mode(metric) if isinstance(metric, str) else None)
+    return part | {name: value for name, value in (("metric", metric), ("mode", mode)) if value is not None}
+
+
 class Sweep(Section):
     """A named set of trials: `grid`, `trials` and `sample` each add theirs; what comes out twice is trained once.
 
@@ -221,6 +242,16 @@ class Sweep(Section):
     sample: Sample | None = Field(None, description="Random configurations.")
     search: Search | None = Field(None, description="Instead of these, configurations found as results come in.")
     stop: Stop | None = Field(None, description="When to end trials early.")
+    metric: str | None = Field(
+        None,
+        description="The metric that counts in pictures and tables, and for `search` and `stop`, if they name none. By "
+        "default what these say, or else `val_accuracy` of `train`, and the first metric that programs tell.",
+    )
+    mode: Mode | None = Field(
+        None,
+        description="What is better: more or less of `metric`. By default what `search` or `stop` say, or else `min` "
+        "for names that end in loss, error, rmse, mse, mae, perplexity or seconds, and `max` for all others.",
+    )
     slots: Annotated[Slots, BeforeValidator(_auto_slots, json_schema_input_type=Slots | Literal["auto"])] = Field(
         Slots(), description="What to run on, or `auto`: up to 8 GPUs of a node, as suits `goal`."
     )
@@ -246,6 +277,25 @@ class Sweep(Section):
         description="Relative cost before there is evidence: arithmetic on keys, e.g. `epochs * model_args.blocks`.",
     )
     retrain: Retrain = Field(0, description="Raise to train again: a number for all trials, or `{trial: number}`.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hands_on_its_target(cls, given: Any) -> Any:
+        """What `search` and `stop` leave out of metric and mode is what the sweep says, or follows from the name."""
+        if not isinstance(given, dict):
+            return given
+        parts = {name: given[name] for name in ("search", "stop") if isinstance(given.get(name), dict)}
+        return given | {name: _with_target(part, given) for name, part in parts.items()}
+
+    @model_validator(mode="after")
+    def _has_one_target(self) -> "Sweep":
+        for name, part in (("search", self.search), ("stop", self.stop)):
+            for key in ("metric", "mode"):
+                own, told = getattr(self, key), getattr(part, key, None)
+                if part and own is not None and own != told:
+                    message = "the sweep's {key} is {own}, but that of {name} is {told}: give it once"
+                    raise PydanticCustomError("target", message, {"key": key, "own": own, "name": name, "told": told})
+        return self
 
     @model_validator(mode="after")
     def _is_one_kind(self) -> "Sweep":
@@ -292,6 +342,9 @@ class Sweep(Section):
                 message = "{name}.metric is {metric}, which no trial tells; known: {known}"
                 content = {"name": name, "metric": section.metric, "known": ", ".join(known)}
                 raise PydanticCustomError("metric", message, content)
+        if self.metric and told["search"] and self.metric not in told["search"]:
+            content = {"metric": self.metric, "known": ", ".join(told["search"])}
+            raise PydanticCustomError("metric", "metric is {metric}, which no trial tells; known: {known}", content)
         return self
 
     @model_validator(mode="after")
@@ -355,10 +408,30 @@ class Sweep(Section):
         return list(dict.fromkeys(section.metric for section in (self.search, self.stop) if section))
 
     @property
-    def target(self) -> tuple[str, Literal["max", "min"]]:
-        """The metric that counts, and what is better: more or less of it."""
+    def target(self) -> tuple[str | None, Mode | None]:
+        """The metric that counts, and what is better: more or less of it. None is what the config leaves open."""
         by = self.search or self.stop
-        return (by.metric, by.mode) if by else ("val_accuracy", "max")
+        if by:
+            return by.metric, by.mode
+        metric = self.metric or ("val_accuracy" if self.trains else None)
+        known = guessed_mode(metric) if metric and self.trains else None  # Trainyard's own metrics
+        return metric, self.mode or known
+
+    def judged_by(self, told: Sequence[str]) -> tuple[str, Mode | None] | None:
+        """The metric that counts, or where trials have not told it, the first of what they have; and what is better.
+
+        None for what is better: it is to be guessed from the name. None at all: nothing was told.
+        """
+        metric, mode = self.target
+        if metric is None or metric in told:
+            return next(((name, mode) for name in (metric, *told) if name), None)
+        return (told[0], None) if told else None
+
+    def is_log(self, key: str) -> bool | None:
+        """Whether a key is drawn on a logarithmic scale; None if no range of it is given."""
+        draws = {**(self.sample.values if self.sample else {}), **(self.search.values if self.search else {})}
+        choice = draws.get(key)
+        return choice.log if isinstance(choice, Uniform) else None
 
     @property
     def deadline_seconds(self) -> float | None:

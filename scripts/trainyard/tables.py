@@ -1,5 +1,6 @@
 """Tables from results: each a fold over a journal, or over the summaries of runs."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -10,6 +11,7 @@ import pandas as pd
 from trainyard.files import atomic_write
 from trainyard.journal import Attempt
 from trainyard.planning import Plan
+from trainyard.sweepspec import Mode, guessed_mode
 from trainyard.trials import value_at, varied_keys
 
 METRICS = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "best_val_accuracy", "images_per_second",
@@ -75,6 +77,7 @@ def trials_table(plan: Plan) -> pd.DataFrame:
     """One row per trial: trial, every varied key, status, attempts, seconds, and the metrics of the last epoch.
 
     A trial that diverged has no metrics, so that it takes part in no comparison.
+    A metric that has the name of one of the columns before it is in the column `reported_<name>`.
     """
     keys = varied_keys(list(plan.trials.values()))
     results = {name: plan.result(name) for name in plan.trials}
@@ -86,34 +89,91 @@ def trials_table(plan: Plan) -> pd.DataFrame:
         status = end.outcome if end else (tries[-1].outcome if tries else "pending")
         row: dict[str, Any] = {"trial": name, **{key: value_at(settings, key) for key in keys}}
         row |= {"status": status, "attempts": len(tries), "seconds": end.seconds if end else None}
-        others = [metric for metric in metrics if metric not in row]  # a key goes before a metric of its name
-        row |= {metric: result.metrics.get(metric) if result else None for metric in others}
-        rows.append(row)
+        rows.append(row | _told(row, {metric: result.metrics.get(metric) if result else None for metric in metrics}))
     return pd.DataFrame(rows)
 
 
-def shown_metric(plan: Plan, trials: pd.DataFrame) -> str:
-    """The metric that pictures show: the one that counts, or else the first that trials have told, or their seconds."""
-    wanted = plan.sweep.target[0]
-    columns = list(trials.columns)
-    return next((name for name in (wanted, *columns[columns.index("seconds") + 1 :]) if name in columns), "seconds")
+def _told(row: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as columns beside those of `row`, which keep their names: a reported `lr` is then `reported_lr`."""
+    return {f"reported_{name}" if name in row else name: value for name, value in metrics.items()}
+
+
+def shown_metric(plan: Plan, trials: pd.DataFrame) -> tuple[str, Mode | None]:
+    """The metric that counts, as a column of `trials`, and what is better; None: to be guessed from its name.
+
+    Where trials have told no metric, their seconds are shown.
+    """
+    told = list(trials.columns)[list(trials.columns).index("seconds") + 1 :]
+    names = {name.removeprefix("reported_"): name for name in told}
+    names.setdefault("seconds", "seconds")
+    metric, mode = plan.sweep.judged_by(list(names)) or ("seconds", None)
+    return names[metric], mode
+
+
+def best_words(plan: Plan, trials: pd.DataFrame) -> str:
+    """The best trial, in a line."""
+    metric, mode = shown_metric(plan, trials)
+    best = best_trial(trials, metric, mode)
+    if best is None:
+        return f"no trial has finished with {metric}"
+    keys = varied_keys(list(plan.trials.values()))
+    values = " with " * bool(keys) + ", ".join(f"{key} = {best[key]}" for key in keys)
+    return f"{how_best(metric, mode, of=metric)}: {best[metric]:.6g}, of trial {best['trial']}{values}"
+
+
+def best_trial(trials: pd.DataFrame, metric: str, mode: Mode | None) -> "pd.Series[Any] | None":
+    """The row of the best among the finished trials; None if there is none that has told this metric."""
+    values = pd.to_numeric(trials.loc[trials["status"] == "finished", metric], errors="coerce").dropna()
+    if values.empty:
+        return None
+    return trials.loc[values.idxmin() if (mode or guessed_mode(metric)) == "min" else values.idxmax()]
+
+
+def how_best(name: str, mode: Mode | None, *, of: str) -> str:
+    """What "best" means of the metric `of`, by another `name` maybe: `best rmse (lowest)`."""
+    end = {"min": "lowest", "max": "highest"}[mode or guessed_mode(of)]
+    return f"best {name} ({end}{'' if mode else ', by its name'})"
 
 
 def stopping_table(plan: Plan) -> pd.DataFrame:
     """One row per trial that was stopped early: how far it came, why it ended, and what that saved.
 
-    `saved_seconds` are those that its remaining epochs would have taken, at the mean of its own.
+    `saved_seconds` are those that its remaining epochs would have taken, at the pace of its own, start-up not counted;
+    of a program that told a single epoch, at the median pace of the other trials. Empty where neither is known.
     """
+    paces = {name: _seconds_per_epoch(plan, name) for name in plan.trials}
+    known = [pace for pace in paces.values() if pace is not None]
+    usual = statistics.median(known) if known else None
     whole, rows = plan.stop.epochs if plan.stop else None, []
     for name in plan.trials:
         result = plan.result(name)
         if result is None or result.outcome != "stopped":
             continue
-        epochs, seconds = result.epochs[-1]["epoch"], result.seconds or 0.0
-        left = None if whole is None else whole - epochs
-        saved = None if left is None else seconds / epochs * left
-        rows.append([name, epochs, left, seconds, saved, result.error])
+        epochs, pace = result.epochs[-1]["epoch"], usual if paces[name] is None else paces[name]
+        left = None if whole is None else max(0, whole - epochs)
+        saved = None if left is None or pace is None else pace * left
+        rows.append([name, epochs, left, result.seconds, saved, result.error])
     return pd.DataFrame(rows, columns=["trial", "epochs", "saved_epochs", "seconds", "saved_seconds", "why"])
+
+
+def _seconds_per_epoch(plan: Plan, trial: str) -> float | None:
+    """What an epoch of a trial takes: as Trainyard's loop has measured it, or else between the epochs that it told.
+
+    What an attempt that goes on from an earlier one tells of earlier epochs comes at once, and does not count.
+    """
+    result = plan.result(trial)
+    if result is None:
+        return None
+    if plan.sweep.trains:
+        return float(statistics.median([row["seconds"] for row in result.epochs])) if result.epochs else None
+    before = [each for each in plan.tries[trial]
+              if each.number < result.number and each.generation == result.generation]  # fmt: skip
+    earlier = {epoch for each in before for epoch in each.told_at}
+    new = sorted((epoch, at) for epoch, at in result.told_at.items() if epoch not in earlier)
+    if len(new) < 2:
+        return None
+    (first, began), (last, ended) = new[0], new[-1]
+    return (ended - began) / (last - first)
 
 
 def saved_words(plan: Plan, stopped: pd.DataFrame) -> str:
@@ -123,8 +183,10 @@ def saved_words(plan: Plan, stopped: pd.DataFrame) -> str:
         return f"stopped early: {len(stopped)} of {len(plan.trials)} trials"
     all_epochs = whole * len(plan.trials)
     epochs, seconds = int(stopped["saved_epochs"].sum()), stopped["saved_seconds"].sum()
+    all_known = stopped["saved_seconds"].notna().all()
+    known = f", or {seconds:.1f} slot-seconds at the pace of each trial" if all_known else ""
     return (f"stopped early: {len(stopped)} of {len(plan.trials)} trials; that saved {epochs} of {all_epochs} epochs "
-            f"({epochs / all_epochs:.1%}), or {seconds:.1f} slot-seconds at the pace of each trial")  # fmt: skip
+            f"({epochs / all_epochs:.1%}){known}")  # fmt: skip
 
 
 def timeline_table(tries: Sequence[Attempt]) -> pd.DataFrame:
@@ -154,11 +216,15 @@ def timeline_table(tries: Sequence[Attempt]) -> pd.DataFrame:
 
 
 def epochs_table(plan: Plan) -> pd.DataFrame:
-    """One row per epoch of each trial's result: trial, varied keys, and the epoch's metrics."""
+    """One row per epoch of each trial's result: trial, varied keys, and the epoch's metrics.
+
+    A varied key keeps its name: a metric of the same name is in the column `reported_<name>`.
+    """
     keys = varied_keys(list(plan.trials.values()))
     rows = []
     for name, trial in plan.trials.items():
         result, settings = plan.result(name), trial.settings
         values = {key: value_at(settings, key) for key in keys}
-        rows += [{"trial": name, **values, **row} for row in (result.epochs if result else [])]
+        own = {"trial": name, **values}
+        rows += [own | _told(own, row) for row in (result.epochs if result else [])]
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["trial", *keys, "epoch"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from trainyard.configfile import ConfigError, check_config, read_config
-from trainyard.sweepspec import Slots
+from trainyard.sweepspec import Slots, Sweep
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,6 +91,17 @@ MISTAKES = [
     ("pricing.gpu_hour", -1, "pricing.gpu_hour: input should be greater than or equal to 0"),
     ("sweeps.own", {"command": "./x", "train": {"lr": 1}}, "sweeps.own: give train or command, not both"),
     ("sweeps.depth.metrics", {"file": "m.json"}, "sweeps.depth: metrics is for a command"),
+    ("sweeps.depth.metric", "rmse", "sweeps.depth: metric is rmse, which no trial tells; known: epoch, lr, train_loss"),
+    (
+        "sweeps.own",
+        {"function": "os:getcwd", "metric": "rmse", "search": {"trials": 2, "values": {"x": [1]}, "metric": "mae"}},
+        "sweeps.own: the sweep's metric is rmse, but that of search is mae: give it once",
+    ),
+    (
+        "sweeps.own",
+        {"function": "os:getcwd", "metric": "r", "mode": "min", "stop": {"method": "asha", "mode": "max"}},
+        "sweeps.own: the sweep's mode is min, but that of stop is max: give it once",
+    ),
     ("sweeps.depth.search", {"trials": 2, "values": {"lr": [1]}}, "give search, or grid, trials and sample"),
     ("sweeps.own", {"command": "./x {lr}"}, "the command has {lr}, which is neither varied nor in `args`"),
     (
@@ -211,3 +222,37 @@ def test_schema_and_option_tables_are_current():
 @pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.yaml")), ids=lambda path: path.name)
 def test_shipped_configs_are_valid(path):
     read_config(path)
+
+
+OWN = {"function": "os:getcwd"}
+SEARCH = {"trials": 2, "values": {"x": [1, 2]}}
+TOLD = ["accuracy", "rmse"]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "judged"),
+    [
+        ({"dataset": "d"}, ("val_accuracy", "max")),
+        ({"dataset": "d", "metric": "val_loss"}, ("val_loss", "min")),
+        (OWN, ("accuracy", None)),
+        ({**OWN, "mode": "min"}, ("accuracy", "min")),
+        ({**OWN, "metric": "rmse"}, ("rmse", None)),
+        ({**OWN, "metric": "rmse", "mode": "max"}, ("rmse", "max")),
+        ({**OWN, "metric": "nowhere", "mode": "min"}, ("accuracy", None)),
+        ({**OWN, "search": {**SEARCH, "metric": "rmse"}}, ("rmse", "min")),
+        ({**OWN, "search": {**SEARCH, "metric": "rmse", "mode": "max"}}, ("rmse", "max")),
+        ({**OWN, "metric": "rmse", "search": SEARCH, "stop": {"method": "asha"}}, ("rmse", "min")),
+        ({**OWN, "mode": "min", "stop": {"method": "asha", "metric": "accuracy"}}, ("accuracy", "min")),
+    ],
+)
+def test_best_is_what_the_metric_and_mode_of_the_sweep_say(sweep, judged):
+    made = Sweep.model_validate(sweep)
+    told = ["val_loss", "val_accuracy"] if made.trains else TOLD
+    assert made.judged_by(told) == judged
+    assert Sweep.model_validate(made.model_dump(exclude_unset=True)).judged_by(told) == judged
+    for part in (made.search, made.stop):
+        assert part is None or (part.metric, part.mode) == judged, "search and stop go by the same"
+
+
+def test_of_programs_that_tell_nothing_nothing_is_best():
+    assert Sweep.model_validate(OWN).judged_by([]) is None

@@ -133,6 +133,7 @@ def test_the_accounting_says_what_was_asked_and_what_it_took(tmp_path, monkeypat
     assert math.isnan(first["gap"]), "it did not get to do all that was predicted"
     assert (first["requested_seconds"], first["elapsed_seconds"], first["used_fraction"]) == (60, 36, 0.6)
     assert first["failed_gpu_seconds"] == 30, "the attempt that was cut off"
+    assert [first[kind] for kind in ("stopped", "failed", "interrupted")] == [0, 0, 1]
     assert second["gap"] == pytest.approx(22 / 20 - 1)
     assert (second["elapsed_seconds"], second["allocated_tres"]) == (31, "cpu=2,gres/gpu=2")
     assert second["idle_gpu_seconds"] == (31 - 2) * 2 - 32

@@ -1,5 +1,6 @@
 """Tables hold what the formulas say, and every picture shows what its table holds."""
 
+import json
 from inspect import signature
 
 import numpy as np
@@ -8,7 +9,18 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 from trainyard import plots, scalingplots, sweepplots
-from trainyard.tables import timeline_table, write_parquet, write_table
+from trainyard.configfile import check_config
+from trainyard.planning import plan_sweep
+from trainyard.tables import (
+    best_words,
+    epochs_table,
+    saved_words,
+    stopping_table,
+    timeline_table,
+    trials_table,
+    write_parquet,
+    write_table,
+)
 
 
 def test_a_timeline_without_attempts_has_its_columns():
@@ -92,6 +104,22 @@ PICTURES = {
         ["90.0% at blocks = 20"],
     ),
     "metric by name": (lambda axes: sweepplots.metric_against(axes, TRIALS, "model", "val_accuracy"), ["at model = y"]),
+    "metric of which less is better": (
+        lambda axes: sweepplots.metric_against(axes, TRIALS.assign(rmse=[3, 1, 2]), "blocks", "rmse", mode="min"),
+        ["best rmse (lowest): 1 at blocks = 20"],
+    ),
+    "metric of which a guess says what is better": (
+        lambda axes: sweepplots.metric_against(axes, TRIALS.assign(rmse=[3, 1, 2]), "blocks", "rmse"),
+        ["best rmse (lowest, by its name): 1 at blocks = 20"],
+    ),
+    "accuracy in percent": (
+        lambda axes: sweepplots.metric_against(axes, TRIALS.assign(accuracy=[80, 91.5, 0.7]), "blocks", "accuracy"),
+        ["91.5 at blocks = 20"],
+    ),
+    "gantt on CPUs": (
+        lambda axes: sweepplots.gantt(axes, TIMELINE.assign(device="cpu"), TRIALS, "blocks"),
+        ["n1 slot 0", "n1 slot 1"],
+    ),
     "losses": (lambda axes: sweepplots.curves(axes, EPOCHS, "blocks", "val_loss"), ["validation loss", "epoch"]),
     "losses by name": (lambda axes: sweepplots.curves(axes, EPOCHS, "model", "val_loss"), ["x", "y"]),
     "packing": (
@@ -181,6 +209,99 @@ def test_a_gantt_leaves_out_the_pause_between_two_runs():
     axes = Figure().add_subplot()
     sweepplots.gantt(axes, TIMELINE, TRIALS, "blocks")
     assert axes.get_xlim()[1] == 12, "ten seconds, then two more after a pause of over an hour"
+
+
+@pytest.mark.parametrize(("log", "scale"), [(True, "log"), (False, "linear"), (None, "log")])
+def test_axes_and_colours_follow_the_declared_scale(log, scale):
+    axes, others = Figure().subplots(1, 2)
+    trials = TRIALS.assign(blocks=[0.001, 0.03, 0.9])
+    sweepplots.metric_against(axes, trials, "blocks", "val_accuracy", log=log)
+    assert axes.get_xscale() == scale
+    sweepplots.curves(others, EPOCHS.assign(blocks=[0.001, 0.001, 0.9]), "blocks", "val_loss", log=log)
+    assert others.figure.axes[-1].get_yscale() == scale, "of the colours"
+    face = plots.colours(trials["blocks"], log=log)(0.03)
+    assert (face == plots.SEQUENCE(0.5)) == (scale == "log"), "half-way between 0.001 and 0.9, by factors"
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_line_joins_what_is_a_series_and_nothing_else(joined):
+    axes = Figure().add_subplot()
+    sweepplots.metric_against(axes, TRIALS, "blocks", "val_accuracy", joined=joined)
+    assert [line.get_linestyle() for line in axes.lines].count("-") == joined
+
+
+OWN = {"function": "os:getcwd", "grid": {"lr": [0.1, 0.2]}, "args": {"start": 3}}
+
+
+def plan_of(results, sweep, events):
+    """The plan of a sweep whose first trials, in order, have had these events: (time, event, fields)."""
+    config = check_config({"sweeps": {"s": sweep}})
+    names = list(plan_sweep(config, "s", results).trials)
+    path = results / "sweeps/s/journal.jsonl"
+    path.parent.mkdir(parents=True)
+    lines = [{"event": event, "time": time, "trial": names[number], "attempt": attempt, **fields}
+             for number, attempt, time, event, fields in events]  # fmt: skip
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return plan_sweep(config, "s", results)
+
+
+def told(number, attempt, times, **ends):
+    """Events of an attempt that tells an epoch at each of these times, and ends with the last."""
+    rows = [(number, attempt, time, "epoch", {"metrics": {"epoch": epoch, "rmse": 1 / epoch}})
+            for epoch, time in times]  # fmt: skip
+    (event, fields), last = next(iter(ends.items())), times[-1][1]
+    return [(number, attempt, 0.0, "started", {}), *rows, (number, attempt, last, event, fields)]
+
+
+def test_a_varied_key_keeps_its_column_where_a_metric_has_its_name(tmp_path):
+    metrics = {"lr": 7.0, "rmse": 2.0, "trial": 9.0, "seconds": 5.0}
+    plan = plan_of(tmp_path, OWN, [
+        (0, 1, 0.0, "started", {}), (0, 1, 1.0, "epoch", {"metrics": {"epoch": 1, **metrics}}),
+        (0, 1, 2.0, "finished", {"seconds": 2.0, "metrics": metrics})])  # fmt: skip
+    name = next(iter(plan.trials))
+    row = {"trial": name, "lr": 0.1, "reported_lr": 7.0, "reported_trial": 9.0, "rmse": 2.0}
+    epochs = epochs_table(plan).to_dict("records")[0]
+    assert epochs == {**row, "epoch": 1, "seconds": 5.0}
+    trial = trials_table(plan).to_dict("records")[0]
+    assert {key: trial[key] for key in row} == row
+    assert (trial["seconds"], trial["reported_seconds"]) == (2.0, 5.0)
+
+
+def test_the_best_trial_is_said_as_the_sweep_says(tmp_path):
+    ends = [{"seconds": 1.0, "metrics": {"rmse": 3.0, "accuracy": 0.5}},
+            {"seconds": 1.0, "metrics": {"rmse": 4.0, "accuracy": 0.7}}]  # fmt: skip
+    events = [(number, 1, time, event, fields) for number, end in enumerate(ends)
+              for time, event, fields in [(0.0, "started", {}), (1.0, "finished", end)]]  # fmt: skip
+    guessed = plan_of(tmp_path / "a", OWN, events)
+    first, second = guessed.trials
+    assert best_words(guessed, trials_table(guessed)) == (
+        f"best rmse (lowest, by its name): 3, of trial {first} with lr = 0.1"
+    )
+    declared = plan_of(tmp_path / "b", {**OWN, "metric": "rmse", "mode": "max"}, events)
+    assert best_words(declared, trials_table(declared)) == f"best rmse (highest): 4, of trial {second} with lr = 0.2"
+
+
+STOP = {**OWN, "stop": {"method": "asha", "metric": "rmse", "mode": "min", "epochs": 10}}
+
+
+def test_what_stopping_saved_is_worked_out_from_the_time_between_epochs(tmp_path):
+    """A start-up of 100 s is no part of it, nor is what an attempt tells again of the epochs of an earlier one."""
+    plan = plan_of(tmp_path, {**STOP, "grid": {"lr": [1, 2, 3]}}, [
+        *told(0, 1, [(1, 100.0), (2, 102.0), (3, 104.0)], stopped={"seconds": 104.0, "why": "asha"}),
+        *told(1, 1, [(1, 50.0), (2, 53.0)], interrupted={}),
+        *told(1, 2, [(1, 90.0), (2, 90.0), (3, 93.0), (4, 96.0)], stopped={"seconds": 96.0, "why": "asha"}),
+        *told(2, 1, [(1, 200.0)], stopped={"seconds": 200.0, "why": "asha"})])  # fmt: skip
+    table = stopping_table(plan)
+    assert table["saved_epochs"].tolist() == [7, 6, 9]
+    assert table["saved_seconds"].tolist() == [7 * 2.0, 6 * 3.0, 9 * 2.5], "of one epoch: the median of the others"
+    assert "that saved 22 of 30 epochs (73.3%), or 54.5 slot-seconds" in saved_words(plan, table)
+
+
+def test_nothing_is_claimed_of_seconds_that_nobody_knows(tmp_path):
+    plan = plan_of(tmp_path, STOP, told(0, 1, [(1, 200.0)], stopped={"seconds": 200.0, "why": "asha"}))
+    table = stopping_table(plan)
+    assert table["saved_seconds"].isna().all()
+    assert saved_words(plan, table) == "stopped early: 1 of 2 trials; that saved 9 of 20 epochs (45.0%)"
 
 
 def test_what_the_hardware_did_is_read_from_gpus_or_else_from_processes(tmp_path):
