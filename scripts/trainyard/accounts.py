@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from trainyard.errors import UserError
-from trainyard.journal import RESULTS, Session
+from trainyard.journal import SETTLED, Session
 from trainyard.planning import Plan
 from trainyard.slurm import JobRecord, job_records
 from trainyard.strategies import Request, Strategy, job_array, separate_jobs, strategy
@@ -33,15 +33,15 @@ def records_of(runs: Sequence[Session]) -> dict[str, JobRecord]:
 def jobs_table(plan: Plan, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> pd.DataFrame:
     """One row per job of a sweep, what was planned beside what became of it; times in seconds.
 
-    `finished`, `stopped` (early), `failed` and `interrupted` count attempts: together all that the job began.
+    `finished`, `stopped` (early), `diverged`, `failed` and `interrupted` count attempts: together all that it began.
     `gap` is measured over predicted, less one; it is there only where the job did all that was predicted. GPU-seconds
-    are those of the GPUs that were held, split into `running` (trials that came to a result), `failed` (attempts that
-    did not), `startup` (until the first trial) and `idle` (the rest).
+    are those of the GPUs that were held, split into `running` (trials that came to a result, also the one that they
+    diverge), `failed` (attempts that did not), `startup` (until the first trial) and `idle` (the rest).
     """
     return pd.DataFrame([_job_row(plan, run, records) for run in runs], columns=list(JOB_COLUMNS))
 
 
-JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "gpus", "pending", "finished", "stopped", "failed",
+JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "gpus", "pending", "finished", "stopped", "diverged", "failed",
                "interrupted", "predicted_seconds",
                "predicted_low_seconds", "predicted_high_seconds", "measured_seconds", "gap", "startup_seconds",
                "requested_seconds", "elapsed_seconds", "used_fraction", "allocated_tres", "running_gpu_seconds",
@@ -50,16 +50,16 @@ JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "gpus", "pending", "fin
 
 def _job_row(plan: Plan, run: Session, records: Mapping[str, JobRecord]) -> dict[str, Any]:
     tries = [each for name, number in run.attempts for each in plan.tries.get(name, ()) if each.number == number]
-    finished = [each for each in tries if each.outcome in RESULTS]
+    finished = [each for each in tries if each.outcome in SETTLED]
     began, record = run.began, records.get(str(run.began.get("job")))
     share, gpus = began.get("gpus_per_trial", 1), _gpus(run)
     measured = run.last_end - run.first_start if run.first_start and tries else None
     predicted = began.get("predicted_seconds")
     elapsed = _elapsed(run, record)
     requested = _requested(run, record)
-    startup = run.startup_seconds if run.startup_seconds is not None else elapsed
+    startup = _startup(run, record)
     running = sum(each.end - each.start for each in finished) * share
-    failed = sum(each.end - each.start for each in tries if each.outcome not in RESULTS) * share
+    failed = sum(each.end - each.start for each in tries if each.outcome not in SETTLED) * share
     whole = bool(finished) and len({each.trial for each in finished}) == began.get("pending")
     return {
         "job": began.get("job", ""),
@@ -71,7 +71,8 @@ def _job_row(plan: Plan, run: Session, records: Mapping[str, JobRecord]) -> dict
         "pending": began.get("pending"),
         "finished": sum(each.outcome == "finished" for each in tries),
         "stopped": sum(each.outcome == "stopped" for each in tries),
-        "failed": sum(each.outcome == "failed" for each in tries),
+        "diverged": sum(each.outcome == "diverged" for each in tries),
+        "failed": sum(each.outcome in ("failed", "unreadable") for each in tries),
         "interrupted": sum(each.outcome in ("interrupted", "running") for each in tries),
         "predicted_seconds": predicted,
         "predicted_low_seconds": began.get("predicted_low_seconds"),
@@ -99,6 +100,11 @@ def _elapsed(run: Session, record: JobRecord | None) -> float:
     return record.elapsed_seconds if record else run.end - run.start
 
 
+def _startup(run: Session, record: JobRecord | None) -> float:
+    """Until its first trial: all of it, if it had none."""
+    return _elapsed(run, record) if run.startup_seconds is None else run.startup_seconds
+
+
 def _requested(run: Session, record: JobRecord | None) -> float | None:
     """The walltime that was asked for; None where nobody was asked."""
     return record.requested_seconds if record else run.began.get("walltime_seconds")
@@ -113,7 +119,7 @@ def strategies_of(plan: Plan, runs: Sequence[Session], records: Mapping[str, Job
 
     Where no walltime was asked for (on one machine), packed counts as asking for just what it took.
     """
-    durations = [result.seconds for name in plan.trials if (result := plan.result(name)) and result.seconds]
+    durations = [end.seconds for name in plan.trials if (end := plan.end(name)) and end.seconds]
     share = plan.share
     counted = [run for run in runs if _counts(plan, run)]
     startups = [seconds for run in counted for seconds in run.slot_startups]
@@ -145,7 +151,7 @@ def _packed(
         gpus_total=max((each.gpus for each in requests), default=0),
         slots=max((int(run.began["slots"]) for run in runs), default=1),
         makespan=sum(run.last_end - run.first_start for run in runs if run.first_start and run.last_end),
-        startup_gpu_seconds=sum((run.startup_seconds or 0.0) * _gpus(run) for run in runs),
+        startup_gpu_seconds=sum(_startup(run, record) * _gpus(run) for run, record in zip(runs, known, strict=True)),
         basis=_basis(known[-1] if known else None) + ("" if all(asked) else "; nobody was asked: what it took"),
     )
 

@@ -65,8 +65,8 @@ def costs(plan: Plan) -> str:
     for each in strategies(plan)[:-1]:
         name = "separate jobs" if each.strategy == "separate_jobs" else "tasks of an array"
         hours = f"{each.requested_gpu_seconds / 3600:.3g} GPU-hours asked for"
-        starts = f"{each.startup_gpu_seconds / 3600:.3g} to start programs" if each.startup_gpu_seconds else ""
-        words.append(f"as {each.jobs} {name}: {' and '.join(filter(None, [hours, starts]))}")
+        starts = f"{each.startup_gpu_seconds / 3600:.3g} of them to start programs" if each.startup_gpu_seconds else ""
+        words.append(f"as {each.jobs} {name}: {', '.join(filter(None, [hours, starts]))}")
     return "; ".join(words)
 
 

@@ -1,8 +1,10 @@
 """What the same trials cost as separate jobs, as a job array, and packed into one job: the columns of strategies.csv.
 
 "Requested" is what a scheduler is asked for: it decides how long one waits in the queue, and keeps others out. "Wasted"
-is what of it no trial used. Strategies that were not run are worked out from the durations of those trials, on a
-cluster that has room for all jobs at once, and leave out what starting a program costs: that is in a column of its own.
+is the part of it in which no trial ran that came to a result: programs that start, attempts that failed, slots with
+nothing to do, and walltime that was not needed. It means the same for every strategy. Those that were not run are
+worked out from the durations of the trials, on a cluster that has room for all jobs at once. Each of their jobs starts
+a program of its own, which takes as long as the process of a slot took to start.
 """
 
 import math
@@ -30,20 +32,20 @@ class Strategy:
     requested_job_seconds: float
     gpus_per_job: float  # the mean, where they differ
     gpus_total: int  # held at the same time, at most
-    requested_gpu_seconds: float
+    requested_gpu_seconds: float  # start-ups included, as in all that is requested
     running_gpu_seconds: float  # in which trials ran that came to a result
     wasted_gpu_seconds: float  # requested, less running
     wasted_fraction: float
     makespan_seconds: float  # from the start of the first trial to the end of the last
     makespan_lower_bound_seconds: float  # on as many slots
-    startup_gpu_seconds: float  # in which programs start, once per job or slot
+    startup_gpu_seconds: float  # in which programs start, once per job or slot: a part of what is wasted
     basis: str
 
 
 def separate_jobs(durations: Sequence[float], *, gpus_per_trial: float, startup: float, basis: str) -> Strategy:
     """Each trial a job that asks for exactly the time it takes, at best: who knows it beforehand?
 
-    `startup` are the seconds in which a program starts, up to its first step.
+    `startup` are the seconds in which a program starts, up to its first step: each job asks for them, too.
     """
     return _side_by_side("separate_jobs", durations, durations, gpus_per_trial, startup, basis)
 
@@ -55,12 +57,12 @@ def job_array(durations: Sequence[float], *, gpus_per_trial: float, startup: flo
 
 
 def _side_by_side(
-    name: str, walltimes: Sequence[float], durations: Sequence[float], share: float, startup: float, basis: str
+    name: str, longest: Sequence[float], durations: Sequence[float], share: float, startup: float, basis: str
 ) -> Strategy:
     gpus = max(1, math.ceil(share))  # Slurm hands out whole GPUs
     return strategy(
         name,
-        [Request(seconds, gpus) for seconds in walltimes],
+        [Request(startup + seconds, gpus) for seconds in longest],
         durations,
         gpus_per_trial=share,
         gpus_total=gpus * len(durations),

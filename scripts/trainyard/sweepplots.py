@@ -10,7 +10,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from trainyard.journal import RESULTS
+from trainyard.journal import RESULTS, SETTLED
 from trainyard.planning import Plan
 from trainyard.plots import (
     COLOURS,
@@ -35,6 +35,8 @@ from trainyard.schedules import schedule
 from trainyard.sweepspec import Mode
 from trainyard.tables import best_trial, how_best
 from trainyard.trials import main_key
+
+STARTING = COLOURS[5]  # programs
 
 
 def gantt(axes: Axes, timeline: pd.DataFrame, trials: pd.DataFrame, key: str, *, log: bool | None = None) -> None:
@@ -210,42 +212,40 @@ def _lines(axes: Axes, epochs: pd.DataFrame, metric: str, colour: list[Any]) -> 
 def packing(axes: Axes, timeline: pd.DataFrame, strategies: pd.DataFrame) -> None:
     """GPUs over time: above, each trial a task of an array; below, packed. Grey is what is asked for and not used.
 
-    Of each trial, the attempt that came to a result; on either side nothing is shown of what starting a program takes.
+    Of each trial, the attempt that came to a result. Programs start before the first trial does.
     """
-    run = without_pauses(timeline)
-    done = run[run["outcome"].isin(RESULTS)].drop_duplicates("trial", keep="last")
+    run, table = without_pauses(timeline), strategies.set_index("strategy")
+    done = run[run["outcome"].isin(SETTLED)].drop_duplicates("trial", keep="last")
     array = (done["stop"] - done["begin"]).sort_values(ascending=False).to_list()
     lanes = {slot: len(array) + 1.5 + index for index, slot in enumerate(sorted(run["slot"].unique()))}
-    total = run["stop"].max()
-    bars(axes, range(len(array)), 0, max(array), colour=IDLE, edge=0)
-    bars(axes, list(lanes.values()), 0, total, colour=IDLE, edge=0)
+    words = []
+    for name, rows in (("job_array", list(range(len(array)))), ("packed", list(lanes.values()))):
+        row = table.loc[name]
+        startup = row["startup_gpu_seconds"] / max(1, row["jobs"] * row["gpus_per_job"])
+        held = max(run["stop"].max(), row["requested_job_seconds"] - startup) if name == "packed" else max(array)
+        bars(axes, rows, -startup, held, colour=IDLE, edge=0)
+        bars(axes, rows, -startup, 0, colour=STARTING, edge=0)
+        count = f"{len(array)} jobs" if name == "job_array" else f"{len(lanes)} slots"
+        words.append(f"{name.replace('_', ' ')}:\n{count}\n{row['wasted_fraction']:.0%} wasted")
     bars(axes, range(len(array)), 0, array, colour=COLOURS[4], edge=0.4)
     bars(axes, done["slot"].map(lanes), done["begin"], done["stop"], colour=COLOURS[0], edge=0.4)
-    wasted = {"array": 1 - sum(array) / (max(array) * len(array)), "packed": 1 - sum(array) / (total * len(lanes))}
-    middle = [(len(array) - 1) / 2, float(np.mean(list(lanes.values())))]
-    words = [f"job array:\n{len(array)} jobs\n{wasted['array']:.0%} unused",
-             f"packed:\n{len(lanes)} slots\n{wasted['packed']:.0%} unused"]  # fmt: skip
-    axes.set_yticks(middle, words)
+    axes.set_yticks([(len(array) - 1) / 2, float(np.mean(list(lanes.values())))], words)
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("seconds since the first trial started")
-    asked = strategies.set_index("strategy")["requested_gpu_seconds"]
-    axes.set_title(f"GPU-seconds asked for: {short(asked['job_array'])} by the array, {short(asked['packed'])} packed")
+    axes.set_xlabel("seconds since the first trial started; before that, programs start")
+    asked = [f"{table.loc[name, 'requested_gpu_seconds']:,.4g}" for name in ("job_array", "packed")]
+    axes.set_title(f"GPU-seconds asked for: {asked[0]} by the array, {asked[1]} packed")
 
 
 def waste(axes: Axes, strategies: pd.DataFrame) -> None:
-    """GPU-seconds of each strategy: in which trials ran, asked for in vain, and in which programs started.
-
-    In the packed job programs start in the time that was asked for; with the others, which are worked out, on top.
-    """
+    """GPU-seconds that each strategy asks for: in which trials ran, in which programs started, and else wasted."""
     rows = np.arange(len(strategies))
     left = pd.Series(0.0, strategies.index)
     startup = strategies["startup_gpu_seconds"]
-    idle = strategies["wasted_gpu_seconds"] - startup.where(strategies["strategy"] == "packed", 0.0)
     parts = {"trials ran": (strategies["running_gpu_seconds"], COLOURS[0]),
-             "asked for, not used": (idle.clip(lower=0), "#BBBBBB"),
-             "programs starting": (startup, COLOURS[5])}  # fmt: skip
+             "programs starting": (startup, STARTING),
+             "else wasted": ((strategies["wasted_gpu_seconds"] - startup).clip(lower=0), "#BBBBBB")}  # fmt: skip
     for name, (width, colour) in parts.items():
         axes.barh(rows, width, left=left, height=0.6, color=colour, label=name)
         left += width
@@ -257,7 +257,7 @@ def waste(axes: Axes, strategies: pd.DataFrame) -> None:
     axes.invert_yaxis()
     axes.margins(x=0.15)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("GPU-seconds")
+    axes.set_xlabel("GPU-seconds asked for")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3, fontsize=9)
 
 

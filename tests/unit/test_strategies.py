@@ -40,10 +40,18 @@ def test_the_packed_job_of_the_reference_is_reproduced_and_what_it_really_needs(
 
 def test_separate_jobs_that_know_their_time_waste_none_but_their_start():
     row = separate_jobs(DEPTH, gpus_per_trial=1, startup=3, basis="")
-    assert row.requested_job_seconds == row.running_gpu_seconds == pytest.approx(178.5)
-    assert row.requested_seconds_per_job == pytest.approx(8.925)
-    assert row.wasted_gpu_seconds == 0
-    assert row.startup_gpu_seconds == 60
+    assert row.running_gpu_seconds == pytest.approx(178.5)
+    assert row.requested_job_seconds == row.requested_gpu_seconds == pytest.approx(178.5 + 60)
+    assert row.requested_seconds_per_job == pytest.approx(8.925 + 3)
+    assert row.wasted_gpu_seconds == pytest.approx(row.startup_gpu_seconds) == 60
+    assert row.wasted_fraction == pytest.approx(60 / 238.5)
+
+
+def test_tasks_of_an_array_ask_for_the_longest_trial_and_for_a_start():
+    row = job_array(DEPTH, gpus_per_trial=1, startup=3, basis="")
+    assert row.requested_seconds_per_job == 17 + 3
+    assert row.wasted_gpu_seconds == pytest.approx(161.5 + 60)
+    assert row.makespan_seconds == 17, "without the start, as of a packed job"
 
 
 def test_a_job_gets_whole_gpus_even_if_its_trial_needs_a_quarter():
@@ -117,7 +125,11 @@ def test_what_was_packed_is_measured_from_the_journal(tmp_path, monkeypatch):
     assert packed["startup_gpu_seconds"] == 2 * (5 + 2)
     assert packed["basis"] == "measured: journal; nobody was asked: what it took"
     assert array["startup_gpu_seconds"] == 3 * 3.5, "what a slot took to come up, once per trial"
-    assert array["requested_job_seconds"] == 90
+    assert array["requested_job_seconds"] == 90 + 3 * 3.5
+    assert array["wasted_gpu_seconds"] == pytest.approx(90 - 62 + array["startup_gpu_seconds"])
+    for _, row in table.iterrows():
+        assert row["wasted_gpu_seconds"] == pytest.approx(row["requested_gpu_seconds"] - row["running_gpu_seconds"])
+        assert row["wasted_gpu_seconds"] >= row["startup_gpu_seconds"] > 0, "of each strategy, the start is wasted"
     assert array["basis"] == "computed from the measured durations of the trials"
 
 

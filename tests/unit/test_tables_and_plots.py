@@ -72,10 +72,10 @@ SCALING = pd.DataFrame(
 )  # fmt: skip
 SAMPLES = {"1x1": pd.DataFrame({"of": "n1 GPU 0", "seconds": [0, 200], "memory": [100, 900], "busy": [3, 97]})}
 STRATEGIES = pd.DataFrame(
-    {"strategy": ["separate_jobs", "job_array", "packed"], "jobs": [3, 3, 1],
-     "requested_seconds_per_job": [5.7, 10, 12.0], "requested_gpu_seconds": [17.0, 30, 24],
-     "running_gpu_seconds": 17.0, "wasted_gpu_seconds": [0, 13, 7], "wasted_fraction": [0, 13 / 30, 7 / 24],
-     "startup_gpu_seconds": [6, 6, 2]}
+    {"strategy": ["separate_jobs", "job_array", "packed"], "jobs": [3, 3, 1], "gpus_per_job": [1, 1, 2],
+     "requested_seconds_per_job": [7.7, 12, 13.0], "requested_job_seconds": [23.0, 36, 13],
+     "requested_gpu_seconds": [23.0, 36, 26], "running_gpu_seconds": 17.0, "wasted_gpu_seconds": [6, 19, 9],
+     "wasted_fraction": [6 / 23, 19 / 36, 9 / 26], "startup_gpu_seconds": [6, 6, 2]}
 )  # fmt: skip
 JOBS = pd.DataFrame({"predicted_seconds": [11.5], "measured_seconds": [12.0], "gap": [0.04]})
 TREES = pd.DataFrame(
@@ -124,9 +124,12 @@ PICTURES = {
     "losses by name": (lambda axes: sweepplots.curves(axes, EPOCHS, "model", "val_loss"), ["x", "y"]),
     "packing": (
         lambda axes: sweepplots.packing(axes, TIMELINE, STRATEGIES),
-        ["3 jobs", "43% unused", "2 slots", "29% unused", "30 by the array, 24 packed"],
+        ["3 jobs", "53% wasted", "2 slots", "35% wasted", "36 by the array, 26 packed", "programs start"],
     ),
-    "waste": (lambda axes: sweepplots.waste(axes, STRATEGIES), ["job array", "3 x 10 s", "43% wasted", "starting"]),
+    "waste": (
+        lambda axes: sweepplots.waste(axes, STRATEGIES),
+        ["job array", "3 x 12 s", "53% wasted", "35% wasted", "starting"],
+    ),
     "predictions": (
         lambda axes: sweepplots.predictions(axes, EXPECTED, JOBS),
         ["off by at most 17%", "11.5 s predicted, 12 s measured"],
@@ -302,6 +305,22 @@ def test_nothing_is_claimed_of_seconds_that_nobody_knows(tmp_path):
     table = stopping_table(plan)
     assert table["saved_seconds"].isna().all()
     assert saved_words(plan, table) == "stopped early: 1 of 2 trials; that saved 9 of 20 epochs (45.0%)"
+
+
+def area(collection):
+    """What the bars of one kind cover; of each strategy the lane of a slot is one high."""
+    boxes = [path.get_extents() for path in collection.get_paths()]
+    return sum(box.width for box in boxes)
+
+
+def test_the_picture_of_packing_covers_what_the_table_counts():
+    """Grey and orange is what was asked for; of it, blue is where trials ran, and the rest is what is wasted."""
+    axes = Figure().add_subplot()
+    sweepplots.packing(axes, TIMELINE, STRATEGIES)
+    array, array_starts, packed, packed_starts, array_ran, packed_ran = axes.collections
+    assert (area(array), area(packed)) == pytest.approx((36, 26)), "requested_gpu_seconds"
+    assert (area(array_starts), area(packed_starts)) == pytest.approx((6, 2)), "startup_gpu_seconds"
+    assert area(array_ran) == pytest.approx(area(packed_ran)) == 17
 
 
 def test_what_the_hardware_did_is_read_from_gpus_or_else_from_processes(tmp_path):

@@ -117,8 +117,10 @@ def test_what_a_sweep_cost_stands_beside_what_other_ways_would_have(done):
     trials, rows = read(done, "sweeps/lr/trials.csv"), read(done, "sweeps/lr/strategies.csv").set_index("strategy")
     assert list(rows.index) == ["separate_jobs", "job_array", "packed"]
     array, packed, seconds = rows.loc["job_array"], rows.loc["packed"], trials["seconds"]
-    assert array["requested_seconds_per_job"] == pytest.approx(seconds.max())
-    assert array["requested_gpu_seconds"] == pytest.approx(4 * seconds.max())
+    startup = array["startup_gpu_seconds"] / 4
+    assert array["requested_seconds_per_job"] == pytest.approx(seconds.max() + startup)
+    assert array["requested_gpu_seconds"] == pytest.approx(4 * (seconds.max() + startup))
+    assert (rows["wasted_gpu_seconds"] >= rows["startup_gpu_seconds"] * 0.999).all()
     assert (rows["running_gpu_seconds"] - seconds.sum()).abs().max() < 1e-6
     assert (packed["jobs"], packed["gpus_total"]) == (1, 2)
     assert packed["makespan_seconds"] >= packed["makespan_lower_bound_seconds"]
