@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(workflow.basedir, "scripts")))
+from trainyard.configfile import compose
 from trainyard.rules import Workflow
 
 # With --configfile, Snakemake would merge the demo into the user's own config.
@@ -16,11 +17,10 @@ report: "workflow/report/workflow.rst"
 
 
 yard = Workflow(
-    config,
+    compose(workflow.configfiles, workflow.config_settings.config),
     results=Path("results"),
     default_resources=workflow.resource_settings.default_resources,
     executor=lambda: workflow.executor_settings,
-    files=workflow.configfiles,
 )
 shell.prefix(yard.shell_prefix(workflow.deployment_settings.deployment_method))
 

@@ -8,6 +8,7 @@ tables of `config/README.md`. Reading a file and reporting its errors is `config
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -155,7 +156,7 @@ class Pricing(Section):
 class Data(Section):
     """How data are read."""
 
-    local: str = Field(
+    local: Annotated[str, BeforeValidator(lambda value: "off" if value is False else value)] = Field(  # YAML's `off`
         "auto",
         description="Copy on a node's own disk, one per node and job: `off`, a folder for it, or `auto`: in a Slurm "
         "job, for data on a network file system, in the first of `$SLURM_TMPDIR`, `$TMPDIR`, `/tmp`, `/dev/shm` "

@@ -1,5 +1,8 @@
 """Reading a config file, and reporting all that is wrong with it at once: place, value, reason, suggestion."""
 
+import json
+import math
+import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,18 +23,28 @@ class ConfigError(UserError):
 
 
 def read_config(path: Path) -> Config:
-    """Read and check a YAML (or JSON) file.
+    """Read and check a YAML or JSON file.
 
     Raises:
-        ConfigError: the file is missing, is not YAML, or says something that cannot be meant.
+        ConfigError: the file is missing, cannot be parsed, or says something that cannot be meant.
     """
+    return check_config(_read(path), source=str(path))
+
+
+def _read(path: Path) -> Any:
+    """What a config file holds. Snakemake's templates (`__use_yte__`) are filled in."""
+    parse, kind = (_parse_json, "JSON") if path.suffix == ".json" else (_parse_yaml, "YAML")
     try:
-        raw = yaml.load(path.read_text(), _UniqueKeys)
+        raw = parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from None
-    return check_config({} if raw is None else raw, source=str(path))
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{path}: not valid {kind}: {error}") from None
+    if isinstance(raw, dict) and raw.get("__use_yte__"):
+        import yte
+
+        return yte.process_yaml(yaml.safe_dump(raw, sort_keys=False), require_use_yte=True)
+    return raw
 
 
 def check_config(raw: Any, *, source: str = "config") -> Config:
@@ -47,21 +60,30 @@ def check_config(raw: Any, *, source: str = "config") -> Config:
     return config
 
 
-def selected(raw: dict[str, Any], files: Sequence[Path]) -> dict[str, Any]:
-    """The part of a config that is asked for on the command line, as in `--config sweeps=depth,width scaling=none`.
+def compose(files: Sequence[Path], command_line: Mapping[str, Any]) -> dict[str, Any]:
+    """What config files and `--config` say together: later files extend earlier ones, and `--config` all of them.
 
-    Where a section is `all`, `none` or names, and not what a config says there, it is looked up in the config `files`;
-    of the datasets, only those stay that are then needed.
+    Snakemake composes them in the same way, but reads numbers by YAML 1.1 (`1e-5` is text), and gives what stands
+    within a value of `--config` as text: here, numbers are read as in a file. Where `--config` says `all`, `none` or
+    names for a section of studies, these are chosen; of the datasets, only those stay that are then needed.
 
     Raises:
-        ConfigError: the files have no study of such a name.
+        ConfigError: a file cannot be read, or has no study of such a name.
     """
+    whole: dict[str, Any] = {}
+    for path in files:
+        if not isinstance(content := _read(path), Mapping):
+            raise ConfigError(f"{path}: not a mapping of sections")
+        whole = _merged(whole, content)
+    typed = {name: _typed(value) if isinstance(value, Mapping) else value for name, value in command_line.items()}
+    return _selected(_merged(whole, typed), whole)
+
+
+def _selected(raw: dict[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with the studies that the command line names, as the files define them."""
     asked = {section: raw[section] for section in STUDIES if isinstance(raw.get(section), (str, list, int))}
     if not asked:
         return raw
-    whole: dict[str, Any] = {}
-    for path in files:
-        _merge(whole, yaml.load(path.read_text(), _UniqueKeys) or {})
     chosen = {section: dict(raw.get(section) or {}) for section in STUDIES if section not in asked}
     for section, names in asked.items():
         known = whole.get(section) or {}
@@ -76,27 +98,88 @@ def selected(raw: dict[str, Any], files: Sequence[Path]) -> dict[str, Any]:
     return {**raw, **chosen, "datasets": datasets}
 
 
-def _merge(whole: dict[str, Any], more: Mapping[str, Any]) -> None:
+def _merged(value: Any, more: Any) -> Any:
     """As Snakemake composes config files: mappings are merged, all else is replaced."""
-    for key, value in more.items():
-        if isinstance(value, Mapping) and isinstance(whole.get(key), dict):
-            _merge(whole[key], value)
-        else:
-            whole[key] = dict(value) if isinstance(value, Mapping) else value
+    if not isinstance(more, Mapping):
+        return more
+    known = value if isinstance(value, Mapping) else {}
+    return {**known, **{key: _merged(known.get(key), inner) for key, inner in more.items()}}
+
+
+def _typed(value: Any) -> Any:
+    """A value of `--config`, which Snakemake gives as text, as it would be in a file."""
+    if isinstance(value, Mapping):
+        return {key: _typed(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_typed(inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    loader = _Loader("")
+    tag = loader.resolve(yaml.ScalarNode, value, (True, False))
+    plain = tag in {_TAG + kind for kind in ("int", "float", "bool", "null")}
+    return loader.construct_object(yaml.ScalarNode(tag, value)) if plain else value
 
 
 STUDIES: Final = ("sweeps", "scaling", "trees")
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """A YAML loader to which a key given twice is an error: PyYAML silently drops the first."""
+_TAG: Final = "tag:yaml.org,2002:"
+_PLAIN_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML has it
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1 and key != "<<":
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", node.start_mark)
-        return super().construct_mapping(node, deep)
+
+class _Loader(_PLAIN_LOADER):  # type: ignore[misc]
+    """YAML 1.1, as Snakemake reads it, with the floats of YAML 1.2: `1e-5`, `1e5` and `-.5` are numbers."""
+
+    def construct_finite(self, node: Any) -> float:
+        """A float, unless it is too large for one."""
+        value = float(self.construct_yaml_float(node))
+        if math.isinf(value) and "inf" not in node.value.lower():
+            message = f"{node.value} is too large a number; if it is text, write it in quotes"
+            raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
+        return value
+
+
+_FLOAT: Final = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?\Z")
+_Loader.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+.0123456789"))
+_Loader.add_constructor(_TAG + "float", _Loader.construct_finite)
+
+
+def _parse_yaml(text: str) -> Any:
+    loader = _Loader(text)
+    if (root := loader.get_single_node()) is None:
+        return {}
+    _check_keys(root, set())
+    return loader.construct_document(root)
+
+
+def _check_keys(node: yaml.Node, seen: set[int]) -> None:
+    """Make all keys text, and a key that is given twice an error: PyYAML silently drops the first."""
+    if id(node) in seen or isinstance(node, yaml.ScalarNode):
+        return
+    seen.add(id(node))
+    names = set[str]()
+    for item in node.value:
+        key, value = item if isinstance(node, yaml.MappingNode) else (None, item)
+        if isinstance(key, yaml.ScalarNode) and key.tag != _TAG + "merge":
+            if key.value in names:
+                message = f"the key {key.value!r} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+            names.add(key.value)
+            key.tag = _TAG + "str"
+        _check_keys(value, seen)
+
+
+def _parse_json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A mapping of a JSON file."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is given twice")
+    return found
 
 
 def _cross_checks(config: Config) -> Iterator[str]:

@@ -3,14 +3,14 @@
 import json
 import math
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from trainyard.asking import costs, summary
 from trainyard.config import split_scale
-from trainyard.configfile import check_config, selected
+from trainyard.configfile import check_config
 from trainyard.dataspec import ImageFolder, Python, holds_images, is_downloaded
 from trainyard.dotted import check_imports
 from trainyard.errors import UserError
@@ -65,9 +65,8 @@ class Workflow:
         results: Path,
         default_resources: Mapping[str, Any] | None = None,
         executor: Callable[[], Any] = lambda: None,
-        files: Sequence[Path] = (),
     ) -> None:
-        self.config = check_config(selected(raw, files))
+        self.config = check_config(raw)
         self._results = results
         defaults = {name: str(resource.raw) for name, resource in (default_resources or {}).items()}
         self._executor = executor  # its settings; Snakemake has them only after it has read the Snakefile

@@ -4,7 +4,10 @@ Part of the config, see `config.py`; a key that changes no result must not stand
 identity is made of.
 """
 
-from typing import Any, Literal
+import types
+from collections.abc import Iterator
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -14,15 +17,60 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ValidationError,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
 class Section(BaseModel):
     """A part of the config: unknown keys are errors, and nothing changes after validation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_text_for_numbers(cls, given: Any) -> Any:
+        """Pydantic would take text for a number, and so hide which of the two a value is."""
+        names = cls._number_fields() if isinstance(given, dict) else []
+        if wrong := [name for name in names if _holds_text(given.get(name))]:
+            kind = PydanticCustomError("number", "text where a number is meant: write it without quotes")
+            details = [InitErrorDetails(type=kind, loc=(name,), input=given[name]) for name in wrong]
+            raise ValidationError.from_exception_data(cls.__name__, details)
+        return given
+
+    @classmethod
+    @cache
+    def _number_fields(cls) -> list[str]:
+        """The fields that hold numbers, or mappings to numbers, and never text."""
+        members = {name: set(_members(field.annotation)) for name, field in cls.model_fields.items()}
+        return [name for name, types in members.items() if types & {int, float} and str not in types]
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """The types that a value may have, or the values of a mapping."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        for member in get_args(annotation):
+            yield from _members(member)
+    elif get_origin(annotation) is Annotated:
+        yield from _members(get_args(annotation)[0])
+    elif get_origin(annotation) is dict:
+        yield from _members(get_args(annotation)[1])
+    else:
+        yield annotation
+
+
+def _holds_text(value: Any) -> bool:
+    """Whether it is a number written as text, or a mapping with one."""
+    if isinstance(value, dict):
+        return any(map(_holds_text, value.values()))
+    if not isinstance(value, str):
+        return False
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
 
 
 class Schedule(Section):

@@ -1,13 +1,20 @@
 """A config is checked as a whole: every mistake is reported at once, with its place, reason and remedy."""
 
 import copy
+import json
+import math
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
-from trainyard.configfile import ConfigError, check_config, read_config
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+from trainyard.configfile import ConfigError, check_config, compose, read_config
+from trainyard.rules import Workflow
 from trainyard.sweepspec import Slots, Sweep
+from trainyard.trials import expand
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,6 +46,16 @@ MISTAKES = [
     ("sweeps.depth.dataset", "digit", "sweeps.depth.dataset: there is no dataset 'digit'; did you mean 'digits'?"),
     ("sweeps.depth.dataset", "table", "'table' is a table, which only `trees` can train on"),
     ("sweeps.depth.train.epochs", "two", "sweeps.depth.train.epochs: input should be a valid integer"),
+    (
+        "sweeps.depth.train.lr",
+        "1e-3",
+        "sweeps.depth.train.lr: text where a number is meant: write it without quotes (is '1e-3')",
+    ),
+    ("sweeps.depth.grid.lr", [0.1, "0.2"], "sweeps.depth.grid.lr: text where a number is meant"),
+    ("sweeps.depth.grid.lr", {"start": 0.1, "stop": "0.2"}, "sweeps.depth.grid.lr.stop: text where a number is meant"),
+    ("sweeps.depth.sample", {"count": 2, "values": {"lr": {"low": "1e-5", "high": 1}}}, "values.lr.low: text where"),
+    ("sweeps.depth.slots", {"gpus_per_trial": "0.5"}, "sweeps.depth.slots.gpus_per_trial: text where a number"),
+    ("sweeps.depth.retrain", {"3f2a91c0de": "1"}, "sweeps.depth.retrain: text where a number is meant"),
     ("sweeps.depth.train.lr", -1, "sweeps.depth.train.lr: input should be greater than 0 (is -1)"),
     ("sweeps.depth.train.modle", "x", "sweeps.depth.train.modle: unknown key; did you mean 'model'?"),
     ("sweeps.depth.grid", {}, "sweeps.depth: has no trials; give `grid`, `trials`, `sample` or `search`"),
@@ -175,9 +192,134 @@ def test_strong_scaling_must_share_the_batch_evenly():
         check_config({**GOOD, "scaling": {"study": study}})
 
 
-def test_numbers_that_yaml_reads_as_text_are_numbers():
-    config = check_config(with_mistake(GOOD, "sweeps.depth.train.lr", "1e-3"))
-    assert config.sweeps["depth"].train.lr == 0.001
+# As the core schema of YAML 1.2 reads them; integers, times and the like as PyYAML does.
+FLOATS = {
+    "1e-5": 1e-5, "1e5": 1e5, "1E+3": 1e3, "-1e-05": -1e-5, "1.5e3": 1500.0, "1.e2": 100.0, ".5": 0.5, "-.5": -0.5,
+    "+.5e1": 5.0, "1e+16": 1e16, ".inf": math.inf, "-.INF": -math.inf, "0.1": 0.1, "1_000.5": 1000.5,
+}  # fmt: skip
+NOT_FLOATS = {"3": 3, "08": "08", "'1e-5'": "1e-5", "1.2.3": "1.2.3", "e5": "e5", "1e": "1e", "x1e5": "x1e5", ".": "."}
+
+
+def read_as(folder, text, name="config.yaml"):
+    path = folder / name
+    path.write_text(text)
+    return compose([path], {})
+
+
+@pytest.mark.parametrize(("text", "value"), [*FLOATS.items(), *NOT_FLOATS.items()])
+def test_numbers_are_read_as_in_yaml_1_2(tmp_path, text, value):
+    given = read_as(tmp_path, f"sweeps: {{a: {{args: {{x: {text}}}}}}}")["sweeps"]["a"]["args"]["x"]
+    assert (given, type(given)) == (value, type(value))
+
+
+def test_json_is_read_as_json(tmp_path):
+    given = read_as(tmp_path, '{"data": {"x": [1e-05, 1e+16, Infinity, -Infinity, "1e-05"]}}', "config.json")
+    assert given["data"]["x"] == [1e-05, 1e16, math.inf, -math.inf, "1e-05"]
+
+
+def test_a_number_too_large_to_be_one_is_no_number(tmp_path):
+    with pytest.raises(ConfigError, match="12e4567 is too large a number; if it is text, write it in quotes"):
+        read_as(tmp_path, "sweeps: {a: {args: {commit: 12e4567}}}")
+
+
+def test_keys_are_text_also_where_they_look_like_numbers(tmp_path):
+    """Identities of trials are hexadecimal: some look like numbers."""
+    retrain = read_as(tmp_path, "sweeps: {a: {retrain: {1234567890: 1, 12345e6789: 2, 0123456712: 3}}}")
+    assert list(retrain["sweeps"]["a"]["retrain"]) == ["1234567890", "12345e6789", "0123456712"]
+
+
+def test_config_files_are_merged_and_the_command_line_comes_last(tmp_path):
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text("sweeps:\n  a: {train: &base {lr: 1e-3, epochs: 2}, grid: {seed: [1]}}\n  b: {train: *base}")
+    second.write_text("sweeps: {a: {train: {lr: 1e-4}, grid: null}}\npricing: {gpu_hour: 2}")
+    # Snakemake gives all that stands within a value of --config as text.
+    command_line = {"sweeps": {"a": {"retries": "3", "args": {"x": ["1e-5", "b"]}}}, "pricing": {"gpu_hour": "2.5"}}
+    assert compose([first, second], command_line) == {
+        "sweeps": {
+            "a": {"train": {"lr": 1e-4, "epochs": 2}, "grid": None, "retries": 3, "args": {"x": [1e-5, "b"]}},
+            "b": {"train": {"lr": 1e-3, "epochs": 2}},
+        },
+        "pricing": {"gpu_hour": 2.5},
+    }
+
+
+@pytest.mark.parametrize(
+    ("command_line", "chosen"),
+    [
+        ({"sweeps": "a"}, {"sweeps": ["a"], "scaling": ["s"]}),
+        ({"sweeps": "a,1e5", "scaling": "none"}, {"sweeps": ["a", "1e5"], "scaling": []}),
+        ({"sweeps": ["1e5"], "scaling": "all"}, {"sweeps": ["1e5"], "scaling": ["s"]}),
+        ({"sweeps": 7}, {"sweeps": ["7"], "scaling": ["s"]}),
+    ],
+)
+def test_studies_are_chosen_on_the_command_line(tmp_path, command_line, chosen):
+    path = tmp_path / "config.yaml"
+    path.write_text("sweeps: {a: {}, 1e5: {}, 7: {}}\nscaling: {s: {dataset: d}}\ndatasets: {d: {}, e: {}}")
+    composed = compose([path], command_line)
+    assert {name: list(composed[name]) for name in chosen} == chosen
+    assert list(composed["datasets"]) == (["d"] if "s" in chosen["scaling"] else [])
+
+
+def test_a_study_that_is_not_there_cannot_be_chosen(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("sweeps: {depth: {}}")
+    with pytest.raises(ConfigError, match="--config sweeps: there is no 'dept'; did you mean 'depth'"):
+        compose([path], {"sweeps": "dept"})
+
+
+def test_a_template_is_filled_in_as_snakemake_does(tmp_path):
+    given = read_as(tmp_path, "__use_yte__: true\nsweeps: {a: {args: {x: '?1e-5 * 2', y: 1e-3}}}")
+    assert given == {"sweeps": {"a": {"args": {"x": 2e-5, "y": 1e-3}}}}
+
+
+def test_local_copies_are_switched_off_by_the_word_that_yaml_reads_as_false(tmp_path):
+    assert check_config(read_as(tmp_path, "data: {local: off}")).data.local == "off"
+
+
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.text()
+    | st.floats() | st.sampled_from([1e-5, 1e16, -0.0, "1e-05", "Infinity", "off", "~"])
+)  # fmt: skip
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner))
+names = st.sampled_from(["a", "b", "c", "d.e", "lr"])
+choices = st.lists(values, min_size=1, max_size=3)
+rates = st.floats(1e-30, 1e30, exclude_min=True)
+own = st.fixed_dictionaries(
+    {"function": st.just("a:b"), "args": st.dictionaries(st.sampled_from(["a", "b", "x"]), values, max_size=2)},
+    optional={"grid": st.dictionaries(names, choices, max_size=2), "trials": st.lists(st.dictionaries(names, values))},
+)
+trained = st.fixed_dictionaries(
+    {
+        "dataset": st.just("digits"),
+        "train": st.fixed_dictionaries({"lr": rates, "model_args": st.dictionaries(st.text(), values, max_size=2)}),
+        "grid": st.fixed_dictionaries({"weight_decay": st.lists(rates, min_size=1, max_size=3)}),
+    },
+    optional={"slots": st.just("auto"), "retrain": st.integers(0, 3)},
+)
+
+
+@given(own | trained)
+@settings(deadline=None)
+def test_a_config_is_the_same_for_the_programs_as_for_snakemake(sweep):
+    try:
+        check_config({**GOOD, "sweeps": {"s": sweep}})
+    except ConfigError:  # `d.e` where `d` is a number
+        reject()
+    with TemporaryDirectory() as folder:
+        yard = Workflow({**GOOD, "sweeps": {"s": sweep}}, results=Path(folder))
+        yard.write_config()
+        read = read_config(yard.config_file)
+    resolved = [json.dumps(each.model_dump(mode="json", exclude_unset=True)) for each in (yard.config, read)]
+    assert resolved[0] == resolved[1]
+    trials = [expand(each.sweeps["s"]).trials for each in (yard.config, read)]
+    assert [each.identity("d") for each in trials[0]] == [each.identity("d") for each in trials[1]]
+    assert repr([each.values for each in trials[1]]) == repr([each.values for each in trials[0]])
+
+
+def test_what_is_not_a_finite_number_is_part_of_the_identity():
+    sweep = {"function": "a:b", "grid": {"x": [math.inf, -math.inf, math.nan, None, "Infinity"]}}
+    trials = expand(check_config({"sweeps": {"s": sweep}}).sweeps["s"]).trials
+    assert len({trial.identity("d") for trial in trials}) == 5
 
 
 @pytest.mark.parametrize(
@@ -186,11 +328,14 @@ def test_numbers_that_yaml_reads_as_text_are_numbers():
         ("a: [", "not valid YAML"),
         ("sweeps: {}\nsweeps: {}", "the key 'sweeps' is given twice"),
         ("- 1", "the file"),
+        ("a: \xff", "not valid YAML: 'utf-8' codec can't decode"),
+        ('{"a": 1', "not valid JSON: Expecting"),
+        ('{"sweeps": {}, "sweeps": {}}', "not valid JSON: the key 'sweeps' is given twice"),
     ],
 )
 def test_a_file_that_is_no_config_is_refused(tmp_path, text, message):
-    path = tmp_path / "config.yaml"
-    path.write_text(text)
+    path = tmp_path / ("config.json" if text.startswith("{") else "config.yaml")
+    path.write_text(text, encoding="latin-1")
     with pytest.raises(ConfigError, match=message):
         read_config(path)
 

@@ -261,10 +261,12 @@ def test_five_more_trials_train_five_and_retrain_trains_again(yard, done):
 
 def test_a_workflow_killed_in_mid_sweep_goes_on_with_what_is_missing(yard):
     (yard.folder / "slow.py").write_text(
-        "import time\ndef run(config, context):\n    time.sleep(0.8)\n    context.report(val_accuracy=0.5)\n"
+        "import time\ndef run(config, context):\n    assert isinstance(config['lr'], float)\n    time.sleep(0.8)\n"
+        "    context.report(val_accuracy=0.5)\n"
     )
-    yard.write(
-        {"sweeps": {"lr": {"function": "slow:run", "grid": {"lr": [1, 2, 3, 4]}, "slots": {"gpus_per_node": 2}}}}
+    numbers = "[1e-5, 0.00001234, 1E+16, 2.5]"
+    yard.config_file.write_text(
+        f"sweeps: {{lr: {{function: 'slow:run', grid: {{lr: {numbers}}}, slots: {{gpus_per_node: 2}}}}}}"
     )
     snakemake = yard.start(*yard.snakemake_command("sweeps"))
     journal = yard.results / "sweeps/lr/journal.jsonl"
@@ -277,6 +279,9 @@ def test_a_workflow_killed_in_mid_sweep_goes_on_with_what_is_missing(yard):
     assert f"sweep lr: {4 - finished} of 4 trials pending" in said
     assert said.count("validation accuracy") == 4 - finished
     assert (read(yard, "sweeps/lr/trials.csv")["status"] == "finished").all()
+    assert read(yard, "sweeps/lr/trials.csv")["lr"].tolist() == [1e-5, 0.00001234, 1e16, 2.5]
+    for options in ([], ["--config", f"sweeps={{lr: {{retries: 3, grid: {{lr: {numbers}}}}}}}"]):
+        assert "Nothing to be done" in yard.snakemake("-n", "sweeps", *options)
 
 
 def test_a_scale_interrupted_between_epochs_continues_and_ends_the_same_and_another_begins_anew(yard, done):
