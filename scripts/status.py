@@ -13,6 +13,7 @@ from trainyard.config import Config
 from trainyard.configfile import read_config
 from trainyard.counting import duration
 from trainyard.errors import UserError
+from trainyard.journal import RESULTS
 from trainyard.planning import Plan, plan_sweep
 from trainyard.progress import slot_table
 
@@ -45,10 +46,10 @@ def _row(plan: Plan) -> Iterator[str]:
     outcomes = [last.get(name) for name in plan.pending]
     yield plan.name
     ends = [end.outcome for name in plan.trials if (end := plan.end(name))]
-    yield str(len(ends) - ends.count("diverged"))
+    yield str(sum(end in RESULTS for end in ends))
     yield str(ends.count("diverged"))
     yield str(outcomes.count("running"))
-    yield str(outcomes.count("failed"))
+    yield str(outcomes.count("failed") + ends.count("unreadable"))
     yield str(len(outcomes) - outcomes.count("running") - outcomes.count("failed"))
     yield str(len(plan.trials))
     left = plan.predicted_seconds

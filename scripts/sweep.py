@@ -21,8 +21,10 @@ from trainyard.config import Data
 from trainyard.configfile import read_config
 from trainyard.datasets import Staged
 from trainyard.errors import UserError
-from trainyard.journal import Event, Journal, attempts, opened, read_events
+from trainyard.journal import Attempt, Event, Journal, attempts, opened, read_events
+from trainyard.ownspec import heard_by
 from trainyard.planning import Plan, plan_sweep
+from trainyard.reported import UNREADABLE_REMEDY, Reading, divergence, read_again
 from trainyard.sharing import Use, trials_per_gpu
 from trainyard.sweepspec import Slots
 from trainyard.tasks import Task
@@ -44,7 +46,12 @@ def main(arguments: argparse.Namespace) -> int:
         _check(plan, arguments.results)
         log.info(summary(plan))
         _close_open_attempts(journal, plan)
+        if plan.to_reread:
+            _read_again(journal, plan)
+            plan = _as_given(plan_sweep(config, arguments.sweep, arguments.results))
         if plan.pending:
+            if plan.sweep.declared_metrics:  # what is drawn and stopped goes by them
+                _say_unreadable(plan)
             _train(plan, journal, arguments.results, how=config.data)
         final = plan_sweep(config, arguments.sweep, arguments.results)
     return _finish(final, folder)
@@ -76,6 +83,33 @@ def _close_open_attempts(journal: Journal, plan: Plan) -> None:
         for attempt in tries:
             if attempt.outcome == "running":
                 journal.append("interrupted", trial=attempt.trial, attempt=attempt.number, ended=attempt.end)
+
+
+def _read_again(journal: Journal, plan: Plan) -> None:
+    """Apply the `metrics` that there are now to what commands have left, without running anything."""
+    found, warning = 0, ""
+    for attempt in plan.to_reread:
+        output = plan.output_of(attempt)
+        reading = read_again(plan.sweep.metrics, output.parent, output, seconds=attempt.seconds or 0.0)
+        found += not reading.untold
+        if reading.warning and not warning:
+            warning = reading.warning
+            log.warning("trial %s: %s", attempt.trial, warning)
+        outcome, error = _outcome(plan, attempt, reading)
+        if outcome != "stopped" or not reading.untold:  # what it was stopped for is known
+            journal.append("reread", trial=attempt.trial, attempt=attempt.number, outcome=outcome, error=error,
+                           rows=reading.rows, metrics=reading.metrics, heard=heard_by(plan.sweep.metrics))  # fmt: skip
+    log.info("%d of %d kept outputs could be read again; nothing was run for that", found, len(plan.to_reread))
+
+
+def _outcome(plan: Plan, attempt: Attempt, reading: Reading) -> tuple[str, str]:
+    """How an attempt ended by what its output tells now; and what is to be said of that."""
+    if attempt.outcome == "stopped":
+        return attempt.outcome, attempt.error
+    if reading.untold:
+        return "unreadable", reading.untold
+    diverged = divergence(reading.metrics, plan.sweep.declared_metrics)
+    return ("diverged", diverged) if diverged else ("finished", "")
 
 
 def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
@@ -216,6 +250,7 @@ def _predict(plan: Plan, names: list[str], finished: dict[str, float]) -> list[f
 
 def _finish(plan: Plan, folder: Path) -> int:
     """Write the tables if the sweep is done; say what failed."""
+    _say_unreadable(plan)
     failed = [name for name in plan.pending if plan.tries.get(name, ())]
     for name in failed[:5]:
         attempt = plan.tries[name][-1]
@@ -224,7 +259,7 @@ def _finish(plan: Plan, folder: Path) -> int:
         raise UserError(f"sweep {plan.name}: {len(plan.pending)} of {len(plan.trials)} trials are without a result; "
                         "the others are kept: correct what is wrong and run the same command")  # fmt: skip
     ends = Counter(end.outcome for name in plan.trials if (end := plan.end(name)))
-    _check_enough_succeeded(plan, failed, ends.total() - ends["diverged"])
+    _check_enough_succeeded(plan, failed, ends["finished"] + ends["stopped"])
     from trainyard import tables  # pandas: a second
 
     tries = attempts(read_events(folder / "journal.jsonl"))
@@ -237,6 +272,7 @@ def _finish(plan: Plan, folder: Path) -> int:
     tables.write_table(tables.trials_table(plan), folder / "trials.csv")
     words = f", {ends['stopped']} stopped early" if plan.sweep.stop else ""
     words += f", {ends['diverged']} diverged" if ends["diverged"] else ""
+    words += f", {ends['unreadable']} without metrics" if ends["unreadable"] else ""
     log.info("sweep %s: %d trials finished%s, %d failed", plan.name, ends["finished"], words, len(failed))
     return 0
 
@@ -258,6 +294,23 @@ def _check_enough_succeeded(plan: Plan, failed: list[str], results: int) -> None
     raise UserError(f"sweep {plan.name}: {len(failed)} of {total} trials failed for good, {count} of them with: "
                     f"{cause}. Results so far ({results}) are kept: correct the cause and run the same command, which "
                     f"tries the failed ones again{allow}")  # fmt: skip
+
+
+def _say_unreadable(plan: Plan) -> None:
+    """Warn of trials that told no metrics.
+
+    Raises:
+        UserError: no trial told any, or the sweep is to stop with one that has none.
+    """
+    unreadable = [each for name in plan.trials if (each := plan.unreadable(name))]
+    if not unreadable:
+        return
+    first, count = unreadable[0], f"{len(unreadable)} of {len(plan.trials)}"
+    said = (f"sweep {plan.name}: {count} trials have no metrics; the first, {first.trial}: {first.error}; see "
+            f"{plan.output_of(first)}. {UNREADABLE_REMEDY}")  # fmt: skip
+    if plan.sweep.on_failed_trial == "stop" or not any(plan.result(name) for name in plan.trials):
+        raise UserError(said)
+    log.warning("%s", said)
 
 
 def _arguments() -> argparse.Namespace:

@@ -33,7 +33,7 @@ def summary(plan: Plan) -> str:
     """One line in words, for `snakemake -n`."""
     slots = plan.slots
     again = f" ({plan.failed_before} failed before)" if plan.failed_before else ""
-    what = f"{len(plan.pending)} of {len(plan.trials)} trials pending{again}"
+    what = f"{len(plan.pending)} of {len(plan.trials)} trials pending{again}{_kept(plan)}"
     if not plan.pending:
         return f"sweep {plan.name}: {what}; only the tables will be written"
     share = "1 (for now)" if plan.shares_open else f"{slots.share:g}"
@@ -49,6 +49,11 @@ def summary(plan: Plan) -> str:
         early = " if none is stopped early" if plan.sweep.stop else ""
         when = f"predicted {duration(predicted)}{between} of training after the start-up{early}"
     return f"sweep {plan.name}: {what}; asks for {asked}{nodes}{chosen}; {when}"
+
+
+def _kept(plan: Plan) -> str:
+    count = len(plan.to_reread)
+    return f", {count} output{'s' if count > 1 else ''} to re-read without running anything" if count else ""
 
 
 def costs(plan: Plan) -> str:

@@ -17,8 +17,8 @@ from typing import Any, Final, Literal
 import psutil
 
 from trainyard.errors import UserError
-from trainyard.ownspec import Metrics, Own, filled, lookup
-from trainyard.reported import Reported, Row
+from trainyard.ownspec import Metrics, Own, filled, heard_by, lookup
+from trainyard.reported import Lines, Reported, Row, untold
 
 LOOK_SECONDS: Final = 0.25  # between two looks at a file of metrics
 GRACE_SECONDS: Final = 4.0  # that a program has to end after SIGTERM: to keep where it is
@@ -62,7 +62,8 @@ def run(call: Call, guard: Guard) -> Iterator[dict[str, Any]]:
     """Run a command, which must tell some metrics if it is known how.
 
     Yields `{"epoch": row}` for each row of metrics, to which True may be sent to end it, and at the end `{"finished":
-    ...}`, `{"pruned": ...}`, `{"stopped": ...}` or `{"failed": ...}` with exit code and the end of the output.
+    ...}`, `{"pruned": ...}`, `{"stopped": ...}`, `{"unreadable": ...}` or `{"failed": ...}` with exit code and the end
+    of the output. Any of these may have a `warning` for the user.
     """
     began = time.monotonic()
     reported = Reported(call.metrics, call.folder, goes_on=bool(call.words["resume_from"]))
@@ -74,28 +75,27 @@ def run(call: Call, guard: Guard) -> Iterator[dict[str, Any]]:
             lines, running = program.listen(LOOK_SECONDS)
             for line in lines:
                 reported.hear(line)
-            for row in reported.look(last=not running):
+            end = _late(call, began) if running else _End("finished")
+            for row in reported.look(last=end is not None):
                 latest |= row
-                if (yield {"epoch": row}):
+                if (yield {"epoch": row, **reported.warning()}):
                     end = _End("pruned")
                     break
-            end = end or (_late(call, began) if running else _End("finished"))
-    except UserError as error:  # of its metrics
-        end = _End("failed", str(error))
     finally:
         code = program.end()
     tail = program.tail()
     how = {"seconds": time.monotonic() - began, "exit_code": code, "output": str(call.output), "tail": tail}
-    if end.kind == "finished":
-        end = _judged(call, code, tail, told=bool(latest))
+    how |= {"heard": heard_by(call.metrics), **reported.warning()}
     latest.pop("epoch", None)
-    said = {"finished": latest, "pruned": latest, "stopped": end.why, "failed": end.why}[end.kind]
+    if end.kind == "finished":
+        end = _judged(call, code, tail, untold="" if latest else reported.problem or untold(call.metrics))
+    said = latest if end.kind in ("finished", "pruned") else end.why
     yield {end.kind: said, **how, **({"traceback": tail} if end.kind == "failed" else {})}
 
 
 @dataclass(frozen=True)
 class _End:
-    kind: Literal["finished", "pruned", "stopped", "failed"]
+    kind: Literal["finished", "pruned", "stopped", "unreadable", "failed"]
     why: str = ""
 
 
@@ -107,14 +107,13 @@ def _late(call: Call, began: float) -> _End | None:
     return _End("stopped", "ended before the end of the walltime") if time.time() > call.deadline else None
 
 
-def _judged(call: Call, code: int, tail: str, *, told: bool) -> _End:
-    """Whether a program that has ended by itself has done what it should."""
-    if code == 0 and call.metrics and not told:
-        where = call.folder / call.metrics.file if call.metrics.file else "its output"
-        return _End("failed", f"it ended well, but told no metrics: none were found in {where}")
+def _judged(call: Call, code: int, tail: str, *, untold: str) -> _End:
+    """Whether a program that has ended by itself has done what it should, `untold` being why no metric was found."""
+    if code == 0 and call.metrics and untold:
+        return _End("unreadable", untold)
     if code == 0:
         return _End("finished")
-    last = (tail.strip().splitlines() or ["it said nothing"])[-1]
+    last = (tail.strip().splitlines() or ["it said nothing"])[-1].strip()
     how = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
     return _End("failed", f"{how}: {last}")
 
@@ -201,20 +200,18 @@ class _Program:
     def _read(self) -> None:
         pipe = self._process.stdout
         assert pipe is not None
-        rest = b""
+        lines = Lines()
         while chunk := os.read(pipe.fileno(), 65536):
             with suppress(ValueError):  # closed: it ended, but something that it started goes on
                 self._output.write(chunk)
                 self._output.flush()
-            *lines, rest = re.split(rb"[\r\n]+", rest + chunk)
-            for line in lines:
-                self._say(line)
-        self._say(rest)
+            self._say(lines.feed(chunk))
+        self._say(lines.feed(b"", last=True))
 
-    def _say(self, line: bytes) -> None:
-        if text := line.decode(errors="replace").strip():
-            self._tail.append(text)
-            self._heard.put(text)
+    def _say(self, lines: list[str]) -> None:
+        self._tail += lines
+        for line in lines:
+            self._heard.put(line)
 
     def _wait(self) -> None:
         self._process.wait()

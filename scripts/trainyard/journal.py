@@ -28,8 +28,8 @@ from trainyard.files import lock
 
 Event = dict[str, Any]
 RESULTS = frozenset({"finished", "stopped"})  # whose metrics count
-SETTLED = RESULTS | {"diverged"}  # after which a trial is not run again
-TERMINAL = SETTLED | {"failed", "interrupted", "unreadable"}
+SETTLED = RESULTS | {"diverged", "unreadable"}  # after which a trial is not run again
+TERMINAL = SETTLED | {"failed", "interrupted"}
 log = logging.getLogger(__name__)
 
 

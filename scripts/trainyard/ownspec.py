@@ -9,11 +9,16 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, PositiveInt, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+from trainyard.files import digest_of
 from trainyard.spec import Section
 
 Command = str | Annotated[list[str], Field(min_length=1)]
 DottedPath = Annotated[str, StringConstraints(pattern=r"^[\w.]+:\w+$")]
 PLACEHOLDER: Final = re.compile(r"(?<!\$)\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}")  # ${HOME} is the shell's
+
+# What `{number}` in a pattern of metrics stands for: a group, so that all that may follow it in a pattern is about it.
+NUMBER: Final = r"(?:[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:nan|inf(?:inity)?))(?: ?%)?)"
+_IN_PATTERN: Final = re.compile(r"(?<!\\)\{number\}")
 
 # What a command may be told beside its arguments.
 OF_A_TRIAL: Final = ("trial_dir", "trial", "attempt", "resume_from", "dataset", "cpus")
@@ -31,7 +36,12 @@ class Own(Section):
 
 
 class Metrics(Section):
-    """Where a program tells its metrics: numbers by name, in rows; `epoch` is counted where it does not tell it."""
+    """Where a program tells its metrics: numbers by name, in rows; `epoch` is counted where it does not tell it.
+
+    Consecutive rows of the same epoch are one, in which the last value of each metric counts: let the pattern for a
+    progress bar name the epoch. Up to 300 rows may come at once, and then one a second; of more, the latest are kept,
+    and always the last one. Of a line, the first 16,384 characters are searched, without escape codes such as colours.
+    """
 
     file: str | None = Field(
         None,
@@ -41,8 +51,9 @@ class Metrics(Section):
     )
     pattern: str | Annotated[list[str], Field(min_length=1)] | None = Field(
         None,
-        description="Regular expressions over its output, with a named group for each metric, as in "
-        "`val_acc=(?P<val_accuracy>[0-9.]+)`. A row is whole when each group was seen.",
+        description="Regular expressions over the lines of its output, with a named group for each metric, as in "
+        "`val_acc=(?P<val_accuracy>{number})`. `{number}` takes a number with sign and exponent, `nan` and `inf`, and "
+        "with a `%` behind it a hundredth of that. A row is whole when each group was seen.",
     )
 
     @model_validator(mode="after")
@@ -51,19 +62,39 @@ class Metrics(Section):
             raise PydanticCustomError("metrics", "give either file or pattern")
         for pattern in self.patterns:
             try:
-                groups = re.compile(pattern).groupindex
+                groups = _compiled(pattern).groupindex
             except re.error as error:
                 message = "{pattern} is not a regular expression: {error}"
                 raise PydanticCustomError("metrics", message, {"pattern": pattern, "error": str(error)}) from None
             if not groups:
-                message = "{pattern} names no metric: write a group as (?P<val_accuracy>[0-9.]+)"
-                raise PydanticCustomError("metrics", message, {"pattern": pattern})
+                message = "{pattern} names no metric: write a group as {group}"
+                group = "(?P<val_accuracy>{number})"
+                raise PydanticCustomError("metrics", message, {"pattern": pattern, "group": group})
         return self
 
     @property
     def patterns(self) -> list[str]:
         """As a list; empty where a file is read."""
         return [self.pattern] if isinstance(self.pattern, str) else self.pattern or []
+
+    @property
+    def compiled(self) -> list[re.Pattern[str]]:
+        """The patterns as they are used."""
+        return [_compiled(pattern) for pattern in self.patterns]
+
+    @property
+    def digest(self) -> str:
+        """Changes when a program's output is to be read anew."""
+        return digest_of([self.file, self.patterns], length=10)
+
+
+def heard_by(metrics: Metrics | None) -> str:
+    """The digest of how metrics are told; "" where nothing is said of it."""
+    return metrics.digest if metrics else ""
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(_IN_PATTERN.sub(lambda _: NUMBER, pattern))
 
 
 class Stop(Section):

@@ -17,6 +17,7 @@ from trainyard import slurm
 from trainyard.errors import UserError
 from trainyard.journal import WHERE, Event, Journal
 from trainyard.ownspec import Own
+from trainyard.reported import UNREADABLE_REMEDY, divergence
 from trainyard.sharing import Use, has_gpu
 from trainyard.stopping import Rule
 from trainyard.sweepspec import Slots
@@ -72,6 +73,7 @@ class Packer:
         self._queue: deque[Task] = deque()
         self._tried_now: dict[str, int] = {}
         self._longest_seen = 0.0  # seconds
+        self._warned = set[str]()  # of what
         self._stopped = 0  # trials that have kept where they were when time was up
 
     def run(self, tasks: list[Task]) -> None:
@@ -256,6 +258,8 @@ class Packer:
     def _take(self, slot: Slot, message: dict[str, Any]) -> None:
         """Take in what the trial of a slot says, and answer."""
         assert slot.task is not None
+        if "warning" in message:
+            self._warn_once("metrics", slot, message["warning"])
         if "epoch" in message:
             row, first = message["epoch"], message.get("first_step_time")
             self._record(
@@ -269,7 +273,9 @@ class Packer:
             self._record(slot, "halved", **message["halved"])
             slot.answer = slot.worker.go_on.remote(False)
             return
-        said = {name: message[name] for name in ("precision", "exit_code", "output", "tail") if name in message}
+        said = {
+            name: message[name] for name in ("precision", "exit_code", "output", "tail", "heard") if name in message
+        }
         seconds = round(message["seconds"], 4) if "seconds" in message else None
         if "stopped" in message:
             self._stopped += 1
@@ -279,16 +285,37 @@ class Packer:
         if "failed" in message:
             trace = message["traceback"]
             self._end_attempt(slot, "failed", error=message["failed"], seconds=seconds, trace=trace, **said)
+        elif "unreadable" in message:
+            self._take_unreadable(slot, message["unreadable"], seconds=seconds or 0.0, **said)
         else:
             self._take_result(slot, message, seconds=seconds or 0.0, **said)
         self._next_trial(slot)
+
+    def _take_unreadable(self, slot: Slot, error: str, *, seconds: float, output: str, **said: Any) -> None:
+        """A program has done its work, but told no metrics: it is no failure, and its output is kept."""
+        assert slot.task is not None
+        warning, trial = f"{error}; see {output}. {UNREADABLE_REMEDY}", slot.task.trial
+        self._warn_once("unreadable", slot, warning)
+        self._longest_seen = max(self._longest_seen, seconds)
+        self._finished[trial] = seconds
+        self._end_attempt(slot, "unreadable", error=error, seconds=seconds, log=output, output=output, **said)
+        if self._untold:  # a search would be blind
+            raise UserError(f"trial {trial}, by the metrics of which others are drawn or ended: {warning}")
+        self._correct_order()
+
+    def _warn_once(self, of: str, slot: Slot, warning: str) -> None:
+        """What is true of one trial of a sweep will be true of others."""
+        assert slot.task is not None
+        if of not in self._warned:
+            self._warned.add(of)
+            log.warning("trial %s: %s", slot.task.trial, warning)
 
     def _take_result(self, slot: Slot, message: dict[str, Any], *, seconds: float, **said: Any) -> None:
         """A trial has finished, was ended early, or has diverged."""
         task = slot.task
         assert task is not None
         metrics = message.get("finished") or message.get("pruned") or {}
-        if why := message.get("diverged") or self._divergence(metrics):
+        if why := message.get("diverged") or divergence(metrics, self._metrics):
             self._end_attempt(slot, "diverged", error=why, seconds=seconds, **said)
             if self._rule:
                 self._rule.diverged(task.trial)
@@ -302,12 +329,6 @@ class Packer:
             self._check_told(task, metrics)
         shutil.rmtree(self._checkpoints_of(task), ignore_errors=True)  # most trials are too short to have any
         self._correct_order()
-
-    def _divergence(self, metrics: Mapping[str, Any]) -> str:
-        """Why a trial that ended by itself has diverged all the same; "" if it has not."""
-        told = {name: metrics[name] for name in self._metrics if name in metrics}
-        bad = sorted(name for name, value in told.items() if value is None or not math.isfinite(value))
-        return f"{bad[0]} became NaN or infinite" if bad else ""
 
     def _check_told(self, task: Task, metrics: Mapping[str, Any]) -> None:
         """See that somebody has told each metric by which trials are compared, now that a trial has finished."""

@@ -14,12 +14,13 @@ from trainyard.counting import duration
 from trainyard.errors import UserError
 from trainyard.files import digest_of
 from trainyard.journal import Attempt, attempts, by_trial, read_events, result_of, sessions
-from trainyard.ownspec import Stop
+from trainyard.ownspec import Stop, heard_by
 from trainyard.schedules import jobs_needed, makespan
 from trainyard.searching import Suggestion, is_place, search_key, still_to_draw, suggestions
 from trainyard.slurm import DEADLINE_MARGIN_SECONDS
 from trainyard.stopping import Rule
 from trainyard.sweepspec import Slots, Sweep
+from trainyard.tasks import folder_name, output_name
 from trainyard.trials import RESULT_VERSION, Trial, expand, relative_cost
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Plan:
     suggestions: list[Suggestion] = field(default_factory=list)  # that a search has drawn
     search_key: str = ""  # which search
     dataset_digest: str = ""
+    folder: Path | None = None  # of its results
 
     def generation(self, trial: str) -> int:
         """The `retrain` number that a trial's result must reach: an earlier result does not count any more."""
@@ -62,9 +64,30 @@ class Plan:
         return result_of(self.tries.get(trial, ()), self.generation(trial), early=self.sweep.stop is not None)
 
     def end(self, trial: str) -> Attempt | None:
-        """The attempt after which a trial is not run again: its result, or one that diverged."""
+        """The attempt after which a trial is not run again: its result, one that diverged or is unreadable."""
         tries, generation = self.tries.get(trial, ()), self.generation(trial)
-        return result_of(tries, generation, early=self.sweep.stop is not None, diverged=True)
+        end = result_of(tries, generation, early=self.sweep.stop is not None, diverged=True)
+        return end or self.unreadable(trial)
+
+    def unreadable(self, trial: str) -> Attempt | None:
+        """The attempt of a trial that did its work but told no metrics, as long as its output is kept: not pending."""
+        last = next(reversed(self.tries.get(trial, ())), None)
+        if last is None or last.outcome != "unreadable" or last.generation < self.generation(trial):
+            return None
+        return last if self.output_of(last).exists() else None
+
+    def output_of(self, attempt: Attempt) -> Path:
+        """What a command has said."""
+        folder = (self.folder or Path()) / "trials" / folder_name(attempt.trial, attempt.generation)
+        return folder / output_name(attempt.number)
+
+    @cached_property
+    def to_reread(self) -> list[Attempt]:
+        """Ended attempts whose kept output was read with other `metrics` than there are now, or in vain."""
+        heard = heard_by(self.sweep.metrics)
+        ended = [self.end(name) for name in self.trials if self.sweep.command]
+        return [each for each in ended if each and (each.outcome == "unreadable" or each.heard not in (None, heard))
+                and self.output_of(each).exists()]  # fmt: skip
 
     @cached_property
     def pending(self) -> list[str]:
@@ -300,7 +323,10 @@ class Plan:
         if self.sweep.search:
             content = [self.sweep.search.model_dump(), self.sweep.spec_content]
         stop = [self.sweep.stop.model_dump()] if self.sweep.stop else []
-        return digest_of([content, RESULT_VERSION, self.sweep.retrain, *stop])
+        heard = (
+            [self.sweep.metrics.digest] if self.sweep.metrics else []
+        )  # what is kept is read again, and nothing runs
+        return digest_of([content, RESULT_VERSION, self.sweep.retrain, *stop, *heard])
 
 
 def _last_finished(plan: Plan, name: str) -> Attempt | None:
@@ -342,6 +368,7 @@ def plan_sweep(config: Config, name: str, results: Path, *, limit_minutes: float
         suggestions=drawn,
         search_key=key,
         dataset_digest=digest,
+        folder=results / "sweeps" / name,
     )
 
 

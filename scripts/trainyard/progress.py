@@ -62,7 +62,7 @@ class Progress:
             self._ended += not event.get("retried", False)
         if event["event"] == "finished":
             self._seconds_seen.append(event["seconds"])
-        if event["event"] in ("finished", "stopped", "diverged", "failed"):
+        if event["event"] in ("finished", "stopped", "diverged", "unreadable", "failed"):
             self._say(self._line(event))
 
     def _say(self, line: str) -> None:
@@ -80,6 +80,8 @@ class Progress:
             return f"{head}: FAILED ({again}): {event['error']}; see {event['log']}"
         if event["event"] == "diverged":
             return f"{head}: DIVERGED, not tried again: {event['error']}"
+        if event["event"] == "unreadable":
+            return f"{head}: {event['seconds']:.1f} s, but {event['error']}; see {event['log']}"
         told = _metric_text(self._plan, event["metrics"])
         why = f"; {event['why']}" if event["event"] == "stopped" else ""
         words = filter(None, [f"{event['seconds']:.1f} s", told])

@@ -1,40 +1,111 @@
 """The metrics that a user's program tells while it runs: rows of numbers by name, from a file or from its output."""
 
+import codecs
 import csv
-import io
 import json
 import math
+import os
 import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from trainyard.errors import UserError
-from trainyard.ownspec import Metrics
+from trainyard.journal import add_row
+from trainyard.ownspec import NUMBER, Metrics
 
 Row = dict[str, float | int | None]
 SHOWN: Final = 80  # characters of what could not be read
+# Of a line of output, so many characters are looked at: a pattern may take time that grows with their square.
+LINE_CHARACTERS: Final = 16_384
+LINE_BYTES: Final = 2**20  # of a file of metrics; a longer one is none
+CHECKED_BYTES: Final = 4096  # at both ends of what was read of a file, by which it is seen whether it was written anew
+# Each row costs a line of the journal, and the program's driver a moment: so many may come at once, and then one a
+# second. Whoever tells more tells of steps, not of epochs.
+BURST_ROWS: Final = 300
+RESUMED_ROWS: Final = 3000  # the same, where the rows of an earlier attempt come all at once
+ROWS_PER_SECOND: Final = 1.0
+CHUNK_BYTES: Final = 2**20
+UNREADABLE_REMEDY: Final = (
+    "It is not run again: correct `metrics`, and the same command reads what is kept of it, without running anything. "
+    "If it is the program that must be corrected, raise `retrain`"
+)
+_LINE_END: Final = re.compile(r"[\r\n]+")
+# Colours, movements of the cursor, titles of windows: ECMA-48, sections 5.3 to 5.6.
+_ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
+
+
+class Lines:
+    """Cuts output into lines as it comes, without escape codes. It takes linear time, also where no line ends."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._parts: list[str] = []  # of the line that is not whole yet
+        self._room = LINE_CHARACTERS
+
+    def feed(self, chunk: bytes, *, last: bool = False) -> list[str]:
+        """The lines that are whole now, but empty ones; with `last`, what is left is one."""
+        parts = _LINE_END.split(self._decoder.decode(chunk, last))
+        lines = []
+        for part in parts[:-1]:
+            self._extend(part)
+            lines.append(self._end_line())
+        self._extend(parts[-1])
+        if last:
+            lines.append(self._end_line())
+        return [line for line in lines if line]
+
+    def _extend(self, part: str) -> None:
+        if part and self._room:
+            self._parts.append(part[: self._room])
+            self._room -= len(self._parts[-1])
+
+    def _end_line(self) -> str:
+        line = _ESCAPE.sub("", "".join(self._parts)).rstrip()
+        self._parts, self._room = [], LINE_CHARACTERS
+        return line
 
 
 class Reported:
-    """Collects rows: `hear` each line of the output, `look` now and then, and once more at the `end`."""
+    """Collects rows: `hear` each line of the output, `look` now and then, and once more at the `last`."""
 
-    def __init__(self, metrics: Metrics | None, folder: Path, *, goes_on: bool = False) -> None:
+    def __init__(
+        self,
+        metrics: Metrics | None,
+        folder: Path,
+        *,
+        goes_on: bool = False,
+        burst: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """With `goes_on`, rows that are in the file already count: an earlier attempt is being continued."""
-        self._file = folder / metrics.file if metrics and metrics.file else None
-        self._patterns = [re.compile(pattern) for pattern in metrics.patterns] if metrics else []
+        path = folder / metrics.file if metrics and metrics.file else None
+        self._patterns = metrics.compiled if metrics else []
         self._groups = {name for pattern in self._patterns for name in pattern.groupindex}
         self._open: dict[str, Any] = {}  # a row that is not whole yet
         self._new: list[dict[str, Any]] = []
-        self._seen = ""  # of the file
-        self._file_rows = 0
         self._count = 0
-        if self._file and self._file.exists() and not goes_on:  # an earlier attempt's rows are not this one's
-            self._file.rename(self._file.with_name(f"{self._file.name}.before"))
+        self._sieve = _Sieve(burst or (RESUMED_ROWS if goes_on else BURST_ROWS), clock)
+        self._warning, self._warns = "", True
+        if path and path.exists() and not goes_on:  # an earlier attempt's rows are not this one's
+            path.rename(path.with_name(f"{path.name}.before"))
+        self._file: _File | None = None
+        if path:
+            self._file = _JsonFile(path) if path.suffix == ".json" else _GrowingFile(path)
+
+    @property
+    def problem(self) -> str:
+        """What cannot be read of the file; "" if nothing is wrong with it. Only after the `last` look."""
+        return self._file.problem if self._file else ""
 
     def hear(self, line: str) -> None:
         """Take in a line of the output."""
+        line = line.strip()
         for pattern in self._patterns:
             if match := pattern.search(line):
+                if self._warns and (warning := _cut_number(match)):
+                    self._warning, self._warns = warning, False
                 found = {name: value for name, value in match.groupdict().items() if value is not None}
                 if found.keys() & self._open.keys():
                     self._close_row()
@@ -43,17 +114,25 @@ class Reported:
                     self._close_row()
 
     def look(self, *, last: bool = False) -> list[Row]:
-        """The rows that have come since.
+        """The rows that have come since. One of an epoch that was told before holds later values of it.
 
-        Raises:
-            UserError: the file holds something else than rows; only at the `last` look, as a file may be half written.
+        Not all are given: see `_Sieve`. What the `last` look gives ends with the last of all.
         """
         if last and self._open:
             self._close_row()
         if self._file:
-            self._look_into(self._file, last=last)
-        rows, self._new = self._new, []
-        return [self._counted(row) for row in rows]
+            self._new += self._file.look(last=last)
+        if last and self.problem:
+            self._warning = self.problem
+        new, self._new = self._new, []
+        for row in new:
+            self._sieve.put(self._counted(row))
+        return self._sieve.passed(last=last)
+
+    def warning(self) -> dict[str, str]:
+        """A `warning` of what the user should know of how metrics are told, if there is a new one."""
+        said, self._warning = self._warning, ""
+        return {"warning": said} if said else {}
 
     def _close_row(self) -> None:
         self._new.append(self._open)
@@ -61,48 +140,224 @@ class Reported:
 
     def _counted(self, row: dict[str, Any]) -> Row:
         self._count += 1
-        numbers = {name: number for name, value in row.items() if (number := _number(value)) is not _NO_NUMBER}
+        numbers = as_row(row)
         epoch = numbers.pop("epoch", None)
         return {"epoch": self._count if epoch is None else int(epoch), **numbers}
 
-    def _look_into(self, path: Path, *, last: bool) -> None:
+
+class _Sieve:
+    """Which rows are told on: the last of each epoch, and not more than the journal can take.
+
+    A program that tells an epoch more than once (a progress bar does, with each step) has it told on when the next one
+    begins. One that tells more rows than the rate allows has the latest of them told on whenever there is room again.
+    """
+
+    def __init__(self, burst: float, clock: Callable[[], float]) -> None:
+        self._burst, self._clock = burst, clock
+        self._room, self._at = burst, clock()
+        self._repeats = False
+        self._epoch: float | int | None = None  # the latest
+        self._held: Row = {}  # of an epoch that is still being told
+        self._late: Row = {}  # one for which there is no room yet
+        self._passed: list[Row] = []
+
+    def put(self, row: Row) -> None:
+        """Take in a row."""
+        same, self._epoch = row["epoch"] == self._epoch, row["epoch"]
+        self._repeats = self._repeats or same
+        if same:
+            self._held |= row
+            return
+        self._pass(self._held)
+        self._held = {}
+        if self._repeats:
+            self._held = dict(row)
+        else:
+            self._pass(row)
+
+    def passed(self, *, last: bool) -> list[Row]:
+        """The rows to tell on since the last call; with `last`, the latest whatever the rate."""
+        if last:
+            self._passed += [row for row in (self._late, self._held) if row]
+            self._held, self._late = {}, {}
+        else:
+            self._pass(self._late)
+        passed, self._passed = self._passed, []
+        return passed
+
+    def _pass(self, row: Row) -> None:
+        if not row:
+            return
+        now = self._clock()
+        self._room = min(self._burst, self._room + ROWS_PER_SECOND * (now - self._at))
+        self._at = now
+        if self._room < 1:
+            self._late = row
+            return
+        self._room -= 1
+        self._late = {}
+        self._passed.append(row)
+
+
+def thinned(rows: list[Row], most: int) -> list[Row]:
+    """At most so many of the rows, evenly, the last one among them."""
+    step = -(-len(rows) // max(1, most))
+    return rows[::-1][:: max(1, step)][::-1]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was found in what is kept of a program."""
+
+    rows: list[Row] = field(default_factory=list)
+    untold: str = ""  # why there is no metric among them
+    warning: str = ""
+
+    @property
+    def metrics(self) -> Row:
+        """The last value of each."""
+        latest: Row = {}
+        for row in self.rows:
+            latest |= row
+        latest.pop("epoch", None)
+        return latest
+
+
+def read_again(metrics: Metrics | None, folder: Path, output: Path, *, seconds: float) -> Reading:
+    """What a program that ran for so many seconds told, from what is kept of it."""
+    if metrics is None:
+        return Reading()
+    reported = Reported(metrics, folder, goes_on=True, burst=math.inf)
+    lines = Lines()
+    with open(output if metrics.patterns else os.devnull, "rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            for line in lines.feed(chunk):
+                reported.hear(line)
+    for line in lines.feed(b"", last=True):
+        reported.hear(line)
+    rows = list[Row]()
+    for row in reported.look(last=True):
+        add_row(rows, row)
+    reading = Reading(thinned(rows, int(BURST_ROWS + seconds * ROWS_PER_SECOND)))
+    why = "" if reading.metrics else reported.problem or untold(metrics)
+    return replace(reading, untold=why, warning=reported.warning().get("warning", ""))
+
+
+def untold(metrics: Metrics | None) -> str:
+    """What to say of a program that ended well, but told nothing."""
+    if metrics is None:
+        return ""
+    where = metrics.file or f"its output by {' and '.join(metrics.patterns)}"
+    return f"it ended well, but told no metrics: none were found in {where}"
+
+
+# ---- files
+
+
+class _File(Protocol):
+    problem: str
+
+    def look(self, *, last: bool) -> list[dict[str, Any]]:
+        """The rows that are new. What cannot be read may be half written: only at the `last` look it is a problem."""
+
+
+class _JsonFile:
+    """A row each time that it is written, or a list of rows that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.problem = ""
+        self._path, self._content, self._told = path, b"", 0
+        self._state: tuple[int, ...] = ()
+
+    def look(self, *, last: bool) -> list[dict[str, Any]]:
         try:
-            text = path.read_text()
+            state = _state(self._path.stat())
+            content = self._content if state == self._state and not last else self._path.read_bytes()
         except FileNotFoundError:
-            return
-        if text == self._seen:
-            return
+            return []
+        self._state = state
+        if content == self._content:
+            return []
         try:
-            rows = _READERS[path.suffix](text, whole=last)
+            parsed = json.loads(content)
+            rows = [_mapping(row) for row in (parsed if isinstance(parsed, list) else [parsed])]
         except (ValueError, TypeError) as error:
             if last:
-                raise UserError(f"{path} cannot be read as {path.suffix[1:]}: {error}") from None
-            return
-        single = path.suffix == ".json" and len(rows) == 1
-        if single or (path.suffix != ".json" and not text.startswith(self._seen)):  # written anew
-            self._file_rows = 0
-        self._seen = text
-        self._new += rows[self._file_rows :]
-        self._file_rows = len(rows)
+                self.problem = f"{self._path} cannot be read as json: {error}"
+            return []
+        self._content = content
+        new = rows if isinstance(parsed, dict) else rows[self._told :]
+        self._told = len(rows)
+        return new
 
 
-def _whole_lines(text: str, whole: bool) -> list[str]:
-    """All lines, but a last one only if it has an end, or nothing will follow."""
-    lines = text.splitlines(keepends=True)
-    return lines if whole or not lines or lines[-1].endswith("\n") else lines[:-1]
+class _GrowingFile:
+    """A row a line, as JSON or below a heading of CSV. Only what is new is read, until it is written anew."""
+
+    def __init__(self, path: Path) -> None:
+        self.problem = ""
+        self._path, self._state = path, tuple[int, ...]()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._read, self._head, self._foot, self._rest = 0, b"", b"", b""
+        self._heading: list[str] | None = None
+
+    def look(self, *, last: bool) -> list[dict[str, Any]]:
+        text = self._rest + self._new_bytes(last=last)
+        end = len(text) if last else text.rfind(b"\n") + 1
+        self._rest = text[end:]
+        if len(self._rest) > LINE_BYTES:
+            self._rest, self.problem = b"", self._cannot(f"a line is longer than {LINE_BYTES} bytes")
+        rows = []
+        for line in text[:end].decode(errors="replace").splitlines():
+            try:
+                rows += self._row(line) if line.strip() else []
+            except (ValueError, TypeError, csv.Error) as error:
+                self.problem = self._cannot(str(error))
+        return rows
+
+    def _row(self, line: str) -> list[dict[str, Any]]:
+        if self._path.suffix == ".jsonl":
+            return [_mapping(json.loads(line))]
+        (cells,) = csv.reader([line])
+        if self._heading is None:
+            self._heading = cells
+        if cells == self._heading:  # again, where a program that goes on writes it again
+            return []
+        return [dict(zip(self._heading, cells, strict=False))]
+
+    def _cannot(self, why: str) -> str:
+        return f"{self._path} cannot be read as {self._path.suffix[1:]}: {why}"
+
+    def _new_bytes(self, *, last: bool) -> bytes:
+        try:
+            file = open(self._path, "rb")  # noqa: SIM115  (closed below)
+        except FileNotFoundError:
+            return b""
+        with file:
+            state = _state(os.fstat(file.fileno()))
+            if state == self._state and not last:
+                return b""
+            self._state = state
+            if not self._head.startswith(file.read(len(self._head))):
+                self._begin()
+            elif os.fstat(file.fileno()).st_size < self._read:  # it is being written anew
+                return b""
+            file.seek(self._read - len(self._foot))
+            if file.read(len(self._foot)) != self._foot:
+                self._begin()
+            file.seek(self._read)
+            new = file.read()
+        self._head = (self._head + new[:CHECKED_BYTES])[:CHECKED_BYTES]
+        self._foot = (self._foot + new[-CHECKED_BYTES:])[-CHECKED_BYTES:]
+        self._read += len(new)
+        return new
 
 
-def _jsonl(text: str, *, whole: bool) -> list[dict[str, Any]]:
-    return [_mapping(json.loads(line)) for line in _whole_lines(text, whole) if line.strip()]
-
-
-def _csv(text: str, *, whole: bool) -> list[dict[str, Any]]:
-    return list(csv.DictReader(io.StringIO("".join(_whole_lines(text, whole)))))
-
-
-def _json(text: str, *, whole: bool) -> list[dict[str, Any]]:
-    content = json.loads(text)
-    return [_mapping(row) for row in (content if isinstance(content, list) else [content])]
+def _state(stat: os.stat_result) -> tuple[int, ...]:
+    """Changes when a file is written."""
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _mapping(row: Any) -> dict[str, Any]:
@@ -111,8 +366,12 @@ def _mapping(row: Any) -> dict[str, Any]:
     return row
 
 
-_READERS: Final = {".jsonl": _jsonl, ".csv": _csv, ".json": _json}
+# ---- numbers
+
+
 _NO_NUMBER: Final = object()
+_WHOLE_NUMBER: Final = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?")
+_SIGN_BEFORE: Final = re.compile(r"(?:^|[\s=:,;(\[|])-$")
 
 
 def as_row(metrics: dict[str, Any]) -> Row:
@@ -125,10 +384,39 @@ def _number(value: Any) -> Any:
         value = value.item()
     if isinstance(value, (bool, int)):
         return int(value)
+    percent = isinstance(value, str) and value.rstrip().endswith("%")
     try:
-        number = float(value)
+        number = float(value.rstrip().removesuffix("%")) / 100 if percent else float(value)
     except (TypeError, ValueError):
         return _NO_NUMBER
     if not math.isfinite(number):
         return None
     return int(number) if isinstance(value, str) and re.fullmatch(r"[+-]?\d+", value.strip()) else number
+
+
+def divergence(metrics: Mapping[str, Any], names: Iterable[str]) -> str:
+    """Why a trial that ended by itself has diverged, by the metrics of these names; "" if it has not."""
+    told = {name: metrics[name] for name in names if name in metrics}
+    bad = sorted(name for name, value in told.items() if value is None or not math.isfinite(value))
+    return f"{bad[0]} became NaN or infinite" if bad else ""
+
+
+def _cut_number(match: "re.Match[str]") -> str | None:
+    """What is wrong with a pattern that takes only a part of a number, as `1.2` of `1.2e-05`."""
+    line, taken = match.string, [match.start(name) for name in match.re.groupindex]
+    for name in match.re.groupindex:
+        start, end = match.span(name)
+        whole = _WHOLE_NUMBER.match(line, start + (line[start : start + 1] in ("+", "-"))) if start >= 0 else None
+        if whole is None or any(end <= other < whole.end() for other in taken):
+            continue
+        sign = "-" if _SIGN_BEFORE.search(line, max(0, start - 2), start) else ""
+        if whole.end() > end or sign:
+            value, number = match[name], sign + line[start : max(end, whole.end())]
+            return (f"the pattern {_shown(match.re.pattern)} takes {value!r} out of {number!r} for {name}: write "
+                    f"(?P<{name}>{{number}}), which takes signs, exponents and percent")  # fmt: skip
+    return None
+
+
+def _shown(pattern: str) -> str:
+    """A pattern as the user has written it."""
+    return pattern.replace(NUMBER, "{number}")

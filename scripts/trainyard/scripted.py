@@ -1,6 +1,7 @@
 """A user's own distributed script as the training of a scale: launched, timed, watched, and heard for its metrics."""
 
 import logging
+import os
 import queue
 import socket
 import statistics
@@ -17,10 +18,11 @@ from trainyard.commands import newest
 from trainyard.config import Scaling, repeat_of, split_scale
 from trainyard.errors import UserError
 from trainyard.files import digest_of, lock, write_json
+from trainyard.journal import add_row
 from trainyard.launchers import Meeting, checked, meeting_of, script_line
 from trainyard.ownspec import lookup, words_of
 from trainyard.programs import pass_on_sigterm
-from trainyard.reported import Reported, Row
+from trainyard.reported import Lines, Reported, Row, untold
 
 LOOK_SECONDS: Final = 1.0
 # What a script may tell, under the names that the tables have for it; other metrics are in history.csv only.
@@ -55,9 +57,8 @@ class Script:
             code = self._follow(line, goes_on=left is not None)
             if code:
                 raise UserError(f"the script ended with exit code {code}; what it said is above")
-            if self._study.metrics and not self._rows:
-                where = self._study.metrics.file or "its output"
-                raise UserError(f"the script ended well, but told no metrics: none were found in {where}")
+            if self._untold:
+                raise UserError(f"{self._run}: {self._untold}")
             self._write(time.time() - began)
         return 0
 
@@ -106,8 +107,7 @@ class Script:
         reported = Reported(self._study.metrics, self._out, goes_on=goes_on)
         try:
             process = subprocess.Popen(
-                line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1,
-                errors="replace",
+                line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
             )  # fmt: skip
         except OSError as error:
             raise UserError(f"{line[0]} cannot be started: {error.strerror}") from None
@@ -123,11 +123,14 @@ class Script:
                     log.info("%s", text)
                     reported.hear(text)
             self._keep(reported.look(last=not running))
+            for warning in reported.warning().values():
+                log.warning("%s", warning)
+        self._untold = "" if self._rows else reported.problem or untold(self._study.metrics)
         return process.wait()
 
     def _keep(self, rows: list[Row]) -> None:
         for row in rows:
-            self._rows.append({**row, "_time": time.time()})
+            add_row(self._rows, {**row, "_time": time.time()})
 
     def _write(self, seconds: float) -> None:
         """`history.csv` and `summary.json`. Of a metric that was not told, nothing is known."""
@@ -163,10 +166,14 @@ class Script:
         log.info("the script ran %.1f s and told %d rows of metrics", seconds, len(rows))
 
 
-def _read(process: "subprocess.Popen[str]", said: "queue.SimpleQueue[str | None]") -> None:
+def _read(process: "subprocess.Popen[bytes]", said: "queue.SimpleQueue[str | None]") -> None:
     assert process.stdout is not None
-    for line in process.stdout:
-        said.put(line.rstrip())
+    lines = Lines()
+    while chunk := os.read(process.stdout.fileno(), 65536):
+        for line in lines.feed(chunk):
+            said.put(line)
+    for line in lines.feed(b"", last=True):
+        said.put(line)
     said.put(None)
 
 

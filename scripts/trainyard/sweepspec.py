@@ -333,8 +333,8 @@ class Sweep(Section):
     @model_validator(mode="after")
     def _tells_what_counts(self) -> "Sweep":
         """What a search or a stop goes by is told, as far as that is known before anything has run."""
-        patterns = self.metrics.patterns if self.metrics else []
-        groups = tuple(name for pattern in patterns for name in re.compile(pattern).groupindex)
+        patterns = self.metrics.compiled if self.metrics else []
+        groups = tuple(name for pattern in patterns for name in pattern.groupindex)
         told = {"search": OF_A_TRAINING if self.trains else groups, "stop": OF_AN_EPOCH if self.trains else groups}
         for name, known in told.items():
             section = getattr(self, name)

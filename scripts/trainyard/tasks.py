@@ -21,8 +21,18 @@ class Task:
 
     @property
     def folder_name(self) -> str:
-        """Of what a user's program leaves: another one when it is trained anew on purpose."""
-        return f"{self.trial}-{self.generation}" if self.generation else self.trial
+        """Of what a user's program leaves."""
+        return folder_name(self.trial, self.generation)
+
+
+def folder_name(trial: str, generation: int) -> str:
+    """Of what a user's program leaves: another one when it is trained anew on purpose."""
+    return f"{trial}-{generation}" if generation else trial
+
+
+def output_name(attempt: int) -> str:
+    """Of the file in that folder that holds what an attempt has said."""
+    return f"output-{attempt}.log"
 
 
 class Source(Protocol):

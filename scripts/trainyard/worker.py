@@ -17,6 +17,7 @@ from trainyard.config import Data
 from trainyard.errors import Diverged, UserError
 from trainyard.ownspec import Metrics, Own
 from trainyard.spec import Train
+from trainyard.tasks import output_name
 
 if TYPE_CHECKING:  # here and below: importing torch takes seconds, which only a process that trains should spend
     from trainyard.sampling import Batch
@@ -76,8 +77,8 @@ class Worker:
     def begin(self, order: Order) -> dict[str, Any]:
         """Run a trial until it has something to say: `{"epoch": row}` or `{"halved": ...}`, after which it waits.
 
-        At its end it says `{"finished": ...}`, `{"pruned": ...}`, `{"diverged": ...}`, `{"stopped": ...}` or
-        `{"failed": ...}`.
+        At its end it says `{"finished": ...}`, `{"pruned": ...}`, `{"diverged": ...}`, `{"stopped": ...}`,
+        `{"unreadable": ...}` or `{"failed": ...}`.
         """
         self._messages = self._run(order)
         return next(self._messages)
@@ -159,7 +160,7 @@ class Worker:
             words,
             folder,
             setting.cwd,
-            folder / f"output-{order.attempt}.log",
+            folder / output_name(order.attempt),
             setting.metrics,
             setting.resume if left else None,
             setting.timeout_seconds,

@@ -1,7 +1,10 @@
 """Users' own programs, searches and early stops survive what kills a sweep."""
 
+import csv
+
 import pandas as pd
 import psutil
+import pytest
 from trainyard.journal import attempts, read_events
 from waiting import wait_until
 from yard import Yard
@@ -149,3 +152,87 @@ def test_a_sweep_of_which_most_has_failed_is_an_error_that_names_the_commonest_c
     assert not (yard.results / "sweeps/s/trials.csv").exists()
     yard.write({"sweeps": {"s": {**sweep, "max_failed_fraction": 0.75}}})
     assert "1 trials finished, 3 failed" in yard.run(*yard.script("sweep", "--sweep", "s")).stdout
+
+
+# It notes each run of itself, and tells a progress bar's worth of numbers.
+TELLS = """
+import sys
+print("run", file=open("runs.txt", "a"))
+for epoch in (1, 2):
+    for step in range(100):
+        print(f"\\rEpoch {epoch}/2, step {step}: error=\\x1b[1m{step}\\x1b[0m", end="")
+    print(f"\\rEpoch {epoch}/2: score={int(sys.argv[1]) * epoch * 1e-05}")
+"""
+
+
+def rows_of(yard, table):
+    with open(yard.results / "sweeps/s" / f"{table}.csv") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_corrected_pattern_is_applied_to_what_is_kept_and_nothing_runs_again(yard):
+    (yard.folder / "tells.py").write_text(TELLS)
+    sweep = {"command": "python tells.py {x}", "grid": {"x": [1, 2, 3]}, "slots": {"gpus_per_node": 2}}
+
+    def runs():
+        return (yard.folder / "runs.txt").read_text().count("run")
+
+    def write(pattern, **more):
+        yard.write({"sweeps": {"s": {**sweep, **more, "metrics": {"pattern": pattern}}}})
+
+    write(r"scroe=(?P<score>\S+)")
+    done = yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
+    said = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert said.count("correct `metrics`") == 2, "after the first one, and at the end"
+    assert "none were found in its output by scroe=" in said
+    assert "3 of 3 trials have no metrics" in said
+    again = yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
+    assert (again.returncode, runs()) == (done.returncode, 3), "neither is it tried again, nor run by the next run"
+
+    write(r"Epoch (?P<epoch>\d+)/2: score=(?P<score>[\d.]+)")
+    said = yard.snakemake("sweeps")
+    assert said.count("takes '1' out of '1e-05' for score: write (?P<score>{number})") == 1
+    assert [row["score"] for row in rows_of(yard, "trials")] == ["2", "4", "6"]
+    timeline = rows_of(yard, "timeline")
+
+    write(r"Epoch (?P<epoch>\d+)/2: score=(?P<score>{number})", grid={"x": [1, 2, 3, 4]})
+    assert "1 of 4 trials pending, 3 outputs to re-read without running anything" in yard.snakemake("-n", "sweeps")
+    yard.snakemake("sweeps")
+    assert runs() == 4
+    trials = rows_of(yard, "trials")
+    assert [float(row["score"]) for row in trials] == pytest.approx([2e-05, 4e-05, 6e-05, 8e-05])
+    assert {row["status"] for row in trials} == {"finished"}
+    assert [float(row["score"]) for row in rows_of(yard, "epochs")][:2] == pytest.approx([1e-05, 2e-05])
+    kept = {row["trial"]: row for row in rows_of(yard, "timeline")}
+    assert all(kept[row["trial"]]["end"] == row["end"] for row in timeline), "it ended when it ended"
+    assert "Nothing to be done" in yard.snakemake("-n", "sweeps")
+
+    for output in (yard.results / "sweeps/s/trials").glob("*/output-1.log"):
+        output.unlink()
+    write(r"nothing (?P<score>{number})", grid={"x": [1, 2, 3, 4]})
+    yard.run(*yard.script("sweep", "--sweep", "s"))
+    assert rows_of(yard, "trials") == trials, "what cannot be read again is what it was"
+    assert runs() == 4
+
+
+def test_a_search_whose_metric_cannot_be_read_stops_at_once_and_goes_on_by_what_it_was(yard):
+    (yard.folder / "tells.py").write_text(TELLS)
+    values = {"x": {"low": 1, "high": 9, "integer": True}}
+    search = {"method": "random", "trials": 2, "metric": "score", "values": values}
+
+    def sweep(pattern, check):
+        metrics = {"pattern": pattern}
+        yard.write({"sweeps": {"s": {"command": "python tells.py {x}", "search": search, "metrics": metrics}}})
+        done = yard.run(*yard.script("sweep", "--sweep", "s"), check=check)
+        return done.stdout + done.stderr, (yard.folder / "runs.txt").read_text().count("run")
+
+    for _ in range(2):
+        said, runs = sweep(r"scroe=(?P<score>{number})", check=False)
+        assert "none were found in its output by scroe=" in said
+        assert "correct `metrics`" in said
+        assert runs == 1, "what was drawn next would be drawn blindly"
+    said, runs = sweep(r"score=(?P<score>{number})", check=True)
+    assert "1 of 1 kept outputs could be read again" in said
+    assert "2 trials finished" in said
+    assert runs == 2

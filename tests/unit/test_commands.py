@@ -1,6 +1,7 @@
 """A command as a trial: heard while it runs, ended with all that it started, its GPU the only one it sees."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -72,7 +73,6 @@ FAILURES = {
     "echo reading; echo 'no such file: x' >&2; exit 3": "exit code 3: no such file: x",
     "kill -SEGV $$": "killed by SIGSEGV: it said nothing",
     "./nowhere": "exit code 127: /bin/sh: 1: ./nowhere: not found",
-    "true": "it ended well, but told no metrics: none were found in its output",
     "sleep 60": "it took longer than its timeout_minutes, 0.01",
 }
 
@@ -81,6 +81,61 @@ FAILURES = {
 def test_what_goes_wrong_is_told_in_a_line(tmp_path, guard, line):
     last = run(call(tmp_path, line, metrics=PATTERN, timeout_seconds=0.6), guard)[-1]
     assert last["failed"].startswith(FAILURES[line].partition("/bin/sh")[0])
+
+
+SAYS = """
+import sys
+out = sys.stdout.buffer
+out.write(b"." * 2**24 + b"\\n")
+out.write(b"\\x1b[32mepoch\\x1b[0m 1: acc \\x1b[1m0.5\\x1b[0m\\n")
+out.write(b"epoch 2: acc 1.2e-05\\r\\n")
+for byte in "naïve epoch 3: acc 92.5%".encode():
+    out.write(bytes([byte]))
+    out.flush()
+"""
+BARS = """
+from tqdm import tqdm
+for epoch in (1, 2, 3):
+    bar = tqdm(range(3000, -1, -1), desc=f"epoch {epoch}", mininterval=0, miniters=1)
+    for loss in bar:
+        bar.set_postfix(loss=loss)
+"""
+
+
+def test_one_that_ended_well_and_told_nothing_has_not_failed(tmp_path, guard):
+    for line, metrics, why in (
+        ("echo 'epoch 1: acc bad'", PATTERN, r"none were found in its output by epoch \(\?P<epoch>"),
+        ("true", Metrics(file="m.jsonl"), "none were found in m.jsonl"),
+        ("echo '{]' > m.jsonl", Metrics(file="m.jsonl"), "m.jsonl cannot be read as jsonl"),
+    ):
+        last = run(call(tmp_path, line, metrics=metrics), guard)[-1]
+        assert re.search(why, last["unreadable"])
+        assert last["heard"] == metrics.digest
+    last = run(call(tmp_path, "echo '{]' > m.jsonl; exit 3", metrics=Metrics(file="m.jsonl")), guard)[-1]
+    assert last["failed"].startswith("exit code 3")
+
+
+def test_what_it_says_is_heard_whatever_it_is(tmp_path, guard):
+    program = tmp_path / "says.py"
+    program.write_text(SAYS)
+    metrics = Metrics(pattern=r"epoch (?P<epoch>\d+): acc (?P<val_accuracy>{number})")
+    messages = run(call(tmp_path, [sys.executable, "says.py"], metrics=metrics), guard)
+    assert [message["epoch"] for message in messages[:-1]] == [
+        {"epoch": 1, "val_accuracy": 0.5}, {"epoch": 2, "val_accuracy": 1.2e-05}, {"epoch": 3, "val_accuracy": 0.925},
+    ]  # fmt: skip
+    assert messages[-1]["tail"].endswith("naïve epoch 3: acc 92.5%")
+    assert (tmp_path / "output-1.log").stat().st_size > 16 * 2**20, "all of it is kept"
+
+
+def test_a_progress_bar_tells_an_epoch_once(tmp_path, guard):
+    program = tmp_path / "bars.py"
+    program.write_text(BARS)
+    metrics = Metrics(pattern=r"epoch (?P<epoch>\d+): .* loss=(?P<loss>{number})")
+    *rows, last = run(call(tmp_path, [sys.executable, "bars.py"], metrics=metrics), guard)
+    assert len(rows) <= 4, "the first one again when its end is known"
+    told = [message["epoch"] for message in rows[-3:]]
+    assert told == [{"epoch": epoch, "loss": 0} for epoch in (1, 2, 3)]
+    assert last["finished"] == {"loss": 0}
 
 
 def test_a_program_that_is_not_there_is_named(tmp_path, guard):

@@ -1,9 +1,10 @@
 """Metrics of a user's program are rows of numbers, also while they are being written."""
 
+import json
+
 import pytest
-from trainyard.errors import UserError
 from trainyard.ownspec import Metrics
-from trainyard.reported import Reported, as_row
+from trainyard.reported import BURST_ROWS, LINE_CHARACTERS, Lines, Reading, Reported, _GrowingFile, as_row, read_again
 
 
 def reported(folder, **where):
@@ -71,12 +72,14 @@ def test_what_an_earlier_attempt_told_does_not_count_unless_it_is_continued(tmp_
 @pytest.mark.parametrize(
     ("content", "message"), [("[1, 2]\n", "a row must be a mapping"), ("{]\n", "cannot be read as jsonl")]
 )
-def test_what_is_no_row_is_an_error_at_the_end(tmp_path, content, message):
+def test_what_is_no_row_is_a_problem_at_the_end(tmp_path, content, message):
     found = reported(tmp_path, file="m.jsonl")
-    (tmp_path / "m.jsonl").write_text(content)
-    assert found.look() == []
-    with pytest.raises(UserError, match=message):
-        found.look(last=True)
+    (tmp_path / "m.jsonl").write_text(content + '{"acc": 1}\n')
+    assert found.look() == [{"epoch": 1, "acc": 1}]
+    assert found.look(last=True) == []
+    assert message in found.problem
+    assert message in found.warning()["warning"]
+    assert found.warning() == {}
 
 
 def test_only_numbers_are_metrics():
@@ -87,3 +90,183 @@ def test_only_numbers_are_metrics():
     assert as_row({"a": True, "b": "x", "c": Scalar(), "d": float("inf"), "e": "7", "f": "1e-3"}) == {
         "a": 1, "c": 2.5, "d": None, "e": 7, "f": 0.001,
     }  # fmt: skip
+
+
+def lines_of(*chunks):
+    lines = Lines()
+    return [line for chunk in chunks for line in lines.feed(chunk)] + lines.feed(b"", last=True)
+
+
+def test_output_is_cut_into_lines_wherever_it_is_torn():
+    text = "ä\r\n\x1b[1;31mred\x1b[0m\r\x1b]0;title\x07 50%|█████  \x1b[A\nend".encode()
+    whole = lines_of(text)
+    assert whole == ["ä", "red", " 50%|█████", "end"]
+    assert lines_of(*(text[at : at + 1] for at in range(len(text)))) == whole
+    assert lines_of(b"a\xff b\n") == ["a\ufffd b"]
+
+
+def test_of_a_line_without_an_end_only_the_beginning_is_held():
+    lines = Lines()
+    for _ in range(1000):
+        assert lines.feed(b"x" * 2**14) == []
+    assert sum(map(len, lines._parts)) == LINE_CHARACTERS
+    (line,) = lines.feed(b"\n")
+    assert line == "x" * LINE_CHARACTERS
+    assert lines.feed(b"next\n") == ["next"]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("-1.2e-05", -1.2e-05), ("+3", 3), (".5", 0.5), ("2.", 2), ("1E6", 1e6), ("93.5%", 0.935), ("50 %", 0.5),
+     ("nan", None), ("-Inf", None)],
+)  # fmt: skip
+def test_number_in_a_pattern_takes_any(tmp_path, text, number):
+    found = reported(tmp_path, pattern=r"^a=(?P<a>{number}), b=(?P<b>{number}){1}s$")
+    found.hear(f"a={text}, b=1e-3s")
+    assert found.look() == [{"epoch": 1, "a": pytest.approx(number) if number else number, "b": 0.001}]
+
+
+def test_braces_that_are_not_number_mean_what_they_meant(tmp_path):
+    found = reported(tmp_path, pattern=r"\{number\} x{2} (?P<a>\d{1,3})")
+    found.hear("{number} xx 12")
+    assert found.look() == [{"epoch": 1, "a": 12}]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line", "part"),
+    [(r"loss (?P<loss>[\d.]+)", "loss 1.2e-05", "takes '1.2' out of '1.2e-05' for loss"),
+     (r"loss (?P<loss>[\d.]+).* acc (?P<acc>\S+)", "loss 1.2e-05 acc 1", "out of '1.2e-05' for loss"),
+     (r"loss.*?(?P<loss>[\d.]+)", "loss: -0.5", "takes '0.5' out of '-0.5'"),
+     (r"loss (?P<loss>[\d.e]+)", "loss 1.2e-05", "takes '1.2e' out of '1.2e-05'")],
+)  # fmt: skip
+def test_a_pattern_that_cuts_a_number_is_told_of_once(tmp_path, pattern, line, part):
+    found = reported(tmp_path, pattern=pattern)
+    for _ in range(2):
+        found.hear(line)
+    warning = found.warning()["warning"]
+    assert part in warning
+    assert "(?P<loss>{number})" in warning
+    assert found.warning() == {}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line"),
+    [(r"epoch (?P<epoch>\d+)\.(?P<step>\d+) (?P<loss>{number})", "epoch 3.5 1.2e-05"),
+     (r"epoch (?P<epoch>\d+)", "epoch 3. loss 1"), (r"epoch (?P<epoch>\d+)/", "epoch 3/10"),
+     (r"acc (?P<acc>[\d.]+)%", "acc 93.5%"), (r"acc - (?P<acc>[\d.]+)", "acc - 0.5")],
+)  # fmt: skip
+def test_a_pattern_that_takes_whole_numbers_is_not_warned_of(tmp_path, pattern, line):
+    found = reported(tmp_path, pattern=pattern)
+    found.hear(line)
+    assert found.look()
+    assert found.warning() == {}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_rows_of_one_epoch_are_one_with_the_last_values(tmp_path):
+    found = reported(tmp_path, pattern=r"(?P<epoch>\d+) (?P<loss>\d+)")
+    told = []
+    for epoch in (1, 2, 3):
+        for loss in range(1000, -1, -1):
+            found.hear(f"{epoch} {loss}")
+            told += found.look()
+    told += found.look(last=True)
+    assert [(row["epoch"], row["loss"]) for row in told] == [(1, 1000), (1, 0), (2, 0), (3, 0)]
+
+
+def test_more_rows_than_a_journal_can_take_are_told_at_a_rate_and_the_last_always(tmp_path):
+    clock = Clock()
+    found = Reported(Metrics(pattern=r"loss (?P<loss>\d+)"), tmp_path, clock=clock)
+    told = []
+    for number in range(5000):
+        found.hear(f"loss {number}")
+        told += found.look()
+    assert [row["epoch"] for row in told] == [*range(1, BURST_ROWS + 1)]
+    clock.now = 3.0
+    assert found.look() == [{"epoch": 5000, "loss": 4999}], "when there is room, the latest is told on"
+    assert found.look() == []
+    for number in range(9):
+        found.hear(f"loss {number}")
+    assert [row["loss"] for row in found.look()] == [0, 1]
+    assert found.look(last=True) == [{"epoch": 5009, "loss": 8}]
+
+
+def test_an_honest_program_of_a_hundred_quick_epochs_has_them_all(tmp_path):
+    for pattern in (r"epoch (?P<epoch>\d+) (?P<loss>\d+)", r"epoch \d+ (?P<loss>\d+)"):
+        found = Reported(Metrics(pattern=pattern), tmp_path, clock=Clock())
+        for number in range(1, 101):
+            found.hear(f"epoch {number} {number}")
+        assert [row["epoch"] for row in found.look()] == [*range(1, 101)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("m.jsonl", '{"acc": 1, "note": "ä"}\n'), ("m.csv", "acc,note\n1,ä\n"), ("m.json", '[{"acc": 1, "note": "ä"}]')],
+)
+def test_a_character_that_is_half_written_is_waited_for(tmp_path, name, text):
+    found, path = reported(tmp_path, file=name), tmp_path / name
+    half = text.encode().index("ä".encode()) + 1
+    path.write_bytes(text.encode()[:half])
+    assert found.look() == []
+    path.write_bytes(text.encode())
+    assert found.look() == [{"epoch": 1, "acc": 1}]
+    assert found.look(last=True) == []
+    assert found.problem == ""
+
+
+def test_of_a_file_that_grows_only_what_is_new_is_read(tmp_path, monkeypatch):
+    found, path = reported(tmp_path, file="m.jsonl"), tmp_path / "m.jsonl"
+    read, new_bytes = [], _GrowingFile._new_bytes
+
+    def noted(self, *, last):
+        read.append(new_bytes(self, last=last))
+        return read[-1]
+
+    monkeypatch.setattr(_GrowingFile, "_new_bytes", noted)
+    told = []
+    for epoch in range(200):
+        with open(path, "a") as file:
+            file.write(json.dumps({"acc": epoch, "note": "x" * 100}) + "\n")
+        told += found.look()
+    assert [row["acc"] for row in told] == [*range(200)]
+    assert sum(map(len, read)) == path.stat().st_size
+
+
+def test_a_file_that_is_written_anew_is_read_anew_once_it_is_whole(tmp_path):
+    found, path = reported(tmp_path, file="m.csv"), tmp_path / "m.csv"
+    first = "epoch,acc\n1,0.5\n2,0.6\n"
+    path.write_text(first)
+    assert len(found.look()) == 2
+    path.write_text(first[:12])  # as pandas writes it: the same again, and more
+    assert found.look() == []
+    path.write_text(first + "3,0.7\n")
+    assert found.look() == [{"epoch": 3, "acc": 0.7}]
+    path.write_text("epoch,loss,acc\n1,9,0.5\n")
+    assert found.look() == [{"epoch": 1, "loss": 9, "acc": 0.5}]
+
+
+def test_what_is_kept_is_read_again_with_another_setting(tmp_path):
+    def again(seconds=1, **metrics):
+        return read_again(Metrics.model_validate(metrics), tmp_path, output, seconds=seconds)
+
+    output = tmp_path / "output-1.log"
+    output.write_bytes(b"\x1b[1macc=0.5\n" + b"." * 50 + "\nloss=9 ä\nloss=8 ä".encode())
+    assert again(pattern="loss=(?P<loss>{number})") == Reading([{"epoch": 1, "loss": 9}, {"epoch": 2, "loss": 8}])
+    assert again(pattern="acc=(?P<acc>{number})").metrics == {"acc": 0.5}
+    assert again(pattern="acc (?P<acc>{number})").untold.endswith(
+        "none were found in its output by acc (?P<acc>{number})"
+    )
+    assert "takes '0'" in again(pattern=r"acc=(?P<acc>\d+)").warning
+    (tmp_path / "m.jsonl").write_text('{"acc": 1}\n')
+    assert again(file="m.jsonl").rows == [{"epoch": 1, "acc": 1}]
+    assert again(file="n.jsonl").untold.endswith("none were found in n.jsonl")
+    output.write_text("".join(f"loss={number}\n" for number in range(10_000)))
+    rows = again(pattern="loss=(?P<loss>{number})", seconds=10).rows
+    assert 150 <= len(rows) <= BURST_ROWS + 10
+    assert rows[-1] == {"epoch": 10_000, "loss": 9999}
