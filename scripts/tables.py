@@ -12,7 +12,7 @@ from trainyard.configfile import read_config
 from trainyard.journal import read_events, sessions
 from trainyard.planning import plan_sweep
 from trainyard.scaling import recommendation, scaling_table
-from trainyard.tables import best_words, saved_words, stopping_table, write_page, write_parquet, write_table
+from trainyard.tables import as_date, best_words, saved_words, stopping_table, write_page, write_parquet, write_table
 
 log = logging.getLogger("tables")
 
@@ -53,7 +53,7 @@ def _sweep(config: Config, name: str, results: Path) -> dict[str, pd.DataFrame |
         "Trials": trials,
         **stopped,
         "What it cost, and would have cost otherwise": turned,
-        "Its jobs, as planned and as they were": jobs,
+        "Its jobs, as planned and as they were": jobs.assign(start=jobs["start"].map(as_date)),
     }
 
 

@@ -132,5 +132,6 @@ def slot_table(running: list[Attempt], plan: Plan) -> Table:
         epochs = f"{len(attempt.epochs)}{of}"
         metric = _metric_text(plan, attempt.epochs[-1]) if attempt.epochs else ""
         values, seconds = _values_text(plan, attempt.trial), f"{time.time() - attempt.start:.0f}"
-        table.add_row(str(where["slot"]), where["node"], where["gpu"], attempt.trial, values, epochs, metric, seconds)
+        gpu = "none" if where.get("device") == "cpu" else where["gpu"]
+        table.add_row(str(where["slot"]), where["node"], gpu, attempt.trial, values, epochs, metric, seconds)
     return table

@@ -19,8 +19,8 @@ COLUMNS: Final = (
     "scale", "nodes", "gpus", "global_batch", "train_loss", "train_accuracy", "val_loss", "val_accuracy",
     "images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction", "exposed_comm_fraction", "gpu0_peak_mib",
     "gpu0_avg_mib", "gpu0_mode_mib", "cpu_rss_peak_mib", "train_seconds", "startup_seconds", "warmup_seconds",
-    "gpu_hours", "gpu_hours_increase", "cost", "speedup", "speedup_low", "speedup_high", "efficiency",
-    "throughput_scaling", "memory_avg_scaling", "cost_per_million_images", "verdict", "recommended", "gradient_mib",
+    "checkpoint_seconds", "gpu_hours", "gpu_hours_increase", "cost", "speedup", "speedup_low", "speedup_high",
+    "efficiency", "throughput_scaling", "memory_avg_scaling", "cost_per_million_images", "verdict", "recommended", "gradient_mib",
     "allreduce_mib", "hiding_gbit_per_second", "micro_batch", "accumulation", "precision", "tflops_per_gpu", "mfu",
     "roofline_images_per_second", "repeats", "train_seconds_spread", "images_per_second_spread", "device",
 )  # fmt: skip
@@ -32,7 +32,9 @@ def scaling_table(
 ) -> pd.DataFrame:
     """One row per scale, medians over its repeats, from the `summary.json` in each folder; the first is the baseline.
 
-    G is a scale's number of GPUs over the baseline's, T its training seconds, I its images per second.
+    G is a scale's number of GPUs over the baseline's, T its training seconds, I its images per second. T (the column
+    `train_seconds`) is what a whole training takes after its start-up: its epochs, their validation, and checkpoints,
+    which are in `checkpoint_seconds`, too; of a user's script, all from its launch to its end.
 
     - `speedup`: strong scaling (the same work) T0 / T, weak scaling (G times the work) I / I0; `speedup_low` and
       `speedup_high` are those of its slowest and its fastest repeat.

@@ -60,11 +60,16 @@ def _repeats(scaling: pd.DataFrame) -> str:
 
 
 def losses(left: Axes, right: Axes, histories: Sequence[History], scaling: pd.DataFrame) -> None:
-    """Training and validation loss against epochs, and against the GPU time spent; a colour per scale."""
+    """Training and validation loss against epochs, and against the GPU time spent; a colour per scale.
+
+    The time is that of epochs, and of checkpoints, which count as evenly spread over the epochs.
+    """
     on_gpu = (scaling["device"] != "cpu").all()
     gpus = scaling.set_index("scale")["gpus"]
+    saving = scaling.set_index("scale").get("checkpoint_seconds", pd.Series(dtype=float)).fillna(0.0)  # by scale
     for (scale, rows), colour in zip(histories, cycle(COLOURS), strict=False):
-        spent = rows["seconds"].cumsum() * gpus[scale] / (3600 if on_gpu else 1)
+        seconds = rows["seconds"].cumsum() + saving.get(scale, 0.0) * np.arange(1, len(rows) + 1) / len(rows)
+        spent = seconds * gpus[scale] / (3600 if on_gpu else 1)
         for axes, x in ((left, rows["epoch"]), (right, spent)):
             for name, line, words in (("val_loss", "o-", "validation"), ("train_loss", "--", "training")):
                 if name in rows:  # a user's script need not tell them

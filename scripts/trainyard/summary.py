@@ -30,8 +30,9 @@ def write_results(training: Training, probe: Probe | None, folder: Path, *, scal
         log.info("%s%s", f"{each.node}: " if len({gpu.node for gpu in memory}) > 1 else "", each)
     write_rows(rows, folder / "history.csv")
     write_json(folder / "summary.json", _summary(training, probe, scale) | measured(folder / "telemetry", memory))
-    total = sum(row.seconds for row in training.history)
-    log.info("trained %d epochs in %.1f s", len(rows), total)
+    spent = training.checkpoint_seconds
+    total = sum(row.seconds for row in training.history) + spent
+    log.info("trained %d epochs in %.1f s, %.1f s of it for checkpoints", len(rows), total, spent)
 
 
 def _summary(training: Training, probe: Probe | None, scale: str) -> dict[str, Any]:
@@ -55,7 +56,8 @@ def _summary(training: Training, probe: Probe | None, scale: str) -> dict[str, A
         **{name: statistics.median(asdict(row)[name] for row in history) for name in medians},
         "gradient_mib": _gradient_mib(training),
         "exposed_comm_fraction": probe.exposed_comm_fraction if probe else None,
-        "train_seconds": sum(row.seconds for row in history),
+        "train_seconds": sum(row.seconds for row in history) + training.checkpoint_seconds,
+        "checkpoint_seconds": training.checkpoint_seconds,
         "startup_seconds": training.first_step_time - launch_time() if training.first_step_time else None,
         "warmup_seconds": probe.seconds if probe else None,
         **_utilisation(training, statistics.median(row.images_per_second for row in history)),

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,11 @@ def _html(part: pd.DataFrame | str) -> str:
 
 def _rounded(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def as_date(seconds: float) -> str:
+    """A time in Unix seconds as people read it, in this machine's time zone."""
+    return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S %Z}"
 
 
 def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> None:

@@ -24,6 +24,7 @@ import torch
 GPU_COLUMNS = ("time", "gpu", "name", "memory_used_mib", "memory_total_mib", "utilization_percent", "power_watts",
                "temperature_celsius")  # fmt: skip
 CPU_COLUMNS = ("time", "cpu_percent", "rss_mib", "processes")
+SHORTEST_SECONDS = 0.2  # between two looks: the kernel counts CPU time in hundredths of a second
 log = logging.getLogger(__name__)
 
 
@@ -115,21 +116,40 @@ class _Tree:
     """The processes of this node's training: a parent and all its descendants."""
 
     def __init__(self, root: psutil.Process) -> None:
-        self._known = {root.pid: root}
         self._root = root
-        root.cpu_percent()  # the first call only begins the measurement
+        self._looked_at = time.monotonic()
+        self._spent = {process: _cpu_seconds(process) for process in self._family()}
 
     def look(self) -> list[float | int]:
-        """CPU percent since the last look (100 is one CPU), resident memory in MiB, and number of processes."""
-        family = {each.pid: each for each in [self._root, *self._root.children(recursive=True)]}
-        self._known = {pid: self._known.get(pid, each) for pid, each in family.items()}
-        percent, resident, alive = 0.0, 0, 0
-        for process in self._known.values():
+        """CPU percent since the last look (100 is one CPU), resident memory in MiB, and number of processes.
+
+        Not psutil's `cpu_percent`, which is 0 at the first look at each process: one that has started since the last
+        look counts with all that it has spent.
+        """
+        time.sleep(max(0.0, self._looked_at + SHORTEST_SECONDS - time.monotonic()))
+        before, seconds, resident = self._spent, 0.0, 0
+        self._spent = {}
+        for process in self._family():
             with contextlib.suppress(psutil.Error):  # it has just ended
-                percent += process.cpu_percent()
+                spent = _cpu_seconds(process)
+                seconds += spent - before.get(process, 0.0)
                 resident += process.memory_info().rss
-                alive += 1
-        return [round(percent, 1), round(resident / 2**20, 1), alive]
+                self._spent[process] = spent
+        earlier, self._looked_at = self._looked_at, time.monotonic()
+        percent = 100 * seconds / (self._looked_at - earlier)
+        return [round(percent, 1), round(resident / 2**20, 1), len(self._spent)]
+
+    def _family(self) -> list[psutil.Process]:
+        return [self._root, *self._root.children(recursive=True)]
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    """What it has computed so far, in user and kernel mode."""
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
 
 
 @contextmanager

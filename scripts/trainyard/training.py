@@ -71,6 +71,9 @@ class Training:
         self._store, self._deadline, self._on_halved = store, deadline, on_halved
         self._save_every_seconds, self._saved_at = save_every_seconds, time.monotonic()
         self._saving_seconds = self._validating_seconds = 0.0  # as they were last
+        self.checkpoint_seconds = (
+            0.0  # spent on saving, in all sittings; of the last save of each, what the one before took
+        )
         self._flags = StepFlags(group)
         self.module = self._built()
         optimizer = optimizers.build(spec, self.module)
@@ -81,6 +84,8 @@ class Training:
         if store and (found := store.latest()):
             check_global_batch(found["global_batch"], batch.images)
             self.state.restore(found)
+            self._saving_seconds = found.get("saving_seconds", 0.0)
+            self.checkpoint_seconds = found.get("checkpoint_seconds", 0.0) + self._saving_seconds
         self.wrap()
 
     def _built(self) -> nn.Module:
@@ -301,7 +306,9 @@ class Training:
             return
         began = time.perf_counter()
         state = self.state.captured() | {"global_batch": self.batch.images, "seed": self.spec.seed}
+        state |= {"checkpoint_seconds": self.checkpoint_seconds, "saving_seconds": self._saving_seconds}
         if self.group.leads:
             best = self.state.best_epoch
             self._store.save(state, epoch=len(self.history), step=self.state.progress.step, best_epoch=best)
         self._saving_seconds, self._saved_at = time.perf_counter() - began, time.monotonic()
+        self.checkpoint_seconds += self._saving_seconds

@@ -188,6 +188,7 @@ class Worker:
         halved = list[dict[str, int]]()
         training = self._training(order, halved)
         earlier = sum(row.seconds for row in training.history) + training.state.progress.seconds
+        earlier += training.checkpoint_seconds
         for row in training.history:
             yield {"epoch": asdict(row), "first_step_time": None}
         if training.spec.compile:

@@ -1,6 +1,7 @@
 """Tables hold what the formulas say, and every picture shows what its table holds."""
 
 import json
+import time
 from inspect import signature
 
 import numpy as np
@@ -12,6 +13,7 @@ from trainyard import plots, scalingplots, sweepplots
 from trainyard.configfile import check_config
 from trainyard.planning import plan_sweep
 from trainyard.tables import (
+    as_date,
     best_words,
     epochs_table,
     saved_words,
@@ -43,6 +45,14 @@ def test_a_timeline_without_attempts_has_its_columns():
 def test_tables_keep_the_digits_of_times(tmp_path):
     write_table(pd.DataFrame({"start": [1730000000.1234]}), tmp_path / "t.csv")
     assert pd.read_csv(tmp_path / "t.csv")["start"][0] == 1730000000.1234
+
+
+def test_a_time_is_a_date_for_people(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    assert as_date(1795285808.4) == "2026-11-21 18:30:08 UTC"
+    monkeypatch.undo()
+    time.tzset()
 
 
 def test_a_table_is_the_same_as_parquet(tmp_path):

@@ -43,6 +43,18 @@ def test_cpu_and_memory_are_those_of_the_whole_tree(tmp_path):
     assert max(int(row["processes"]) for row in samples) >= 2
 
 
+def test_the_first_look_at_a_process_says_what_it_has_computed():
+    """psutil's own percentage is 0 at the first look at each process: a ramp at the beginning of every training."""
+    me = psutil.Process()
+    tree, began = telemetry._Tree(me), time.monotonic()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+        while sum(psutil.Process(child.pid).cpu_times()[:2]) < 0.5:
+            time.sleep(0.02)
+        percent = tree.look()[0]
+        child.kill()
+    assert percent / 100 * (time.monotonic() - began) >= 0.5, "CPU seconds since the telemetry began"
+
+
 def test_a_continued_training_adds_to_its_samples_and_a_new_one_begins_anew(tmp_path):
     watch(tmp_path)
     first = len(rows(tmp_path / "cpu-n1.csv"))

@@ -1,8 +1,10 @@
 """The training loop: the same numbers every time, however often it is stopped and in however many parts."""
 
+import json
 import time
 from dataclasses import fields
 
+import pandas as pd
 import pytest
 import torch
 from loops import LEARNER, SPEC, assert_equal_states, changed, numbers, start, train
@@ -10,8 +12,10 @@ from trainyard import models
 from trainyard.checkpoints import CheckpointStore
 from trainyard.errors import UserError
 from trainyard.probing import warm_up
+from trainyard.scaling import scaling_table
 from trainyard.spec import Schedule
 from trainyard.state import Epoch, epoch_line
+from trainyard.summary import write_results
 from trainyard.sweepspec import OF_AN_EPOCH
 from trainyard.training import Diverged, Stopped
 
@@ -250,3 +254,29 @@ def test_a_compiled_model_is_the_same_training(data, tmp_path, monkeypatch):
 
 def test_the_metrics_that_a_config_may_name_are_those_of_an_epoch():
     assert tuple(field.name for field in fields(Epoch)) == OF_AN_EPOCH
+
+
+class SlowStore(CheckpointStore):
+    """Takes at least a twentieth of a second for a checkpoint."""
+
+    def save(self, *arguments, **options):
+        time.sleep(0.05)
+        return super().save(*arguments, **options)
+
+
+def test_what_a_training_took_includes_its_checkpoints(data, tmp_path):
+    """They are paid for like the epochs; those of an earlier sitting, too."""
+    first = start(SPEC, data, store=SlowStore(tmp_path / "checkpoints"))
+    list(zip(range(2), first.epochs(), strict=False))  # two epochs, then it is interrupted
+    assert first.checkpoint_seconds >= 2 * 0.05
+    training = start(SPEC, data, store=SlowStore(tmp_path / "checkpoints"))
+    assert training.checkpoint_seconds >= 2 * 0.05
+    list(training.epochs())
+    assert training.checkpoint_seconds >= SPEC.epochs * 0.05
+    write_results(training, None, tmp_path, scale="1x1")
+    summary, rows = json.loads((tmp_path / "summary.json").read_text()), pd.read_csv(tmp_path / "history.csv")
+    assert summary["checkpoint_seconds"] == training.checkpoint_seconds
+    assert summary["train_seconds"] == pytest.approx(rows["seconds"].sum() + training.checkpoint_seconds)
+    table = scaling_table({"1x1": [tmp_path]}, mode="weak", gpu_hour=2.0).iloc[0]
+    assert table["train_seconds"] == summary["train_seconds"]
+    assert table["checkpoint_seconds"] == summary["checkpoint_seconds"]

@@ -128,6 +128,9 @@ def test_what_a_sweep_cost_stands_beside_what_other_ways_would_have(done):
     job = read(done, "sweeps/lr/jobs.csv").iloc[0]
     parts = ["running_gpu_seconds", "failed_gpu_seconds", "startup_gpu_seconds", "idle_gpu_seconds"]
     assert job[parts].sum() == pytest.approx(2 * job["elapsed_seconds"])
+    page = (done.results / "tables/sweeps/lr.html").read_text()
+    assert f"{job['start']:,.0f}" not in page, "a date"
+    assert "best val_accuracy (highest): " in page
 
 
 def test_every_table_is_there_as_parquet_and_readable_without_options(done):
