@@ -20,8 +20,8 @@ COLUMNS: Final = (
     "images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction", "exposed_comm_fraction", "gpu0_peak_mib",
     "gpu0_avg_mib", "gpu0_mode_mib", "cpu_rss_peak_mib", "train_seconds", "startup_seconds", "warmup_seconds",
     "checkpoint_seconds", "gpu_hours", "gpu_hours_increase", "cost", "speedup", "speedup_low", "speedup_high",
-    "efficiency", "throughput_scaling", "memory_avg_scaling", "cost_per_million_images", "verdict", "recommended", "gradient_mib",
-    "allreduce_mib", "hiding_gbit_per_second", "micro_batch", "accumulation", "precision", "tflops_per_gpu", "mfu",
+    "efficiency", "throughput_scaling", "memory_avg_scaling", "cost_per_million_images", "verdict", "recommended",
+    "gradient_mib", "allreduce_mib", "hiding_gbit_per_second", "micro_batch", "accumulation", "precision", "tflops_per_gpu", "mfu",
     "roofline_images_per_second", "repeats", "train_seconds_spread", "images_per_second_spread", "device",
 )  # fmt: skip
 SPREAD: Final = ("train_seconds", "images_per_second")  # of which there are columns `<name>_spread`

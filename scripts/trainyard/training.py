@@ -71,9 +71,7 @@ class Training:
         self._store, self._deadline, self._on_halved = store, deadline, on_halved
         self._save_every_seconds, self._saved_at = save_every_seconds, time.monotonic()
         self._saving_seconds = self._validating_seconds = 0.0  # as they were last
-        self.checkpoint_seconds = (
-            0.0  # spent on saving, in all sittings; of the last save of each, what the one before took
-        )
+        self.checkpoint_seconds = 0.0  # for saving, in all sittings; the last of each counts like the one before
         self._flags = StepFlags(group)
         self.module = self._built()
         optimizer = optimizers.build(spec, self.module)
