@@ -1,14 +1,17 @@
 """What all programs have in common: options, logging, one clear line for a mistake and a stack trace for a bug."""
 
 import argparse
+import atexit
 import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from trainyard import slurm
 from trainyard.config import Config
@@ -26,21 +29,51 @@ def parser(description: str, *, example: str) -> argparse.ArgumentParser:
     return made
 
 
-def run(main: Callable[[argparse.Namespace], int | None], arguments: argparse.Namespace) -> None:
-    """Run `main` and end the process: 0, what it returns, 1 for a mistake, 130 if interrupted."""
+def run(main: Callable[[argparse.Namespace], int | None], arguments: argparse.Namespace) -> NoReturn:
+    """Run `main` and end the process: 0, what it returns, 1 for a mistake, 130 if interrupted.
+
+    Ctrl-C and SIGINT interrupt it also where it was started with SIGINT ignored, as a script's `&` does.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     set_up_logging(arguments.log_file)
+    code = _exit_code(main, arguments)
+    if "RANK" in os.environ:
+        _end_rank(code)
+    sys.exit(code)
+
+
+def _exit_code(main: Callable[[argparse.Namespace], int | None], arguments: argparse.Namespace) -> int:
     try:
         _say_what_was_given()
-        sys.exit(main(arguments) or 0)
+        return main(arguments) or 0
     except KeyboardInterrupt:
         logging.error("interrupted: what has finished is kept; the same command continues from there")
-        sys.exit(130)
+        return 130
     except UserError as error:
         logging.error("%s", error)
-        sys.exit(1)
+        return 1
     except Exception:
         logging.exception("this is a bug in Trainyard, or in code that it was given")
-        sys.exit(1)
+        return 1
+
+
+def _end_rank(code: int) -> NoReturn:
+    """End a rank after its threads and exit handlers, but without finalizing the interpreter, which could abort it.
+
+    A thread of gloo's ProcessGroup holds the last collective's tensors for a moment after the collective has ended, and
+    takes the GIL to let go of them. If the interpreter is finalized while the thread waits for the GIL, Python ends the
+    thread within that C++ destructor, and the process with it: SIGABRT, "terminate called without an active exception".
+    torch joins the thread when the last reference to the group goes, and DDP models, also those of users, hold such
+    references. multiprocessing ends its children as this does.
+    """
+    try:
+        with suppress(Exception):
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 def _say_what_was_given() -> None:

@@ -5,10 +5,17 @@ from collections.abc import Callable
 from typing import TypeVar
 
 Result = TypeVar("Result")
+# For whatever a test waits for. It only ends a test that would wait for ever: no healthy machine takes so long, however
+# busy it is. What a thing should take is for the benchmarks to measure.
+PATIENCE_SECONDS = 600.0
 
 
 def wait_until(
-    condition: Callable[[], Result | None], *, timeout_seconds: float, what: str, poll_seconds: float = 0.05
+    condition: Callable[[], Result | None],
+    *,
+    what: str,
+    timeout_seconds: float = PATIENCE_SECONDS,
+    poll_seconds: float = 0.05,
 ) -> Result:
     """Return the first true value of condition(); raise TimeoutError, naming what was waited for, after the timeout."""
     deadline = time.monotonic() + timeout_seconds

@@ -212,8 +212,9 @@ def test_a_killed_driver_loses_only_the_trials_in_progress(plain):
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_a_driver_asked_to_end_records_it_and_leaves_nothing_running(plain, sent):
-    plain.write(lasting(20, 20))
-    driver = plain.start(*sweep_command(plain))
+    """Also where it was started with SIGINT ignored, as `&` in a script does."""
+    plain.write(lasting(3600, 3600))
+    driver = plain.start("env", "--ignore-signal=INT", *sweep_command(plain))
     wait_until(lambda: outcomes(plain)["running"] == 2, timeout_seconds=60, what="both trials run")
     family = descendants(driver.pid)
     driver.send_signal(sent)

@@ -45,11 +45,12 @@ def build(*, channels, classes, kind):
 
 # Every rank does this; the leading one writes down what came of it.
 PROGRAM = """
-import json, logging, shutil, sys, time
+import argparse, json, logging, shutil, sys, time
 from pathlib import Path
 import torch
 from loops import changed, numbers
 from test_ranks import CASES, SPEC
+from trainyard import programs
 from trainyard.checkpoints import CheckpointStore
 from trainyard.datasets import Staged
 from trainyard.distributed import process_group
@@ -58,62 +59,65 @@ from trainyard.probing import warm_up
 from trainyard.sampling import batch_of
 from trainyard.training import Diverged, Stopped, Training
 
-folder, found = Path(sys.argv[1]), {}
-torch.set_num_threads(1)
-with process_group() as group:
-    data = load(Staged(Path(sys.argv[2])), group.device)
+def main(arguments):
+    folder, found = Path(sys.argv[1]), {}
+    torch.set_num_threads(1)
+    with process_group() as group:
+        data = load(Staged(Path(sys.argv[2])), group.device)
 
-    def start(spec, **options):
-        batch = batch_of(spec, world_size=group.world_size, mode="strong")
-        return Training(spec, data, group, batch=batch, **options)
+        def start(spec, **options):
+            batch = batch_of(spec, world_size=group.world_size, mode="strong")
+            return Training(spec, data, group, batch=batch, **options)
 
-    def rows(training):
-        return [numbers(row) for row in training.epochs()]
+        def rows(training):
+            return [numbers(row) for row in training.epochs()]
 
-    for name, values in CASES.items():
-        found[name] = rows(start(changed(SPEC, **values)))
-    warmed = start(SPEC)
-    warm_up(warmed)
-    found["warmed up"] = rows(warmed)
-    found["compressed"] = rows(start(changed(SPEC, gradient_compression="bf16")))
+        for name, values in CASES.items():
+            found[name] = rows(start(changed(SPEC, **values)))
+        warmed = start(SPEC)
+        warm_up(warmed)
+        found["warmed up"] = rows(warmed)
+        found["compressed"] = rows(start(changed(SPEC, gradient_compression="bf16")))
 
-    warned = []
-    logging.getLogger("trainyard.training").addFilter(lambda record: warned.append(record.getMessage()) or True)
-    rows(start(changed(SPEC, model="resnet", model_args={"blocks": 1, "width": 4}, sync_batchnorm=True, epochs=1)))
-    found["warned"] = list(warned)
+        warned = []
+        logging.getLogger("trainyard.training").addFilter(lambda record: warned.append(record.getMessage()) or True)
+        rows(start(changed(SPEC, model="resnet", model_args={"blocks": 1, "width": 4}, sync_batchnorm=True, epochs=1)))
+        found["warned"] = list(warned)
 
-    try:
-        rows(start(changed(SPEC, model="trouble:build", model_args={"kind": "nan"})))
-    except Diverged as error:
-        found["diverged"] = group.gathered(str(error))
+        try:
+            rows(start(changed(SPEC, model="trouble:build", model_args={"kind": "nan"})))
+        except Diverged as error:
+            found["diverged"] = group.gathered(str(error))
 
-    greedy = start(changed(SPEC, model="trouble:build", model_args={"kind": "memory"}))
-    probe = warm_up(greedy)
-    found["exposed"] = group.gathered(probe.exposed_comm_fraction)
-    found["micro"] = group.gathered(greedy.batch.micro)
-    found["memory"] = rows(greedy)
+        greedy = start(changed(SPEC, model="trouble:build", model_args={"kind": "memory"}))
+        probe = warm_up(greedy)
+        found["exposed"] = group.gathered(probe.exposed_comm_fraction)
+        found["micro"] = group.gathered(greedy.batch.micro)
+        found["memory"] = rows(greedy)
 
-    # Stopped within the second epoch, by the leading rank's clock alone.
-    store = CheckpointStore(folder / "by-two")
-    stopped = start(SPEC, store=store)
-    epochs = stopped.epochs()
-    next(epochs)
-    if group.leads:
-        stopped._deadline = time.time()
-    try:
+        # Stopped within the second epoch, by the leading rank's clock alone.
+        store = CheckpointStore(folder / "by-two")
+        stopped = start(SPEC, store=store)
+        epochs = stopped.epochs()
         next(epochs)
-    except Stopped as error:
-        found["stopped"] = group.gathered(str(error))
-    if group.leads:
-        shutil.copytree(folder / "by-two", folder / "by-two-stopped")
-    go_on = start(SPEC, store=store)
-    rows(go_on)
-    found["resumed"] = [numbers(row) for row in go_on.history]
-    from_one = start(SPEC, store=CheckpointStore(folder / "by-one"))
-    rows(from_one)
-    found["resumed from one"] = [numbers(row) for row in from_one.history]
-    if group.leads:
-        (folder / "found.json").write_text(json.dumps(found))
+        if group.leads:
+            stopped._deadline = time.time()
+        try:
+            next(epochs)
+        except Stopped as error:
+            found["stopped"] = group.gathered(str(error))
+        if group.leads:
+            shutil.copytree(folder / "by-two", folder / "by-two-stopped")
+        go_on = start(SPEC, store=store)
+        rows(go_on)
+        found["resumed"] = [numbers(row) for row in go_on.history]
+        from_one = start(SPEC, store=CheckpointStore(folder / "by-one"))
+        rows(from_one)
+        found["resumed from one"] = [numbers(row) for row in from_one.history]
+        if group.leads:
+            (folder / "found.json").write_text(json.dumps(found))
+
+programs.run(main, argparse.Namespace(log_file=None))
 """
 
 

@@ -1,0 +1,80 @@
+"""How programs end: each end has its exit code, whatever the process was started with and whatever still runs in it."""
+
+import os
+import signal
+import subprocess
+import sys
+
+from waiting import PATIENCE_SECONDS
+from yard import ROOT
+
+# Rank 1 is done while a collective is still under way in a thread of its process group. The thread comes to wait for the
+# GIL, which the last exit handler keeps, before the interpreter would be finalized; that takes long here.
+RANKS = """
+import argparse, atexit, ctypes, sys, time
+from contextlib import suppress
+import torch
+import torch.distributed as dist
+from trainyard import programs
+
+class SlowToFinalize:
+    def __del__(self):
+        time.sleep(1)
+
+values = torch.ones(4)
+
+def main(arguments):
+    global slow
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        time.sleep(1)
+        with suppress(RuntimeError):  # rank 1 has ended
+            dist.all_reduce(values)
+        time.sleep(3)
+        return
+    slow = SlowToFinalize()
+    sys.setswitchinterval(10)
+    atexit.register(ctypes.PyDLL(None).usleep, 2_000_000)
+    dist.all_reduce(values, async_op=True)
+    print("rank 1 is done")
+
+programs.run(main, argparse.Namespace(log_file=None))
+"""
+
+WAITING = """
+import argparse, time
+from trainyard import programs
+
+def main(arguments):
+    print("it runs", flush=True)
+    time.sleep(3600)
+
+programs.run(main, argparse.Namespace(log_file=None))
+"""
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "scripts"), "OMP_NUM_THREADS": "1"}
+
+
+def test_a_rank_that_has_done_its_work_ends_well_whatever_its_process_group_still_does(tmp_path):
+    (tmp_path / "ranks.py").write_text(RANKS)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, "ranks.py"], cwd=tmp_path, env=ENVIRONMENT, text=True, capture_output=True, timeout=PATIENCE_SECONDS
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rank 1 is done" in done.stdout, "what it said last is not lost"
+
+
+def test_a_program_started_in_the_background_of_a_script_can_be_interrupted_and_under_nohup_not_hung_up():
+    """A shell starts it with SIGINT ignored, nohup with SIGHUP ignored: the former must not stay so."""
+    ignoring = ["env", "--ignore-signal=INT", "--ignore-signal=HUP"]
+    command = [*ignoring, sys.executable, "-c", WAITING]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout.readline() == "it runs\n"
+        program.send_signal(signal.SIGHUP)
+        program.send_signal(signal.SIGINT)
+        try:
+            said, _ = program.communicate(timeout=PATIENCE_SECONDS)
+        finally:
+            program.kill()
+    assert program.returncode == 130
+    assert said == "interrupted: what has finished is kept; the same command continues from there\n"
