@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import yaml
+from waiting import finished
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,13 +41,8 @@ class Yard:
         program = [sys.executable, str(ROOT / "scripts" / f"{name}.py")]
         return [*program, "--config", str(self.config_file), "--results", str(self.results), *options]
 
-    def run(self, *command: str, check: bool = True, timeout: float = 200) -> subprocess.CompletedProcess:
-        done = subprocess.run(
-            command, cwd=self.folder, env=self.environment, text=True, capture_output=True, timeout=timeout, check=False
-        )
-        if check:
-            assert done.returncode == 0, done.stdout + done.stderr
-        return done
+    def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess:
+        return finished(command, check=check, cwd=self.folder, env=self.environment)
 
     def start(self, *command: str) -> subprocess.Popen:
         return subprocess.Popen(

@@ -34,7 +34,7 @@ def whole_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if running:
         running.repair()
-        wait_until(lambda: not running.processes_left(), timeout_seconds=20, what="no process is left")
+        wait_until(lambda: not running.processes_left(), what="no process is left")
         assert running.gpus_allocated() == 0
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from slurm_prerequisites import SYSTEM_PATH
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, finished, wait_until
 
 # The first process of a PID namespace adopts its orphans. With SIGCHLD ignored the kernel reaps them: no zombies.
 FIRST_PROCESS = ["env", "--ignore-signal=CHLD", "sleep", "infinity"]
@@ -90,7 +90,7 @@ def _has_mount(pid: int, source: str) -> bool:
     return False
 
 
-def end_processes_with_mount(source: str, *, timeout_seconds: float = 20) -> None:
+def end_processes_with_mount(source: str, *, timeout_seconds: float = PATIENCE_SECONDS) -> None:
     """SIGKILL them, and those they start meanwhile, until there is none."""
 
     def none_left() -> bool:
@@ -143,7 +143,7 @@ class Namespaces:
         # Not subprocess.Popen, whose object would have to live as long as the host. A session of its own, so that
         # Ctrl-C and a closed terminal leave the host alone.
         holder = os.posix_spawnp(arguments[0], arguments, daemon_environment(), file_actions=actions, setsid=True)
-        child = wait_until(lambda: _child_of(holder, log=log), timeout_seconds=20, what="a host's first process")
+        child = wait_until(lambda: _child_of(holder, log=log), what="a host's first process")
         return cls(first=child)
 
     def command(self, argv: Sequence[str], *, cwd: Path | str | None = None) -> list[str]:
@@ -206,13 +206,13 @@ def run(
     argv: Sequence[str],
     *,
     shown: str,
-    timeout_seconds: float,
+    timeout_seconds: float = PATIENCE_SECONDS,
     check: bool = True,
     env: Mapping[str, str] | None = None,
     stdin: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """subprocess.run with text captured, whose error shows the command as `shown` and the last lines of its output."""
-    result = subprocess.run(argv, env=env, input=stdin, capture_output=True, text=True, timeout=timeout_seconds)
+    """Run a command to its end, its output captured; its error shows it as `shown`, and the last lines."""
+    result = finished(argv, check=False, timeout_seconds=timeout_seconds, env=env, input=stdin)
     if check and result.returncode != 0:
         last_lines = "\n".join((result.stdout + result.stderr).strip().splitlines()[-20:])
         raise CommandFailed(f"{shown} exited {result.returncode}: {last_lines}")

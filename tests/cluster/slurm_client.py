@@ -10,7 +10,7 @@ from typing import Self
 
 from namespaces import Namespaces, run
 from slurm_hosts import job_environment
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, wait_until
 
 SACCT_FIELDS = ("JobIDRaw", "JobName", "Partition", "State", "ExitCode", "NodeList", "ElapsedRaw", "AllocTRES")
 UNFINISHED = frozenset({"PENDING", "CONFIGURING", "RUNNING", "REQUEUED", "COMPLETING", "SUSPENDED"})
@@ -67,7 +67,7 @@ class Client:
         self,
         argv: Sequence[str],
         *,
-        timeout_seconds: float = 120,
+        timeout_seconds: float = PATIENCE_SECONDS,
         check: bool = True,
         cwd: Path | str | None = None,
         env: Mapping[str, str] | None = None,
@@ -97,7 +97,7 @@ class Client:
         options = ["--allocations", "--noheader", "--parsable2", f"--format={','.join(SACCT_FIELDS)}"]
         return [Job.parse(line) for line in self.run(["sacct", *options, *which]).stdout.splitlines()]
 
-    def wait_for_job(self, job_id: int, *, state: str = "", timeout_seconds: float = 60) -> Job:
+    def wait_for_job(self, job_id: int, *, state: str = "", timeout_seconds: float = PATIENCE_SECONDS) -> Job:
         """The job once it is in this state, or has ended where none is given.
 
         The accounting gets a job's end before the rest: for a second more, hosts and allocation may not be final.
@@ -111,7 +111,7 @@ class Client:
         what = f"job {job_id} to be {state or 'at its end'}"
         return wait_until(there, timeout_seconds=timeout_seconds, what=what, poll_seconds=0.2)
 
-    def wait_until_out_of_queue(self, job_id: int, *, timeout_seconds: float = 60) -> str:
+    def wait_until_out_of_queue(self, job_id: int, *, timeout_seconds: float = PATIENCE_SECONDS) -> str:
         """The state in which the controller saw a job end, once it has; right where the accounting is not.
 
         Of a job that has lost a host, the accounting of Slurm 22.05 says RESIZING for good.
@@ -124,7 +124,7 @@ class Client:
 
         return wait_until(state, timeout_seconds=timeout_seconds, what=f"job {job_id} to end", poll_seconds=0.2)
 
-    def cancel_all_jobs(self, *, timeout_seconds: float = 60) -> None:
+    def cancel_all_jobs(self, *, timeout_seconds: float = PATIENCE_SECONDS) -> None:
         """Cancel every job and wait until the queue is empty."""
 
         def queue_is_empty() -> bool:

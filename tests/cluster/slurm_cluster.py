@@ -37,12 +37,12 @@ from slurm_client import Client
 from slurm_hosts import BRIDGE, PRIVATE_FOLDERS, Host, job_environment
 from slurm_prerequisites import PrerequisiteMissing, ensure_prerequisites, require_root
 from slurm_record import Record, exclusive
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, wait_until
 
 DEFAULT_STATE = "/tmp/trainyard-cluster"
 HEAD_DAEMONS = {"munged", "mariadbd", "slurmdbd", "slurmctld"}
 LONGEST_STATE_PATH = 70  # characters: a socket's path, of which this is the start, may have 107
-START_SECONDS = 30  # for one daemon, on a machine that is busy with other things
+START_SECONDS = PATIENCE_SECONDS  # for one daemon
 LOCK_SECONDS = 1200  # as long as another test run may take
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -4,6 +4,8 @@ import secrets
 import shutil
 from pathlib import Path
 
+from waiting import PATIENCE_SECONDS
+
 CLUSTER = "trainyard"
 ACCOUNT = "lab"
 HEAD = "head"
@@ -11,6 +13,8 @@ HOSTS = ("n1", "n2", "n3", "n4")
 GPUS_PER_HOST = 2
 NETWORK = "10.77.0"
 FOLDERS = ("database", "database-tmp", "etc/slurm", "log", "munge", "shared", "slurmctld", "slurmd", "stage")
+
+JOB_MINUTES = round(2 * PATIENCE_SECONDS / 60)  # longer than a test waits for it
 
 SLURMCTLD_PORT = 6817
 SLURMDBD_PORT = 6819
@@ -82,10 +86,10 @@ JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=2
 
 NodeName={",".join(HOSTS)} CPUs=8 RealMemory=16000 Feature=nvlink,ib Gres=gpu:a100:{GPUS_PER_HOST} State=UNKNOWN
-PartitionName=gpu Nodes=ALL Default=YES MaxTime=1-00:00:00 DefaultTime=10 PriorityTier=10 PreemptMode=OFF
+PartitionName=gpu Nodes=ALL Default=YES MaxTime=1-00:00:00 DefaultTime={JOB_MINUTES} PriorityTier=10 PreemptMode=OFF
 # Preempted: SIGTERM to the steps at once, SIGKILL after KillWait, SIGTERM to the batch script when its steps are gone.
 # With a GraceTime the SIGKILL would wait for Slurm's check of time limits, every 30 s.
-PartitionName=preempt Nodes=ALL MaxTime=1-00:00:00 DefaultTime=10 PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
+PartitionName=preempt Nodes=ALL MaxTime=1-0 DefaultTime={JOB_MINUTES} PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
 """
 
 

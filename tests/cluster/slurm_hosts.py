@@ -10,7 +10,7 @@ from pathlib import Path
 
 import slurm_config
 from namespaces import Namespaces, Process, run
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, wait_until
 
 BRIDGE = "cluster"
 PRIVATE_FOLDERS = (Path("/tmp"), Path("/dev/shm"))
@@ -76,7 +76,7 @@ class Host:
         """End every process of the host at once, slurmd too, as when the power fails."""
         first = self.inside.first
         first.signal(signal.SIGKILL)
-        wait_until(lambda: not first.alive(), timeout_seconds=10, what=f"{self.name} to lose its power")
+        wait_until(lambda: not first.alive(), what=f"{self.name} to lose its power")
         self.spaces = None
         self.changed()
 
@@ -92,7 +92,7 @@ class Host:
         """SIGKILL slurmd; the jobs on the host go on."""
         if slurmd := self.slurmd():
             slurmd.signal(signal.SIGKILL)
-            wait_until(lambda: not slurmd.alive(), timeout_seconds=10, what=f"{slurmd.name} to end on {self.name}")
+            wait_until(lambda: not slurmd.alive(), what=f"{slurmd.name} to end on {self.name}")
 
     def cut_off(self) -> None:
         """Pull the network cable; the jobs on the host go on."""
@@ -111,7 +111,7 @@ class Host:
         self,
         argv: Sequence[str],
         *,
-        timeout_seconds: float = 60,
+        timeout_seconds: float = PATIENCE_SECONDS,
         check: bool = True,
         cwd: Path | str | None = None,
         env: Mapping[str, str] | None = None,
@@ -138,7 +138,7 @@ class Host:
     def _head_shell(self, *lines: str) -> None:
         script = "\n".join(lines)
         command = self.head.client_command(["sh", "-ec", script], cwd="/")
-        run(command, shown=f"on the head: {script}", timeout_seconds=20)
+        run(command, shown=f"on the head: {script}")
 
     def _private_folder(self, folder: Path) -> list[str]:
         """Shell lines that put an empty file system over a folder, with what must be visible bound back into it.

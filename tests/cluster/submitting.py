@@ -24,14 +24,14 @@ def snakemake(cluster: Cluster, folder: Path, config: dict, *options: str) -> No
     program = [sys.executable, "-c", IMPATIENT, "--snakefile", str(ROOT / "Snakefile")]
     common = ["--profile", str(ROOT / "profiles/slurm"), "--configfile", "config.yaml", "--latency-wait", "5"]
     common += ["--slurm-init-seconds-before-status-checks", "1"]
-    cluster.run([*program, *common, *options], cwd=folder, env={"PYTHONPATH": str(folder)}, timeout_seconds=400)
+    cluster.run([*program, *common, *options], cwd=folder, env={"PYTHONPATH": str(folder)})
 
 
-def run_on_two_nodes(cluster: Cluster, folder: Path, script: str, *, cpus: int, timeout_seconds: float) -> None:
+def run_on_two_nodes(cluster: Cluster, folder: Path, script: str, *, cpus: int) -> None:
     """Run a script as one job, with two GPUs on each of two nodes; it must end well, and leave nothing."""
     shape = ["--nodes=2", "--ntasks-per-node=1", f"--cpus-per-task={cpus}", "--gres=gpu:2"]
     job = cluster.submit(script, *shape, cwd=folder)
-    ended = cluster.wait_for_job(job, timeout_seconds=timeout_seconds)
+    ended = cluster.wait_for_job(job)
     assert ended.state == "COMPLETED", (folder / f"slurm-{job}.out").read_text()
     nothing_is_left(cluster)
 

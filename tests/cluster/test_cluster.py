@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from slurm_cluster import Cluster
 from slurm_hosts import job_environment
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, wait_until
 
 
 def lines_of(path: Path) -> list[str]:
@@ -26,7 +26,7 @@ def test_four_hosts_are_idle_with_two_gpus_each(cluster: Cluster) -> None:
 def test_a_job_on_two_hosts_sees_its_gpus_and_is_accounted_for(cluster: Cluster, shared_dir: Path) -> None:
     script = "srun sh -c 'echo \"$(hostname) $CUDA_VISIBLE_DEVICES\" >> seen'; until test -e go; do sleep 0.1; done"
     job_id = cluster.submit(script, "--nodes=2", "--ntasks-per-node=1", "--gres=gpu:2", cwd=shared_dir)
-    wait_until(lambda: len(lines_of(shared_dir / "seen")) == 2, timeout_seconds=30, what="both hosts to report")
+    wait_until(lambda: len(lines_of(shared_dir / "seen")) == 2, what="both hosts to report")
 
     assert sorted(lines_of(shared_dir / "seen")) == ["n1 0,1", "n2 0,1"]
     assert cluster.gpus_allocated() == 4
@@ -34,7 +34,7 @@ def test_a_job_on_two_hosts_sees_its_gpus_and_is_accounted_for(cluster: Cluster,
 
     (shared_dir / "go").touch()
     assert cluster.wait_for_job(job_id).state == "COMPLETED"
-    wait_until(lambda: cluster.jobs(job_id)[0].hosts == "n[1-2]", timeout_seconds=10, what="both hosts in sacct")
+    wait_until(lambda: cluster.jobs(job_id)[0].hosts == "n[1-2]", what="both hosts in sacct")
     assert cluster.jobs(job_id)[0].allocated["gres/gpu"] == "4"
 
 
@@ -84,12 +84,12 @@ srun bash -c 'trap "echo TERM >> told" TERM; while :; do sleep 0.1; done'
 def test_a_job_on_preempt_is_told_ended_and_started_again(cluster: Cluster, shared_dir: Path) -> None:
     where = ["--nodes=4", "--ntasks-per-node=1", "--gres=gpu:2"]
     lesser = cluster.submit(STUBBORN_STEP, "--partition=preempt", "--requeue", *where, cwd=shared_dir)
-    wait_until(lambda: len(cluster.processes_left()) == 4, timeout_seconds=30, what=f"{lesser} on all hosts")
+    wait_until(lambda: len(cluster.processes_left()) == 4, what=f"{lesser} on all hosts")
 
     greater = cluster.submit("true", *where, cwd=shared_dir)
     assert cluster.wait_for_job(greater).state == "COMPLETED"
     assert set(lines_of(shared_dir / "told")) == {"TERM"}
-    wait_until(lambda: lines_of(shared_dir / "started") == ["0", "1"], timeout_seconds=60, what=f"{lesser} to restart")
+    wait_until(lambda: lines_of(shared_dir / "started") == ["0", "1"], what=f"{lesser} to restart")
 
 
 def test_what_a_job_leaves_behind_is_found(cluster: Cluster, shared_dir: Path) -> None:
@@ -99,12 +99,12 @@ def test_what_a_job_leaves_behind_is_found(cluster: Cluster, shared_dir: Path) -
     left = cluster.processes_left()
     assert [process.name for process in left["n2"]] == ["sleep"]
     left["n2"][0].signal(signal.SIGKILL)
-    wait_until(lambda: not cluster.processes_left(), timeout_seconds=10, what="nothing to be left")
+    wait_until(lambda: not cluster.processes_left(), what="nothing to be left")
 
 
 def test_a_job_survives_its_slurmd(cluster: Cluster, shared_dir: Path) -> None:
     job_id = cluster.submit("touch on; until test -e go; do sleep 0.1; done", "--nodelist=n3", cwd=shared_dir)
-    wait_until((shared_dir / "on").exists, timeout_seconds=30, what="the job to start")
+    wait_until((shared_dir / "on").exists, what="the job to start")
     cluster.host(3).kill_slurmd()
     cluster.host(3).start_slurmd()
     (shared_dir / "go").touch()
@@ -113,7 +113,7 @@ def test_a_job_survives_its_slurmd(cluster: Cluster, shared_dir: Path) -> None:
 
 def test_a_job_does_not_survive_its_host(cluster: Cluster, shared_dir: Path) -> None:
     job_id = cluster.submit("touch on; sleep 1234", "--nodelist=n4", "--no-requeue", cwd=shared_dir)
-    wait_until((shared_dir / "on").exists, timeout_seconds=30, what="the job to start")
+    wait_until((shared_dir / "on").exists, what="the job to start")
     cluster.host(4).power_off()
     assert cluster.host(4).processes() == []
     cluster.give_up_host("n4")
@@ -126,7 +126,7 @@ def test_a_host_that_is_cut_off_cannot_be_reached(cluster: Cluster) -> None:
     cluster.host(2).cut_off()
     assert cluster.host(1).run(probe, check=False).returncode != 0
     cluster.host(2).reconnect()
-    wait_until(lambda: cluster.host(1).run(probe, check=False).returncode == 0, timeout_seconds=20, what="n2")
+    wait_until(lambda: cluster.host(1).run(probe, check=False).returncode == 0, what="n2")
 
 
 def test_an_unprivileged_user_may_submit(cluster: Cluster, shared_dir: Path) -> None:
@@ -138,6 +138,6 @@ def test_an_unprivileged_user_may_submit(cluster: Cluster, shared_dir: Path) -> 
 
 def test_a_signal_reaches_a_command_on_the_head(cluster: Cluster) -> None:
     with subprocess.Popen(cluster.command(["sleep", "1234"]), env=job_environment()) as sleeper:
-        wait_until(lambda: Path(f"/proc/{sleeper.pid}/comm").read_text() == "sleep\n", timeout_seconds=10, what="sleep")
+        wait_until(lambda: Path(f"/proc/{sleeper.pid}/comm").read_text() == "sleep\n", what="sleep")
         sleeper.terminate()
-        assert sleeper.wait(timeout=10) == -signal.SIGTERM
+        assert sleeper.wait(timeout=PATIENCE_SECONDS) == -signal.SIGTERM

@@ -53,10 +53,10 @@ def start(cluster: Cluster, folder: Path, end: str) -> int:
 def test_a_dead_rank_ends_the_job_within_seconds_with_its_error_on_top(cluster, shared_dir, how):
     end, words = ENDS[how]
     job = start(cluster, shared_dir, end)
-    state = cluster.wait_until_out_of_queue(job, timeout_seconds=90)
+    state = cluster.wait_until_out_of_queue(job)
     took = time.time() - float((shared_dir / "died").read_text())
     said = (shared_dir / f"slurm-{job}.out").read_text()
     assert state == "FAILED", said
     assert took < 15
     assert said.splitlines()[-1].startswith(f"rank 1 on n2 ended the training: {words}")
-    wait_until(lambda: not cluster.processes_left(), timeout_seconds=10, what="no process is left")
+    wait_until(lambda: not cluster.processes_left(), what="no process is left")

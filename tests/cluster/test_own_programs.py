@@ -104,7 +104,7 @@ def finished(cluster):
     lines = [f"{program}sweep.py --config config.yaml --sweep {name}" for name in OWN["sweeps"]]
     lines += [f"{program}launch.py --config config.yaml --study {name} --scale {study['scales'][0]}"
               for name, study in OWN["scaling"].items()]  # fmt: skip
-    run_on_two_nodes(cluster, folder, "set -e\n" + "\n".join(lines), cpus=2, timeout_seconds=250)
+    run_on_two_nodes(cluster, folder, "set -e\n" + "\n".join(lines), cpus=2)
     return folder
 
 

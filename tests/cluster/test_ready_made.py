@@ -16,7 +16,7 @@ from imagesets import pack, pixels, write_cifar10, write_mnist, write_tiny_image
 from submitting import run_on_two_nodes
 from yard import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # eleven programs, on two CPUs
+pytestmark = pytest.mark.slow  # eleven programs, on two CPUs
 READY_MADE = [ROOT / f"config/{name}.yaml" for name in
               ("depth-sweep", "mnist-4x8", "guide-scaling", "tinyimagenet-resnet50", "own-script")]  # fmt: skip
 # What makes them fit four hosts without GPUs: fewer epochs, images, trials and GPUs, and nothing else.
@@ -76,7 +76,7 @@ def finished(cluster):
     ]
     configs = ["--configfile", *READY_MADE, "small.yaml", "--config", "sweeps=depth-sweep,own-trials", "scaling=all"]
     script = " ".join(map(str, [*program, *configs, "--", "sweeps", "scaling", "trees"]))
-    run_on_two_nodes(cluster, folder, script, cpus=4, timeout_seconds=500)
+    run_on_two_nodes(cluster, folder, script, cpus=4)
     return folder
 
 

@@ -42,7 +42,6 @@ def config(*, nodes: int, retrain: int) -> dict:
     return {"sweeps": {"depth": sweep}, "pricing": {"gpu_hour": 2.5}}
 
 
-@pytest.mark.timeout(600)
 def test_the_second_time_makespan_and_walltime_are_foreseen(cluster, shared_dir):
     """The first journal begins without evidence, the second with what the first has found; each on GPUs of its own."""
     first, second = shared_dir / "first", shared_dir / "second"
@@ -82,7 +81,6 @@ def test_the_second_time_makespan_and_walltime_are_foreseen(cluster, shared_dir)
     assert packed["makespan_lower_bound_seconds"] <= packed["makespan_seconds"] <= 1.15 * sum(SLEPT) / 4
 
 
-@pytest.mark.timeout(400)
 def test_a_walltime_too_short_for_a_sweep_is_made_up_for_by_retries(cluster, shared_dir):
     """Three trials of 32 s; two minutes, less ten seconds for the end, have room for one or two of them, not for three.
 

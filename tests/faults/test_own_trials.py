@@ -48,7 +48,7 @@ def test_a_killed_search_goes_on_with_the_suggestions_of_one_that_was_not(tmp_pa
         yard.write({"sweeps": {"s": SEARCH}})
     whole.run(*whole.script("sweep", "--sweep", "s"))
     started = killed.start(*killed.script("sweep", "--sweep", "s"))
-    wait_until(lambda: len(drawn(killed)) == 6, timeout_seconds=60, what="the sixth trial")
+    wait_until(lambda: len(drawn(killed)) == 6, what="the sixth trial")
     killed.kill_session(started)
     said = killed.run(*killed.script("sweep", "--sweep", "s")).stdout
     assert drawn(killed) == drawn(whole)
@@ -82,7 +82,7 @@ def test_a_killed_program_leaves_nothing_and_goes_on_from_what_it_has_kept(yard)
     sweep = {"command": command, "checkpoint": "at.txt", "resume": "{resume_from}"}
     yard.write({"sweeps": {"s": {**sweep, "metrics": {"pattern": r"step (?P<epoch>\d+) score (?P<score>\S+)"}}}})
     started = yard.start(*yard.script("sweep", "--sweep", "s"))
-    wait_until(lambda: len(events_of(yard, "epoch")) == 4, timeout_seconds=60, what="the fourth step")
+    wait_until(lambda: len(events_of(yard, "epoch")) == 4, what="the fourth step")
     driver = psutil.Process(started.pid)
     driver.kill()
     started.wait()
@@ -92,7 +92,7 @@ def test_a_killed_program_leaves_nothing_and_goes_on_from_what_it_has_kept(yard)
             process for process in psutil.process_iter(["cmdline"]) if "count.py" in (process.info["cmdline"] or [])
         ]
 
-    wait_until(lambda: not counting(), timeout_seconds=10, what="the program has ended with the driver")
+    wait_until(lambda: not counting(), what="the program has ended with the driver")
     yard.run(*yard.script("sweep", "--sweep", "s"))
     first, second = attempts(read_events(yard.results / "sweeps/s/journal.jsonl"))
     assert first.outcome == "interrupted"

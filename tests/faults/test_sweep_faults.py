@@ -10,7 +10,7 @@ import pandas as pd
 import psutil
 import pytest
 from trainyard.journal import attempts, read_events
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, wait_until
 from yard import TINY, Yard
 
 # A model that does what the test wants to happen in the worker: `build` is called there, once per attempt.
@@ -181,7 +181,6 @@ def test_a_killed_driver_loses_only_the_trials_in_progress(plain):
     driver = plain.start(*sweep_command(plain))
     wait_until(
         lambda: outcomes(plain)["finished"] >= 2 and outcomes(plain)["running"],
-        timeout_seconds=60,
         what="trials run",
     )
     family = descendants(driver.pid)
@@ -194,7 +193,7 @@ def test_a_killed_driver_loses_only_the_trials_in_progress(plain):
         journal.write(f'{{"event":"finished","trial":"{running}","attempt":1,"ti')
     done_before = {a.trial: a for a in attempts(before) if a.outcome == "finished"}
     assert not (plain.results / "sweeps/s/trials.csv").exists()
-    wait_until(lambda: not alive(family), timeout_seconds=20, what="Ray and its workers are gone")
+    wait_until(lambda: not alive(family), what="Ray and its workers are gone")
 
     done = plain.run(*sweep_command(plain))
     assert f"{6 - len(done_before)} of 6 trials pending" in done.stdout
@@ -215,25 +214,25 @@ def test_a_driver_asked_to_end_records_it_and_leaves_nothing_running(plain, sent
     """Also where it was started with SIGINT ignored, as `&` in a script does."""
     plain.write(lasting(3600, 3600))
     driver = plain.start("env", "--ignore-signal=INT", *sweep_command(plain))
-    wait_until(lambda: outcomes(plain)["running"] == 2, timeout_seconds=60, what="both trials run")
+    wait_until(lambda: outcomes(plain)["running"] == 2, what="both trials run")
     family = descendants(driver.pid)
     driver.send_signal(sent)
-    said, _ = driver.communicate(timeout=30)
+    said, _ = driver.communicate(timeout=PATIENCE_SECONDS)
     assert driver.returncode == 130
     assert "interrupted: what has finished is kept" in said
     assert "Traceback" not in said
     assert outcomes(plain) == {"interrupted": 2}
-    wait_until(lambda: not alive(family), timeout_seconds=10, what="Ray and its workers are gone")
+    wait_until(lambda: not alive(family), what="Ray and its workers are gone")
 
 
 def test_two_drivers_never_mix(plain):
     plain.write(lasting(4, 4))
     first = plain.start(*sweep_command(plain))
-    wait_until(lambda: outcomes(plain)["running"] == 2, timeout_seconds=60, what="the first driver works")
+    wait_until(lambda: outcomes(plain)["running"] == 2, what="the first driver works")
     second = plain.run(*sweep_command(plain), check=False)
     assert second.returncode == 1
     assert f"is in use by process {first.pid} on " in second.stdout
-    waiting = plain.run(*sweep_command(plain), "--wait-seconds", "60")
+    waiting = plain.run(*sweep_command(plain), "--wait-seconds", str(PATIENCE_SECONDS))
     assert "0 of 2 trials pending" in waiting.stdout
     assert first.wait() == 0
     assert outcomes(plain) == {"finished": 2}
@@ -252,7 +251,7 @@ def test_a_sweep_leaves_no_process_and_no_file_of_ray_behind(plain):
         time.sleep(0.2)
     assert driver.wait() == 0
     assert len(set(family)) >= 4, "Ray and two workers were there"
-    wait_until(lambda: not alive(family), timeout_seconds=10, what="all processes are gone")
+    wait_until(lambda: not alive(family), what="all processes are gone")
     assert set(Path("/tmp").glob("ty-*")) - before == set()
 
 

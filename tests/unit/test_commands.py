@@ -179,10 +179,10 @@ def test_killed_with_what_runs_it_a_command_ends_too(tmp_path):
     def sleeping():
         return [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] in SLEEPS]
 
-    wait_until(lambda: len(sleeping()) == 2, timeout_seconds=20, what="it runs")
+    wait_until(lambda: len(sleeping()) == 2, what="it runs")
     os.kill(runner.pid, signal.SIGKILL)
     runner.wait()
-    wait_until(lambda: not sleeping(), timeout_seconds=5, what="it has ended")
+    wait_until(lambda: not sleeping(), what="it has ended")
 
 
 def test_it_sees_its_gpu_and_nothing_of_the_jobs_ray_and_steps(tmp_path, guard, monkeypatch):

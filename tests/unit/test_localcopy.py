@@ -145,4 +145,4 @@ def test_what_an_earlier_job_left_is_removed_by_the_next_but_not_what_is_held(st
         assert list(disk.iterdir()) == [held]
         holder.kill()
         holder.communicate()
-    wait_until(lambda: not list(disk.iterdir()), timeout_seconds=5, what="the copy is removed")
+    wait_until(lambda: not list(disk.iterdir()), what="the copy is removed")

@@ -5,11 +5,11 @@ import signal
 import subprocess
 import sys
 
-from waiting import PATIENCE_SECONDS
+from waiting import PATIENCE_SECONDS, finished
 from yard import ROOT
 
-# Rank 1 is done while a collective is still under way in a thread of its process group. The thread comes to wait for the
-# GIL, which the last exit handler keeps, before the interpreter would be finalized; that takes long here.
+# Rank 1 is done while a collective is still under way in a thread of its process group. The thread comes to wait for
+# the GIL, which the last exit handler keeps, before the interpreter would be finalized; that takes long here.
 RANKS = """
 import argparse, atexit, ctypes, sys, time
 from contextlib import suppress
@@ -57,10 +57,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "scripts"), "OMP_NUM_THREAD
 def test_a_rank_that_has_done_its_work_ends_well_whatever_its_process_group_still_does(tmp_path):
     (tmp_path / "ranks.py").write_text(RANKS)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*torchrun, "ranks.py"], cwd=tmp_path, env=ENVIRONMENT, text=True, capture_output=True, timeout=PATIENCE_SECONDS
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = finished([*torchrun, "ranks.py"], cwd=tmp_path, env=ENVIRONMENT)
     assert "rank 1 is done" in done.stdout, "what it said last is not lost"
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
@@ -10,6 +9,7 @@ from loops import LEARNER, changed, numbers, start, train
 from trainyard import training
 from trainyard.checkpoints import CheckpointStore
 from trainyard.training import Training
+from waiting import finished as run
 from yard import ROOT
 
 SPEC = changed(LEARNER, optimizer="sgd", lr=0.05, batch_size=None, global_batch_size=16, epochs=3)
@@ -132,14 +132,11 @@ def found(folder, staged, data):
     (folder / "trouble.py").write_text(MODELS)
     (folder / "program.py").write_text(PROGRAM)
     stop_within_second_epoch(start(SPEC, data, store=CheckpointStore(folder / "by-one")))
-    paths = [folder, ROOT / "scripts", ROOT / "tests", ROOT / "tests/unit"]
+    paths = [folder, ROOT / "scripts", ROOT / "tests", ROOT / "tests/unit", ROOT / "tests/cluster"]
     environment = os.environ | {"PYTHONPATH": ":".join(map(str, paths)), "OMP_NUM_THREADS": "1"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, "program.py", str(folder), str(staged.folder)]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, text=True, capture_output=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(command, cwd=folder, env=environment)
     return json.loads((folder / "found.json").read_text())
 
 

@@ -25,7 +25,7 @@ from trainyard.moments import channel_sums
 from trainyard.sharding import make_shards, shards_of
 from trainyard.sources import Block, Part, Source, stratified_split
 from trainyard.staging import stage
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, wait_until
 from yard import ROOT
 
 
@@ -66,20 +66,20 @@ def test_killed_half_way_it_goes_on_and_gives_the_same_bytes(many, tmp_path):
     """Those of a straight run on one CPU."""
     cpu = min(os.sched_getaffinity(0))
     straight = staging(many, tmp_path / "straight", preexec_fn=lambda: os.sched_setaffinity(0, [cpu]))
-    text = straight.communicate(timeout=100)[0]
+    text = straight.communicate(timeout=PATIENCE_SECONDS)[0]
     assert "many: 4,000 images of 128x128x3, 187.5 MiB" in text
     assert "are there already" not in text
     for least in (2, 6):
         started = staging(many, tmp_path)
-        wait_until(lambda: shards_done(tmp_path) >= least, timeout_seconds=60, what="some shards are done")  # noqa: B023
+        wait_until(lambda: shards_done(tmp_path) >= least, what="some shards are done")  # noqa: B023
         helpers = psutil.Process(started.pid).children(recursive=True)
         started.send_signal(signal.SIGKILL)
         started.communicate()
-        psutil.wait_procs(helpers, timeout=10)
+        psutil.wait_procs(helpers, timeout=PATIENCE_SECONDS)
         assert not any(helper.is_running() and helper.status() != "zombie" for helper in helpers), "nobody is left"
         assert not (tmp_path / "data/many/meta.json").exists()
     done = shards_done(tmp_path)
-    text = staging(many, tmp_path).communicate(timeout=100)[0]
+    text = staging(many, tmp_path).communicate(timeout=PATIENCE_SECONDS)[0]
     assert f"many: {done} of 13 shards are there already" in text
     assert digests(tmp_path / "data/many") == digests(tmp_path / "straight/data/many")
     assert not (tmp_path / "data/many/.staging").exists()

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).with_name("plans")
@@ -25,7 +26,7 @@ def start(name: str, folder: str) -> subprocess.Popen:
 
 def plan_of(started: subprocess.Popen) -> str:
     """What is said of each job, in a fixed order."""
-    said = started.communicate(timeout=120)[0]
+    said = started.communicate(timeout=PATIENCE_SECONDS)[0]
     jobs = re.findall(r"^Job \d+: (.*)$", said, re.MULTILINE)
     assert jobs, said
     return "".join(f"{job}\n" for job in sorted(jobs))
