@@ -21,8 +21,9 @@ COLUMNS: Final = (
     "gpu0_avg_mib", "gpu0_mode_mib", "cpu_rss_peak_mib", "train_seconds", "startup_seconds", "warmup_seconds",
     "checkpoint_seconds", "gpu_hours", "gpu_hours_increase", "cost", "speedup", "speedup_low", "speedup_high",
     "efficiency", "throughput_scaling", "memory_avg_scaling", "cost_per_million_images", "verdict", "recommended",
-    "gradient_mib", "allreduce_mib", "hiding_gbit_per_second", "micro_batch", "accumulation", "precision", "tflops_per_gpu", "mfu",
-    "roofline_images_per_second", "repeats", "train_seconds_spread", "images_per_second_spread", "device",
+    "gradient_mib", "allreduce_mib", "hiding_gbit_per_second", "micro_batch", "accumulation", "precision",
+    "tflops_per_gpu", "mfu", "roofline_images_per_second", "repeats", "train_seconds_spread",
+    "images_per_second_spread", "device",
 )  # fmt: skip
 SPREAD: Final = ("train_seconds", "images_per_second")  # of which there are columns `<name>_spread`
 
