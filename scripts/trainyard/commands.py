@@ -1,8 +1,10 @@
 """A command as a trial: heard while it runs, and ended together with all that it has started."""
 
+import errno
 import os
 import queue
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -124,6 +126,15 @@ def newest(folder: Path, pattern: str | None) -> Path | None:
     return max(found)[1] if found else None
 
 
+def cannot_be_started(program: str, error: OSError) -> UserError:
+    """What to say of a program that the system has refused to start.
+
+    Of one that is in no folder of PATH, the system may tell the error of a folder that it could not look into.
+    """
+    nowhere = os.sep not in program and shutil.which(program, mode=os.F_OK) is None
+    return UserError(f"{program} cannot be started: {os.strerror(errno.ENOENT) if nowhere else error.strerror}")
+
+
 class _Program:
     """A process in a session of its own. What it says is kept in a file, and heard line by line."""
 
@@ -151,7 +162,7 @@ class _Program:
             )
         except OSError as error:
             self._output.close()
-            raise UserError(f"{line[0]} cannot be started: {error.strerror}") from None
+            raise cannot_be_started(line[0], error) from None
         guard.watch(self._process.pid)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainyard import slurm
-from trainyard.commands import newest
+from trainyard.commands import cannot_be_started, newest
 from trainyard.config import Scaling, repeat_of, split_scale
 from trainyard.errors import UserError
 from trainyard.files import digest_of, lock, write_json
@@ -110,7 +110,7 @@ class Script:
                 line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
             )  # fmt: skip
         except OSError as error:
-            raise UserError(f"{line[0]} cannot be started: {error.strerror}") from None
+            raise cannot_be_started(line[0], error) from None
         pass_on_sigterm(process)
         said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=_read, args=(process, said), daemon=True).start()

@@ -1,29 +1,20 @@
 """One cluster for all tests of this folder, started by the first that asks for it."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from slurm_cluster import Cluster
-from slurm_prerequisites import PrerequisiteMissing
+from submitting import NO_CLUSTER, cluster_or_skip
 from waiting import wait_until
-
-NO_CLUSTER = "no Slurm cluster: "
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """A Slurm of four hosts; where the machine cannot hold one, tests that ask for it are skipped, or fail under CI."""
-    with ExitStack() as stack:
-        try:
-            running = stack.enter_context(Cluster())
-        except PrerequisiteMissing as missing:
-            refuse = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-            refuse(f"{NO_CLUSTER}{missing}")
+    with cluster_or_skip() as running:
         yield running
 
 

@@ -4,8 +4,10 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from waiting import PATIENCE_SECONDS, wait_until
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # daemons lie in sbin, often not on $PATH
 
@@ -67,13 +69,26 @@ def _install(packages: list[str]) -> None:
         raise PrerequisiteMissing(f"installed, but their programs are not in {SYSTEM_PATH}: {' '.join(still_missing)}")
 
 
-def _apt_get(*arguments: str, packages: list[str]) -> None:
-    environment = {**os.environ, "PATH": SYSTEM_PATH, "DEBIAN_FRONTEND": "noninteractive"}
-    result = subprocess.run(["apt-get", "-qq", *arguments], env=environment, capture_output=True, text=True)
-    if result.returncode != 0:
-        last_line = (result.stderr.strip() or "no message").splitlines()[-1]
+def _apt_get(*arguments: str, packages: list[str], timeout_seconds: float = PATIENCE_SECONDS) -> None:
+    """Run apt-get, once another one is done: it waits for no lock but dpkg's, and not even for that unless told."""
+    environment = {**os.environ, "PATH": SYSTEM_PATH, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+    said = ""
+
+    def is_done() -> bool:
+        nonlocal said
+        result = subprocess.run(["apt-get", "-qq", *arguments], env=environment, capture_output=True, text=True)
+        locked = result.returncode != 0 and "Could not get lock" in result.stderr
+        if locked and not said:
+            print("waiting for another apt to be done ...", flush=True)
+        said = result.stderr.strip() or f"exit code {result.returncode}, without a word" if result.returncode else ""
+        return not locked
+
+    with suppress(TimeoutError):  # then it is said who has the lock
+        wait_until(is_done, timeout_seconds=timeout_seconds, poll_seconds=1, what="another apt to be done")
+    if said:
+        why = next((line for line in said.splitlines() if "Could not get lock" in line), said.splitlines()[-1])
         raise PrerequisiteMissing(
-            f"the test cluster needs {' '.join(packages)}; 'apt-get {arguments[0]}' failed: {last_line}"
+            f"the test cluster needs {' '.join(packages)}; 'apt-get {arguments[0]}' failed: {why}"
         )
 
 

@@ -1,12 +1,18 @@
 """Running Trainyard on the cluster as a user on its login node would."""
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
 import yaml
 from slurm_cluster import Cluster
+from slurm_prerequisites import PrerequisiteMissing
 from yard import ROOT
 
+NO_CLUSTER = "no Slurm cluster: "
 # Snakemake, looking at the queue every second: the plugin's wait grows by ten seconds with each look, up to minutes.
 IMPATIENT = """
 import sys
@@ -16,6 +22,18 @@ from snakemake_executor_plugin_slurm import Executor
 Executor.next_seconds_between_status_checks = property(lambda self: 1, lambda self, seconds: None)
 main(sys.argv[1:])
 """
+
+
+@contextmanager
+def cluster_or_skip() -> Iterator[Cluster]:
+    """A cluster; where the machine cannot hold one, tests that ask for it are skipped, or fail under CI."""
+    with ExitStack() as stack:
+        try:
+            running = stack.enter_context(Cluster())
+        except PrerequisiteMissing as missing:
+            refuse = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+            refuse(f"{NO_CLUSTER}{missing}")
+        yield running
 
 
 def snakemake(cluster: Cluster, folder: Path, config: dict, *options: str) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from slurm_cluster import Cluster
-from submitting import nothing_is_left, snakemake
+from submitting import cluster_or_skip, nothing_is_left, snakemake
 from trainyard.journal import attempts, read_events
 
 # What a trial takes is proportional to its blocks.
@@ -28,7 +27,7 @@ def cluster():
     folder.rmdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINYARD_CLUSTER", str(folder))
-        with Cluster() as running:
+        with cluster_or_skip() as running:
             yield running
 
 

@@ -143,6 +143,18 @@ def test_a_program_that_is_not_there_is_named(tmp_path, guard):
         run(call(tmp_path, ["nowhere"]), guard)
 
 
+def test_a_folder_on_path_that_cannot_be_read_does_not_hide_that_a_program_is_nowhere(tmp_path, guard, monkeypatch):
+    """The system would name the folder's error: permission denied, or of this link, too many levels."""
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "closed").mkdir(mode=0)
+    monkeypatch.setenv("PATH", f"{tmp_path}/loop:{tmp_path}/closed", prepend=":")
+    with pytest.raises(Exception, match="nowhere cannot be started: No such file"):
+        run(call(tmp_path, ["nowhere"]), guard)
+    (tmp_path / "text").touch(mode=0o644)
+    with pytest.raises(Exception, match="text cannot be started: Permission denied"):
+        run(call(tmp_path, [f"{tmp_path}/text"]), guard)
+
+
 def test_told_to_end_it_has_time_to_keep_where_it_is(tmp_path, guard):
     line = "trap 'touch kept; exit 1' TERM; echo 'epoch 1: acc 0.1'; while true; do sleep 0.05; done"
     last = run(call(tmp_path, line, metrics=PATTERN), guard, prune_at=1)[-1]

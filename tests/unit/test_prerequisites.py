@@ -1,0 +1,48 @@
+"""What the test cluster needs is installed, also while another apt is at work."""
+
+import fcntl
+import shutil
+import threading
+
+import pytest
+import slurm_prerequisites
+from slurm_prerequisites import SYSTEM_PATH, PrerequisiteMissing
+from waiting import wait_until
+
+# A real apt-get that keeps its lists in a folder of the test's, and has none to fetch.
+APT_CONFIG = 'Dir::State "{folder}"; Dir::Cache "{folder}"; Dir::Etc "{folder}";'
+
+
+@pytest.fixture
+def lock(tmp_path, monkeypatch):
+    """What an apt-get holds while it updates the lists: open it with lockf."""
+    if not shutil.which("apt-get", path=SYSTEM_PATH):
+        pytest.skip("there is no apt-get")
+    (tmp_path / "apt.conf").write_text(APT_CONFIG.format(folder=tmp_path))
+    monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
+    (tmp_path / "lists/partial").mkdir(parents=True)
+    with open(tmp_path / "lists/lock", "w") as file:
+        yield file
+
+
+def test_another_apt_is_waited_for(lock, capfd):
+    fcntl.lockf(lock, fcntl.LOCK_EX)
+    updating = threading.Thread(target=slurm_prerequisites._apt_get, args=["update"], kwargs={"packages": ["munge"]})
+    updating.start()
+    wait_until(lambda: "waiting for another apt to be done" in capfd.readouterr().out, what="it to wait")
+    assert updating.is_alive()
+    fcntl.lockf(lock, fcntl.LOCK_UN)
+    updating.join()
+
+
+def test_of_an_apt_that_is_never_done_it_is_said_who_it_is(lock):
+    fcntl.lockf(lock, fcntl.LOCK_EX)
+    with pytest.raises(PrerequisiteMissing, match=r"needs munge; 'apt-get update' failed: .*Could not get lock"):
+        slurm_prerequisites._apt_get("update", packages=["munge"], timeout_seconds=0)
+
+
+def test_an_apt_that_fails_is_not_tried_again(lock):
+    with pytest.raises(
+        PrerequisiteMissing, match=r"'apt-get install' failed: .*Unable to locate package no-such-package"
+    ):
+        slurm_prerequisites._apt_get("install", "no-such-package", packages=["munge"])
