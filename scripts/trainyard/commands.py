@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 import psutil
 
 from trainyard.errors import UserError
-from trainyard.ownspec import Metrics, Own, filled, heard_by, lookup
+from trainyard.ownspec import Metrics, Own, filled, heard_by, lookup, resuming
 from trainyard.reported import Lines, Reported, Row, untold
 
 LOOK_SECONDS: Final = 0.25  # between two looks at a file of metrics
@@ -144,12 +144,8 @@ class _Program:
         self._output = open(call.output, "wb")  # noqa: SIM115  (closed by `end`)
         command = call.spec.command
         assert command is not None
-        values = lookup(call.spec.args, call.words)
-        line = filled(command, values)
-        if call.resume:
-            line = filled(f"{command} {call.resume}", values) if isinstance(command, str) else [
-                *line, *filled([*call.resume.split()], values)
-            ]  # fmt: skip
+        args = call.spec.args
+        line = filled(resuming(command, call.resume, args), lookup(args, call.words))
         try:
             self._process = subprocess.Popen(
                 line,

@@ -15,12 +15,13 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     StringConstraints,
+    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from trainyard.dataspec import Dataset
-from trainyard.ownspec import OF_A_SCALE, Command, Metrics, placeholders
+from trainyard.ownspec import OF_A_SCALE, Command, Metrics, check_quoting, check_resume, placeholders, resuming
 from trainyard.spec import Section, Train
 from trainyard.sweepspec import Name, Sweep
 
@@ -58,7 +59,9 @@ class Scaling(Section):
         None, description="Files in `{out_dir}` that a `script` can go on from: `{resume_from}` is the newest, if any."
     )
     resume: str | None = Field(
-        None, description="What is added to a `script` that has something to go on from: `--resume {resume_from}`."
+        None,
+        description="What a `script` is given that has something to go on from, as in `--resume {resume_from}`: in the "
+        "place of `{resume}`, or else at its end.",
     )
     scales: list[Scale] = Field(description="Scales, e.g. `[1x1, 1x2]`; the first is the baseline.", min_length=1)
     mode: Literal["weak", "strong"] = Field(
@@ -77,6 +80,16 @@ class Scaling(Section):
         """The trainings of a scale, as their folders are named: `4x2`, `4x2/repeat-2`, `4x2/repeat-3`."""
         return [scale, *(f"{scale}/repeat-{number}" for number in range(2, self.repeats + 1))]
 
+    @property
+    def program(self) -> Command | None:
+        """The `script` as it begins: what it is given to resume with changes no result."""
+        return self.script and resuming(self.script, None, self.args)
+
+    @field_validator("script")
+    @classmethod
+    def _can_be_quoted(cls, script: Command | None) -> Command | None:
+        return script and check_quoting(script, in_shell=False)
+
     @model_validator(mode="after")
     def _is_one_kind(self) -> "Scaling":
         if self.script is None:
@@ -89,7 +102,7 @@ class Scaling(Section):
         if "train" in self.model_fields_set:
             raise PydanticCustomError("kind", "give train or script, not both")
         used = {name.split(".")[0] for name in placeholders(self.script) | placeholders(self.resume or "")}
-        if unknown := sorted(used - {*self.args, *OF_A_SCALE}):
+        if unknown := sorted(used - {*self.args, *OF_A_SCALE, *(["resume"] if self.resume is not None else [])}):
             message = "the script has {name} in braces, which is not in `args`"
             raise PydanticCustomError("script", message, {"name": unknown[0]})
         if unused := sorted(self.args.keys() - used):
@@ -97,6 +110,8 @@ class Scaling(Section):
             raise PydanticCustomError("script", message, {"name": unused[0]})
         if "resume_from" in used and self.checkpoint is None:
             raise PydanticCustomError("script", "`resume_from` needs `checkpoint`: the files that it may stand for")
+        check_resume(self.script, self.resume, self.args, in_shell=False)
+        check_quoting(self.resume or "", in_shell=False)
         return self
 
     @model_validator(mode="after")

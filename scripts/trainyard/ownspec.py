@@ -3,12 +3,14 @@
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, PositiveInt, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+from trainyard import quoting
 from trainyard.files import digest_of
 from trainyard.spec import Section
 
@@ -122,6 +124,90 @@ def placeholders(command: Command) -> set[str]:
     """The names in braces."""
     parts = [command] if isinstance(command, str) else command
     return {name for part in parts for name in PLACEHOLDER.findall(part)}
+
+
+def check_quoting(command: Command, *, in_shell: bool = True) -> Command:
+    """A command in whose text each placeholder stands where it can be replaced by a quoted value.
+
+    Raises:
+        PydanticCustomError: one does not.
+    """
+    for name, where in _read(command).placeholders if isinstance(command, str) else ():
+        if where in _REMEDIES and (in_shell or where in _OF_WORDS):
+            message = f"{{{name}}} stands in {where}: {_REMEDIES[where].format(name=f'{{{name}}}')}"
+            raise PydanticCustomError("quoting", "{message}", {"message": message})
+    return command
+
+
+_NO_QUOTES: Final = (
+    "write {name} without them, for Trainyard quotes values itself; braces of your own need a space, as in '{{ x }}'"
+)
+_BEFORE: Final = "assign it before, as in x={name}, and write $x there"
+_OF_WORDS: Final = (quoting.SINGLE, quoting.DOUBLE, quoting.ESCAPED)
+_REMEDIES: Final = {
+    quoting.SINGLE: _NO_QUOTES,
+    quoting.DOUBLE: _NO_QUOTES,
+    quoting.ESCAPED: "write {name} without the backslash, for Trainyard quotes values itself",
+    quoting.BACKTICKS: "write $(...) instead of backticks",
+    quoting.DOCUMENT: _BEFORE,
+    quoting.COMMENT: "leave it out there",
+}
+
+
+@cache
+def _read(command: str) -> quoting.Reading:
+    return quoting.read(command, PLACEHOLDER)
+
+
+def check_calculated(command: Command, values: Callable[[str], Any]) -> None:
+    """Text cannot be quoted where the shell calculates.
+
+    Raises:
+        ValueError: a placeholder in $((...)) has a value that is not a number.
+    """
+    for name, where in _read(command).placeholders if isinstance(command, str) else ():
+        if where == quoting.ARITHMETIC and type(value := values(name)) not in (int, float):
+            before = _BEFORE.format(name=f"{{{name}}}")
+            raise ValueError(f"{{{name}}} stands in {where}, but {value!r} is not a number: {before}")
+
+
+def check_resume(command: Command, option: str | None, args: Collection[str], *, in_shell: bool = True) -> None:
+    """The option to resume has its place in a command, or the end of the command is a place for it.
+
+    Raises:
+        PydanticCustomError: neither.
+    """
+    if "resume" in placeholders(option or ""):
+        raise PydanticCustomError("resume", "`resume` cannot hold {name}", {"name": "{resume}"})
+    if _has_place(command, args):
+        if isinstance(command, list) and any("resume" in placeholders(word) and word != "{resume}" for word in command):
+            message = "in a list, {name} must be a word of its own"
+            raise PydanticCustomError("resume", message, {"name": "{resume}"})
+    elif option is not None and in_shell and isinstance(command, str) and (operators := _read(command).operators):
+        message = f"`resume` cannot be added at the end, after {operators[0]}: write {{resume}} where it is to stand"
+        raise PydanticCustomError("resume", "{message}", {"message": message})
+
+
+def resuming(command: Command, option: str | None, args: Collection[str]) -> Command:
+    """A command with the option to resume in the place of `{resume}`, or else at its end; without one, without both.
+
+    Where one of the arguments is called `resume`, `{resume}` stands for that.
+    """
+    if isinstance(command, list):
+        words = shlex.split(option or "")
+        if not _has_place(command, args):
+            return [*command, *words]
+        return [each for word in command for each in (words if word == "{resume}" else [word])]
+    if _has_place(command, args):
+        return _RESUME.sub(lambda found: f"{found[1]}{option}" if option else "", command)
+    return f"{command.rstrip()} {option}" if option else command
+
+
+def _has_place(command: Command, args: Collection[str]) -> bool:
+    return "resume" in placeholders(command) and "resume" not in args
+
+
+_RESUME: Final = re.compile(r"([ \t]*)(?<!\$)\{resume\}")
 
 
 def filled(command: Command, values: Callable[[str], Any]) -> list[str]:

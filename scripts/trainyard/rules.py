@@ -279,9 +279,8 @@ class Workflow:
         study = self.config.scaling[wildcards.name]
         what: Any = study.train.model_dump(mode="json", exclude_defaults=True)
         if study.script is not None:
-            what = study.model_dump(
-                include={"script", "launcher", "launcher_options", "python", "args", "metrics"}, mode="json"
-            )
+            named = {"launcher", "launcher_options", "python", "args", "metrics"}
+            what = study.model_dump(include=named, mode="json") | {"script": study.program}
         return digest_of([what, study.mode, study.retrain, RESULT_VERSION])
 
     def ranks_per_node(self, wildcards: Wildcards) -> int:

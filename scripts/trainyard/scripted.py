@@ -20,7 +20,7 @@ from trainyard.errors import UserError
 from trainyard.files import digest_of, lock, write_json
 from trainyard.journal import add_row
 from trainyard.launchers import Meeting, checked, meeting_of, script_line
-from trainyard.ownspec import lookup, words_of
+from trainyard.ownspec import lookup, resuming, words_of
 from trainyard.programs import pass_on_sigterm
 from trainyard.reported import Lines, Reported, Row, untold
 
@@ -37,7 +37,9 @@ class Script:
     def __init__(self, study: Scaling, run: str, folder: Path) -> None:
         self._study, self._run, self._folder = study, run, folder / run
         self._nodes, self._gpus = split_scale(run)
-        what = study.model_dump(mode="json", include={"script", "launcher", "python", "args", "retrain"})
+        what = study.model_dump(mode="json", include={"launcher", "python", "args", "retrain"}) | {
+            "script": study.program
+        }
         self._out = (self._folder / "out" / digest_of(what, length=10)).absolute()  # another one begins anew
         self._given = slurm.allocation()
         self._rows: list[dict[str, Any]] = []
@@ -77,7 +79,7 @@ class Script:
         }
         values = lookup(study.args, own)
         assert study.script is not None
-        words = words_of(study.script, values) + (words_of(study.resume, values) if study.resume and left else [])
+        words = words_of(resuming(study.script, study.resume if left else None, study.args), values)
         if words[0] in ("python", "python3"):  # the launcher starts it
             del words[0]
         watching = ["--folder", str(self._folder / "telemetry"), "--seconds", f"{study.telemetry_seconds:g}"]

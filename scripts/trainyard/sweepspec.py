@@ -21,7 +21,20 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from trainyard.ownspec import OF_A_TRIAL, Command, DottedPath, Metrics, Own, Stop, placeholders
+from trainyard.ownspec import (
+    OF_A_TRIAL,
+    Command,
+    DottedPath,
+    Metrics,
+    Own,
+    Stop,
+    check_calculated,
+    check_quoting,
+    check_resume,
+    lookup,
+    placeholders,
+    resuming,
+)
 from trainyard.spec import Section, Train
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_-]*"
@@ -210,7 +223,8 @@ class Sweep(Section):
     command: Command | None = Field(
         None,
         description="A program of yours: a line for the shell, or a list of words. `{lr}` stands for the argument "
-        "`lr`, and so do `{trial_dir}`, `{trial}`, `{attempt}`, `{resume_from}`, `{dataset}` and `{cpus}` for theirs.",
+        "`lr`, and so do `{trial_dir}`, `{trial}`, `{attempt}`, `{resume_from}`, `{dataset}` and `{cpus}` for theirs. "
+        "Values are quoted: write no quotes around a placeholder.",
     )
     function: DottedPath | None = Field(
         None, description="A function of yours, `package.module:function`, called with `(config, context)`."
@@ -223,7 +237,9 @@ class Sweep(Section):
         "that an earlier attempt has left, or nothing.",
     )
     resume: str | None = Field(
-        None, description="What is added to a `command` that has something to go on from: `--resume {resume_from}`."
+        None,
+        description="What a `command` is given that has something to go on from, as in `--resume {resume_from}`: in "
+        "the place of `{resume}`, or else at its end.",
     )
     timeout_minutes: PositiveFloat | None = Field(
         None, description="An attempt at a `command` or `function` that takes longer has failed."
@@ -297,6 +313,11 @@ class Sweep(Section):
                     raise PydanticCustomError("target", message, {"key": key, "own": own, "name": name, "told": told})
         return self
 
+    @field_validator("command")
+    @classmethod
+    def _can_be_quoted(cls, command: Command | None) -> Command | None:
+        return command and check_quoting(command)
+
     @model_validator(mode="after")
     def _is_one_kind(self) -> "Sweep":
         given = [name for name in ("train", "command", "function") if name in self.model_fields_set]
@@ -353,6 +374,10 @@ class Sweep(Section):
         if "resume_from" in used and self.checkpoint is None:
             message = "`resume_from` needs `checkpoint`: the files that it may stand for, as in *.pt"
             raise PydanticCustomError("resume", message)
+        if self.command is not None:
+            check_resume(self.command, self.resume, self._keys)
+            if self.resume is not None and isinstance(self.command, str):
+                check_quoting(self.resume)
         return self
 
     @property
@@ -376,9 +401,16 @@ class Sweep(Section):
         return self.train.model_dump(exclude_unset=True) if self.trains else dict(self.args)
 
     @property
+    def _keys(self) -> set[str]:
+        """What the arguments of its trials are called."""
+        drawn = [section.values for section in (self.sample, self.search) if section]
+        return {key.split(".")[0] for keys in (self.args, self.grid, *self.trials, *drawn) for key in keys}
+
+    @property
     def spec_content(self) -> dict[str, Any]:
         """All that its trials have in common and that changes their results."""
-        kind = {"command": self.command, "function": self.function}
+        command = self.command and resuming(self.command, None, self._keys)
+        kind = {"command": command, "function": self.function}
         return {"base": self.base, **{name: value for name, value in kind.items() if value is not None}}
 
     def spec_of(self, settings: dict[str, Any]) -> Train | Own:
@@ -392,14 +424,17 @@ class Sweep(Section):
         if taken := sorted(set(settings) & COLUMNS):
             raise ValueError(f"{taken[0]} is a column of the tables: give the argument another name")
         if self.command is not None:
-            known = {*settings, *OF_A_TRIAL}
+            known = {*settings, *OF_A_TRIAL, *(["resume"] if self.resume is not None else [])}
             used = {name.split(".")[0] for name in placeholders(self.command) | placeholders(self.resume or "")}
             if unknown := sorted(used - known):
-                raise ValueError(f"the command has {{{unknown[0]}}}, which is neither varied nor in `args`")
+                hint = "; or give `resume`, the option in its place" if unknown[0] == "resume" else ""
+                raise ValueError(f"the command has {{{unknown[0]}}}, which is neither varied nor in `args`{hint}")
             if unused := sorted(set(settings) - used):
                 raise ValueError(f"{unused[0]} is not in the command: write {{{unused[0]}}} where it is to stand")
             if reserved := sorted(set(settings) & set(OF_A_TRIAL)):
                 raise ValueError(f"{reserved[0]} is Trainyard's own word: give the argument another name")
+            texts = dict.fromkeys([*OF_A_TRIAL, "resume"], "") | {"attempt": 1, "cpus": 1}
+            check_calculated(self.command, lookup(settings, texts))
         return Own(command=self.command, function=self.function, args=settings)
 
     @property

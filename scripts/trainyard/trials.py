@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from trainyard.errors import UserError, suggestion
 from trainyard.files import digest_of
-from trainyard.ownspec import Own
+from trainyard.ownspec import Own, resuming
 from trainyard.spec import Train
 from trainyard.sweepspec import VARIED_KEY, Draw, Range, Sample, Sweep, Uniform
 
@@ -33,7 +33,10 @@ class Trial:
     @cached_property
     def content(self) -> str:
         """The spec as canonical JSON without defaults, so that a key added to Trainyard later changes no identity."""
-        return json.dumps(self.spec.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
+        content = self.spec.model_dump(mode="json", exclude_defaults=True)
+        if isinstance(self.spec, Own) and self.spec.command is not None:  # the place of `{resume}` changes no result
+            content["command"] = resuming(self.spec.command, None, self.spec.args)
+        return json.dumps(content, sort_keys=True)
 
     @property
     def settings(self) -> dict[str, Any]:

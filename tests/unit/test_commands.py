@@ -216,3 +216,26 @@ def test_it_goes_on_from_what_an_earlier_attempt_has_left(tmp_path, guard):
     made = call(tmp_path, ["echo", "run"], resume_from=str(left), resume="--resume {resume_from}")
     assert run(made, guard)[-1]["tail"] == f"run --resume {left}"
     assert commands.newest(tmp_path, "*.ckpt") is None
+
+
+RESUMED = {  # commands, and what they say at first and when they resume from a file whose name has a space
+    "echo run {resume} | tee out": ("run", "run --resume a b.pt"),
+    "echo run \\\n  {resume} \\\n  last\n": ("run last", "run --resume a b.pt last"),
+    "echo run\n": ("run", "run --resume a b.pt"),
+    "resume=x; echo ${resume} {x} {resume}": ("x $", "x $ --resume a b.pt"),
+    ("printf", "<%s>", "run", "{resume}", "last"): ("<run><last>", "<run><--resume><a b.pt><last>"),
+    ("printf", "<%s>", "run"): ("<run>", "<run><--resume><a b.pt>"),
+}
+
+
+@pytest.mark.parametrize("command", RESUMED)
+def test_the_option_to_resume_stands_in_its_place(tmp_path, guard, command):
+    for resumes, expected in zip((None, "--resume {resume_from}"), RESUMED[command], strict=True):
+        line = list(command) if isinstance(command, tuple) else command
+        made = call(tmp_path, line, args={"x": "$"}, resume_from="a b.pt", resume=resumes)
+        assert run(made, guard)[-1]["tail"].splitlines()[0] == expected
+
+
+def test_an_argument_called_resume_keeps_its_place(tmp_path, guard):
+    made = call(tmp_path, "echo {resume}", args={"resume": "auto"}, resume_from="a.pt", resume="--from {resume_from}")
+    assert run(made, guard)[-1]["tail"] == "auto --from a.pt"

@@ -129,6 +129,45 @@ MISTAKES = [
     ("sweeps.own", {"command": "./x {seconds}", "grid": {"seconds": [1]}}, "seconds is a column of the tables"),
     ("sweeps.own", {"command": "./x {trial}", "args": {"trial": 1}}, "trial is a column of the tables"),
     ("sweeps.own", {"command": "./x {resume_from}"}, "`resume_from` needs `checkpoint`"),
+    (
+        "sweeps.own",
+        {"command": "./x '{n}'", "args": {"n": 1}},
+        "sweeps.own.command: {n} stands in single quotes: write {n} without them, for Trainyard quotes values itself",
+    ),
+    ("sweeps.own", {"command": 'sh -c "x {n}"', "args": {"n": 1}}, "sweeps.own.command: {n} stands in double quotes"),
+    ("sweeps.own", {"command": "x | awk '{print}'"}, "braces of your own need a space, as in '{ x }'"),
+    ("sweeps.own", {"command": "x `y {n}`", "args": {"n": 1}}, "{n} stands in backticks: write $(...) instead"),
+    ("sweeps.own", {"command": "x <<E\n{n}\nE", "args": {"n": 1}}, "assign it before, as in x={n}, and write $x there"),
+    (
+        "sweeps.own",
+        {"command": "x $(({n} * 2))", "grid": {"n": [1, "a"]}},
+        "sweeps.own.grid: {n} stands in $((...)), but 'a' is not a number: assign it before, as in x={n}",
+    ),
+    (
+        "sweeps.own",
+        {"command": "x", "checkpoint": "*", "resume": "--from '{resume_from}'"},
+        "sweeps.own: {resume_from} stands in single quotes",
+    ),
+    (
+        "sweeps.own",
+        {"command": "x\ny", "resume": "--resume"},
+        "`resume` cannot be added at the end, after the end of a line: write {resume} where it is to stand",
+    ),
+    ("sweeps.own", {"command": "x | tee y", "resume": "--resume"}, "at the end, after |: write {resume} where"),
+    ("sweeps.own", {"command": "x # y", "resume": "--resume"}, "at the end, after a comment: write {resume} where"),
+    ("sweeps.own", {"command": "x '{resume}'", "resume": "-r"}, "sweeps.own.command: {resume} stands in single quotes"),
+    (
+        "sweeps.own",
+        {"command": "x {resume}"},
+        "the command has {resume}, which is neither varied nor in `args`; or give",
+    ),
+    ("sweeps.own", {"command": "x", "resume": "{resume}"}, "`resume` cannot hold {resume}"),
+    ("sweeps.own", {"command": ["x", "-{resume}"], "resume": "-r"}, "in a list, {resume} must be a word of its own"),
+    (
+        "scaling.own",
+        {"script": "t.py '{seed}'", "scales": ["1x1"]},
+        "scaling.own.script: {seed} stands in single quotes",
+    ),
     ("sweeps.own", {"command": "./x", "stop": {"method": "asha"}}, "search and stop need to know the metrics"),
     ("sweeps.own", {"command": "./x", "metrics": {"pattern": "acc ([0-9"}}, "is not a regular expression"),
     ("sweeps.own", {"command": "./x", "metrics": {"pattern": "acc .*"}}, "names no metric: write a group as"),
@@ -151,6 +190,25 @@ MISTAKES = [
     ),
     ("sweep", {}, "sweep: unknown key; did you mean 'sweeps'?"),
 ]
+
+
+# What may look like one of these, and is none.
+RIGHT = [
+    {"command": "x {resume} | tee y", "resume": "--resume"},
+    {"command": "x\n", "resume": "--resume"},
+    {"command": "x \\\n  --n {n}", "args": {"n": "a"}, "resume": "--resume"},
+    {"command": "x > y 2>&1", "resume": "--resume"},
+    {"command": ["sh", "-c", "x | y '{n}'"], "args": {"n": 1}, "resume": "--resume"},
+    {"command": ["x", "{resume}", "y"], "resume": "--from '{resume_from}'", "checkpoint": "*.pt"},
+    {"command": "x {resume}", "args": {"resume": "auto"}, "resume": "--resume"},
+    {"command": 'x $(({n} * {cpus})) "$(y {n})"', "grid": {"n": [1, 2.5]}},
+    {"command": "x | awk '{ print $1 }' ${HOME}"},
+]
+
+
+@pytest.mark.parametrize("sweep", RIGHT)
+def test_a_command_that_can_be_run_is_accepted(sweep):
+    assert check_config({"sweeps": {"own": sweep}}).sweeps["own"].command == sweep["command"]
 
 
 def with_mistake(config: dict, place: str, value: object) -> dict:

@@ -4,8 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from trainyard.config import Scaling
 from trainyard.errors import UserError
 from trainyard.launchers import AGENT, TRAIN, WATCH, meeting_of, script_line, training_line
+from trainyard.scripted import Script
 from trainyard.slurm import Allocation
 
 OPTIONS = ["--config", "c.yaml", "--study", "s"]
@@ -90,3 +92,15 @@ def test_on_one_node_a_launcher_needs_no_slurm():
         f"{sys.executable} {WATCH} --folder /out -- /env/python -m torch.distributed.run --nproc-per-node 4 "
         "--standalone --more train.py --lr 0.1"
     )
+
+
+@pytest.mark.parametrize("script", ["t.py {resume} --n={n}", ["t.py", "{resume}", "--n={n}"]])
+def test_a_script_has_its_option_to_resume_where_it_says(tmp_path, script):
+    options = {"args": {"n": "a b"}, "checkpoint": "*.pt", "resume": "--from {resume_from}", "scales": ["1x1"]}
+    study = Scaling.model_validate({"script": script, **options})
+    (tmp_path / "1x1").mkdir()
+    made = Script(study, "1x1", tmp_path)
+    assert made._line(tmp_path, None)[-2:] == ["t.py", "--n=a b"]
+    assert made._line(tmp_path, tmp_path / "x y.pt")[-4:] == ["t.py", "--from", f"{tmp_path}/x y.pt", "--n=a b"]
+    at_the_end = Script(study.model_copy(update={"script": "t.py\n--n={n}\n"}), "1x1", tmp_path)
+    assert at_the_end._line(tmp_path, tmp_path / "x.pt")[-4:] == ["t.py", "--n=a b", "--from", f"{tmp_path}/x.pt"]

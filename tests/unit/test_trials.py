@@ -65,6 +65,16 @@ def test_the_data_are_part_of_the_identity():
     assert trial.identity("one") != trial.identity("other")
 
 
+def test_the_place_of_the_option_to_resume_is_not_part_of_the_identity():
+    def own(command, **fields):
+        made = Sweep.model_validate({"command": command, "grid": {"n": [1]}, **fields})
+        return identities(made), made.spec_content
+
+    assert own("x {n} {resume} | tee y", resume="-r") == own("x {n} | tee y")
+    assert own(["x", "{resume}", "{n}"], resume="-r") == own(["x", "{n}"])
+    assert own("x {n} {resume}", args={"resume": 1}) != own("x {n}")
+
+
 def test_a_default_written_out_changes_nothing():
     assert identities(sweep(trials=[{}])) == identities(sweep(trials=[{"momentum": 0.9, "schedule.name": "constant"}]))
 
