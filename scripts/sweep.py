@@ -21,7 +21,8 @@ from trainyard.config import Data
 from trainyard.configfile import read_config
 from trainyard.datasets import Staged
 from trainyard.errors import UserError
-from trainyard.journal import Attempt, Event, Journal, attempts, opened, read_events
+from trainyard.failurepolicy import FailurePolicy
+from trainyard.journal import SETTLED, Attempt, Event, Journal, attempts, opened, read_events
 from trainyard.ownspec import heard_by
 from trainyard.planning import Plan, plan_sweep
 from trainyard.reported import UNREADABLE_REMEDY, Reading, divergence, read_again
@@ -161,7 +162,7 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
         packer = partial(
             Packer,
             journal,
-            retries=plan.sweep.retries,
+            failures=_failure_policy(plan),
             allocation=given,
             rule=plan.rule(),
             metrics=plan.sweep.declared_metrics,
@@ -182,6 +183,13 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
         elif rest:
             shared = _shared(slots, looking.uses, journal)
             packer(slots=shared, setting=replace(setting, share=shared.share)).run(rest)
+
+
+def _failure_policy(plan: Plan) -> FailurePolicy:
+    tries = (attempt for name in plan.trials for attempt in plan.tries.get(name, ()))
+    has_succeeded = any(attempt.outcome in SETTLED for attempt in tries)
+    patient = plan.sweep.max_failed_fraction == 1
+    return FailurePolicy(retries=plan.sweep.retries, has_succeeded=has_succeeded, patient=patient)
 
 
 def _told(plan: Plan) -> set[str]:

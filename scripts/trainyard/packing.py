@@ -15,6 +15,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from trainyard import slurm
 from trainyard.errors import UserError
+from trainyard.failurepolicy import Failure, FailurePolicy
 from trainyard.journal import WHERE, Event, Journal
 from trainyard.ownspec import Own
 from trainyard.reported import UNREADABLE_REMEDY, divergence
@@ -30,6 +31,7 @@ START_ATTEMPTS = 3  # a slot whose worker cannot start this often in a row is gi
 SIGNAL_SECONDS = 1.0
 STOP_SECONDS = 5.0  # that a trial has, when time is up, to stop at its next step and to write where it is
 WORTHWHILE_SECONDS = 120.0  # a trial that cannot end in time, but resumes, is started if it can train for so long
+START_SECONDS = 300.0  # after which no trial waits any more for a slot to come up
 OVERDUE_SECONDS = 15.0  # that a worker has to end a command by itself at its timeout, before it is killed
 log = logging.getLogger(__name__)
 
@@ -47,7 +49,7 @@ class Packer:
         *,
         slots: Slots,
         setting: Setting,
-        retries: int,
+        failures: FailurePolicy,
         allocation: slurm.Allocation | None = None,
         look: bool = False,
         rule: Rule | None = None,
@@ -58,7 +60,7 @@ class Packer:
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
         self._journal, self._on_event, self._setting = journal, on_event, setting
-        self._retries, self._predict = retries, predict
+        self._failures, self._predict = failures, predict
         self._rule, self._source = rule, source
         self._metrics = set(metrics)
         self._untold = self._metrics - set(told)
@@ -83,7 +85,8 @@ class Packer:
         and has time to train for a while. A shorter one takes its place. Trials that still run at the deadline stop.
 
         Raises:
-            UserError: no slot can be started, or the deadline left some tasks undone.
+            UserError: no slot can be started, all trials fail in the same way, a finished trial does not tell what it
+                must, or the deadline left some tasks undone.
         """
         self._queue = deque(tasks)
         del self._slots[self._waiting :]
@@ -91,7 +94,7 @@ class Packer:
             self._start_worker(slot)
         try:
             while busy := [slot for slot in self._slots if slot.waits_for is not None]:
-                if not self._waiting and all(slot.starting is not None for slot in busy):
+                if not self._waiting and all(slot.task is None for slot in busy):
                     break  # these come up too late, or never: their node may be gone
                 answers = {slot.waits_for: slot for slot in busy}
                 ready, _ = ray.wait(list(answers), num_returns=1, timeout=self._patience(busy), fetch_local=False)
@@ -101,6 +104,8 @@ class Packer:
                     break
         finally:
             given_up = self._record_interrupted()
+            for slot in self._slots:
+                slot.worker = None  # dropping the last handle ends the process and frees its memory
         left = self._waiting + given_up + self._stopped
         if left:
             remedy = "the same command continues from here, and so do Snakemake's retries"
@@ -121,13 +126,16 @@ class Packer:
         return min((seconds for seconds in times if seconds is not None), default=None)
 
     def _end_overdue(self, busy: list[Slot]) -> bool:
-        """Kill what has not ended at its timeout; whether there was any."""
+        """Kill what has not ended at its timeout, and wait no more for who does not come up; whether there was any."""
         overdue = [slot for slot in busy if slot.due <= time.monotonic()]
         for slot in overdue:
-            ray.kill(slot.worker)
-            minutes = (self._setting.timeout_seconds or 0.0) / 60
-            self._end_attempt(slot, "failed", error=f"it took longer than its timeout_minutes, {minutes:g}")
-            self._start_worker_if_needed(slot)
+            slot.due = math.inf
+            if slot.task is None:
+                slot.late = True
+                self._feed_idle()
+            else:
+                minutes = (self._setting.timeout_seconds or 0.0) / 60
+                self._fail(slot, error=f"it took longer than its timeout_minutes, {minutes:g}")
         return bool(overdue)
 
     # ---- one slot
@@ -135,65 +143,105 @@ class Packer:
     def _start_worker(self, slot: Slot) -> None:
         slot.worker = ray.remote(Worker).options(**self._options).remote()
         slot.starting = slot.worker.start.remote(self._setting)
+        slot.due = time.monotonic() + START_SECONDS
 
     def _hear(self, slot: Slot) -> None:
         """Take in one message of a slot."""
         if slot.starting is not None:
             self._hear_of_start(slot)
-            return
-        try:
-            self._take(slot, ray.get(slot.answer))
-        except RayError as error:
-            time.sleep(SIGNAL_SECONDS)
-            self._end_attempt(slot, "failed", error=_death(error))
-            self._start_worker_if_needed(slot)
+        elif slot.checking is not None:
+            self._hear_of_check(slot)
+        else:
+            try:
+                message = ray.get(slot.answer)
+            except RayError as error:
+                time.sleep(SIGNAL_SECONDS)
+                self._fail(slot, error=_death(error))
+            else:
+                self._take(slot, message)
 
     def _hear_of_start(self, slot: Slot) -> None:
-        starting, slot.starting = slot.starting, None
+        starting, slot.starting, slot.due, slot.late = slot.starting, None, math.inf, False
         try:
             place = ray.get(starting)
         except RayTaskError as error:  # what went wrong will go wrong again
-            self._retire(slot, str(error.cause) if isinstance(error.cause, UserError) else repr(error.cause))
+            why = str(error.cause) if isinstance(error.cause, UserError) else repr(error.cause)
+            self._retire(slot, f"slot {slot.number} cannot be started: {why}")
             return
         except RayActorError as error:
-            slot.failed_starts += 1
-            if slot.failed_starts >= START_ATTEMPTS:
-                self._retire(slot, _death(error))
-            else:
-                self._start_worker_if_needed(slot)
+            self._start_again(slot, error)
             return
-        slot.failed_starts = 0
         place |= {"slot": slot.number, "gpu_model": self._gpu_model}
         slot.place = {name: place[name] for name in WHERE}
         if place["copy"]:
             log.info("%s", place["copy"])
         spent = {name: value for name, value in place.items() if name not in WHERE}
         self._journal.append("slot_up", slot=slot.number, **spent)
+        if len(self._live) > 1 and self._failures.is_suspect(slot.where):
+            slot.checking = slot.worker.check_gpu.remote()
+            return
+        slot.failed_starts = 0
         self._next_trial(slot)
+        self._feed_idle()  # now that it is known where this one is
 
-    def _retire(self, slot: Slot, error: str) -> None:
-        """Go on without a slot that cannot be started: one broken GPU is no reason to give up the others."""
-        slot.worker, slot.retired = None, True
-        left = [each for each in self._slots if not each.retired]
-        what = f"slot {slot.number} cannot be started: {error}"
-        if not left:
-            raise UserError(what)
-        log.warning("%s; going on with %d of %d slots", what, len(left), len(self._slots))
-        self._journal.append("slot_down", slot=slot.number, error=error)
-        for idle in left:
-            if idle.waits_for is None:
-                self._start_worker_if_needed(idle)
-
-    def _start_worker_if_needed(self, slot: Slot) -> None:
+    def _start_again(self, slot: Slot, error: RayError) -> None:
+        """The process of a slot ended before it could run a trial."""
         slot.worker = None
-        if self._waiting:
+        slot.failed_starts += 1
+        if slot.failed_starts >= START_ATTEMPTS:
+            self._retire(slot, f"slot {slot.number} cannot be started: {_death(error)}")
+        elif self._waiting:
             self._start_worker(slot)
 
-    def _next_trial(self, slot: Slot) -> None:
-        task = self._next_task()
-        if task is None:
-            slot.worker = None  # nothing left to do: dropping the last handle ends the process and frees its memory
+    def _hear_of_check(self, slot: Slot) -> None:
+        checking, slot.checking = slot.checking, None
+        try:
+            is_broken, found = ray.get(checking)
+        except RayError as error:
+            self._start_again(slot, error)
             return
+        count = self._failures.in_a_row(slot.where)
+        if len(self._live) > 1 and (is_broken or self._failures.is_to_blame(slot.where)):
+            others = "" if is_broken else " while others succeeded elsewhere"
+            self._retire(
+                slot, f"{slot} is retired: {count} trials in a row failed there{others}; check of its GPU: {found}"
+            )
+            return
+        log.warning("%s: %d trials in a row failed there; check of its GPU: %s", slot, count, found)
+        slot.failed_starts = 0
+        self._next_trial(slot)
+
+    @property
+    def _live(self) -> list[Slot]:
+        """The slots that are not given up."""
+        return [slot for slot in self._slots if not slot.retired]
+
+    def _retire(self, slot: Slot, why: str) -> None:
+        """Go on without a slot: one broken GPU is no reason to give up the others.
+
+        A process that it still has goes on holding the GPU, which Ray would else give to another slot.
+        """
+        slot.retired = True
+        if not self._live:
+            raise UserError(why)
+        log.warning("%s; going on with %d of %d slots", why, len(self._live), len(self._slots))
+        self._journal.append("slot_down", slot=slot.number, error=why)
+        self._feed_idle()
+
+    def _feed_idle(self) -> None:
+        """Wake the slots that have nothing to do, where there is something for them now."""
+        for slot in self._live:
+            if slot.waits_for is not None or not self._has_work_for(slot):
+                continue
+            if slot.worker is None:
+                self._start_worker(slot)
+            else:
+                self._next_trial(slot)
+
+    def _next_trial(self, slot: Slot) -> None:
+        task = self._next_task(slot)
+        if task is None:
+            return  # it goes on holding its GPU: a trial that fails elsewhere is tried again here
         tried = self._tried_now.get(task.trial, 0) + 1
         self._tried_now[task.trial] = tried
         slot.task, slot.attempt = task, task.earlier_attempts + tried
@@ -209,7 +257,8 @@ class Packer:
             deadline=self._deadline - STOP_SECONDS,
             looked_at=self._look,
         )
-        slot.due = time.monotonic() + self._limit_of(task)
+        slot.began = time.monotonic()
+        slot.due = slot.began + self._limit_of(task)
         slot.pruned = ""
         slot.answer = slot.worker.begin.remote(order)
 
@@ -231,13 +280,24 @@ class Packer:
         tasks.sort(key=lambda task: (self._tried_now.get(task.trial, 0), -(task.expected_seconds or 0.0)))
         self._queue = deque(tasks)
 
-    def _next_task(self) -> Task | None:
-        """The first task in the queue that is worth beginning before the deadline, taken off it; or the source's."""
-        for task in self._queue:
-            if self._is_worthwhile(task.expected_seconds):
-                self._queue.remove(task)
-                return task
+    def _next_task(self, slot: Slot) -> Task | None:
+        """The first task in the queue for a slot, taken off it; or the source's."""
+        if task := self._in_queue(slot):
+            self._queue.remove(task)
+            return task
         return self._source.next_task() if self._source and self._is_worthwhile(None) else None
+
+    def _in_queue(self, slot: Slot) -> Task | None:
+        """The first task in the queue that suits a slot and is worth beginning before the deadline."""
+        others = [other.where for other in self._live if not other.late]
+        for task in self._queue:
+            if self._is_worthwhile(task.expected_seconds) and self._failures.suits(task.trial, slot.where, others):
+                return task
+        return None
+
+    def _has_work_for(self, slot: Slot) -> bool:
+        is_source_open = self._source is not None and self._source.open > 0
+        return self._in_queue(slot) is not None or (is_source_open and self._is_worthwhile(None))
 
     def _is_worthwhile(self, expected_seconds: float | None) -> bool:
         left = self._seconds_left()
@@ -284,18 +344,48 @@ class Packer:
             return
         if "failed" in message:
             trace = message["traceback"]
-            self._end_attempt(slot, "failed", error=message["failed"], seconds=seconds, trace=trace, **said)
-        elif "unreadable" in message:
+            self._fail(slot, error=message["failed"], seconds=seconds, trace=trace, **said)
+            return
+        if "unreadable" in message:
             self._take_unreadable(slot, message["unreadable"], seconds=seconds or 0.0, **said)
         else:
             self._take_result(slot, message, seconds=seconds or 0.0, **said)
         self._next_trial(slot)
+
+    def _fail(self, slot: Slot, *, error: str, seconds: float | None = None, trace: str = "", **said: Any) -> None:
+        """An attempt has failed: its trial is tried again elsewhere, and the slot goes on with a fresh process.
+
+        What a failed trial leaves in its process, such as an error of CUDA, would fail all that follow.
+        """
+        assert slot.task is not None
+        task, took = slot.task, time.monotonic() - slot.began
+        failure = Failure(task.trial, slot.where, error, took, said.get("exit_code"), task.values)
+        again = self._failures.failed(failure)
+        path = said.get("output") or self._write_log(task.trial, slot.attempt, trace or error)
+        self._end_attempt(slot, "failed", error=error, seconds=seconds, **said, log=str(path), retried=again)
+        if again:
+            self._queue.append(task)
+        ray.kill(slot.worker)
+        slot.worker = None
+        if self._waiting:
+            self._start_worker(slot)
+        self._check_hope()
+        self._feed_idle()
+
+    def _check_hope(self) -> None:
+        """See that not all trials fail in the same way."""
+        running = [time.monotonic() - slot.began for slot in self._slots if slot.task is not None]
+        if shared := self._failures.fault_of_all([slot.where for slot in self._live if slot.place], running):
+            raise UserError("stopped: the first trials failed in the same way, and none has succeeded: "
+                            f"{shared.error}. Correct it and run the same command; with `max_failed_fraction: 1`, all "
+                            "trials run in spite of that")  # fmt: skip
 
     def _take_unreadable(self, slot: Slot, error: str, *, seconds: float, output: str, **said: Any) -> None:
         """A program has done its work, but told no metrics: it is no failure, and its output is kept."""
         assert slot.task is not None
         warning, trial = f"{error}; see {output}. {UNREADABLE_REMEDY}", slot.task.trial
         self._warn_once("unreadable", slot, warning)
+        self._failures.succeeded(slot.where)
         self._longest_seen = max(self._longest_seen, seconds)
         self._finished[trial] = seconds
         self._end_attempt(slot, "unreadable", error=error, seconds=seconds, log=output, output=output, **said)
@@ -320,8 +410,10 @@ class Packer:
             if self._rule:
                 self._rule.diverged(task.trial)
         elif "pruned" in message:
+            self._failures.succeeded(slot.where)
             self._end_attempt(slot, "stopped", metrics=metrics, seconds=seconds, why=slot.pruned, **said)
         else:
+            self._failures.succeeded(slot.where)
             self._longest_seen = max(self._longest_seen, seconds)
             self._finished[task.trial] = seconds
             self.uses += [Use(**message["use"])] if message.get("use") else []
@@ -341,16 +433,8 @@ class Packer:
         raise UserError(f"trial {task.trial} has finished, but tells no {missing}, by which trials are compared; it "
                         f"tells {told}: {remedy}, or name one that it tells as `metric`")  # fmt: skip
 
-    def _end_attempt(self, slot: Slot, outcome: str, *, trace: str = "", **fields: Any) -> None:
-        """Record how the slot's trial ended; one that failed goes back to the queue while it has retries."""
-        assert slot.task is not None
-        task = slot.task
-        if outcome == "failed":
-            path = fields.get("output") or self._write_log(task.trial, slot.attempt, trace or fields["error"])
-            again = self._tried_now[task.trial] <= self._retries
-            fields |= {"log": str(path), "retried": again}
-            if again:
-                self._queue.append(task)
+    def _end_attempt(self, slot: Slot, outcome: str, **fields: Any) -> None:
+        """Record how the slot's trial ended."""
         self._record(slot, outcome, **fields)
         slot.task = slot.answer = None
         slot.due = math.inf

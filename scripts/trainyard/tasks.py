@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from trainyard.failurepolicy import Place
 from trainyard.ownspec import Own
 from trainyard.spec import Train
 
@@ -54,15 +55,26 @@ class Slot:
     worker: Any = None
     place: dict[str, Any] = field(default_factory=dict)
     starting: Any = None  # answers once the worker is up
+    checking: Any = None  # answers once its GPU has been checked
     answer: Any = None  # comes when the trial that runs has something to say
     task: Task | None = None
     attempt: int = 0
-    due: float = math.inf  # when the trial must have ended, on the monotonic clock
+    began: float = 0.0  # when the trial did, on the monotonic clock
+    due: float = math.inf  # when the trial must have ended, or the worker be up, on the monotonic clock
     pruned: str = ""  # why its trial is told to end
     failed_starts: int = 0
+    late: bool = False  # its worker should have been up long ago: nothing waits for it
     retired: bool = False
 
     @property
     def waits_for(self) -> Any:
         """What the driver must wait for to hear of this slot; None if it is idle."""
-        return self.starting or self.answer
+        return self.starting or self.checking or self.answer
+
+    @property
+    def where(self) -> Place:
+        """Where its process runs, or ran last."""
+        return Place(self.place.get("node", ""), self.place.get("gpu", ""), self.number)
+
+    def __str__(self) -> str:
+        return f"slot {self.number} ({self.where.node}, GPU {self.where.gpu})" if self.place else f"slot {self.number}"

@@ -190,6 +190,18 @@ class Gpu:
             self._asked(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU),
         ]
 
+    def faults(self) -> list[str]:
+        """What NVML knows to be wrong with it, in words."""
+        ecc = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+        uncorrected = self._asked(pynvml.nvmlDeviceGetTotalEccErrors, *ecc)
+        remapped = self._asked(pynvml.nvmlDeviceGetRemappedRows)  # corrected, uncorrected, is pending, has failed
+        found = [f"{uncorrected} uncorrected ECC errors since the driver was loaded"] if uncorrected else []
+        if remapped and remapped[2]:
+            found.append("rows of its memory wait for a reset to be remapped")
+        if remapped and remapped[3]:
+            found.append("rows of its memory could not be remapped")
+        return found
+
     def _asked(self, question: Callable[..., Any], *more: Any) -> Any:
         try:
             return question(self._handle, *more)

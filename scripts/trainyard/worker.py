@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from trainyard import commands, functions, sharing, slurm
+from trainyard import commands, functions, gpuhealth, sharing, slurm
 from trainyard.config import Data
 from trainyard.errors import Diverged, UserError
 from trainyard.ownspec import Metrics, Own
@@ -87,6 +87,10 @@ class Worker:
         """Let the trial go on until it has something to say again, or with `prune` end it, since others are better."""
         assert self._messages is not None
         return self._messages.send(prune)
+
+    def check_gpu(self) -> tuple[bool, str]:
+        """Whether this slot's GPU is broken, and what a check of it has found, in words."""
+        return gpuhealth.checked()
 
     # ---- getting ready
 

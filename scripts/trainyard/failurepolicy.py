@@ -1,0 +1,164 @@
+"""What a failed attempt means: where its trial is tried again, whether its slot is to blame, or all trials are wrong.
+
+It knows nothing of Ray: the packer tells it what happened, and asks.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from trainyard.ownspec import in_words
+
+SLOT_FAILURES: Final = 3  # different trials that fail one after another on a GPU, before it is suspected
+SAME_FAILURES: Final = 3  # different trials that fail in the same way, before it is taken for the fault of all
+QUICK_SECONDS: Final = (
+    60.0  # a mistake in a command line or in code shows this soon, also where torch is imported first
+)
+USAGE_EXIT_CODE: Final = 2  # of argparse, click and most programs
+# These depend on the machine, or on how large a trial is: the next trial may do better.
+NOT_OF_ALL: Final = re.compile(r"out of memory|killed|process ended|timeout_minutes|CUDA error|No space left", re.I)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a slot's process runs. A fresh process of the same slot may be given another GPU."""
+
+    node: str
+    gpu: str
+    slot: int
+
+    @property
+    def device(self) -> tuple[str, str]:
+        """Which several slots may share."""
+        return self.node, self.gpu
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failed attempt."""
+
+    trial: str
+    place: Place
+    error: str  # in one line
+    seconds: float
+    exit_code: int | None = None  # of a program
+    values: Mapping[str, Any] = field(default_factory=dict)  # of the varied keys
+
+    @property
+    def pattern(self) -> str:
+        """The error with the trial's name and values left open, by which those of different trials are compared."""
+        kind, colon, words = self.error.partition(": ")
+        for text, key in sorted(_texts(self.trial, self.values).items(), key=lambda item: -len(item[0])):
+            words = re.sub(rf"(?<![\w.]){re.escape(text)}(?![\w.])", key, words)
+        return kind + colon + words
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether it can be a mistake in a command line or in code."""
+        return self.seconds <= QUICK_SECONDS and not NOT_OF_ALL.search(self.error)
+
+
+@dataclass
+class _Streak:
+    """What has failed on a GPU since something last succeeded there."""
+
+    trials: set[str] = field(default_factory=set)
+    others_succeeded: bool = False  # on other GPUs, meanwhile
+
+
+class FailurePolicy:
+    """Follows the ends of attempts, and judges failures by them.
+
+    `retries` are the further attempts that a trial has. With `has_succeeded`, some trial has in an earlier run. With
+    `patient`, no failure is taken for the fault of all trials.
+    """
+
+    def __init__(self, *, retries: int, has_succeeded: bool = False, patient: bool = False) -> None:
+        self._retries, self._has_succeeded, self._patient = retries, has_succeeded, patient
+        self._failures: dict[str, list[Failure]] = defaultdict(list)  # by trial
+        self._streaks: dict[tuple[str, str], _Streak] = defaultdict(_Streak)  # by GPU
+
+    def succeeded(self, place: Place) -> None:
+        """Take in that a trial has come to a result there."""
+        self._has_succeeded = True
+        self._streaks.pop(place.device, None)
+        for streak in self._streaks.values():
+            streak.others_succeeded = True
+
+    def failed(self, failure: Failure) -> bool:
+        """Take in a failure; whether its trial is to be tried again.
+
+        A program that complained twice of how it was called will do so again.
+        """
+        before = self._failures[failure.trial]
+        is_usage = failure.exit_code == USAGE_EXIT_CODE and failure.is_quick
+        is_same = any((each.exit_code, each.error) == (failure.exit_code, failure.error) for each in before)
+        before.append(failure)
+        self._streaks[failure.place.device].trials.add(failure.trial)
+        return len(before) <= self._retries and not (is_usage and is_same)
+
+    def suits(self, trial: str, place: Place, others: Iterable[Place]) -> bool:
+        """Whether a trial may be tried here: not if it failed here, and there are others where it has not.
+
+        Another node is best, then another GPU, then another slot.
+        """
+        failed = [failure.place for failure in self._failures.get(trial, ())]
+
+        def times(at: Place) -> tuple[int, int, int]:
+            return (
+                sum(each.node == at.node for each in failed),
+                sum(each.device == at.device for each in failed),
+                sum(each.slot == at.slot for each in failed),
+            )
+
+        return not failed or times(place) <= min((times(other) for other in others), default=times(place))
+
+    def is_suspect(self, place: Place) -> bool:
+        """Whether the GPU of a slot should be checked before it runs another trial."""
+        streak = self._streaks.get(place.device, _Streak())
+        count = len(streak.trials)
+        return count >= SLOT_FAILURES and (streak.others_succeeded or count % SLOT_FAILURES == 0)
+
+    def is_to_blame(self, place: Place) -> bool:
+        """Whether trials fail on this GPU while others succeed elsewhere."""
+        streak = self._streaks.get(place.device, _Streak())
+        return len(streak.trials) >= SLOT_FAILURES and streak.others_succeeded
+
+    def in_a_row(self, place: Place) -> int:
+        """Different trials that have failed on this GPU since one succeeded."""
+        return len(self._streaks.get(place.device, _Streak()).trials)
+
+    def fault_of_all(self, places: Sequence[Place], running_seconds: Iterable[float]) -> Failure | None:
+        """The failure that trials so far have in common, if it must be taken for the fault of all; else None.
+
+        Several trials have failed soon and in the same way, on several nodes or GPUs if the slots are in several
+        `places`; none has ever succeeded, and none runs that has come further.
+        """
+        if self._patient or self._has_succeeded or any(seconds > QUICK_SECONDS for seconds in running_seconds):
+            return None
+        alike: dict[str, list[Failure]] = defaultdict(list)
+        for failure in (each for tries in self._failures.values() for each in tries if each.is_quick):
+            alike[failure.pattern].append(failure)
+        for same in alike.values():
+            if len({each.trial for each in same}) >= SAME_FAILURES and _is_spread([f.place for f in same], places):
+                return same[-1]
+        return None
+
+
+def _texts(trial: str, values: Mapping[str, Any]) -> dict[str, str]:
+    """What a trial's name and its values look like in a program's output, and the words to put in their place."""
+    found = {trial: "{trial}"}
+    for key, value in values.items():
+        if isinstance(value, (str, int, float)) and str(value):
+            found |= {str(value): f"{{{key}}}", in_words(value): f"{{{key}}}"}
+    return found
+
+
+def _is_spread(failed: Sequence[Place], places: Sequence[Place]) -> bool:
+    """Whether failures cannot be the fault of one node or, where all is on one node, of one GPU."""
+    if len({place.node for place in places}) > 1:
+        return len({place.node for place in failed}) > 1
+    several = len({place.device for place in places}) > 1
+    return not several or len({place.device for place in failed}) > 1

@@ -1,0 +1,101 @@
+"""A failure costs the trial that fails no more than an attempt, and the others nothing, whatever it leaves behind."""
+
+import pandas as pd
+import pytest
+from trainyard import gpuhealth, sharing
+from trainyard.journal import attempts, read_events
+
+# GPUs are only counted here, but each slot's process is told its own. The trials read the journal to wait for what must
+# have happened before.
+TRIALS = """
+import os, time
+from pathlib import Path
+
+GPU, LEFT_BEHIND = os.environ["CUDA_VISIBLE_DEVICES"], []
+
+def wait_for(text):
+    end = time.monotonic() + 120
+    while text not in Path("results/sweeps/s/journal.jsonl").read_text():
+        assert time.monotonic() < end, f"nothing was heard of {text}"
+        time.sleep(0.05)
+
+def on_a_broken_gpu(config, context):
+    if GPU == "0":
+        raise RuntimeError("planned trouble")
+    wait_for('"slot_down"' if '"finished"' in Path("results/sweeps/s/journal.jsonl").read_text() else '"failed"')
+
+def poisoned(config, context):
+    assert not LEFT_BEHIND, "in the process of a trial that failed"
+    if context.attempt == 1 and config["fails"]:
+        LEFT_BEHIND.append(config)
+        raise RuntimeError("planned trouble")
+
+def fails_late(config, context):
+    if context.attempt == 1 and config["n"] == 1:
+        wait_for('"finished"')
+        raise RuntimeError("planned trouble")
+"""
+
+
+@pytest.fixture
+def sweep(yard):
+    """What runs a sweep of one of these functions, and tells its attempts and what was said."""
+    (yard.folder / "mine.py").write_text(TRIALS)
+
+    def run(function, trials, *, slots=2, **options):
+        slots = {"gpus_per_node": slots}
+        yard.write({"sweeps": {"s": {"function": f"mine:{function}", "trials": trials, "slots": slots, **options}}})
+        said = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
+        events = read_events(yard.results / "sweeps/s/journal.jsonl")
+        return attempts(events), events, said
+
+    return run
+
+
+def gpus_of(tries):
+    """Of the attempts of each trial, in their order."""
+    rows = pd.DataFrame([{"trial": each.trial, "gpu": each.where["gpu"]} for each in tries])
+    return rows.groupby("trial")["gpu"].apply(list).tolist()
+
+
+def test_a_slot_on_which_all_fails_is_retired_and_every_trial_succeeds_elsewhere(sweep):
+    tries, events, said = sweep("on_a_broken_gpu", [{"n": number} for number in range(8)])
+    assert {each.where["gpu"] for each in tries if each.outcome == "failed"} == {"0"}
+    assert [each.where["gpu"] for each in tries if each.outcome == "finished"] == ["1"] * 8
+    assert "GPU 0) is retired: 3 trials in a row failed there while others succeeded elsewhere" in said
+    assert "going on with 1 of 2 slots" in said
+    (down,) = (number for number, event in enumerate(events) if event["event"] == "slot_down")
+    assert "check of its GPU: " in events[down]["error"]
+    assert {event["gpu"] for event in events[down:] if event["event"] == "started"} <= {"1"}
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_what_follows_a_failure_runs_in_a_fresh_process_and_on_another_gpu_if_there_is_one(sweep, slots):
+    trials = [{"n": number, "fails": number < 4} for number in range(6)]
+    tries, _, _ = sweep("poisoned", trials, slots=slots, max_failed_fraction=1)
+    assert sorted(each.outcome for each in tries) == ["failed"] * 4 + ["finished"] * 6
+    again = [gpus for gpus in gpus_of(tries) if len(gpus) == 2]
+    assert [len(set(gpus)) for gpus in again] == [slots] * 4
+
+
+def test_an_idle_slot_wakes_for_what_failed_elsewhere(sweep):
+    tries, _, _ = sweep("fails_late", [{"n": 0}, {"n": 1}])
+    assert sorted(map(sorted, gpus_of(tries))) in ([["0"], ["0", "1"]], [["0", "1"], ["1"]])
+    assert sorted(each.outcome for each in tries) == ["failed", "finished", "finished"]
+
+
+def test_the_same_mistake_in_every_trial_ends_the_sweep_after_the_first_ones(yard):
+    (yard.folder / "train.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    sweep = {"command": "python3 train.py --lrr {lr}", "grid": {"lr": list(range(1, 21))}, "retries": 3}
+    yard.write({"sweeps": {"s": {**sweep, "slots": {"gpus_per_node": 2}}}})
+    done = yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
+    assert done.returncode == 1
+    line = next(line for line in done.stdout.splitlines() if "stopped: the first trials failed in the same way" in line)
+    assert "exit code 2: train.py: error: unrecognized arguments: --lrr" in line
+    assert len(attempts(read_events(yard.results / "sweeps/s/journal.jsonl"))) < 10
+
+
+def test_a_gpu_is_checked_in_a_process_of_its_own():
+    is_broken, found = gpuhealth.checked()
+    assert not is_broken
+    assert found == "there is no GPU to check" or sharing.has_gpu()

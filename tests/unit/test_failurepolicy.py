@@ -1,0 +1,129 @@
+"""A failure is the fault of its trial, of its slot, or of all trials: told by where else trials fail or succeed."""
+
+import itertools
+
+import pytest
+from trainyard.failurepolicy import QUICK_SECONDS, Failure, FailurePolicy, Place
+
+HERE, BESIDE = Place("n1", "0", 0), Place("n1", "1", 1)
+THERE = Place("n2", "0", 2)
+ALL = [HERE, BESIDE, THERE]
+
+
+def failure(trial, place=HERE, error="ValueError: no such key", seconds=1.0, exit_code=None):
+    return Failure(trial, place, error, seconds, exit_code)
+
+
+def test_a_trial_has_as_many_retries_as_it_is_given():
+    policy = FailurePolicy(retries=2)
+    assert [policy.failed(failure("a", error=f"{number}")) for number in range(3)] == [True, True, False]
+    assert policy.failed(failure("b"))
+
+
+def test_a_usage_error_that_comes_twice_is_not_tried_again():
+    usage = {"error": "exit code 2: train.py: error: unrecognized arguments: --lrr", "exit_code": 2}
+    policy = FailurePolicy(retries=5)
+    assert [policy.failed(failure("a", **usage)) for _ in range(2)] == [True, False]
+    assert [policy.failed(failure("b", **usage, seconds=2 * QUICK_SECONDS)) for _ in range(3)] == [True] * 3, (
+        "not quick"
+    )
+    assert [policy.failed(failure("c", **usage | {"exit_code": 1})) for _ in range(3)] == [True] * 3
+    others = itertools.count()
+    assert [policy.failed(failure("d", error=f"exit code 2: {next(others)}", exit_code=2)) for _ in range(3)] == [
+        True
+    ] * 3
+
+
+def suitable(policy, trial, places):
+    return [place for place in places if policy.suits(trial, place, places)]
+
+
+def test_a_trial_is_tried_again_on_another_node_gpu_or_slot_if_there_is_one():
+    policy = FailurePolicy(retries=9)
+    assert suitable(policy, "a", ALL) == ALL
+    policy.failed(failure("a", HERE))
+    assert suitable(policy, "a", ALL) == [THERE], "another node"
+    assert suitable(policy, "a", [HERE, BESIDE]) == [BESIDE], "another GPU"
+    shared = Place("n1", "0", 3)
+    assert suitable(policy, "a", [HERE, shared]) == [shared], "another slot"
+    assert suitable(policy, "a", [HERE]) == [HERE], "there is no other"
+    policy.failed(failure("a", THERE))
+    assert suitable(policy, "a", ALL) == [BESIDE]
+    policy.failed(failure("a", BESIDE))
+    assert suitable(policy, "a", ALL) == [THERE], "all have failed it, but this node only once"
+    assert suitable(policy, "b", ALL) == ALL
+
+
+@pytest.mark.parametrize("failed", [[], [HERE], [HERE, HERE, THERE], [BESIDE, HERE, THERE]])
+def test_some_slot_always_suits(failed):
+    policy = FailurePolicy(retries=9)
+    for place in failed:
+        policy.failed(failure("a", place))
+    for count in (1, 2, 3):
+        for places in itertools.combinations(ALL, count):
+            assert suitable(policy, "a", places)
+
+
+def test_a_gpu_on_which_different_trials_fail_while_others_succeed_is_to_blame():
+    policy = FailurePolicy(retries=1)
+    policy.succeeded(THERE)
+    for number in range(3):
+        assert not policy.is_suspect(HERE)
+        policy.failed(failure(f"t{number}"))
+    assert policy.is_suspect(HERE), "so look at it"
+    assert not policy.is_to_blame(HERE), "nothing has succeeded elsewhere since: it may be the trials"
+    policy.succeeded(Place("n1", "0", 9))
+    assert not policy.is_suspect(HERE), "another slot of the same GPU has had a success"
+    for number in range(3):
+        policy.failed(failure(f"t{number}"))
+        policy.succeeded(BESIDE)
+    assert policy.is_to_blame(HERE)
+    assert policy.in_a_row(HERE) == 3
+    assert not policy.is_to_blame(BESIDE)
+
+
+def test_one_trial_that_fails_again_and_again_is_not_the_fault_of_its_gpu():
+    policy = FailurePolicy(retries=9)
+    for _ in range(9):
+        policy.failed(failure("a"))
+        policy.succeeded(THERE)
+    assert not policy.is_to_blame(HERE)
+
+
+def all_fail(*places, live=(HERE, BESIDE), running=(), has_succeeded=False, patient=False, **fields):
+    policy = FailurePolicy(retries=1, has_succeeded=has_succeeded, patient=patient)
+    for number, place in enumerate(places):
+        policy.failed(failure(f"t{number}", place, **fields))
+    return policy.fault_of_all(list(live), running) is not None
+
+
+def test_what_the_first_trials_have_in_common_is_the_fault_of_all():
+    assert all_fail(HERE, BESIDE, HERE)
+    assert not all_fail(HERE, BESIDE), "too few"
+    assert all_fail(HERE, HERE, HERE, live=[HERE]), "there is but one GPU"
+    assert not all_fail(HERE, HERE, HERE), "it may be the GPU"
+    assert not all_fail(HERE, BESIDE, HERE, live=ALL), "it may be the node"
+    assert all_fail(HERE, THERE, HERE, live=ALL)
+    assert not all_fail(HERE, BESIDE, HERE, has_succeeded=True)
+    assert not all_fail(HERE, BESIDE, HERE, patient=True)
+    assert not all_fail(HERE, BESIDE, HERE, seconds=2 * QUICK_SECONDS)
+    assert not all_fail(HERE, BESIDE, HERE, error="RuntimeError: CUDA out of memory"), "the next may be smaller"
+    assert not all_fail(HERE, BESIDE, HERE, error="exit code -9: killed by SIGKILL: ...")
+    assert all_fail(HERE, BESIDE, HERE, running=[1.0])
+    assert not all_fail(HERE, BESIDE, HERE, running=[2 * QUICK_SECONDS]), "one has come further"
+
+
+def test_different_mistakes_are_not_the_fault_of_all_and_names_of_trials_make_no_difference():
+    policy = FailurePolicy(retries=0)
+    for number, place in enumerate([HERE, BESIDE, HERE]):
+        policy.failed(failure(f"t{number}", place, error=f"KeyError: {number}"))
+    assert policy.fault_of_all([HERE, BESIDE], []) is None
+    for number, place in enumerate([HERE, BESIDE, HERE]):
+        policy.failed(failure(f"t{number}", place, error=f"no such file: trials/t{number}/in.csv --lr {number}"))
+    assert policy.fault_of_all([HERE, BESIDE], []) is None
+    for number, place in enumerate([HERE, BESIDE, HERE]):
+        error = f"no such file: trials/t{number}/in.csv --lr {number}"
+        policy.failed(Failure(f"t{number}", place, error, 1.0, values={"lr": number}))
+    assert policy.fault_of_all([HERE, BESIDE], []).error.startswith("no such file")
+    policy.succeeded(HERE)
+    assert policy.fault_of_all([HERE, BESIDE], []) is None
