@@ -48,6 +48,7 @@ OF_AN_EPOCH: Final = (
 OF_A_TRAINING: Final = (*OF_AN_EPOCH, "best_val_accuracy", "micro_batch", "accumulation")
 COLUMNS: Final = {"trial", "status", "attempts", "attempt", "seconds", "epoch"}  # of a sweep's tables
 Mode = Literal["max", "min"]
+DEFAULT_METRIC: Final = "val_accuracy"
 LOW_IS_GOOD: Final = ("loss", "error", "rmse", "mse", "mae", "perplexity", "seconds")  # ends of metrics' names
 
 
@@ -261,7 +262,7 @@ class Sweep(Section):
     metric: str | None = Field(
         None,
         description="The metric that counts in pictures and tables, and for `search` and `stop`, if they name none. By "
-        "default what these say, or else `val_accuracy` of `train`, and the first metric that programs tell.",
+        "default what these say, or else `val_accuracy`, and where programs tell none, the first metric that they do.",
     )
     mode: Mode | None = Field(
         None,
@@ -448,19 +449,23 @@ class Sweep(Section):
         by = self.search or self.stop
         if by:
             return by.metric, by.mode
-        metric = self.metric or ("val_accuracy" if self.trains else None)
+        metric = self.metric or (DEFAULT_METRIC if self.trains else None)
         known = guessed_mode(metric) if metric and self.trains else None  # Trainyard's own metrics
         return metric, self.mode or known
 
     def judged_by(self, told: Sequence[str]) -> tuple[str, Mode | None] | None:
-        """The metric that counts, or where trials have not told it, the first of what they have; and what is better.
+        """The metric that counts among those that trials have told, and what is better.
 
-        None for what is better: it is to be guessed from the name. None at all: nothing was told.
+        Of what the config leaves open, or nobody has told: `val_accuracy`, or else the first. None for what is better:
+        it is to be guessed from the name. None at all: nothing was told.
         """
         metric, mode = self.target
-        if metric is None or metric in told:
-            return next(((name, mode) for name in (metric, *told) if name), None)
-        return (told[0], None) if told else None
+        if metric is not None and metric in told:
+            return metric, mode
+        open_mode = mode if metric is None else None
+        if DEFAULT_METRIC in told:
+            return DEFAULT_METRIC, open_mode or "max"
+        return (told[0], open_mode) if told else None
 
     def is_log(self, key: str) -> bool | None:
         """Whether a key is drawn on a logarithmic scale; None if no range of it is given."""

@@ -457,5 +457,10 @@ def test_best_is_what_the_metric_and_mode_of_the_sweep_say(sweep, judged):
         assert part is None or (part.metric, part.mode) == judged, "search and stop go by the same"
 
 
+@pytest.mark.parametrize(("mode", "judged"), [({}, "max"), ({"mode": "min"}, "min")])
+def test_of_what_programs_tell_val_accuracy_goes_before_the_first(mode, judged):
+    assert Sweep.model_validate({**OWN, **mode}).judged_by(["train_loss", "val_accuracy"]) == ("val_accuracy", judged)
+
+
 def test_of_programs_that_tell_nothing_nothing_is_best():
     assert Sweep.model_validate(OWN).judged_by([]) is None
