@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trainyard.choosing import Option, choose, options
-from trainyard.config import Config
+from trainyard.config import Config, Scaling
 from trainyard.counting import duration
 from trainyard.errors import UserError
 from trainyard.files import digest_of
@@ -372,11 +372,11 @@ def plan_sweep(config: Config, name: str, results: Path, *, limit_minutes: float
     )
 
 
-def dataset_digest(results: Path, sweep: Sweep) -> str:
-    """The digest of the staged dataset, if the sweep has one; before it is staged, what no dataset has."""
-    if sweep.dataset is None:
+def dataset_digest(results: Path, study: Sweep | Scaling) -> str:
+    """The digest of the staged dataset, if the study has one; before it is staged, what no dataset has."""
+    if study.dataset is None:
         return "no dataset"
     try:
-        return str(json.loads((results / "data" / sweep.dataset / "meta.json").read_text())["digest"])
+        return str(json.loads((results / "data" / study.dataset / "meta.json").read_text())["digest"])
     except FileNotFoundError:
         return "not staged"

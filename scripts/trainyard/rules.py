@@ -17,6 +17,7 @@ from trainyard.errors import UserError
 from trainyard.files import digest_of, write_json
 from trainyard.forecasts import scale_row, words
 from trainyard.planning import Plan, dataset_digest, plan_sweep
+from trainyard.scripted import Script
 from trainyard.slurm import limit_of, partitions
 from trainyard.spec import Train
 from trainyard.sweepspec import NAME_PATTERN
@@ -301,6 +302,9 @@ class Workflow:
 
     def training_summary(self, wildcards: Wildcards) -> str:
         """What is to be trained, in words; with what it will cost where a scheduler is asked."""
+        study, folder = self.config.scaling[wildcards.name], self._results / "scaling" / wildcards.name
+        if study.script and Script(study, wildcards.scale, folder).kept(self._results):
+            return f"scaling {wildcards.name}: what {wildcards.scale} has told is read again, without running anything"
         what = f"scaling {wildcards.name}: training at {wildcards.scale}"
         if not self._asks:
             return what

@@ -1,5 +1,6 @@
 """A user's own distributed script as the training of a scale: launched, timed, watched, and heard for its metrics."""
 
+import json
 import logging
 import os
 import queue
@@ -10,6 +11,8 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,14 +23,16 @@ from trainyard.errors import UserError
 from trainyard.files import digest_of, lock, write_json
 from trainyard.journal import add_row
 from trainyard.launchers import Meeting, checked, meeting_of, script_line
-from trainyard.ownspec import lookup, resuming, words_of
+from trainyard.ownspec import heard_by, lookup, resuming, words_of
+from trainyard.planning import dataset_digest
 from trainyard.programs import pass_on_sigterm
-from trainyard.reported import Lines, Reported, Row, untold
+from trainyard.reported import UNREADABLE_REMEDY, Lines, Reported, Row, read_again, untold
 
 LOOK_SECONDS: Final = 1.0
 # What a script may tell, under the names that the tables have for it; other metrics are in history.csv only.
 LAST: Final = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "global_batch")
 MEDIANS: Final = ("images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction", "exposed_comm_fraction")
+OF_THE_END: Final = ("train_seconds", "device", "job", "node", "node_names", "gpu_model")
 log = logging.getLogger(__name__)
 
 
@@ -41,28 +46,83 @@ class Script:
             "script": study.program
         }
         self._out = (self._folder / "out" / digest_of(what, length=10)).absolute()  # another one begins anew
-        self._given = slurm.allocation()
         self._rows: list[dict[str, Any]] = []
 
     def run(self, results: Path) -> int:
-        """Run it to its end, and write what it came to.
+        """Run it to its end, and write what it came to. One that did its work is not run again for other `metrics`.
 
         Raises:
-            UserError: it cannot be started, or it told no metrics though it is said where it does.
+            UserError: it cannot be started, it failed, or it told no metrics though it is said where it does.
         """
         self._out.mkdir(parents=True, exist_ok=True)
         with lock(self._folder / ".lock"):
-            left = newest(self._out, self._study.checkpoint)
-            line = self._line(results, left)
-            log.info("launching: %s", " ".join(line))
-            began = time.time()
-            code = self._follow(line, goes_on=left is not None)
-            if code:
-                raise UserError(f"the script ended with exit code {code}; what it said is above")
-            if self._untold:
-                raise UserError(f"{self._run}: {self._untold}")
-            self._write(time.time() - began)
+            end = self.kept(results)
+            if end is None:
+                end, untold = self._launch(results), self._untold
+            else:
+                log.info("the script is not run again: what it has left is read anew")
+                untold = self._read_again(end)
+            end |= {"heard": heard_by(self._study.metrics), "told": not untold}
+            write_json(self._out / "ended.json", end)
+            if untold:
+                raise UserError(f"{self._run}: {untold}; see {self._output}. {UNREADABLE_REMEDY}")
+            self._write(end)
         return 0
+
+    @cached_property
+    def _given(self) -> slurm.Allocation | None:
+        return slurm.allocation()
+
+    @property
+    def _output(self) -> Path:
+        return self._out / "output.log"
+
+    def kept(self, results: Path) -> dict[str, Any] | None:
+        """How a run ended of which all is as it would be now, but for the `metrics` that it was heard by."""
+        try:
+            end: dict[str, Any] = json.loads((self._out / "ended.json").read_text())
+        except FileNotFoundError:
+            return None
+        to_read = end["heard"] != heard_by(self._study.metrics) or not end["told"]
+        return end if to_read and end["what"] == self._what(results) and self._output.exists() else None
+
+    def _what(self, results: Path) -> str:
+        """Changes with what changes the result, beside what has a folder of its own."""
+        return digest_of([self._study.launcher_options, self._study.mode, dataset_digest(results, self._study)])
+
+    def _launch(self, results: Path) -> dict[str, Any]:
+        """Run the script, and tell how it ended: what is not known later."""
+        from trainyard.telemetry import gpu_name  # it takes torch
+
+        left = newest(self._out, self._study.checkpoint)
+        line = self._line(results, left)
+        log.info("launching: %s", " ".join(line))
+        (self._out / "ended.json").unlink(missing_ok=True)
+        began = time.time()
+        code = self._follow(line, goes_on=left is not None)
+        if code:
+            raise UserError(f"the script ended with exit code {code}; what it said is above")
+        times = [began, *(row.pop("_time") for row in self._rows)]
+        return {
+            "what": self._what(results),
+            "train_seconds": time.time() - began,  # from the launch to the end
+            "row_seconds": [later - earlier for earlier, later in pairwise(times)],
+            "device": gpu_name(self._folder / "telemetry") or "cpu",
+            "job": slurm.job_id(),
+            "node": slurm.node_name(),
+            "node_names": list(self._given.nodes) if self._given else [slurm.node_name()],
+            "gpu_model": self._given.gpu_model if self._given else "",
+        }
+
+    def _read_again(self, end: dict[str, Any]) -> str:
+        """Take in what the script told, from what it has left; why, if that is nothing."""
+        reading = read_again(self._study.metrics, self._out, self._output, seconds=end["train_seconds"])
+        self._rows = [dict(row) for row in reading.rows]
+        if len(self._rows) != len(end["row_seconds"]):  # it is not known when these were told
+            end["row_seconds"] = [None] * len(self._rows)
+        if reading.warning:
+            log.warning("%s", reading.warning)
+        return reading.untold
 
     def _line(self, results: Path, left: Path | None) -> list[str]:
         study = self._study
@@ -115,7 +175,7 @@ class Script:
             raise cannot_be_started(line[0], error) from None
         pass_on_sigterm(process)
         said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=_read, args=(process, said), daemon=True).start()
+        threading.Thread(target=_read, args=(process, said, self._output), daemon=True).start()
         running = True
         while running:
             with suppress(queue.Empty):
@@ -134,17 +194,15 @@ class Script:
         for row in rows:
             add_row(self._rows, {**row, "_time": time.time()})
 
-    def _write(self, seconds: float) -> None:
+    def _write(self, end: dict[str, Any]) -> None:
         """`history.csv` and `summary.json`. Of a metric that was not told, nothing is known."""
         from trainyard.tables import write_rows  # pandas: a second
-        from trainyard.telemetry import gpu_memory, gpu_name, measured
+        from trainyard.telemetry import gpu_memory, measured
 
-        times = [time.time() - seconds, *(row.pop("_time") for row in self._rows)]
-        rows = [{**row, "seconds": row.get("seconds", later - earlier)}
-                for row, earlier, later in zip(self._rows, times, times[1:], strict=False)]  # fmt: skip
-        memory = gpu_memory(self._folder / "telemetry")
+        seconds = end["train_seconds"]
+        rows = [{**row, "seconds": row.get("seconds", took)}
+                for row, took in zip(self._rows, end["row_seconds"], strict=True)]  # fmt: skip
         told = {name: [row[name] for row in rows if row.get(name) is not None] for name in (*LAST, *MEDIANS)}
-        nodes = list(self._given.nodes) if self._given else [slurm.node_name()]
         if not told["images_per_second"]:
             log.warning("no `images_per_second` was told: what more GPUs bring is known from the time only")
         write_rows(rows or [{"epoch": 1, "seconds": seconds}], self._folder / "history.csv")
@@ -157,23 +215,23 @@ class Script:
             "epochs": len(rows),
             **{name: told[name][-1] if told[name] else None for name in LAST},
             **{name: statistics.median(told[name]) if told[name] else None for name in MEDIANS},
-            "train_seconds": seconds,  # from the launch to the end
-            "device": gpu_name(self._folder / "telemetry") or "cpu",
-            "job": slurm.job_id(),
-            "node": slurm.node_name(),
-            "node_names": nodes,
-            "gpu_model": self._given.gpu_model if self._given else "",
+            **{name: end[name] for name in OF_THE_END},
         }
+        memory = gpu_memory(self._folder / "telemetry")
         write_json(self._folder / "summary.json", summary | measured(self._folder / "telemetry", memory))
         log.info("the script ran %.1f s and told %d rows of metrics", seconds, len(rows))
 
 
-def _read(process: "subprocess.Popen[bytes]", said: "queue.SimpleQueue[str | None]") -> None:
+def _read(process: "subprocess.Popen[bytes]", said: "queue.SimpleQueue[str | None]", output: Path) -> None:
+    """Keep what a process says, and hand it on line by line; None at its end."""
     assert process.stdout is not None
     lines = Lines()
-    while chunk := os.read(process.stdout.fileno(), 65536):
-        for line in lines.feed(chunk):
-            said.put(line)
+    with open(output, "wb") as kept:
+        while chunk := os.read(process.stdout.fileno(), 65536):
+            kept.write(chunk)
+            kept.flush()
+            for line in lines.feed(chunk):
+                said.put(line)
     for line in lines.feed(b"", last=True):
         said.put(line)
     said.put(None)

@@ -1,6 +1,7 @@
 """Users' own programs, searches and early stops survive what kills a sweep."""
 
 import csv
+import json
 
 import pandas as pd
 import psutil
@@ -236,3 +237,36 @@ def test_a_search_whose_metric_cannot_be_read_stops_at_once_and_goes_on_by_what_
     assert "1 of 1 kept outputs could be read again" in said
     assert "2 trials finished" in said
     assert runs == 2
+
+
+def test_of_a_scaling_script_too_a_corrected_pattern_runs_nothing(yard):
+    (yard.folder / "tells.py").write_text(TELLS)
+
+    def launch(pattern, *, check=True, **more):
+        metrics = {"pattern": pattern}
+        study = {"script": "tells.py {x}", "args": {"x": 1}, "metrics": metrics, "scales": ["1x1"], **more}
+        yard.write({"scaling": {"s": study}})
+        done = yard.run(*yard.script("launch", "--study", "s", "--scale", "1x1"), check=check)
+        return done.stdout + done.stderr
+
+    def runs():
+        return (yard.folder / "runs.txt").read_text().count("run")
+
+    for _ in range(2):
+        assert "none were found in its output by scroe=" in launch(r"scroe=(?P<val_loss>{number})", check=False)
+    assert "scaling s: what 1x1 has told is read again, without running anything" in yard.snakemake("-n", "scaling")
+    correct = r"Epoch (?P<epoch>\d+)/2: score=(?P<val_loss>{number})"
+    assert "is not run again" in launch(correct)
+    assert runs() == 1, "neither for an output that cannot be read, nor when it can"
+    folder = yard.results / "scaling/s/1x1"
+    history = pd.read_csv(folder / "history.csv")
+    assert history["val_loss"].tolist() == pytest.approx([1e-05, 2e-05])
+    assert history["seconds"].isna().all(), "it is not known when they were told"
+    first = json.loads((folder / "summary.json").read_text())
+    assert first["val_loss"] == pytest.approx(2e-05)
+    launch(correct.replace("val_loss", "train_loss"))
+    second = json.loads((folder / "summary.json").read_text())
+    assert second["train_loss"] == pytest.approx(2e-05)
+    assert (second["val_loss"], second["train_seconds"]) == (None, first["train_seconds"])
+    launch(correct, launcher_options=["--max-restarts", "0"])
+    assert runs() == 2, "what changes the result has it run"
