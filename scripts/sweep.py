@@ -22,7 +22,7 @@ from trainyard.configfile import read_config
 from trainyard.datasets import Staged
 from trainyard.errors import UserError
 from trainyard.failurepolicy import FailurePolicy
-from trainyard.journal import SETTLED, Attempt, Event, Journal, attempts, opened, read_events
+from trainyard.journal import SETTLED, Attempt, Event, Journal, opened
 from trainyard.ownspec import heard_by
 from trainyard.planning import Plan, plan_sweep
 from trainyard.reported import UNREADABLE_REMEDY, Reading, divergence, read_again
@@ -270,7 +270,7 @@ def _finish(plan: Plan, folder: Path) -> int:
     _check_enough_succeeded(plan, failed, ends["finished"] + ends["stopped"])
     from trainyard import tables  # pandas: a second
 
-    tries = attempts(read_events(folder / "journal.jsonl"))
+    tries = [attempt for tries in plan.tries.values() for attempt in tries]
     tables.write_table(tables.timeline_table(tries), folder / "timeline.csv")
     tables.write_table(tables.epochs_table(plan), folder / "epochs.csv")
     if plan.sweep.stop:

@@ -9,7 +9,6 @@ from trainyard import programs
 from trainyard.accounts import jobs_table, records_of, strategies_of, strategies_table
 from trainyard.config import Config
 from trainyard.configfile import read_config
-from trainyard.journal import read_events, sessions
 from trainyard.planning import plan_sweep
 from trainyard.scaling import recommendation, scaling_table
 from trainyard.tables import as_date, best_words, saved_words, stopping_table, write_page, write_parquet, write_table
@@ -34,7 +33,8 @@ def main(arguments: argparse.Namespace) -> None:
 
 def _sweep(config: Config, name: str, results: Path) -> dict[str, pd.DataFrame | str]:
     folder = results / "sweeps" / name
-    plan, runs = plan_sweep(config, name, results), sessions(read_events(folder / "journal.jsonl"))
+    plan = plan_sweep(config, name, results)
+    runs = plan.sessions
     records = records_of(runs)
     strategies = strategies_table(strategies_of(plan, runs, records))
     jobs = jobs_table(plan, runs, records)

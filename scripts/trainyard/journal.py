@@ -18,11 +18,11 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from trainyard.files import lock
 
@@ -30,6 +30,7 @@ Event = dict[str, Any]
 RESULTS = frozenset({"finished", "stopped"})  # whose metrics count
 SETTLED = RESULTS | {"diverged", "unreadable"}  # after which a trial is not run again
 TERMINAL = SETTLED | {"failed", "interrupted"}
+BLOCK_BYTES: Final = 1 << 22  # that are read at once
 log = logging.getLogger(__name__)
 
 
@@ -80,7 +81,7 @@ def _repair_tail(path: Path) -> None:
     if not tail:
         return
     with open(path, "r+b") as file:
-        if _parse(tail.decode(errors="replace")) is not None:
+        if parse(tail) is not None:
             file.seek(0, os.SEEK_END)
             file.write(b"\n")
         else:
@@ -89,21 +90,65 @@ def _repair_tail(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def read_events(path: Path) -> list[Event]:
-    """All whole events of a journal, in order; none where there is no journal. Reading needs no lock."""
+class Reader:
+    """Reads the lines of a journal as it grows: each time, those that were added since the last."""
+
+    def __init__(self, path: Path, *, offset: int = 0, lines: int = 0) -> None:
+        self.path, self.offset, self.lines = path, offset, lines  # bytes and lines that were read
+        self._damaged: list[int] = []
+
+    def blocks(self, *, until: int | None = None) -> Iterator[tuple[int, list[bytes]]]:
+        """The whole lines that are new, some at a time, with the number of the first; at most up to byte `until`.
+
+        A last line without its end counts if it says something; if not, it is still being written, or torn.
+        """
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            rest = b""
+            while block := file.read(BLOCK_BYTES if until is None else min(BLOCK_BYTES, until - file.tell())):
+                whole, end, rest = (rest + block).rpartition(b"\n")
+                if end:
+                    yield self._taken(whole + end)
+            if rest and parse(rest) is not None:
+                yield self._taken(rest)
+
+    def _taken(self, block: bytes) -> tuple[int, list[bytes]]:
+        first = self.lines + 1
+        self.offset, self.lines = self.offset + len(block), self.lines + block.count(b"\n")
+        return first, block.removesuffix(b"\n").split(b"\n")
+
+    def parsed(self, line: bytes, number: int) -> Event | None:
+        """The event of a line, or None if it is damaged."""
+        event = parse(line)
+        if event is None and line:
+            self._damaged.append(number)
+        return event
+
+    def warn(self) -> None:
+        """Say which lines were damaged."""
+        if self._damaged:
+            log.warning("%s: passed over damaged lines: %s", self.path, ", ".join(map(str, self._damaged)))
+
+
+def read_events(path: Path, *, until: int | None = None) -> list[Event]:
+    """All whole events of a journal, in order; none where there is no journal. Reading needs no lock.
+
+    Of the first `until` bytes only, if that is given.
+    """
     if not path.exists():
         return []
-    lines = path.read_text(errors="replace").splitlines()
-    events = [_parse(line) for line in lines]
-    damaged = [number for number, event in enumerate(events[:-1], start=1) if event is None]
-    if damaged:
-        log.warning("%s: passed over damaged lines: %s", path, ", ".join(map(str, damaged)))
-    return [event for event in events if event is not None]
+    reader, events = Reader(path), list[Event]()
+    for first, lines in reader.blocks(until=until):
+        found = (reader.parsed(line, number) for number, line in enumerate(lines, start=first))
+        events += [event for event in found if event is not None]
+    reader.warn()
+    return events
 
 
-def _parse(line: str) -> Event | None:
+def parse(line: bytes) -> Event | None:
+    """The event that a line tells; None if it is damaged."""
     try:
-        event = json.loads(line)
+        event = json.loads(line.decode(errors="replace"))
     except ValueError:
         return None
     return event if isinstance(event, dict) and "event" in event and "time" in event else None
@@ -132,8 +177,19 @@ class Attempt:
     epochs: list[dict[str, Any]] = field(default_factory=list)
     told_at: dict[int, float] = field(default_factory=dict)  # by epoch: Unix seconds at which it was first told
     heard: str | None = None  # digest of the `metrics` that they were read with; None where the journal does not say
+    later: Callable[[], None] | None = field(default=None, repr=False, compare=False)  # reads DETAILS that are not set
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """The value of a detail that was left in the journal (`folding`) until now."""
+            if name not in DETAILS or self.later is None:
+                raise AttributeError(f"an attempt has no {name}")
+            self.later()
+            return getattr(self, name)
 
 
+DETAILS: Final = ("metrics", "epochs", "told_at")  # most of a journal
 WHERE = ("job", "node", "gpu", "slot", "gpu_model", "device")
 
 
@@ -141,18 +197,23 @@ def attempts(events: Iterable[Event]) -> list[Attempt]:
     """Fold events into attempts, in the order in which they started."""
     found: dict[tuple[str, int], Attempt] = {}
     for event in events:
-        if "trial" not in event:
-            continue
-        key = (event["trial"], event["attempt"])
-        if event["event"] == "started":
-            where = {name: event.get(name, "") for name in WHERE}
-            generation = event.get("generation", 0)
-            found[key] = Attempt(*key, event["time"], event["time"], where=where, generation=generation,
-                                 expected_seconds=event.get("expected_seconds"),
-                                 gpus_per_trial=event.get("gpus_per_trial", 1.0))  # fmt: skip
-        elif key in found:
-            _apply(found[key], event)
+        take_attempt(found, event)
     return list(found.values())
+
+
+def take_attempt(found: dict[tuple[str, int], Attempt], event: Event) -> None:
+    """Take one more event into attempts, by trial and number."""
+    if "trial" not in event:
+        return
+    key = (event["trial"], event["attempt"])
+    if event["event"] == "started":
+        where = {name: event.get(name, "") for name in WHERE}
+        generation = event.get("generation", 0)
+        found[key] = Attempt(*key, event["time"], event["time"], where=where, generation=generation,
+                             expected_seconds=event.get("expected_seconds"),
+                             gpus_per_trial=event.get("gpus_per_trial", 1.0))  # fmt: skip
+    elif key in found:
+        _apply(found[key], event)
 
 
 def _apply(attempt: Attempt, event: Event) -> None:
@@ -228,11 +289,16 @@ def sessions(events: Iterable[Event]) -> list[Session]:
     """Fold events into runs of the driver."""
     found: list[Session] = []
     for event in events:
-        if event["event"] == "session":
-            found.append(Session(event, end=event["time"]))
-        elif found:
-            _take_part(found[-1], event)
+        take_session(found, event)
     return found
+
+
+def take_session(found: list[Session], event: Event) -> None:
+    """Take one more event into runs of the driver."""
+    if event["event"] == "session":
+        found.append(Session(event, end=event["time"]))
+    elif found:
+        _take_part(found[-1], event)
 
 
 def _take_part(session: Session, event: Event) -> None:

@@ -13,7 +13,8 @@ from trainyard.config import Config, Scaling
 from trainyard.counting import duration
 from trainyard.errors import UserError
 from trainyard.files import digest_of
-from trainyard.journal import Attempt, attempts, by_trial, read_events, result_of, sessions
+from trainyard.folding import Fold
+from trainyard.journal import Attempt, Session, by_trial, result_of
 from trainyard.ownspec import Stop, heard_by
 from trainyard.schedules import jobs_needed, makespan
 from trainyard.searching import Suggestion, is_place, search_key, still_to_draw, suggestions
@@ -43,6 +44,7 @@ class Plan:
     trials: dict[str, Trial]  # all, by identity, in the config's order
     tries: dict[str, list[Attempt]]  # what the journal knows of them
     startups: list[float]  # seconds from the start of the program to its first trial, of each time it ran
+    sessions: list[Session] = field(default_factory=list)  # runs of the driver
     leads: list[float] = field(default_factory=list)  # seconds from the start of a Slurm job to that of the program
     slot_startups: list[float] = field(default_factory=list)  # seconds in which the process of a slot came up
     work: dict[str, float] = field(default_factory=dict)  # FLOPs of trials, where they have been counted
@@ -340,29 +342,33 @@ def _last_finished(plan: Plan, name: str) -> Attempt | None:
     return result if result and result.seconds else None
 
 
-def plan_sweep(config: Config, name: str, results: Path, *, limit_minutes: float = math.inf) -> Plan:
+def plan_sweep(
+    config: Config, name: str, results: Path, *, limit_minutes: float = math.inf, fold: Fold | None = None
+) -> Plan:
     """The plan of a sweep, from the config and from what `results` holds of its dataset and journal.
 
-    No job may take longer than `limit_minutes`.
+    No job may take longer than `limit_minutes`. Whoever plans again and again gives the `fold` of the journal, of which
+    then only what is new is read.
     """
     sweep = config.sweeps[name]
     digest = dataset_digest(results, sweep)
-    events = read_events(results / "sweeps" / name / "journal.jsonl")
-    runs = sessions(events)
+    known = (fold or Fold(results / "sweeps" / name / "journal.jsonl")).update()
+    runs = known.sessions
     key = search_key(sweep, digest)
-    drawn = suggestions(events, sweep, digest, key)
+    drawn = suggestions(known.suggested, sweep, digest, key)
     trials = {trial.identity(digest): trial for trial in expand(sweep).trials}
     trials |= {each.name: each.trial for each in drawn} | still_to_draw(sweep, len(drawn))
     return Plan(
         name,
         sweep,
         trials,
-        tries=by_trial(attempts(events)),
+        tries=by_trial(known.attempts.values()),
+        sessions=list(runs),
         startups=[run.startup_seconds for run in runs if run.startup_seconds is not None],
         leads=[seconds for run in runs if (seconds := run.began.get("lead_seconds")) is not None],
         slot_startups=[seconds for run in runs for seconds in run.slot_startups],
-        work={name: flops for event in events if event["event"] == "work" for name, flops in event["flops"].items()},
-        found_share=next((event["gpus_per_trial"] for event in reversed(events) if event["event"] == "share"), None),
+        work=dict(known.work),
+        found_share=known.share,
         limit_minutes=limit_minutes,
         price=config.pricing.gpu_hour,
         suggestions=drawn,

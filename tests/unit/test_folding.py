@@ -1,0 +1,201 @@
+"""A fold that grows, or was kept, knows what a fold of the whole journal knows, and reads only what is new."""
+
+import json
+import os
+import shutil
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from trainyard import folding, journal
+from trainyard.folding import Fold
+from trainyard.journal import attempts, opened, read_events, sessions
+
+KEPT = ".journal-fold.json"
+TRIALS = ("a", "b", 'with "quotes"')
+
+
+@pytest.fixture(autouse=True)
+def keep_always(monkeypatch):
+    monkeypatch.setattr(folding, "LEAST_BYTES", -1)
+
+
+def event(kind, time, trial, number):
+    """An event as the driver writes it."""
+    of_trial = {"trial": trial, "attempt": number}
+    fields = {
+        "session": {"job": "7", "slots": 2},
+        "slot_up": {"slot": 0, "import_seconds": 1.5},
+        "started": {**of_trial, "node": "n1", "gpu": "0", "slot": 0, "expected_seconds": 2.5},
+        "epoch": {**of_trial, "metrics": {"epoch": time // 3, "loss": time / 7}},
+        "halved": {**of_trial, "micro_batch": 8},
+        "finished": {**of_trial, "seconds": time / 3, "metrics": {"loss": time / 5}},
+        "failed": {**of_trial, "error": "boom", "seconds": 1.0},
+        "interrupted": {**of_trial, "ended": time - 1},
+        "share": {"slots": 4, "gpus_per_trial": 0.5},
+        "work": {"flops": {trial: time}},
+        "suggested": {"search": "s", "values": {"lr": time}},
+        "reread": {**of_trial, "outcome": "finished", "error": "", "rows": [{"epoch": 1}], "metrics": {"x": 1.0},
+                   "heard": "d"},
+    }  # fmt: skip
+    return {"event": kind, "time": float(time), **fields[kind]}
+
+
+KINDS = ["session", "slot_up", "started", "started", "epoch", "epoch", "epoch", "epoch", "halved", "finished", "failed",
+         "interrupted", "share", "work", "suggested", "reread"]  # fmt: skip
+TOLD = st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from(TRIALS), st.integers(1, 2)), max_size=40)
+
+
+def lines_of(told):
+    events = [event(*each[:1], time, *each[1:]) for time, each in enumerate(told, start=1)]
+    return "".join(json.dumps(each, separators=(",", ":")) + "\n" for each in events).encode()
+
+
+def check(fold, path):
+    """See that a fold knows what one of the whole journal knows."""
+    events = read_events(path)
+    assert list(fold.attempts.values()) == attempts(events)
+    assert fold.sessions == sessions(events)
+    assert fold.suggested == [each for each in events if each["event"] == "suggested"]
+    assert fold.work == {
+        key: value for each in events if each["event"] == "work" for key, value in each["flops"].items()
+    }
+    assert fold.share == (0.5 if any(each["event"] == "share" for each in events) else None)
+
+
+@given(TOLD, st.lists(st.tuples(st.floats(0, 1), st.sampled_from(["same", "kept", "checked"])), max_size=6))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_journal_that_is_read_in_pieces_says_the_same(tmp_path, told, cuts):
+    path, content = tmp_path / "journal.jsonl", lines_of(told)
+    path.unlink(missing_ok=True)
+    (tmp_path / KEPT).unlink(missing_ok=True)
+    fold = Fold(path)
+    for share, reader in [*sorted(cuts), (1, "same"), (1, "kept")]:
+        size = int(share * len(content))
+        with open(path, "ab") as file:
+            file.write(content[file.tell() : size])
+        fold = fold if reader == "same" else Fold(path)
+        fold.update()
+        if reader == "checked":
+            check(fold, path)
+    check(fold, path)
+
+
+def whole_sweep(path, trials=5):
+    with opened(path) as file:
+        file.append("session", job="7", slots=2)
+        for trial in range(trials):
+            file.append("started", trial=f"t{trial}", attempt=1)
+            for epoch in (1, 2, 3):
+                file.append("epoch", trial=f"t{trial}", attempt=1, metrics={"epoch": epoch, "loss": 0.5})
+            if trial < trials - 1:
+                file.append("finished", trial=f"t{trial}", attempt=1, seconds=1.0, metrics={"loss": 0.5})
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    whole_sweep(path)
+    Fold(path).update()
+    return path
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """The lines that are parsed from now on."""
+    lines, parse = [], journal.parse
+    for module in (journal, folding):
+        monkeypatch.setattr(module, "parse", lambda line: lines.append(line) or parse(line))
+    return lines
+
+
+def test_only_what_is_new_is_read(path, parsed):
+    fold = Fold(path)
+    del parsed[:]  # the epochs of the trial that runs
+    with opened(path) as file:
+        file.append("finished", trial="t4", attempt=1, seconds=1.0, metrics={"loss": 0.25})
+    fold.update().update()
+    assert [each.outcome for each in fold.attempts.values()] == ["finished"] * 5
+    assert len(parsed) == 1, "a plan needs no epochs"
+    check(fold, path)
+
+
+def test_epochs_of_trials_that_end_are_not_parsed_before_somebody_asks(path, parsed):
+    (path.parent / KEPT).unlink()
+    fold = Fold(path).update()
+    assert len(parsed) == 1 + 4 * 2 + 1 + 3, "those of the trial that runs are"
+    assert [row["epoch"] for row in fold.attempts["t0", 1].epochs] == [1, 2, 3]
+    check(fold, path)
+
+
+def edited_in_place(path):
+    path.write_bytes(path.read_bytes().replace(b'"t0"', b'"u0"'))
+
+
+def edited_and_continued(path):
+    edited_in_place(path)
+    with opened(path) as file:
+        file.append("finished", trial="t4", attempt=1, seconds=1.0, metrics={})
+
+
+def shortened(path):
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-7]))
+
+
+def replaced(path):
+    whole_sweep(path.with_name("other.jsonl"), trials=9)
+    path.with_name("other.jsonl").replace(path)
+
+
+@pytest.mark.parametrize("change", [edited_in_place, edited_and_continued, shortened, replaced, os.unlink])
+def test_what_was_kept_of_another_journal_does_not_count(path, change):
+    seen = Fold(path).update()
+    change(path)
+    check(Fold(path).update(), path)
+    if change is not edited_and_continued:  # whoever watches trusts that the driver only appends
+        check(seen.update(), path)
+
+
+def test_a_repaired_tail_is_read_on(path):
+    with open(path, "a") as file:
+        file.write('{"event":"finished","ti')
+    fold = Fold(path).update()
+    with opened(path) as file:
+        file.append("finished", trial="t4", attempt=1, seconds=1.0, metrics={"loss": 0.25})
+    check(fold.update(), path)
+    check(Fold(path).update(), path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"code": 1}', '{"place": {"offset": "x"}}', "\x00"])
+def test_what_was_kept_and_is_damaged_does_not_count(path, content):
+    (path.parent / KEPT).write_text(content)
+    check(Fold(path).update(), path)
+
+
+def test_what_other_code_has_kept_does_not_count(path, monkeypatch):
+    monkeypatch.setattr(folding, "_code", lambda: "of tomorrow")
+    text = json.loads((path.parent / KEPT).read_text())
+    text["attempts"]["outcome"] = ["pending"] * 5
+    (path.parent / KEPT).write_text(json.dumps(text))
+    check(Fold(path).update(), path)
+
+
+def test_a_folder_that_cannot_be_written_is_no_obstacle(path):
+    (path.parent / KEPT).unlink()
+    (path.parent / KEPT).mkdir()
+    check(Fold(path).update(), path)
+    assert not list(path.parent.glob(".*.tmp"))
+
+
+def test_a_copy_of_the_folder_needs_no_second_reading(path, tmp_path, parsed):
+    copy = shutil.copytree(path.parent, tmp_path.with_name(f"{tmp_path.name}-copy")) / path.name
+    fold = Fold(copy).update()
+    assert len(parsed) == 3, "the epochs of the trial that runs"
+    check(fold, copy)
+
+
+def test_small_journals_keep_nothing(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    whole_sweep(tmp_path / "journal.jsonl")
+    Fold(tmp_path / "journal.jsonl").update()
+    assert not (tmp_path / KEPT).exists()
