@@ -88,18 +88,23 @@ def _close_open_attempts(journal: Journal, plan: Plan) -> None:
 
 def _read_again(journal: Journal, plan: Plan) -> None:
     """Apply the `metrics` that there are now to what commands have left, without running anything."""
-    found, warning = 0, ""
+    heard, warnings, found = heard_by(plan.sweep.metrics), dict[str, str](), 0
     for attempt in plan.to_reread:
         output = plan.output_of(attempt)
         reading = read_again(plan.sweep.metrics, output.parent, output, seconds=attempt.seconds or 0.0)
         found += not reading.untold
-        if reading.warning and not warning:
-            warning = reading.warning
-            log.warning("trial %s: %s", attempt.trial, warning)
+        if reading.warning:
+            warnings.setdefault("pattern", f"trial {attempt.trial}: {reading.warning}")
+        if reading.untold and attempt.outcome != "unreadable":
+            warnings.setdefault("kept", f"trial {attempt.trial}, as it is read now: {reading.untold}; see {output}. Of "
+                                "it and others alike, the metrics that were read before are kept")  # fmt: skip
+            continue
         outcome, error = _outcome(plan, attempt, reading)
-        if outcome != "stopped" or not reading.untold:  # what it was stopped for is known
+        if (outcome, error, heard) != (attempt.outcome, attempt.error, attempt.heard):
             journal.append("reread", trial=attempt.trial, attempt=attempt.number, outcome=outcome, error=error,
-                           rows=reading.rows, metrics=reading.metrics, heard=heard_by(plan.sweep.metrics))  # fmt: skip
+                           rows=reading.rows, metrics=reading.metrics, heard=heard)  # fmt: skip
+    for warning in warnings.values():
+        log.warning("%s", warning)
     log.info("%d of %d kept outputs could be read again; nothing was run for that", found, len(plan.to_reread))
 
 

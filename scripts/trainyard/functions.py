@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainyard.reported import Row, as_row
+from trainyard.reported import Row, Sieve, as_row
 
 
 class TrialEnds(BaseException):
@@ -37,7 +37,10 @@ class Context:
         return time.time() >= self.deadline
 
     def report(self, **metrics: float) -> None:
-        """Tell metrics, as of an `epoch` (counted, if it is left out). The trial may end here, if others are better."""
+        """Tell metrics, as of an `epoch` (counted, if it is left out). The trial may end here, if others are better.
+
+        Of an epoch that is told again, the last values count; of very many epochs, not all are kept (see `Sieve`).
+        """
         self._rows += 1
         row = as_row(metrics)
         epoch = row.pop("epoch", None)
@@ -70,9 +73,16 @@ def run(function: Callable[..., Any], config: dict[str, Any], context: Context) 
             told.put({"failed": line, "traceback": traceback.format_exc()})
 
     threading.Thread(target=call, daemon=True).start()
+    sieve = Sieve()
     while "epoch" in (message := told.get()):
         latest |= message["epoch"]
-        context._answers.put(bool((yield message)))
+        sieve.put(message["epoch"])
+        prune = False
+        for row in sieve.passed(last=False):
+            prune = prune or bool((yield {"epoch": row}))
+        context._answers.put(prune)
+    for row in sieve.passed(last=True) if "pruned" not in message else ():
+        yield {"epoch": row}
     latest.pop("epoch", None)
     seconds = {"seconds": time.monotonic() - began}
     if "failed" in message:

@@ -88,7 +88,7 @@ class Plan:
         """Ended attempts whose kept output was read with other `metrics` than there are now, or in vain."""
         heard = heard_by(self.sweep.metrics)
         ended = [self.end(name) for name in self.trials if self.sweep.command]
-        return [each for each in ended if each and (each.outcome == "unreadable" or each.heard not in (None, heard))
+        return [each for each in ended if each and (each.outcome == "unreadable" or each.heard != heard)
                 and self.output_of(each).exists()]  # fmt: skip
 
     @cached_property

@@ -86,7 +86,7 @@ class Reported:
         self._open: dict[str, Any] = {}  # a row that is not whole yet
         self._new: list[dict[str, Any]] = []
         self._count = 0
-        self._sieve = _Sieve(burst or (RESUMED_ROWS if goes_on else BURST_ROWS), clock)
+        self._sieve = Sieve(burst or (RESUMED_ROWS if goes_on else BURST_ROWS), clock)
         self._warning, self._warns = "", True
         if path and path.exists() and not goes_on:  # an earlier attempt's rows are not this one's
             path.rename(path.with_name(f"{path.name}.before"))
@@ -116,7 +116,7 @@ class Reported:
     def look(self, *, last: bool = False) -> list[Row]:
         """The rows that have come since. One of an epoch that was told before holds later values of it.
 
-        Not all are given: see `_Sieve`. What the `last` look gives ends with the last of all.
+        Not all are given: see `Sieve`. What the `last` look gives ends with the last of all.
         """
         if last and self._open:
             self._close_row()
@@ -145,14 +145,14 @@ class Reported:
         return {"epoch": self._count if epoch is None else int(epoch), **numbers}
 
 
-class _Sieve:
+class Sieve:
     """Which rows are told on: the last of each epoch, and not more than the journal can take.
 
     A program that tells an epoch more than once (a progress bar does, with each step) has it told on when the next one
     begins. One that tells more rows than the rate allows has the latest of them told on whenever there is room again.
     """
 
-    def __init__(self, burst: float, clock: Callable[[], float]) -> None:
+    def __init__(self, burst: float = BURST_ROWS, clock: Callable[[], float] = time.monotonic) -> None:
         self._burst, self._clock = burst, clock
         self._room, self._at = burst, clock()
         self._repeats = False
@@ -406,7 +406,7 @@ def _cut_number(match: "re.Match[str]") -> str | None:
     line, taken = match.string, [match.start(name) for name in match.re.groupindex]
     for name in match.re.groupindex:
         start, end = match.span(name)
-        whole = _WHOLE_NUMBER.match(line, start + (line[start : start + 1] in ("+", "-"))) if start >= 0 else None
+        whole = _WHOLE_NUMBER.match(line, start + (line[start : start + 1] in ("+", "-"))) if start < end else None
         if whole is None or any(end <= other < whole.end() for other in taken):
             continue
         sign = "-" if _SIGN_BEFORE.search(line, max(0, start - 2), start) else ""

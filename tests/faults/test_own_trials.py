@@ -209,11 +209,14 @@ def test_a_corrected_pattern_is_applied_to_what_is_kept_and_nothing_runs_again(y
     assert all(kept[row["trial"]]["end"] == row["end"] for row in timeline), "it ended when it ended"
     assert "Nothing to be done" in yard.snakemake("-n", "sweeps")
 
-    for output in (yard.results / "sweeps/s/trials").glob("*/output-1.log"):
+    first, *others = sorted((yard.results / "sweeps/s/trials").glob("*/output-1.log"))
+    for output in others:
         output.unlink()
     write(r"nothing (?P<score>{number})", grid={"x": [1, 2, 3, 4]})
-    yard.run(*yard.script("sweep", "--sweep", "s"))
-    assert rows_of(yard, "trials") == trials, "what cannot be read again is what it was"
+    said = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
+    assert "0 of 4 trials pending, 1 output to re-read" in said
+    assert f"see {first}. Of it and others alike, the metrics that were read before are kept" in said
+    assert rows_of(yard, "trials") == trials
     assert runs() == 4
 
 

@@ -4,6 +4,7 @@ import contextlib
 import time
 
 from trainyard.functions import Context, run
+from trainyard.reported import BURST_ROWS
 
 
 def context(folder, **fields):
@@ -29,6 +30,25 @@ def test_reports_are_epochs_and_what_it_returns_are_metrics_too(tmp_path):
     assert first == {"epoch": {"epoch": 1, "val_accuracy": 0.1}}
     assert second == {"epoch": {"epoch": 5, "val_accuracy": 0.5}}
     assert last["finished"] == {"val_accuracy": 0.5, "size": 12}
+
+
+def test_one_that_reports_each_step_tells_no_more_than_a_journal_can_take(tmp_path):
+    def train(config, context):
+        for step in range(5000):
+            context.report(loss=step)
+
+    def train_in_epochs(config, context):
+        for step in range(5000):
+            context.report(epoch=step // 1000, loss=step)
+
+    began = time.monotonic()
+    *rows, last = messages(train, context(tmp_path))
+    assert len(rows) <= BURST_ROWS + time.monotonic() - began + 1
+    assert rows[-1]["epoch"] == {"epoch": 5000, "loss": 4999}
+    assert last["finished"] == {"loss": 4999}
+    *rows, last = messages(train_in_epochs, context(tmp_path))
+    told = [(row["epoch"]["epoch"], row["epoch"]["loss"]) for row in rows]
+    assert told == [(0, 0), (0, 999), (1, 1999), (2, 2999), (3, 3999), (4, 4999)]
 
 
 def test_it_ends_at_a_report_even_if_it_catches_all_exceptions(tmp_path):
