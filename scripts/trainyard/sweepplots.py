@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from trainyard.journal import RESULTS, SETTLED
 from trainyard.planning import Plan
@@ -150,6 +150,10 @@ def metric_against(
         thin_names(axes, done[key])
     if numeric and on_log_scale(done[key], log):
         axes.set_xscale("log")
+        if done[key].max() < 100 * done[key].min():  # else only powers of ten are named
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
     elif numeric and (done[key] % 1 == 0).all():
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     percent = are_fractions(metric, trials[metric])

@@ -1,5 +1,6 @@
 """What a sweep costs as separate jobs, as an array and packed: against tables worked out by hand."""
 
+import json
 import math
 from itertools import pairwise
 
@@ -149,6 +150,22 @@ def test_the_accounting_says_what_was_asked_and_what_it_took(tmp_path, monkeypat
     assert second["gap"] == pytest.approx(22 / 20 - 1)
     assert (second["elapsed_seconds"], second["allocated_tres"]) == (31, "cpu=2,gres/gpu=2")
     assert second["idle_gpu_seconds"] == (31 - 2) * 2 - 32
+
+
+def test_every_attempt_of_a_job_is_counted_once(tmp_path):
+    kinds = ["finished", "stopped", "diverged", "failed", "interrupted"]
+    config = check_config({"sweeps": {"s": {"function": "os:getcwd", "grid": {"x": [1, 2, 3, 4, 5]}}}})
+    path = tmp_path / "sweeps/s/journal.jsonl"
+    path.parent.mkdir(parents=True)
+    lines = [{"event": "session", "time": 0.0, "slots": 5, "gpus": 5}]
+    for number, (trial, kind) in enumerate(zip(plan_sweep(config, "s", tmp_path).trials, kinds, strict=True)):
+        lines.append({"event": "started", "trial": trial, "attempt": 1, "time": 1.0})
+        lines.append({"event": kind, "trial": trial, "attempt": 1, "time": 2.0 + number, "seconds": 1.0 + number})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    row = jobs_table(plan_sweep(config, "s", tmp_path), sessions(read_events(path)), {}).iloc[0]
+    assert row[kinds].tolist() == [1] * 5
+    assert row["running_gpu_seconds"] == 1 + 2 + 3, "also of one that diverged: no other attempt will be made"
+    assert row["failed_gpu_seconds"] == 4 + 5
 
 
 def test_what_has_been_trained_anew_since_is_not_counted(tmp_path, monkeypatch):
