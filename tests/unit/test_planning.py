@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -326,6 +327,8 @@ def test_what_it_costs_is_said_beside_what_other_ways_would(tmp_path):
     words = costs(priced)
     assert f"{priced.asked_gpu_hours:.3g} GPU-hours asked for, 5.37 of them predicted to be used (costs 10.73)" in words
     assert "as 2 separate jobs: 4.67 GPU-hours asked for; as 2 tasks of an array: 5.33 GPU-hours asked for" in words
+    words = costs(replace(priced, slot_startups=[360.0]))
+    assert "as 2 separate jobs: 4.87 GPU-hours asked for, 0.2 of them to start programs; as 2 tasks" in words
 
 
 @pytest.mark.parametrize(("names", "minutes"), [("", 120), ("gpu", 30), ("gpu,long", math.inf), ("other", math.inf)])
