@@ -42,7 +42,5 @@ def test_of_an_apt_that_is_never_done_it_is_said_who_it_is(lock):
 
 
 def test_an_apt_that_fails_is_not_tried_again(lock):
-    with pytest.raises(
-        PrerequisiteMissing, match=r"'apt-get install' failed: .*Unable to locate package no-such-package"
-    ):
+    with pytest.raises(PrerequisiteMissing, match=r"'apt-get install' failed: E: Unable to"):
         slurm_prerequisites._apt_get("install", "no-such-package", packages=["munge"])
