@@ -32,10 +32,5 @@ class OneByOne(LoadScopeScheduling):
         return nodeid.split("::")[0] if nodeid.startswith(BESIDE) else "one by one"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The demo, which has a time to keep, comes last: when nothing runs beside it."""
-    items.sort(key=lambda item: "test_demo" in item.nodeid)
-
-
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneByOne:
     return OneByOne(config, log)

@@ -49,7 +49,7 @@ def test_a_killed_search_goes_on_with_the_suggestions_of_one_that_was_not(tmp_pa
         yard.write({"sweeps": {"s": SEARCH}})
     whole.run(*whole.script("sweep", "--sweep", "s"))
     started = killed.start(*killed.script("sweep", "--sweep", "s"))
-    wait_until(lambda: len(drawn(killed)) == 6, what="the sixth trial")
+    wait_until(lambda: len(drawn(killed)) >= 6, what="the sixth trial")
     killed.kill_session(started)
     said = killed.run(*killed.script("sweep", "--sweep", "s")).stdout
     assert drawn(killed) == drawn(whole)
@@ -69,9 +69,9 @@ def test_a_function_that_never_ends_is_ended_with_its_process(yard):
     code = "import time\ndef run(config, context):\n    time.sleep(config['lasts'])\n"
     (yard.folder / "mine.py").write_text(code)
     trials = [{"lasts": 600}, {"lasts": 0}]
-    yard.write({"sweeps": {"s": {"function": "mine:run", "trials": trials, "timeout_minutes": 0.03, "retries": 0}}})
+    yard.write({"sweeps": {"s": {"function": "mine:run", "trials": trials, "timeout_minutes": 0.1, "retries": 0}}})
     said = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
-    assert "gave up): it took longer than its timeout_minutes, 0.03" in said
+    assert "gave up): it took longer than its timeout_minutes, 0.1" in said
     assert [attempt.outcome for attempt in attempts(events_of(yard, "started", "failed", "finished"))] == [
         "failed", "finished",
     ]  # fmt: skip
@@ -83,7 +83,7 @@ def test_a_killed_program_leaves_nothing_and_goes_on_from_what_it_has_kept(yard)
     sweep = {"command": command, "checkpoint": "at.txt", "resume": "{resume_from}"}
     yard.write({"sweeps": {"s": {**sweep, "metrics": {"pattern": r"step (?P<epoch>\d+) score (?P<score>\S+)"}}}})
     started = yard.start(*yard.script("sweep", "--sweep", "s"))
-    wait_until(lambda: len(events_of(yard, "epoch")) == 4, what="the fourth step")
+    wait_until(lambda: len(events_of(yard, "epoch")) >= 4, what="the fourth step")
     driver = psutil.Process(started.pid)
     driver.kill()
     started.wait()

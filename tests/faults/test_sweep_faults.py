@@ -1,7 +1,9 @@
 """Whatever stops a sweep or a trial of it, what finished stays finished, and only what is missing is trained."""
 
 import json
+import shutil
 import signal
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -20,8 +22,9 @@ from pathlib import Path
 import torch
 from trainyard.models import SmallConvNet
 
-def build(*, channels, classes, trouble="none", seconds=0.0, mark=None):
-    time.sleep(seconds)
+def build(*, channels, classes, trouble="none", gate=None, mark=None):
+    while gate and not Path(gate).exists():
+        time.sleep(0.05)
     first = mark is None or not Path(mark).exists()
     if mark:
         Path(mark).touch()
@@ -38,11 +41,21 @@ class Greedy(SmallConvNet):
         return super().forward(images)
 """
 
-# Where it does not matter what a trial does: it takes a while, and no torch.
+# Where it does not matter what a trial does: it takes a while, and no torch. With `meet`, it first waits until so many
+# have begun, which takes as many slots; from the number `gated_from` on, it ends when there is a file `open`.
 PLAIN = """
 import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
 def run(config, context):
+    (HERE / f"met-{config['seed']}").touch()
+    while len(list(HERE.glob("met-*"))) < config.get("meet", 0):
+        time.sleep(0.05)
     time.sleep(config["lasts"])
+    while config["seed"] >= config.get("gated_from", 1000) and not (HERE / "open").exists():
+        time.sleep(0.05)
 """
 
 
@@ -177,7 +190,7 @@ def test_a_sweep_in_which_everything_fails_is_an_error(trouble):
 
 def test_a_killed_driver_loses_only_the_trials_in_progress(plain):
     """Also where it is killed in the middle of writing that one has finished."""
-    plain.write(lasting(*[0.8] * 6))
+    plain.write(lasting(*[0] * 6, args={"gated_from": 2}))
     driver = plain.start(*sweep_command(plain))
     wait_until(
         lambda: outcomes(plain)["finished"] >= 2 and outcomes(plain)["running"],
@@ -195,6 +208,7 @@ def test_a_killed_driver_loses_only_the_trials_in_progress(plain):
     assert not (plain.results / "sweeps/s/trials.csv").exists()
     wait_until(lambda: not alive(family), what="Ray and its workers are gone")
 
+    (plain.folder / "open").touch()
     done = plain.run(*sweep_command(plain))
     assert f"{6 - len(done_before)} of 6 trials pending" in done.stdout
     assert all(json.loads(line) for line in path.read_text().splitlines())
@@ -226,20 +240,22 @@ def test_a_driver_asked_to_end_records_it_and_leaves_nothing_running(plain, sent
 
 
 def test_two_drivers_never_mix(plain):
-    plain.write(lasting(4, 4))
+    plain.write(lasting(0, 0, args={"gated_from": 0}))
     first = plain.start(*sweep_command(plain))
     wait_until(lambda: outcomes(plain)["running"] == 2, what="the first driver works")
     second = plain.run(*sweep_command(plain), check=False)
     assert second.returncode == 1
     assert f"is in use by process {first.pid} on " in second.stdout
-    waiting = plain.run(*sweep_command(plain), "--wait-seconds", str(PATIENCE_SECONDS))
-    assert "0 of 2 trials pending" in waiting.stdout
+    waiting = plain.start(*sweep_command(plain), "--wait-seconds", str(PATIENCE_SECONDS))
+    (plain.folder / "open").touch()
+    assert "0 of 2 trials pending" in waiting.communicate(timeout=PATIENCE_SECONDS)[0]
+    assert waiting.returncode == 0
     assert first.wait() == 0
     assert outcomes(plain) == {"finished": 2}
 
 
 def test_a_sweep_leaves_no_process_and_no_file_of_ray_behind(plain):
-    before = set(Path("/tmp").glob("ty-*"))
+    plain.environment["TMPDIR"] = temporary = tempfile.mkdtemp(prefix="t-")  # a short path, for Ray's sockets
     plain.write(lasting(1, 1))
     driver = plain.start(*sweep_command(plain))
     family = []
@@ -252,7 +268,8 @@ def test_a_sweep_leaves_no_process_and_no_file_of_ray_behind(plain):
     assert driver.wait() == 0
     assert len(set(family)) >= 4, "Ray and two workers were there"
     wait_until(lambda: not alive(family), what="all processes are gone")
-    assert set(Path("/tmp").glob("ty-*")) - before == set()
+    assert list(Path(temporary).glob("ty-*")) == []
+    shutil.rmtree(temporary)
 
 
 @pytest.mark.parametrize("options", [("--sweep", "t"), ("--sweep", "s")])
@@ -295,21 +312,26 @@ if any("default_worker" in argument for argument in sys.orig_argv):
 
 def test_a_slot_that_cannot_be_started_is_given_up_and_the_others_do_its_work(trouble):
     (trouble.folder / "sitecustomize.py").write_text(ONE_BROKEN_WORKER.format(folder=trouble.folder))
-    trouble.write(config(trials=[{"model_args.seconds": 0.7}] * 4))  # long enough for the broken slot to be heard of
-    said = trouble.run(*sweep_command(trouble)).stdout
+    gate = trouble.folder / "heard"  # trials wait until the broken slot has been heard of
+    trouble.write(config(trials=[{"model_args.gate": str(gate)}] * 4))
+    driver, said = trouble.start(*sweep_command(trouble)), ""
+    for line in driver.stdout:
+        said += line
+        if "going on with 1 of 2 slots" in line:
+            gate.touch()
+    assert driver.wait() == 0
     assert outcomes(trouble) == {"finished": 4}
     assert "import of trainyard.loading halted" in said
-    assert "going on with 1 of 2 slots" in said
     assert table(trouble, "timeline")["slot"].nunique() == 1
 
 
 def test_trials_run_longest_first_on_all_slots_at_once(plain):
-    """Four trials of 3 s and one of 6 s on three slots need six seconds, if the long one begins first."""
-    plain.write(lasting(3.0, 3.0, 3.0, 3.0, 6.0, slots=3, cost="lasts"))
+    """Of four short trials and one that takes twice as long, the long one is among the first three."""
+    plain.write(lasting(0.5, 0.5, 0.5, 0.5, 1.0, slots=3, cost="lasts", args={"meet": 3}))
     plain.run(*sweep_command(plain))
     rows = table(plain, "timeline")
     seconds = table(plain).set_index("trial")["lasts"]
-    assert seconds[rows["trial"].iloc[:3]].max() == 6.0
+    assert seconds[rows["trial"].iloc[:3]].max() == 1.0
     assert rows["slot"].nunique() == 3
     for _, lane in rows.groupby("slot"):
         ordered = lane.sort_values("start")
@@ -327,7 +349,7 @@ def test_what_has_finished_corrects_the_order_of_what_waits(plain):
 
 
 def test_a_gpu_can_be_shared_by_several_slots(plain):
-    plain.write(lasting(*[4] * 4, slots={"gpus_per_node": 2, "gpus_per_trial": 0.5}))
+    plain.write(lasting(*[0] * 4, slots={"gpus_per_node": 2, "gpus_per_trial": 0.5}, args={"meet": 4}))
     plain.run(*sweep_command(plain))
     slots_of = table(plain, "timeline").groupby("gpu")["slot"].nunique()
     assert set(slots_of.index) == {0, 1}

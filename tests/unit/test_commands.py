@@ -79,7 +79,8 @@ FAILURES = {
 
 @pytest.mark.parametrize("line", FAILURES)
 def test_what_goes_wrong_is_told_in_a_line(tmp_path, guard, line):
-    last = run(call(tmp_path, line, metrics=PATTERN, timeout_seconds=0.6), guard)[-1]
+    limit = 0.6 if line.startswith("sleep") else None
+    last = run(call(tmp_path, line, metrics=PATTERN, timeout_seconds=limit), guard)[-1]
     assert last["failed"].startswith(FAILURES[line].partition("/bin/sh")[0])
 
 
@@ -165,15 +166,15 @@ def test_told_to_end_it_has_time_to_keep_where_it_is(tmp_path, guard):
 
 
 def test_nothing_that_it_started_outlives_it(tmp_path, guard):
-    line = "setsid sleep 301 & sleep 302 & echo $$; sleep 0.3"
+    line = "setsid sleep 9301 & sleep 9302 & echo $$; sleep 0.3"
     run(call(tmp_path, line + "; sleep 60", timeout_seconds=1.0), guard)
-    run(call(tmp_path, "sleep 303 & true"), guard)
+    run(call(tmp_path, "sleep 9303 & true"), guard)
     left = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] in
-            (["sleep", "301"], ["sleep", "302"], ["sleep", "303"])]  # fmt: skip
+            (["sleep", "9301"], ["sleep", "9302"], ["sleep", "9303"])]  # fmt: skip
     assert left == []
 
 
-SLEEPS = (["sleep", "304"], ["sleep", "305"])
+SLEEPS = (["sleep", "9304"], ["sleep", "9305"])
 
 
 def test_killed_with_what_runs_it_a_command_ends_too(tmp_path):
@@ -184,7 +185,7 @@ def test_killed_with_what_runs_it_a_command_ends_too(tmp_path):
         from pathlib import Path
         from test_commands import call, run
         from trainyard.commands import Guard
-        run(call(Path({str(tmp_path)!r}), "sleep 304 & sleep 305"), Guard())
+        run(call(Path({str(tmp_path)!r}), "sleep 9304 & sleep 9305"), Guard())
     """
     runner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
 

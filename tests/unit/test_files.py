@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from trainyard.files import Locked, atomic_write, lock
+from waiting import PATIENCE_SECONDS
 
 
 def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path):
@@ -32,7 +33,7 @@ from pathlib import Path
 from trainyard.files import lock
 with lock(Path(sys.argv[1])):
     print("held", flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 """
 
 
@@ -46,5 +47,5 @@ def test_a_second_process_is_told_who_holds_the_lock_and_gets_it_when_that_dies(
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     said = []
-    with lock(path, wait_seconds=5, say=said.append):
+    with lock(path, wait_seconds=PATIENCE_SECONDS, say=said.append):
         pass

@@ -2,7 +2,6 @@
 
 import time
 
-import pytest
 import torch
 from trainyard.timing import Pace, StepTimer, StepTimes
 
@@ -21,7 +20,7 @@ def test_steps_and_the_wait_for_data_are_measured():
     assert len(times.steps_ms) == 3
     assert times.percentiles_ms()[0] >= 50
     assert 0.06 <= times.waited_seconds < times.seconds
-    assert times.seconds == pytest.approx(sum(times.steps_ms) / 1000, rel=0.2)
+    assert times.seconds >= sum(times.steps_ms) / 1000 - 1e-9
 
 
 def test_the_sittings_of_an_epoch_are_added_up():
@@ -31,8 +30,9 @@ def test_the_sittings_of_an_epoch_are_added_up():
 
 
 def test_a_long_epoch_says_now_and_then_how_fast_it_goes():
+    assert Pace(100, every_seconds=3600).due(105) is None
     pace = Pace(100, every_seconds=0.05)
-    assert pace.due(105) is None
     time.sleep(0.06)
     assert 0 < pace.due(110) <= 10 / 0.06
-    assert pace.due(111) is None
+    time.sleep(0.06)
+    assert 0 < pace.due(113) <= 3 / 0.06, "since the last time"

@@ -1,17 +1,13 @@
 """The embedded demo: `make run` on config/config.yaml."""
 
-import time
-
 import pandas as pd
 from yard import ROOT
 
 
-def test_the_demo_learns_and_ends_within_three_minutes(yard):
+def test_the_demo_learns(yard):
     yard.config_file = ROOT / "config/config.yaml"
-    began = time.monotonic()
     yard.snakemake()
     yard.snakemake("--report", "report.html")
-    assert time.monotonic() - began < 180
     trials = pd.read_csv(yard.results / "sweeps/depth/trials.csv")
     assert trials["model_args.blocks"].tolist() == list(range(4, 81, 4))
     assert trials["val_accuracy"].between(0.85, 1).all()

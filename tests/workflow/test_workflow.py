@@ -264,7 +264,11 @@ def test_five_more_trials_train_five_and_retrain_trains_again(yard, done):
 
 def test_a_workflow_killed_in_mid_sweep_goes_on_with_what_is_missing(yard):
     (yard.folder / "slow.py").write_text(
-        "import time\ndef run(config, context):\n    assert isinstance(config['lr'], float)\n    time.sleep(0.8)\n"
+        "import time\nfrom pathlib import Path\n"
+        "def run(config, context):\n"
+        "    assert isinstance(config['lr'], float)\n"
+        "    while config['lr'] > 2 and not Path(__file__).with_name('again').exists():\n"
+        "        time.sleep(0.05)\n"
         "    context.report(val_accuracy=0.5)\n"
     )
     numbers = "[1e-5, 0.00001234, 1E+16, 2.5]"
@@ -275,6 +279,7 @@ def test_a_workflow_killed_in_mid_sweep_goes_on_with_what_is_missing(yard):
     journal = yard.results / "sweeps/lr/journal.jsonl"
     wait_until(lambda: journal.exists() and '"finished"' in journal.read_text(), what="a trial finished")
     yard.kill_session(snakemake)
+    (yard.folder / "again").touch()
     finished = journal.read_text().count('"finished"')
     said = yard.snakemake("sweeps")
     assert f"sweep lr: {4 - finished} of 4 trials pending" in said
