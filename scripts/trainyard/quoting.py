@@ -32,6 +32,7 @@ class _Reader:
     def __init__(self, text: str, pattern: re.Pattern[str]) -> None:
         self.reading = Reading()
         self._text, self._pattern, self._at = text, pattern, 0
+        self._escaped = -1  # the end of the last character after a backslash
         self._depth = 0  # of $(...), (...) and ${...}
         self._documents: list[tuple[str, bool]] = []  # end marks of here-documents that begin on the next line
 
@@ -47,7 +48,9 @@ class _Reader:
                 self._quoted("'", SINGLE, expands=False)
             elif character == '"':
                 self._quoted('"', DOUBLE)
-            elif character == "#" and (self._at == 0 or self._text[self._at - 1] in " \t\n;|&()<>"):
+            elif end == "}":  # of ${...}: a word, in which nothing else has a meaning
+                self._at += 1
+            elif character == "#" and self._begins_a_word():
                 self._comment()
             else:
                 self._unquoted(character)
@@ -56,7 +59,7 @@ class _Reader:
     def _unquoted(self, character: str) -> None:
         if begins := _DOCUMENT_BEGINS.match(self._text, self._at):
             self._documents.append((re.sub(r"[\\'\"]", "", begins[2]), bool(begins[1])))
-            self._at = begins.end()
+            self._note(begins.end(), DOCUMENT)
         elif self._is_at("<<<"):
             self._at += 3
         elif character == "(":
@@ -65,7 +68,7 @@ class _Reader:
         else:
             redirects = character in "&|" and self._text[self._at - 1 : self._at] in ("<", ">")  # as in 2>&1
             if character in ";|&)\n" and not redirects:
-                self._operator("the end of a line" if character == "\n" else character)
+                self._operator("a line break" if character == "\n" else character)
             self._at += 1
             if character == "\n":
                 self._read_documents()
@@ -74,6 +77,8 @@ class _Reader:
         """What begins with `$` or is in backticks; its commands are read as they are outside of quotes."""
         if self._is_at("`"):
             self._quoted("`", BACKTICKS, expands=False)
+        elif self._is_at("$$"):  # the number of the process
+            self._at += 2
         elif self._is_at("$(("):
             self._at += 2
             self._quoted("))", ARITHMETIC)
@@ -112,8 +117,12 @@ class _Reader:
         self._at += 1
         if not self._placeholder(where):
             self._at += 1
+            self._escaped = self._at
             if self._at > len(self._text):
                 self._operator("a backslash")
+
+    def _begins_a_word(self) -> bool:
+        return self._at == 0 or (self._text[self._at - 1] in " \t\n;|&()<>" and self._at != self._escaped)
 
     def _comment(self) -> None:
         self._operator("a comment")

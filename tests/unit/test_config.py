@@ -151,7 +151,7 @@ MISTAKES = [
     (
         "sweeps.own",
         {"command": "x\ny", "resume": "--resume"},
-        "`resume` cannot be added at the end, after the end of a line: write {resume} where it is to stand",
+        "`resume` cannot be added at the end, after a line break: write {resume} where it is to stand",
     ),
     ("sweeps.own", {"command": "x | tee y", "resume": "--resume"}, "at the end, after |: write {resume} where"),
     ("sweeps.own", {"command": "x # y", "resume": "--resume"}, "at the end, after a comment: write {resume} where"),

@@ -1,5 +1,6 @@
 """Placeholders are found where a POSIX shell would see them, and quoted values are whole wherever that is allowed."""
 
+import random
 import shlex
 import subprocess
 
@@ -24,6 +25,7 @@ PLACES = {
     "run '\"' {a} '\"'": [PLAIN],
     "run ${HOME} ${x:-{a}} \"${x:-{b}}\" {c}": [PLAIN, DOUBLE, PLAIN],
     "run ${x#'}'{a}} {b}": [PLAIN, PLAIN],
+    "run ${x:-{a} # ( <<E ;} '{b}'": [PLAIN, SINGLE],
     "run $(basename {a}) {b}": [PLAIN, PLAIN],
     'run "$(basename {a}) {b}" {c}': [PLAIN, DOUBLE, PLAIN],
     'run "$(basename "{a}")" {b}': [DOUBLE, PLAIN],
@@ -37,10 +39,12 @@ PLACES = {
     "run {a} # not {b}\nrun {c}": [PLAIN, COMMENT, PLAIN],
     "run {a}#{b}": [PLAIN, PLAIN],
     "run ${#x} {a}": [PLAIN],
+    "run \\ #'{a}'": [SINGLE],
     "run # don't\nrun {a}": [PLAIN],
     "cat <<EOF {a}\nit's {b}\nEOF\nrun {c}": [PLAIN, DOCUMENT, PLAIN],
     "cat <<'EOF'\n{a}\nEOF\nrun '{b}'": [DOCUMENT, SINGLE],
     "cat <<-A <<B\n{a}\n\tA\n{b}\nB\nrun {c}": [DOCUMENT, DOCUMENT, PLAIN],
+    "cat <<'E'{a}\nE{a}\nrun {b}": [DOCUMENT, DOCUMENT, PLAIN],
     "run $(cat <<EOF\n{a})\nEOF\n) {b}": [DOCUMENT, PLAIN],
     "run <<< {a} {b}": [PLAIN, PLAIN],
     "(cd x && run {a}) | tee '{b}'": [PLAIN, SINGLE],
@@ -48,6 +52,8 @@ PLACES = {
     "run \\\n  {a} \\\n  {b}": [PLAIN, PLAIN],
     "run 'never closed {a}": [SINGLE],
     "run $$ $1 $ {a}": [PLAIN],
+    "run $$('{a}": [SINGLE],
+    "run $${x # {a}": [COMMENT],
 }  # fmt: skip
 
 
@@ -77,6 +83,23 @@ def test_a_value_arrives_whole_wherever_it_may_stand(tmp_path, shell):
         assert list(tmp_path.iterdir()) == [], line
 
 
+PARTS = ["{a}", "{a}", "'", '"', "\\", "`", "$(", "$((", "))", ")", "(", "}", "${x:-", "#", " #", " ", "\n", "x", "$",
+         "<<E\n", "\nE\n", "<<-'E'", "|", ";", "&", "it", "=", "echo ", "$x"]  # fmt: skip
+
+
+def test_nothing_in_a_value_is_executed_whatever_the_line_looks_like(tmp_path):
+    """Lines of any parts, most of them nonsense, whose placeholders are said to stand in plain words."""
+    generator, tried = random.Random(3), 0
+    while tried < 200:
+        line = "echo " + "".join(generator.choices(PARTS, k=generator.randint(3, 20)))
+        if any(where != PLAIN for _, where in read(line, PLACEHOLDER).placeholders) or "{a}" not in line:
+            continue
+        tried += 1
+        command = filled(line, lambda name: NASTY.replace("> made", "touch made"))
+        subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, timeout=20)
+        assert list(tmp_path.iterdir()) == [], line
+
+
 # A command line, and the first thing that makes it more than one simple command.
 OPERATORS = {
     "run {a} --b 'x; y | z' \"(&)\" $(a; b | c) ${x:-;} `d & e` $((1 | 2))": "",
@@ -90,8 +113,8 @@ OPERATORS = {
     "run {a} &": "&",
     "run {a} || true": "|",
     "run {a}; run": ";",
-    "run {a}\nrun": "the end of a line",
-    "cat <<EOF\n{a}\nEOF": "the end of a line",
+    "run {a}\nrun": "a line break",
+    "cat <<EOF\n{a}\nEOF": "a line break",
     "run {a} # as before": "a comment",
     "(run {a})": "(",
     "run {a} \\": "a backslash",
