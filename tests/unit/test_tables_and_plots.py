@@ -11,7 +11,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 from trainyard import plots, scalingplots, sweepplots
 from trainyard.configfile import check_config
+from trainyard.journal import Attempt
 from trainyard.planning import plan_sweep
+from trainyard.progress import slot_table
 from trainyard.tables import (
     as_date,
     best_words,
@@ -315,6 +317,18 @@ def test_nothing_is_claimed_of_seconds_that_nobody_knows(tmp_path):
     table = stopping_table(plan)
     assert table["saved_seconds"].isna().all()
     assert saved_words(plan, table) == "stopped early: 1 of 2 trials; that saved 9 of 20 epochs (45.0%)"
+
+
+@pytest.mark.parametrize(("accuracy", "words"), [(0.915, "accuracy 91.5%"), (91.5, "accuracy 91.5")])
+def test_the_live_view_names_no_gpu_where_there_is_none_and_shows_only_fractions_in_percent(tmp_path, accuracy, words):
+    plan = plan_of(tmp_path, {**OWN, "metric": "accuracy"}, [])
+    where = {"slot": 0, "node": "n1", "gpu": "0"}
+    rows = [{"epoch": 1, "rmse": 2.0, "accuracy": accuracy}]
+    running = [Attempt(name, 1, 0, 1, where=where | {"device": device}, epochs=rows)
+               for name, device in zip(plan.trials, ("cpu", "NVIDIA H200"), strict=True)]  # fmt: skip
+    cells = {column.header: list(column.cells) for column in slot_table(running, plan).columns}
+    assert cells["GPU"] == ["none", "0"]
+    assert cells["metric"] == [words, words]
 
 
 def area(collection):
