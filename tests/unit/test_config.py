@@ -9,10 +9,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from trainyard.configfile import ConfigError, check_config, compose, read_config
 from trainyard.rules import Workflow
+from trainyard.searching import search_key
 from trainyard.sweepspec import Slots, Sweep
 from trainyard.trials import expand
 
@@ -356,8 +357,22 @@ trained = st.fixed_dictionaries(
 )
 
 
-@given(own | trained)
-@settings(deadline=None)
+def _up_to_that(high):
+    return {"low": high / 10, "high": high, "log": True}
+
+
+searched = st.fixed_dictionaries(
+    {
+        "function": st.just("a:b"),
+        "search": st.fixed_dictionaries(
+            {"trials": st.just(3), "values": st.fixed_dictionaries({"x": choices, "y": rates.map(_up_to_that)})}
+        ),
+    }
+)
+
+
+@given(own | trained | searched)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_config_is_the_same_for_the_programs_as_for_snakemake(sweep):
     try:
         check_config({**GOOD, "sweeps": {"s": sweep}})
@@ -369,7 +384,9 @@ def test_a_config_is_the_same_for_the_programs_as_for_snakemake(sweep):
         read = read_config(yard.config_file)
     resolved = [json.dumps(each.model_dump(mode="json", exclude_unset=True)) for each in (yard.config, read)]
     assert resolved[0] == resolved[1]
-    trials = [expand(each.sweeps["s"]).trials for each in (yard.config, read)]
+    sweeps = [each.sweeps["s"] for each in (yard.config, read)]
+    assert search_key(sweeps[0], "d") == search_key(sweeps[1], "d")
+    trials = [expand(each).trials for each in sweeps]
     assert [each.identity("d") for each in trials[0]] == [each.identity("d") for each in trials[1]]
     assert repr([each.values for each in trials[1]]) == repr([each.values for each in trials[0]])
 

@@ -1,7 +1,7 @@
 """Trials: the same sweep gives the same ones, and an identity changes with what changes the result, only."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainyard.sweepspec import Range, Sweep
 from trainyard.trials import expand, varied_keys
@@ -79,6 +79,7 @@ def test_a_default_written_out_changes_nothing():
     assert identities(sweep(trials=[{}])) == identities(sweep(trials=[{"momentum": 0.9, "schedule.name": "constant"}]))
 
 
+@settings(deadline=None)
 @given(st.integers(-50, 50), st.integers(0, 40), st.integers(1, 7))
 def test_a_range_has_every_value_up_to_and_including_its_stop(start, count, step):
     values = Range(start=start, stop=start + count * step, step=step).values()
@@ -92,6 +93,7 @@ def test_a_range_of_fractions_has_the_numbers_one_would_write():
     assert [type(value) for value in Range(start=1, stop=2.5).values()] == [int, int]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 300), st.integers(1, 40), st.integers(0, 40))
 def test_a_range_that_starts_later_has_the_same_values(start, step, skipped):
     """Steps of thousandths, so that binary fractions would drift."""
