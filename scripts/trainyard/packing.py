@@ -151,6 +151,8 @@ class Packer:
             self._hear_of_start(slot)
         elif slot.checking is not None:
             self._hear_of_check(slot)
+        elif slot.waking is not None:
+            self._hear_of_waking(slot)
         else:
             try:
                 message = ray.get(slot.answer)
@@ -236,7 +238,18 @@ class Packer:
             if slot.worker is None:
                 self._start_worker(slot)
             else:
-                self._next_trial(slot)
+                slot.waking = slot.worker.wake.remote()
+                slot.due = time.monotonic() + START_SECONDS
+
+    def _hear_of_waking(self, slot: Slot) -> None:
+        """It is seen that an idle slot is still there before it gets a trial, which would else lose an attempt."""
+        waking, slot.waking, slot.due, slot.late = slot.waking, None, math.inf, False
+        try:
+            ray.get(waking)
+        except RayError as error:
+            self._start_again(slot, error)
+        else:
+            self._next_trial(slot)
 
     def _next_trial(self, slot: Slot) -> None:
         task = self._next_task(slot)

@@ -56,6 +56,7 @@ class Slot:
     place: dict[str, Any] = field(default_factory=dict)
     starting: Any = None  # answers once the worker is up
     checking: Any = None  # answers once its GPU has been checked
+    waking: Any = None  # answers if its worker, which had nothing to do, is still there
     answer: Any = None  # comes when the trial that runs has something to say
     task: Task | None = None
     attempt: int = 0
@@ -69,7 +70,7 @@ class Slot:
     @property
     def waits_for(self) -> Any:
         """What the driver must wait for to hear of this slot; None if it is idle."""
-        return self.starting or self.checking or self.answer
+        return self.starting or self.checking or self.waking or self.answer
 
     @property
     def where(self) -> Place:

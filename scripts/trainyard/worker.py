@@ -88,6 +88,9 @@ class Worker:
         assert self._messages is not None
         return self._messages.send(prune)
 
+    def wake(self) -> None:
+        """Answers only if this process and its node are still there."""
+
     def check_gpu(self) -> tuple[bool, str]:
         """Whether this slot's GPU is broken, and what a check of it has found, in words."""
         return gpuhealth.checked()

@@ -8,7 +8,7 @@ from trainyard.journal import attempts, read_events
 # GPUs are only counted here, but each slot's process is told its own. The trials read the journal to wait for what must
 # have happened before.
 TRIALS = """
-import os, time
+import os, signal, time
 from pathlib import Path
 
 GPU, LEFT_BEHIND = os.environ["CUDA_VISIBLE_DEVICES"], []
@@ -31,8 +31,12 @@ def poisoned(config, context):
         raise RuntimeError("planned trouble")
 
 def fails_late(config, context):
-    if context.attempt == 1 and config["n"] == 1:
+    if config["n"] == 0:
+        Path("idle").write_text(str(os.getpid()))
+    elif context.attempt == 1:
         wait_for('"finished"')
+        if config["kills"]:
+            os.kill(int(Path("idle").read_text()), signal.SIGKILL)
         raise RuntimeError("planned trouble")
 """
 
@@ -78,8 +82,9 @@ def test_what_follows_a_failure_runs_in_a_fresh_process_and_on_another_gpu_if_th
     assert [len(set(gpus)) for gpus in again] == [slots] * 4
 
 
-def test_an_idle_slot_wakes_for_what_failed_elsewhere(sweep):
-    tries, _, _ = sweep("fails_late", [{"n": 0}, {"n": 1}])
+@pytest.mark.parametrize("kills", [False, True])
+def test_an_idle_slot_wakes_for_what_failed_elsewhere_also_if_its_process_has_died(sweep, kills):
+    tries, _, _ = sweep("fails_late", [{"n": 0, "kills": kills}, {"n": 1, "kills": kills}])
     assert sorted(map(sorted, gpus_of(tries))) in ([["0"], ["0", "1"]], [["0", "1"], ["1"]])
     assert sorted(each.outcome for each in tries) == ["failed", "finished", "finished"]
 
