@@ -114,7 +114,7 @@ def _outcome(plan: Plan, attempt: Attempt, reading: Reading) -> tuple[str, str]:
         return attempt.outcome, attempt.error
     if reading.untold:
         return "unreadable", reading.untold
-    diverged = divergence(reading.metrics, plan.sweep.declared_metrics)
+    diverged = divergence(reading.metrics, plan.sweep.watched_metrics)
     return ("diverged", diverged) if diverged else ("finished", "")
 
 
@@ -170,8 +170,8 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
             failures=_failure_policy(plan),
             allocation=given,
             rule=plan.rule(),
-            metrics=plan.sweep.declared_metrics,
-            told=_told(plan),
+            metrics=plan.sweep.watched_metrics,
+            untold=set(plan.sweep.declared_metrics) - _told(plan),
             predict=partial(_predict, plan),
             on_event=hear,
         )

@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 class Packer:
     """Runs tasks on slots until none is left. The journal tells all that happened; `on_event` sees it as it does.
 
-    With `look`, it is measured what trials take of their GPU. A `rule` says which to end early. Each trial must tell
-    the `metrics` by which trials are compared; those in `told` have been seen.
+    With `look`, it is measured what trials take of their GPU. A `rule` says which to end early. A trial that
+    ends with one of `metrics` NaN or infinite has diverged. All trials must tell those in `untold`; none has so far.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Packer:
         look: bool = False,
         rule: Rule | None = None,
         metrics: Iterable[str] = (),
-        told: Iterable[str] = (),
+        untold: Iterable[str] = (),
         source: Source | None = None,
         predict: Callable[[list[str], dict[str, float]], list[float]] | None = None,
         on_event: Callable[[Event], None] = lambda event: None,
@@ -62,8 +62,7 @@ class Packer:
         self._journal, self._on_event, self._setting = journal, on_event, setting
         self._failures, self._predict = failures, predict
         self._rule, self._source = rule, source
-        self._metrics = set(metrics)
-        self._untold = self._metrics - set(told)
+        self._metrics, self._untold = set(metrics), set(untold)
         self._finished: dict[str, float] = {}  # seconds by trial, of this run
         self._predict_at = 1  # finished trials, next time
         self._allocation = allocation

@@ -440,8 +440,13 @@ class Sweep(Section):
 
     @property
     def declared_metrics(self) -> list[str]:
-        """The metrics by which trials are compared: each must tell them."""
+        """The metrics by which a search draws and trials are stopped: each must tell them."""
         return list(dict.fromkeys(section.metric for section in (self.search, self.stop) if section))
+
+    @property
+    def watched_metrics(self) -> list[str]:
+        """These, and the `metric` that counts: a trial that ends with one that is NaN or infinite has diverged."""
+        return list(dict.fromkeys(filter(None, [*self.declared_metrics, self.metric])))
 
     @property
     def target(self) -> tuple[str | None, Mode | None]:
