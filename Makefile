@@ -55,6 +55,7 @@ doctor: env ## Check a Slurm site before anything is submitted (CONFIG=..., PROF
 bench: env ## Run the benchmarks; the commands one by one are in benchmarks/README.md
 	$(BIN)/python benchmarks/slot_pause.py
 	$(BIN)/python benchmarks/dry_run.py
+	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/data_path.py
 	$(BIN)/python benchmarks/staging.py

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +34,7 @@ UNPROVEN_STARTUP_SECONDS: Final = 60.0  # from the start of the program to the f
 UNPROVEN_MARGIN_SECONDS: Final = 60.0  # for what comes before the program and after the last trial, before it was seen
 END_SECONDS: Final = 15.0  # to take everything down after the last trial
 INTERVAL: Final = (0.05, 0.95)  # quantiles of what the makespan may be
+SURE: Final = 0.985  # the quantile that a job must have time for
 
 
 @dataclass(frozen=True)
@@ -155,8 +157,8 @@ class Plan:
 
     def _surely(self, option: Option) -> float:
         """Seconds from the start of the job that an option will hardly exceed."""
-        between = self._range(option.slots.count)
-        return self.startup_seconds + (between[1] if between else math.inf)
+        spans = self._spans(option.slots.count)
+        return self.startup_seconds + (_quantile(spans, SURE) if spans else math.inf)
 
     @property
     def durations(self) -> list[float]:
@@ -183,6 +185,8 @@ class Plan:
             return None
         from trainyard.costs import predict  # numpy: not for a dry run that has nothing to predict
 
+        drawn = cycle(name for name in known if not is_place(name))  # what is still to be drawn counts as one of these
+        names = [next(drawn) if is_place(name) else name for name in names]
         relative = self._relative_costs([*names, *known])
         return predict(
             [self.trials[name] for name in names],
@@ -220,20 +224,33 @@ class Plan:
     @cached_property
     def predicted_range(self) -> tuple[float, float] | None:
         """Between what the makespan will be in nine of ten cases; None before there is evidence."""
-        return self._range(self.slots.count)
+        expected, spans = self.predicted_seconds, self._likely_spans
+        if expected is None or not spans:
+            return None
+        low, high = (_quantile(spans, share) for share in INTERVAL)
+        return min(low, expected), max(high, expected)
+
+    @cached_property
+    def sure_seconds(self) -> float | None:
+        """What the makespan will hardly exceed: a job must have time for it. None before there is evidence."""
+        if self.predicted_range is None:
+            return None
+        return max(_quantile(self._likely_spans, SURE), self.predicted_range[1])
+
+    @cached_property
+    def _likely_spans(self) -> list[float]:
+        return self._spans(self.slots.count)
 
     def _makespan(self, slots: int) -> float | None:
         return makespan([self.seconds[name] for name in self.pending], slots) if self.seconds else None
 
-    def _range(self, slots: int) -> tuple[float, float] | None:
-        expected = self._makespan(slots)
-        if self._prediction is None or expected is None:
-            return None
+    def _spans(self, slots: int) -> list[float]:
+        """What the makespan may be, each as likely as another, the shortest first; empty without evidence."""
+        if self._prediction is None:
+            return []
         place = {name: index for index, name in enumerate(self._unfinished)}
         order = [place[name] for name in self.pending]
-        spans = sorted(makespan(draw, slots) for draw in self._prediction.draws[:, order].tolist())
-        low, high = (spans[round(share * (len(spans) - 1))] for share in INTERVAL)
-        return min(low, expected), max(high, expected)
+        return sorted(makespan(draw, slots) for draw in self._prediction.draws[:, order].tolist())
 
     @property
     def startup_seconds(self) -> float:
@@ -249,12 +266,12 @@ class Plan:
 
     @property
     def _needed_minutes(self) -> int:
-        """The upper end of the prediction, the start-up, and a margin."""
+        """What the trials will hardly exceed, the start-up, and a margin."""
         if not self.pending:
             return TABLES_MINUTES
-        if self.predicted_range is None:
+        if self.sure_seconds is None:
             return UNPROVEN_MINUTES
-        return math.ceil((self.predicted_range[1] + self.startup_seconds + self.margin_seconds) / 60)
+        return math.ceil((self.sure_seconds + self.startup_seconds + self.margin_seconds) / 60)
 
     @property
     def walltime_minutes(self) -> int:
@@ -329,6 +346,10 @@ class Plan:
             [self.sweep.metrics.digest] if self.sweep.metrics else []
         )  # what is kept is read again, and nothing runs
         return digest_of([content, RESULT_VERSION, self.sweep.retrain, *stop, *heard])
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[round(share * (len(ordered) - 1))]
 
 
 def _last_finished(plan: Plan, name: str) -> Attempt | None:

@@ -291,7 +291,8 @@ class Sweep(Section):
     )
     cost: str | None = Field(
         None,
-        description="Relative cost before there is evidence: arithmetic on keys, e.g. `epochs * model_args.blocks`.",
+        description="Relative cost of a trial: arithmetic on keys, e.g. `epochs * model_args.blocks`. It puts the "
+        "longest first, and predicts all durations from the first finished trial on.",
     )
     retrain: Retrain = Field(0, description="Raise to train again: a number for all trials, or `{trial: number}`.")
 

@@ -1,5 +1,9 @@
 """What trials will take: from durations that were measured, with an interval that holds; before, by expressions."""
 
+import sys
+import tracemalloc
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -26,10 +30,21 @@ def errors(wanted, evidence, law):
     return np.abs(predict(wanted, evidence).seconds / true - 1)
 
 
-@pytest.mark.parametrize("known", [2, 3, 5, 10])
-def test_a_sweep_over_depth_comes_out_linear(known):
-    evidence = [(trial, took(trial)) for trial in DEPTHS[:known]]
-    assert errors(DEPTHS[known:], evidence, took).max() < 1e-6
+@pytest.mark.parametrize("known", [3, 5, 10])
+@pytest.mark.parametrize("step", [1, -1], ids=["shortest first", "longest first"])
+def test_a_sweep_over_depth_comes_out_linear(known, step):
+    order = DEPTHS[::step]
+    evidence = [(trial, took(trial)) for trial in order[:known]]
+    assert errors(order[known:], evidence, took).max() < 0.2
+
+
+def test_a_cost_that_grows_with_the_square_of_a_key_comes_out_as_such():
+    def law(trial):
+        return 0.01 * trial.values["model_args.blocks"] ** 2
+
+    evidence = [(trial, law(trial)) for trial in DEPTHS[:-9:-1]]
+    assert errors(DEPTHS, evidence, law).max() < 0.3
+    assert errors(DEPTHS[4:], evidence, law).max() < 0.1
 
 
 def test_noise_does_not_bend_it():
@@ -47,21 +62,36 @@ def test_of_several_numbers_the_one_that_matters_is_found():
 
 def test_epochs_and_depth_multiply():
     def law(trial):
-        return 0.5 + 0.1 * trial.values["epochs"] * trial.values["model_args.blocks"]
+        return 0.1 * trial.values["epochs"] * trial.values["model_args.blocks"]
 
     every = trials(epochs=[1, 2, 4, 8], model_args__blocks=[4, 8, 16, 32])
     some = np.random.default_rng(0).permutation(len(every))
     evidence = [(every[index], law(every[index])) for index in some[:7]]
-    assert errors(every, evidence, law).max() < 0.01
+    assert errors(every, evidence, law).max() < 0.1
 
 
 def test_a_name_counts_by_itself():
     def law(trial):
-        return {"cnn": 2.0, "resnet": 7.0, "resnet50": 60.0}[trial.values["model"]] + trial.values["epochs"]
+        return {"cnn": 2.0, "resnet": 7.0, "resnet50": 60.0}[trial.values["model"]] * trial.values["epochs"]
 
     every = trials(model=["cnn", "resnet", "resnet50"], epochs=[1, 2, 3, 4])
     evidence = [(trial, law(trial)) for trial in every if trial.values["epochs"] < 3]
-    assert errors(every, evidence, law).max() < 0.01
+    assert errors(every, evidence, law).max() < 0.1
+
+
+def test_what_was_seen_of_one_of_many_names_holds_for_it_and_tells_little_of_the_others():
+    every = trials(model_args__name=[f"n{number:02}" for number in range(40)], seed=[1, 2, 3])
+    law = dict(
+        zip((f"n{number:02}" for number in range(40)), np.random.default_rng(0).uniform(10, 40, 40), strict=True)
+    )
+    known = [trial for trial in every[:60] if trial.values["seed"] < 3]
+    found = predict(every[2:], [(trial, law[trial.values["model_args.name"]]) for trial in known])
+    own = [law[trial.values["model_args.name"]] for trial in every[2:]]
+    seen = [index for index, trial in enumerate(every[2:60]) if trial.values["seed"] == 3]
+    assert np.abs(found.seconds[seen] / np.array(own)[seen] - 1).max() < 0.05
+    low, high = np.quantile(found.draws[:, -1], (0.05, 0.95))
+    assert low < 15, "a name that was not seen may be any of them"
+    assert high > 33
 
 
 def test_without_evidence_nothing_is_predicted():
@@ -70,9 +100,17 @@ def test_without_evidence_nothing_is_predicted():
 
 def test_one_duration_is_all_that_is_known():
     found = predict(DEPTHS, [(DEPTHS[3], 5.0)])
-    assert found.seconds == pytest.approx([5.0] * len(DEPTHS))
-    low, high = np.quantile(found.draws[:, 0], (0.05, 0.95))
-    assert low < 4 < 6 < high, "and it is known to be little"
+    low, high = np.quantile(found.draws[:, -1], (0.05, 0.95))
+    assert low < 5.5, "blocks may not matter"
+    assert high > 80 / 16 * 5, "or all may go with them"
+
+
+def test_one_duration_and_the_relative_cost_tell_what_all_take():
+    relative = [took(trial, start=0) for trial in (*DEPTHS, DEPTHS[-1])]
+    found = predict(DEPTHS, [(DEPTHS[-1], 17.0)], relative=relative)
+    assert found.seconds == pytest.approx([took(trial, start=0) for trial in DEPTHS], rel=0.2)
+    low, high = np.quantile(found.draws.sum(axis=1), (0.05, 0.95))
+    assert low < 178.5 < high < 1.5 * 178.5
 
 
 def test_what_has_nothing_to_do_with_the_keys_is_the_mean():
@@ -80,7 +118,7 @@ def test_what_has_nothing_to_do_with_the_keys_is_the_mean():
     every = trials(lr=list(np.linspace(0.01, 0.3, 30)))
     evidence = [(trial, 10 * (1 + 0.1 * generator.standard_normal())) for trial in every[:12]]
     mean = np.mean([seconds for _, seconds in evidence])
-    assert predict(every[12:], evidence).seconds == pytest.approx([mean] * 18, rel=0.01)
+    assert predict(every[12:], evidence).seconds == pytest.approx([mean] * 18, rel=0.02)
 
 
 def test_an_expression_of_the_users_is_taken_where_it_fits_best():
@@ -93,25 +131,27 @@ def test_an_expression_of_the_users_is_taken_where_it_fits_best():
     assert np.abs(found / np.array([law(trial) for trial in DEPTHS]) - 1).max() < 0.1
 
 
-def test_no_prediction_is_absurdly_short():
-    every = trials(epochs=[1, 2, 3, 100])
-    known = [(trial, 10.0 - trial.values["epochs"]) for trial in every[:3]]
-    found = predict(every, known)
-    assert found.seconds[3] == pytest.approx(3.5), "half of the shortest seen"
-    assert found.draws.min() >= 3.5
+def test_of_stragglers_the_others_are_told_apart():
+    """One of six trials takes three times as long: that is no reason to expect it of the rest, but of some."""
+    relative = [took(trial) for trial in (*DEPTHS, *DEPTHS[::3])]
+    evidence = [(trial, took(trial) * (3 if index == 2 else 1)) for index, trial in enumerate(DEPTHS[::3])]
+    found = predict(DEPTHS, evidence, relative=relative)
+    assert np.abs(found.seconds / np.array(relative[: len(DEPTHS)]) - 1).max() < 0.1
+    share = (found.draws > 1.5 * found.seconds).mean()
+    assert 0.01 < share < 0.15
 
 
 def test_the_interval_holds_in_about_nine_of_ten_cases():
-    """Of 200 sweeps with noise of 10 %, each predicted from six of its trials: the sum of the rest."""
+    """Of 100 sweeps with noise of 10 %, each predicted from six of its trials: the sum of the rest."""
     inside = 0
-    for seed in range(200):
+    for seed in range(100):
         generator = np.random.default_rng(seed)
         seconds = [took(trial) * (1 + 0.1 * generator.standard_normal()) for trial in DEPTHS]
         some = generator.permutation(len(DEPTHS))
         found = predict([DEPTHS[i] for i in some[6:]], [(DEPTHS[i], seconds[i]) for i in some[:6]])
         low, high = np.quantile(found.draws.sum(axis=1), (0.05, 0.95))
         inside += low <= sum(seconds[i] for i in some[6:]) <= high
-    assert 165 <= inside <= 196
+    assert 82 <= inside <= 99
 
 
 @given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=30))
@@ -120,13 +160,58 @@ def test_whatever_was_measured_predictions_are_positive_and_finite(seconds):
     found = predict(DEPTHS, list(zip(DEPTHS * 2, seconds, strict=False)))
     assert np.isfinite(found.seconds).all()
     assert np.isfinite(found.draws).all()
-    assert found.seconds.min() >= min(seconds) / 2
+    assert found.seconds.min() > 0
+    assert found.draws.min() > 0
 
 
 def test_ten_thousand_trials_are_predicted_in_no_time():
     every = trials(lr=list(np.linspace(0.01, 0.3, 10_000)))
     found = predict(every, [(trial, 3.0) for trial in every[:100]])
     assert found.draws.shape == (20, 10_000)
+
+
+@pytest.mark.parametrize("grid", [{"name": [f"s{number}" for number in range(1000)], "seed": [1, 2, 3]},
+                                  {"name": [f"{number}.csv" for number in range(10_000)]}])  # fmt: skip
+def test_thousands_of_names_take_no_column_each(grid):
+    command = "python3 program.py " + " ".join(f"{{{key}}}" for key in grid)
+    every = expand(Sweep(command=command, grid=grid)).trials
+    half = len(every) // 2
+    tracemalloc.start()
+    found = predict(every[half:], [(trial, 3.0 + index % 7) for index, trial in enumerate(every[:half])])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.seconds.min() > 2
+    assert peak < 60e6, "a column for each would take 8 bytes x trials x names: 24 and 800 MB, several times"
+
+
+@pytest.mark.parametrize("odd", [float("inf"), float("nan"), -1, 0, None, True, "auto"])
+def test_values_that_have_no_logarithm_are_taken_as_they_are(odd):
+    every = expand(Sweep(command="python3 program.py {x}", trials=[{"x": x} for x in (odd, 1, 2, 3, 4, 5)])).trials
+    found = predict(every, [(trial, 3.0) for trial in every[:4]])
+    assert found.seconds == pytest.approx([3.0] * 6, rel=0.1)
+
+
+# ---- how honest it is: benchmarks/calibration.py in small
+
+
+@pytest.mark.parametrize(("kind", "order", "finished", "least", "upper"), [
+    ("blocks; FLOPs known", "longest first", 1, 85, 1.8),
+    ("blocks; FLOPs known", "longest first", 4, 85, 1.4),
+    ("blocks x epochs; FLOPs known", "longest first", 8, 80, 1.35),
+    ("square of a key", "longest first", 12, 80, 1.3),
+    ("100 subjects x 3 seeds", "random", 8, 80, 1.5),
+    ("lr and dropout drawn, of no effect", "random", 8, 80, 1.3),
+    ("blocks x 3 seeds, 5 % stragglers; FLOPs known", "random", 8, 70, 1.2),
+])  # fmt: skip
+def test_interrupted_sweeps_end_within_what_was_predicted(kind, order, finished, least, upper, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[2] / "benchmarks")])
+    import calibration
+
+    found = calibration.cell([calibration.simulate(kind, order, finished, seed) for seed in range(30)])
+    inside, high, short = found
+    assert inside >= least
+    assert high <= upper
+    assert short <= 10
 
 
 @pytest.mark.parametrize("expression", ["lr.x", "__import__('os')", "model", "1 +", "epochs / 0", "epochs if 1 else 2"])

@@ -91,8 +91,8 @@ def test_what_finished_is_not_pending_and_predicts_the_rest(tmp_path):
     finish(tmp_path, names[0], names[1])
     after = plan(tmp_path)
     assert after.pending == [names[3], names[2]], "longest first"
-    assert after.seconds == pytest.approx({names[2]: 6.0, names[3]: 8.0}), "linear in depth"
-    assert after.predicted_seconds == pytest.approx(8.0)
+    assert after.seconds == pytest.approx({names[2]: 6.0, names[3]: 8.0}, rel=0.05), "linear in depth"
+    assert after.predicted_seconds == pytest.approx(8.0, rel=0.05)
     assert "predicted 8 s" in summary(after)
     assert after.walltime_minutes * 60 >= after.predicted_seconds
 
@@ -154,6 +154,32 @@ def test_a_cost_expression_orders_what_has_never_run(tmp_path):
     assert [ordered.trials[name].values["model_args.blocks"] for name in ordered.pending] == [4, 8, 12, 16]
 
 
+@pytest.mark.parametrize("known", ["cost", "FLOPs"])
+def test_from_the_first_trial_that_finished_relative_costs_tell_seconds(tmp_path, known):
+    names = list(plan(tmp_path).trials)
+    finish(tmp_path, names[3])  # 16 blocks: 8 s
+    if known == "FLOPs":
+        with opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
+            journal.append("work", flops={name: 1e9 * (index + 1) for index, name in enumerate(names)})
+    after = plan(tmp_path, cost="model_args.blocks") if known == "cost" else plan(tmp_path)
+    assert after.pending == [names[2], names[1], names[0]]
+    assert after.seconds == pytest.approx({names[0]: 2.0, names[1]: 4.0, names[2]: 6.0}, rel=0.2)
+
+
+def test_what_a_search_is_still_to_draw_counts_as_what_it_has_drawn(tmp_path):
+    search = {**SEARCH, "trials": 10}
+    key = plan(tmp_path, grid={}, search=search).search_key
+    with opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
+        for blocks in (40, 80):
+            values = {"model_args.blocks": blocks}
+            journal.append("suggested", search=key, values=values, params=values, attrs={})
+    drawn = list(plan(tmp_path, grid={}, search=search).trials)[:2]
+    finish(tmp_path, *drawn, grid={}, search=search)  # 20 and 40 s
+    after = plan(tmp_path, grid={}, search=search)
+    assert len(after.pending) == 8
+    assert sorted(after.seconds.values()) == pytest.approx([20] * 4 + [40] * 4, rel=0.1)
+
+
 SEARCH = {"trials": 3, "values": {"model_args.blocks": {"low": 4, "high": 80, "integer": True}}}
 
 
@@ -187,7 +213,8 @@ def test_the_walltime_covers_the_prediction_the_startup_and_a_margin(tmp_path):
     assert low < after.predicted_seconds < high
     assert after.startup_seconds < 5, "as it was seen"
     assert after.walltime_minutes * 60 >= high + after.startup_seconds
-    assert after.walltime_minutes * 60 <= high + after.startup_seconds + 120
+    assert after.sure_seconds >= high
+    assert after.walltime_minutes * 60 <= after.sure_seconds + after.startup_seconds + 120
     assert re.search(r"predicted 6 h \d+ min \(\d+ h \d+ min to \d+ h \d+ min\)", summary(after))
 
 
@@ -318,17 +345,20 @@ def test_what_it_costs_is_said_beside_what_other_ways_would(tmp_path):
     names = list(plan(tmp_path).trials)
     finish(tmp_path, *names[:2], seconds_per_block=600)  # left are 12 and 16 blocks: 7200 and 9600 s
     priced = plan_sweep(check_config({**CONFIG, "pricing": {"gpu_hour": 2}}), "depth", tmp_path)
-    assert priced.gpu_hours == pytest.approx(2 * (9600 + 60) / 3600)
+    assert priced.gpu_hours == pytest.approx(2 * (priced.predicted_seconds + 60) / 3600)
+    assert priced.predicted_seconds == pytest.approx(9600, rel=0.05)
     separate, array, packed = strategies(priced)
-    assert separate.requested_gpu_seconds == pytest.approx(16800)
-    assert array.requested_gpu_seconds == pytest.approx(19200)
+    assert separate.requested_gpu_seconds == pytest.approx(16800, rel=0.05)
+    assert array.requested_gpu_seconds == pytest.approx(19200, rel=0.05)
     assert packed.requested_gpu_seconds == 2 * 60 * priced.walltime_minutes
     assert {each.basis for each in strategies(priced)} == {"predicted"}
     words = costs(priced)
-    assert f"{priced.asked_gpu_hours:.3g} GPU-hours asked for, 5.37 of them predicted to be used (costs 10.73)" in words
-    assert "as 2 separate jobs: 4.67 GPU-hours asked for; as 2 tasks of an array: 5.33 GPU-hours asked for" in words
+    used = f"{priced.gpu_hours:.3g} of them predicted to be used (costs {2 * priced.gpu_hours:.2f})"
+    assert f"{priced.asked_gpu_hours:.3g} GPU-hours asked for, {used}" in words
+    hours = [each.requested_gpu_seconds / 3600 for each in (separate, array)]
+    assert f"as 2 separate jobs: {hours[0]:.3g} GPU-hours asked for; as 2 tasks of an array: {hours[1]:.3g}" in words
     words = costs(replace(priced, slot_startups=[360.0]))
-    assert "as 2 separate jobs: 4.87 GPU-hours asked for, 0.2 of them to start programs; as 2 tasks" in words
+    assert f"as 2 separate jobs: {hours[0] + 0.2:.3g} GPU-hours asked for, 0.2 of them to start programs; as 2" in words
 
 
 @pytest.mark.parametrize(("names", "minutes"), [("", 120), ("gpu", 30), ("gpu,long", math.inf), ("other", math.inf)])

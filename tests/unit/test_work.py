@@ -64,7 +64,7 @@ def test_of_many_models_some_are_counted_and_the_others_follow(plan, tmp_path, m
     grid = {"model_args.blocks": {"start": 1, "stop": 500}}
     flops = counted(plan(train={"model": "resnet", "epochs": 2}, grid=grid), tmp_path)
     assert len(asked) == work.COUNTED
-    assert flops == pytest.approx({(blocks,): 2 * (1000.0 + 10 * blocks) for blocks in range(1, 501)})
+    assert flops == pytest.approx({(blocks,): 2 * (1000.0 + 10 * blocks) for blocks in range(1, 501)}, rel=0.06)
 
 
 def test_own_models_are_built_only_where_that_is_allowed_and_time_is_limited(plan, tmp_path):
