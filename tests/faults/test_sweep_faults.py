@@ -258,8 +258,9 @@ def test_a_sweep_leaves_no_process_and_no_file_of_ray_behind(plain):
     plain.environment["TMPDIR"] = temporary = tempfile.mkdtemp(prefix="t-")  # a short path, for Ray's sockets
     plain.write(lasting(1, 1))
     driver = plain.start(*sweep_command(plain))
-    family = []
+    family, files = [], set()
     while driver.poll() is None:
+        files |= set(Path(temporary).glob("ty-*"))
         try:
             family += descendants(driver.pid)
         except psutil.NoSuchProcess:
@@ -268,6 +269,7 @@ def test_a_sweep_leaves_no_process_and_no_file_of_ray_behind(plain):
     assert driver.wait() == 0
     assert len(set(family)) >= 4, "Ray and two workers were there"
     wait_until(lambda: not alive(family), what="all processes are gone")
+    assert files, "Ray had a folder there"
     assert list(Path(temporary).glob("ty-*")) == []
     shutil.rmtree(temporary)
 
