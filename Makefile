@@ -61,6 +61,7 @@ bench: env ## Run the benchmarks; the commands one by one are in benchmarks/READ
 	$(BIN)/python benchmarks/staging.py
 	$(BIN)/python benchmarks/staging.py --images 10000 --side 224
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/demo.py
 
 env: .venv/ready ## Make the environment in .venv, from the pinned and hashed envs/requirements-dev.txt
 

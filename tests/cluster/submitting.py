@@ -1,6 +1,7 @@
 """Running Trainyard on the cluster as a user on its login node would."""
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -43,6 +44,41 @@ def snakemake(cluster: Cluster, folder: Path, config: dict, *options: str) -> No
     common = ["--profile", str(ROOT / "profiles/slurm"), "--configfile", "config.yaml", "--latency-wait", "5"]
     common += ["--slurm-init-seconds-before-status-checks", "1"]
     cluster.run([*program, *common, *options], cwd=folder, env={"PYTHONPATH": str(folder)})
+
+
+# What a trial takes is proportional to its blocks.
+TIMED = """
+import time
+
+def run(config, context):
+    time.sleep({seconds} * config["blocks"])
+    context.report(val_accuracy=0.5)
+"""
+
+
+def depth_sweep_twice(cluster: Cluster, folder: Path, *, seconds_per_block: float) -> tuple[Path, Path]:
+    """Run 20 trials of 4 to 80 blocks without evidence, then again with what the first run's journal holds.
+
+    Returns the folders with the results: of the first on the eight GPUs of four hosts, of the second on four of two.
+    """
+    results = []
+    for run, nodes in enumerate((4, 2)):
+        place = folder / f"run-{run}"
+        place.mkdir()
+        (place / "timed.py").write_text(TIMED.format(seconds=seconds_per_block))
+        results.append(place / "results/sweeps/depth")
+        if run:
+            results[run].mkdir(parents=True)
+            shutil.copy(results[0] / "journal.jsonl", results[run] / "journal.jsonl")
+        sweep = {
+            "function": "timed:run",
+            "grid": {"blocks": {"start": 4, "stop": 80, "step": 4}},
+            "slots": {"nodes": nodes, "gpus_per_node": 2},
+            "retrain": run,
+        }
+        snakemake(cluster, place, {"sweeps": {"depth": sweep}, "pricing": {"gpu_hour": 2.5}}, "--", "sweeps")
+        nothing_is_left(cluster)
+    return results[0], results[1]
 
 
 def run_on_two_nodes(cluster: Cluster, folder: Path, script: str, *, cpus: int) -> None:

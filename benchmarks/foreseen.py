@@ -1,0 +1,42 @@
+"""How close a sweep's makespan and walltime come to what was foreseen, on the test cluster (as root; 7 minutes).
+
+python benchmarks/foreseen.py
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+from common import ROOT, print_table
+
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/cluster")]
+
+
+def main() -> None:
+    """Run 20 trials that sleep 2 to 53 s without evidence, then again with it, and print the second run."""
+    from slurm_cluster import Cluster
+    from submitting import depth_sweep_twice
+
+    with Cluster() as cluster, tempfile.TemporaryDirectory(dir=cluster.shared) as folder:
+        _, second = depth_sweep_twice(cluster, Path(folder), seconds_per_block=2 / 3)
+        job = pd.read_csv(second / "jobs.csv").iloc[-1]
+        strategies = pd.read_csv(second / "strategies.csv").set_index("strategy")
+    low, high = job["predicted_low_seconds"], job["predicted_high_seconds"]
+    rows = [
+        ["predicted makespan", f"{job['predicted_seconds']:.1f} ({low:.1f} to {high:.1f})"],
+        ["measured makespan", f"{job['measured_seconds']:.1f}"],
+        ["lower bound", f"{strategies.loc['packed', 'makespan_lower_bound_seconds']:.1f}"],
+        ["walltime asked for", f"{job['requested_seconds']:.0f}"],
+        ["of it used, by sacct", f"{job['elapsed_seconds']:.0f}"],
+    ]
+    print_table(["second run", "seconds"], rows)
+    columns = ["requested_gpu_seconds", "running_gpu_seconds", "wasted_fraction", "startup_gpu_seconds"]
+    print()
+    print_table(
+        ["strategy", *columns], [[name, *(f"{row[c]:.3g}" for c in columns)] for name, row in strategies.iterrows()]
+    )
+
+
+if __name__ == "__main__":
+    main()
