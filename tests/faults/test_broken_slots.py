@@ -14,7 +14,7 @@ from pathlib import Path
 GPU, LEFT_BEHIND = os.environ["CUDA_VISIBLE_DEVICES"], []
 
 def wait_for(text):
-    end = time.monotonic() + 120
+    end = time.monotonic() + 600
     while text not in Path("results/sweeps/s/journal.jsonl").read_text():
         assert time.monotonic() < end, f"nothing was heard of {text}"
         time.sleep(0.05)

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 from trainyard.ownspec import PLACEHOLDER, filled
 from trainyard.quoting import ARITHMETIC, BACKTICKS, COMMENT, DOCUMENT, DOUBLE, ESCAPED, PLAIN, SINGLE, read
+from waiting import PATIENCE_SECONDS
 
 # A command line, and where each of its placeholders stands.
 PLACES = {
@@ -77,7 +78,7 @@ def test_a_value_arrives_whole_wherever_it_may_stand(tmp_path, shell):
         expected = [name for name in PLACEHOLDER.findall(line) if "basename" not in line]
         words = filled(line, {name: f"{name}:{NASTY}" for name in "abc"}.__getitem__)
         done = subprocess.run(
-            [shell, *words[1:]], cwd=tmp_path, text=True, capture_output=True, check=False, timeout=20
+            [shell, *words[1:]], cwd=tmp_path, text=True, capture_output=True, check=False, timeout=PATIENCE_SECONDS
         )
         assert all(f"{name}:{NASTY}" in done.stdout for name in expected), line
         assert list(tmp_path.iterdir()) == [], line
@@ -96,7 +97,7 @@ def test_nothing_in_a_value_is_executed_whatever_the_line_looks_like(tmp_path):
             continue
         tried += 1
         command = filled(line, lambda name: NASTY.replace("> made", "touch made"))
-        subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, timeout=20)
+        subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, timeout=PATIENCE_SECONDS)
         assert list(tmp_path.iterdir()) == [], line
 
 
