@@ -104,7 +104,7 @@ def _of_trials(
         if name in failing and attempt == 1:
             yield {"event": "failed", **end, "error": "boom", "log": "results/logs/x.log", "retried": True}
         else:
-            yield {"event": "finished", **end, "metrics": row}
+            yield {"event": "finished", **end, "metrics": row, "heard": ""}
 
 
 def measured(folder: Path) -> Iterator[list[str]]:

@@ -2,7 +2,7 @@
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -13,6 +13,7 @@ from trainyard.config import Config
 from trainyard.configfile import read_config
 from trainyard.counting import duration
 from trainyard.errors import UserError
+from trainyard.folding import Fold
 from trainyard.journal import RESULTS
 from trainyard.planning import Plan, plan_sweep
 from trainyard.progress import slot_table
@@ -24,17 +25,19 @@ def main(arguments: argparse.Namespace) -> None:
     if not config.sweeps:
         raise UserError(f"{arguments.config} has no sweeps")
     console = Console()
+    folds = {name: Fold(arguments.results / "sweeps" / name / "journal.jsonl") for name in config.sweeps}
     if not arguments.watch:
-        console.print(_view(config, arguments.results))
+        console.print(_view(config, arguments.results, folds))
         return
-    with Live(_view(config, arguments.results), console=console) as live:
+    with Live(_view(config, arguments.results, folds), console=console) as live:
         while True:
             time.sleep(arguments.every)
-            live.update(_view(config, arguments.results))
+            live.update(_view(config, arguments.results, folds))
 
 
-def _view(config: Config, results: Path) -> RenderableType:
-    plans = [plan_sweep(config, name, results) for name in config.sweeps]
+def _view(config: Config, results: Path, folds: Mapping[str, Fold]) -> RenderableType:
+    """How the sweeps stand; of the journals, only what is new is read."""
+    plans = [plan_sweep(config, name, results, fold=fold) for name, fold in folds.items()]
     table = Table("sweep", "finished", "diverged", "running", "failed", "pending", "of", "predicted time left")
     for plan in plans:
         table.add_row(*_row(plan))

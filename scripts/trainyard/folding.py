@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from trainyard import journal
 from trainyard.files import atomic_write, digest_of, file_digest
+from trainyard.hostmemory import collection_paused
 from trainyard.journal import (
     BLOCK_BYTES,
     DETAILS,
@@ -97,9 +98,10 @@ class Fold:
         if ended_here or found.st_ino != place.inode or found.st_size < place.offset:
             self._begin()
         reader = Reader(self.path, offset=self._place.offset, lines=self._place.lines)
-        for first, lines in reader.blocks():
-            for number, line in enumerate(lines, start=first):
-                self._take(reader, number, line)
+        with collection_paused():
+            for first, lines in reader.blocks():
+                for number, line in enumerate(lines, start=first):
+                    self._take(reader, number, line)
         reader.warn()
         for each in self._open.values():
             each.parse()
@@ -196,11 +198,12 @@ class Fold:
     def _restored(self) -> bool:
         """Take in what was kept, if it is of this journal."""
         try:
-            kept = json.loads(self._kept_in.read_bytes())
-            place = Place(**kept["place"])
-            if kept["code"] != _code() or not self._is_at(place):
-                return False
-            self._fill(kept)
+            with collection_paused():
+                kept = json.loads(self._kept_in.read_bytes())
+                place = Place(**kept["place"])
+                if kept["code"] != _code() or not self._is_at(place):
+                    return False
+                self._fill(kept)
         except (OSError, ValueError, TypeError, LookupError, AttributeError):  # none, damaged, or of another version
             return False
         self._kept_bytes = place.offset

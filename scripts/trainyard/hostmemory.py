@@ -1,6 +1,9 @@
-"""The memory of a training on CPUs: kept when it is freed, since each step asks for the same again."""
+"""The host's memory: kept when a training frees it, and not searched for garbage while much is made that will stay."""
 
 import ctypes
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # Of glibc's malloc.h: https://man7.org/linux/man-pages/man3/mallopt.3.html
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
@@ -16,3 +19,15 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, -1)
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """Search for no reference cycles within the block: of 100,000 new objects that stay, it is a third of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, PositiveInt, StringConstraints, model_validator
@@ -122,8 +122,12 @@ class Stop(Section):
 
 def placeholders(command: Command) -> set[str]:
     """The names in braces."""
-    parts = [command] if isinstance(command, str) else command
-    return {name for part in parts for name in PLACEHOLDER.findall(part)}
+    return set[str]().union(*map(_names, [command] if isinstance(command, str) else command))
+
+
+@lru_cache(maxsize=256)  # asked for each trial
+def _names(part: str) -> frozenset[str]:
+    return frozenset(PLACEHOLDER.findall(part))
 
 
 def check_quoting(command: Command, *, in_shell: bool = True) -> Command:

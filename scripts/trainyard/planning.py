@@ -178,10 +178,12 @@ class Plan:
 
     def predict(self, names: Sequence[str], finished: Mapping[str, float]) -> "Prediction | None":
         """What trials will take, from the journal and from the seconds of what has `finished` since."""
+        if not names:
+            return None
         known = {name: result.seconds for name in self.trials if (result := _last_finished(self, name))} | dict(
             finished
         )
-        if not known or not names:
+        if not known:
             return None
         from trainyard.costs import predict  # numpy: not for a dry run that has nothing to predict
 
@@ -377,7 +379,7 @@ def plan_sweep(
     runs = known.sessions
     key = search_key(sweep, digest)
     drawn = suggestions(known.suggested, sweep, digest, key)
-    trials = {trial.identity(digest): trial for trial in expand(sweep).trials}
+    trials = expand(sweep).by_name(digest)
     trials |= {each.name: each.trial for each in drawn} | still_to_draw(sweep, len(drawn))
     return Plan(
         name,

@@ -32,8 +32,10 @@ class Section(BaseModel):
     @classmethod
     def _no_text_for_numbers(cls, given: Any) -> Any:
         """Pydantic would take text for a number, and so hide which of the two a value is."""
-        names = cls._number_fields() if isinstance(given, dict) else []
-        if wrong := [name for name in names if _holds_text(given.get(name))]:
+        if not isinstance(given, dict):
+            return given
+        names = cls._number_fields()
+        if wrong := [name for name in given if name in names and _holds_text(given[name])]:
             kind = PydanticCustomError("number", "text where a number is meant: write it without quotes")
             details = [InitErrorDetails(type=kind, loc=(name,), input=given[name]) for name in wrong]
             raise ValidationError.from_exception_data(cls.__name__, details)

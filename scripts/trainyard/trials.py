@@ -7,7 +7,7 @@ import math
 import operator
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from trainyard.errors import UserError, suggestion
 from trainyard.files import digest_of
+from trainyard.hostmemory import collection_paused
 from trainyard.ownspec import Own, resuming
 from trainyard.spec import Train
 from trainyard.sweepspec import VARIED_KEY, Draw, Range, Sample, Sweep, Uniform
@@ -60,13 +61,34 @@ class Expansion:
     trials: list[Trial] = field(default_factory=list)
     errors: list[tuple[str, Exception]] = field(default_factory=list)  # (place in the sweep, reason)
     examples: list[Trial] = field(default_factory=list)  # what a search may draw: each choice and end of a range
+    _by_name: dict[str, dict[str, Trial]] = field(default_factory=dict)  # by the digest of the dataset
+
+    def by_name(self, dataset_digest: str) -> dict[str, Trial]:
+        """The trials by their identities."""
+        if dataset_digest not in self._by_name:
+            with collection_paused():
+                self._by_name[dataset_digest] = {trial.identity(dataset_digest): trial for trial in self.trials}
+        return dict(self._by_name[dataset_digest])
+
+
+EXPANDED: Final = 64  # sweeps whose trials are kept in memory: checks and plans ask for them again and again
+_expanded: dict[int, tuple[Sweep, Expansion]] = {}  # by the id of a sweep, which does not change
 
 
 def expand(sweep: Sweep) -> Expansion:
     """All trials of a sweep: its grid, then the ones written out, then the samples; the same one only once.
 
-    A search has none beforehand, only examples.
+    A search has none beforehand, only examples. What is returned is shared: it must not be changed.
     """
+    if id(sweep) not in _expanded:
+        with collection_paused():
+            _expanded[id(sweep)] = sweep, _expand(sweep)
+        if len(_expanded) > EXPANDED:
+            del _expanded[next(iter(_expanded))]
+    return _expanded[id(sweep)][1]
+
+
+def _expand(sweep: Sweep) -> Expansion:
     expansion = Expansion()
     seen: set[str] = set()
     keys = {"grid": list(sweep.grid), "search": list(sweep.search.values) if sweep.search else []}
@@ -161,9 +183,10 @@ def make_trial(sweep: Sweep, values: dict[str, Any]) -> Trial:
         if not VARIED_KEY.match(key):
             raise ValueError(_malformed(key))
         _set_at(merged, key.split("."), value)
-    trial = Trial(sweep.spec_of(merged), values)
-    settings = trial.settings
-    return replace(trial, values={key: value_at(settings, key) for key in values})
+    spec = sweep.spec_of(merged)
+    varied = {key.partition(".")[0] for key in values}
+    settings = spec.args if isinstance(spec, Own) else spec.model_dump(mode="json", include=varied)
+    return Trial(spec, {key: value_at(settings, key) for key in values})
 
 
 def _malformed(key: str) -> str:

@@ -8,8 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trainyard import folding, journal
+from trainyard.asking import summary
+from trainyard.configfile import check_config
 from trainyard.folding import Fold
 from trainyard.journal import attempts, opened, read_events, sessions
+from trainyard.planning import plan_sweep
 
 KEPT = ".journal-fold.json"
 TRIALS = ("a", "b", 'with "quotes"')
@@ -199,3 +202,23 @@ def test_small_journals_keep_nothing(tmp_path, monkeypatch):
     whole_sweep(tmp_path / "journal.jsonl")
     Fold(tmp_path / "journal.jsonl").update()
     assert not (tmp_path / KEPT).exists()
+
+
+def test_a_plan_needs_no_epochs_and_who_looks_again_reads_no_more(tmp_path, parsed):
+    config = check_config({"sweeps": {"s": {"command": "true {seed}", "grid": {"seed": [1, 2, 3]}}}})
+    path = tmp_path / "sweeps/s/journal.jsonl"
+    path.parent.mkdir(parents=True)
+    names = list(plan_sweep(config, "s", tmp_path).trials)
+    with opened(path) as file:
+        for name in names[:2]:
+            file.append("started", trial=name, attempt=1)
+            file.append("epoch", trial=name, attempt=1, metrics={"epoch": 1, "loss": 0.5})
+            file.append("finished", trial=name, attempt=1, seconds=1.0, metrics={"loss": 0.5}, heard="")
+    fold = Fold(path)
+    for _ in range(3):
+        plan = plan_sweep(config, "s", tmp_path, fold=fold)
+        assert summary(plan).startswith("sweep s: 1 of 3 trials pending")
+    assert len(parsed) == 4, "the events that begin and end two attempts"
+    result = plan.result(names[0])
+    assert result is not None
+    assert result.epochs == [{"epoch": 1, "loss": 0.5}]

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trainyard import trials
 from trainyard.sweepspec import Range, Sweep
 from trainyard.trials import expand, varied_keys
 
@@ -105,3 +106,16 @@ def test_a_range_that_starts_later_has_the_same_values(start, step, skipped):
 def test_varied_keys_are_those_that_some_trial_sets():
     made = sweep(grid={"lr": [0.1]}, trials=[{"epochs": 3}])
     assert varied_keys(expand(made).trials) == ["lr", "epochs"]
+
+
+def test_trials_are_worked_out_once(monkeypatch):
+    made_of = Sweep.model_validate({"command": "true {seed}", "grid": {"seed": [1, 2, 3]}})
+    made = []
+    make = trials.make_trial
+    monkeypatch.setattr(trials, "make_trial", lambda *given: made.append(1) or make(*given))
+    named = [trials.expand(made_of).by_name(digest) for digest in ("a", "a", "b")]
+    assert len(made) == 3
+    assert named[0] == named[1]
+    assert not named[0].keys() & named[2].keys(), "another dataset makes other trials"
+    named[0].clear()
+    assert len(trials.expand(made_of).by_name("a")) == 3, "what was given out is the caller's own"
