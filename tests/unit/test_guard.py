@@ -1,0 +1,178 @@
+"""Nothing of a command outlives what runs it, whichever of its guards are killed, and in whatever order."""
+
+import contextlib
+import errno
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from trainyard import files
+from trainyard.files import Locked
+from trainyard.processes import Guard, claim
+from waiting import wait_until
+from yard import ROOT
+
+PATIENCE = 30.0  # seconds for what takes milliseconds on a quiet machine
+# It starts a process in a session of its own, and a daemon that is nobody's child and has closed all files. None of
+# them heeds SIGTERM.
+HOLD = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if len(sys.argv) == 2:
+    subprocess.Popen([sys.executable, __file__, sys.argv[1], "in a session of its own"], start_new_session=True)
+    if not os.fork():
+        os.setsid()
+        os.closerange(0, 256)
+        if not os.fork():
+            os.execv(sys.executable, [sys.executable, __file__, sys.argv[1], "daemon"])
+        os._exit(0)
+time.sleep(600)
+"""
+# What runs a trial, as the worker of a slot does: it says which processes guard it.
+OWNER = """
+import json, os, sys
+sys.path.insert(0, {scripts!r})
+from pathlib import Path
+from trainyard.processes import Guard, claim
+folder = Path(sys.argv[1])
+with claim(folder, what="trial t1", grace_seconds=0.5) as claimed:
+    line = ["/bin/sh", "-c", f"python3 {{folder}}/hold.py 1 && true"]
+    process = Guard().start(line, cwd=str(folder), environment=os.environ, grace_seconds=0.5, claim=claimed)
+    print(json.dumps([process.pid, *process.guards]), flush=True)
+    code = process.wait()
+print(code, flush=True)
+"""
+SAVE = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), open("kept", "w"), sys.exit()))
+open("up", "w")
+time.sleep(600)
+"""
+GUARDS = ("owner", "keeper", "watcher")
+ORDERS = [order for count in (1, 2, 3) for order in itertools.permutations(GUARDS, count)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def busy_machine():
+    """Two processes that burn a CPU each beside all of these tests, for two minutes at most."""
+    burn = "import time\nend = time.monotonic() + 120\nwhile time.monotonic() < end: pass"
+    burning = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(2)]
+    yield
+    for process in burning:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "t1"
+    made.mkdir()
+    (made / "hold.py").write_text(HOLD)
+    return made
+
+
+def tree(folder):
+    """The processes of the command that live."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        said = " ".join(process.info["cmdline"] or [])
+        if f"{folder}/hold.py" in said and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+@pytest.fixture
+def running(folder):
+    """The processes that guard a command with its descendants, by name, and the process group of the command."""
+    code = textwrap.dedent(OWNER).format(scripts=str(ROOT / "scripts"))
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    line = [sys.executable, "-c", code, str(folder)]
+    owner = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        group, keeper, watcher = json.loads(owner.stdout.readline())
+        wait_until(lambda: len(tree(folder)) == 4, timeout_seconds=PATIENCE, what="shell, program, session and daemon")
+        yield {"owner": owner, "keeper": keeper, "watcher": watcher, "group": group}
+    finally:
+        owner.kill()
+        owner.wait()
+        for process in tree(folder):
+            process.kill()
+
+
+def group_lives(group):
+    """Whether a process of this process group lives."""
+    found = []
+    for process in psutil.process_iter(["status"]):
+        with contextlib.suppress(OSError):
+            found += [process.info["status"]] if os.getpgid(process.pid) == group else []
+    return any(status != psutil.STATUS_ZOMBIE for status in found)
+
+
+def kill(running, name):
+    if name == "owner":
+        running["owner"].kill()
+    else:
+        os.kill(running[name], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+def test_nothing_of_a_command_outlives_its_guards_and_no_other_attempt_starts_beside_it(folder, running, order):
+    for name in order:
+        kill(running, name)
+    if len(order) == 3:  # at once: what the kernel ends by itself. The rest is the next attempt's to end.
+        what = "the end of the command's process group"
+        wait_until(lambda: not group_lives(running["group"]), timeout_seconds=PATIENCE, what=what)
+    elif order != ("owner",):  # the one case in which the next attempt has something to wait for
+        wait_until(lambda: not tree(folder), timeout_seconds=PATIENCE, what="the end of the command")
+    with claim(folder, what="trial t1", grace_seconds=PATIENCE):
+        assert tree(folder) == []
+    assert not folder.with_name(".t1.lock").exists()
+
+
+def test_an_owner_whose_guards_were_killed_hears_of_it_and_can_go_on(folder):
+    guard = Guard()
+    for kills in (["watcher"], ["keeper"], ["keeper", "watcher"], []):
+        line = ["/bin/sh", "-c", "sleep 600 && true" if kills else "exit 3"]
+        process = guard.start(line, cwd=str(folder), environment=os.environ, grace_seconds=1.0)
+        for name in kills:
+            os.kill(dict(zip(("keeper", "watcher"), process.guards, strict=True))[name], signal.SIGKILL)
+        assert process.wait(PATIENCE) == (-signal.SIGKILL if kills else 3)
+        process.stdout.close()
+
+
+def test_a_second_attempt_is_told_who_is_in_its_folder(folder, running):
+    with pytest.raises(Locked) as error, claim(folder, what="trial t1", grace_seconds=-10.0):
+        pass
+    owner = running["owner"].pid
+    assert str(error.value).startswith(f"{folder} is in use by process {owner} on {os.uname().nodename} since ")
+    assert str(error.value).endswith(" (trial t1): end that, then run this again")
+
+
+def test_without_locks_on_the_file_system_a_trial_runs_all_the_same(folder, monkeypatch, caplog):
+    def flock(fd, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    with claim(folder, what="trial t1", grace_seconds=0.0) as claimed:
+        process = Guard().start(["true"], cwd="/", environment={}, grace_seconds=0.0, claim=claimed)
+        assert process.wait(PATIENCE) == 0
+    assert "cannot be locked (No locks available)" in caplog.text
+
+
+def test_all_that_it_has_started_has_the_grace_not_only_the_shell(folder):
+    """The shell ends at SIGTERM at once; the program behind it is still writing its checkpoint."""
+    (folder / "save.py").write_text(SAVE)
+    line = ["/bin/sh", "-c", f"{sys.executable} save.py && true"]
+    process = Guard().start(line, cwd=str(folder), environment=os.environ, grace_seconds=PATIENCE)
+    wait_until((folder / "up").exists, timeout_seconds=PATIENCE, what="the program")
+    threading.Thread(target=process.end, args=(20 * PATIENCE,)).start()
+    assert process.wait(PATIENCE) == -signal.SIGTERM, "one that ends sooner costs less"
+    assert (folder / "kept").exists()
