@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from trainyard import programs, slurm, work
 from trainyard.asking import summary
+from trainyard.commands import Kept
 from trainyard.config import Data
 from trainyard.configfile import read_config
 from trainyard.datasets import Staged
@@ -204,8 +205,9 @@ def _told(plan: Plan) -> set[str]:
 
 def _task(plan: Plan, name: str) -> Task:
     """A trial as it is handed out."""
-    trial, attempts_before = plan.trials[name], len(plan.tries.get(name, ()))
-    return Task(name, trial.spec, trial.values, plan.generation(name), attempts_before, plan.seconds.get(name))
+    trial, tries = plan.trials[name], plan.tries.get(name, ())
+    bad = tuple(Kept(**each.resumed) for each in tries if each.outcome == "failed" and each.resumed)
+    return Task(name, trial.spec, trial.values, plan.generation(name), len(tries), plan.seconds.get(name), bad)
 
 
 def _setting(plan: Plan, results: Path, how: Data) -> "Setting":
@@ -223,6 +225,7 @@ def _setting(plan: Plan, results: Path, how: Data) -> "Setting":
         checkpoint=sweep.checkpoint,
         resume=sweep.resume,
         resumes=sweep.resumes,
+        grace_seconds=sweep.grace,
         timeout_seconds=60 * sweep.timeout_minutes if sweep.timeout_minutes else None,
         cwd=str(Path.cwd()),
     )

@@ -6,24 +6,21 @@ import queue
 import re
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
-
-import psutil
+from typing import Any, Final, Literal, NamedTuple
 
 from trainyard.errors import UserError
-from trainyard.ownspec import Metrics, Own, filled, heard_by, lookup, resuming
+from trainyard.ownspec import GRACE_SECONDS, Metrics, Own, filled, heard_by, lookup, resuming
+from trainyard.processes import Claim, Guard
 from trainyard.reported import Lines, Reported, Row, untold
 
 LOOK_SECONDS: Final = 0.25  # between two looks at a file of metrics
-GRACE_SECONDS: Final = 4.0  # that a program has to end after SIGTERM: to keep where it is
 TAIL_LINES: Final = 30  # of the output, for the journal
 TAIL_CHARACTERS: Final = 2000
 # Programs would take these for a request to join the job's own Ray or Slurm step.
@@ -43,24 +40,12 @@ class Call:
     resume: str | None = None  # added to it
     timeout_seconds: float | None = None
     deadline: float = float("inf")  # Unix seconds
+    grace_seconds: float = GRACE_SECONDS  # that it has to end after SIGTERM: to keep where it is
+    claim: Claim | None = None  # to its folder
+    told_to_end: threading.Event = field(default_factory=threading.Event)  # from outside
 
 
-class Guard:
-    """Ends the processes of a command when this process dies without doing so: it notices the end of the pipe to it."""
-
-    def __init__(self) -> None:
-        script = 'trap "" TERM INT; while read -r group; do last=$group; done; [ -z "$last" ] || kill -KILL "-$last"'
-        self._shell = subprocess.Popen(
-            ["/bin/sh", "-c", script], stdin=subprocess.PIPE, start_new_session=True, text=True
-        )
-
-    def watch(self, group: int | None) -> None:
-        """From now on, this process group."""
-        assert self._shell.stdin is not None
-        print(group or "", file=self._shell.stdin, flush=True)
-
-
-def run(call: Call, guard: Guard) -> Iterator[dict[str, Any]]:
+def run(call: Call, guard: Guard) -> Generator[dict[str, Any], bool | None, None]:
     """Run a command, which must tell some metrics if it is known how.
 
     Yields `{"epoch": row}` for each row of metrics, to which True may be sent to end it, and at the end `{"finished":
@@ -106,6 +91,8 @@ def _late(call: Call, began: float) -> _End | None:
     limit = call.timeout_seconds
     if limit is not None and time.monotonic() - began > limit:
         return _End("failed", f"it took longer than its timeout_minutes, {limit / 60:g}")
+    if call.told_to_end.is_set():
+        return _End("stopped", "it was told to end")
     return _End("stopped", "ended before the end of the walltime") if time.time() > call.deadline else None
 
 
@@ -120,10 +107,20 @@ def _judged(call: Call, code: int, tail: str, *, untold: str) -> _End:
     return _End("failed", f"{how}: {last}")
 
 
-def newest(folder: Path, pattern: str | None) -> Path | None:
-    """The newest file that an earlier attempt has left to go on from, if any."""
-    found = [(path.stat().st_mtime, path) for path in folder.glob(pattern)] if pattern else []
-    return max(found)[1] if found else None
+class Kept(NamedTuple):
+    """A checkpoint as a program left it: one that is written anew under the same name is another one."""
+
+    name: str  # in its folder
+    modified_ns: int
+    size: int
+
+
+def resumable(folder: Path, pattern: str | None, *, bad: Collection[Kept] = ()) -> Kept | None:
+    """What to go on from: the newest checkpoint; if an attempt that did so has failed, the one before it, then none."""
+    found = [(path.relative_to(folder), path.stat()) for path in folder.glob(pattern)] if pattern else []
+    kept = [Kept(str(name), info.st_mtime_ns, info.st_size) for name, info in found]
+    newest = sorted(kept, key=lambda each: (each.modified_ns, each.name), reverse=True)[:2]
+    return next((each for each in newest if each not in bad), None)
 
 
 def cannot_be_started(program: str, error: OSError) -> UserError:
@@ -139,7 +136,7 @@ class _Program:
     """A process in a session of its own. What it says is kept in a file, and heard line by line."""
 
     def __init__(self, call: Call, guard: Guard) -> None:
-        self._guard, self._heard = guard, queue.SimpleQueue[str | None]()
+        self._grace_seconds, self._heard = call.grace_seconds, queue.SimpleQueue[str | None]()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._output = open(call.output, "wb")  # noqa: SIM115  (closed by `end`)
         command = call.spec.command
@@ -147,19 +144,12 @@ class _Program:
         args = call.spec.args
         line = filled(resuming(command, call.resume, args), lookup(args, call.words))
         try:
-            self._process = subprocess.Popen(
-                line,
-                cwd=call.cwd,
-                env=_environment(call),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+            self._process = guard.start(
+                line, cwd=call.cwd, environment=_environment(call), grace_seconds=call.grace_seconds, claim=call.claim
             )
         except OSError as error:
             self._output.close()
             raise cannot_be_started(line[0], error) from None
-        guard.watch(self._process.pid)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         threading.Thread(target=self._wait, daemon=True).start()
@@ -179,14 +169,8 @@ class _Program:
 
     def end(self) -> int:
         """End what still runs of it, politely first; its exit code, or minus the signal that ended it."""
-        if self._process.poll() is None:
-            self._signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(GRACE_SECONDS)
-        self._signal(signal.SIGKILL)
-        code = self._process.wait()
+        code = self._process.end(self._grace_seconds)
         self._reader.join(1.0)
-        self._guard.watch(None)
         self._output.close()
         return code
 
@@ -194,19 +178,8 @@ class _Program:
         """The end of what it said."""
         return "\n".join(self._tail)[-TAIL_CHARACTERS:]
 
-    def _signal(self, number: signal.Signals) -> None:
-        family = list[psutil.Process]()
-        with suppress(psutil.Error):
-            family = psutil.Process(self._process.pid).children(recursive=True)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
-        for process in family:  # those that have left the group
-            with suppress(psutil.Error):
-                process.send_signal(number)
-
     def _read(self) -> None:
         pipe = self._process.stdout
-        assert pipe is not None
         lines = Lines()
         while chunk := os.read(pipe.fileno(), 65536):
             with suppress(ValueError):  # closed: it ended, but something that it started goes on
@@ -222,7 +195,6 @@ class _Program:
 
     def _wait(self) -> None:
         self._process.wait()
-        self._signal(signal.SIGKILL)  # what it has left behind, so that its output ends
         self._reader.join(1.0)
         self._heard.put(None)
 

@@ -21,7 +21,18 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from trainyard.dataspec import Dataset
-from trainyard.ownspec import OF_A_SCALE, Command, Metrics, check_quoting, check_resume, placeholders, resuming
+from trainyard.ownspec import (
+    GRACE_DESCRIPTION,
+    GRACE_SECONDS,
+    OF_A_SCALE,
+    Command,
+    GraceSeconds,
+    Metrics,
+    check_quoting,
+    check_resume,
+    placeholders,
+    resuming,
+)
 from trainyard.spec import Section, Train
 from trainyard.sweepspec import Name, Sweep
 
@@ -63,6 +74,7 @@ class Scaling(Section):
         description="What a `script` is given that has something to go on from, as in `--resume {resume_from}`: in the "
         "place of `{resume}`, or else at its end.",
     )
+    grace_seconds: GraceSeconds = Field(GRACE_SECONDS, description=GRACE_DESCRIPTION.format(what="`script`"))
     scales: list[Scale] = Field(description="Scales, e.g. `[1x1, 1x2]`; the first is the baseline.", min_length=1)
     mode: Literal["weak", "strong"] = Field(
         "weak", description="`weak`: `batch_size` is per GPU. `strong`: it is the global batch, shared among the GPUs."
@@ -95,7 +107,8 @@ class Scaling(Section):
         if self.script is None:
             if self.dataset is None:
                 raise PydanticCustomError("kind", "a training needs a `dataset`; or give a `script`")
-            of_scripts = ("launcher", "launcher_options", "python", "args", "metrics", "checkpoint", "resume")
+            of_scripts = ("launcher", "launcher_options", "python", "args", "metrics", "checkpoint", "resume",
+                          "grace_seconds")  # fmt: skip
             if given := [name for name in of_scripts if name in self.model_fields_set]:
                 raise PydanticCustomError("kind", "{name} is for a script", {"name": given[0]})
             return self

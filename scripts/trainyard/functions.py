@@ -5,7 +5,7 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -53,7 +53,9 @@ class Context:
         raise TrialEnds("interrupted")
 
 
-def run(function: Callable[..., Any], config: dict[str, Any], context: Context) -> Iterator[dict[str, Any]]:
+def run(
+    function: Callable[..., Any], config: dict[str, Any], context: Context
+) -> Generator[dict[str, Any], bool | None, None]:
     """Call a function, in a thread of its own.
 
     Yields and is sent what `commands.run` does. What the function returns, if a mapping, are further metrics.

@@ -5,13 +5,14 @@ live status and the evidence for the next plan.
 
     {"event": "started", "trial": "3f2a...", "attempt": 1, "time": 1730000000.0, "node": "n1", "gpu": "0", ...}
 
-Events of a trial: `started`, `epoch` (a row of metrics; of the same epoch again, more of that row), `halved` (its
-micro-batch did not fit the memory), then one that ends the attempt: `finished`, `stopped` (early, since others were
-better), `diverged` (its loss, or the metric that counts, became NaN or infinite), `unreadable` (its program ended well,
-but no metrics were found in what it said), `failed` or `interrupted`. After its end there may be `reread`: its kept
-output, read with other `metrics`; the last such event counts. Events of the driver: `session` (it begins), `ray_up`
-(Ray can hand out slots), `slot_up`, `slot_down`, `work` (the FLOPs of trials, counted before any has run), `share` (how
-many trials share a GPU from now on, and what showed that), `suggested` (a search has drawn a configuration).
+Events of a trial: `started`, `resumed` (from which checkpoint of a command), `epoch` (a row of metrics; of the same
+epoch again, more of that row), `halved` (its micro-batch did not fit the memory), then one that ends the attempt:
+`finished`, `stopped` (early, since others were better), `diverged` (its loss, or the metric that counts, became NaN or
+infinite), `unreadable` (its program ended well, but no metrics were found in what it said), `failed` or `interrupted`.
+After its end there may be `reread`: its kept output, read with other `metrics`; the last such event counts. Events of
+the driver: `session` (it begins), `ray_up` (Ray can hand out slots), `slot_up`, `slot_down`, `work` (the FLOPs of
+trials, counted before any has run), `share` (how many trials share a GPU from now on, and what showed that),
+`suggested` (a search has drawn a configuration).
 """
 
 import json
@@ -176,6 +177,7 @@ class Attempt:
     metrics: dict[str, float] = field(default_factory=dict)
     epochs: list[dict[str, Any]] = field(default_factory=list)
     told_at: dict[int, float] = field(default_factory=dict)  # by epoch: Unix seconds at which it was first told
+    resumed: dict[str, Any] = field(default_factory=dict)  # the checkpoint that it resumed from, if any
     heard: str | None = None  # digest of the `metrics` that they were read with; None where the journal does not say
     later: Callable[[], None] | None = field(default=None, repr=False, compare=False)  # reads DETAILS that are not set
 
@@ -225,6 +227,8 @@ def _apply(attempt: Attempt, event: Event) -> None:
     if event["event"] == "epoch":
         add_row(attempt.epochs, event["metrics"])
         attempt.told_at.setdefault(event["metrics"].get("epoch", len(attempt.epochs)), event["time"])
+    elif event["event"] == "resumed":
+        attempt.resumed = event["checkpoint"]
     elif event["event"] in TERMINAL:
         attempt.outcome = event["event"]
         attempt.seconds = event.get("seconds")

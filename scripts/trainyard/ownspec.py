@@ -21,6 +21,12 @@ PLACEHOLDER: Final = re.compile(r"(?<!\$)\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}")
 # What `{number}` in a pattern of metrics stands for: a group, so that all that may follow it in a pattern is about it.
 NUMBER: Final = r"(?:[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:nan|inf(?:inity)?))(?: ?%)?)"
 _IN_PATTERN: Final = re.compile(r"(?<!\\)\{number\}")
+GRACE_SECONDS: Final = 30.0  # as Slurm's default from SIGTERM to SIGKILL, and torchrun's: a checkpoint of several GB
+GRACE_DESCRIPTION: Final = (
+    "Seconds between SIGTERM and SIGKILL for a {what} that is told to end: time to write a checkpoint. One that ends "
+    "sooner costs less."
+)
+GraceSeconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 # What a command may be told beside its arguments.
 OF_A_TRIAL: Final = ("trial_dir", "trial", "attempt", "resume_from", "dataset", "cpus")

@@ -18,6 +18,7 @@ from trainyard.errors import UserError
 from trainyard.failurepolicy import Failure, FailurePolicy
 from trainyard.journal import WHERE, Event, Journal
 from trainyard.ownspec import Own
+from trainyard.processes import wait_until_free
 from trainyard.reported import UNREADABLE_REMEDY, divergence
 from trainyard.sharing import Use, has_gpu
 from trainyard.stopping import Rule
@@ -75,6 +76,7 @@ class Packer:
         self._tried_now: dict[str, int] = {}
         self._longest_seen = 0.0  # seconds
         self._warned = set[str]()  # of what
+        self._over = False  # whether nothing is to start any more
         self._stopped = 0  # trials that have kept where they were when time was up
 
     def run(self, tasks: list[Task]) -> None:
@@ -101,6 +103,9 @@ class Packer:
                     self._hear(answers[answer])
                 if not ready and not self._end_overdue(busy) and self._seconds_left() == 0:
                     break
+        except KeyboardInterrupt:
+            self._end_commands()
+            raise
         finally:
             given_up = self._record_interrupted()
             for slot in self._slots:
@@ -116,7 +121,7 @@ class Packer:
     @property
     def _waiting(self) -> int:
         """Tasks that have not begun."""
-        return len(self._queue) + (self._source.open if self._source else 0)
+        return 0 if self._over else len(self._queue) + (self._source.open if self._source else 0)
 
     def _patience(self, busy: list[Slot]) -> float | None:
         """Seconds until something must be done though nobody has said anything; None: nothing ever must."""
@@ -137,10 +142,41 @@ class Packer:
                 self._fail(slot, error=f"it took longer than its timeout_minutes, {minutes:g}")
         return bool(overdue)
 
+    def _end_commands(self) -> None:
+        """Have the commands that run end, with their grace, and hear how they did; nothing starts any more."""
+        self._over, self._source = True, None
+        grace = self._setting.grace_seconds
+        slots = [slot for slot in self._slots if slot.answer is not None and grace and not slot.starting]
+        if not slots:
+            return
+        log.info("%d programs have up to %g s to end", len(slots), grace)
+        end = time.monotonic() + grace + STOP_SECONDS
+        for slot in slots:
+            slot.worker.tell_to_end.options(concurrency_group="control").remote()
+        while running := {slot.answer: slot for slot in slots if slot.answer is not None}:
+            left = end - time.monotonic()
+            ready, _ = ray.wait(list(running), num_returns=1, timeout=max(0.0, left), fetch_local=False)
+            if not ready:
+                return
+            self._hear_of_end(running[ready[0]], left)
+
+    def _hear_of_end(self, slot: Slot, seconds: float) -> None:
+        """Take in what a slot says when the sweep is over; without its worker, its command ends by itself."""
+        assert slot.task is not None
+        try:
+            self._take(slot, ray.get(slot.answer))
+        except RayError:  # the workers of a job that is cancelled get SIGTERM, too
+            wait_until_free(self._folder_of(slot.task), seconds=seconds)
+            self._end_attempt(slot, "interrupted")
+
     # ---- one slot
 
     def _start_worker(self, slot: Slot) -> None:
-        slot.worker = ray.remote(Worker).options(**self._options).remote()
+        # `tell_to_end` needs a thread of its own. With it, Ray runs nothing in a worker's main thread, where training
+        # belongs: so only for commands.
+        grouped = ray.remote(concurrency_groups={"control": 1})  # type: ignore[call-overload]  # Ray's stubs lack it
+        made = grouped(Worker) if self._setting.grace_seconds else ray.remote(Worker)
+        slot.worker = made.options(**self._options).remote()
         slot.starting = slot.worker.start.remote(self._setting)
         slot.due = time.monotonic() + START_SECONDS
 
@@ -264,14 +300,15 @@ class Packer:
             spec=task.spec.model_dump(mode="json", exclude_defaults=True),
             trial=task.trial,
             attempt=slot.attempt,
-            folder=self._setting.folder / "trials" / task.folder_name,
+            folder=self._folder_of(task),
             checkpoints=self._checkpoints_of(task),
-            deadline=self._deadline - STOP_SECONDS,
+            deadline=self._deadline - self._stop_seconds,
+            bad_checkpoints=task.bad_checkpoints,
             looked_at=self._look,
         )
         slot.began = time.monotonic()
         slot.due = slot.began + self._limit_of(task)
-        slot.pruned = ""
+        slot.pruned, slot.resumed = "", None
         slot.answer = slot.worker.begin.remote(order)
 
     def _limit_of(self, task: Task) -> float:
@@ -279,7 +316,8 @@ class Packer:
         limit = self._setting.timeout_seconds
         if limit is None:
             return math.inf
-        return limit + (OVERDUE_SECONDS if isinstance(task.spec, Own) and task.spec.command else 0.0)
+        is_command = isinstance(task.spec, Own) and task.spec.command
+        return limit + (OVERDUE_SECONDS + self._setting.grace_seconds if is_command else 0.0)
 
     def _correct_order(self) -> None:
         """Predict anew what waits, whenever a quarter more has finished, and put the longest first again."""
@@ -301,6 +339,8 @@ class Packer:
 
     def _in_queue(self, slot: Slot) -> Task | None:
         """The first task in the queue that suits a slot and is worth beginning before the deadline."""
+        if self._over:
+            return None
         others = [other.where for other in self._live if not other.late]
         for task in self._queue:
             if self._is_worthwhile(task.expected_seconds) and self._failures.suits(task.trial, slot.where, others):
@@ -314,9 +354,14 @@ class Packer:
     def _is_worthwhile(self, expected_seconds: float | None) -> bool:
         left = self._seconds_left()
         expected = self._longest_seen if expected_seconds is None else expected_seconds
-        if left is None or expected <= left - STOP_SECONDS:
+        if left is None or expected <= left - self._stop_seconds:
             return True
-        return self._setting.resumes and left >= WORTHWHILE_SECONDS
+        return self._setting.resumes and left - self._setting.grace_seconds >= WORTHWHILE_SECONDS
+
+    @property
+    def _stop_seconds(self) -> float:
+        """Seconds before the deadline at which trials must stop."""
+        return STOP_SECONDS + self._setting.grace_seconds
 
     @property
     def _deadline(self) -> float:
@@ -340,6 +385,11 @@ class Packer:
             if self._rule:
                 slot.pruned = self._rule.verdict(slot.task.trial, message["epoch"])
             slot.answer = slot.worker.go_on.remote(bool(slot.pruned))
+            return
+        if "resumed" in message:
+            slot.resumed = message["resumed"]
+            self._record(slot, "resumed", checkpoint=message["resumed"]._asdict())
+            slot.answer = slot.worker.go_on.remote(False)
             return
         if "halved" in message:
             self._record(slot, "halved", **message["halved"])
@@ -376,7 +426,8 @@ class Packer:
         path = said.get("output") or self._write_log(task.trial, slot.attempt, trace or error)
         self._end_attempt(slot, "failed", error=error, seconds=seconds, **said, log=str(path), retried=again)
         if again:
-            self._queue.append(task)
+            bad = (slot.resumed,) if slot.resumed else ()
+            self._queue.append(replace(task, bad_checkpoints=(*task.bad_checkpoints, *bad)))
         ray.kill(slot.worker)
         slot.worker = None
         if self._waiting:
@@ -450,6 +501,9 @@ class Packer:
         self._record(slot, outcome, **fields)
         slot.task = slot.answer = None
         slot.due = math.inf
+
+    def _folder_of(self, task: Task) -> Path:
+        return self._setting.folder / "trials" / task.folder_name
 
     def _checkpoints_of(self, task: Task) -> Path:
         return self._setting.folder / "checkpoints" / f"{task.trial}-{task.generation}"

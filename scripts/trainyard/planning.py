@@ -263,8 +263,8 @@ class Plan:
     def margin_seconds(self) -> float:
         """Of a job, for what comes before the program and after the last trial."""
         if not self.leads:
-            return UNPROVEN_MARGIN_SECONDS
-        return max(self.leads) + DEADLINE_MARGIN_SECONDS + END_SECONDS
+            return UNPROVEN_MARGIN_SECONDS + self.sweep.grace
+        return max(self.leads) + DEADLINE_MARGIN_SECONDS + self.sweep.grace + END_SECONDS
 
     @property
     def _needed_minutes(self) -> int:

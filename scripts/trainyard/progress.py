@@ -54,6 +54,8 @@ class Progress:
                 self._waiting_seconds -= self._plan.seconds.get(place, 0.0)
         elif event["event"] == "epoch":
             add_row(self._running[trial].epochs, event["metrics"])
+        elif event["event"] == "resumed":
+            self._say(f"{trial} {_values_text(self._plan, trial)}: resumes from {event['checkpoint']['name']}")
         elif event["event"] == "halved":
             size = f"{event['micro_batch']} images x {event['accumulation']}"
             self._say(f"{trial} {_values_text(self._plan, trial)}: out of memory; goes on with micro-batches of {size}")

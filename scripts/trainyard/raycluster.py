@@ -38,6 +38,8 @@ ENVIRONMENT: Final[Mapping[str, str | None]] = {  # None: must not be set
     "RAY_prestart_worker_first_driver": "0",
     # Loopback only: unset, every Ray process listens on all interfaces (`_node_ip_address="127.0.0.1"` is ignored).
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # It would kill the guards of users' programs, which are nobody's children.
+    "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "0",
     # Ray's coming default; unset, it warns about it on stderr.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }

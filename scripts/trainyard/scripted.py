@@ -2,11 +2,12 @@
 
 import json
 import logging
+import math
 import os
 import queue
+import signal
 import socket
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainyard import slurm
-from trainyard.commands import cannot_be_started, newest
+from trainyard.commands import Kept, cannot_be_started, resumable
 from trainyard.config import Scaling, repeat_of, split_scale
 from trainyard.errors import UserError
 from trainyard.files import digest_of, lock, write_json
@@ -25,7 +26,7 @@ from trainyard.journal import add_row
 from trainyard.launchers import Meeting, checked, meeting_of, script_line
 from trainyard.ownspec import heard_by, lookup, resuming, words_of
 from trainyard.planning import dataset_digest
-from trainyard.programs import pass_on_sigterm
+from trainyard.processes import Claim, Guard, Process, claim
 from trainyard.reported import UNREADABLE_REMEDY, Lines, Reported, Row, read_again, untold
 
 LOOK_SECONDS: Final = 1.0
@@ -94,14 +95,10 @@ class Script:
         """Run the script, and tell how it ended: what is not known later."""
         from trainyard.telemetry import gpu_name  # it takes torch
 
-        left = newest(self._out, self._study.checkpoint)
-        line = self._line(results, left)
-        log.info("launching: %s", " ".join(line))
         (self._out / "ended.json").unlink(missing_ok=True)
         began = time.time()
-        code = self._follow(line, goes_on=left is not None)
-        if code:
-            raise UserError(f"the script ended with exit code {code}; what it said is above")
+        with claim(self._out, what=f"scale {self._run}", grace_seconds=self._study.grace_seconds) as claimed:
+            self._run_from_checkpoint(results, claimed)
         times = [began, *(row.pop("_time") for row in self._rows)]
         return {
             "what": self._what(results),
@@ -123,6 +120,28 @@ class Script:
         if reading.warning:
             log.warning("%s", reading.warning)
         return reading.untold
+
+    def _run_from_checkpoint(self, results: Path, claimed: Claim) -> None:
+        """Run the script from what an earlier run has left, but not from what that has failed to resume from."""
+        bad = self._bad_checkpoints()
+        kept = resumable(self._out, self._study.checkpoint, bad=bad)
+        line = self._line(results, self._out / kept.name if kept else None)
+        log.info("launching: %s", " ".join(line))
+        code, told = self._follow(line, claimed, goes_on=kept is not None)
+        if told:
+            raise UserError(f"{told}: the same command continues from what the script has kept")
+        if code and kept:
+            write_json(self._bad, [*bad, kept])
+        if code:
+            raise UserError(f"the script ended with exit code {code}; what it said is above")
+
+    @property
+    def _bad(self) -> Path:
+        return self._out / "bad-checkpoints.json"
+
+    def _bad_checkpoints(self) -> list[Kept]:
+        """Checkpoints that the script has failed to go on from."""
+        return [Kept(*each) for each in json.loads(self._bad.read_text())] if self._bad.exists() else []
 
     def _line(self, results: Path, left: Path | None) -> list[str]:
         study = self._study
@@ -164,20 +183,26 @@ class Script:
         path.write_text("".join(f"{node} slots={self._gpus}\n" for node in nodes))
         return path
 
-    def _follow(self, line: list[str], *, goes_on: bool) -> int:
-        """Run a line, say what it says, and keep the metrics that it tells; its exit code."""
+    def _follow(self, line: list[str], claimed: Claim, *, goes_on: bool) -> tuple[int, str]:
+        """Run a line, say what it says, and keep the metrics that it tells; its exit code, and why it was ended."""
         reported = Reported(self._study.metrics, self._out, goes_on=goes_on)
+        grace = self._study.grace_seconds
         try:
-            process = subprocess.Popen(
-                line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )  # fmt: skip
+            process = Guard().start(
+                line, cwd=str(Path.cwd()), environment=os.environ, grace_seconds=grace, claim=claimed
+            )
         except OSError as error:
             raise cannot_be_started(line[0], error) from None
-        pass_on_sigterm(process)
+        signalled = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, frame: signalled.set())
+        told = ""
         said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=_read, args=(process, said, self._output), daemon=True).start()
         running = True
         while running:
+            if not told and (told := self._must_end(signalled)):
+                threading.Thread(target=process.end, args=(grace,), daemon=True).start()
             with suppress(queue.Empty):
                 text = said.get(timeout=LOOK_SECONDS)
                 running = text is not None
@@ -188,7 +213,16 @@ class Script:
             for warning in reported.warning().values():
                 log.warning("%s", warning)
         self._untold = "" if self._rows else reported.problem or untold(self._study.metrics)
-        return process.wait()
+        return process.wait(), told
+
+    def _must_end(self, signalled: threading.Event) -> str:
+        """Why the script must end now, if it must."""
+        if signalled.is_set():
+            return "the script was told to end"
+        end = self._given.deadline - self._study.grace_seconds if self._given else math.inf
+        if self._study.checkpoint is not None and time.time() > end:  # else it gains nothing from an earlier end
+            return "the script was ended before the end of the walltime"
+        return ""
 
     def _keep(self, rows: list[Row]) -> None:
         for row in rows:
@@ -222,9 +256,8 @@ class Script:
         log.info("the script ran %.1f s and told %d rows of metrics", seconds, len(rows))
 
 
-def _read(process: "subprocess.Popen[bytes]", said: "queue.SimpleQueue[str | None]", output: Path) -> None:
+def _read(process: Process, said: "queue.SimpleQueue[str | None]", output: Path) -> None:
     """Keep what a process says, and hand it on line by line; None at its end."""
-    assert process.stdout is not None
     lines = Lines()
     with open(output, "wb") as kept:
         while chunk := os.read(process.stdout.fileno(), 65536):

@@ -22,9 +22,12 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from trainyard.ownspec import (
+    GRACE_DESCRIPTION,
+    GRACE_SECONDS,
     OF_A_TRIAL,
     Command,
     DottedPath,
+    GraceSeconds,
     Metrics,
     Own,
     Stop,
@@ -250,6 +253,7 @@ class Sweep(Section):
         description="Whether a `function` continues from its `checkpoint_dir` when it is called again. With `false`, "
         "and for a `command` without `checkpoint`, a trial starts only if it can end before the walltime does.",
     )
+    grace_seconds: GraceSeconds = Field(GRACE_SECONDS, description=GRACE_DESCRIPTION.format(what="`command`"))
     grid: dict[str, GridValues] = Field(
         {},
         description="Per key of `train` or `args` (dots reach inside) a list or `{start: , stop: , step: }`; all "
@@ -336,6 +340,7 @@ class Sweep(Section):
             )
             raise PydanticCustomError("slots", message, {"share": int(self.slots.share)})
         allowed = {"metrics": ["command"], "checkpoint": ["command"], "resume": ["command"]}
+        allowed["grace_seconds"] = ["command"]
         allowed |= {"args": ["command", "function"], "timeout_minutes": ["command", "function"]}
         allowed |= {"resumable": ["function"]}
         for name, kinds in allowed.items():
@@ -391,6 +396,11 @@ class Sweep(Section):
     def resumes(self) -> bool:
         """Whether a trial that was interrupted continues where it was, instead of starting again."""
         return self.trains or (self.resumable if self.function is not None else self.checkpoint is not None)
+
+    @property
+    def grace(self) -> float:
+        """Seconds that a trial that is told to end may take for that, beyond what Trainyard's own trainings do."""
+        return 0.0 if self.command is None else self.grace_seconds
 
     @property
     def own_without_values(self) -> bool:

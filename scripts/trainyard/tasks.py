@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from trainyard.commands import Kept
 from trainyard.failurepolicy import Place
 from trainyard.ownspec import Own
 from trainyard.spec import Train
@@ -19,6 +20,7 @@ class Task:
     generation: int
     earlier_attempts: int
     expected_seconds: float | None = None  # None before there is evidence
+    bad_checkpoints: tuple[Kept, ...] = ()  # attempts that went on from these have failed
 
     @property
     def folder_name(self) -> str:
@@ -62,6 +64,7 @@ class Slot:
     attempt: int = 0
     began: float = 0.0  # when the trial did, on the monotonic clock
     due: float = math.inf  # when the trial must have ended, or the worker be up, on the monotonic clock
+    resumed: Kept | None = None  # what the attempt has gone on from
     pruned: str = ""  # why its trial is told to end
     failed_starts: int = 0
     late: bool = False  # its worker should have been up long ago: nothing waits for it

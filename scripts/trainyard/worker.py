@@ -2,6 +2,7 @@
 
 import math
 import os
+import threading
 import time
 import traceback
 from collections.abc import Generator
@@ -16,6 +17,7 @@ from trainyard import commands, functions, gpuhealth, sharing, slurm
 from trainyard.config import Data
 from trainyard.errors import Diverged, UserError
 from trainyard.ownspec import Metrics, Own
+from trainyard.processes import Claim, Guard, claim
 from trainyard.spec import Train
 from trainyard.tasks import output_name
 
@@ -43,6 +45,7 @@ class Setting:
     resume: str | None = None  # what a command is then given
     resumes: bool = True  # whether a trial that was interrupted continues where it was
     timeout_seconds: float | None = None
+    grace_seconds: float = 0.0  # from SIGTERM to SIGKILL, for a command
     cwd: str = ""  # where users' programs run
 
 
@@ -56,6 +59,7 @@ class Order:
     folder: Path  # its own, for what a user's program is to leave; another one when it is trained anew on purpose
     checkpoints: Path  # a folder of its own, which is there only while the trial has begun and not finished
     deadline: float = math.inf  # Unix seconds at which to stop
+    bad_checkpoints: tuple[commands.Kept, ...] = ()  # attempts that went on from these have failed
     looked_at: bool = False  # whether to measure what it takes of its GPU
 
 
@@ -69,6 +73,7 @@ class Worker:
         """
         self._setting, self._held = setting, ExitStack()  # until the process ends
         self._messages: Messages | None = None
+        self._told_to_end = threading.Event()
         os.chdir(setting.cwd or ".")  # where users' modules and files are looked for
         spent = self._start_training() if setting.trains else self._start_own()
         gpus = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
@@ -80,6 +85,7 @@ class Worker:
         At its end it says `{"finished": ...}`, `{"pruned": ...}`, `{"diverged": ...}`, `{"stopped": ...}`,
         `{"unreadable": ...}` or `{"failed": ...}`.
         """
+        self._told_to_end.clear()
         self._messages = self._run(order)
         return next(self._messages)
 
@@ -94,6 +100,10 @@ class Worker:
     def check_gpu(self) -> tuple[bool, str]:
         """Whether this slot's GPU is broken, and what a check of it has found, in words."""
         return gpuhealth.checked()
+
+    def tell_to_end(self) -> None:
+        """Have a command end now, with its grace: called beside `begin` and `go_on`, in a thread of its own."""
+        self._told_to_end.set()
 
     # ---- getting ready
 
@@ -121,7 +131,7 @@ class Worker:
 
     def _start_own(self) -> dict[str, Any]:
         """Nothing is imported for users' programs; a function is, when it is first called."""
-        self._guard = commands.Guard()
+        self._guard = Guard()
         return {**self._copy(), "device": sharing.gpu_name() or "cpu"}
 
     def _copy(self) -> dict[str, Any]:
@@ -159,10 +169,19 @@ class Worker:
     def _command(self, order: Order) -> Messages:
         setting, folder = self._setting, order.folder
         folder.mkdir(parents=True, exist_ok=True)
-        left = commands.newest(folder, setting.checkpoint) if order.attempt > 1 else None
+        with claim(folder, what=f"trial {order.trial}", grace_seconds=setting.grace_seconds) as claimed:
+            kept = commands.resumable(folder, setting.checkpoint, bad=order.bad_checkpoints)
+            left = folder / kept.name if kept and order.attempt > 1 else None
+            if kept and left:
+                yield {"resumed": kept}
+            end = yield from _until_end(commands.run(self._call(order, left, claimed), self._guard))
+        yield end  # when nothing is held any more
+
+    def _call(self, order: Order, left: Path | None, claimed: Claim) -> commands.Call:
+        setting, folder = self._setting, order.folder
         words = {"trial": order.trial, "attempt": order.attempt, "trial_dir": str(folder), "cpus": setting.threads}
         words |= {"resume_from": str(left or ""), "dataset": str(self._dataset.folder) if self._dataset else ""}
-        call = commands.Call(
+        return commands.Call(
             Own.model_validate(order.spec),
             words,
             folder,
@@ -172,8 +191,10 @@ class Worker:
             setting.resume if left else None,
             setting.timeout_seconds,
             order.deadline,
+            setting.grace_seconds,
+            claimed,
+            self._told_to_end,
         )
-        yield from commands.run(call, self._guard)
 
     def _function(self, order: Order) -> Messages:
         from trainyard.dotted import imported
@@ -186,7 +207,9 @@ class Worker:
         context = functions.Context(
             order.trial, order.attempt, order.folder, order.checkpoints, dataset, order.deadline
         )
-        yield from functions.run(imported(spec.function, what="function"), spec.args, context)
+        with claim(order.folder, what=f"trial {order.trial}", grace_seconds=0.0):
+            end = yield from _until_end(functions.run(imported(spec.function, what="function"), spec.args, context))
+        yield end
 
     def _train(self, order: Order, started: float) -> Messages:
         from trainyard.probing import warm_up
@@ -242,3 +265,11 @@ class Worker:
             deadline=order.deadline,
             on_halved=note,
         )
+
+
+def _until_end(messages: Messages) -> Generator[dict[str, Any], bool | None, dict[str, Any]]:
+    """Pass on all messages of a program or function but the last, which is returned."""
+    message = next(messages)
+    while "epoch" in message:
+        message = messages.send((yield message))
+    return message

@@ -34,6 +34,44 @@ for step in range(start + 1, 61):
 """
 
 
+# A program whose first attempt leaves two torn checkpoints; it fails where it resumes from one of them.
+TORN = """
+import os, pathlib, sys
+folder, resumed = pathlib.Path(sys.argv[1]), sys.argv[2:]
+if resumed:
+    assert pathlib.Path(resumed[0]).read_text() == "whole", "a torn checkpoint"
+if not resumed and not (folder / "1.pt").exists():
+    for step, state in enumerate(("whole", "torn", "torn"), 1):
+        (folder / f"{step}.pt").write_text(state)
+        os.utime(folder / f"{step}.pt", (step, step))
+    sys.exit("no space left on device")
+"""
+# It keeps where it is when it is told to end, which takes it a while.
+POLITE = """
+import pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[1])
+def keep(*_):
+    time.sleep(3)
+    (folder / "kept.pt").touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, keep)
+print("step 1 score 1", flush=True)
+time.sleep(0 if sys.argv[2] else 600)
+"""
+# It never ends, nor do the process in a session of its own and the daemon that it starts.
+HOLD = """
+import os, subprocess, sys, time
+if len(sys.argv) == 3:
+    subprocess.Popen([sys.executable, *sys.argv, "in a session of its own"], start_new_session=True)
+    if not os.fork():
+        os.setsid()
+        if not os.fork():
+            os.execv(sys.executable, [sys.executable, *sys.argv, "daemon"])
+        os._exit(0)
+time.sleep(600)
+"""
+
+
 def events_of(yard, *kinds):
     return [event for event in read_events(yard.results / "sweeps/s/journal.jsonl") if event["event"] in kinds]
 
@@ -273,3 +311,73 @@ def test_of_a_scaling_script_too_a_corrected_pattern_runs_nothing(yard):
     assert (second["val_loss"], second["train_seconds"]) == (None, first["train_seconds"])
     launch(correct, launcher_options=["--max-restarts", "0"])
     assert runs() == 2, "what changes the result has it run"
+
+
+def resumed_from(yard):
+    """The checkpoints that attempts have resumed from, and how the attempts ended."""
+    tries = attempts(read_events(yard.results / "sweeps/s/journal.jsonl"))
+    return [(each.resumed.get("name"), each.outcome) for each in tries]
+
+
+def test_after_a_checkpoint_that_cannot_be_read_the_one_before_it_is_tried_then_none(yard):
+    (yard.folder / "torn.py").write_text(TORN)
+    sweep = {"command": "python torn.py {trial_dir}", "checkpoint": "*.pt", "resume": "{resume_from}", "retries": 1}
+    yard.write({"sweeps": {"s": sweep}})
+    yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
+    assert resumed_from(yard) == [(None, "failed"), ("3.pt", "failed")]
+    yard.run(*yard.script("sweep", "--sweep", "s"))
+    assert resumed_from(yard)[2:] == [("2.pt", "failed"), (None, "finished")]
+
+
+def test_a_driver_that_is_told_to_end_gives_its_programs_their_time_to_keep_where_they_are(yard):
+    (yard.folder / "polite.py").write_text(POLITE)
+    command = "python polite.py {trial_dir} {resume_from} && true"
+    metrics = {"pattern": r"step (?P<epoch>\d+) score (?P<score>\S+)"}
+    yard.write({"sweeps": {"s": {"command": command, "checkpoint": "*.pt", "metrics": metrics}}})
+    started = yard.start(*yard.script("sweep", "--sweep", "s"))
+    wait_until(lambda: events_of(yard, "epoch"), timeout_seconds=60, what="the first step")
+    started.terminate()
+    said, _ = started.communicate(timeout=60)
+    assert "1 programs have up to 30 s to end" in said
+    assert len(list((yard.results / "sweeps/s/trials").glob("*/kept.pt"))) == 1
+    assert resumed_from(yard) == [(None, "interrupted")]
+    yard.run(*yard.script("sweep", "--sweep", "s"))
+    assert resumed_from(yard)[1:] == [("kept.pt", "finished")]
+
+
+def process_of(name, below):
+    """A process of this name among the descendants of another one."""
+    return next((each for each in below.children(recursive=True) if each.name().startswith(name)), None)
+
+
+def test_whatever_is_killed_of_what_runs_it_nothing_of_a_command_is_left(yard):
+    """The guard, the worker, then Ray's raylet: after the first two, the trial is tried again beside nothing."""
+    (yard.folder / "hold.py").write_text(HOLD)
+    yard.write({"sweeps": {"s": {"command": "python hold.py {attempt} {trial_dir} && true", "retries": 2}}})
+    started = yard.start(*yard.script("sweep", "--sweep", "s"))
+    driver = psutil.Process(started.pid)
+
+    def holding(attempt):
+        """The processes of an attempt: the shell, the program, its session and its daemon."""
+        words = f"hold.py {attempt} {yard.results}"
+        found = []
+        for process in psutil.process_iter(["cmdline", "status"]):
+            said = " ".join(process.info["cmdline"] or [])
+            found += [process] if words in said and process.info["status"] != psutil.STATUS_ZOMBIE else []
+        return found
+
+    def is_up(attempt):
+        wait_until(lambda: len(holding(attempt)) == 4, timeout_seconds=60, what=f"attempt {attempt}")
+        return holding(attempt)
+
+    shell = min(is_up(1), key=lambda process: process.pid)
+    shell.parent().kill()
+    is_up(2)
+    assert not holding(1), "no attempt runs beside what another one has left"
+    process_of("ray::Worker", driver).kill()
+    is_up(3)
+    assert not holding(2)
+    process_of("raylet", driver).kill()
+    wait_until(lambda: not holding(3), timeout_seconds=60, what="the end of the third attempt")
+    driver.kill()
+    started.wait()

@@ -11,8 +11,9 @@ import time
 import psutil
 import pytest
 from trainyard import commands
-from trainyard.commands import Call, Guard
+from trainyard.commands import Call
 from trainyard.ownspec import Metrics, Own
+from trainyard.processes import Guard
 from waiting import wait_until
 from yard import ROOT
 
@@ -184,7 +185,7 @@ def test_killed_with_what_runs_it_a_command_ends_too(tmp_path):
                         {str(ROOT / "tests/cluster")!r}]
         from pathlib import Path
         from test_commands import call, run
-        from trainyard.commands import Guard
+        from trainyard.processes import Guard
         run(call(Path({str(tmp_path)!r}), "sleep 9304 & sleep 9305"), Guard())
     """
     runner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
@@ -203,20 +204,21 @@ def test_it_sees_its_gpu_and_nothing_of_the_jobs_ray_and_steps(tmp_path, guard, 
         monkeypatch.setenv(name, "7")
     tail = run(call(tmp_path, "env | grep -E 'CUDA|RAY|SLURM|TRAINY'"), guard)[-1]["tail"]
     seen = {line.partition("=")[0] for line in tail.splitlines()}
-    assert seen == {"CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "TRAINYARD_TRIAL", "TRAINYARD_TRIAL_DIR"}
+    ours = {"TRAINYARD_TRIAL", "TRAINYARD_TRIAL_DIR", "TRAINYARD_TREE"}
+    assert seen == {"CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", *ours}
 
 
 def test_it_goes_on_from_what_an_earlier_attempt_has_left(tmp_path, guard):
     for age, name in ((5, "a.pt"), (1, "b.pt"), (9, "c.pt")):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (time.time() - age, time.time() - age))
-    left = commands.newest(tmp_path, "*.pt")
+    left = tmp_path / commands.resumable(tmp_path, "*.pt").name
     assert left == tmp_path / "b.pt"
     made = call(tmp_path, "echo run", resume_from=str(left), resume="--resume {resume_from}")
     assert run(made, guard)[-1]["tail"] == f"run --resume {left}"
     made = call(tmp_path, ["echo", "run"], resume_from=str(left), resume="--resume {resume_from}")
     assert run(made, guard)[-1]["tail"] == f"run --resume {left}"
-    assert commands.newest(tmp_path, "*.ckpt") is None
+    assert commands.resumable(tmp_path, "*.ckpt") is None
 
 
 RESUMED = {  # commands, and what they say at first and when they resume from a file whose name has a space
@@ -240,3 +242,25 @@ def test_the_option_to_resume_stands_in_its_place(tmp_path, guard, command):
 def test_an_argument_called_resume_keeps_its_place(tmp_path, guard):
     made = call(tmp_path, "echo {resume}", args={"resume": "auto"}, resume_from="a.pt", resume="--from {resume_from}")
     assert run(made, guard)[-1]["tail"] == "auto --from a.pt"
+
+
+def test_what_an_attempt_has_failed_to_go_on_from_is_left_out(tmp_path):
+    """The newest, the one before it, none; until an attempt leaves a new one, also under an old name."""
+
+    def write(name, age, text):
+        (tmp_path / name).write_text(text)
+        os.utime(tmp_path / name, (time.time() - age, time.time() - age))
+
+    def resumable(*bad):
+        kept = commands.resumable(tmp_path, "*.pt", bad=bad)
+        return kept and kept.name
+
+    for number in (1, 2, 3):
+        write(f"{number}.pt", 10 - number, "state")
+    third = commands.resumable(tmp_path, "*.pt")
+    assert third.name == "3.pt"
+    second = commands.resumable(tmp_path, "*.pt", bad=[third])
+    assert second.name == "2.pt"
+    assert resumable(third, second) is None
+    write("3.pt", 0, "another state")
+    assert resumable(third, second) == "3.pt"
