@@ -67,7 +67,9 @@ class Scaling(Section):
         None, description="Where a `script` tells its metrics: `images_per_second`, `train_loss`, `val_accuracy`, ..."
     )
     checkpoint: str | None = Field(
-        None, description="Files in `{out_dir}` that a `script` can go on from: `{resume_from}` is the newest, if any."
+        None,
+        description="Files in `{out_dir}` that a `script` can go on from: `{resume_from}` is the newest, if any. After "
+        "a run that resumed from it and failed, it is the one before, then nothing.",
     )
     resume: str | None = Field(
         None,

@@ -238,7 +238,8 @@ class Sweep(Section):
     checkpoint: str | None = Field(
         None,
         description="Files in a command's folder that it can go on from, as in `*.pt`: `{resume_from}` is the newest "
-        "that an earlier attempt has left, or nothing.",
+        "that an earlier attempt has left, or nothing. After an attempt that resumed from it and failed, it is the one "
+        "before, then nothing.",
     )
     resume: str | None = Field(
         None,

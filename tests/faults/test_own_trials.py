@@ -58,6 +58,22 @@ signal.signal(signal.SIGTERM, keep)
 print("step 1 score 1", flush=True)
 time.sleep(0 if sys.argv[2] else 600)
 """
+# A script of a scaling study: told to end, it leaves a checkpoint and a torn one after it.
+SCALE = """
+import os, pathlib, signal, sys, time
+folder, resumed = pathlib.Path(sys.argv[1]), sys.argv[2]
+if resumed:
+    assert pathlib.Path(resumed).read_text() == "whole", "a torn checkpoint"
+    sys.exit()
+def keep(*_):
+    for step, state in enumerate(("whole", "torn"), 1):
+        (folder / f"{step}.pt").write_text(state)
+        os.utime(folder / f"{step}.pt", (step, step))
+    sys.exit(1)
+signal.signal(signal.SIGTERM, keep)
+print("it is up", flush=True)
+time.sleep(600)
+"""
 # It never ends, nor do the process in a session of its own and the daemon that it starts.
 HOLD = """
 import os, subprocess, sys, time
@@ -381,3 +397,37 @@ def test_whatever_is_killed_of_what_runs_it_nothing_of_a_command_is_left(yard):
     wait_until(lambda: not holding(3), timeout_seconds=60, what="the end of the third attempt")
     driver.kill()
     started.wait()
+
+
+def test_a_scaling_script_too_has_its_grace_passes_over_torn_checkpoints_and_outlives_nobody(yard):
+    (yard.folder / "scale.py").write_text(SCALE)
+    launch = yard.script("launch", "--study", "s", "--scale", "1x1")
+
+    def started(retrain):
+        study = {"script": "scale.py {out_dir} {resume_from}", "checkpoint": "*.pt", "scales": ["1x1"]}
+        yard.write({"scaling": {"s": {**study, "retrain": retrain}}})
+        logs = set((yard.results / "scaling").glob("s/1x1/out/*/output.log"))
+        running = yard.start(*launch)
+
+        def is_up():
+            new = set((yard.results / "scaling").glob("s/1x1/out/*/output.log")) - logs
+            return any("it is up" in log.read_text() for log in new)
+
+        wait_until(is_up, what="the script")
+        return running
+
+    polite = started(0)
+    polite.terminate()
+    said, _ = polite.communicate(timeout=120)
+    assert "the script was told to end: the same command continues from what the script has kept" in said
+    assert yard.run(*launch, check=False).returncode == 1, "the newest is torn"
+    yard.run(*launch)
+    killed = started(1)
+    killed.kill()
+    killed.wait()
+
+    def left():
+        lines = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+        return [line for line in lines if "scale.py" in line and str(yard.results) in " ".join(line)]
+
+    wait_until(lambda: not left(), what="the end of launcher and ranks")

@@ -176,6 +176,8 @@ MISTAKES = [
     ("sweeps.own", {"function": "train"}, "'train' does not fit; a function is written package.module:name"),
     ("sweeps.own", {"function": "a:b", "slots": {"gpus_per_trial": "auto"}}, "gpus_per_trial: auto is for `train`"),
     ("sweeps.own", {}, "sweeps.own: a training needs a `dataset`; or give a `command` or a `function`"),
+    ("sweeps.own", {"function": "a:b", "grace_seconds": 5}, "grace_seconds is for a command"),
+    ("scaling.own", {"dataset": "digits", "grace_seconds": 5, "scales": ["1x1"]}, "grace_seconds is for a script"),
     ("scaling.own", {"script": "t.py", "train": {"lr": 1}, "scales": ["1x1"]}, "give train or script, not both"),
     ("scaling.own", {"script": "t.py {lr}", "scales": ["1x1"]}, "the script has lr in braces, which is not in `args`"),
     ("scaling.own", {"launcher": "srun", "scales": ["1x1"], "dataset": "digits"}, "launcher is for a script"),

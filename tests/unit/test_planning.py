@@ -230,6 +230,14 @@ def test_the_margin_shrinks_once_it_was_seen_how_long_a_job_takes_to_begin(tmp_p
     assert after.walltime_minutes * 60 >= after.predicted_range[1] + after.startup_seconds + after.margin_seconds
 
 
+def test_the_margin_covers_the_grace_of_commands(tmp_path):
+    command = {"sweeps": {"s": {"command": "true {x}", "grid": {"x": [1, 2]}, "grace_seconds": 100}}}
+    assert plan_sweep(check_config(command), "s", tmp_path).margin_seconds == 60 + 100
+    with opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+        journal.append("session", lead_seconds=4.0)
+    assert plan_sweep(check_config(command), "s", tmp_path).margin_seconds == 4 + 10 + 100 + 15
+
+
 def test_before_anything_was_seen_an_hour_is_asked_for_and_a_minute_to_start(tmp_path):
     assert plan(tmp_path).walltime_minutes == 60
     assert plan(tmp_path).startup_seconds == 60
