@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.lib.format import open_memmap
+from numpy.lib.format import open_memmap, read_magic
 from numpy.typing import NDArray
 
 from trainyard import journal
@@ -87,8 +87,14 @@ def write_rows(path: Path, start: int, rows: NDArray[Any]) -> None:
 
 
 def _offset(path: Path) -> int:
-    """Where the rows begin, behind the header."""
-    return int(np.load(path, mmap_mode="r").offset)
+    """Where the rows begin, behind the header.
+
+    The header is not parsed: numpy has Python's parser do it, which in Python 3.11 fails now and then when two threads
+    use it at once ("AST constructor recursion depth mismatch").
+    """
+    with open(path, "rb") as file:
+        length = file.read(2 if read_magic(file) == (1, 0) else 4)
+        return file.tell() + int.from_bytes(length, "little")
 
 
 class Notes:

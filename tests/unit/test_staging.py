@@ -1,11 +1,13 @@
 """Staging shard by shard: what is done stays done, memory is bounded, and the bytes do not depend on how it went."""
 
 import contextlib
+import gc
 import logging
 import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from hypothesis.extra.numpy import arrays
 from imagesets import pixels, write_image, write_tree
-from trainyard import sharding
+from trainyard import shardfiles, sharding
 from trainyard.datasets import DataError
 from trainyard.dataspec import ImageFolder, Synthetic
 from trainyard.files import digest_of, file_digest
@@ -203,6 +205,30 @@ def test_a_process_that_dies_is_named_with_what_it_did(tmp_path, monkeypatch):
         DataError, match=r"died, perhaps for lack of memory, at one of: .*train 0 to 1.*what is done is kept"
     ):
         make_shards(source, tmp_path, cpus=2, what="numbers")
+
+
+def test_several_threads_may_look_into_a_file_at_once(tmp_path):
+    """Also while a garbage collection runs Python code, in which the interpreter changes threads."""
+    path = tmp_path / "rows.npy"
+    np.save(path, np.zeros((3, 4), np.uint8))
+
+    def offset(calls):
+        return offset(calls - 1) if calls else shardfiles._offset(path)
+
+    collected = []
+    gc.callbacks.append(lambda *_: collected.append(sum(range(200))))
+    threshold, interval = gc.get_threshold(), sys.getswitchinterval()
+    gc.set_threshold(20)
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            found = set(pool.map(offset, [0, 40, 80] * 1000))
+    finally:
+        gc.callbacks.pop()
+        gc.set_threshold(*threshold)
+        sys.setswitchinterval(interval)
+    assert collected
+    assert found == {np.load(path, mmap_mode="r").offset}
 
 
 # ---- properties
