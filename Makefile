@@ -55,6 +55,8 @@ doctor: env ## Check a Slurm site before anything is submitted (CONFIG=..., PROF
 bench: env ## Run the benchmarks; the commands one by one are in benchmarks/README.md
 	$(BIN)/python benchmarks/slot_pause.py
 	$(BIN)/python benchmarks/dry_run.py
+	$(BIN)/python benchmarks/large_sweeps.py
+	$(BIN)/python benchmarks/large_sweeps.py --trials 100000 --dry-run-only
 	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/data_path.py

@@ -1,6 +1,6 @@
 """CPU seconds, memory and file sizes of what reads the journal of a large sweep: `-n`, the status, tables and pictures.
 
-python benchmarks/large_sweeps.py [--trials 10000 --epochs 10] [--kind train|command]
+python benchmarks/large_sweeps.py [--trials 10000 --epochs 10] [--kind train|command] [--dry-run-only]
 """
 
 import argparse
@@ -11,13 +11,16 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import yaml
 from common import ROOT, TINY, TRIVIAL, print_table, run_program
 from trainyard.configfile import read_config
+from trainyard.folding import Fold
 from trainyard.planning import plan_sweep
 
 SNAKEMAKE = str(Path(sys.executable).with_name("snakemake"))
@@ -30,13 +33,17 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--kind", choices=["train", "command"], default="train")
+    parser.add_argument("--dry-run-only", action="store_true", help="no other programs")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="make the sweep here, and keep it")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.keep or Path(temporary)
-        size = make_sweep(folder, arguments.trials, arguments.epochs, arguments.kind)
+        size = _elsewhere(make_sweep, folder, arguments.trials, arguments.epochs, arguments.kind)
         print(f"{arguments.trials:,} trials ({arguments.kind}) x {arguments.epochs} epochs: {size / 1e6:.0f} MB")
-        print_table(["what", "CPU seconds", "MiB", "largest file (MB)"], list(measured(folder)))
+        print_table(
+            ["what", "CPU seconds", "MiB", "largest file (MB)"],
+            list(measured(folder, dry_run_only=arguments.dry_run_only)),
+        )
 
 
 def make_sweep(folder: Path, trials: int, epochs: int, kind: str) -> int:
@@ -107,19 +114,38 @@ def _of_trials(
             yield {"event": "finished", **end, "metrics": row, "heard": ""}
 
 
-def measured(folder: Path) -> Iterator[list[str]]:
+def measured(folder: Path, *, dry_run_only: bool) -> Iterator[list[str]]:
     """Rows of the table."""
+    journal = folder / "results/sweeps/s/journal.jsonl"
+    for what in ("the fold of the journal, first", "the fold of the journal, again"):
+        yield [what, f"{_elsewhere(fold_seconds, journal):.2f}", "", ""]
+    journal.with_name(".journal-fold.json").unlink(missing_ok=True)
     (folder / "Empty").write_text("rule all:\n    input: []\n")
     dry_run = [SNAKEMAKE, "-n", "--snakefile", str(ROOT / "Snakefile"), "--profile", str(ROOT / "profiles/local"),
                "--configfile", "config.yaml", "--", "results/sweeps/s/trials.csv"]  # fmt: skip
     yield row_of("`-n` of an empty workflow", [SNAKEMAKE, "-n", "--snakefile", "Empty", "--cores", "1"], folder)
     yield row_of("`-n` of the sweep, first", dry_run, folder)
     yield row_of("`-n` of the sweep, again", dry_run, folder)
+    if dry_run_only:
+        return
     for program, options in (("status", []), ("sweep", ["--sweep", "s"]),
                              ("tables", ["--kind", "sweeps", "--name", "s"]),
                              ("plots", ["--kind", "sweeps", "--name", "s"])):  # fmt: skip
         command = [sys.executable, str(ROOT / "scripts" / f"{program}.py"), "--config", "config.yaml", *options]
         yield row_of(f"`{program}.py`", command, folder, made=folder / "results/plots" if program == "plots" else None)
+
+
+def fold_seconds(journal: Path) -> float:
+    """CPU seconds in which a plan learns what is in a journal."""
+    began = time.process_time()
+    Fold(journal).update()
+    return time.process_time() - began
+
+
+def _elsewhere(function: Any, *given: Any) -> Any:
+    """What a function returns, in a process of its own: the memory of this one would count as that of its children."""
+    with ProcessPoolExecutor(1) as pool:
+        return pool.submit(function, *given).result()
 
 
 def row_of(what: str, command: list[str], folder: Path, *, made: Path | None = None) -> list[str]:
