@@ -31,11 +31,10 @@ def main() -> None:
         ["of it used, by sacct", f"{job['elapsed_seconds']:.0f}"],
     ]
     print_table(["second run", "seconds"], rows)
-    columns = ["requested_gpu_seconds", "running_gpu_seconds", "wasted_fraction", "startup_gpu_seconds"]
     print()
-    print_table(
-        ["strategy", *columns], [[name, *(f"{row[c]:.3g}" for c in columns)] for name, row in strategies.iterrows()]
-    )
+    columns = ["requested_gpu_seconds", "running_gpu_seconds", "wasted_fraction", "startup_gpu_seconds"]
+    cells = strategies[columns].map(lambda value: f"{value:.3g}" if value < 1 else f"{value:.0f}")
+    print_table(["strategy", *columns], [[name, *row] for name, row in zip(cells.index, cells.values, strict=True)])
 
 
 if __name__ == "__main__":
