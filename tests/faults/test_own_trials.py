@@ -7,7 +7,7 @@ import pandas as pd
 import psutil
 import pytest
 from trainyard.journal import attempts, read_events
-from waiting import wait_until
+from waiting import PATIENCE_SECONDS, wait_until
 from yard import Yard
 
 # Each trial takes a moment, so that a kill finds one running.
@@ -351,9 +351,9 @@ def test_a_driver_that_is_told_to_end_gives_its_programs_their_time_to_keep_wher
     metrics = {"pattern": r"step (?P<epoch>\d+) score (?P<score>\S+)"}
     yard.write({"sweeps": {"s": {"command": command, "checkpoint": "*.pt", "metrics": metrics}}})
     started = yard.start(*yard.script("sweep", "--sweep", "s"))
-    wait_until(lambda: events_of(yard, "epoch"), timeout_seconds=60, what="the first step")
+    wait_until(lambda: events_of(yard, "epoch"), what="the first step")
     started.terminate()
-    said, _ = started.communicate(timeout=60)
+    said, _ = started.communicate(timeout=PATIENCE_SECONDS)
     assert "1 programs have up to 30 s to end" in said
     assert len(list((yard.results / "sweeps/s/trials").glob("*/kept.pt"))) == 1
     assert resumed_from(yard) == [(None, "interrupted")]
@@ -383,7 +383,7 @@ def test_whatever_is_killed_of_what_runs_it_nothing_of_a_command_is_left(yard):
         return found
 
     def is_up(attempt):
-        wait_until(lambda: len(holding(attempt)) == 4, timeout_seconds=60, what=f"attempt {attempt}")
+        wait_until(lambda: len(holding(attempt)) == 4, what=f"attempt {attempt}")
         return holding(attempt)
 
     shell = min(is_up(1), key=lambda process: process.pid)
@@ -394,7 +394,7 @@ def test_whatever_is_killed_of_what_runs_it_nothing_of_a_command_is_left(yard):
     is_up(3)
     assert not holding(2)
     process_of("raylet", driver).kill()
-    wait_until(lambda: not holding(3), timeout_seconds=60, what="the end of the third attempt")
+    wait_until(lambda: not holding(3), what="the end of the third attempt")
     driver.kill()
     started.wait()
 
@@ -418,7 +418,7 @@ def test_a_scaling_script_too_has_its_grace_passes_over_torn_checkpoints_and_out
 
     polite = started(0)
     polite.terminate()
-    said, _ = polite.communicate(timeout=120)
+    said, _ = polite.communicate(timeout=PATIENCE_SECONDS)
     assert "the script was told to end: the same command continues from what the script has kept" in said
     assert yard.run(*launch, check=False).returncode == 1, "the newest is torn"
     yard.run(*launch)
