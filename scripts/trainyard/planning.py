@@ -34,7 +34,7 @@ UNPROVEN_STARTUP_SECONDS: Final = 60.0  # from the start of the program to the f
 UNPROVEN_MARGIN_SECONDS: Final = 60.0  # for what comes before the program and after the last trial, before it was seen
 END_SECONDS: Final = 15.0  # to take everything down after the last trial
 INTERVAL: Final = (0.05, 0.95)  # quantiles of what the makespan may be
-SURE: Final = 0.985  # the quantile that a job must have time for
+SURE: Final = 0.99  # the quantile that a job must have time for
 
 
 @dataclass(frozen=True)
