@@ -72,7 +72,7 @@ def keep(*_):
     sys.exit(1)
 signal.signal(signal.SIGTERM, keep)
 print("it is up", flush=True)
-time.sleep(600)
+time.sleep(3600)
 """
 # It never ends, nor do the process in a session of its own and the daemon that it starts.
 HOLD = """
@@ -84,7 +84,7 @@ if len(sys.argv) == 3:
         if not os.fork():
             os.execv(sys.executable, [sys.executable, *sys.argv, "daemon"])
         os._exit(0)
-time.sleep(600)
+time.sleep(3600)
 """
 
 
