@@ -32,7 +32,8 @@ class Yard:
         self.folder = folder
         self.config_file = folder / "config.yaml"
         self.results = folder / "results"
-        self.environment = os.environ | {"PYTHONPATH": str(folder)}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # many machines have no `python`, only python3
+        self.environment = os.environ | {"PYTHONPATH": str(folder), "PATH": path}
 
     def write(self, config: dict) -> None:
         self.config_file.write_text(yaml.safe_dump(config))
