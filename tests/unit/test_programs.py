@@ -56,7 +56,8 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "scripts"), "OMP_NUM_THREAD
 
 def test_a_rank_that_has_done_its_work_ends_well_whatever_its_process_group_still_does(tmp_path):
     (tmp_path / "ranks.py").write_text(RANKS)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--log-dir", str(tmp_path),
+                "--nproc-per-node", "2"]  # fmt: skip
     done = finished([*torchrun, "ranks.py"], cwd=tmp_path, env=ENVIRONMENT)
     assert "rank 1 is done" in done.stdout, "what it said last is not lost"
 

@@ -134,7 +134,8 @@ def found(folder, staged, data):
     stop_within_second_epoch(start(SPEC, data, store=CheckpointStore(folder / "by-one")))
     paths = [folder, ROOT / "scripts", ROOT / "tests", ROOT / "tests/unit", ROOT / "tests/cluster"]
     environment = os.environ | {"PYTHONPATH": ":".join(map(str, paths)), "OMP_NUM_THREADS": "1"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--log-dir", str(folder),
+                "--nproc-per-node", "2"]  # fmt: skip
     command = [*torchrun, "program.py", str(folder), str(staged.folder)]
     run(command, cwd=folder, env=environment)
     return json.loads((folder / "found.json").read_text())
