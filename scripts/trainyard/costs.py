@@ -41,13 +41,14 @@ ODDS_COST: Final = 60.0  # that durations go with the relative cost
 ODDS_KEY: Final = 1.5  # that they go with a key
 ODDS_TEXT: Final = 6.0  # the same, if it is a text
 ODDS_KEY_BESIDE_COST: Final = 0.05  # the same, where there is a relative cost
-USUAL_SPREAD: Final = 1.6  # standard deviation of the log durations in a sweep: a term that gives more is less probable
+USUAL_SPREAD: Final = 1.6  # standard deviation of the log durations in a sweep: a key that gives more is less probable,
+LEAST_LIKELY: Final = 5.0  # at most by this in log odds, which evidence can overcome
 ODDS_STRAGGLERS: Final = 0.75  # that a sweep has stragglers at all
 STRAGGLERS: Final = (2.0, 40.0)  # if so: trials that were stragglers, and that were none (a Beta prior)
 STRAGGLER: Final = (math.log(1.1), math.log(3.5))  # between what a straggler adds to its log duration
 
 ANYTHING: Final = 1e3  # standard deviation of a log duration of which nothing is known
-REACH: Final = math.log(1000)  # beyond the shortest and longest that were seen, nothing is predicted
+REACH: Final = math.log(1e5)  # beyond the shortest and longest that were seen, nothing is predicted
 LEAST_USUAL: Final = 0.5  # of the evidence that is no straggler
 NOTICED: Final = math.log(1.35)  # a trial that is not longer by this is never taken for a straggler
 MOST_SKEWED: Final = 0.5  # the mean of a duration may be above its median by this, in logs
@@ -109,7 +110,7 @@ class _Term:
 def _terms(trials: Sequence[Trial], relative: Sequence[float] | None) -> Iterator[_Term]:
     odds = ODDS_KEY
     if relative is not None and min(relative) > 0 and np.ptp(relative) > 0:
-        yield from _number_terms("the relative cost", relative, ODDS_COST, COST_ERROR, ((1.0, 0.8),))
+        yield from _number_terms("the relative cost", relative, ODDS_COST, COST_ERROR, ((1.0, 0.8),), usual=math.inf)
         odds = ODDS_KEY_BESIDE_COST
     for key in dict.fromkeys(key for trial in trials for key in trial.values):
         values: list[Any] = [trial.values.get(key) for trial in trials]
@@ -127,22 +128,30 @@ def _is_number(value: Any) -> bool:
 
 
 def _number_terms(
-    key: str, values: Sequence[float], odds: float, error: float, powers: Sequence[tuple[float, float]]
+    key: str,
+    values: Sequence[float],
+    odds: float,
+    error: float,
+    powers: Sequence[tuple[float, float]],
+    *,
+    usual: float = USUAL_SPREAD,
 ) -> Iterator[_Term]:
-    """Power laws, and proportions with an offset. Numbers that are not all positive are counted from the smallest."""
+    """Power laws, and proportions with an offset. Numbers that are not all positive are counted from the smallest.
+
+    A term that spreads the log durations by more than is `usual` is less probable.
+    """
     numbers = np.array(values, np.float64)
     columns, spread = [], 0.0
     if numbers.min() > 0:
         numbers = numbers / np.exp(np.log(numbers).mean())
         columns = [(np.log(numbers), power, share) for power, share in powers]
-        spread = float(np.log(numbers).std()) / USUAL_SPREAD
+        spread = float(np.log(numbers).std()) / usual
     else:
         numbers = (numbers - numbers.min()) / (numbers - numbers.min()).mean()
     columns += [(np.log(numbers + offset), 1.0, share) for offset, share in OFFSETS]
     for column, power, share in columns:
-        yield _Term(
-            key, math.log(odds * share) - (power * spread) ** 4 / 2, (column - column.mean())[:, None], power, error
-        )
+        unusual = min((power * spread) ** 4 / 2, LEAST_LIKELY)
+        yield _Term(key, math.log(odds * share) - unusual, (column - column.mean())[:, None], power, error)
 
 
 def _text_terms(key: str, texts: list[str], odds: float) -> Iterator[_Term]:

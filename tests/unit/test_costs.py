@@ -113,6 +113,15 @@ def test_one_duration_and_the_relative_cost_tell_what_all_take():
     assert low < 178.5 < high < 1.5 * 178.5
 
 
+def test_a_trial_that_is_far_longer_than_all_before_is_told_apart():
+    """Three short ones, and one of two hours: what is unusual is not impossible, least of all what the user has said."""
+    every = trials(epochs=[5, 6, 7, 72000])
+    evidence = [(trial, 0.1 * trial.values["epochs"]) for trial in every[:3]]
+    relative = [trial.values["epochs"] for trial in (every[3], *every[:3])]
+    assert predict(every[3:], evidence, relative=relative).seconds == pytest.approx([7200], rel=0.1)
+    assert np.quantile(predict(every[3:], evidence).draws, 0.95) > 7200
+
+
 def test_what_has_nothing_to_do_with_the_keys_is_the_mean():
     generator = np.random.default_rng(0)
     every = trials(lr=list(np.linspace(0.01, 0.3, 30)))
