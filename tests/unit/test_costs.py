@@ -114,7 +114,7 @@ def test_one_duration_and_the_relative_cost_tell_what_all_take():
 
 
 def test_a_trial_that_is_far_longer_than_all_before_is_told_apart():
-    """Three short ones, and one of two hours: what is unusual is not impossible, least of all what the user has said."""
+    """Three short ones, and one of two hours. What is unusual is not impossible, least of all what `cost:` says."""
     every = trials(epochs=[5, 6, 7, 72000])
     evidence = [(trial, 0.1 * trial.values["epochs"]) for trial in every[:3]]
     relative = [trial.values["epochs"] for trial in (every[3], *every[:3])]
