@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple
 from trainyard.errors import UserError
 from trainyard.ownspec import GRACE_SECONDS, Metrics, Own, filled, heard_by, lookup, resuming
 from trainyard.processes import Claim, Guard
-from trainyard.reported import Lines, Reported, Row, untold
+from trainyard.reported import Lines, Reported, untold
 
 LOOK_SECONDS: Final = 0.25  # between two looks at a file of metrics
 TAIL_LINES: Final = 30  # of the output, for the journal
@@ -54,7 +54,6 @@ def run(call: Call, guard: Guard) -> Generator[dict[str, Any], bool | None, None
     """
     began = time.monotonic()
     reported = Reported(call.metrics, call.folder, goes_on=bool(call.words["resume_from"]))
-    latest: Row = {}
     program = _Program(call, guard)
     end: _End | None = None
     try:
@@ -64,8 +63,7 @@ def run(call: Call, guard: Guard) -> Generator[dict[str, Any], bool | None, None
                 reported.hear(line)
             end = _late(call, began) if running else _End("finished")
             for row in reported.look(last=end is not None):
-                latest |= row
-                if (yield {"epoch": row, **reported.warning()}):
+                if (yield {"epoch": row, **reported.warning()}) and end is None:
                     end = _End("pruned")
                     break
     finally:
@@ -73,7 +71,7 @@ def run(call: Call, guard: Guard) -> Generator[dict[str, Any], bool | None, None
     tail = program.tail()
     how = {"seconds": time.monotonic() - began, "exit_code": code, "output": str(call.output), "tail": tail}
     how |= {"heard": heard_by(call.metrics), **reported.warning()}
-    latest.pop("epoch", None)
+    latest = reported.latest
     if end.kind == "finished":
         end = _judged(call, code, tail, untold="" if latest else reported.problem or untold(call.metrics))
     said = latest if end.kind in ("finished", "pruned") else end.why

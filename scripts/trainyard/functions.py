@@ -39,7 +39,8 @@ class Context:
     def report(self, **metrics: float) -> None:
         """Tell metrics, as of an `epoch` (counted, if it is left out). The trial may end here, if others are better.
 
-        Of an epoch that is told again, the last values count; of very many epochs, not all are kept (see `Sieve`).
+        Of an epoch that is told again, the last values count. Of very many rows, not all are kept (see `Sieve`), but
+        the last value of each metric is. Each row is judged at once: tell an epoch when it has ended.
         """
         self._rows += 1
         row = as_row(metrics)
@@ -78,7 +79,7 @@ def run(
     sieve = Sieve()
     while "epoch" in (message := told.get()):
         latest |= message["epoch"]
-        sieve.put(message["epoch"])
+        sieve.put(message["epoch"], whole=True)
         prune = False
         for row in sieve.passed(last=False):
             prune = prune or bool((yield {"epoch": row}))

@@ -47,8 +47,9 @@ class Metrics(Section):
     """Where a program tells its metrics: numbers by name, in rows; `epoch` is counted where it does not tell it.
 
     Consecutive rows of the same epoch are one, in which the last value of each metric counts: let the pattern for a
-    progress bar name the epoch. Up to 300 rows may come at once, and then one a second; of more, the latest are kept,
-    and always the last one. Of a line, the first 16,384 characters are searched, without escape codes such as colours.
+    progress bar name the epoch. With `stop`, a trial's first epoch is judged when its second begins. Up to 300 rows may
+    come at once, and then one a second; of more, the latest are kept. The last value of each metric is always kept. Of
+    a line, the first 16,384 characters are searched, without escape codes such as colours.
     """
 
     file: str | None = Field(

@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -76,16 +76,21 @@ class Reported:
         folder: Path,
         *,
         goes_on: bool = False,
+        judged: bool = True,
         burst: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With `goes_on`, rows that are in the file already count: an earlier attempt is being continued."""
+        """With `goes_on`, rows that are in the file already count: an earlier attempt is being continued.
+
+        Where rows are `judged`, none of them may hold the first values of an epoch that is told again.
+        """
         path = folder / metrics.file if metrics and metrics.file else None
         self._patterns = metrics.compiled if metrics else []
         self._groups = {name for pattern in self._patterns for name in pattern.groupindex}
         self._open: dict[str, Any] = {}  # a row that is not whole yet
         self._new: list[dict[str, Any]] = []
-        self._count = 0
+        self._count, self._judged = 0, judged
+        self.latest: Row = {}  # the last value of each metric, of all rows until the latest look
         self._sieve = Sieve(burst or (RESUMED_ROWS if goes_on else BURST_ROWS), clock)
         self._warning, self._warns = "", True
         if path and path.exists() and not goes_on:  # an earlier attempt's rows are not this one's
@@ -126,7 +131,12 @@ class Reported:
             self._warning = self.problem
         new, self._new = self._new, []
         for row in new:
-            self._sieve.put(self._counted(row))
+            numbers = as_row(row)
+            self._count += 1
+            epoch = numbers.pop("epoch", None)
+            self.latest |= numbers
+            whole = epoch is None or not self._judged  # a row that is counted is all that there is of its epoch
+            self._sieve.put({"epoch": int(self._count if epoch is None else epoch), **numbers}, whole=whole)
         return self._sieve.passed(last=last)
 
     def warning(self) -> dict[str, str]:
@@ -138,18 +148,13 @@ class Reported:
         self._new.append(self._open)
         self._open = {}
 
-    def _counted(self, row: dict[str, Any]) -> Row:
-        self._count += 1
-        numbers = as_row(row)
-        epoch = numbers.pop("epoch", None)
-        return {"epoch": self._count if epoch is None else int(epoch), **numbers}
-
 
 class Sieve:
     """Which rows are told on: the last of each epoch, and not more than the journal can take.
 
     A program that tells an epoch more than once (a progress bar does, with each step) has it told on when the next one
-    begins. One that tells more rows than the rate allows has the latest of them told on whenever there is room again.
+    begins. It is known with its second row: until then, the first row waits. A program that tells more rows than the
+    rate allows has the latest of them told on whenever there is room again, with the last value of each metric.
     """
 
     def __init__(self, burst: float = BURST_ROWS, clock: Callable[[], float] = time.monotonic) -> None:
@@ -158,11 +163,12 @@ class Sieve:
         self._repeats = False
         self._epoch: float | int | None = None  # the latest
         self._held: Row = {}  # of an epoch that is still being told
-        self._late: Row = {}  # one for which there is no room yet
+        self._late: Row = {}  # rows for which there is no room yet, in one
         self._passed: list[Row] = []
 
-    def put(self, row: Row) -> None:
-        """Take in a row."""
+    def put(self, row: Row, *, whole: bool) -> None:
+        """Take in a row; `whole` if, as far as is known, it is all of its epoch."""
+        is_first = self._epoch is None
         same, self._epoch = row["epoch"] == self._epoch, row["epoch"]
         self._repeats = self._repeats or same
         if same:
@@ -170,7 +176,7 @@ class Sieve:
             return
         self._pass(self._held)
         self._held = {}
-        if self._repeats:
+        if self._repeats or (is_first and not whole):
             self._held = dict(row)
         else:
             self._pass(row)
@@ -191,18 +197,24 @@ class Sieve:
         now = self._clock()
         self._room = min(self._burst, self._room + ROWS_PER_SECOND * (now - self._at))
         self._at = now
+        self._late = self._late | row
         if self._room < 1:
-            self._late = row
             return
         self._room -= 1
+        self._passed.append(self._late)
         self._late = {}
-        self._passed.append(row)
 
 
 def thinned(rows: list[Row], most: int) -> list[Row]:
-    """At most so many of the rows, evenly, the last one among them."""
-    step = -(-len(rows) // max(1, most))
-    return rows[::-1][:: max(1, step)][::-1]
+    """At most so many of the rows, evenly, the last one among them; each with what those left out before it told."""
+    step = max(1, -(-len(rows) // max(1, most)))
+    kept, merged = list[Row](), Row()
+    for left, row in zip(reversed(range(len(rows))), rows, strict=True):
+        merged = merged | row
+        if left % step == 0:
+            kept.append(merged)
+            merged = {}
+    return kept
 
 
 @dataclass(frozen=True)
@@ -210,17 +222,9 @@ class Reading:
     """What was found in what is kept of a program."""
 
     rows: list[Row] = field(default_factory=list)
-    untold: str = ""  # why there is no metric among them
+    metrics: Row = field(default_factory=dict)  # the last value of each
+    untold: str = ""  # why there is none
     warning: str = ""
-
-    @property
-    def metrics(self) -> Row:
-        """The last value of each."""
-        latest: Row = {}
-        for row in self.rows:
-            latest |= row
-        latest.pop("epoch", None)
-        return latest
 
 
 def read_again(metrics: Metrics | None, folder: Path, output: Path, *, seconds: float) -> Reading:
@@ -238,9 +242,9 @@ def read_again(metrics: Metrics | None, folder: Path, output: Path, *, seconds: 
     rows = list[Row]()
     for row in reported.look(last=True):
         add_row(rows, row)
-    reading = Reading(thinned(rows, int(BURST_ROWS + seconds * ROWS_PER_SECOND)))
-    why = "" if reading.metrics else reported.problem or untold(metrics)
-    return replace(reading, untold=why, warning=reported.warning().get("warning", ""))
+    few = thinned(rows, int(BURST_ROWS + seconds * ROWS_PER_SECOND))
+    why = "" if reported.latest else reported.problem or untold(metrics)
+    return Reading(few, reported.latest, why, reported.warning().get("warning", ""))
 
 
 def untold(metrics: Metrics | None) -> str:

@@ -185,7 +185,7 @@ class Script:
 
     def _follow(self, line: list[str], claimed: Claim, *, goes_on: bool) -> tuple[int, str]:
         """Run a line, say what it says, and keep the metrics that it tells; its exit code, and why it was ended."""
-        reported = Reported(self._study.metrics, self._out, goes_on=goes_on)
+        reported = Reported(self._study.metrics, self._out, goes_on=goes_on, judged=False)
         grace = self._study.grace_seconds
         try:
             process = Guard().start(
@@ -212,7 +212,7 @@ class Script:
             self._keep(reported.look(last=not running))
             for warning in reported.warning().values():
                 log.warning("%s", warning)
-        self._untold = "" if self._rows else reported.problem or untold(self._study.metrics)
+        self._untold = "" if reported.latest else reported.problem or untold(self._study.metrics)
         return process.wait(), told
 
     def _must_end(self, signalled: threading.Event) -> str:

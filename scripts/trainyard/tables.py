@@ -165,7 +165,8 @@ def stopping_table(plan: Plan) -> pd.DataFrame:
 def _seconds_per_epoch(plan: Plan, trial: str) -> float | None:
     """What an epoch of a trial takes: as Trainyard's loop has measured it, or else between the epochs that it told.
 
-    What an attempt that goes on from an earlier one tells of earlier epochs comes at once, and does not count.
+    What an attempt that goes on from an earlier one tells of earlier epochs comes at once, and does not count. Nor does
+    the first row of a command, which waits for the second (`reported.Sieve`).
     """
     result = plan.result(trial)
     if result is None:
@@ -176,6 +177,8 @@ def _seconds_per_epoch(plan: Plan, trial: str) -> float | None:
               if each.number < result.number and each.generation == result.generation]  # fmt: skip
     earlier = {epoch for each in before for epoch in each.told_at}
     new = sorted((epoch, at) for epoch, at in result.told_at.items() if epoch not in earlier)
+    if plan.sweep.command:
+        del new[:1]
     if len(new) < 2:
         return None
     (first, began), (last, ended) = new[0], new[-1]

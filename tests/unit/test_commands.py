@@ -58,15 +58,39 @@ def test_values_reach_the_program_whole_whatever_they_hold(tmp_path, guard):
 
 
 def test_epochs_are_told_while_it_runs(tmp_path, guard):
-    line = "echo 'epoch 1: acc 0.5'; while [ ! -e go ]; do sleep 0.05; done; echo 'epoch 2: acc 0.75'"
+    line = "echo 'epoch 1: acc 0.5\nepoch 2: acc 0.6'; while [ ! -e go ]; do sleep 0.05; done; echo 'epoch 3: acc 0.75'"
     running = commands.run(call(tmp_path, line, metrics=PATTERN), guard)
     assert next(running) == {"epoch": {"epoch": 1, "val_accuracy": 0.5}}
-    (tmp_path / "go").touch()
     assert running.send(False)["epoch"]["epoch"] == 2
+    (tmp_path / "go").touch()
+    assert running.send(False)["epoch"]["epoch"] == 3
     last = running.send(False)
     assert last["finished"] == {"val_accuracy": 0.75}
     assert last["exit_code"] == 0
-    assert (tmp_path / "output-1.log").read_text() == "epoch 1: acc 0.5\nepoch 2: acc 0.75\n"
+    assert (tmp_path / "output-1.log").read_text() == "epoch 1: acc 0.5\nepoch 2: acc 0.6\nepoch 3: acc 0.75\n"
+
+
+def test_one_that_has_ended_by_itself_is_not_ended_early_by_its_last_row(tmp_path, guard):
+    messages = run(call(tmp_path, "echo 'epoch 1: acc 0.5'", metrics=PATTERN), guard, prune_at=1)
+    assert messages[-1]["finished"] == {"val_accuracy": 0.5}
+    last = run(call(tmp_path, "echo 'epoch 1: acc 0.5'; exit 3", metrics=PATTERN), guard, prune_at=1)[-1]
+    assert last["failed"] == "exit code 3: epoch 1: acc 0.5"
+
+
+STEPS = """
+for step in range(2000):
+    print(f"loss={step}", flush=True)
+    if step == 500:
+        print("val_accuracy=0.5", flush=True)
+"""
+
+
+def test_of_steps_that_come_fast_the_last_value_of_each_metric_is_its_result(tmp_path, guard):
+    (tmp_path / "steps.py").write_text(STEPS)
+    metrics = Metrics(pattern=r"loss=(?P<loss>{number})|val_accuracy=(?P<val_accuracy>{number})")
+    *rows, last = run(call(tmp_path, [sys.executable, "steps.py"], metrics=metrics), guard)
+    assert last["finished"] == {"loss": 1999, "val_accuracy": 0.5}
+    assert any("val_accuracy" in row["epoch"] for row in rows)
 
 
 # What goes wrong, and how that is told.
@@ -134,8 +158,7 @@ def test_a_progress_bar_tells_an_epoch_once(tmp_path, guard):
     program.write_text(BARS)
     metrics = Metrics(pattern=r"epoch (?P<epoch>\d+): .* loss=(?P<loss>{number})")
     *rows, last = run(call(tmp_path, [sys.executable, "bars.py"], metrics=metrics), guard)
-    assert len(rows) <= 4, "the first one again when its end is known"
-    told = [message["epoch"] for message in rows[-3:]]
+    told = [message["epoch"] for message in rows]
     assert told == [{"epoch": epoch, "loss": 0} for epoch in (1, 2, 3)]
     assert last["finished"] == {"loss": 0}
 
@@ -158,9 +181,9 @@ def test_a_folder_on_path_that_cannot_be_read_does_not_hide_that_a_program_is_no
 
 
 def test_told_to_end_it_has_time_to_keep_where_it_is(tmp_path, guard):
-    line = "trap 'touch kept; exit 1' TERM; echo 'epoch 1: acc 0.1'; while true; do sleep 0.05; done"
+    line = "trap 'touch kept; exit 1' TERM; echo 'epoch 1: acc 0.1\nepoch 2: acc 0.2'; while true; do sleep 0.05; done"
     last = run(call(tmp_path, line, metrics=PATTERN), guard, prune_at=1)[-1]
-    assert last["pruned"] == {"val_accuracy": 0.1}
+    assert last["pruned"] == {"val_accuracy": 0.2}
     assert (tmp_path / "kept").exists()
     last = run(call(tmp_path, line, metrics=PATTERN, deadline=time.time() + 0.5), guard)[-1]
     assert last["stopped"] == "ended before the end of the walltime"

@@ -36,6 +36,8 @@ def test_one_that_reports_each_step_tells_no_more_than_a_journal_can_take(tmp_pa
     def train(config, context):
         for step in range(5000):
             context.report(loss=step)
+            if step % 1000 == 500:
+                context.report(val_accuracy=step / 5000)
 
     def train_in_epochs(config, context):
         for step in range(5000):
@@ -44,8 +46,8 @@ def test_one_that_reports_each_step_tells_no_more_than_a_journal_can_take(tmp_pa
     began = time.monotonic()
     *rows, last = messages(train, context(tmp_path))
     assert len(rows) <= BURST_ROWS + time.monotonic() - began + 1
-    assert rows[-1]["epoch"] == {"epoch": 5000, "loss": 4999}
-    assert last["finished"] == {"loss": 4999}
+    assert rows[-1]["epoch"] == {"epoch": 5005, "loss": 4999, "val_accuracy": 0.9}
+    assert last["finished"] == {"loss": 4999, "val_accuracy": 0.9}
     *rows, last = messages(train_in_epochs, context(tmp_path))
     told = [(row["epoch"]["epoch"], row["epoch"]["loss"]) for row in rows]
     assert told == [(0, 0), (0, 999), (1, 1999), (2, 2999), (3, 3999), (4, 4999)]

@@ -1,6 +1,8 @@
 """Metrics of a user's program are rows of numbers, also while they are being written."""
 
+import functools
 import json
+import operator
 
 import pytest
 from trainyard.ownspec import Metrics
@@ -15,6 +17,7 @@ def test_lines_of_the_output_are_rows(tmp_path):
     found = reported(tmp_path, pattern=r"epoch (?P<epoch>\d+): loss (?P<loss>\S+)")
     for line in ("hello", "epoch 1: loss 0.5", "epoch 2: loss nan", "epoch 3: loss bad"):
         found.hear(line)
+    assert found.latest == {}
     assert found.look() == [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": None}, {"epoch": 3}]
     assert found.look() == []
 
@@ -36,8 +39,8 @@ def test_a_row_of_several_patterns_is_whole_when_each_was_seen(tmp_path):
 @pytest.mark.parametrize(
     ("name", "first", "second"),
     [
-        ("m.jsonl", '{"epoch": 1, "acc": 0.5, "note": "x"}\n{"epo', 'ch": 2, "acc": 0.75}\n'),
-        ("m.csv", "epoch,acc,note\n1,0.5,x\n2,0.", "75,y\n"),
+        ("m.jsonl", '{"acc": 0.5, "note": "x"}\n{"ac', 'c": 0.75}\n'),
+        ("m.csv", "acc,note\n0.5,x\n0.", "75,y\n"),
     ],
 )
 def test_a_row_that_is_half_written_is_waited_for(tmp_path, name, first, second):
@@ -158,7 +161,7 @@ def test_a_pattern_that_cuts_a_number_is_told_of_once(tmp_path, pattern, line, p
 def test_a_pattern_that_takes_whole_numbers_is_not_warned_of(tmp_path, pattern, line):
     found = reported(tmp_path, pattern=pattern)
     found.hear(line)
-    assert found.look()
+    assert found.look(last=True)
     assert found.warning() == {}
 
 
@@ -177,7 +180,40 @@ def test_rows_of_one_epoch_are_one_with_the_last_values(tmp_path):
             found.hear(f"{epoch} {loss}")
             told += found.look()
     told += found.look(last=True)
-    assert [(row["epoch"], row["loss"]) for row in told] == [(1, 1000), (1, 0), (2, 0), (3, 0)]
+    assert [(row["epoch"], row["loss"]) for row in told] == [(1, 0), (2, 0), (3, 0)]
+
+
+def test_the_first_row_waits_until_it_is_known_whether_its_epoch_is_told_again(tmp_path):
+    def look_at(*lines, **how):
+        found = Reported(Metrics(pattern=r"(?P<epoch>\d+) (?P<loss>\d+)"), tmp_path, **how)
+        looks = []
+        for line in lines:
+            found.hear(line)
+            looks.append([(row["epoch"], row["loss"]) for row in found.look()])
+        return looks, [(row["epoch"], row["loss"]) for row in found.look(last=True)]
+
+    assert look_at("1 9", "1 8", "1 7", "2 9", "2 6") == ([[], [], [], [(1, 7)], []], [(2, 6)])
+    assert look_at("1 9", "2 8", "3 7") == ([[], [(1, 9), (2, 8)], [(3, 7)]], [])
+    assert look_at("1 9") == ([[]], [(1, 9)])
+    assert look_at("1 9", judged=False) == ([[(1, 9)]], []), "then the time at which it was told counts"
+
+
+@pytest.mark.parametrize("count", [1000, 5000])
+def test_the_last_value_of_each_metric_is_kept_however_fast_rows_come(tmp_path, count):
+    metrics = Metrics(file="m.jsonl")
+    rows = [{"loss": number} for number in range(count)]
+    for place, accuracy in ((400, 0.5), (count - 333, 0.75)):
+        rows.insert(place, {"val_accuracy": accuracy})
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = Reported(metrics, tmp_path, goes_on=True, burst=BURST_ROWS, clock=Clock())
+    told = found.look() + found.look(last=True)
+    again = read_again(metrics, tmp_path, tmp_path / "none", seconds=10)
+    assert len(told) == BURST_ROWS + 1
+    assert len(again.rows) <= BURST_ROWS + 10
+    for kept in (told, again.rows):
+        latest = functools.reduce(operator.or_, kept)
+        assert latest == {"epoch": count + 2, "loss": count - 1, "val_accuracy": 0.75}
+    assert again.metrics == found.latest == {"loss": count - 1, "val_accuracy": 0.75}
 
 
 def test_more_rows_than_a_journal_can_take_are_told_at_a_rate_and_the_last_always(tmp_path):
@@ -257,7 +293,8 @@ def test_what_is_kept_is_read_again_with_another_setting(tmp_path):
 
     output = tmp_path / "output-1.log"
     output.write_bytes(b"\x1b[1macc=0.5\n" + b"." * 50 + "\nloss=9 ä\nloss=8 ä".encode())
-    assert again(pattern="loss=(?P<loss>{number})") == Reading([{"epoch": 1, "loss": 9}, {"epoch": 2, "loss": 8}])
+    rows = [{"epoch": 1, "loss": 9}, {"epoch": 2, "loss": 8}]
+    assert again(pattern="loss=(?P<loss>{number})") == Reading(rows, {"loss": 8})
     assert again(pattern="acc=(?P<acc>{number})").metrics == {"acc": 0.5}
     assert again(pattern="acc (?P<acc>{number})").untold.endswith(
         "none were found in its output by acc (?P<acc>{number})"

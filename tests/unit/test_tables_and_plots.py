@@ -312,6 +312,13 @@ def test_what_stopping_saved_is_worked_out_from_the_time_between_epochs(tmp_path
     assert "that saved 22 of 30 epochs (73.3%), or 54.5 slot-seconds" in saved_words(plan, table)
 
 
+def test_the_first_row_of_a_command_comes_with_the_second_and_tells_no_time(tmp_path):
+    command = {"command": "true {lr}", "grid": {"lr": [1]}, "metrics": {"file": "m.csv"}, "stop": STOP["stop"]}
+    times = [(1, 104.0), (2, 104.0), (3, 106.0), (4, 108.0)]
+    plan = plan_of(tmp_path, command, told(0, 1, times, stopped={"seconds": 108.0, "why": "asha"}))
+    assert stopping_table(plan)["saved_seconds"].tolist() == [6 * 2.0]
+
+
 def test_nothing_is_claimed_of_seconds_that_nobody_knows(tmp_path):
     plan = plan_of(tmp_path, STOP, told(0, 1, [(1, 200.0)], stopped={"seconds": 200.0, "why": "asha"}))
     table = stopping_table(plan)
