@@ -27,7 +27,7 @@ shell.prefix(yard.shell_prefix(workflow.deployment_settings.deployment_method))
 
 onstart:
     yard.check_own_code()
-    yard.check_possible()
+    yard.check_sweeps()
     yard.write_config()
 
 

@@ -5,13 +5,12 @@ import logging
 from functools import partial
 from pathlib import Path
 
-import pandas as pd
 from trainyard import plots, programs, samples, scalingplots, sweepplots
 from trainyard.config import Config
 from trainyard.configfile import read_config
 from trainyard.datasets import Staged
 from trainyard.planning import plan_sweep
-from trainyard.tables import shown_metric
+from trainyard.tables import read_table, shown_metric
 from trainyard.trials import main_key, varied_keys
 
 log = logging.getLogger("plots")
@@ -39,8 +38,10 @@ def _data(config: Config, name: str, source: Path, target: Path) -> None:
 
 def _sweep(config: Config, name: str, source: Path, target: Path) -> None:
     tables = ("trials", "timeline", "epochs", "strategies", "jobs")
-    trials, timeline, epochs, strategies, jobs = (pd.read_csv(source / f"{table}.csv") for table in tables)
+    trials, timeline, epochs, strategies, jobs = (read_table(source / f"{table}.csv") for table in tables)
     plan = plan_sweep(config, name, source.parents[1])
+    for key in varied_keys(list(plan.trials.values())):
+        trials[key], epochs[key] = plots.named(trials[key]), plots.named(epochs[key])
     (metric, mode), key = shown_metric(plan, trials), main_key(list(plan.trials.values()))
     log_scale = plan.sweep.is_log(key)
     slots, count = timeline["slot"].nunique(), len(trials)
@@ -58,8 +59,8 @@ def _sweep(config: Config, name: str, source: Path, target: Path) -> None:
 
 
 def _scaling(config: Config, name: str, source: Path, target: Path) -> None:
-    scales, scaling = config.scaling[name].scales, pd.read_csv(source / "scaling.csv")
-    histories = [(scale, pd.read_csv(source / scale / "history.csv")) for scale in scales]
+    scales, scaling = config.scaling[name].scales, read_table(source / "scaling.csv")
+    histories = [(scale, read_table(source / scale / "history.csv")) for scale in scales]
     samples = {scale: scalingplots.read_telemetry(source / scale) for scale in scales}
     plots.draw(partial(scalingplots.speedup, scaling=scaling), target / "speedup", size=(9, 3.8), panels=(1, 2))
     losses = partial(scalingplots.losses, histories=histories, scaling=scaling)
@@ -71,7 +72,7 @@ def _scaling(config: Config, name: str, source: Path, target: Path) -> None:
 
 
 def _trees(config: Config, name: str, source: Path, target: Path) -> None:
-    trees = pd.read_csv(source / "trees.csv")
+    trees = read_table(source / "trees.csv")
     plots.draw(partial(plots.trees_scores, trees=trees), target / "scores", size=(6.4, 1.6 + 0.7 * len(trees)))
 
 

@@ -14,7 +14,6 @@ from trainyard.configfile import read_config
 from trainyard.counting import duration
 from trainyard.errors import UserError
 from trainyard.folding import Fold
-from trainyard.journal import RESULTS
 from trainyard.planning import Plan, plan_sweep
 from trainyard.progress import slot_table
 
@@ -38,7 +37,9 @@ def main(arguments: argparse.Namespace) -> None:
 def _view(config: Config, results: Path, folds: Mapping[str, Fold]) -> RenderableType:
     """How the sweeps stand; of the journals, only what is new is read."""
     plans = [plan_sweep(config, name, results, fold=fold) for name, fold in folds.items()]
-    table = Table("sweep", "finished", "diverged", "running", "failed", "pending", "of", "predicted time left")
+    table = Table(
+        "sweep", "finished", "stopped early", "diverged", "running", "failed", "pending", "of", "predicted time left"
+    )
     for plan in plans:
         table.add_row(*_row(plan))
     return Group(table, *_running(plans))
@@ -49,7 +50,8 @@ def _row(plan: Plan) -> Iterator[str]:
     outcomes = [last.get(name) for name in plan.pending]
     yield plan.name
     ends = [end.outcome for name in plan.trials if (end := plan.end(name))]
-    yield str(sum(end in RESULTS for end in ends))
+    yield str(ends.count("finished"))
+    yield str(ends.count("stopped"))
     yield str(ends.count("diverged"))
     yield str(outcomes.count("running"))
     yield str(outcomes.count("failed") + ends.count("unreadable"))

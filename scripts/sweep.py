@@ -72,11 +72,7 @@ def _check(plan: Plan, results: Path) -> None:
     """What can be found wrong before Ray is started."""
     if plan.sweep.dataset and plan.sweep.trains:
         Staged(results / "data" / plan.sweep.dataset).check_images()
-    names = plan.sweep.retrain if isinstance(plan.sweep.retrain, dict) else {}
-    unknown = [name for name in names if name != "all" and name not in plan.trials]
-    if unknown:
-        raise UserError(f"sweeps.{plan.name}.retrain: not a trial of this sweep: {', '.join(unknown)}; "
-                        "take the names from the column `trial` of trials.csv")  # fmt: skip
+    plan.check_retrain()
 
 
 def _close_open_attempts(journal: Journal, plan: Plan) -> None:

@@ -11,7 +11,16 @@ from trainyard.config import Config
 from trainyard.configfile import read_config
 from trainyard.planning import plan_sweep
 from trainyard.scaling import recommendation, scaling_table
-from trainyard.tables import as_date, best_words, saved_words, stopping_table, write_page, write_parquet, write_table
+from trainyard.tables import (
+    as_date,
+    best_words,
+    read_table,
+    saved_words,
+    stopping_table,
+    write_page,
+    write_parquet,
+    write_table,
+)
 
 log = logging.getLogger("tables")
 
@@ -44,7 +53,7 @@ def _sweep(config: Config, name: str, results: Path) -> dict[str, pd.DataFrame |
     if plan.sweep.stop:
         rows = stopping_table(plan)
         stopped = {"Stopped early": rows, "What that saved": saved_words(plan, rows)}
-    trials = pd.read_csv(folder / "trials.csv")
+    trials = read_table(folder / "trials.csv")
     best = best_words(plan, trials)
     log.info("%s", best)
     turned = strategies.set_index("strategy").T.rename_axis(index=None, columns=None).reset_index(names="")
@@ -68,7 +77,7 @@ def _scaling(config: Config, name: str, results: Path) -> dict[str, pd.DataFrame
 
 
 def _trees(config: Config, name: str, results: Path) -> dict[str, pd.DataFrame | str]:
-    return {"": pd.read_csv(results / "trees" / name / "trees.csv")}
+    return {"": read_table(results / "trees" / name / "trees.csv")}
 
 
 def _arguments() -> argparse.Namespace:

@@ -128,7 +128,12 @@ _PLAIN_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times 
 
 
 class _Loader(_PLAIN_LOADER):  # type: ignore[misc]
-    """YAML 1.1, as Snakemake reads it, with the floats of YAML 1.2: `1e-5`, `1e5` and `-.5` are numbers."""
+    """YAML 1.1, as Snakemake reads it, with the numbers of YAML 1.2: `1e-5` is one, `1:30` is none, `012` is 12."""
+
+    def construct_whole(self, node: Any) -> int:
+        """An integer; with `0o` or `0x`, octal or hexadecimal."""
+        text = node.value.replace("_", "")
+        return int(text, 0 if text.lstrip("+-")[:2] in ("0o", "0x") else 10)
 
     def construct_finite(self, node: Any) -> float:
         """A float, unless it is too large for one."""
@@ -139,8 +144,18 @@ class _Loader(_PLAIN_LOADER):  # type: ignore[misc]
         return value
 
 
-_FLOAT: Final = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?\Z")
+_WHOLE: Final = re.compile(r"[-+]?(?:[0-9][0-9_]*|0o[0-7]+|0x[0-9a-fA-F]+)\Z")
+_FLOAT: Final = re.compile(
+    r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?\Z"
+    r"|[-+]?\.(?:inf|Inf|INF)\Z|\.(?:nan|NaN|NAN)\Z"
+)
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if tag not in (_TAG + "int", _TAG + "float")]
+    for first, known in _Loader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_TAG + "int", _WHOLE, list("-+0123456789"))
 _Loader.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+.0123456789"))
+_Loader.add_constructor(_TAG + "int", _Loader.construct_whole)
 _Loader.add_constructor(_TAG + "float", _Loader.construct_finite)
 
 

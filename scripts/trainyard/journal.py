@@ -17,6 +17,7 @@ trials, counted before any has run), `share` (how many trials share a GPU from n
 
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -265,6 +266,51 @@ def result_of(
     ends = {"finished", *(["stopped"] if early else []), *(["diverged"] if diverged else [])}
     counting = [each for each in tries if each.outcome in ends and each.generation >= generation]
     return counting[-1] if counting else None
+
+
+def parts(tries: Iterable[Attempt], last: Attempt) -> list[tuple[Attempt, float]]:
+    """The attempts that an attempt continued, oldest first, and the seconds of each that it did not have to repeat.
+
+    These end with the checkpoint that it resumed from, or else with the epoch before the first that it told. What
+    Trainyard's own loop resumes tells all epochs and seconds itself: it has no parts.
+    """
+    found: list[tuple[Attempt, float]] = []
+    before = [each for each in tries if each.number < last.number and each.generation == last.generation]
+    current, at = last, _checkpoint_time(last)
+    for attempt in reversed(before):
+        kept = at if current.resumed else _told_before(attempt, current)
+        if kept is None:
+            break
+        if kept >= attempt.start:
+            found.append((attempt, min(kept, attempt.end) - attempt.start))
+            current, at = attempt, _checkpoint_time(attempt)
+    return found[::-1]
+
+
+def _checkpoint_time(attempt: Attempt) -> float | None:
+    """Unix seconds at which the checkpoint was written that an attempt resumed from."""
+    return attempt.resumed["modified_ns"] / 1e9 if attempt.resumed else None
+
+
+def _told_before(attempt: Attempt, later: Attempt) -> float | None:
+    """Unix seconds at which an attempt told the epoch before the first one of a later attempt, if it did."""
+    first = later.epochs[0].get("epoch", 1) if later.epochs else 1
+    told = [epoch for epoch in attempt.told_at if epoch < first]
+    return attempt.told_at[max(told)] if told else None
+
+
+def whole_seconds(tries: Iterable[Attempt], last: Attempt) -> float | None:
+    """What an attempt took, with what it continued: what the trial takes if nothing interrupts it."""
+    return None if last.seconds is None else last.seconds + sum(seconds for _, seconds in parts(tries, last))
+
+
+def whole_epochs(tries: Iterable[Attempt], last: Attempt) -> list[dict[str, Any]]:
+    """The rows of an attempt, after those of earlier epochs in the attempts that it continued."""
+    rows = list(last.epochs)
+    for attempt, _ in reversed(parts(tries, last)):
+        first = rows[0].get("epoch", 1) if rows else math.inf
+        rows = [row for row in attempt.epochs if row.get("epoch", math.inf) < first] + rows
+    return rows
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from trainyard.choosing import Option, choose, options
 from trainyard.config import Config, Scaling
@@ -15,7 +15,7 @@ from trainyard.counting import duration
 from trainyard.errors import UserError
 from trainyard.files import digest_of
 from trainyard.folding import Fold
-from trainyard.journal import Attempt, Session, by_trial, result_of
+from trainyard.journal import Attempt, Session, by_trial, result_of, whole_epochs, whole_seconds
 from trainyard.ownspec import Stop, heard_by
 from trainyard.schedules import jobs_needed, makespan
 from trainyard.searching import Suggestion, is_place, search_key, still_to_draw, suggestions
@@ -28,6 +28,7 @@ from trainyard.trials import RESULT_VERSION, Trial, expand, relative_cost
 if TYPE_CHECKING:
     from trainyard.costs import Prediction
 
+NOT_STAGED: Final = "not staged"  # in place of a dataset's digest
 TABLES_MINUTES: Final = 10  # walltime to ask for where only tables are to be written
 UNPROVEN_MINUTES: Final = 60  # walltime to ask for before any trial of a sweep has shown what it takes
 UNPROVEN_STARTUP_SECONDS: Final = 60.0  # from the start of the program to the first trial, before that was seen
@@ -79,6 +80,14 @@ class Plan:
         if last is None or last.outcome != "unreadable" or last.generation < self.generation(trial):
             return None
         return last if self.output_of(last).exists() else None
+
+    def seconds_of(self, attempt: Attempt) -> float | None:
+        """What an attempt took, with what it continued of earlier ones."""
+        return whole_seconds(self.tries[attempt.trial], attempt)
+
+    def epochs_of(self, attempt: Attempt) -> list[dict[str, Any]]:
+        """What an attempt told of each epoch, with what it continued of earlier ones."""
+        return whole_epochs(self.tries[attempt.trial], attempt)
 
     def output_of(self, attempt: Attempt) -> Path:
         """What a command has said."""
@@ -180,9 +189,8 @@ class Plan:
         """What trials will take, from the journal and from the seconds of what has `finished` since."""
         if not names:
             return None
-        known = {name: result.seconds for name in self.trials if (result := _last_finished(self, name))} | dict(
-            finished
-        )
+        seen = {name: result for name in self.trials if (result := _last_finished(self, name))}
+        known = {name: self.seconds_of(result) for name, result in seen.items()} | dict(finished)
         if not known:
             return None
         from trainyard.costs import predict  # numpy: not for a dry run that has nothing to predict
@@ -307,6 +315,18 @@ class Plan:
             return []
         return [name for name in self.pending if self.seconds.get(name, 0.0) > self._useful_seconds]
 
+    def check_retrain(self) -> None:
+        """See that `retrain` names trials of this sweep, as far as they are known before the dataset is staged.
+
+        Raises:
+            UserError: it does not.
+        """
+        names = self.sweep.retrain if isinstance(self.sweep.retrain, dict) else {}
+        unknown = [name for name in names if name != "all" and name not in self.trials]
+        if unknown and self.dataset_digest != NOT_STAGED:
+            raise UserError(f"sweeps.{self.name}.retrain: not a trial of this sweep: {', '.join(unknown)}; "
+                            "take the names from the column `trial` of trials.csv")  # fmt: skip
+
     def check_possible(self) -> None:
         """See that some pending trial can end.
 
@@ -408,4 +428,4 @@ def dataset_digest(results: Path, study: Sweep | Scaling) -> str:
     try:
         return str(json.loads((results / "data" / study.dataset / "meta.json").read_text())["digest"])
     except FileNotFoundError:
-        return "not staged"
+        return NOT_STAGED

@@ -148,6 +148,11 @@ def are_fractions(metric: str, values: pd.Series) -> bool:
     return metric.endswith("accuracy") and bool(values.dropna().between(0, 1).all())
 
 
+def named(values: pd.Series) -> pd.Series:
+    """The values of a key, those that are empty in the table under a name, unless all others are numbers."""
+    return values if is_number(values) else values.astype(object).fillna("(none)")
+
+
 def is_number(values: pd.Series) -> bool:
     """Whether a column is a scale, rather than names or truths."""
     return bool(pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values))

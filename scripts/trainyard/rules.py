@@ -264,14 +264,15 @@ class Workflow:
         """CPUs per node."""
         return max(1, self._plan(wildcards.name, attempt).slots.cpus_per_node)
 
-    def check_possible(self) -> None:
-        """See that each sweep that is asked for can come to an end; told before anything is submitted.
+    def check_sweeps(self) -> None:
+        """See that each sweep can end, and that its `retrain` names trials, before anything is submitted.
 
         Raises:
-            UserError: no job may be long enough for what is left of a sweep.
+            UserError: `retrain` names something else, or no job may be long enough for what is left of a sweep.
         """
-        for name in self.config.sweeps:
-            self._plan(name, 1).check_possible()
+        for plan in (self._plan(name, 1) for name in self.config.sweeps):
+            plan.check_retrain()
+            plan.check_possible()
 
     # ---- scaling studies
 

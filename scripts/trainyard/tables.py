@@ -19,6 +19,11 @@ METRICS = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "best_val
            "step_ms_p50", "step_ms_p95", "micro_batch", "accumulation")  # fmt: skip
 
 
+def read_table(path: Path) -> pd.DataFrame:
+    """Read a CSV of `write_table`. Only an empty cell is a missing value: `None` and `nan` may be values of a key."""
+    return pd.read_csv(path, keep_default_na=False, na_values=[""])
+
+
 def write_table(frame: pd.DataFrame, path: Path) -> None:
     """Write a CSV, atomically, with as many digits as tell two measurements apart."""
     with atomic_write(path) as file:
@@ -28,7 +33,7 @@ def write_table(frame: pd.DataFrame, path: Path) -> None:
 def write_parquet(path: Path) -> None:
     """Write a CSV table as Parquet, too, beside it, atomically: the same columns and values."""
     with atomic_write(path.with_suffix(".parquet"), "wb") as file:
-        pd.read_csv(path).to_parquet(file, index=False)
+        read_table(path).to_parquet(file, index=False)
 
 
 _PAGE = """<!doctype html>
@@ -94,7 +99,7 @@ def trials_table(plan: Plan) -> pd.DataFrame:
         tries, result, settings, end = plan.tries.get(name, []), results[name], trial.settings, plan.end(name)
         status = end.outcome if end else (tries[-1].outcome if tries else "pending")
         row: dict[str, Any] = {"trial": name, **{key: value_at(settings, key) for key in keys}}
-        row |= {"status": status, "attempts": len(tries), "seconds": end.seconds if end else None}
+        row |= {"status": status, "attempts": len(tries), "seconds": plan.seconds_of(end) if end else None}
         rows.append(row | _told(row, {metric: result.metrics.get(metric) if result else None for metric in metrics}))
     return pd.DataFrame(rows)
 
@@ -227,6 +232,7 @@ def timeline_table(tries: Sequence[Attempt]) -> pd.DataFrame:
 def epochs_table(plan: Plan) -> pd.DataFrame:
     """One row per epoch of each trial's result: trial, varied keys, and the epoch's metrics.
 
+    Where the trial was resumed, also the epochs before that.
     A varied key keeps its name: a metric of the same name is in the column `reported_<name>`.
     """
     keys = varied_keys(list(plan.trials.values()))
@@ -235,5 +241,5 @@ def epochs_table(plan: Plan) -> pd.DataFrame:
         result, settings = plan.result(name), trial.settings
         values = {key: value_at(settings, key) for key in keys}
         own = {"trial": name, **values}
-        rows += [own | _told(own, row) for row in (result.epochs if result else [])]
+        rows += [own | _told(own, row) for row in (plan.epochs_of(result) if result else [])]
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["trial", *keys, "epoch"])

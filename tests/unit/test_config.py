@@ -253,12 +253,15 @@ def test_strong_scaling_must_share_the_batch_evenly():
         check_config({**GOOD, "scaling": {"study": study}})
 
 
-# As the core schema of YAML 1.2 reads them; integers, times and the like as PyYAML does.
+# As the core schema of YAML 1.2 reads them; numbers may have underscores, as in Python.
 FLOATS = {
     "1e-5": 1e-5, "1e5": 1e5, "1E+3": 1e3, "-1e-05": -1e-5, "1.5e3": 1500.0, "1.e2": 100.0, ".5": 0.5, "-.5": -0.5,
     "+.5e1": 5.0, "1e+16": 1e16, ".inf": math.inf, "-.INF": -math.inf, "0.1": 0.1, "1_000.5": 1000.5,
 }  # fmt: skip
-NOT_FLOATS = {"3": 3, "08": "08", "'1e-5'": "1e-5", "1.2.3": "1.2.3", "e5": "e5", "1e": "1e", "x1e5": "x1e5", ".": "."}
+NOT_FLOATS = {
+    "3": 3, "08": 8, "-0012": -12, "1_000": 1000, "0x1F": 31, "0o17": 15, "1:30": "1:30", "1:30.5": "1:30.5",
+    "'1e-5'": "1e-5", "1.2.3": "1.2.3", "e5": "e5", "1e": "1e", "x1e5": "x1e5", ".": ".",
+}  # fmt: skip
 
 
 def read_as(folder, text, name="config.yaml"):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from trainyard.journal import attempts, opened, read_events, result_of, sessions
+from trainyard.journal import attempts, opened, read_events, result_of, sessions, whole_epochs, whole_seconds
 
 
 def write_one_of_each(path):
@@ -109,3 +109,34 @@ def test_what_was_read_again_replaces_what_was_read_and_no_time(tmp_path):
     assert (after.outcome, after.epochs, after.metrics, after.heard) == ("finished", rows, metrics, "2")
     assert (after.end, after.seconds, result_of([after])) == (end["time"], 2.0, after)
     assert same == run
+
+
+def resumed_trial(*, checkpoint=None, first=4):
+    """Two attempts: the first begins at 100 and tells epochs 1 to 3, at 110, 120, 130; the second begins at 200."""
+    yield {"event": "started", "trial": "a", "attempt": 1, "time": 100.0}
+    for epoch in (1, 2, 3):
+        yield {"event": "epoch", "trial": "a", "attempt": 1, "time": 100.0 + 10 * epoch, "metrics": {"epoch": epoch}}
+    yield {"event": "interrupted", "trial": "a", "attempt": 1, "time": 135.0}
+    yield {"event": "started", "trial": "a", "attempt": 2, "time": 200.0}
+    if checkpoint is not None:
+        kept = {"name": "last.pt", "modified_ns": int(checkpoint * 1e9), "size": 1}
+        yield {"event": "resumed", "trial": "a", "attempt": 2, "time": 200.0, "checkpoint": kept}
+    for epoch in range(first, 6):
+        yield {"event": "epoch", "trial": "a", "attempt": 2, "time": 200.0 + epoch, "metrics": {"epoch": epoch}}
+    yield {"event": "finished", "trial": "a", "attempt": 2, "time": 230.0, "seconds": 30.0, "metrics": {}}
+
+
+@pytest.mark.parametrize(
+    ("how", "seconds", "epochs"),
+    [
+        ({"checkpoint": 122.0, "first": 3}, 30 + 22, [1, 2, 3, 4, 5]),
+        ({"first": 4}, 30 + 30, [1, 2, 3, 4, 5]),
+        ({"first": 1}, 30, [1, 2, 3, 4, 5]),
+        ({"checkpoint": 90.0, "first": 1}, 30, [1, 2, 3, 4, 5]),
+    ],
+    ids=["from a checkpoint", "by its epochs", "from the beginning", "from what was there before"],
+)
+def test_a_resumed_trial_has_all_of_its_epochs_and_seconds(how, seconds, epochs):
+    tries = attempts(resumed_trial(**how))
+    assert whole_seconds(tries, tries[-1]) == seconds
+    assert [row["epoch"] for row in whole_epochs(tries, tries[-1])] == epochs

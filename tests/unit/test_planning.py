@@ -341,6 +341,15 @@ def test_trials_that_cannot_resume_are_planned_as_jobs_in_which_each_can_end(tmp
     assert resumed.jobs >= 4, "15 h of work on each slot"
 
 
+def test_retrain_names_trials_of_the_sweep_once_these_are_known(tmp_path):
+    unknown = {"deadbeef00": 1}
+    plan(tmp_path, retrain=unknown).check_retrain()  # the dataset is not staged: nobody knows what trials are called
+    known = next(iter(own_plan(tmp_path, limit_minutes=60).trials))
+    own_plan(tmp_path, limit_minutes=60, retrain={known: 1, "all": 1}).check_retrain()
+    with pytest.raises(UserError, match=r"sweeps.depth.retrain: not a trial of this sweep: deadbeef00; take the names"):
+        own_plan(tmp_path, limit_minutes=60, retrain=unknown).check_retrain()
+
+
 def test_a_function_resumes_unless_its_sweep_says_that_it_cannot(tmp_path):
     own = {"grid": {"seed": [1, 2]}, "slots": {"gpus_per_node": 2}, "function": "mine:run"}
     assert check_config({"sweeps": {"s": own}}).sweeps["s"].resumes

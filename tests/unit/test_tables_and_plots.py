@@ -18,6 +18,7 @@ from trainyard.tables import (
     as_date,
     best_words,
     epochs_table,
+    read_table,
     saved_words,
     stopping_table,
     timeline_table,
@@ -364,3 +365,12 @@ def test_what_the_hardware_did_is_read_from_gpus_or_else_from_processes(tmp_path
     assert on_cpu.to_dict("list") == {"of": ["n1", "n1"], "seconds": [0, 5], "memory": [300, 310], "busy": [50, 70]}
     (folder / "gpu-n1.csv").write_text(header + "100,0,H200,900,1000,80,,\n100,1,H200,800,1000,90,,\n")
     assert scalingplots.read_telemetry(tmp_path)["of"].tolist() == ["n1 GPU 0", "n1 GPU 1"]
+
+
+def test_values_that_look_like_nothing_are_values(tmp_path):
+    """A grid over `[None, null, cutout]` is an everyday one: the first is text, the second is no value."""
+    frame = pd.DataFrame({"aug": ["None", None, "cutout"], "clip": [None, 1.0, 2.0]})
+    write_table(frame, tmp_path / "trials.csv")
+    read = read_table(tmp_path / "trials.csv")
+    assert plots.named(read["aug"]).tolist() == ["None", "(none)", "cutout"]
+    assert plots.named(read["clip"]).dropna().tolist() == [1.0, 2.0], "numbers stay numbers"
