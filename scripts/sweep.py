@@ -111,8 +111,9 @@ def _outcome(plan: Plan, attempt: Attempt, reading: Reading) -> tuple[str, str]:
         return attempt.outcome, attempt.error
     if reading.untold:
         return "unreadable", reading.untold
-    diverged = divergence(reading.metrics, plan.sweep.watched_metrics)
-    return ("diverged", diverged) if diverged else ("finished", "")
+    if diverged := divergence(reading.metrics, plan.sweep.watched_metrics):
+        return "diverged", diverged
+    return ("stopped", attempt.early) if attempt.early else ("finished", "")
 
 
 def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:

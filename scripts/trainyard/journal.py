@@ -8,7 +8,8 @@ live status and the evidence for the next plan.
 Events of a trial: `started`, `resumed` (from which checkpoint of a command), `epoch` (a row of metrics; of the same
 epoch again, more of that row), `halved` (its micro-batch did not fit the memory), then one that ends the attempt:
 `finished`, `stopped` (early, since others were better), `diverged` (its loss, or the metric that counts, became NaN or
-infinite), `unreadable` (its program ended well, but no metrics were found in what it said), `failed` or `interrupted`.
+infinite; `early` tells why its program was ended, if it was), `unreadable` (its program ended well, but no metrics were
+found in what it said), `failed` or `interrupted`.
 After its end there may be `reread`: its kept output, read with other `metrics`; the last such event counts. Events of
 the driver: `session` (it begins), `ray_up` (Ray can hand out slots), `slot_up`, `slot_down`, `work` (the FLOPs of
 trials, counted before any has run), `share` (how many trials share a GPU from now on, and what showed that),
@@ -180,6 +181,7 @@ class Attempt:
     told_at: dict[int, float] = field(default_factory=dict)  # by epoch: Unix seconds at which it was first told
     resumed: dict[str, Any] = field(default_factory=dict)  # the checkpoint that it resumed from, if any
     heard: str | None = None  # digest of the `metrics` that they were read with; None where the journal does not say
+    early: str = ""  # why its program was ended before it had done its work; of what was `stopped`, `error` tells it
     later: Callable[[], None] | None = field(default=None, repr=False, compare=False)  # reads DETAILS that are not set
 
     if not TYPE_CHECKING:
@@ -237,6 +239,8 @@ def _apply(attempt: Attempt, event: Event) -> None:
         attempt.log = event.get("log", "")
         attempt.metrics = event.get("metrics", {})
         attempt.heard = event.get("heard")
+        if attempt.outcome == "diverged":  # journals once told of a program that was ended by its exit code only
+            attempt.early = event.get("early", "") or ("it was ended early" if event.get("exit_code") else "")
         attempt.end = event.get("ended") or event["time"]
 
 

@@ -469,7 +469,8 @@ class Packer:
         assert task is not None
         metrics = message.get("finished") or message.get("pruned") or {}
         if why := message.get("diverged") or divergence(metrics, self._metrics):
-            self._end_attempt(slot, "diverged", error=why, seconds=seconds, **said)
+            early = {"early": slot.pruned} if "pruned" in message else {}
+            self._end_attempt(slot, "diverged", error=why, seconds=seconds, **early, **said)
             if self._rule:
                 self._rule.diverged(task.trial)
         elif "pruned" in message:

@@ -17,6 +17,7 @@ from trainyard.files import digest_of
 from trainyard.folding import Fold
 from trainyard.journal import Attempt, Session, by_trial, result_of, whole_epochs, whole_seconds
 from trainyard.ownspec import Stop, heard_by
+from trainyard.reported import divergence
 from trainyard.schedules import jobs_needed, makespan
 from trainyard.searching import Suggestion, is_place, search_key, still_to_draw, suggestions
 from trainyard.slurm import DEADLINE_MARGIN_SECONDS
@@ -96,11 +97,19 @@ class Plan:
 
     @cached_property
     def to_reread(self) -> list[Attempt]:
-        """Ended attempts whose kept output was read with other `metrics` than there are now, or in vain."""
-        heard = heard_by(self.sweep.metrics)
+        """Ended attempts whose kept output was read with other `metrics` than there are now, or in vain.
+
+        Also those that have diverged, after their work was done, by a metric that is not watched any more.
+        """
         ended = [self.end(name) for name in self.trials if self.sweep.command]
-        return [each for each in ended if each and (each.outcome == "unreadable" or each.heard != heard)
-                and self.output_of(each).exists()]  # fmt: skip
+        return [each for each in ended if each and self._is_outdated(each) and self.output_of(each).exists()]
+
+    def _is_outdated(self, end: Attempt) -> bool:
+        if end.outcome == "unreadable" or end.heard != heard_by(self.sweep.metrics):
+            return True
+        if end.outcome != "diverged" or end.early:
+            return False
+        return end.error not in {divergence({name: None}, [name]) for name in self.sweep.watched_metrics}
 
     @cached_property
     def pending(self) -> list[str]:
@@ -364,10 +373,10 @@ class Plan:
         if self.sweep.search:
             content = [self.sweep.search.model_dump(), self.sweep.spec_content]
         stop = [self.sweep.stop.model_dump()] if self.sweep.stop else []
-        heard = (
-            [self.sweep.metrics.digest] if self.sweep.metrics else []
-        )  # what is kept is read again, and nothing runs
-        return digest_of([content, RESULT_VERSION, self.sweep.retrain, *stop, *heard])
+        # For these, what is kept is read again, and nothing runs.
+        heard = [self.sweep.metrics.digest] if self.sweep.metrics else []
+        watched = [self.sweep.metric] if self.sweep.command and self.sweep.metric else []
+        return digest_of([content, RESULT_VERSION, self.sweep.retrain, *stop, *heard, *watched])
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

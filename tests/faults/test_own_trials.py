@@ -274,6 +274,42 @@ def test_a_corrected_pattern_is_applied_to_what_is_kept_and_nothing_runs_again(y
     assert runs() == 4
 
 
+# The second one would go on for long; the score of two of them is NaN, and another metric is not.
+JUDGED = """
+import sys, time
+name, score = sys.argv[1:]
+print("run", file=open("runs.txt", "a"))
+for epoch in (1, 2)[:1 if name == "other" else 2]:
+    print(f"epoch {epoch}: score={score} best={len(name)}", flush=True)
+time.sleep(3600 if name == "endless" else 0)
+"""
+
+
+def test_what_has_diverged_is_judged_anew_and_what_was_ended_early_never_finishes(yard):
+    (yard.folder / "judged.py").write_text(JUDGED)
+    trials = [{"name": "good", "score": 1}, {"name": "endless", "score": "nan"}, {"name": "other", "score": "nan"}]
+    command = "python judged.py {name} {score}"
+    told = r"epoch (?P<epoch>\d+): score=(?P<score>{number}) best=(?P<best>{number})"
+
+    def sweep(metric, pattern):
+        stop = {"method": "asha", "metric": metric}
+        yard.write({"sweeps": {"s": {"command": command, "trials": trials, "stop": stop,
+                                     "metrics": {"pattern": pattern}}}})  # fmt: skip
+        said = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
+        assert (yard.folder / "runs.txt").read_text().count("run") == 3
+        return said, [row["status"] for row in rows_of(yard, "trials")]
+
+    said, ends = sweep("score", told)
+    assert ends == ["finished", "diverged", "diverged"]
+    (early,) = [event for event in events_of(yard, "diverged") if "early" in event]
+    assert early["early"].startswith("asha: 2 of the 2")
+    said, ends = sweep("best", told)
+    assert "1 of 1 kept outputs could be read again" in said, "that of the one which has ended by itself"
+    assert ends == ["finished", "diverged", "finished"]
+    assert "to re-read" not in sweep("best", told)[0]
+    assert sweep("best", told + "$")[1] == ["finished", "stopped", "finished"]
+
+
 def test_a_search_whose_metric_cannot_be_read_stops_at_once_and_goes_on_by_what_it_was(yard):
     (yard.folder / "tells.py").write_text(TELLS)
     values = {"x": {"low": 1, "high": 9, "integer": True}}
