@@ -374,7 +374,9 @@ def _mapping(row: Any) -> dict[str, Any]:
 
 
 _NO_NUMBER: Final = object()
-_WHOLE_NUMBER: Final = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?")
+_WHOLE_NUMBER: Final = re.compile(
+    r"\d+(?:,\d{3}(?!\d)|_\d+)*(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?"
+)
 _SIGN_BEFORE: Final = re.compile(r"(?:^|[\s=:,;(\[|])-$")
 
 
@@ -416,8 +418,10 @@ def _cut_number(match: "re.Match[str]") -> str | None:
         sign = "-" if _SIGN_BEFORE.search(line, max(0, start - 2), start) else ""
         if whole.end() > end or sign:
             value, number = match[name], sign + line[start : max(end, whole.end())]
-            return (f"the pattern {_shown(match.re.pattern)} takes {value!r} out of {number!r} for {name}: write "
-                    f"(?P<{name}>{{number}}), which takes signs, exponents and percent")  # fmt: skip
+            remedy = f"write (?P<{name}>{{number}}), which takes signs, exponents and percent"
+            if re.search("[,_]", whole[0]):
+                remedy = "no number may hold `,` or `_`, have the program print it without them"
+            return f"the pattern {_shown(match.re.pattern)} takes {value!r} out of {number!r} for {name}: {remedy}"
     return None
 
 

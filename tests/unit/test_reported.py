@@ -129,6 +129,19 @@ def test_number_in_a_pattern_takes_any(tmp_path, text, number):
     assert found.look() == [{"epoch": 1, "a": pytest.approx(number) if number else number, "b": 0.001}]
 
 
+@pytest.mark.parametrize("line", ["a=loss information", "a=nanosecond", "a=infinite", "a=NaNs"])
+def test_a_word_is_no_number(tmp_path, line):
+    found = reported(tmp_path, pattern=r"a=.*?(?P<a>{number})")
+    found.hear(line)
+    assert found.look() == []
+
+
+@pytest.mark.parametrize("line", ["1" * LINE_CHARACTERS, "1." * (LINE_CHARACTERS // 2)])
+def test_a_line_of_digits_is_searched_in_a_time_that_is_no_cube_of_its_length(line):
+    (pattern,) = Metrics(pattern="(?P<a>{number})!").compiled
+    assert pattern.search(line) is None
+
+
 def test_braces_that_are_not_number_mean_what_they_meant(tmp_path):
     found = reported(tmp_path, pattern=r"\{number\} x{2} (?P<a>\d{1,3})")
     found.hear("{number} xx 12")
@@ -153,8 +166,22 @@ def test_a_pattern_that_cuts_a_number_is_told_of_once(tmp_path, pattern, line, p
 
 
 @pytest.mark.parametrize(
+    ("line", "part"),
+    [("n=12,345", "takes '12' out of '12,345' for n"), ("n=-1,234,567.8", "takes '-1' out of '-1,234,567.8'"),
+     ("n=1_000", "takes '1' out of '1_000'")],
+)  # fmt: skip
+def test_a_number_with_separators_is_told_of(tmp_path, line, part):
+    found = reported(tmp_path, pattern="n=(?P<n>{number})")
+    found.hear(line)
+    warning = found.warning()["warning"]
+    assert part in warning
+    assert "have the program print it without them" in warning
+
+
+@pytest.mark.parametrize(
     ("pattern", "line"),
-    [(r"epoch (?P<epoch>\d+)\.(?P<step>\d+) (?P<loss>{number})", "epoch 3.5 1.2e-05"),
+    [(r"n=(?P<n>{number})", "n=12,3456"), (r"n=(?P<n>{number})", "n=0.5,123"), (r"n=(?P<n>{number})", "n=12, 345"),
+     (r"n=(?P<n>\d+)_(?P<m>\d+)", "n=1_000"), (r"epoch (?P<epoch>\d+)\.(?P<step>\d+) (?P<loss>{number})", "epoch 3.5 1.2e-05"),
      (r"epoch (?P<epoch>\d+)", "epoch 3. loss 1"), (r"epoch (?P<epoch>\d+)/", "epoch 3/10"),
      (r"acc (?P<acc>[\d.]+)%", "acc 93.5%"), (r"acc - (?P<acc>[\d.]+)", "acc - 0.5")],
 )  # fmt: skip
