@@ -181,7 +181,8 @@ def test_a_number_with_separators_is_told_of(tmp_path, line, part):
 @pytest.mark.parametrize(
     ("pattern", "line"),
     [(r"n=(?P<n>{number})", "n=12,3456"), (r"n=(?P<n>{number})", "n=0.5,123"), (r"n=(?P<n>{number})", "n=12, 345"),
-     (r"n=(?P<n>\d+)_(?P<m>\d+)", "n=1_000"), (r"epoch (?P<epoch>\d+)\.(?P<step>\d+) (?P<loss>{number})", "epoch 3.5 1.2e-05"),
+     (r"n=(?P<n>\d+)_(?P<m>\d+)", "n=1_000"),
+     (r"epoch (?P<epoch>\d+)\.(?P<step>\d+) (?P<loss>{number})", "epoch 3.5 1.2e-05"),
      (r"epoch (?P<epoch>\d+)", "epoch 3. loss 1"), (r"epoch (?P<epoch>\d+)/", "epoch 3/10"),
      (r"acc (?P<acc>[\d.]+)%", "acc 93.5%"), (r"acc - (?P<acc>[\d.]+)", "acc - 0.5")],
 )  # fmt: skip
