@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from trainyard.errors import UserError
-from trainyard.journal import SETTLED, Session
+from trainyard.journal import JUDGED, SETTLED, Attempt, Session
 from trainyard.planning import Plan
 from trainyard.slurm import JobRecord, job_records
 from trainyard.strategies import Request, Strategy, job_array, separate_jobs, strategy
@@ -34,9 +34,11 @@ def jobs_table(plan: Plan, runs: Sequence[Session], records: Mapping[str, JobRec
     """One row per job of a sweep, what was planned beside what became of it; times in seconds.
 
     `finished`, `stopped` (early), `diverged`, `failed` and `interrupted` count attempts: together all that it began.
-    `gap` is measured over predicted, less one; it is there only where the job did all that was predicted. GPU-seconds
-    are those of the GPUs that were held, split into `running` (trials that came to a result, also the one that they
-    diverge), `failed` (attempts that did not), `startup` (until the first trial) and `idle` (the rest).
+    `failed` are also those whose output could not be read, as long as it cannot be. `gap` is measured over predicted,
+    less one; it is there only where the job did all that was predicted. GPU-seconds are those of the GPUs that were
+    held, split into `running` (the `seconds` of attempts that came to a result, also the one that they diverge),
+    `failed` (attempts that did not, from start to end), `startup` (until the first trial) and `idle` (the rest).
+    `counted` are jobs that strategies.csv counts: not those whose results have all been overruled.
     """
     return pd.DataFrame([_job_row(plan, run, records) for run in runs], columns=list(JOB_COLUMNS))
 
@@ -45,22 +47,22 @@ JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "gpus", "pending", "fin
                "interrupted", "predicted_seconds",
                "predicted_low_seconds", "predicted_high_seconds", "measured_seconds", "gap", "startup_seconds",
                "requested_seconds", "elapsed_seconds", "used_fraction", "allocated_tres", "running_gpu_seconds",
-               "failed_gpu_seconds", "startup_gpu_seconds", "idle_gpu_seconds", "basis")  # fmt: skip
+               "failed_gpu_seconds", "startup_gpu_seconds", "idle_gpu_seconds", "basis", "counted")  # fmt: skip
 
 
 def _job_row(plan: Plan, run: Session, records: Mapping[str, JobRecord]) -> dict[str, Any]:
     tries = [each for name, number in run.attempts for each in plan.tries.get(name, ()) if each.number == number]
-    finished = [each for each in tries if each.outcome in SETTLED]
+    judged = [each for each in tries if each.outcome in JUDGED]
     began, record = run.began, records.get(str(run.began.get("job")))
-    share, gpus = began.get("gpus_per_trial", 1), _gpus(run)
+    gpus = _gpus(run)
     measured = run.last_end - run.first_start if run.first_start and tries else None
     predicted = began.get("predicted_seconds")
     elapsed = _elapsed(run, record)
     requested = _requested(run, record)
     startup = _startup(run, record)
-    running = sum(each.end - each.start for each in finished) * share
-    failed = sum(each.end - each.start for each in tries if each.outcome not in SETTLED) * share
-    whole = bool(finished) and len({each.trial for each in finished}) == began.get("pending")
+    running = sum(map(_gpu_seconds, judged))
+    failed = sum((each.end - each.start) * each.gpus_per_trial for each in tries if each.outcome not in JUDGED)
+    whole = len({each.trial for each in tries if each.outcome in SETTLED}) == began.get("pending")
     return {
         "job": began.get("job", ""),
         "node": began.get("node", ""),
@@ -89,7 +91,13 @@ def _job_row(plan: Plan, run: Session, records: Mapping[str, JobRecord]) -> dict
         "startup_gpu_seconds": startup * gpus,
         "idle_gpu_seconds": max(0.0, (elapsed - startup) * gpus - running - failed),
         "basis": _basis(record),
+        "counted": _counts(plan, run),
     }
+
+
+def _gpu_seconds(attempt: Attempt) -> float:
+    """What an attempt took, as the trial itself has measured it; not what earlier attempts took that it resumed."""
+    return min(attempt.seconds or 0.0, attempt.end - attempt.start) * attempt.gpus_per_trial
 
 
 def _gpus(run: Session) -> int:
@@ -117,16 +125,18 @@ def _basis(record: JobRecord | None) -> str:
 def strategies_of(plan: Plan, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> list[Strategy]:
     """The rows of strategies.csv: as separate jobs and as an array, worked out, and packed, as it was.
 
-    Where no walltime was asked for (on one machine), packed counts as asking for just what it took.
+    Where no walltime was asked for (on one machine), packed counts as asking for just what it took. Its running seconds
+    are those that jobs.csv has of the results that count now.
     """
-    durations = [end.seconds for name in plan.trials if (end := plan.end(name)) and end.seconds]
+    ends = [end for name in plan.trials if (end := plan.end(name)) and end.outcome in JUDGED and end.seconds]
+    durations = [plan.seconds_of(end) or 0.0 for end in ends]
     share = plan.share
     counted = [run for run in runs if _counts(plan, run)]
     startups = [seconds for run in counted for seconds in run.slot_startups]
     startup = statistics.median(startups) if startups else 0.0
     computed = [make(durations, gpus_per_trial=share, startup=startup, basis=COMPUTED)
                 for make in (separate_jobs, job_array)]  # fmt: skip
-    return [*computed, _packed(durations, counted, records, share)]
+    return [*computed, _packed(durations, counted, records, running=sum(map(_gpu_seconds, ends)))]
 
 
 def _counts(plan: Plan, run: Session) -> bool:
@@ -137,7 +147,7 @@ def _counts(plan: Plan, run: Session) -> bool:
 
 
 def _packed(
-    durations: Sequence[float], runs: Sequence[Session], records: Mapping[str, JobRecord], share: float
+    durations: Sequence[float], runs: Sequence[Session], records: Mapping[str, JobRecord], *, running: float
 ) -> Strategy:
     known = [records.get(str(run.began.get("job"))) for run in runs]
     asked = [_requested(run, record) for run, record in zip(runs, known, strict=True)]
@@ -147,7 +157,7 @@ def _packed(
         "packed",
         requests,
         durations,
-        gpus_per_trial=share,
+        running_gpu_seconds=running,
         gpus_total=max((each.gpus for each in requests), default=0),
         slots=max((int(run.began["slots"]) for run in runs), default=1),
         makespan=sum(run.last_end - run.first_start for run in runs if run.first_start and run.last_end),

@@ -19,7 +19,7 @@ def strategies(plan: Plan) -> list[Strategy]:
         "packed",
         [Request(60.0 * plan.walltime_minutes, plan.slots.gpus)] * plan.jobs,
         durations,
-        gpus_per_trial=share,
+        running_gpu_seconds=sum(durations) * share,
         gpus_total=plan.slots.gpus,
         slots=plan.slots.count,
         makespan=plan.predicted_seconds,

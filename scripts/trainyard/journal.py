@@ -31,7 +31,8 @@ from trainyard.files import lock
 
 Event = dict[str, Any]
 RESULTS = frozenset({"finished", "stopped"})  # whose metrics count
-SETTLED = RESULTS | {"diverged", "unreadable"}  # after which a trial is not run again
+JUDGED = RESULTS | {"diverged"}  # of which it is known how good they are: their time is not wasted
+SETTLED = JUDGED | {"unreadable"}  # after which a trial is not run again
 TERMINAL = SETTLED | {"failed", "interrupted"}
 BLOCK_BYTES: Final = 1 << 22  # that are read at once
 log = logging.getLogger(__name__)

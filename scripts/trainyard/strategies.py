@@ -33,7 +33,7 @@ class Strategy:
     gpus_per_job: float  # the mean, where they differ
     gpus_total: int  # held at the same time, at most
     requested_gpu_seconds: float  # start-ups included, as in all that is requested
-    running_gpu_seconds: float  # in which trials ran that came to a result
+    running_gpu_seconds: float  # in which trials ran that came to a result, as they have measured it (`seconds`)
     wasted_gpu_seconds: float  # requested, less running
     wasted_fraction: float
     makespan_seconds: float  # from the start of the first trial to the end of the last
@@ -64,7 +64,7 @@ def _side_by_side(
         name,
         [Request(startup + seconds, gpus) for seconds in longest],
         durations,
-        gpus_per_trial=share,
+        running_gpu_seconds=sum(durations) * share,
         gpus_total=gpus * len(durations),
         slots=max(1, len(durations)),
         makespan=max(durations, default=0.0),
@@ -78,7 +78,7 @@ def strategy(
     requests: Sequence[Request],
     durations: Sequence[float],
     *,
-    gpus_per_trial: float,
+    running_gpu_seconds: float,
     gpus_total: int,
     slots: int,
     makespan: float,
@@ -88,7 +88,6 @@ def strategy(
     """The row of trials that take `durations`, run side by side on `slots` slots, in the jobs that are requested."""
     job_seconds = sum(each.seconds for each in requests)
     gpu_seconds = sum(each.seconds * each.gpus for each in requests)
-    running = sum(durations) * gpus_per_trial
     return Strategy(
         strategy=name,
         requested_seconds_per_job=job_seconds / max(1, len(requests)),
@@ -97,9 +96,9 @@ def strategy(
         gpus_per_job=sum(each.gpus for each in requests) / max(1, len(requests)),
         gpus_total=gpus_total,
         requested_gpu_seconds=gpu_seconds,
-        running_gpu_seconds=running,
-        wasted_gpu_seconds=gpu_seconds - running,
-        wasted_fraction=(gpu_seconds - running) / gpu_seconds if gpu_seconds else 0.0,
+        running_gpu_seconds=running_gpu_seconds,
+        wasted_gpu_seconds=gpu_seconds - running_gpu_seconds,
+        wasted_fraction=(gpu_seconds - running_gpu_seconds) / gpu_seconds if gpu_seconds else 0.0,
         makespan_seconds=makespan,
         makespan_lower_bound_seconds=lower_bound(durations, slots),
         startup_gpu_seconds=startup_gpu_seconds,

@@ -10,7 +10,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
-from trainyard.journal import RESULTS, SETTLED
+from trainyard.journal import JUDGED, RESULTS
 from trainyard.planning import Plan
 from trainyard.plots import (
     COLOURS,
@@ -39,21 +39,32 @@ from trainyard.trials import main_key
 STARTING = COLOURS[5]  # programs
 
 
-def gantt(axes: Axes, timeline: pd.DataFrame, trials: pd.DataFrame, key: str, *, log: bool | None = None) -> None:
+def gantt(
+    axes: Axes, timeline: pd.DataFrame, trials: pd.DataFrame, jobs: pd.DataFrame, key: str, *, log: bool | None = None
+) -> None:
     """What each slot did when: a bar per attempt, coloured by the value of `key`; the gaps are idle time.
 
-    `log` says whether `key` is drawn on a logarithmic scale; None where nothing is said.
+    The time between the last trial of a job and the first of the next is left out. `log` says whether `key` is drawn on
+    a logarithmic scale; None where nothing is said.
     """
-    run = without_pauses(timeline)
+    run = by_job(timeline, jobs)
+    spans = run.groupby("job").agg(first=("start", "min"), last=("end", "max"))
+    spans = spans.assign(stop=(spans["last"] - spans["first"]).cumsum()).join(jobs["slots"])
+    spans["begin"] = spans["stop"] - (spans["last"] - spans["first"])
+    moved = run["job"].map(spans["begin"] - spans["first"])
+    run = run.assign(begin=run["start"] + moved, stop=run["end"] + moved)
     lanes = run.drop_duplicates("slot", keep="last").sort_values(["node", "slot"]).reset_index(drop=True)
-    values = trials.set_index("trial", drop=False)[key]
-    total = run["stop"].max()
     lane = run["slot"].map({slot: index for index, slot in enumerate(lanes["slot"])})
+    held = lanes[["slot"]].rename_axis("lane").reset_index().merge(spans, how="cross")
+    held = held[~(held["slot"] >= held["slots"])]
+    values = trials.set_index("trial", drop=False)[key]
+    bars(axes, held["lane"], held["begin"], held["stop"], colour=IDLE, edge=0)
     _bars_of_trials(axes, run.assign(lane=lane, failed=~run["outcome"].isin(RESULTS)), values, log=log)
     name_lanes(axes, [_lane(row) for row in lanes.itertuples()])
-    axes.set_xlim(0, total)
-    axes.set_xlabel("seconds since the first trial started")
-    busy = (run["stop"] - run["begin"]).sum() / (total * len(lanes))
+    axes.set_xlim(0, spans["stop"].max())
+    pauses = ", pauses between jobs left out" * (len(spans) > 1)
+    axes.set_xlabel(f"seconds since the first trial started{pauses}")
+    busy = (run["stop"] - run["begin"]).sum() / (held["stop"] - held["begin"]).sum()
     axes.set_title(f"{len(run)} attempts on {len(lanes)} slots, {busy:.1%} busy, idle time grey; labels: {label(key)}")
 
 
@@ -65,6 +76,7 @@ def planned(axes: Axes, plan: Plan) -> None:
     rows = [(names[turn.trial], turn.slot, turn.start, turn.end, False) for turn in turns]
     run = pd.DataFrame(rows, columns=["trial", "lane", "begin", "stop", "failed"])
     total = run["stop"].max()
+    bars(axes, range(run["lane"].max() + 1), 0, total, colour=IDLE, edge=0)
     _bars_of_trials(axes, run, values, log=plan.sweep.is_log(key))
     name_lanes(axes, [f"slot {slot}" for slot in range(slots)])
     if plan.predicted_range:
@@ -84,14 +96,13 @@ def _lane(row: Any) -> str:
 
 def _bars_of_trials(axes: Axes, run: pd.DataFrame, values: pd.Series, *, log: bool | None) -> None:
     """A bar per row (trial, lane, begin, stop, failed) of the colour of its trial's value, which is said if it fits."""
-    colour, total, lanes = colours(values, log=log), run["stop"].max(), run["lane"].max() + 1
+    colour, total = colours(values, log=log), run["stop"].max()
     known = values if is_number(values) else values.astype(str)
     shown = run["trial"].map(known)
     face_of = {value: colour(value) for value in shown.dropna().unique()}
     face = pd.Series([face_of.get(value, UNKNOWN) for value in shown], run.index, dtype=object).mask(
         run["failed"], FAILED
     )
-    bars(axes, range(lanes), 0, total, colour=IDLE, edge=0)
     for failed, rows in run.groupby("failed"):
         hatch = "////" if failed else None
         bars(axes, rows["lane"], rows["begin"], rows["stop"], colour=list(face[rows.index]), hatch=hatch)
@@ -100,16 +111,6 @@ def _bars_of_trials(axes: Axes, run: pd.DataFrame, values: pd.Series, *, log: bo
         own = readable(face[row.Index])
         if row.stop - row.begin > 0.01 * (len(text) + 1) * total:  # a letter takes a hundredth of the width
             axes.text(at, row.lane, text, ha="center", va="center", fontsize=8, color=own, zorder=3)
-
-
-def without_pauses(timeline: pd.DataFrame) -> pd.DataFrame:
-    """Attempts with begin and stop in seconds, the pauses between two runs of the driver taken out."""
-    run = timeline.sort_values("start").copy()
-    covered_until = run["end"].cummax().shift(fill_value=run["start"].iloc[0])
-    gaps = (run["start"] - covered_until).clip(lower=0)
-    removed = gaps.where(gaps > 60, 0).cumsum() + run["start"].iloc[0]
-    run["begin"], run["stop"] = run["start"] - removed, run["end"] - removed
-    return run
 
 
 def metric_against(
@@ -213,33 +214,81 @@ def _lines(axes: Axes, epochs: pd.DataFrame, metric: str, colour: list[Any]) -> 
 # ---- what it cost
 
 
-def packing(axes: Axes, timeline: pd.DataFrame, strategies: pd.DataFrame) -> None:
+def packing(
+    axes: Axes, timeline: pd.DataFrame, trials: pd.DataFrame, jobs: pd.DataFrame, strategies: pd.DataFrame
+) -> None:
     """GPUs over time: above, each trial a task of an array; below, packed. Grey is what is asked for and not used.
 
-    Of each trial, the attempt that came to a result. Programs start before the first trial does.
+    Areas are the GPU-seconds of `strategies`. Drawn are the jobs that it counts, one after another, and of each trial
+    the attempt that came to a result.
     """
-    run, table = without_pauses(timeline), strategies.set_index("strategy")
-    done = run[run["outcome"].isin(SETTLED)].drop_duplicates("trial", keep="last")
-    array = (done["stop"] - done["begin"]).sort_values(ascending=False).to_list()
-    lanes = {slot: len(array) + 1.5 + index for index, slot in enumerate(sorted(run["slot"].unique()))}
-    words = []
-    for name, rows in (("job_array", list(range(len(array)))), ("packed", list(lanes.values()))):
-        row = table.loc[name]
-        startup = row["startup_gpu_seconds"] / max(1, row["jobs"] * row["gpus_per_job"])
-        held = max(run["stop"].max(), row["requested_job_seconds"] - startup) if name == "packed" else max(array)
-        bars(axes, rows, -startup, held, colour=IDLE, edge=0)
-        bars(axes, rows, -startup, 0, colour=STARTING, edge=0)
-        count = f"{len(array)} jobs" if name == "job_array" else f"{len(lanes)} slots"
-        words.append(f"{name.replace('_', ' ')}:\n{count}\n{row['wasted_fraction']:.0%} wasted")
-    bars(axes, range(len(array)), 0, array, colour=COLOURS[4], edge=0.4)
-    bars(axes, done["slot"].map(lanes), done["begin"], done["stop"], colour=COLOURS[0], edge=0.4)
-    axes.set_yticks([(len(array) - 1) / 2, float(np.mean(list(lanes.values())))], words)
+    table, held, done = strategies.set_index("strategy"), _held(jobs), _results(timeline, trials, jobs)
+    depth = table.loc["job_array", "gpus_per_job"] * len(done)
+    top = depth + max(1, 0.1 * depth)
+    _array(axes, done["seconds"], table.loc["job_array"])
+    _packed(axes, done.join(held, on="job", how="inner"), held, top=top)
+    most = held["slots"].max() if len(held) else 0
+    counts = {"job_array": f"{len(done)} jobs", "packed": f"{len(held)} x " * (len(held) > 1) + f"{most} slots"}
+    words = [f"{name.replace('_', ' ')}:\n{count}\n{table.loc[name, 'wasted_fraction']:.0%} wasted"
+             for name, count in counts.items()]  # fmt: skip
+    axes.set_yticks([depth / 2, top + (held["gpus"].max() / 2 if len(held) else 0)], words)
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("seconds since the first trial started; before that, programs start")
-    asked = [f"{table.loc[name, 'requested_gpu_seconds']:,.4g}" for name in ("job_array", "packed")]
+    pauses = ", pauses between jobs left out" * (len(held) > 1)
+    axes.set_xlabel(f"seconds since the first trial started{pauses}; orange: programs start")
+    asked = [f"{table.loc[name, 'requested_gpu_seconds']:,.4g}" for name in counts]
     axes.set_title(f"GPU-seconds asked for: {asked[0]} by the array, {asked[1]} packed")
+
+
+def _array(axes: Axes, seconds: pd.Series, row: "pd.Series[Any]") -> None:
+    """A lane per task of a job array, as high as it has GPUs; the bar of a trial is as high as its share of them."""
+    gpus, count = row["gpus_per_job"], max(1, len(seconds))
+    lanes, starting = gpus * (np.arange(len(seconds)) + 0.5), row["startup_gpu_seconds"] / (count * max(1, gpus))
+    bars(axes, lanes, -starting, row["requested_seconds_per_job"] - starting, colour=IDLE, height=gpus, edge=0)
+    bars(axes, lanes, -starting, 0, colour=STARTING, height=gpus, edge=0)
+    share = row["running_gpu_seconds"] / (seconds.sum() or 1.0)
+    bars(axes, lanes, 0, seconds.sort_values(ascending=False), colour=COLOURS[4], height=share, edge=0.4)
+
+
+def _packed(axes: Axes, done: pd.DataFrame, held: pd.DataFrame, *, top: float) -> None:
+    """The lanes of slots below `top`, together as high as their job has GPUs, and the trials that ran there."""
+    slots = held.loc[held.index.repeat(held["slots"])]
+    high, begin = slots["gpus"] / slots["slots"], slots["offset"]
+    lanes = top + (slots.groupby(level=0).cumcount() + 0.5) * high
+    bars(axes, lanes, begin, begin + slots["asked"], colour=IDLE, height=high, edge=0)
+    bars(axes, lanes, begin, begin + slots["starting"], colour=STARTING, height=high, edge=0)
+    begin = done["offset"] + done["start"] - done["began"]
+    lanes = top + (done["slot"] + 0.5) * np.maximum(done["share"], done["gpus"] / done["slots"])
+    bars(axes, lanes, begin, begin + done["here"], colour=COLOURS[0], height=done["share"], edge=0.4)
+
+
+def _held(jobs: pd.DataFrame) -> pd.DataFrame:
+    """Of each job that counts, what it `asked` for, what of that it was `starting`, and where in the picture it begins.
+
+    What was not asked of anybody is what it took; a job without a trial was starting all the time.
+    """
+    held = jobs[jobs.get("counted", pd.Series(True, jobs.index)).astype(bool)]
+    asked = held["requested_seconds"].fillna(held["elapsed_seconds"]).astype(float)
+    starting = held["startup_seconds"].fillna(held["elapsed_seconds"])
+    lengths = np.maximum(asked, held["elapsed_seconds"])
+    offset = lengths.cumsum() - lengths - starting.head(1).sum()
+    return held[["slots", "gpus"]].assign(began=held["start"], asked=asked, starting=starting, offset=offset)
+
+
+def _results(timeline: pd.DataFrame, trials: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
+    """The attempts that ended the trials, with the trial's `seconds` and the part of them that ran `here`."""
+    known, run = trials[trials["status"].isin(JUDGED)].set_index("trial"), by_job(timeline, jobs)
+    done = run[run["outcome"] == run["trial"].map(known["status"])].drop_duplicates("trial", keep="last")
+    held = done["end"] - done["start"]
+    here = np.minimum(done.get("seconds", held), held)
+    return done.assign(seconds=done["trial"].map(known["seconds"]), here=here, share=done.get("gpus_per_trial", 1.0))
+
+
+def by_job(timeline: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
+    """Attempts in the order of their start, each with its `job`'s row in `jobs`: one works on a sweep at a time."""
+    run = timeline.sort_values("start")
+    return run.assign(job=np.searchsorted(jobs["start"], run["start"], side="right") - 1)
 
 
 def waste(axes: Axes, strategies: pd.DataFrame) -> None:

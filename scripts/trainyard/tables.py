@@ -1,7 +1,7 @@
 """Tables from results: each a fold over a journal, or over the summaries of runs."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from html import escape
 from pathlib import Path
@@ -88,7 +88,7 @@ def trials_table(plan: Plan) -> pd.DataFrame:
     """One row per trial: trial, every varied key, status, attempts, seconds, and the metrics of the last epoch.
 
     A trial that diverged has no metrics, so that it takes part in no comparison.
-    A metric that has the name of one of the columns before it is in the column `reported_<name>`.
+    A metric that has the name of one of the columns before them is in the column `reported_<name>`.
     """
     keys = varied_keys(list(plan.trials.values()))
     results = {name: plan.result(name) for name in plan.trials}
@@ -100,13 +100,17 @@ def trials_table(plan: Plan) -> pd.DataFrame:
         status = end.outcome if end else (tries[-1].outcome if tries else "pending")
         row: dict[str, Any] = {"trial": name, **{key: value_at(settings, key) for key in keys}}
         row |= {"status": status, "attempts": len(tries), "seconds": plan.seconds_of(end) if end else None}
-        rows.append(row | _told(row, {metric: result.metrics.get(metric) if result else None for metric in metrics}))
+        own = {metric: result.metrics.get(metric) if result else None for metric in metrics}
+        rows.append(row | _told(own, {*RESERVED, *keys}))
     return pd.DataFrame(rows)
 
 
-def _told(row: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics as columns beside those of `row`, which keep their names: a reported `lr` is then `reported_lr`."""
-    return {f"reported_{name}" if name in row else name: value for name, value in metrics.items()}
+RESERVED = ("trial", "status", "attempts", "seconds")  # columns of trials.csv, which no metric of a program has
+
+
+def _told(metrics: Mapping[str, Any], reserved: Collection[str]) -> dict[str, Any]:
+    """Metrics as columns beside those that keep their names: a reported `lr` is then `reported_lr`."""
+    return {f"reported_{name}" if name in reserved else name: value for name, value in metrics.items()}
 
 
 def shown_metric(plan: Plan, trials: pd.DataFrame) -> tuple[str, Mode | None]:
@@ -207,7 +211,8 @@ def timeline_table(tries: Sequence[Attempt]) -> pd.DataFrame:
     """One row per attempt; start and end in Unix seconds.
 
     `gpu_model` is the type of GPU that Slurm gave, `device` what the trial computed on: "cpu", or the GPU's full name;
-    `expected_seconds` what the trial was expected to take when it started.
+    `expected_seconds` what the trial was expected to take when it started, `gpus_per_trial` its share of a GPU,
+    `seconds` what it took as the trial itself has measured it.
     """
     columns = [
         "trial",
@@ -222,9 +227,12 @@ def timeline_table(tries: Sequence[Attempt]) -> pd.DataFrame:
         "gpu_model",
         "device",
         "expected_seconds",
+        "gpus_per_trial",
+        "seconds",
     ]
     rows = [{"trial": each.trial, "attempt": each.number, **each.where, "start": each.start, "end": each.end,
-             "outcome": each.outcome, "expected_seconds": each.expected_seconds}
+             "outcome": each.outcome, "expected_seconds": each.expected_seconds, "gpus_per_trial": each.gpus_per_trial,
+             "seconds": each.seconds}
             for each in sorted(tries, key=lambda each: each.start)]  # fmt: skip
     return pd.DataFrame(rows, columns=columns)
 
@@ -233,13 +241,14 @@ def epochs_table(plan: Plan) -> pd.DataFrame:
     """One row per epoch of each trial's result: trial, varied keys, and the epoch's metrics.
 
     Where the trial was resumed, also the epochs before that.
-    A varied key keeps its name: a metric of the same name is in the column `reported_<name>`.
+    A metric of a program has the same name as in `trials_table`. The `seconds` of Trainyard's own loop are an epoch's.
     """
     keys = varied_keys(list(plan.trials.values()))
+    reserved = {*(["trial"] if plan.sweep.trains else RESERVED), *keys}
     rows = []
     for name, trial in plan.trials.items():
         result, settings = plan.result(name), trial.settings
         values = {key: value_at(settings, key) for key in keys}
         own = {"trial": name, **values}
-        rows += [own | _told(own, row) for row in (plan.epochs_of(result) if result else [])]
+        rows += [own | _told(row, reserved) for row in (plan.epochs_of(result) if result else [])]
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["trial", *keys, "epoch"])

@@ -31,8 +31,8 @@ def test_the_array_of_the_reference_is_reproduced():
 
 def test_the_packed_job_of_the_reference_is_reproduced_and_what_it_really_needs():
     """They asked for 200 s on 4 GPUs."""
-    row = strategy("packed", [Request(200, 4)], DEPTH, gpus_per_trial=1, gpus_total=4, slots=4, makespan=45.9,
-                   startup_gpu_seconds=0, basis="")  # fmt: skip
+    row = strategy("packed", [Request(200, 4)], DEPTH, running_gpu_seconds=178.5, gpus_total=4, slots=4,
+                   makespan=45.9, startup_gpu_seconds=0, basis="")  # fmt: skip
     assert (row.requested_job_seconds, row.gpus_per_job, row.gpus_total, row.requested_gpu_seconds) == (200, 4, 4, 800)
     assert row.wasted_gpu_seconds == pytest.approx(800 - 178.5)
     assert row.makespan_lower_bound_seconds == pytest.approx(44.625)
@@ -153,19 +153,26 @@ def test_the_accounting_says_what_was_asked_and_what_it_took(tmp_path, monkeypat
 
 
 def test_every_attempt_of_a_job_is_counted_once(tmp_path):
-    kinds = ["finished", "stopped", "diverged", "failed", "interrupted"]
-    config = check_config({"sweeps": {"s": {"function": "os:getcwd", "grid": {"x": [1, 2, 3, 4, 5]}}}})
+    kinds = ["finished", "stopped", "diverged", "failed", "interrupted", "unreadable"]
+    stop = {"method": "asha", "metric": "m", "mode": "min", "epochs": 9}
+    own = {"function": "os:getcwd", "grid": {"x": [1, 2, 3, 4, 5, 6]}, "stop": stop}
+    config = check_config({"sweeps": {"s": own}})
     path = tmp_path / "sweeps/s/journal.jsonl"
     path.parent.mkdir(parents=True)
-    lines = [{"event": "session", "time": 0.0, "slots": 5, "gpus": 5}]
+    lines = [{"event": "session", "time": 0.0, "slots": 6, "gpus": 6}]
     for number, (trial, kind) in enumerate(zip(plan_sweep(config, "s", tmp_path).trials, kinds, strict=True)):
         lines.append({"event": "started", "trial": trial, "attempt": 1, "time": 1.0})
         lines.append({"event": kind, "trial": trial, "attempt": 1, "time": 2.0 + number, "seconds": 1.0 + number})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    row = jobs_table(plan_sweep(config, "s", tmp_path), sessions(read_events(path)), {}).iloc[0]
-    assert row[kinds].tolist() == [1] * 5
+    plan, runs = plan_sweep(config, "s", tmp_path), sessions(read_events(path))
+    output = plan.output_of(plan.tries[list(plan.trials)[-1]][-1])
+    output.parent.mkdir(parents=True)
+    output.touch()
+    row = jobs_table(plan, runs, {}).iloc[0]
+    assert row[kinds[:-1]].tolist() == [1, 1, 1, 2, 1], "what is unreadable has failed, until it can be read"
     assert row["running_gpu_seconds"] == 1 + 2 + 3, "also of one that diverged: no other attempt will be made"
-    assert row["failed_gpu_seconds"] == 4 + 5
+    assert row["failed_gpu_seconds"] == 4 + 5 + 6
+    assert [each.running_gpu_seconds for each in strategies_of(plan, runs, {})] == [1 + 2 + 3] * 3
 
 
 def test_what_has_been_trained_anew_since_is_not_counted(tmp_path, monkeypatch):

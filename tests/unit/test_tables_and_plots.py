@@ -1,6 +1,8 @@
 """Tables hold what the formulas say, and every picture shows what its table holds."""
 
 import json
+import subprocess
+import sys
 import time
 from inspect import signature
 
@@ -10,6 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 from trainyard import plots, scalingplots, sweepplots
+from trainyard.accounts import jobs_table, strategies_of, strategies_table
 from trainyard.configfile import check_config
 from trainyard.journal import Attempt
 from trainyard.planning import plan_sweep
@@ -20,6 +23,7 @@ from trainyard.tables import (
     epochs_table,
     read_table,
     saved_words,
+    shown_metric,
     stopping_table,
     timeline_table,
     trials_table,
@@ -42,6 +46,8 @@ def test_a_timeline_without_attempts_has_its_columns():
         "gpu_model",
         "device",
         "expected_seconds",
+        "gpus_per_trial",
+        "seconds",
     ]
 
 
@@ -74,7 +80,8 @@ TIMELINE = pd.DataFrame(
 )  # fmt: skip
 TRIALS = pd.DataFrame(
     {"trial": ["a", "b", "c"], "blocks": [10, 20, 30], "model": ["x", "y", "x"], "width": [1.5, None, 3.0],
-     "nesterov": [False, True, True], "status": "finished", "val_accuracy": [0.8, 0.9, 0.7]}
+     "nesterov": [False, True, True], "status": "finished", "seconds": [10.0, 5.0, 2.0],
+     "val_accuracy": [0.8, 0.9, 0.7]}
 )  # fmt: skip
 EPOCHS = pd.DataFrame({"trial": ["a", "a", "b"], "blocks": [10, 10, 20], "model": ["x", "x", "y"], "epoch": [1, 2, 1],
                        "val_loss": [1.0, 0.5, 0.7]})  # fmt: skip
@@ -85,12 +92,16 @@ SCALING = pd.DataFrame(
 )  # fmt: skip
 SAMPLES = {"1x1": pd.DataFrame({"of": "n1 GPU 0", "seconds": [0, 200], "memory": [100, 900], "busy": [3, 97]})}
 STRATEGIES = pd.DataFrame(
-    {"strategy": ["separate_jobs", "job_array", "packed"], "jobs": [3, 3, 1], "gpus_per_job": [1, 1, 2],
-     "requested_seconds_per_job": [7.7, 12, 13.0], "requested_job_seconds": [23.0, 36, 13],
+    {"strategy": ["separate_jobs", "job_array", "packed"], "jobs": [3, 3, 2], "gpus_per_job": [1, 1, 2],
+     "requested_seconds_per_job": [7.7, 12, 6.5], "requested_job_seconds": [23.0, 36, 13],
      "requested_gpu_seconds": [23.0, 36, 26], "running_gpu_seconds": 17.0, "wasted_gpu_seconds": [6, 19, 9],
      "wasted_fraction": [6 / 23, 19 / 36, 9 / 26], "startup_gpu_seconds": [6, 6, 2]}
 )  # fmt: skip
-JOBS = pd.DataFrame({"predicted_seconds": [11.5], "measured_seconds": [12.0], "gap": [0.04]})
+JOBS = pd.DataFrame(
+    {"start": [99.5, 4999.5], "slots": 2, "gpus": 2, "startup_seconds": 0.5, "requested_seconds": None,
+     "elapsed_seconds": [10.5, 2.5], "predicted_seconds": [None, 11.5], "measured_seconds": [10, 12.0],
+     "gap": [None, 0.04], "counted": True}
+)  # fmt: skip
 TREES = pd.DataFrame(
     {"model": ["xgboost"], "metric": ["rmse"], "train": [0.1], "val": [0.2], "seconds": [1.0], "threads": [2]}
 )
@@ -101,12 +112,12 @@ ON_GPU = SCALING.assign(device="NVIDIA H200")
 
 PICTURES = {
     "gantt": (
-        lambda axes: sweepplots.gantt(axes, TIMELINE, TRIALS, "blocks"),
+        lambda axes: sweepplots.gantt(axes, TIMELINE, TRIALS, JOBS, "blocks"),
         ["n1 GPU 0", "n1 GPU 1", "labels: blocks"],
     ),
-    "gantt by name": (lambda axes: sweepplots.gantt(axes, TIMELINE, TRIALS, "model"), ["labels: model"]),
-    "gantt of trials": (lambda axes: sweepplots.gantt(axes, TIMELINE, TRIALS, "trial"), ["labels: trial"]),
-    "gantt by truth": (lambda axes: sweepplots.gantt(axes, TIMELINE, TRIALS, "nesterov"), ["labels: nesterov"]),
+    "gantt by name": (lambda axes: sweepplots.gantt(axes, TIMELINE, TRIALS, JOBS, "model"), ["labels: model"]),
+    "gantt of trials": (lambda axes: sweepplots.gantt(axes, TIMELINE, TRIALS, JOBS, "trial"), ["labels: trial"]),
+    "gantt by truth": (lambda axes: sweepplots.gantt(axes, TIMELINE, TRIALS, JOBS, "nesterov"), ["labels: nesterov"]),
     "metric by truth": (
         lambda axes: sweepplots.metric_against(axes, TRIALS, "nesterov", "val_accuracy"),
         ["nesterov = True"],
@@ -130,14 +141,14 @@ PICTURES = {
         ["91.5 at blocks = 20"],
     ),
     "gantt on CPUs": (
-        lambda axes: sweepplots.gantt(axes, TIMELINE.assign(device="cpu"), TRIALS, "blocks"),
+        lambda axes: sweepplots.gantt(axes, TIMELINE.assign(device="cpu"), TRIALS, JOBS, "blocks"),
         ["n1 slot 0", "n1 slot 1"],
     ),
     "losses": (lambda axes: sweepplots.curves(axes, EPOCHS, "blocks", "val_loss"), ["validation loss", "epoch"]),
     "losses by name": (lambda axes: sweepplots.curves(axes, EPOCHS, "model", "val_loss"), ["x", "y"]),
     "packing": (
-        lambda axes: sweepplots.packing(axes, TIMELINE, STRATEGIES),
-        ["3 jobs", "53% wasted", "2 slots", "35% wasted", "36 by the array, 26 packed", "programs start"],
+        lambda axes: sweepplots.packing(axes, TIMELINE, TRIALS, JOBS, STRATEGIES),
+        ["3 jobs", "53% wasted", "2 x 2 slots", "35% wasted", "36 by the array, 26 packed", "programs start"],
     ),
     "waste": (
         lambda axes: sweepplots.waste(axes, STRATEGIES),
@@ -187,17 +198,19 @@ def test_the_same_data_give_the_same_picture(tmp_path):
 MANY = 10_000
 MANY_TRIALS = pd.DataFrame(
     {"trial": [f"t{number}" for number in range(MANY)], "seed": range(MANY), "file": [f"f{n}.csv" for n in range(MANY)],
-     "status": ["finished", "stopped"] * (MANY // 2), "val_accuracy": [number / MANY for number in range(MANY)]}
+     "status": ["finished", "stopped"] * (MANY // 2), "seconds": 0.9,
+     "val_accuracy": [number / MANY for number in range(MANY)]}
 )  # fmt: skip
 MANY_BARS = pd.DataFrame(
     {"trial": MANY_TRIALS["trial"], "node": "n1", "gpu": 0, "slot": [number % 8 for number in range(MANY)],
      "start": [number // 8 for number in range(MANY)], "end": [number // 8 + 0.9 for number in range(MANY)],
-     "outcome": ["finished"] * (MANY - 1) + ["failed"], "expected_seconds": 1.0}
+     "outcome": [*(["finished", "stopped"] * (MANY // 2))[:-1], "failed"], "expected_seconds": 1.0}
 )  # fmt: skip
+MANY_JOBS = JOBS.tail(1).assign(start=-1.0, slots=8, gpus=8, elapsed_seconds=1252.0)
 MANY_EPOCHS = pd.concat([MANY_TRIALS.assign(epoch=epoch, val_loss=1 / epoch) for epoch in (1, 2, 3)])
 LARGE_PICTURES = {
-    "gantt": lambda axes: sweepplots.gantt(axes, MANY_BARS, MANY_TRIALS, "seed"),
-    "packing": lambda axes: sweepplots.packing(axes, MANY_BARS, STRATEGIES),
+    "gantt": lambda axes: sweepplots.gantt(axes, MANY_BARS, MANY_TRIALS, MANY_JOBS, "seed"),
+    "packing": lambda axes: sweepplots.packing(axes, MANY_BARS, MANY_TRIALS, MANY_JOBS, STRATEGIES),
     "metric": lambda axes: sweepplots.metric_against(axes, MANY_TRIALS, "seed", "val_accuracy"),
     "metric by name": lambda axes: sweepplots.metric_against(axes, MANY_TRIALS, "file", "val_accuracy"),
     "losses": lambda axes: sweepplots.curves(axes, MANY_EPOCHS, "seed", "val_loss"),
@@ -221,10 +234,19 @@ def test_bars_too_narrow_for_edges_are_not_hidden_by_them(tmp_path):
     assert (pixels[:, pixels.shape[1] // 2] < 250).any(axis=1).mean() > 0.5, "most of a line across the slots"
 
 
-def test_a_gantt_leaves_out_the_pause_between_two_runs():
+@pytest.mark.parametrize("pause", [20.0, 4000.0])
+def test_a_gantt_leaves_out_the_time_in_which_no_job_was_held(pause):
+    axes, second = Figure().add_subplot(), 110 + pause
+    timeline = TIMELINE.assign(start=[100, 100, 104, second], end=[110, 104, 109, second + 2])
+    sweepplots.gantt(axes, timeline, TRIALS, JOBS.assign(start=[99.5, second - 0.5]), "blocks")
+    assert axes.get_xlim()[1] == 12, "ten seconds, then two more after the pause"
+    assert f"{(10 + 4 + 5 + 2) / (2 * 12):.1%} busy" in axes.get_title(loc="left") + axes.get_title()
+
+
+def test_a_gantt_has_no_idle_time_on_slots_that_a_job_did_not_have():
     axes = Figure().add_subplot()
-    sweepplots.gantt(axes, TIMELINE, TRIALS, "blocks")
-    assert axes.get_xlim()[1] == 12, "ten seconds, then two more after a pause of over an hour"
+    sweepplots.gantt(axes, TIMELINE, TRIALS, JOBS.assign(slots=[2, 1]), "blocks")
+    assert f"{(10 + 4 + 5 + 2) / (10 + 10 + 2):.1%} busy" in axes.get_title(loc="left") + axes.get_title()
 
 
 @pytest.mark.parametrize(("log", "scale"), [(True, "log"), (False, "linear"), (None, "log")])
@@ -275,12 +297,22 @@ def test_a_varied_key_keeps_its_column_where_a_metric_has_its_name(tmp_path):
         (0, 1, 0.0, "started", {}), (0, 1, 1.0, "epoch", {"metrics": {"epoch": 1, **metrics}}),
         (0, 1, 2.0, "finished", {"seconds": 2.0, "metrics": metrics})])  # fmt: skip
     name = next(iter(plan.trials))
-    row = {"trial": name, "lr": 0.1, "reported_lr": 7.0, "reported_trial": 9.0, "rmse": 2.0}
-    epochs = epochs_table(plan).to_dict("records")[0]
-    assert epochs == {**row, "epoch": 1, "seconds": 5.0}
+    row = {"trial": name, "lr": 0.1, "reported_lr": 7.0, "reported_trial": 9.0, "rmse": 2.0, "reported_seconds": 5.0}
+    assert epochs_table(plan).to_dict("records")[0] == {**row, "epoch": 1}, "the same names in both tables"
     trial = trials_table(plan).to_dict("records")[0]
     assert {key: trial[key] for key in row} == row
-    assert (trial["seconds"], trial["reported_seconds"]) == (2.0, 5.0)
+    assert trial["seconds"] == 2.0
+
+
+def test_the_metric_that_counts_has_curves_whatever_its_name(tmp_path):
+    metrics = {"metrics": {"epoch": 1, "seconds": 5.0}}
+    plan = plan_of(tmp_path, {**OWN, "metric": "seconds", "mode": "min"}, [
+        (0, 1, 0.0, "started", {}), (0, 1, 1.0, "epoch", metrics), (0, 1, 2.0, "finished", {"seconds": 2.0, **metrics})
+    ])  # fmt: skip
+    axes = Figure().add_subplot()
+    metric, _ = shown_metric(plan, trials_table(plan))
+    sweepplots.curves(axes, epochs_table(plan), "lr", metric)
+    assert axes.collections, "not only words"
 
 
 def test_the_best_trial_is_said_as_the_sweep_says(tmp_path):
@@ -339,20 +371,111 @@ def test_the_live_view_names_no_gpu_where_there_is_none_and_shows_only_fractions
     assert cells["metric"] == [words, words]
 
 
+def swept(results, runs, *, share=1, resumes="", **changes):
+    """The tables of a sweep on two GPUs: of each run (start, walltime, attempts), of these (number, slot, share, begin,
+    seconds, event, generation), an attempt held its slot half a second longer than it took."""
+    config = check_config({"sweeps": {"s": {"function": "os:getcwd", "grid": {"lr": [1, 2, 3]}, **changes}}})
+    names = list(plan_sweep(config, "s", results).trials)
+    count, earlier = [0, 0, 0], [0.0, 0.0, 0.0]
+    path = results / "sweeps/s/journal.jsonl"
+    path.parent.mkdir(parents=True)
+    lines = []
+    for start, walltime, tries in runs:
+        lines.append({"event": "session", "time": start, "slots": int(2 / share), "gpus": 2, "gpus_per_trial": share,
+                      "node": "n1", "pending": 3, "walltime_seconds": walltime})  # fmt: skip
+        lines.append({"event": "slot_up", "time": start + 1, "slot": 0, "import_seconds": 0.75})
+        for number, slot, own, begin, seconds, event, generation in tries:
+            count[number] += 1
+            about = {"trial": names[number], "attempt": count[number]}
+            lines.append({"event": "started", "time": begin, "slot": slot, "node": "n1", "gpu": str(slot),
+                          "gpus_per_trial": own, "generation": generation, **about})  # fmt: skip
+            if earlier[number] and resumes == "as a command":
+                checkpoint = {"name": "last.pt", "modified_ns": int(1e9 * earlier[number]), "size": 1}
+                lines.append({"event": "resumed", "time": begin, "checkpoint": checkpoint, **about})
+            before = earlier[number] if resumes == "as a loop" else 0.0
+            took = {"time": begin + seconds + 0.5, "seconds": before + seconds}
+            lines.append({"event": event, "metrics": {}, **took, **about})
+            if event == "interrupted":
+                earlier[number] = seconds if resumes == "as a loop" else begin + seconds
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plan = plan_sweep(config, "s", results)
+    tries = [each for tries in plan.tries.values() for each in tries]
+    strategies = strategies_table(strategies_of(plan, plan.sessions, {}))
+    return timeline_table(tries), trials_table(plan), jobs_table(plan, plan.sessions, {}), strategies
+
+
+FIRST = [(0, 0, 1, 103.0, 10.0, "finished", 0), (1, 1, 1, 103.0, 4.0, "failed", 0),
+         (2, 1, 1, 108.0, 6.0, "finished", 0)]  # fmt: skip
+SECOND = [(1, 0, 1, 902.0, 8.0, "finished", 0)]
+SWEPT = {
+    "one run": ([(100.0, None, [*FIRST, (1, 0, 1, 114.0, 2.0, "finished", 0)])], {}),
+    "three runs": ([(100.0, None, FIRST), (150.0, None, [(1, 0, 1, 155.0, 1.0, "interrupted", 0)]),
+                    (900.0, None, SECOND)], {}),
+    "a run without a trial": ([(100.0, None, FIRST), (200.0, None, []), (900.0, None, SECOND)], {}),
+    **{f"a trial that resumed {how}": ([
+        (100.0, None, FIRST), (150.0, None, [(1, 0, 1, 155.0, 60.0, "interrupted", 0)]), (900.0, None, SECOND)],
+        {"resumes": how}) for how in ("as a loop", "as a command")},
+    "walltimes": ([(100.0, 120, FIRST), (900.0, 60, SECOND)], {}),
+    "all trained anew": ([(100.0, None, [*FIRST, (1, 0, 1, 114.0, 2.0, "finished", 0)]), (900.0, None, [
+        (0, 0, 1, 902.0, 9.0, "finished", 1), (1, 1, 1, 902.0, 3.0, "diverged", 1),
+        (2, 1, 1, 906.0, 5.0, "finished", 1)])], {"retrain": 1}),
+    "quarters of GPUs": ([(100.0, None, [(number, 5 + number, 0.25, 103.0, 8.0, "finished", 0)
+                                         for number in range(3)])],
+                         {"share": 0.25, "slots": {"gpus_per_node": 2, "gpus_per_trial": 0.25}}),
+    "a share that was given up": ([(100.0, None, [
+        (0, 0, 1, 103.0, 9.0, "finished", 0), (1, 1, 1, 103.0, 9.0, "finished", 0),
+        (2, 1, 1, 114.0, 9.0, "finished", 0)])], {"slots": {"gpus_per_node": 2, "gpus_per_trial": 0.25}}),
+    "a share that was found": ([(100.0, None, [
+        (0, 0, 1, 103.0, 8.0, "finished", 0), (1, 1, 1, 103.0, 7.0, "finished", 0),
+        (2, 7, 0.25, 114.0, 30.0, "finished", 0)])],
+        {"share": 0.25, "slots": {"gpus_per_node": 2, "gpus_per_trial": 0.25}}),
+    "a share that was given up for whole GPUs": ([(100.0, None, [
+        (number, 5 + number, 0.25, 103.0, 8.0, "finished", 0) for number in range(3)])],
+        {"share": 0.25, "slots": {"gpus_per_node": 2}}),
+    "pairs of GPUs": ([(100.0, None, [(number, 0, 2, 103.0 + 9 * number, 8.0, "finished", 0) for number in range(3)])],
+                      {"share": 2, "slots": {"gpus_per_node": 2, "gpus_per_trial": 2}}),
+}  # fmt: skip
+
+
 def area(collection):
-    """What the bars of one kind cover; of each strategy the lane of a slot is one high."""
+    """What the bars of one kind cover; they leave a fifth of their lane's height free."""
     boxes = [path.get_extents() for path in collection.get_paths()]
-    return sum(box.width for box in boxes)
+    return sum(box.width * box.height for box in boxes) / 0.8
 
 
-def test_the_picture_of_packing_covers_what_the_table_counts():
+@pytest.mark.parametrize(("runs", "changes"), SWEPT.values(), ids=SWEPT)
+def test_the_picture_of_packing_covers_what_the_tables_count(tmp_path, runs, changes):
     """Grey and orange is what was asked for; of it, blue is where trials ran, and the rest is what is wasted."""
+    timeline, trials, jobs, strategies = swept(tmp_path, runs, **changes)
     axes = Figure().add_subplot()
-    sweepplots.packing(axes, TIMELINE, STRATEGIES)
-    array, array_starts, packed, packed_starts, array_ran, packed_ran = axes.collections
-    assert (area(array), area(packed)) == pytest.approx((36, 26)), "requested_gpu_seconds"
-    assert (area(array_starts), area(packed_starts)) == pytest.approx((6, 2)), "startup_gpu_seconds"
-    assert area(array_ran) == pytest.approx(area(packed_ran)) == 17
+    sweepplots.packing(axes, timeline, trials, jobs, strategies)
+    if "resumes" in changes:
+        assert trials["seconds"].tolist() == [10, 60 + 8, 6]
+    table, kinds = strategies.set_index("strategy"), ("requested", "startup", "running")
+    for name, collections in (("job_array", axes.collections[:3]), ("packed", axes.collections[3:])):
+        drawn = [area(collection) for collection in collections]
+        assert drawn == pytest.approx([table.loc[name, f"{kind}_gpu_seconds"] for kind in kinds]), name
+    assert strategies["wasted_fraction"].between(0, 1).all()
+    assert (strategies["wasted_gpu_seconds"] >= strategies["startup_gpu_seconds"]).all()
+    running = jobs.loc[jobs["counted"], "running_gpu_seconds"].sum()
+    assert running == pytest.approx(table.loc["packed", "running_gpu_seconds"]), "the same in both tables"
+    parts = jobs[["running_gpu_seconds", "failed_gpu_seconds", "startup_gpu_seconds", "idle_gpu_seconds"]]
+    assert parts.sum(axis=1).tolist() == pytest.approx((jobs["elapsed_seconds"] * jobs["gpus"]).tolist())
+
+
+def test_the_page_says_what_the_table_says_of_waste(tmp_path):
+    runs, changes = SWEPT["three runs"]
+    _, trials, _, strategies = swept(tmp_path, runs, **changes)
+    folder, config = tmp_path / "sweeps/s", tmp_path / "config.yaml"
+    write_table(trials, folder / "trials.csv")
+    config.write_text(json.dumps({"sweeps": {"s": {"function": "os:getcwd", "grid": {"lr": [1, 2, 3]}}}}))
+    command = [sys.executable, "scripts/tables.py", "--config", config, "--results", tmp_path, "--kind", "sweeps"]
+    subprocess.run([*command, "--name", "s"], check=True, timeout=300)
+    written = pd.read_csv(folder / "strategies.csv")
+    cells = written["wasted_fraction"].map("<td>{:.4g}</td>".format)
+    row = "<td>wasted_fraction</td>" + "".join(cells)
+    assert row in "".join(map(str.strip, (tmp_path / "tables/sweeps/s.html").read_text().splitlines()))
+    assert written["wasted_fraction"].tolist() == pytest.approx(strategies["wasted_fraction"].tolist())
 
 
 def test_what_the_hardware_did_is_read_from_gpus_or_else_from_processes(tmp_path):
