@@ -20,9 +20,7 @@ PLACEHOLDER: Final = re.compile(r"(?<!\$)\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}")
 
 # What `{number}` in a pattern of metrics stands for: a group, so that all that may follow it in a pattern is about it.
 # Its digits are taken all or none: where no match follows, the time would grow with the cube of their number.
-NUMBER: Final = (
-    r"(?:[+-]?(?:(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?|(?i:nan|inf(?:inity)?)(?![A-Za-z]))(?: ?%)?)"
-)
+NUMBER: Final = r"(?:[+-]?(?:(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?|(?i:nan|inf(?:inity)?)(?![A-Za-z]))(?: ?%)?)"
 _IN_PATTERN: Final = re.compile(r"(?<!\\)\{number\}")
 GRACE_SECONDS: Final = 30.0  # as Slurm's default from SIGTERM to SIGKILL, and torchrun's: a checkpoint of several GB
 GRACE_DESCRIPTION: Final = (

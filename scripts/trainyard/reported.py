@@ -374,9 +374,7 @@ def _mapping(row: Any) -> dict[str, Any]:
 
 
 _NO_NUMBER: Final = object()
-_WHOLE_NUMBER: Final = re.compile(
-    r"\d+(?:,\d{3}(?!\d)|_\d+)*(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?"
-)
+_WHOLE_NUMBER: Final = re.compile(r"\d+(?:,\d{3}(?!\d)|_\d+)*(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?")
 _SIGN_BEFORE: Final = re.compile(r"(?:^|[\s=:,;(\[|])-$")
 
 
