@@ -204,7 +204,8 @@ def _task(plan: Plan, name: str) -> Task:
     """A trial as it is handed out."""
     trial, tries = plan.trials[name], plan.tries.get(name, ())
     bad = tuple(Kept(**each.resumed) for each in tries if each.outcome == "failed" and each.resumed)
-    return Task(name, trial.spec, trial.values, plan.generation(name), len(tries), plan.seconds.get(name), bad)
+    return Task(name, trial.spec, trial.values, plan.generation(name), len(tries), plan.seconds.get(name), bad,
+                plan.least_seconds.get(name))  # fmt: skip
 
 
 def _setting(plan: Plan, results: Path, how: Data) -> "Setting":
@@ -255,10 +256,12 @@ def _work_counted(plan: Plan, results: Path) -> Future[dict[str, float]]:
     return counted
 
 
-def _predict(plan: Plan, names: list[str], finished: dict[str, float]) -> list[float]:
-    """Expected seconds of trials, now that some others have finished."""
+def _predict(plan: Plan, names: list[str], finished: dict[str, float]) -> list[tuple[float, float]]:
+    """Seconds of trials, as expected and at least, now that some others have finished."""
     prediction = plan.predict(names, finished)
-    return [0.0] * len(names) if prediction is None else prediction.seconds.tolist()
+    if prediction is None:
+        return [(0.0, 0.0)] * len(names)
+    return list(zip(prediction.seconds.tolist(), prediction.least().tolist(), strict=True))
 
 
 def _finish(plan: Plan, folder: Path) -> int:

@@ -57,7 +57,7 @@ class Packer:
         metrics: Iterable[str] = (),
         untold: Iterable[str] = (),
         source: Source | None = None,
-        predict: Callable[[list[str], dict[str, float]], list[float]] | None = None,
+        predict: Callable[[list[str], dict[str, float]], list[tuple[float, float]]] | None = None,
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
         self._journal, self._on_event, self._setting = journal, on_event, setting
@@ -326,7 +326,7 @@ class Packer:
         self._predict_at = len(self._finished) + 1 + len(self._finished) // 4
         seconds = self._predict([task.trial for task in self._queue], self._finished)
         expected = zip(self._queue, seconds, strict=True)
-        tasks = [replace(task, expected_seconds=each) for task, each in expected]
+        tasks = [replace(task, expected_seconds=each, least_seconds=least) for task, (each, least) in expected]
         tasks.sort(key=lambda task: (self._tried_now.get(task.trial, 0), -(task.expected_seconds or 0.0)))
         self._queue = deque(tasks)
 
@@ -343,7 +343,7 @@ class Packer:
             return None
         others = [other.where for other in self._live if not other.late]
         for task in self._queue:
-            if self._is_worthwhile(task.expected_seconds) and self._failures.suits(task.trial, slot.where, others):
+            if self._is_worthwhile(task) and self._failures.suits(task.trial, slot.where, others):
                 return task
         return None
 
@@ -351,10 +351,18 @@ class Packer:
         is_source_open = self._source is not None and self._source.open > 0
         return self._in_queue(slot) is not None or (is_source_open and self._is_worthwhile(None))
 
-    def _is_worthwhile(self, expected_seconds: float | None) -> bool:
+    def _is_worthwhile(self, task: Task | None) -> bool:
+        """Whether there is time for a trial, None being one that is still to be drawn.
+
+        One that resumes must be expected to end, or have time to train for a while; another one must be able to end.
+        """
         left = self._seconds_left()
-        expected = self._longest_seen if expected_seconds is None else expected_seconds
-        if left is None or expected <= left - self._stop_seconds:
+        if left is None:
+            return True
+        needed = None
+        if task:
+            needed = task.expected_seconds if self._setting.resumes else task.least_seconds
+        if (self._longest_seen if needed is None else needed) <= left - self._stop_seconds:
             return True
         return self._setting.resumes and left - self._setting.grace_seconds >= WORTHWHILE_SECONDS
 

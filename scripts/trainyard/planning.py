@@ -223,6 +223,13 @@ class Plan:
         """Expected seconds of the pending trials; empty without evidence."""
         return dict(zip(self._unfinished, self._prediction.seconds.tolist(), strict=True)) if self._prediction else {}
 
+    @cached_property
+    def least_seconds(self) -> dict[str, float]:
+        """What the pending trials will hardly fall short of; empty without evidence."""
+        if self._prediction is None:
+            return {}
+        return dict(zip(self._unfinished, self._prediction.least().tolist(), strict=True))
+
     def _relative_costs(self, names: list[str]) -> dict[str, float]:
         """Costs in proportion: the user's, or else FLOPs; empty unless all are known."""
         if self.sweep.cost is None:
@@ -319,10 +326,10 @@ class Plan:
 
     @cached_property
     def too_long(self) -> list[str]:
-        """Pending trials that cannot resume and are expected to take longer than any job may, longest first."""
+        """Pending trials that cannot resume and surely take longer than any job may, longest first."""
         if self.sweep.resumes:
             return []
-        return [name for name in self.pending if self.seconds.get(name, 0.0) > self._useful_seconds]
+        return [name for name in self.pending if self.least_seconds.get(name, 0.0) > self._useful_seconds]
 
     def check_retrain(self) -> None:
         """See that `retrain` names trials of this sweep, as far as they are known before the dataset is staged.
@@ -336,20 +343,11 @@ class Plan:
             raise UserError(f"sweeps.{self.name}.retrain: not a trial of this sweep: {', '.join(unknown)}; "
                             "take the names from the column `trial` of trials.csv")  # fmt: skip
 
-    def check_possible(self) -> None:
-        """See that some pending trial can end.
-
-        Raises:
-            UserError: none can, however often the job is started again.
-        """
-        if self.too_long and len(self.too_long) == len(self.pending):
-            raise UserError(f"sweep {self.name}: no pending trial can end: {self.too_long_words}")
-
     @property
     def too_long_words(self) -> str:
         """Which trials are too long for a job, and what to do about it."""
         longest = self.too_long[0]
-        what = f"trial {longest} takes about {duration(self.seconds[longest])} and cannot resume"
+        what = f"trial {longest} takes at least {duration(self.least_seconds[longest])} and cannot resume"
         limit = f"a job may take at most {duration(60 * self.limit_minutes)}"
         key = "`checkpoint`" if self.sweep.command is not None else "`resumable: true` if the function can resume"
         return f"{what}, but {limit}: ask for a partition with a longer limit, or give {key}"

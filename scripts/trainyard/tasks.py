@@ -21,6 +21,7 @@ class Task:
     earlier_attempts: int
     expected_seconds: float | None = None  # None before there is evidence
     bad_checkpoints: tuple[Kept, ...] = ()  # attempts that went on from these have failed
+    least_seconds: float | None = None  # that it hardly falls short of
 
     @property
     def folder_name(self) -> str:

@@ -344,11 +344,11 @@ def test_trials_run_longest_first_on_all_slots_at_once(plain):
 
 
 def test_what_has_finished_corrects_the_order_of_what_waits(plain):
-    """By its `cost`, the sweep would run the shortest first; two trials show that it is the other way round."""
+    """By its `cost`, the sweep would run the shortest first; one trial that has finished is enough to doubt that."""
     plain.write(lasting(0.3, 1.3, 1.9, 2.5, slots=1, cost="-lasts"))
     plain.run(*sweep_command(plain))
     rows = table(plain, "timeline").merge(table(plain, "trials"), on="trial").sort_values("start")
-    assert rows["lasts"].tolist() == [0.3, 1.3, 2.5, 1.9]
+    assert rows["lasts"].tolist() == [0.3, 2.5, 1.9, 1.3]
 
 
 def test_a_gpu_can_be_shared_by_several_slots(plain):

@@ -1,5 +1,6 @@
 """What trials will take: from durations that were measured, with an interval that holds; before, by expressions."""
 
+import math
 import sys
 import tracemalloc
 from pathlib import Path
@@ -9,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainyard.costs import predict
+from trainyard.ownspec import Own
 from trainyard.sweepspec import Sweep
-from trainyard.trials import CostError, expand, relative_cost
+from trainyard.trials import CostError, Trial, expand, relative_cost
 
 
 def trials(**grid):
@@ -120,6 +122,23 @@ def test_a_trial_that_is_far_longer_than_all_before_is_told_apart():
     relative = [trial.values["epochs"] for trial in (every[3], *every[:3])]
     assert predict(every[3:], evidence, relative=relative).seconds == pytest.approx([7200], rel=0.1)
     assert np.quantile(predict(every[3:], evidence).draws, 0.95) > 7200
+
+
+@pytest.mark.parametrize("key", ["seed", "model_args__seed"])
+def test_seeds_do_not_lengthen_a_trial(key):
+    every = trials(**{key: list(range(1, 1001))})
+    found = predict(every[1:], [(every[0], 2.0)])
+    assert found.seconds == pytest.approx([2.0] * 999, rel=0.05)
+    assert np.quantile(found.draws.sum(axis=1), 0.95) < 1.5 * 2 * 999
+
+
+@pytest.mark.parametrize("extreme", [1e308, -1e308, 5e-324, 10**400])
+def test_numbers_that_cannot_be_computed_with_are_taken_as_they_are(extreme):
+    def made(value):
+        return Trial(Own(function="a:b", args={"x": value}), {"x": value})
+
+    found = predict([made(extreme), made(1)], [(made(2), 3.0), (made(3), 3.1)], relative=[math.inf, 1, 2, 3])
+    assert np.isfinite(found.draws).all()
 
 
 def test_what_has_nothing_to_do_with_the_keys_is_the_mean():
