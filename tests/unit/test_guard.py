@@ -104,7 +104,8 @@ def running(folder):
         owner.kill()
         owner.wait()
         for process in tree(folder):
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def group_lives(group):
