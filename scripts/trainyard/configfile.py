@@ -40,6 +40,8 @@ def _read(path: Path) -> Any:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path}: not valid {kind}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: cannot be read: it is nested too deeply") from None
     if isinstance(raw, dict) and raw.get("__use_yte__"):
         import yte
 
@@ -54,7 +56,7 @@ def check_config(raw: Any, *, source: str = "config") -> Config:
         problems = list(_cross_checks(config))
     except ValidationError as error:
         problems = [_describe(item) for item in error.errors(include_url=False)]
-    if problems:
+    if problems := list(dict.fromkeys(problems)):  # all members of a union may say the same
         count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
         raise ConfigError(f"{count} in {source}:\n" + "\n".join(f"  {problem}" for problem in problems))
     return config
@@ -117,7 +119,11 @@ def _typed(value: Any) -> Any:
     loader = _Loader("")
     tag = loader.resolve(yaml.ScalarNode, value, (True, False))
     plain = tag in {_TAG + kind for kind in ("int", "float", "bool", "null")}
-    return loader.construct_object(yaml.ScalarNode(tag, value)) if plain else value
+    try:
+        return loader.construct_object(yaml.ScalarNode(tag, value)) if plain else value
+    except (yaml.YAMLError, ValueError):
+        remedy = "if it is text, write it in a config file, in quotes"
+        raise ConfigError(f"--config: {value[:40]} cannot be read as a number; {remedy}") from None
 
 
 STUDIES: Final = ("sweeps", "scaling", "trees")
@@ -163,12 +169,17 @@ def _parse_yaml(text: str) -> Any:
     loader = _Loader(text)
     if (root := loader.get_single_node()) is None:
         return {}
-    _check_keys(root, set())
+    _check_keys(root, set(), ())
     return loader.construct_document(root)
 
 
-def _check_keys(node: yaml.Node, seen: set[int]) -> None:
-    """Make all keys text, and a key that is given twice an error: PyYAML silently drops the first."""
+def _check_keys(node: yaml.Node, seen: set[int], above: tuple[int, ...]) -> None:
+    """Make all keys text, and a key that is given twice an error: PyYAML silently drops the first.
+
+    Also what stands within itself is an error, by an alias: `above` is what a node stands in.
+    """
+    if id(node) in above:
+        raise ValueError(f"what begins in line {node.start_mark.line + 1} contains itself, by an alias")
     if id(node) in seen or isinstance(node, yaml.ScalarNode):
         return
     seen.add(id(node))
@@ -181,7 +192,7 @@ def _check_keys(node: yaml.Node, seen: set[int]) -> None:
                 raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
             names.add(key.value)
             key.tag = _TAG + "str"
-        _check_keys(value, seen)
+        _check_keys(value, seen, (*above, id(node)))
 
 
 def _parse_json(text: str) -> Any:

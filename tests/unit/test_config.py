@@ -286,6 +286,43 @@ def test_a_number_too_large_to_be_one_is_no_number(tmp_path):
         read_as(tmp_path, "sweeps: {a: {args: {commit: 12e4567}}}")
 
 
+@pytest.mark.parametrize("number", ["12e999", "1" * 5000])
+def test_a_number_of_the_command_line_that_cannot_be_read_is_an_error_in_a_line(tmp_path, number):
+    (tmp_path / "config.yaml").write_text("{}")
+    with pytest.raises(ConfigError, match=rf"^--config: {number[:40]} cannot be read as a number") as error:
+        compose([tmp_path / "config.yaml"], {"pricing": {"gpu_hour": number}})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("c.yaml", "sweeps: &a {s: *a}", "not valid YAML: what begins in line 1 contains itself, by an alias"),
+        ("c.yaml", "datasets: &a [[1], [*a]]", "not valid YAML: what begins in line 1 contains itself, by an alias"),
+        ("c.yaml", "sweeps: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("c.json", '{"sweeps": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
+    ],
+    ids=["mapping", "list", "deep", "deep JSON"],
+)
+def test_what_has_no_end_is_an_error_in_a_line(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    for read in (read_config, lambda path: compose([path], {})):
+        with pytest.raises(ConfigError, match=message) as error:
+            read(tmp_path / name)
+        assert "\n" not in str(error.value)
+
+
+def test_an_alias_that_is_used_often_is_no_mistake(tmp_path):
+    shared = read_as(tmp_path, "sweeps: {a: &a {grid: &g {seed: [1]}}, b: *a, c: {grid: *g}, d: *a}")["sweeps"]
+    assert shared["b"] == shared["c"] == shared["d"] == {"grid": {"seed": [1]}}
+
+
+def test_the_same_mistake_is_told_once():
+    sweep = {"function": "a:b", "grid": {"x": {"start": 1, "stop": math.inf}}}
+    with pytest.raises(ConfigError, match=r"^1 error in config:\n  sweeps\.s\.grid\.x\.stop: input should be a finite"):
+        check_config({"sweeps": {"s": sweep}})
+
+
 def test_keys_are_text_also_where_they_look_like_numbers(tmp_path):
     """Identities of trials are hexadecimal: some look like numbers."""
     retrain = read_as(tmp_path, "sweeps: {a: {retrain: {1234567890: 1, 12345e6789: 2, 0123456712: 3}}}")
