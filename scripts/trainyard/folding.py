@@ -158,16 +158,17 @@ class Fold:
         attempt.later = self._read_details
 
     def _read_details(self) -> None:
-        """Read those of all attempts at once."""
+        """Read those of all attempts at once; empty ones, where the journal has vanished meanwhile."""
         events = read_events(self.path, until=self._place.offset)
         whole = {(each.trial, each.number): each for each in attempts(events)}
         for key, attempt in self.attempts.items():
             if attempt.later is None:
                 continue
             attempt.later = None
+            read = whole.get(key, Attempt(*key, attempt.start, attempt.end))
             for name in DETAILS:
                 if not hasattr(attempt, name):
-                    setattr(attempt, name, getattr(whole[key], name))
+                    setattr(attempt, name, getattr(read, name))
 
     # ---- what is kept
 

@@ -66,9 +66,12 @@ def check(fold, path):
     assert fold.share == (0.5 if any(each["event"] == "share" for each in events) else None)
 
 
-@given(TOLD, st.lists(st.tuples(st.floats(0, 1), st.sampled_from(["same", "kept", "checked"])), max_size=6))
+@given(TOLD, st.lists(st.tuples(st.floats(0, 1), st.sampled_from(["same", "kept", "checked"])), max_size=6),
+       st.sampled_from([7, 50, 200, 1000, journal.BLOCK_BYTES]))  # fmt: skip
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_a_journal_that_is_read_in_pieces_says_the_same(tmp_path, told, cuts):
+def test_a_journal_that_is_read_in_pieces_says_the_same(tmp_path, monkeypatch, told, cuts, block_bytes):
+    for module in (journal, folding):
+        monkeypatch.setattr(module, "BLOCK_BYTES", block_bytes)
     path, content = tmp_path / "journal.jsonl", lines_of(told)
     path.unlink(missing_ok=True)
     (tmp_path / KEPT).unlink(missing_ok=True)
@@ -129,6 +132,13 @@ def test_epochs_of_trials_that_end_are_not_parsed_before_somebody_asks(path, par
     assert len(parsed) == 1 + 4 * 2 + 1 + 3, "those of the trial that runs are"
     assert [row["epoch"] for row in fold.attempts["t0", 1].epochs] == [1, 2, 3]
     check(fold, path)
+
+
+def test_of_a_journal_that_has_vanished_nothing_more_is_known(path):
+    fold = Fold(path)
+    path.unlink()
+    result = fold.attempts["t0", 1]
+    assert (result.outcome, result.metrics, result.epochs, result.told_at) == ("finished", {}, [], {})
 
 
 def edited_in_place(path):
