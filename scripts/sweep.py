@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from trainyard import programs, slurm, work
 from trainyard.asking import summary
-from trainyard.commands import Kept
+from trainyard.commands import Kept, blames_checkpoint
 from trainyard.config import Data
 from trainyard.configfile import read_config
 from trainyard.datasets import Staged
@@ -203,7 +203,8 @@ def _told(plan: Plan) -> set[str]:
 def _task(plan: Plan, name: str) -> Task:
     """A trial as it is handed out."""
     trial, tries = plan.trials[name], plan.tries.get(name, ())
-    bad = tuple(Kept(**each.resumed) for each in tries if each.outcome == "failed" and each.resumed)
+    failed = [each for each in tries if each.outcome == "failed" and each.resumed]
+    bad = tuple(Kept(**each.resumed) for each in failed if blames_checkpoint(each.error))
     return Task(name, trial.spec, trial.values, plan.generation(name), len(tries), plan.seconds.get(name), bad,
                 plan.least_seconds.get(name))  # fmt: skip
 

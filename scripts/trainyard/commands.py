@@ -105,6 +105,19 @@ def _judged(call: Call, code: int, tail: str, *, untold: str) -> _End:
     return _End("failed", f"{how}: {last}")
 
 
+def blames_checkpoint(error: str) -> bool:
+    """Whether a program that has failed in this way ended by itself: then what it has resumed from may be damaged.
+
+    It may not if its time was up, if its worker or node died, or if a signal was sent to it: by the end of the job,
+    or by the kernel when memory is out. A shell tells such a signal as exit code 128 and more.
+    """
+    sent = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
+    if found := re.match(r"exit code (\d+): ", error):
+        return int(found[1]) - 128 not in sent
+    killed = re.match(r"killed by (\w+): ", error)
+    return killed is not None and killed[1] not in {each.name for each in sent}
+
+
 class Kept(NamedTuple):
     """A checkpoint as a program left it: one that is written anew under the same name is another one."""
 

@@ -3,6 +3,7 @@
 import logging
 import math
 import shutil
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +15,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from trainyard import slurm
+from trainyard.commands import blames_checkpoint
 from trainyard.errors import UserError
 from trainyard.failurepolicy import Failure, FailurePolicy
 from trainyard.journal import WHERE, Event, Journal
@@ -27,9 +29,11 @@ from trainyard.tasks import Slot, Source, Task
 from trainyard.worker import Order, Setting, Worker
 
 START_ATTEMPTS = 3  # a slot whose worker cannot start this often in a row is given up: its node must be broken
-# A job that is cancelled gets its signals on all nodes at about the same time: if a worker's death is heard of first,
-# the driver's own signal is given this long to arrive, so that the trial counts as interrupted and not as failed.
+# A job that is cancelled gets its signals everywhere at about the same time: if the death of a worker or a program is
+# heard of first, the driver's own signal is given this long to arrive, so that the trial counts as interrupted and not
+# as failed.
 SIGNAL_SECONDS = 1.0
+TOLD_TO_END = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)  # exit codes; two of a shell
 STOP_SECONDS = 5.0  # that a trial has, when time is up, to stop at its next step and to write where it is
 WORTHWHILE_SECONDS = 120.0  # a trial that cannot end in time, but resumes, is started if it can train for so long
 START_SECONDS = 300.0  # after which no trial waits any more for a slot to come up
@@ -195,6 +199,8 @@ class Packer:
                 time.sleep(SIGNAL_SECONDS)
                 self._fail(slot, error=_death(error))
             else:
+                if "failed" in message and message.get("exit_code") in TOLD_TO_END:
+                    time.sleep(SIGNAL_SECONDS)
                 self._take(slot, message)
 
     def _hear_of_start(self, slot: Slot) -> None:
@@ -407,9 +413,9 @@ class Packer:
             name: message[name] for name in ("precision", "exit_code", "output", "tail", "heard") if name in message
         }
         seconds = round(message["seconds"], 4) if "seconds" in message else None
-        if "stopped" in message:
+        if "stopped" in message or (self._over and "failed" in message):  # the signal of the job has ended it
             self._stopped += 1
-            self._end_attempt(slot, "interrupted", error=message["stopped"], **said)
+            self._end_attempt(slot, "interrupted", error=message.get("stopped") or message["failed"], **said)
             slot.worker = None
             return
         if "failed" in message:
@@ -434,7 +440,7 @@ class Packer:
         path = said.get("output") or self._write_log(task.trial, slot.attempt, trace or error)
         self._end_attempt(slot, "failed", error=error, seconds=seconds, **said, log=str(path), retried=again)
         if again:
-            bad = (slot.resumed,) if slot.resumed else ()
+            bad = (slot.resumed,) if slot.resumed and blames_checkpoint(error) else ()
             self._queue.append(replace(task, bad_checkpoints=(*task.bad_checkpoints, *bad)))
         ray.kill(slot.worker)
         slot.worker = None
@@ -460,7 +466,7 @@ class Packer:
         self._longest_seen = max(self._longest_seen, seconds)
         self._finished[trial] = seconds
         self._end_attempt(slot, "unreadable", error=error, seconds=seconds, log=output, output=output, **said)
-        if self._untold:  # a search would be blind
+        if self._untold and not self._over:  # a search would be blind
             raise UserError(f"trial {trial}, by the metrics of which others are drawn or ended: {warning}")
         self._correct_order()
 
@@ -497,7 +503,7 @@ class Packer:
     def _check_told(self, task: Task, metrics: Mapping[str, Any]) -> None:
         """See that somebody has told each metric by which trials are compared, now that a trial has finished."""
         self._untold -= metrics.keys()
-        if not self._untold:
+        if not self._untold or self._over:
             return
         missing, told = ", ".join(sorted(self._untold)), ", ".join(metrics) or "no metrics"
         is_function = isinstance(task.spec, Own) and task.spec.function is not None

@@ -20,7 +20,7 @@ class Task:
     generation: int
     earlier_attempts: int
     expected_seconds: float | None = None  # None before there is evidence
-    bad_checkpoints: tuple[Kept, ...] = ()  # attempts that went on from these have failed
+    bad_checkpoints: tuple[Kept, ...] = ()  # attempts that went on from these have failed by themselves
     least_seconds: float | None = None  # that it hardly falls short of
 
     @property

@@ -86,6 +86,13 @@ if len(sys.argv) == 3:
         os._exit(0)
 time.sleep(3600)
 """
+# It keeps where it is as it goes, and takes no notice of signals.
+HEEDLESS = """
+import pathlib, sys, time
+(pathlib.Path(sys.argv[1]) / "last.pt").touch()
+print("step 1 score 1", flush=True)
+time.sleep(600)
+"""
 
 
 def events_of(yard, *kinds):
@@ -395,6 +402,23 @@ def test_a_driver_that_is_told_to_end_gives_its_programs_their_time_to_keep_wher
     assert resumed_from(yard) == [(None, "interrupted")]
     yard.run(*yard.script("sweep", "--sweep", "s"))
     assert resumed_from(yard)[1:] == [("kept.pt", "finished")]
+
+
+def test_a_job_that_is_told_to_end_interrupts_its_programs_and_trusts_what_they_have_kept(yard):
+    """The signal goes to all processes of the job: a program may die of it before the driver hears of anything."""
+    (yard.folder / "heedless.py").write_text(HEEDLESS)
+    command = f"python {yard.folder}/heedless.py {{trial_dir}} {{resume_from}} && true"
+    metrics = {"pattern": r"step 1 score (?P<score>\S+)"}
+    yard.write({"sweeps": {"s": {"command": command, "checkpoint": "*.pt", "metrics": metrics}}})
+    for attempt in (1, 2):
+        started = yard.start(*yard.script("sweep", "--sweep", "s"))
+        wait_until(lambda attempt=attempt: len(events_of(yard, "epoch")) == attempt, what="the first step")
+        for process in psutil.process_iter(["cmdline"]):
+            if f"{yard.folder}/heedless.py" in " ".join(process.info["cmdline"] or []):
+                process.terminate()
+        started.terminate()
+        started.communicate(timeout=PATIENCE_SECONDS)
+    assert resumed_from(yard) == [(None, "interrupted"), ("last.pt", "interrupted")]
 
 
 def process_of(name, below):

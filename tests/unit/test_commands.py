@@ -287,3 +287,21 @@ def test_what_an_attempt_has_failed_to_go_on_from_is_left_out(tmp_path):
     assert resumable(third, second) is None
     write("3.pt", 0, "another state")
     assert resumable(third, second) == "3.pt"
+
+
+@pytest.mark.parametrize(
+    ("line", "bad"),
+    [
+        ("exit 3", True),
+        ("kill -SEGV $$", True),
+        ("sh -c 'kill -SEGV $$'; exit $?", True),
+        ("kill -KILL $$", False),
+        ("kill -TERM $$", False),
+        ("sh -c 'kill -KILL $$'; exit $?", False),
+        ("sleep 60", False),
+    ],
+)
+def test_a_checkpoint_is_to_blame_only_where_the_program_itself_has_failed(tmp_path, guard, line, bad):
+    limit = 0.2 if line.startswith("sleep") else None
+    last = run(call(tmp_path, line, timeout_seconds=limit), guard)[-1]
+    assert commands.blames_checkpoint(last["failed"]) == bad
