@@ -156,7 +156,8 @@ class Watcher:
             if not has_children():
                 break
             if code is not None and not self._ending:  # what it has left behind
-                self._kill_at = 0.0
+                # If the whole job was told to end, a shell dies at once, and the program behind it may still be saving.
+                self._end(self._request["grace"] if self._job_is_told else 0.0)
             if time.monotonic() >= self._kill_at:
                 for process, status in kill_all():
                     code = os.waitstatus_to_exitcode(status) if process == program else code
@@ -177,9 +178,13 @@ class Watcher:
             self._kill_at = 0.0
         elif self._owner_is_gone():
             # If the whole job was told to end (a preemption), the program has all its time to keep where it is.
-            told = self._signals.seen & {signal.SIGTERM, signal.SIGINT}
             grace = self._request["grace"]
-            self._end(grace if told else min(grace, ABRUPT_SECONDS))
+            self._end(grace if self._job_is_told else min(grace, ABRUPT_SECONDS))
+
+    @property
+    def _job_is_told(self) -> bool:
+        """Whether all processes of the job were told to end: the guard gets these signals only then."""
+        return bool(self._signals.seen & {signal.SIGTERM, signal.SIGINT})
 
     @property
     def _sources(self) -> list[int]:

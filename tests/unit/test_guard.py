@@ -177,3 +177,16 @@ def test_all_that_it_has_started_has_the_grace_not_only_the_shell(folder):
     threading.Thread(target=process.end, args=(20 * PATIENCE,)).start()
     assert process.wait(PATIENCE) == -signal.SIGTERM, "one that ends sooner costs less"
     assert (folder / "kept").exists()
+
+
+def test_when_the_whole_job_is_told_to_end_what_the_shell_leaves_has_its_grace(folder):
+    """The shell dies of the job's signal at once, before anybody has told the guard to end the program behind it."""
+    (folder / "save.py").write_text(SAVE)
+    line = ["/bin/sh", "-c", f"{sys.executable} save.py && true"]
+    process = Guard().start(line, cwd=str(folder), environment=os.environ, grace_seconds=20 * PATIENCE)
+    wait_until((folder / "up").exists, timeout_seconds=PATIENCE, what="the program")
+    shell = psutil.Process(process.pid)
+    for pid in (*process.guards, shell.children()[0].pid, shell.pid):
+        os.kill(pid, signal.SIGTERM)
+    assert process.wait(PATIENCE) == -signal.SIGTERM
+    assert (folder / "kept").exists()
