@@ -227,6 +227,8 @@ def _apply(attempt: Attempt, event: Event) -> None:
         attempt.outcome, attempt.error = event["outcome"], event["error"]
         attempt.epochs, attempt.metrics, attempt.heard = event["rows"], event["metrics"], event["heard"]
         return
+    if event["event"] in TERMINAL and attempt.outcome != "running":
+        return  # a driver that is told to end while it writes an end may write another one
     attempt.end = event["time"]
     if event["event"] == "epoch":
         add_row(attempt.epochs, event["metrics"])

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from trainyard.folding import Fold
 from trainyard.journal import attempts, opened, read_events, result_of, sessions, whole_epochs, whole_seconds
 
 
@@ -32,6 +33,20 @@ def test_a_trial_that_diverged_is_settled_but_has_no_result():
     assert result_of(tries) is None
     assert result_of(tries, diverged=True) is tries[0]
     assert result_of(tries, 1, diverged=True) is None, "trained again on purpose"
+
+
+def test_the_first_end_of_an_attempt_counts(tmp_path):
+    """A driver that is told to end while it writes one may write another."""
+    of_it = {"trial": "a", "attempt": 1}
+    told = [{"event": "started", **of_it, "time": 0},
+            {"event": "finished", **of_it, "time": 5, "metrics": {"score": 1.0}, "seconds": 5.0},
+            {"event": "interrupted", **of_it, "time": 9}]  # fmt: skip
+    (found,) = attempts(told)
+    assert (found.outcome, found.metrics, found.seconds, found.end) == ("finished", {"score": 1.0}, 5.0, 5)
+    path = tmp_path / "journal.jsonl"
+    path.write_text("".join(json.dumps(event) + "\n" for event in told))
+    (folded,) = Fold(path).update().attempts.values()
+    assert (folded.outcome, folded.metrics, folded.end) == ("finished", {"score": 1.0}, 5)
 
 
 @pytest.mark.parametrize("kept", [1, 0.3, 0.6, 0.99])
