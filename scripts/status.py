@@ -5,9 +5,10 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from trainyard import programs
 from trainyard.config import Config
 from trainyard.configfile import read_config
@@ -37,9 +38,11 @@ def main(arguments: argparse.Namespace) -> None:
 def _view(config: Config, results: Path, folds: Mapping[str, Fold]) -> RenderableType:
     """How the sweeps stand; of the journals, only what is new is read."""
     plans = [plan_sweep(config, name, results, fold=fold) for name, fold in folds.items()]
-    table = Table(
-        "sweep", "finished", "stopped early", "diverged", "running", "failed", "pending", "of", "predicted time left"
-    )
+    names = (
+        "sweep", "finished", "stopped early", "diverged", "running", "failed", "pending", "of", "predicted time left",
+    )  # fmt: skip
+    columns = [Column(name, overflow="fold") for name in names]  # a terminal may have but 80 characters
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for plan in plans:
         table.add_row(*_row(plan))
     return Group(table, *_running(plans))
