@@ -90,7 +90,7 @@ class Packer:
         and has time to train for a while. A shorter one takes its place. Trials that still run at the deadline stop.
 
         Raises:
-            UserError: no slot can be started, all trials fail in the same way, a finished trial does not tell what it
+            UserError: no slot can be started any more, all trials fail in the same way, a finished trial does not tell what it
                 must, or the deadline left some tasks undone.
         """
         self._queue = deque(tasks)
@@ -101,6 +101,7 @@ class Packer:
             while busy := [slot for slot in self._slots if slot.waits_for is not None]:
                 if not self._waiting and all(slot.task is None for slot in busy):
                     break  # these come up too late, or never: their node may be gone
+                self._check_workers_start()
                 answers = {slot.waits_for: slot for slot in busy}
                 ready, _ = ray.wait(list(answers), num_returns=1, timeout=self._patience(busy), fetch_local=False)
                 for answer in ready:
@@ -145,6 +146,15 @@ class Packer:
                 minutes = (self._setting.timeout_seconds or 0.0) / 60
                 self._fail(slot, error=f"it took longer than its timeout_minutes, {minutes:g}")
         return bool(overdue)
+
+    def _check_workers_start(self) -> None:
+        """See that not all slots wait in vain. The first start of a slot may take long: it may copy the data."""
+        if not all(slot.late for slot in self._live):
+            return
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        if any(slot.place for slot in self._live) or not any(node["Alive"] for node in nodes):
+            raise UserError(f"Ray does not start workers any more: none has come up in {START_SECONDS:g} s, and "
+                            f"{self._waiting} trials wait. The same command continues from here")  # fmt: skip
 
     def _end_commands(self) -> None:
         """Have the commands that run end, with their grace, and hear how they did; nothing starts any more."""

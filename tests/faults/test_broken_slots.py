@@ -1,9 +1,12 @@
 """A failure costs the trial that fails no more than an attempt, and the others nothing, whatever it leaves behind."""
 
 import pandas as pd
+import psutil
 import pytest
 from trainyard import gpuhealth, sharing
 from trainyard.journal import attempts, read_events
+from waiting import PATIENCE_SECONDS, wait_until
+from yard import ROOT
 
 # GPUs are only counted here, but each slot's process is told its own. The trials read the journal to wait for what must
 # have happened before.
@@ -98,6 +101,35 @@ def test_the_same_mistake_in_every_trial_ends_the_sweep_after_the_first_ones(yar
     line = next(line for line in done.stdout.splitlines() if "stopped: the first trials failed in the same way" in line)
     assert "exit code 2: train.py: error: unrecognized arguments: --lrr" in line
     assert len(attempts(read_events(yard.results / "sweeps/s/journal.jsonl"))) < 10
+
+
+def test_a_sweep_whose_ray_starts_no_workers_any_more_ends_in_an_error(yard):
+    impatient = """
+import runpy, sys
+from trainyard.progress import Progress
+shown = Progress.shown
+def shown_impatiently(progress):
+    from trainyard import packing  # it imports Ray, which reads its environment then: not before it is up
+    packing.START_SECONDS = 5.0
+    return shown(progress)
+Progress.shown = shown_impatiently
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+    (yard.folder / "impatient.py").write_text(impatient)
+    slots = {"gpus_per_node": 2}
+    yard.write({"sweeps": {"s": {"command": "sleep 360{n}", "grid": {"n": [1, 2, 3]}, "slots": slots}}})
+    python, *line = yard.script("sweep", "--sweep", "s")
+    yard.environment["PYTHONPATH"] += f":{ROOT / 'scripts'}"
+    driver = yard.start(python, str(yard.folder / "impatient.py"), *line)
+    journal = yard.results / "sweeps/s/journal.jsonl"
+    wait_until(lambda: journal.exists() and journal.read_text().count('"started"') == 2, what="two trials to run")
+    (raylet,) = (each for each in psutil.Process(driver.pid).children(recursive=True) if each.name() == "raylet")
+    raylet.kill()
+    said, _ = driver.communicate(timeout=PATIENCE_SECONDS)
+    assert driver.returncode == 1
+    assert "Ray does not start workers any more" in said
+    assert "The same command continues" in said
 
 
 def test_a_gpu_is_checked_in_a_process_of_its_own():
