@@ -28,9 +28,10 @@ import time
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 ABRUPT_SECONDS = 5.0  # at most, that a program has to end when its owner has died
+OUTPUT_SECONDS = 2.0  # at most, that a filter of a program's output (`tee`) has to pass on the rest when that has ended
 KEEPER_DIED = signal.SIGUSR1
 INT_BYTES = 4
-FDS = 4  # of a request: itself, the channel for answers, standard output, lock (the last may be missing)
+FDS = 5  # of a request: itself, the channel for answers, standard output and its other end, lock (may be missing)
 IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # a job's signals go to all its processes
 DEFAULT = (*IGNORED, signal.SIGCHLD, KEEPER_DIED, signal.SIGPIPE)
 
@@ -99,9 +100,9 @@ class Keeper:
         keeper = os.getpid()
         watcher = os.fork()
         if watcher:
-            request, channel, output, *lock = fds
-            os.close(request)
-            os.close(output)
+            request, channel, output, hearing, *lock = fds
+            for fd in (request, output, hearing):
+                os.close(fd)
             self._watchers[watcher] = [channel, *lock]
             return
         status = 1
@@ -130,7 +131,7 @@ class Watcher:
     """Starts one program, tells its owner how it ends, and has nothing of it left then."""
 
     def __init__(self, fds: list[int], *, owner: int, keeper: int) -> None:
-        request, self._channel, self._output, *self._lock = fds
+        request, self._channel, self._output, self._hearing, *self._lock = fds
         self._owner, self._signals = owner, Signals()
         with open(request, "rb", closefd=False) as file:
             self._request = json.load(file)
@@ -141,6 +142,7 @@ class Watcher:
             self._signals.seen.add(KEEPER_DIED)
         self._ending = False
         self._kill_at = float("inf")  # on the monotonic clock
+        self._leave_at = float("inf")  # when to wait no more for what the program has left behind, on the same
 
     def run(self) -> None:
         """From the start of the program until nothing of it is left."""
@@ -153,11 +155,11 @@ class Watcher:
             for process, status in reaped():
                 if process == program:
                     code = os.waitstatus_to_exitcode(status)
+                    self._leave_at = time.monotonic() + OUTPUT_SECONDS
             if not has_children():
                 break
-            if code is not None and not self._ending:  # what it has left behind
-                # If the whole job was told to end, a shell dies at once, and the program behind it may still be saving.
-                self._end(self._request["grace"] if self._job_is_told else 0.0)
+            if code is not None and not self._ending:
+                self._end_rest()
             if time.monotonic() >= self._kill_at:
                 for process, status in kill_all():
                     code = os.waitstatus_to_exitcode(status) if process == program else code
@@ -165,13 +167,24 @@ class Watcher:
             self._listen()
         answer(self._channel, {"code": -signal.SIGKILL if code is None else code})
 
+    def _end_rest(self) -> None:
+        """End what the program has left behind, as soon as nothing of it holds the output any more."""
+        if self._job_is_told:  # a shell dies at once, and the program behind it may still be saving
+            self._end(self._request["grace"])
+        elif is_ready(self._hearing, 0) or time.monotonic() >= self._leave_at:
+            self._end(0.0)
+
     def _listen(self) -> None:
         """Wait for what must be done next."""
         waiting = select.poll()
         sources = [self._signals.fd] if self._ending and self._owner_is_gone() else self._sources
         for fd in sources:
             waiting.register(fd, select.POLLIN)
-        left = self._kill_at - time.monotonic()
+        until = self._kill_at
+        if not self._ending and self._leave_at < float("inf"):
+            waiting.register(self._hearing, 0)  # its end is told all the same
+            until = min(until, self._leave_at)
+        left = until - time.monotonic()
         waiting.poll(None if left == float("inf") else max(0.0, 1000 * left))
         self._signals.drain()
         if KEEPER_DIED in self._signals.seen:
@@ -264,12 +277,15 @@ def answer(channel: int, what: dict[str, object]) -> None:
         os.write(channel, json.dumps(what).encode())
 
 
-def is_ready(fd: int) -> bool:
-    """Whether there is something to read, or the process of a pidfd has ended; -1 never is."""
+def is_ready(fd: int, events: int = select.POLLIN) -> bool:
+    """Whether there is something to read, or the process of a pidfd has ended; -1 never is.
+
+    Without `events`, whether nobody holds the other end of a pipe any more.
+    """
     if fd < 0:
         return False
     waiting = select.poll()
-    waiting.register(fd, select.POLLIN)
+    waiting.register(fd, events)
     return bool(waiting.poll(0))
 
 

@@ -73,7 +73,7 @@ class Guard:
             file.flush()
             os.lseek(file.fileno(), 0, os.SEEK_SET)
             lock = [claim.fd] if claim and claim.fd is not None else []
-            self._send([file.fileno(), theirs.fileno(), writing, *lock])
+            self._send([file.fileno(), theirs.fileno(), writing, reading, *lock])
         process = Process(mine, os.fdopen(reading, "rb"), tree)
         if claim:
             claim.note(tree=tree, guards=[_identity(pid) for pid in process.guards])

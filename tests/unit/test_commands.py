@@ -305,3 +305,17 @@ def test_a_checkpoint_is_to_blame_only_where_the_program_itself_has_failed(tmp_p
     limit = 0.2 if line.startswith("sleep") else None
     last = run(call(tmp_path, line, timeout_seconds=limit), guard)[-1]
     assert commands.blames_checkpoint(last["failed"]) == bad
+
+
+FILTER = 'while IFS= read -r line; do sleep 0.01; echo "[now] $line"; done'
+BEHIND = {
+    "the end of a filter": f'exec > >({FILTER}) 2>&1; for i in 1 2 3 4 5; do echo "epoch $i: acc 0.$i"; done',
+    "a file, too": 'exec > >(tee all.log) 2>&1; for i in 1 2 3 4 5; do echo "epoch $i: acc 0.$i"; done',
+}
+
+
+@pytest.mark.parametrize("line", BEHIND.values(), ids=BEHIND)
+def test_what_passes_through_a_filter_is_heard_to_its_end(tmp_path, guard, line):
+    last = run(call(tmp_path, ["bash", "-c", line], metrics=PATTERN), guard)[-1]
+    assert last["finished"] == {"val_accuracy": 0.5}
+    assert last["tail"].endswith("epoch 5: acc 0.5")
