@@ -189,16 +189,17 @@ def test_told_to_end_it_has_time_to_keep_where_it_is(tmp_path, guard):
     assert last["stopped"] == "ended before the end of the walltime"
 
 
+def sleeping(folder):
+    """The processes that sleep in a folder: other runs of these tests may go on beside this one."""
+    processes = psutil.process_iter(["cmdline", "cwd"])
+    return [each for each in processes if each.info["cwd"] == str(folder) and each.info["cmdline"][:1] == ["sleep"]]
+
+
 def test_nothing_that_it_started_outlives_it(tmp_path, guard):
     line = "setsid sleep 9301 & sleep 9302 & echo $$; sleep 0.3"
     run(call(tmp_path, line + "; sleep 60", timeout_seconds=1.0), guard)
     run(call(tmp_path, "sleep 9303 & true"), guard)
-    left = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] in
-            (["sleep", "9301"], ["sleep", "9302"], ["sleep", "9303"])]  # fmt: skip
-    assert left == []
-
-
-SLEEPS = (["sleep", "9304"], ["sleep", "9305"])
+    assert sleeping(tmp_path) == []
 
 
 def test_killed_with_what_runs_it_a_command_ends_too(tmp_path):
@@ -212,14 +213,10 @@ def test_killed_with_what_runs_it_a_command_ends_too(tmp_path):
         run(call(Path({str(tmp_path)!r}), "sleep 9304 & sleep 9305"), Guard())
     """
     runner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
-
-    def sleeping():
-        return [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] in SLEEPS]
-
-    wait_until(lambda: len(sleeping()) == 2, what="it runs")
+    wait_until(lambda: len(sleeping(tmp_path)) == 2, what="it runs")
     os.kill(runner.pid, signal.SIGKILL)
     runner.wait()
-    wait_until(lambda: not sleeping(), what="it has ended")
+    wait_until(lambda: not sleeping(tmp_path), what="it has ended")
 
 
 def test_it_sees_its_gpu_and_nothing_of_the_jobs_ray_and_steps(tmp_path, guard, monkeypatch):
