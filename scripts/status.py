@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Column, Table
@@ -42,7 +41,8 @@ def _view(config: Config, results: Path, folds: Mapping[str, Fold]) -> Renderabl
         "sweep", "finished", "stopped early", "diverged", "running", "failed", "pending", "of", "predicted time left",
     )  # fmt: skip
     columns = [Column(name, overflow="fold") for name in names]  # a terminal may have but 80 characters
-    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    columns = ("finished", "stopped", "diverged", "running", "failed", "pending", "of", "predicted time left")
+    table = Table("sweep", *columns, box=None)
     for plan in plans:
         table.add_row(*_row(plan))
     return Group(table, *_running(plans))

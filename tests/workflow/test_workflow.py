@@ -73,7 +73,8 @@ def test_trials_have_a_row_each_with_the_columns_of_the_contract(done):
 def test_the_timeline_has_every_attempt_with_its_place(done):
     rows = read(done, "sweeps/lr/timeline.csv")
     contract = ["trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome"]
-    assert list(rows.columns) == [*contract, "gpu_model", "device", "expected_seconds"]
+    added = ["gpu_model", "device", "expected_seconds", "gpus_per_trial", "seconds"]
+    assert list(rows.columns) == [*contract, *added]
     assert (rows["device"] == "cpu").all()
     assert set(rows["trial"]) == set(read(done, "sweeps/lr/trials.csv")["trial"])
     assert set(rows["gpu"]) <= {0, 1}
