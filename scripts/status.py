@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Column, Table
+from rich.table import Table
 from trainyard import programs
 from trainyard.config import Config
 from trainyard.configfile import read_config
@@ -37,10 +37,6 @@ def main(arguments: argparse.Namespace) -> None:
 def _view(config: Config, results: Path, folds: Mapping[str, Fold]) -> RenderableType:
     """How the sweeps stand; of the journals, only what is new is read."""
     plans = [plan_sweep(config, name, results, fold=fold) for name, fold in folds.items()]
-    names = (
-        "sweep", "finished", "stopped early", "diverged", "running", "failed", "pending", "of", "predicted time left",
-    )  # fmt: skip
-    columns = [Column(name, overflow="fold") for name in names]  # a terminal may have but 80 characters
     columns = ("finished", "stopped", "diverged", "running", "failed", "pending", "of", "predicted time left")
     table = Table("sweep", *columns, box=None)
     for plan in plans:

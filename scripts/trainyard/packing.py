@@ -90,8 +90,8 @@ class Packer:
         and has time to train for a while. A shorter one takes its place. Trials that still run at the deadline stop.
 
         Raises:
-            UserError: no slot can be started any more, all trials fail in the same way, a finished trial does not tell what it
-                must, or the deadline left some tasks undone.
+            UserError: no slot can be started any more, all trials fail in the same way, a finished trial does not tell
+                what it must, or the deadline left some tasks undone.
         """
         self._queue = deque(tasks)
         del self._slots[self._waiting :]
