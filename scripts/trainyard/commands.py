@@ -156,7 +156,12 @@ class _Program:
         line = filled(resuming(command, call.resume, args), lookup(args, call.words))
         try:
             self._process = guard.start(
-                line, cwd=call.cwd, environment=_environment(call), grace_seconds=call.grace_seconds, claim=call.claim
+                line,
+                cwd=call.cwd,
+                environment=_environment(call),
+                grace_seconds=call.grace_seconds,
+                claim=call.claim,
+                log=call.output,
             )
         except OSError as error:
             self._output.close()

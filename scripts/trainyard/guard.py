@@ -165,7 +165,20 @@ class Watcher:
                     code = os.waitstatus_to_exitcode(status) if process == program else code
                 break
             self._listen()
+        if self._owner_is_gone():
+            while is_ready(self._hearing):
+                self._keep_output()
         answer(self._channel, {"code": -signal.SIGKILL if code is None else code})
+
+    def _keep_output(self) -> None:
+        """Hear the program in place of its owner: with nobody to hear it, its next word would end it."""
+        said = os.read(self._hearing, 65536)
+        if not said:  # all that could say something has ended
+            os.close(self._hearing)
+            self._hearing = -1
+        elif "log" in self._request:
+            with contextlib.suppress(OSError), open(self._request["log"], "ab", buffering=0) as log:
+                log.write(said)
 
     def _end_rest(self) -> None:
         """End what the program has left behind, as soon as nothing of it holds the output any more."""
@@ -177,9 +190,10 @@ class Watcher:
     def _listen(self) -> None:
         """Wait for what must be done next."""
         waiting = select.poll()
-        sources = [self._signals.fd] if self._ending and self._owner_is_gone() else self._sources
-        for fd in sources:
-            waiting.register(fd, select.POLLIN)
+        gone = self._ending and self._owner_is_gone()
+        for fd in (self._signals.fd, self._hearing) if gone else self._sources:
+            if fd >= 0:
+                waiting.register(fd, select.POLLIN)
         until = self._kill_at
         if not self._ending and self._leave_at < float("inf"):
             waiting.register(self._hearing, 0)  # its end is told all the same
@@ -187,6 +201,8 @@ class Watcher:
         left = until - time.monotonic()
         waiting.poll(None if left == float("inf") else max(0.0, 1000 * left))
         self._signals.drain()
+        if gone and is_ready(self._hearing):
+            self._keep_output()
         if KEEPER_DIED in self._signals.seen:
             self._kill_at = 0.0
         elif self._owner_is_gone():
@@ -201,7 +217,7 @@ class Watcher:
 
     @property
     def _sources(self) -> list[int]:
-        return [self._signals.fd, self._channel, *([self._owner] if self._owner >= 0 else [])]
+        return [self._signals.fd, self._channel, self._owner]
 
     def _owner_is_gone(self) -> bool:
         """Whether the owner has died; takes in what it says."""

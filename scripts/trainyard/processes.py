@@ -58,14 +58,16 @@ class Guard:
         environment: Mapping[str, str],
         grace_seconds: float,
         claim: "Claim | None" = None,
+        log: Path | None = None,
     ) -> "Process":
-        """Start a program in a session of its own, its output a pipe.
+        """Start a program in a session of its own, its output a pipe; what it says after this process goes to `log`.
 
         Raises:
             OSError: it cannot be started.
         """
         tree = secrets.token_hex(8)
         request = {"line": list(line), "cwd": cwd, "environment": {**environment, TREE: tree}, "grace": grace_seconds}
+        request |= {"log": str(log.absolute())} if log else {}
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reading, writing = os.pipe()
         with theirs, os.fdopen(os.memfd_create("request"), "w+") as file, os.fdopen(writing, "wb"):

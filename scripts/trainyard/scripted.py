@@ -189,7 +189,12 @@ class Script:
         grace = self._study.grace_seconds
         try:
             process = Guard().start(
-                line, cwd=str(Path.cwd()), environment=os.environ, grace_seconds=grace, claim=claimed
+                line,
+                cwd=str(Path.cwd()),
+                environment=os.environ,
+                grace_seconds=grace,
+                claim=claimed,
+                log=self._output,
             )
         except OSError as error:
             raise cannot_be_started(line[0], error) from None

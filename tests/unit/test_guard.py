@@ -190,3 +190,41 @@ def test_when_the_whole_job_is_told_to_end_what_the_shell_leaves_has_its_grace(f
         os.kill(pid, signal.SIGTERM)
     assert process.wait(PATIENCE) == -signal.SIGTERM
     assert (folder / "kept").exists()
+
+
+# It says more than a pipe holds while it keeps where it is. Its owner, which alone hears that, is killed.
+TALK = """
+import signal, sys, time
+def save(*_):
+    print("saving", "." * 200000, flush=True)
+    open("kept", "w")
+    print("saved", flush=True)
+    sys.exit()
+signal.signal(signal.SIGTERM, save)
+open("up", "w")
+time.sleep(600)
+"""
+TALKED_TO = """
+import os, sys
+sys.path.insert(0, {scripts!r})
+from pathlib import Path
+from trainyard.processes import Guard
+folder = sys.argv[1]
+line = ["/bin/sh", "-c", f"{{sys.executable}} talk.py && true"]
+process = Guard().start(line, cwd=folder, environment=os.environ, grace_seconds=60.0, log=Path(folder, "said.log"))
+process.wait()
+"""
+
+
+def test_a_program_whose_owner_is_killed_can_talk_while_it_keeps_where_it_is(folder):
+    (folder / "talk.py").write_text(TALK)
+    (folder / "said.log").write_text("before\n")
+    code = TALKED_TO.format(scripts=str(ROOT / "scripts"))
+    owner = subprocess.Popen([sys.executable, "-c", code, str(folder)])
+    wait_until((folder / "up").exists, timeout_seconds=PATIENCE, what="the program")
+    owner.kill()
+    owner.wait()
+    log = folder / "said.log"
+    wait_until(lambda: log.read_text().endswith("saved\n"), timeout_seconds=PATIENCE, what="all that it says")
+    assert log.read_text() == f"before\nsaving {'.' * 200000}\nsaved\n"
+    assert (folder / "kept").exists()
