@@ -11,7 +11,9 @@ from typing import Any, Final
 
 from trainyard.ownspec import in_words
 
-SLOT_FAILURES: Final = 3  # different trials that fail one after another on a GPU, before it is suspected
+# A GPU is checked after each so many different trials that fail there in a row. It is to blame if the check says so, or
+# if so many of them finished elsewhere. A trial that fails on a second GPU says nothing about either.
+SLOT_FAILURES: Final = 3
 SAME_FAILURES: Final = 3  # different trials that fail in the same way, before it is taken for the fault of all
 QUICK_SECONDS: Final = (
     60.0  # a mistake in a command line or in code shows this soon, also where torch is imported first
@@ -62,10 +64,10 @@ class Failure:
 
 @dataclass
 class _Streak:
-    """What has failed on a GPU since something last succeeded there."""
+    """Trials that have failed on a GPU, and on no other, since something last succeeded there."""
 
     trials: set[str] = field(default_factory=set)
-    others_succeeded: bool = False  # on other GPUs, meanwhile
+    finished_elsewhere: set[str] = field(default_factory=set)  # some of them
 
 
 class FailurePolicy:
@@ -80,12 +82,12 @@ class FailurePolicy:
         self._failures: dict[str, list[Failure]] = defaultdict(list)  # by trial
         self._streaks: dict[tuple[str, str], _Streak] = defaultdict(_Streak)  # by GPU
 
-    def succeeded(self, place: Place) -> None:
+    def succeeded(self, trial: str, place: Place) -> None:
         """Take in that a trial has come to a result there."""
         self._has_succeeded = True
         self._streaks.pop(place.device, None)
         for streak in self._streaks.values():
-            streak.others_succeeded = True
+            streak.finished_elsewhere |= {trial} & streak.trials
 
     def failed(self, failure: Failure) -> bool:
         """Take in a failure; whether its trial is to be tried again.
@@ -96,7 +98,11 @@ class FailurePolicy:
         is_usage = failure.exit_code == USAGE_EXIT_CODE and failure.is_quick
         is_same = any((each.exit_code, each.error) == (failure.exit_code, failure.error) for each in before)
         before.append(failure)
-        self._streaks[failure.place.device].trials.add(failure.trial)
+        if len({each.place.device for each in before}) == 1:
+            self._streaks[failure.place.device].trials.add(failure.trial)
+        else:  # the trial seems to be at fault
+            for streak in self._streaks.values():
+                streak.trials.discard(failure.trial)
         return len(before) <= self._retries and not (is_usage and is_same)
 
     def suits(self, trial: str, place: Place, others: Iterable[Place]) -> bool:
@@ -117,14 +123,23 @@ class FailurePolicy:
 
     def is_suspect(self, place: Place) -> bool:
         """Whether the GPU of a slot should be checked before it runs another trial."""
-        streak = self._streaks.get(place.device, _Streak())
-        count = len(streak.trials)
-        return count >= SLOT_FAILURES and (streak.others_succeeded or count % SLOT_FAILURES == 0)
+        count = self.in_a_row(place)
+        return self.is_to_blame(place) or (count > 0 and count % SLOT_FAILURES == 0)
 
     def is_to_blame(self, place: Place) -> bool:
-        """Whether trials fail on this GPU while others succeed elsewhere."""
-        streak = self._streaks.get(place.device, _Streak())
-        return len(streak.trials) >= SLOT_FAILURES and streak.others_succeeded
+        """Whether enough trials that failed on this GPU have finished elsewhere."""
+        return self.finished_elsewhere(place) >= SLOT_FAILURES
+
+    def finished_elsewhere(self, place: Place) -> int:
+        """Different trials that have failed on this GPU since one succeeded, and then finished on another."""
+        return len(self._streaks.get(place.device, _Streak()).finished_elsewhere)
+
+    @property
+    def witnesses(self) -> set[str]:
+        """Trials that failed on a suspected GPU: whether they finish elsewhere tells if it is to blame."""
+        return {
+            trial for streak in self._streaks.values() if len(streak.trials) >= SLOT_FAILURES for trial in streak.trials
+        }
 
     def in_a_row(self, place: Place) -> int:
         """Different trials that have failed on this GPU since one succeeded."""

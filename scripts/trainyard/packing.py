@@ -255,10 +255,9 @@ class Packer:
             return
         count = self._failures.in_a_row(slot.where)
         if len(self._live) > 1 and (is_broken or self._failures.is_to_blame(slot.where)):
-            others = "" if is_broken else " while others succeeded elsewhere"
-            self._retire(
-                slot, f"{slot} is retired: {count} trials in a row failed there{others}; check of its GPU: {found}"
-            )
+            elsewhere = f"{self._failures.finished_elsewhere(slot.where)} of them finished elsewhere"
+            self._retire(slot, f"{slot} is retired: {count} trials in a row failed there, {elsewhere}; "
+                               f"check of its GPU: {found}")  # fmt: skip
             return
         log.warning("%s: %d trials in a row failed there; check of its GPU: %s", slot, count, found)
         slot.failed_starts = 0
@@ -358,7 +357,9 @@ class Packer:
         if self._over:
             return None
         others = [other.where for other in self._live if not other.late]
-        for task in self._queue:
+        witnesses = self._failures.witnesses  # they go first, so that a broken GPU fails few trials
+        tasks = sorted(self._queue, key=lambda task: task.trial not in witnesses) if witnesses else self._queue
+        for task in tasks:
             if self._is_worthwhile(task) and self._failures.suits(task.trial, slot.where, others):
                 return task
         return None
@@ -472,7 +473,7 @@ class Packer:
         assert slot.task is not None
         warning, trial = f"{error}; see {output}. {UNREADABLE_REMEDY}", slot.task.trial
         self._warn_once("unreadable", slot, warning)
-        self._failures.succeeded(slot.where)
+        self._failures.succeeded(trial, slot.where)
         self._longest_seen = max(self._longest_seen, seconds)
         self._finished[trial] = seconds
         self._end_attempt(slot, "unreadable", error=error, seconds=seconds, log=output, output=output, **said)
@@ -498,10 +499,10 @@ class Packer:
             if self._rule:
                 self._rule.diverged(task.trial)
         elif "pruned" in message:
-            self._failures.succeeded(slot.where)
+            self._failures.succeeded(task.trial, slot.where)
             self._end_attempt(slot, "stopped", metrics=metrics, seconds=seconds, why=slot.pruned, **said)
         else:
-            self._failures.succeeded(slot.where)
+            self._failures.succeeded(task.trial, slot.where)
             self._longest_seen = max(self._longest_seen, seconds)
             self._finished[task.trial] = seconds
             self.uses += [Use(**message["use"])] if message.get("use") else []

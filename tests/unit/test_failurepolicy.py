@@ -64,29 +64,49 @@ def test_some_slot_always_suits(failed):
             assert suitable(policy, "a", places)
 
 
-def test_a_gpu_on_which_different_trials_fail_while_others_succeed_is_to_blame():
+def test_a_gpu_is_to_blame_if_different_trials_that_failed_there_finish_elsewhere():
     policy = FailurePolicy(retries=1)
-    policy.succeeded(THERE)
     for number in range(3):
         assert not policy.is_suspect(HERE)
+        assert not policy.witnesses
         policy.failed(failure(f"t{number}"))
+        policy.succeeded(f"other{number}", BESIDE)
     assert policy.is_suspect(HERE), "so look at it"
-    assert not policy.is_to_blame(HERE), "nothing has succeeded elsewhere since: it may be the trials"
-    policy.succeeded(Place("n1", "0", 9))
-    assert not policy.is_suspect(HERE), "another slot of the same GPU has had a success"
+    assert not policy.is_to_blame(HERE), "others have succeeded, but not these"
     for number in range(3):
-        policy.failed(failure(f"t{number}"))
-        policy.succeeded(BESIDE)
+        assert not policy.is_to_blame(HERE)
+        assert f"t{number}" in policy.witnesses
+        policy.succeeded(f"t{number}", BESIDE)
     assert policy.is_to_blame(HERE)
-    assert policy.in_a_row(HERE) == 3
     assert not policy.is_to_blame(BESIDE)
+    policy.succeeded("x", Place("n1", "0", 9))
+    assert not policy.is_suspect(HERE), "another slot of the same GPU has had a success"
+
+
+def test_trials_that_fail_on_a_second_gpu_too_blame_no_gpu():
+    policy = FailurePolicy(retries=1)
+    for number in range(9):
+        policy.failed(failure(f"t{number}", HERE))
+        policy.failed(failure(f"t{number}", BESIDE))
+        policy.succeeded(f"other{number}", THERE)
+        assert not any(policy.is_suspect(place) or policy.is_to_blame(place) for place in ALL)
+
+
+def test_without_retries_a_gpu_is_checked_after_every_third_failure_in_a_row():
+    policy, suspected = FailurePolicy(retries=0), []
+    for number in range(9):
+        policy.failed(failure(f"t{number}"))
+        policy.succeeded(f"other{number}", THERE)
+        suspected.append(policy.is_suspect(HERE))
+    assert suspected == [False, False, True] * 3
+    assert not policy.is_to_blame(HERE)
 
 
 def test_one_trial_that_fails_again_and_again_is_not_the_fault_of_its_gpu():
     policy = FailurePolicy(retries=9)
     for _ in range(9):
         policy.failed(failure("a"))
-        policy.succeeded(THERE)
+        policy.succeeded("b", THERE)
     assert not policy.is_to_blame(HERE)
 
 
@@ -125,5 +145,5 @@ def test_different_mistakes_are_not_the_fault_of_all_and_names_of_trials_make_no
         error = f"no such file: trials/t{number}/in.csv --lr {number}"
         policy.failed(Failure(f"t{number}", place, error, 1.0, values={"lr": number}))
     assert policy.fault_of_all([HERE, BESIDE], []).error.startswith("no such file")
-    policy.succeeded(HERE)
+    policy.succeeded("b", HERE)
     assert policy.fault_of_all([HERE, BESIDE], []) is None
