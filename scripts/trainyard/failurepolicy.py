@@ -19,8 +19,13 @@ QUICK_SECONDS: Final = (
     60.0  # a mistake in a command line or in code shows this soon, also where torch is imported first
 )
 USAGE_EXIT_CODE: Final = 2  # of argparse, click and most programs
-# These depend on the machine, or on how large a trial is: the next trial may do better.
-NOT_OF_ALL: Final = re.compile(r"out of memory|killed|process ended|timeout_minutes|CUDA error|No space left", re.I)
+NOT_RUN_EXIT_CODES: Final = {126, 127}  # of a shell that cannot run a command, or does not find it
+# These do not depend on a trial's values, as most other errors may.
+NOT_RUN: Final = re.compile(
+    r"\b(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|command not found|No such file)\b"
+)
+# These depend on the machine: the next trial may do better.
+OF_MACHINE: Final = re.compile(r"out of memory|killed|process ended|CUDA error|No space left|shared object", re.I)
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,15 @@ class Failure:
 
     @property
     def is_quick(self) -> bool:
-        """Whether it can be a mistake in a command line or in code."""
-        return self.seconds <= QUICK_SECONDS and not NOT_OF_ALL.search(self.error)
+        """Whether it can be a mistake in a command line."""
+        return self.seconds <= QUICK_SECONDS
+
+    @property
+    def can_be_of_all(self) -> bool:
+        """Whether all trials may well have it: a program complains of how it was called, or cannot even begin."""
+        if not self.is_quick or OF_MACHINE.search(self.error):
+            return False
+        return self.exit_code in {USAGE_EXIT_CODE, *NOT_RUN_EXIT_CODES} or bool(NOT_RUN.search(self.error))
 
 
 @dataclass
@@ -148,16 +160,18 @@ class FailurePolicy:
     def fault_of_all(self, places: Sequence[Place], running_seconds: Iterable[float]) -> Failure | None:
         """The failure that trials so far have in common, if it must be taken for the fault of all; else None.
 
-        Several trials have failed soon and in the same way, on several nodes or GPUs if the slots are in several
-        `places`; none has ever succeeded, and none runs that has come further.
+        Several trials were called wrongly or could not even begin, soon and in the same way, on several nodes or GPUs
+        if the slots are in several `places`; none has ever succeeded, and none runs that has come further. It is
+        not the fault of some values.
         """
         if self._patient or self._has_succeeded or any(seconds > QUICK_SECONDS for seconds in running_seconds):
             return None
         alike: dict[str, list[Failure]] = defaultdict(list)
-        for failure in (each for tries in self._failures.values() for each in tries if each.is_quick):
+        for failure in (each for tries in self._failures.values() for each in tries if each.can_be_of_all):
             alike[failure.pattern].append(failure)
         for same in alike.values():
-            if len({each.trial for each in same}) >= SAME_FAILURES and _is_spread([f.place for f in same], places):
+            several = len({each.trial for each in same}) >= SAME_FAILURES and _blames_no_value(same)
+            if several and _is_spread([each.place for each in same], places):
                 return same[-1]
         return None
 
@@ -169,6 +183,18 @@ def _texts(trial: str, values: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, (str, int, float)) and str(value):
             found |= {str(value): f"{{{key}}}", in_words(value): f"{{{key}}}"}
     return found
+
+
+def _blames_no_value(same: Sequence[Failure]) -> bool:
+    """Whether failures with the same pattern are not the fault of some values that other trials may lack.
+
+    A missing file or module that a value names is. A complaint about options often shows the values beside them: it
+    must have come with several values of each key.
+    """
+    named = {key for key in same[0].values if f"{{{key}}}" in same[0].pattern}
+    if any(each.exit_code != USAGE_EXIT_CODE for each in same):
+        return not named
+    return all(len({str(each.values.get(key)) for each in same}) > 1 for key in named)
 
 
 def _is_spread(failed: Sequence[Place], places: Sequence[Place]) -> bool:

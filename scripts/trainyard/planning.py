@@ -113,9 +113,14 @@ class Plan:
 
     @cached_property
     def pending(self) -> list[str]:
-        """Trials that are to be run, longest first by the best cost known."""
+        """Trials that are to be run, longest first by the best cost known; those that failed before come last."""
         costs = self.seconds or self._relative_costs(self._unfinished)
-        return sorted(self._unfinished, key=lambda name: -costs.get(name, 0.0))
+        return sorted(self._unfinished, key=lambda name: (self._has_failed(name), -costs.get(name, 0.0)))
+
+    def _has_failed(self, name: str) -> bool:
+        """Whether the last attempt of a trial failed."""
+        last = next(reversed(self.tries.get(name, ())), None)
+        return last is not None and last.outcome == "failed"
 
     @cached_property
     def _unfinished(self) -> list[str]:
@@ -239,8 +244,7 @@ class Plan:
     @property
     def failed_before(self) -> int:
         """Pending trials whose last attempt failed."""
-        last = [self.tries[name][-1] for name in self.pending if name in self.tries]
-        return sum(attempt.outcome == "failed" for attempt in last)
+        return sum(self._has_failed(name) for name in self.pending)
 
     @property
     def predicted_seconds(self) -> float | None:

@@ -111,6 +111,7 @@ def test_one_trial_that_fails_again_and_again_is_not_the_fault_of_its_gpu():
 
 
 def all_fail(*places, live=(HERE, BESIDE), running=(), has_succeeded=False, patient=False, **fields):
+    fields = {"error": "exit code 2: t.py: error: unrecognized arguments: --lrr", "exit_code": 2} | fields
     policy = FailurePolicy(retries=1, has_succeeded=has_succeeded, patient=patient)
     for number, place in enumerate(places):
         policy.failed(failure(f"t{number}", place, **fields))
@@ -128,22 +129,48 @@ def test_what_the_first_trials_have_in_common_is_the_fault_of_all():
     assert not all_fail(HERE, BESIDE, HERE, patient=True)
     assert not all_fail(HERE, BESIDE, HERE, seconds=2 * QUICK_SECONDS)
     assert not all_fail(HERE, BESIDE, HERE, error="RuntimeError: CUDA out of memory"), "the next may be smaller"
-    assert not all_fail(HERE, BESIDE, HERE, error="exit code -9: killed by SIGKILL: ...")
+    assert not all_fail(HERE, BESIDE, HERE, error="exit code -9: killed by SIGKILL: ...", exit_code=-9)
     assert all_fail(HERE, BESIDE, HERE, running=[1.0])
     assert not all_fail(HERE, BESIDE, HERE, running=[2 * QUICK_SECONDS]), "one has come further"
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "is_of_all"),
+    [
+        ("exit code 127: sh: 1: trian: not found", 127, True),
+        ("exit code 1: ModuleNotFoundError: No module named 'trian'", 1, True),
+        ("SyntaxError: invalid syntax (mine.py, line 3)", None, True),
+        ("exit code 1: AssertionError: embed_dim must be divisible by num_heads", 1, False),
+        ("ValueError: too many heads", None, False),
+    ],
+)
+def test_only_what_cannot_depend_on_values_is_the_fault_of_all(error, exit_code, is_of_all):
+    assert all_fail(HERE, BESIDE, HERE, error=error, exit_code=exit_code) == is_of_all
+
+
+def test_a_usage_error_that_names_a_value_is_the_fault_of_all_only_if_it_comes_with_other_values():
+    policy, values = FailurePolicy(retries=0), ["adamw", "adamw", "adamw", "sgdd"]
+    for number, (value, place) in enumerate(zip(values, [HERE, BESIDE, HERE, BESIDE], strict=True)):
+        assert policy.fault_of_all([HERE, BESIDE], []) is None
+        error = f"exit code 2: error: invalid choice: '{value}'"
+        policy.failed(Failure(f"t{number}", place, error, 1.0, 2, values={"opt": value, "seed": number}))
+    assert policy.fault_of_all([HERE, BESIDE], [])
 
 
 def test_different_mistakes_are_not_the_fault_of_all_and_names_of_trials_make_no_difference():
     policy = FailurePolicy(retries=0)
     for number, place in enumerate([HERE, BESIDE, HERE]):
-        policy.failed(failure(f"t{number}", place, error=f"KeyError: {number}"))
+        policy.failed(failure(f"t{number}", place, error=f"exit code 2: {number}", exit_code=2))
     assert policy.fault_of_all([HERE, BESIDE], []) is None
     for number, place in enumerate([HERE, BESIDE, HERE]):
-        policy.failed(failure(f"t{number}", place, error=f"no such file: trials/t{number}/in.csv --lr {number}"))
+        policy.failed(failure(f"t{number}", place, error=f"No such file: trials/t{number}/in.csv --lr {number}"))
     assert policy.fault_of_all([HERE, BESIDE], []) is None
     for number, place in enumerate([HERE, BESIDE, HERE]):
-        error = f"no such file: trials/t{number}/in.csv --lr {number}"
-        policy.failed(Failure(f"t{number}", place, error, 1.0, values={"lr": number}))
-    assert policy.fault_of_all([HERE, BESIDE], []).error.startswith("no such file")
+        policy.failed(Failure(f"t{number}", place, f"No such file: {number}.csv", 1.0, values={"subject": number}))
+    assert policy.fault_of_all([HERE, BESIDE], []) is None, "other subjects may have their files"
+    for number, place in enumerate([HERE, BESIDE, HERE]):
+        error = f"exit code 2: in trials/t{number}: no such option: --lrr {number}"
+        policy.failed(Failure(f"t{number}", place, error, 1.0, 2, values={"lr": number}))
+    assert policy.fault_of_all([HERE, BESIDE], []).error.startswith("exit code 2: in trials")
     policy.succeeded("b", HERE)
     assert policy.fault_of_all([HERE, BESIDE], []) is None

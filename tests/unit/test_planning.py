@@ -97,6 +97,16 @@ def test_what_finished_is_not_pending_and_predicts_the_rest(tmp_path):
     assert after.walltime_minutes * 60 >= after.predicted_seconds
 
 
+def test_trials_that_failed_before_come_last(tmp_path):
+    names = list(plan(tmp_path).trials)
+    finish(tmp_path, names[0])
+    with opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
+        journal.append("started", trial=names[3], attempt=1, generation=0)
+        journal.append("failed", trial=names[3], attempt=1, error="ValueError: too deep")
+    assert plan(tmp_path).pending == [names[2], names[1], names[3]]
+    assert plan(tmp_path).failed_before == 1
+
+
 def test_a_sweep_that_is_done_has_nothing_pending(tmp_path):
     finish(tmp_path, *plan(tmp_path).trials)
     done = plan(tmp_path, slots={"nodes": 4, "gpus_per_node": 8})
