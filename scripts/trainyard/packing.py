@@ -262,6 +262,7 @@ class Packer:
         log.warning("%s: %d trials in a row failed there; check of its GPU: %s", slot, count, found)
         slot.failed_starts = 0
         self._next_trial(slot)
+        self._feed_idle()  # as after a start: this slot's process may have been given another GPU
 
     @property
     def _live(self) -> list[Slot]:
