@@ -108,7 +108,7 @@ class Packer:
                     self._hear(answers[answer])
                 if not ready and not self._end_overdue(busy) and self._seconds_left() == 0:
                     break
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, UserError):
             self._end_commands()
             raise
         finally:

@@ -93,6 +93,24 @@ import pathlib, sys, time
 print("step 1 score 1", flush=True)
 time.sleep(600)
 """
+# The first one runs, and keeps where it is when it is told to end, which takes it long. The others are called wrongly.
+MISTAKEN = """
+import os, pathlib, signal, sys, time
+def keep(*_):
+    time.sleep(7)
+    (pathlib.Path(sys.argv[1]) / "kept.pt").touch()
+    sys.exit()
+try:
+    os.mkdir("first")
+except FileExistsError:
+    while not os.path.exists("first/up"):
+        time.sleep(0.05)
+    print("error: unrecognized arguments: --lrr")
+    sys.exit(2)
+signal.signal(signal.SIGTERM, keep)
+open("first/up", "w")
+time.sleep(600)
+"""
 
 
 def events_of(yard, *kinds):
@@ -419,6 +437,17 @@ def test_a_job_that_is_told_to_end_interrupts_its_programs_and_trusts_what_they_
         started.terminate()
         started.communicate(timeout=PATIENCE_SECONDS)
     assert resumed_from(yard) == [(None, "interrupted"), ("last.pt", "interrupted")]
+
+
+def test_a_sweep_that_stops_for_a_mistake_leaves_the_programs_that_run_their_grace(yard):
+    (yard.folder / "mistaken.py").write_text(MISTAKEN)
+    sweep = {"command": "python mistaken.py {trial_dir} {seed}", "grid": {"seed": list(range(6))}, "checkpoint": "*.pt"}
+    yard.write({"sweeps": {"s": sweep | {"slots": {"gpus_per_node": 3}, "retries": 0}}})
+    done = yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
+    assert done.returncode == 1
+    assert "stopped: the first trials failed in the same way" in done.stdout
+    assert len(list((yard.results / "sweeps/s/trials").glob("*/kept.pt"))) == 1
+    assert [event["error"] for event in events_of(yard, "interrupted")] == ["it was told to end"]
 
 
 def process_of(name, below):
