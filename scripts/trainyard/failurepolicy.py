@@ -15,9 +15,7 @@ from trainyard.ownspec import in_words
 # if so many of them finished elsewhere. A trial that fails on a second GPU says nothing about either.
 SLOT_FAILURES: Final = 3
 SAME_FAILURES: Final = 3  # different trials that fail in the same way, before it is taken for the fault of all
-QUICK_SECONDS: Final = (
-    60.0  # a mistake in a command line or in code shows this soon, also where torch is imported first
-)
+QUICK_SECONDS: Final = 60.0  # a mistake in a command line or in code shows this soon, also if torch is imported first
 USAGE_EXIT_CODE: Final = 2  # of argparse, click and most programs
 NOT_RUN_EXIT_CODES: Final = {126, 127}  # of a shell that cannot run a command, or does not find it
 # These do not depend on a trial's values, as most other errors may.
