@@ -77,10 +77,14 @@ class Plan:
 
     def unreadable(self, trial: str) -> Attempt | None:
         """The attempt of a trial that did its work but told no metrics, as long as its output is kept: not pending."""
-        last = next(reversed(self.tries.get(trial, ())), None)
+        last = self._last(trial)
         if last is None or last.outcome != "unreadable" or last.generation < self.generation(trial):
             return None
         return last if self.output_of(last).exists() else None
+
+    def _last(self, trial: str) -> Attempt | None:
+        """The last attempt of a trial, if there was any."""
+        return next(reversed(self.tries.get(trial, ())), None)
 
     def seconds_of(self, attempt: Attempt) -> float | None:
         """What an attempt took, with what it continued of earlier ones."""
@@ -119,7 +123,7 @@ class Plan:
 
     def _has_failed(self, name: str) -> bool:
         """Whether the last attempt of a trial failed."""
-        last = next(reversed(self.tries.get(name, ())), None)
+        last = self._last(name)
         return last is not None and last.outcome == "failed"
 
     @cached_property
@@ -244,7 +248,7 @@ class Plan:
     @property
     def failed_before(self) -> int:
         """Pending trials whose last attempt failed."""
-        return sum(self._has_failed(name) for name in self.pending)
+        return sum(map(self._has_failed, self.pending))
 
     @property
     def predicted_seconds(self) -> float | None:
