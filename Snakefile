@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(workflow.basedir, "scripts")))
-from trainyard.configfile import compose
-from trainyard.rules import Workflow
+from trainyard.config.load import compose
+from trainyard.cli.workflow import Workflow
 
 # With --configfile, Snakemake would merge the demo into the user's own config.
 if not workflow.overwrite_configfiles:

@@ -18,11 +18,11 @@ from functools import partial
 
 import numpy as np
 from common import print_table
-from trainyard.journal import Attempt
-from trainyard.planning import Plan
-from trainyard.schedules import makespan
-from trainyard.sweepspec import Slots, Sweep
-from trainyard.trials import Trial, expand
+from trainyard.config.sweep import Slots, Sweep
+from trainyard.config.trials import Trial, expand
+from trainyard.planning.journal import Attempt
+from trainyard.planning.plan import Plan
+from trainyard.planning.schedule import makespan
 
 SLOTS = 4
 EVIDENCE = (1, 2, 4, 8, 12)  # trials that have finished

@@ -22,15 +22,15 @@ from common import print_table
 from PIL import Image
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
-from trainyard.augment import Augmenter
-from trainyard.config import Data
-from trainyard.datasets import Staged
-from trainyard.dataspec import Python
-from trainyard.distributed import alone
-from trainyard.loading import load
-from trainyard.sampling import Batch, training_batches
-from trainyard.spec import Augment
-from trainyard.staging import stage
+from trainyard.config.config import Data
+from trainyard.config.datasets import Python
+from trainyard.config.train import Augment
+from trainyard.data.staged import Staged
+from trainyard.data.staging import stage
+from trainyard.training.augment import Augmenter
+from trainyard.training.loaders import load
+from trainyard.training.process_group import alone
+from trainyard.training.sampler import Batch, training_batches
 
 BATCH, SIDE, PADDING = 512, 64, 4
 

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from common import ROOT, folder_with, print_table, sweep_config
-from trainyard.configfile import check_config
-from trainyard.planning import plan_sweep
+from trainyard.config.load import check_config
+from trainyard.planning.plan import plan_sweep
 
 SNAKEMAKE = str(Path(sys.executable).with_name("snakemake"))
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import yaml
 from common import ROOT, TINY, TRIVIAL, print_table, run_program
-from trainyard.configfile import read_config
-from trainyard.folding import Fold
-from trainyard.planning import plan_sweep
+from trainyard.config.load import read_config
+from trainyard.planning.journal_fold import Fold
+from trainyard.planning.plan import plan_sweep
 
 SNAKEMAKE = str(Path(sys.executable).with_name("snakemake"))
 SLOTS = 8

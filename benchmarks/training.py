@@ -22,9 +22,9 @@ import torch
 import yaml
 from common import print_table, run_program
 from PIL import Image
-from trainyard.datasets import Staged
-from trainyard.efficiency import utilisation, work_of
-from trainyard.spec import Train
+from trainyard.config.train import Train
+from trainyard.data.staged import Staged
+from trainyard.training.flops import utilisation, work_of
 
 PLAIN = Path(__file__).with_name("plain_ddp.py")
 ON_CPU: dict[str, Any] = {

@@ -11,9 +11,10 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.run import get_args_parser, run
-from trainyard import failures, slurm
-from trainyard.configfile import read_config
-from trainyard.localcopy import removed_at_the_end
+from trainyard.cluster import slurm
+from trainyard.config.load import read_config
+from trainyard.data.node_copy import removed_at_the_end
+from trainyard.training import rank_failures
 
 
 def main() -> int:
@@ -28,7 +29,7 @@ def main() -> int:
             run(arguments)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         found = [_failure(rank, node, each) for rank, each in error.failures.items() if not _was_told_to_end(each)]
-        failures.write(found, Path(arguments.log_dir), node=node)
+        rank_failures.write(found, Path(arguments.log_dir), node=node)
         return 1
     except SignalException as error:
         return 128 + error.sigval
@@ -44,9 +45,9 @@ def _was_told_to_end(failure: ProcessFailure) -> bool:
     return failure.exitcode == -signal.SIGTERM
 
 
-def _failure(rank: int, node: str, failure: ProcessFailure) -> failures.Failure:
+def _failure(rank: int, node: str, failure: ProcessFailure) -> rank_failures.Failure:
     word = failure.error_file_data.get("timestamp")
-    return failures.Failure(
+    return rank_failures.Failure(
         rank=rank,
         node=node,
         message=failure.message if word or failure.exitcode < 0 else f"exit code {failure.exitcode}, without a word",

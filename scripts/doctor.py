@@ -13,9 +13,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from trainyard import nodecheck, programs
-from trainyard.configfile import read_config
-from trainyard.site import Finding, Site, guarded
+from trainyard.cli import command_line
+from trainyard.config.load import read_config
+from trainyard.doctor import node_probe
+from trainyard.doctor.checks import Finding, Site, guarded
 
 SIGNS = {"ok": "[green]ok[/]", "fails": "[bold red]FAILS[/]", "unknown": "[yellow]unknown[/]"}
 LOG_WIDTH = 160
@@ -46,7 +47,7 @@ def _findings(arguments: argparse.Namespace, console: Console) -> Iterator[Findi
         yield Finding("node", "unknown", "no job was submitted, as a check failed", "correct that first")
     else:
         look = partial(
-            nodecheck.look_from_inside,
+            node_probe.look_from_inside,
             site.requests,
             arguments.results,
             program=Path(__file__),
@@ -70,7 +71,7 @@ def _line(finding: Finding, *, said: str) -> Table:
 
 def _arguments() -> argparse.Namespace:
     example = "python scripts/doctor.py --config config/config.yaml --profile profiles/slurm --job"
-    parser = programs.parser("Check a Slurm site before anything is submitted.", example=example)
+    parser = command_line.parser("Check a Slurm site before anything is submitted.", example=example)
     parser.add_argument("--profile", type=Path, default=Path("profiles/slurm"), metavar="DIR",
                         help="the Snakemake profile (default: profiles/slurm)")  # fmt: skip
     parser.add_argument("--job", action="store_true", help="also have a job of a minute look at a node from inside")
@@ -81,6 +82,6 @@ def _arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--from-inside"]:  # the job itself
-        nodecheck.look(Path(sys.argv[2]))
+        node_probe.look(Path(sys.argv[2]))
     else:
-        programs.run(main, _arguments())
+        command_line.run(main, _arguments())

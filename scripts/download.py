@@ -3,10 +3,10 @@
 import argparse
 import logging
 
-from trainyard import programs
-from trainyard.configfile import read_config
-from trainyard.files import write_json
-from trainyard.staging import downloaded, remotes
+from trainyard.cli import command_line
+from trainyard.config.load import read_config
+from trainyard.data.staging import downloaded, remotes
+from trainyard.utils.files import write_json
 
 log = logging.getLogger("download")
 
@@ -14,7 +14,7 @@ log = logging.getLogger("download")
 def main(arguments: argparse.Namespace) -> None:
     """Have the files, and say where they are in `download.json`."""
     config = read_config(arguments.config)
-    programs.section(config, "datasets", arguments.dataset)
+    command_line.section(config, "datasets", arguments.dataset)
     dataset = config.datasets[arguments.dataset]
     files = {remote.name: remote.checksum for remote in remotes(dataset)}
     place = str(downloaded(dataset, config.data)) if files else None
@@ -24,10 +24,10 @@ def main(arguments: argparse.Namespace) -> None:
 
 def _arguments() -> argparse.Namespace:
     example = "python scripts/download.py --config config/config.yaml --dataset digits"
-    parser = programs.parser("Download what a dataset is made from.", example=example)
+    parser = command_line.parser("Download what a dataset is made from.", example=example)
     parser.add_argument("--dataset", required=True, metavar="NAME", help="a name in `datasets` of the config")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    programs.run(main, _arguments())
+    command_line.run(main, _arguments())

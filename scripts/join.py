@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from trainyard.rayjoin import join
+from trainyard.cluster.ray_node import join
 
 if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__).parse_args()

@@ -17,11 +17,13 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from trainyard import failures, programs, slurm
-from trainyard.config import split_scale
-from trainyard.configfile import read_config
-from trainyard.launchers import training_line
-from trainyard.scripted import Script
+from trainyard.cli import command_line
+from trainyard.cluster import slurm
+from trainyard.config.config import split_scale
+from trainyard.config.load import read_config
+from trainyard.scaling.launchers import training_line
+from trainyard.scaling.user_script import Script
+from trainyard.training import rank_failures
 
 log = logging.getLogger("launch")
 
@@ -29,7 +31,7 @@ log = logging.getLogger("launch")
 def main(arguments: argparse.Namespace, options: list[str]) -> int:
     """Launch what the study trains."""
     config = read_config(arguments.config)
-    programs.section(config, "scaling", arguments.study)
+    command_line.section(config, "scaling", arguments.study)
     study = config.scaling[arguments.study]
     if study.script is None:
         return _train(arguments, options)
@@ -45,17 +47,17 @@ def _train(arguments: argparse.Namespace, options: list[str]) -> int:
         allocation = slurm.allocation() if split_scale(arguments.scale)[0] > 1 else None
         line = training_line(arguments.scale, options, log_dir=log_dir, allocation=allocation)
         process = subprocess.Popen(line, env=environment)
-        programs.pass_on_sigterm(process)
+        command_line.pass_on_sigterm(process)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches torchrun, too: it is for that to end first
         code = process.wait()
-        if first := failures.cause(Path(log_dir)):
+        if first := rank_failures.cause(Path(log_dir)):
             log.error("rank %d on %s ended the training: %s", first.rank, first.node, first.message)
     return code
 
 
 def _arguments() -> argparse.Namespace:
     example = "python scripts/launch.py --scale 1x2 --config config/config.yaml --study width"
-    parser = programs.parser(str(__doc__), example=example)
+    parser = command_line.parser(str(__doc__), example=example)
     parser.add_argument("--study", required=True, metavar="NAME", help="a name in `scaling` of the config")
     parser.add_argument("--scale", required=True, metavar="NxG", help="nodes x GPUs per node, or 1x2/repeat-2")
     return parser.parse_args()
@@ -70,4 +72,4 @@ def _options(arguments: argparse.Namespace) -> list[str]:
 
 if __name__ == "__main__":
     parsed = _arguments()
-    programs.run(lambda arguments: main(arguments, _options(arguments)), parsed)
+    command_line.run(lambda arguments: main(arguments, _options(arguments)), parsed)

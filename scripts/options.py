@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from trainyard import config, dataspec, ownspec, spec, sweepspec
+from trainyard.config import config, datasets, sweep, train, user_programs
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = ROOT / "workflow/schemas/config.schema.json"
@@ -21,21 +21,21 @@ BEGIN, END = "<!-- options: written by `make docs` -->", "<!-- end of options --
 
 # Sections of the tables, in the order of the config file: heading and model.
 SECTIONS: list[tuple[str, type[BaseModel]]] = [
-    ("`datasets.<name>` with `source: digits`", dataspec.Digits),
-    ("`datasets.<name>` with `source: torchvision`", dataspec.Torchvision),
-    ("`datasets.<name>` with `source: imagefolder`", dataspec.ImageFolder),
-    ("`datasets.<name>` with `source: synthetic`", dataspec.Synthetic),
-    ("`datasets.<name>` with `source: table`", dataspec.Table),
-    ("`datasets.<name>` with `source: python`", dataspec.Python),
-    ("`train`, in sweeps and scaling studies", spec.Train),
-    ("`train.schedule`", spec.Schedule),
-    ("`train.augment`", spec.Augment),
-    ("`sweeps.<name>`", sweepspec.Sweep),
-    ("`sweeps.<name>.slots`", sweepspec.Slots),
-    ("`sweeps.<name>.sample`", sweepspec.Sample),
-    ("`sweeps.<name>.search`", sweepspec.Search),
-    ("`sweeps.<name>.stop`", ownspec.Stop),
-    ("`sweeps.<name>.metrics`, and of a scaling study's `script`", ownspec.Metrics),
+    ("`datasets.<name>` with `source: digits`", datasets.Digits),
+    ("`datasets.<name>` with `source: torchvision`", datasets.Torchvision),
+    ("`datasets.<name>` with `source: imagefolder`", datasets.ImageFolder),
+    ("`datasets.<name>` with `source: synthetic`", datasets.Synthetic),
+    ("`datasets.<name>` with `source: table`", datasets.Table),
+    ("`datasets.<name>` with `source: python`", datasets.Python),
+    ("`train`, in sweeps and scaling studies", train.Train),
+    ("`train.schedule`", train.Schedule),
+    ("`train.augment`", train.Augment),
+    ("`sweeps.<name>`", sweep.Sweep),
+    ("`sweeps.<name>.slots`", sweep.Slots),
+    ("`sweeps.<name>.sample`", sweep.Sample),
+    ("`sweeps.<name>.search`", sweep.Search),
+    ("`sweeps.<name>.stop`", user_programs.Stop),
+    ("`sweeps.<name>.metrics`, and of a scaling study's `script`", user_programs.Metrics),
     ("`scaling.<name>`", config.Scaling),
     ("`trees.<name>`", config.Trees),
     ("`data`", config.Data),

@@ -14,16 +14,18 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
-from trainyard import forecasts, plots, programs, sweepplots, work
-from trainyard.config import Config
-from trainyard.configfile import read_config
-from trainyard.counting import duration
-from trainyard.datasets import Staged
-from trainyard.errors import UserError
-from trainyard.files import Locked
-from trainyard.journal import opened
-from trainyard.planning import plan_sweep
-from trainyard.tables import write_table
+from trainyard.cli import command_line
+from trainyard.config.config import Config
+from trainyard.config.load import read_config
+from trainyard.data.staged import Staged
+from trainyard.planning import forecast, trial_flops
+from trainyard.planning.journal import opened
+from trainyard.planning.plan import plan_sweep
+from trainyard.report import style, sweep_plots
+from trainyard.report.tables import write_table
+from trainyard.utils.errors import UserError
+from trainyard.utils.files import Locked
+from trainyard.utils.progress_bar import duration
 
 log = logging.getLogger("plan")
 
@@ -34,9 +36,7 @@ def main(arguments: argparse.Namespace) -> None:
     for name in config.sweeps:
         _count_work(config, name, results)
     found = list(
-        forecasts.rows(
-            config, results, runtime_minutes=arguments.runtime_minutes, limit_minutes=arguments.limit_minutes
-        )
+        forecast.rows(config, results, runtime_minutes=arguments.runtime_minutes, limit_minutes=arguments.limit_minutes)
     )
     if not found:
         log.info("nothing is missing: nothing will be spent")
@@ -47,7 +47,7 @@ def main(arguments: argparse.Namespace) -> None:
         plan = plan_sweep(config, name, results, limit_minutes=arguments.limit_minutes)
         if plan.pending:
             size = (8, 1.4 + 0.4 * min(plan.slots.count, 32))
-            plots.draw(partial(sweepplots.planned, plan=plan), folder / name, size=size)
+            style.draw(partial(sweep_plots.planned, plan=plan), folder / name, size=size)
     Console(width=None if Console().is_terminal else 160).print(_table(found))
     log.info("the plan is %s, and beside it a picture for each sweep", folder / "plan.csv")
 
@@ -56,17 +56,17 @@ def _count_work(config: Config, name: str, results: Path) -> None:
     """FLOPs, where nothing else tells which trial takes longest and the data are staged."""
     plan = plan_sweep(config, name, results)
     staged = Staged(results / "data" / str(plan.sweep.dataset))
-    if not work.is_needed(plan) or not (staged.folder / "meta.json").exists():
+    if not trial_flops.is_needed(plan) or not (staged.folder / "meta.json").exists():
         return
     try:
         with opened(results / "sweeps" / name / "journal.jsonl") as journal:
-            if flops := work.count_work(plan, staged):
+            if flops := trial_flops.count_work(plan, staged):
                 journal.append("work", durable=True, flops=flops)
     except (Locked, UserError) as error:  # it runs just now, or cannot
         log.info("sweep %s: FLOPs are not counted: %s", name, error)
 
 
-def _table(found: list[forecasts.Row]) -> Table:
+def _table(found: list[forecast.Row]) -> Table:
     table = Table("job", "pending", "jobs", "nodes", "GPUs", "walltime", "predicted", "GPU-hours", "asked for", "cost")
     for row in found:
         table.add_row(*_cells(row), style=None if row.is_submitted else "dim")
@@ -79,7 +79,7 @@ def _table(found: list[forecasts.Row]) -> Table:
     return table
 
 
-def _cells(row: forecasts.Row) -> Iterator[str]:
+def _cells(row: forecast.Row) -> Iterator[str]:
     names = {"job_array": "  as a job array", "separate_jobs": "  as separate jobs"}
     yield names.get(row.strategy, row.job)
     yield "" if row.pending is None or not row.is_submitted else f"{row.pending} of {row.total}"
@@ -93,7 +93,7 @@ def _cells(row: forecasts.Row) -> Iterator[str]:
     yield _number(row.predicted_cost)
 
 
-def _predicted(row: forecasts.Row) -> str:
+def _predicted(row: forecast.Row) -> str:
     if row.predicted_seconds is None:
         return "unknown yet" if row.gpus else ""
     low, high = row.predicted_low_seconds, row.predicted_high_seconds
@@ -106,7 +106,7 @@ def _number(value: float | None) -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = programs.parser(__doc__.split("\n")[0], example="python scripts/plan.py --config config/config.yaml")
+    parser = command_line.parser(__doc__.split("\n")[0], example="python scripts/plan.py --config config/config.yaml")
     parser.add_argument("--runtime-minutes", type=float, metavar="MIN",
                         help="walltime of jobs that choose none; left out, nobody is asked for any")  # fmt: skip
     parser.add_argument("--limit-minutes", type=float, metavar="MIN", default=math.inf,
@@ -115,4 +115,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    programs.run(main, _arguments())
+    command_line.run(main, _arguments())

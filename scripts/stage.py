@@ -7,9 +7,9 @@ import argparse
 import gc
 import logging
 
-from trainyard import programs
-from trainyard.configfile import read_config
-from trainyard.staging import stage
+from trainyard.cli import command_line
+from trainyard.config.load import read_config
+from trainyard.data.staging import stage
 
 log = logging.getLogger("stage")
 
@@ -18,7 +18,7 @@ def main(arguments: argparse.Namespace) -> None:
     """Stage one dataset, or say that it is there already."""
     gc.disable()  # it would look for cycles among a million names of files again and again
     config = read_config(arguments.config)
-    programs.section(config, "datasets", arguments.dataset)
+    command_line.section(config, "datasets", arguments.dataset)
     dataset, folder = config.datasets[arguments.dataset], arguments.results / "data" / arguments.dataset
     staged = stage(dataset, folder, config.data)
     log.info("dataset %s: %s, in %s", arguments.dataset, staged.description(), staged.folder)
@@ -26,10 +26,10 @@ def main(arguments: argparse.Namespace) -> None:
 
 def _arguments() -> argparse.Namespace:
     example = "python scripts/stage.py --config config/config.yaml --dataset digits"
-    parser = programs.parser("Stage a dataset.", example=example)
+    parser = command_line.parser("Stage a dataset.", example=example)
     parser.add_argument("--dataset", required=True, metavar="NAME", help="a name in `datasets` of the config")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    programs.run(main, _arguments())
+    command_line.run(main, _arguments())

@@ -8,14 +8,14 @@ from pathlib import Path
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
-from trainyard import programs
-from trainyard.config import Config
-from trainyard.configfile import read_config
-from trainyard.counting import duration
-from trainyard.errors import UserError
-from trainyard.folding import Fold
-from trainyard.planning import Plan, plan_sweep
-from trainyard.progress import slot_table
+from trainyard.cli import command_line
+from trainyard.config.config import Config
+from trainyard.config.load import read_config
+from trainyard.packing.live_view import slot_table
+from trainyard.planning.journal_fold import Fold
+from trainyard.planning.plan import Plan, plan_sweep
+from trainyard.utils.errors import UserError
+from trainyard.utils.progress_bar import duration
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -70,11 +70,11 @@ def _running(plans: list[Plan]) -> Iterator[RenderableType]:
 
 def _arguments() -> argparse.Namespace:
     example = "python scripts/status.py --config config/config.yaml --watch"
-    parser = programs.parser("Show how the sweeps stand.", example=example)
+    parser = command_line.parser("Show how the sweeps stand.", example=example)
     parser.add_argument("--watch", action="store_true", help="show again and again until interrupted")
     parser.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between two looks (default: 2)")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    programs.run(main, _arguments())
+    command_line.run(main, _arguments())

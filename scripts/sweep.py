@@ -15,24 +15,26 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard import programs, slurm, work
-from trainyard.asking import summary
-from trainyard.commands import Kept, blames_checkpoint
-from trainyard.config import Data
-from trainyard.configfile import read_config
-from trainyard.datasets import Staged
-from trainyard.errors import UserError
-from trainyard.failurepolicy import FailurePolicy
-from trainyard.journal import SETTLED, Attempt, Event, Journal, opened
-from trainyard.ownspec import heard_by
-from trainyard.planning import Plan, plan_sweep
-from trainyard.reported import UNREADABLE_REMEDY, Reading, divergence, read_again
-from trainyard.sharing import Use, trials_per_gpu
-from trainyard.sweepspec import Slots
-from trainyard.tasks import Task
+from trainyard.cli import command_line
+from trainyard.cluster import slurm
+from trainyard.config.config import Data
+from trainyard.config.load import read_config
+from trainyard.config.sweep import Slots
+from trainyard.config.user_programs import heard_by
+from trainyard.data.staged import Staged
+from trainyard.packing.failure_policy import FailurePolicy
+from trainyard.packing.gpu_sharing import Use, trials_per_gpu
+from trainyard.packing.tasks import Task
+from trainyard.planning import trial_flops
+from trainyard.planning.journal import SETTLED, Attempt, Event, Journal, opened
+from trainyard.planning.plan import Plan, plan_sweep
+from trainyard.planning.request import summary
+from trainyard.programs.command import Kept, blames_checkpoint
+from trainyard.programs.metrics import UNREADABLE_REMEDY, Reading, divergence, read_again
+from trainyard.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from trainyard.worker import Setting
+    from trainyard.packing.worker import Setting
 
 COUNTING_SECONDS = 10.0  # for FLOPs, at most: GPUs are waiting
 log = logging.getLogger("sweep")
@@ -41,7 +43,7 @@ log = logging.getLogger("sweep")
 def main(arguments: argparse.Namespace) -> int:
     """Train what is pending, then write the tables."""
     config = read_config(arguments.config)
-    programs.section(config, "sweeps", arguments.sweep)
+    command_line.section(config, "sweeps", arguments.sweep)
     folder = arguments.results / "sweeps" / arguments.sweep
     with opened(folder / "journal.jsonl", wait_seconds=arguments.wait_seconds) as journal:
         plan = _as_given(plan_sweep(config, arguments.sweep, arguments.results))
@@ -118,9 +120,9 @@ def _outcome(plan: Plan, attempt: Attempt, reading: Reading) -> tuple[str, str]:
 
 def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
     """Start Ray, feed its slots until nothing is pending, and take it down."""
-    from trainyard.localcopy import removed_at_the_end
-    from trainyard.progress import Progress  # these take a second to import: only where there is work
-    from trainyard.raynodes import ray_for
+    from trainyard.cluster.ray_job import ray_for
+    from trainyard.data.node_copy import removed_at_the_end
+    from trainyard.packing.live_view import Progress  # these take a second to import: only where there is work
 
     slots, given = plan.sweep.slots, slurm.allocation()
     journal.append(
@@ -148,8 +150,11 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
         # A polite end is recorded, whoever asks. Not before: Ray installs a handler of its own that skips clean-up.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         journal.append("ray_up", durable=False, **cluster.startup_seconds)
-        from trainyard.packing import Packer, gpu_is_seen  # Ray reads its environment when it is imported: not before
-        from trainyard.suggesting import Suggested
+        from trainyard.packing.packer import (  # Ray reads its environment when it is imported: not before
+            Packer,
+            gpu_is_seen,
+        )
+        from trainyard.planning.suggesting import Suggested
 
         if flops := counting.result():
             journal.append("work", flops=flops)
@@ -211,7 +216,7 @@ def _task(plan: Plan, name: str) -> Task:
 
 def _setting(plan: Plan, results: Path, how: Data) -> "Setting":
     """What all trials have in common."""
-    from trainyard.worker import Setting  # it imports Ray
+    from trainyard.packing.worker import Setting  # it imports Ray
 
     sweep = plan.sweep
     return Setting(
@@ -246,10 +251,10 @@ def _work_counted(plan: Plan, results: Path) -> Future[dict[str, float]]:
     """FLOPs of the pending trials, where nothing else tells which takes longest; counted beside what follows."""
 
     def count() -> dict[str, float]:
-        if not work.is_needed(plan, plan.slots.count) or plan.sweep.dataset is None:
+        if not trial_flops.is_needed(plan, plan.slots.count) or plan.sweep.dataset is None:
             return {}
         staged = Staged(results / "data" / plan.sweep.dataset)
-        return work.count_work(plan, staged, own=False, seconds=COUNTING_SECONDS)
+        return trial_flops.count_work(plan, staged, own=False, seconds=COUNTING_SECONDS)
 
     pool = ThreadPoolExecutor(1)
     counted = pool.submit(count)
@@ -277,7 +282,7 @@ def _finish(plan: Plan, folder: Path) -> int:
                         "the others are kept: correct what is wrong and run the same command")  # fmt: skip
     ends = Counter(end.outcome for name in plan.trials if (end := plan.end(name)))
     _check_enough_succeeded(plan, failed, ends["finished"] + ends["stopped"])
-    from trainyard import tables  # pandas: a second
+    from trainyard.report import tables  # pandas: a second
 
     tries = [attempt for tries in plan.tries.values() for attempt in tries]
     tables.write_table(tables.timeline_table(tries), folder / "timeline.csv")
@@ -332,7 +337,7 @@ def _say_unreadable(plan: Plan) -> None:
 
 def _arguments() -> argparse.Namespace:
     example = "python scripts/sweep.py --config config/config.yaml --sweep depth"
-    parser = programs.parser("Run what is pending of a sweep.", example=example)
+    parser = command_line.parser("Run what is pending of a sweep.", example=example)
     parser.add_argument("--sweep", required=True, metavar="NAME", help="a name in `sweeps` of the config")
     parser.add_argument("--wait-seconds", type=float, default=0.0, metavar="S",
                         help="wait this long if another process works on the sweep (default: do not wait)")  # fmt: skip
@@ -340,4 +345,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    programs.run(main, _arguments())
+    command_line.run(main, _arguments())

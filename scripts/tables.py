@@ -5,13 +5,12 @@ import logging
 from pathlib import Path
 
 import pandas as pd
-from trainyard import programs
-from trainyard.accounts import jobs_table, records_of, strategies_of, strategies_table
-from trainyard.config import Config
-from trainyard.configfile import read_config
-from trainyard.planning import plan_sweep
-from trainyard.scaling import recommendation, scaling_table
-from trainyard.tables import (
+from trainyard.cli import command_line
+from trainyard.config.config import Config
+from trainyard.config.load import read_config
+from trainyard.planning.accounting import jobs_table, records_of, strategies_of, strategies_table
+from trainyard.planning.plan import plan_sweep
+from trainyard.report.tables import (
     as_date,
     best_words,
     read_table,
@@ -21,6 +20,7 @@ from trainyard.tables import (
     write_parquet,
     write_table,
 )
+from trainyard.scaling.table import recommendation, scaling_table
 
 log = logging.getLogger("tables")
 
@@ -28,7 +28,7 @@ log = logging.getLogger("tables")
 def main(arguments: argparse.Namespace) -> None:
     """Write a study's tables, if it is not the study's own program that does, and its page."""
     config = read_config(arguments.config)
-    programs.section(config, arguments.kind, arguments.name)
+    command_line.section(config, arguments.kind, arguments.name)
     make = {"sweeps": _sweep, "scaling": _scaling, "trees": _trees}[arguments.kind]
     parts = make(config, arguments.name, arguments.results)
     if config.tables.parquet:
@@ -82,11 +82,11 @@ def _trees(config: Config, name: str, results: Path) -> dict[str, pd.DataFrame |
 
 def _arguments() -> argparse.Namespace:
     example = "python scripts/tables.py --config config/config.yaml --kind scaling --name width"
-    parser = programs.parser("Make the tables of a study.", example=example)
+    parser = command_line.parser("Make the tables of a study.", example=example)
     parser.add_argument("--kind", required=True, choices=["sweeps", "scaling", "trees"], help="the config's section")
     parser.add_argument("--name", required=True, metavar="NAME", help="a name in that section of the config")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    programs.run(main, _arguments())
+    command_line.run(main, _arguments())

@@ -19,24 +19,26 @@ from typing import Any
 
 import psutil
 import torch
-from trainyard import failures, programs, slurm
-from trainyard.checkpoints import CheckpointStore
-from trainyard.config import Config, Scaling, repeat_of, split_scale
-from trainyard.configfile import read_config
-from trainyard.datasets import Staged
-from trainyard.distributed import Group, process_group
-from trainyard.errors import UserError
-from trainyard.files import digest_of, lock, write_json
-from trainyard.loading import load
-from trainyard.localcopy import local_copy
-from trainyard.probing import Probe, warm_up
-from trainyard.sampling import Batch, batch_of
-from trainyard.state import epoch_line
-from trainyard.summary import write_results
-from trainyard.telemetry import sampled
-from trainyard.timing import device_name
-from trainyard.training import OutOfMemory, Stopped, Training
-from trainyard.trials import RESULT_VERSION
+from trainyard.cli import command_line
+from trainyard.cluster import slurm
+from trainyard.config.config import Config, Scaling, repeat_of, split_scale
+from trainyard.config.load import read_config
+from trainyard.config.trials import RESULT_VERSION
+from trainyard.data.node_copy import local_copy
+from trainyard.data.staged import Staged
+from trainyard.training import rank_failures
+from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training.loaders import load
+from trainyard.training.process_group import Group, process_group
+from trainyard.training.sampler import Batch, batch_of
+from trainyard.training.state import epoch_line
+from trainyard.training.step_timing import device_name
+from trainyard.training.summary import write_results
+from trainyard.training.telemetry import sampled
+from trainyard.training.trainer import OutOfMemory, Stopped, Training
+from trainyard.training.warmup import Probe, warm_up
+from trainyard.utils.errors import UserError
+from trainyard.utils.files import digest_of, lock, write_json
 
 # Beside the checkpoints, for the next attempt:
 MICRO_BATCH = "micro-batch.json"  # what was found to fit the memory
@@ -47,8 +49,8 @@ log = logging.getLogger("train")
 def main(arguments: argparse.Namespace) -> None:
     """Join the process group and train."""
     config = read_config(arguments.config)
-    programs.section(config, "scaling", arguments.study)
-    with failures.word_left(), process_group() as group:
+    command_line.section(config, "scaling", arguments.study)
+    with rank_failures.word_left(), process_group() as group:
         if not group.leads:
             logging.getLogger().setLevel(logging.WARNING)
         _train(config, arguments, group)
@@ -182,7 +184,7 @@ def _store(study: Scaling, staged: Staged, scale: str, folder: Path) -> Checkpoi
 
 def _arguments() -> argparse.Namespace:
     example = "python scripts/train.py --config config/config.yaml --study width --scale 1x1"
-    parser = programs.parser(
+    parser = command_line.parser(
         "Train one scale of a study; start it with torchrun for more than one GPU.", example=example
     )
     parser.add_argument("--study", required=True, metavar="NAME", help="a name in `scaling` of the config")
@@ -191,4 +193,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    programs.run(main, _arguments())
+    command_line.run(main, _arguments())

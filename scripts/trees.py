@@ -3,11 +3,13 @@
 import argparse
 import logging
 
-from trainyard import boosting, programs, slurm
-from trainyard.configfile import read_config
-from trainyard.datasets import Staged
-from trainyard.files import lock
-from trainyard.tables import write_rows
+from trainyard.cli import command_line
+from trainyard.cluster import slurm
+from trainyard.config.load import read_config
+from trainyard.data.staged import Staged
+from trainyard.report.tables import write_rows
+from trainyard.trees import boosting
+from trainyard.utils.files import lock
 
 log = logging.getLogger("trees")
 
@@ -15,7 +17,7 @@ log = logging.getLogger("trees")
 def main(arguments: argparse.Namespace) -> None:
     """Fit every model of the study that is not fitted yet."""
     config = read_config(arguments.config)
-    programs.section(config, "trees", arguments.study)
+    command_line.section(config, "trees", arguments.study)
     study = config.trees[arguments.study]
     folder = arguments.results / "trees" / arguments.study
     staged = Staged(arguments.results / "data" / study.dataset)
@@ -34,10 +36,10 @@ def main(arguments: argparse.Namespace) -> None:
 
 def _arguments() -> argparse.Namespace:
     example = "python scripts/trees.py --config config/config.yaml --study digits"
-    parser = programs.parser("Fit the tree models of a study.", example=example)
+    parser = command_line.parser("Fit the tree models of a study.", example=example)
     parser.add_argument("--study", required=True, metavar="NAME", help="a name in `trees` of the config")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    programs.run(main, _arguments())
+    command_line.run(main, _arguments())

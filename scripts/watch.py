@@ -13,8 +13,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
-from trainyard import programs, sharing, slurm
-from trainyard.launchers import NODE_RANK
+from trainyard.cli import command_line
+from trainyard.cluster import slurm
+from trainyard.packing import gpu_sharing
+from trainyard.scaling.launchers import NODE_RANK
 
 # What torchrun tells a rank, and the end of Slurm's name for it.
 RANKS = {"RANK": "PROCID", "LOCAL_RANK": "LOCALID", "WORLD_SIZE": "NTASKS", "LOCAL_WORLD_SIZE": "NTASKS_PER_NODE"}
@@ -32,7 +34,7 @@ def main() -> int:
     arguments = parser.parse_args()
     line = [word.replace(NODE_RANK, os.environ.get("SLURM_NODEID", "0")) for word in arguments.command]
     process = subprocess.Popen(line, env=os.environ | _environment(arguments))
-    programs.pass_on_sigterm(process)
+    command_line.pass_on_sigterm(process)
     if arguments.meet and os.environ.get("SLURM_LOCALID", "0") != "0":
         return process.wait()  # another one watches this node
     ended = threading.Event()
@@ -46,7 +48,7 @@ def main() -> int:
 
 def _watch(arguments: argparse.Namespace, ended: threading.Event) -> None:
     """Sample until the command has ended. All ranks of a node are its descendants, or with srun its siblings."""
-    from trainyard.telemetry import sampled  # torch: while the command starts
+    from trainyard.training.telemetry import sampled  # torch: while the command starts
 
     me = psutil.Process()
     root = (me.parent() if arguments.meet else None) or me
@@ -59,7 +61,7 @@ def _watch(arguments: argparse.Namespace, ended: threading.Event) -> None:
 def _environment(arguments: argparse.Namespace) -> dict[str, str]:
     """What the command sees beside what is there."""
     given = {"OMP_NUM_THREADS": str(arguments.threads)}
-    if not sharing.has_gpu():
+    if not gpu_sharing.has_gpu():
         given |= {"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
     if arguments.meet:
         host, _, port = arguments.meet.partition(":")

@@ -3,10 +3,10 @@
 from dataclasses import asdict
 
 import torch
-from trainyard.distributed import alone
-from trainyard.sampling import batch_of
-from trainyard.spec import Schedule, Train
-from trainyard.training import Training
+from trainyard.config.train import Schedule, Train
+from trainyard.training.process_group import alone
+from trainyard.training.sampler import batch_of
+from trainyard.training.trainer import Training
 
 SPEC = Train(model="resnet", model_args={"blocks": 2, "width": 4}, epochs=4, batch_size=16, lr=0.05,
              schedule=Schedule(name="cosine", warmup_fraction=0.2))  # fmt: skip

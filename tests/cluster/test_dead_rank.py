@@ -12,7 +12,7 @@ from yard import ROOT, TINY
 # One rank of two ends as it is told to.
 FRAGILE = """
 import os, signal
-from trainyard.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 class Fragile(SmallConvNet):
     def forward(self, images):

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import yaml
 from submitting import run_on_two_nodes
-from trainyard.journal import attempts, read_events
+from trainyard.planning.journal import attempts, read_events
 from yard import ROOT
 
 PROGRAMS = {

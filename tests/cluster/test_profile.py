@@ -18,7 +18,7 @@ STUDY = {
 MEETING = """
 import time
 from pathlib import Path
-from trainyard.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 def build(*, channels, classes, folder, number):
     (Path(folder) / f"met-{number}").touch()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from trainyard.configfile import check_config
-from trainyard.journal import opened
-from trainyard.planning import plan_sweep
+from trainyard.config.load import check_config
+from trainyard.planning.journal import opened
+from trainyard.planning.plan import plan_sweep
 from yard import ROOT, TINY
 
 # The lines of the profile that a site's users change, uncommented and filled in.

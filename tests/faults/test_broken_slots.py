@@ -3,8 +3,8 @@
 import pandas as pd
 import psutil
 import pytest
-from trainyard import gpuhealth, sharing
-from trainyard.journal import attempts, read_events
+from trainyard.packing import gpu_health, gpu_sharing
+from trainyard.planning.journal import attempts, read_events
 from waiting import PATIENCE_SECONDS, wait_until
 from yard import ROOT
 
@@ -115,11 +115,11 @@ def test_the_same_mistake_in_every_trial_ends_the_sweep_after_the_first_ones(yar
 def test_a_sweep_whose_ray_starts_no_workers_any_more_ends_in_an_error(yard):
     impatient = """
 import runpy, sys
-from trainyard.progress import Progress
+from trainyard.packing.live_view import Progress
 shown = Progress.shown
 def shown_impatiently(progress):
-    from trainyard import packing  # it imports Ray, which reads its environment then: not before it is up
-    packing.START_SECONDS = 5.0
+    from trainyard.packing import packer  # it imports Ray, which reads its environment then: not before it is up
+    packer.START_SECONDS = 5.0
     return shown(progress)
 Progress.shown = shown_impatiently
 sys.argv = sys.argv[1:]
@@ -142,6 +142,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def test_a_gpu_is_checked_in_a_process_of_its_own():
-    is_broken, found = gpuhealth.checked()
+    is_broken, found = gpu_health.checked()
     assert not is_broken
-    assert found == "there is no GPU to check" or sharing.has_gpu()
+    assert found == "there is no GPU to check" or gpu_sharing.has_gpu()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from trainyard.journal import attempts, read_events
+from trainyard.planning.journal import attempts, read_events
 from yard import ROOT, TINY, Yard
 
 # Runs a program as scripts/ has it, in a job whose walltime ends so many seconds after so many trials have begun: what
@@ -15,7 +15,9 @@ import math, sys, time
 from pathlib import Path
 sys.path.insert(0, {scripts!r})
 import {program}
-from trainyard import journal, programs, slurm
+from trainyard.planning import journal
+from trainyard.cli import command_line
+from trainyard.cluster import slurm
 
 class Job(slurm.Allocation):
     began = time.time()
@@ -28,12 +30,12 @@ class Job(slurm.Allocation):
 
 job = Job(job="7", nodes=("here",), end_time=math.inf, gpu_model="a100")
 slurm.allocation = lambda: job
-programs.run({program}.main, {program}._arguments())
+command_line.run({program}.main, {program}._arguments())
 """
 SLOW = """
 import time
 from pathlib import Path
-from trainyard.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 class Slow(SmallConvNet):
     def forward(self, images):

@@ -6,7 +6,7 @@ import json
 import pandas as pd
 import psutil
 import pytest
-from trainyard.journal import attempts, read_events
+from trainyard.planning.journal import attempts, read_events
 from waiting import PATIENCE_SECONDS, wait_until
 from yard import Yard
 

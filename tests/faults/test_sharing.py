@@ -2,8 +2,8 @@
 
 import pandas as pd
 import pytest
-from trainyard.journal import read_events
-from trainyard.sharing import Use, trials_per_gpu
+from trainyard.packing.gpu_sharing import Use, trials_per_gpu
+from trainyard.planning.journal import read_events
 from yard import TINY
 
 # In the place of the driver's library, for the driver of the sweep and its workers: a GPU of 10,000 MiB.
@@ -19,8 +19,8 @@ def nvmlDeviceGetCount(): return 1
 BELIEVING = """
 import time
 from contextlib import contextmanager
-from trainyard import telemetry
-from trainyard.models import SmallConvNet
+from trainyard.training import telemetry
+from trainyard.training.models import SmallConvNet
 
 def build(*, channels, classes, mib, busy, seconds=1.0):
     class Gpu:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
-from trainyard.journal import attempts, read_events
+from trainyard.planning.journal import attempts, read_events
 from waiting import PATIENCE_SECONDS, wait_until
 from yard import TINY, Yard
 
@@ -20,7 +20,7 @@ TROUBLE = """
 import os, signal, time
 from pathlib import Path
 import torch
-from trainyard.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 def build(*, channels, classes, trouble="none", gate=None, mark=None):
     while gate and not Path(gate).exists():
@@ -307,7 +307,7 @@ import os, sys
 if any("default_worker" in argument for argument in sys.orig_argv):
     try:
         os.close(os.open("{folder}/broken", os.O_CREAT | os.O_EXCL))
-        sys.modules["trainyard.loading"] = None
+        sys.modules["trainyard.training.loaders"] = None
     except FileExistsError:
         pass
 """
@@ -324,7 +324,7 @@ def test_a_slot_that_cannot_be_started_is_given_up_and_the_others_do_its_work(tr
             gate.touch()
     assert driver.wait() == 0
     assert outcomes(trouble) == {"finished": 4}
-    assert "import of trainyard.loading halted" in said
+    assert "import of trainyard.training.loaders halted" in said
     assert table(trouble, "timeline")["slot"].nunique() == 1
 
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
-from trainyard.dataspec import Synthetic
-from trainyard.loading import load
-from trainyard.staging import stage
+from trainyard.config.datasets import Synthetic
+from trainyard.data.staging import stage
+from trainyard.training.loaders import load
 
 CPU = torch.device("cpu")
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from imagesets import pixels, write_image, write_tiny_imagenet, write_tree
 from PIL import Image
-from trainyard import archives
-from trainyard.datasets import DataError
-from trainyard.dataspec import ImageFolder
-from trainyard.errors import UserError
-from trainyard.staging import stage
+from trainyard.config.datasets import ImageFolder
+from trainyard.data import archives
+from trainyard.data.staged import DataError
+from trainyard.data.staging import stage
+from trainyard.utils.errors import UserError
 
 IMAGES, LABELS = pixels(12, (16, 16, 3)), np.arange(12) % 3
 FIRST = "train/class0/00000.png"

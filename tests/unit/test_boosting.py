@@ -7,11 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import xgboost
-from trainyard import boosting, slurm
-from trainyard.config import Trees
-from trainyard.dataspec import Digits, Table
-from trainyard.errors import UserError
-from trainyard.staging import stage
+from trainyard.cluster import slurm
+from trainyard.config.config import Trees
+from trainyard.config.datasets import Digits, Table
+from trainyard.data.staging import stage
+from trainyard.trees import boosting
+from trainyard.utils.errors import UserError
 
 STUDY = Trees(dataset="d", rounds=20)
 

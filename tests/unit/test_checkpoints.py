@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from loops import SPEC, changed, train
-from trainyard import checkpoints
-from trainyard.checkpoints import CheckpointStore, differences
-from trainyard.errors import UserError
+from trainyard.training import checkpoints
+from trainyard.training.checkpoints import CheckpointStore, differences
+from trainyard.utils.errors import UserError
 
 DAMAGE = {
     "cut at 0": lambda content: b"",
@@ -76,7 +76,7 @@ def test_equal_specs_do_not_differ():
 SAVER = """
 import sys, torch
 from pathlib import Path
-from trainyard.checkpoints import CheckpointStore
+from trainyard.training.checkpoints import CheckpointStore
 store, state = CheckpointStore(Path(sys.argv[1])), {"weights": torch.rand(2_000_000)}
 for epoch in range(1, 10_000):
     store.save(state | {"epoch": epoch}, epoch=epoch)

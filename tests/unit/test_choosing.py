@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainyard.choosing import AS_CHEAP, AS_FAST, choose, options
-from trainyard.sweepspec import Slots
+from trainyard.config.sweep import Slots
+from trainyard.planning.gpu_count import AS_CHEAP, AS_FAST, choose, options
 
 DEPTH = [0.2125 * blocks for blocks in range(80, 0, -4)]  # longest first
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=30).map(lambda seconds: sorted(seconds, reverse=True))

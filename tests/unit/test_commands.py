@@ -10,10 +10,10 @@ import time
 
 import psutil
 import pytest
-from trainyard import commands
-from trainyard.commands import Call
-from trainyard.ownspec import Metrics, Own
-from trainyard.processes import Guard
+from trainyard.config.user_programs import Metrics, Own
+from trainyard.programs import command as commands
+from trainyard.programs.command import Call
+from trainyard.programs.process import Guard
 from waiting import wait_until
 from yard import ROOT
 
@@ -209,7 +209,7 @@ def test_killed_with_what_runs_it_a_command_ends_too(tmp_path):
                         {str(ROOT / "tests/cluster")!r}]
         from pathlib import Path
         from test_commands import call, run
-        from trainyard.processes import Guard
+        from trainyard.programs.process import Guard
         run(call(Path({str(tmp_path)!r}), "sleep 9304 & sleep 9305"), Guard())
     """
     runner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])

@@ -11,11 +11,11 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
-from trainyard.configfile import ConfigError, check_config, compose, read_config
-from trainyard.rules import Workflow
-from trainyard.searching import search_key
-from trainyard.sweepspec import Slots, Sweep
-from trainyard.trials import expand
+from trainyard.cli.workflow import Workflow
+from trainyard.config.load import ConfigError, check_config, compose, read_config
+from trainyard.config.sweep import Slots, Sweep
+from trainyard.config.trials import expand
+from trainyard.planning.search import search_key
 
 ROOT = Path(__file__).parents[2]
 

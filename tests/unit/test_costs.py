@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainyard.costs import predict
-from trainyard.ownspec import Own
-from trainyard.sweepspec import Sweep
-from trainyard.trials import CostError, Trial, expand, relative_cost
+from trainyard.config.sweep import Sweep
+from trainyard.config.trials import CostError, Trial, expand, relative_cost
+from trainyard.config.user_programs import Own
+from trainyard.planning.duration_model import predict
 
 
 def trials(**grid):

@@ -3,8 +3,8 @@
 import logging
 
 import pytest
-from trainyard import counting
-from trainyard.counting import duration
+from trainyard.utils import progress_bar
+from trainyard.utils.progress_bar import duration
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")])
@@ -14,8 +14,8 @@ def test_seconds_are_said_as_people_do(seconds, text):
 
 def test_now_and_then_a_line_says_how_far_it_is(caplog, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(counting.time, "monotonic", lambda: now[0])
-    with caplog.at_level(logging.INFO), counting.counting("photos", 10_000, unit="images", done=4_000) as count:
+    monkeypatch.setattr(progress_bar.time, "monotonic", lambda: now[0])
+    with caplog.at_level(logging.INFO), progress_bar.counting("photos", 10_000, unit="images", done=4_000) as count:
         for _ in range(30):
             now[0] += 1
             count.add(100)

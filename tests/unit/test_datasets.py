@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.datasets import load_digits
-from trainyard.datasets import TARGET, DataError, Staged
-from trainyard.dataspec import Digits, Synthetic, Table
-from trainyard.sources import stratified_split
-from trainyard.staging import stage
+from trainyard.config.datasets import Digits, Synthetic, Table
+from trainyard.data.sources import stratified_split
+from trainyard.data.staged import TARGET, DataError, Staged
+from trainyard.data.staging import stage
 
 
 def test_digits_are_staged_whole_stratified_and_lossless(tmp_path):

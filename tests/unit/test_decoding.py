@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from imagesets import pixels
 from PIL import Image, ImageFilter
-from trainyard import decoding
-from trainyard.decoding import Form, decode
+from trainyard.data import decoding
+from trainyard.data.decoding import Form, decode
 
 SMOOTH = Image.fromarray(pixels(1, (47, 61, 3))[0]).filter(ImageFilter.GaussianBlur(1.5))
 FORM = Form(height=47, width=61, channels=3, fit=None)

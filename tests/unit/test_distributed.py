@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from trainyard import distributed
-from trainyard.distributed import alone
-from trainyard.errors import UserError
+from trainyard.training import process_group
+from trainyard.training.process_group import alone
+from trainyard.utils.errors import UserError
 
 
 def test_a_gpu_that_is_not_there_is_not_replaced_by_a_cpu(tmp_path, monkeypatch):
-    monkeypatch.setattr(distributed, "NODE_GPUS", tmp_path)
+    monkeypatch.setattr(process_group, "NODE_GPUS", tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     assert alone().device.type == "cpu", "a node without GPUs: slots are only counted"

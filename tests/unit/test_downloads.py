@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from httpserver import Faulty
 from imagesets import pack, pixels, write_mnist, write_tree
-from trainyard import published
-from trainyard.config import Data
-from trainyard.dataspec import ImageFolder, Torchvision
-from trainyard.downloads import DownloadError, Remote, fetch
-from trainyard.staging import stage
+from trainyard.config.config import Data
+from trainyard.config.datasets import ImageFolder, Torchvision
+from trainyard.data import torchvision_datasets
+from trainyard.data.downloads import DownloadError, Remote, fetch
+from trainyard.data.staging import stage
 from yard import ROOT
 
 CONTENT = np.random.default_rng(0).bytes(3_000_000)
@@ -130,7 +130,7 @@ def test_a_part_that_was_left_is_continued_and_a_wrong_one_begun_anew(server, tm
 FETCH = """
 import sys; sys.path.insert(0, {scripts!r})
 from pathlib import Path
-from trainyard.downloads import Remote, fetch
+from trainyard.data.downloads import Remote, fetch
 fetch(Remote("file.bin", ({url!r},), {checksum!r}), Path({folder!r}))
 """
 
@@ -164,13 +164,13 @@ def test_an_archive_is_downloaded_and_staged(tmp_path, server):
 def test_torchvisions_files_come_from_its_addresses_with_its_checksums(tmp_path, server, monkeypatch):
     train, val = (pixels(20, (28, 28)), np.arange(20) % 10), (pixels(10, (28, 28), 1), np.arange(10))
     write_mnist(tmp_path / "mnist", train, val, suffix=".gz")
-    known = published.remotes(Torchvision(source="torchvision", name="MNIST"))
+    known = torchvision_datasets.remotes(Torchvision(source="torchvision", name="MNIST"))
     assert sorted(each.name for each in known) == sorted(path.name for path in (tmp_path / "mnist").iterdir())
     assert all(url.startswith("http") for each in known for url in each.urls)
     assert {each.checksum for each in known if each.name == "train-images-idx3-ubyte.gz"} == {
         "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873"
     }
-    kind = published._torchvision("MNIST")
+    kind = torchvision_datasets._torchvision("MNIST")
     made = {path.name: path.read_bytes() for path in (tmp_path / "mnist").iterdir()}
     server.files = {f"/mnist/{name}": content for name, content in made.items()}
     monkeypatch.setattr(kind, "mirrors", [f"{server.url}/gone/", f"{server.url}/mnist/"])

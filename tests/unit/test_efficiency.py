@@ -1,8 +1,8 @@
 """How well a GPU is used: counted work against a data sheet's peak."""
 
 import pytest
-from trainyard.efficiency import Work, peak_of, utilisation, work_of
-from trainyard.spec import Train
+from trainyard.config.train import Train
+from trainyard.training.flops import Work, peak_of, utilisation, work_of
 
 
 def test_the_work_of_resnet50_is_that_of_the_reference():

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from trainyard.failurepolicy import QUICK_SECONDS, Failure, FailurePolicy, Place
+from trainyard.packing.failure_policy import QUICK_SECONDS, Failure, FailurePolicy, Place
 
 HERE, BESIDE = Place("n1", "0", 0), Place("n1", "1", 1)
 THERE = Place("n2", "0", 2)

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from trainyard.files import Locked, atomic_write, lock
+from trainyard.utils.files import Locked, atomic_write, lock
 from waiting import PATIENCE_SECONDS
 
 
@@ -30,7 +30,7 @@ HOLDER = """
 import sys, time
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from trainyard.files import lock
+from trainyard.utils.files import lock
 with lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(3600)

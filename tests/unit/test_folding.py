@@ -7,12 +7,12 @@ import shutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trainyard import folding, journal
-from trainyard.asking import summary
-from trainyard.configfile import check_config
-from trainyard.folding import Fold
-from trainyard.journal import attempts, opened, read_events, sessions
-from trainyard.planning import plan_sweep
+from trainyard.config.load import check_config
+from trainyard.planning import journal, journal_fold
+from trainyard.planning.journal import attempts, opened, read_events, sessions
+from trainyard.planning.journal_fold import Fold
+from trainyard.planning.plan import plan_sweep
+from trainyard.planning.request import summary
 
 KEPT = ".journal-fold.json"
 TRIALS = ("a", "b", 'with "quotes"')
@@ -20,7 +20,7 @@ TRIALS = ("a", "b", 'with "quotes"')
 
 @pytest.fixture(autouse=True)
 def keep_always(monkeypatch):
-    monkeypatch.setattr(folding, "LEAST_BYTES", -1)
+    monkeypatch.setattr(journal_fold, "LEAST_BYTES", -1)
 
 
 def event(kind, time, trial, number):
@@ -70,7 +70,7 @@ def check(fold, path):
        st.sampled_from([7, 50, 200, 1000, journal.BLOCK_BYTES]))  # fmt: skip
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_a_journal_that_is_read_in_pieces_says_the_same(tmp_path, monkeypatch, told, cuts, block_bytes):
-    for module in (journal, folding):
+    for module in (journal, journal_fold):
         monkeypatch.setattr(module, "BLOCK_BYTES", block_bytes)
     path, content = tmp_path / "journal.jsonl", lines_of(told)
     path.unlink(missing_ok=True)
@@ -110,7 +110,7 @@ def path(tmp_path):
 def parsed(monkeypatch):
     """The lines that are parsed from now on."""
     lines, parse = [], journal.parse
-    for module in (journal, folding):
+    for module in (journal, journal_fold):
         monkeypatch.setattr(module, "parse", lambda line: lines.append(line) or parse(line))
     return lines
 
@@ -186,7 +186,7 @@ def test_what_was_kept_and_is_damaged_does_not_count(path, content):
 
 
 def test_what_other_code_has_kept_does_not_count(path, monkeypatch):
-    monkeypatch.setattr(folding, "_code", lambda: "of tomorrow")
+    monkeypatch.setattr(journal_fold, "_code", lambda: "of tomorrow")
     text = json.loads((path.parent / KEPT).read_text())
     text["attempts"]["outcome"] = ["pending"] * 5
     (path.parent / KEPT).write_text(json.dumps(text))

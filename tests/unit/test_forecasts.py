@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from trainyard import rules
-from trainyard.configfile import check_config
-from trainyard.forecasts import rows, scale_row, words
-from trainyard.journal import opened
-from trainyard.planning import plan_sweep
-from trainyard.rules import Workflow
-from trainyard.slurm import parse_partition
+from trainyard.cli import workflow
+from trainyard.cli.workflow import Workflow
+from trainyard.cluster.slurm import parse_partition
+from trainyard.config.load import check_config
+from trainyard.planning.forecast import rows, scale_row, words
+from trainyard.planning.journal import opened
+from trainyard.planning.plan import plan_sweep
 
 CONFIG = {
     "datasets": {"digits": {"source": "digits"}},
@@ -89,7 +89,7 @@ class Resource:
 
 def test_a_partitions_limit_becomes_retries_enough_and_options_of_the_plan(tmp_path, monkeypatch):
     lines = ["cpu*|up|1-00:00:00|1|8|1000|(null)|(null)", "gpu|up|2:00:00|1|8|1000|gpu:4|(null)"]
-    monkeypatch.setattr(rules, "partitions", lambda: [parse_partition(line) for line in lines])
+    monkeypatch.setattr(workflow, "partitions", lambda: [parse_partition(line) for line in lines])
     finished(tmp_path, {1: 1.0, 2: 2.0})
     defaults = {"runtime": Resource(60), "slurm_partition": Resource("gpu")}
     yard = Workflow(CONFIG, results=tmp_path, default_resources=defaults)

@@ -16,10 +16,10 @@ from imagesets import (
     write_tiny_imagenet,
     write_tree,
 )
-from trainyard.datasets import DataError
-from trainyard.dataspec import ImageFolder, Torchvision
-from trainyard.errors import UserError
-from trainyard.staging import stage
+from trainyard.config.datasets import ImageFolder, Torchvision
+from trainyard.data.staged import DataError
+from trainyard.data.staging import stage
+from trainyard.utils.errors import UserError
 
 
 def labelled(count, shape, classes, seed):

@@ -3,8 +3,8 @@
 import contextlib
 import time
 
-from trainyard.functions import Context, run
-from trainyard.reported import BURST_ROWS
+from trainyard.programs.function import Context, run
+from trainyard.programs.metrics import BURST_ROWS
 
 
 def context(folder, **fields):

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from trainyard import files
-from trainyard.files import Locked
-from trainyard.processes import Guard, claim
+from trainyard.programs.process import Guard, claim
+from trainyard.utils import files
+from trainyard.utils.files import Locked
 from waiting import wait_until
 from yard import ROOT
 
@@ -41,7 +41,7 @@ OWNER = """
 import json, os, sys
 sys.path.insert(0, {scripts!r})
 from pathlib import Path
-from trainyard.processes import Guard, claim
+from trainyard.programs.process import Guard, claim
 folder = Path(sys.argv[1])
 with claim(folder, what="trial t1", grace_seconds=0.5) as claimed:
     line = ["/bin/sh", "-c", f"python3 {{folder}}/hold.py 1 && true"]
@@ -208,7 +208,7 @@ TALKED_TO = """
 import os, sys
 sys.path.insert(0, {scripts!r})
 from pathlib import Path
-from trainyard.processes import Guard
+from trainyard.programs.process import Guard
 folder = sys.argv[1]
 line = ["/bin/sh", "-c", f"{{sys.executable}} talk.py && true"]
 process = Guard().start(line, cwd=folder, environment=os.environ, grace_seconds=60.0, log=Path(folder, "said.log"))

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from trainyard.folding import Fold
-from trainyard.journal import attempts, opened, read_events, result_of, sessions, whole_epochs, whole_seconds
+from trainyard.planning.journal import attempts, opened, read_events, result_of, sessions, whole_epochs, whole_seconds
+from trainyard.planning.journal_fold import Fold
 
 
 def write_one_of_each(path):

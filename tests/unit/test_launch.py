@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from trainyard.config import Scaling
-from trainyard.errors import UserError
-from trainyard.launchers import AGENT, TRAIN, WATCH, meeting_of, script_line, training_line
-from trainyard.scripted import Script
-from trainyard.slurm import Allocation
+from trainyard.cluster.slurm import Allocation
+from trainyard.config.config import Scaling
+from trainyard.scaling.launchers import AGENT, TRAIN, WATCH, meeting_of, script_line, training_line
+from trainyard.scaling.user_script import Script
+from trainyard.utils.errors import UserError
 
 OPTIONS = ["--config", "c.yaml", "--study", "s"]
 

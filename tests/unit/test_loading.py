@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 from loops import LEARNER, SPEC, changed, numbers, start, train
-from trainyard.augment import Augmenter, moved
-from trainyard.config import Data
-from trainyard.datasets import DataError, Staged
-from trainyard.dataspec import Python
-from trainyard.errors import UserError
-from trainyard.loading import Loaded, Mapped, Resident, load
-from trainyard.spec import Augment
-from trainyard.staging import stage
+from trainyard.config.config import Data
+from trainyard.config.datasets import Python
+from trainyard.config.train import Augment
+from trainyard.data.staged import DataError, Staged
+from trainyard.data.staging import stage
+from trainyard.training.augment import Augmenter, moved
+from trainyard.training.loaders import Loaded, Mapped, Resident, load
+from trainyard.utils.errors import UserError
 
 CPU = torch.device("cpu")
 
@@ -121,7 +121,8 @@ def test_own_code_is_staged_again_when_its_file_changes(own, tmp_path):
     path = tmp_path / "own_blocks.py"
     # Of another length: bytecode of the same second would do for a file of the same.
     path.write_text(OWN.replace("80 * label", "8 * label"))
-    code = "from pathlib import Path; from trainyard.dataspec import Python; from trainyard.staging import stage;"
+    code = "from pathlib import Path; from trainyard.config.datasets import Python; "
+    code += "from trainyard.data.staging import stage; "
     code += "print(stage(Python(source='python', factory='own_blocks:build', args={'count': 6}), Path('data')).digest)"
     command = [sys.executable, "-c", code]
     folders = [str(tmp_path), *filter(None, sys.path)]

@@ -8,11 +8,12 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from trainyard import disks, localcopy
-from trainyard.datasets import DataError, Staged
-from trainyard.dataspec import Synthetic
-from trainyard.localcopy import choose, local_copy, removed_at_the_end
-from trainyard.staging import stage
+from trainyard.cluster import held_folders
+from trainyard.config.datasets import Synthetic
+from trainyard.data import node_copy
+from trainyard.data.node_copy import choose, local_copy, removed_at_the_end
+from trainyard.data.staged import DataError, Staged
+from trainyard.data.staging import stage
 from waiting import wait_until
 from yard import ROOT
 
@@ -36,7 +37,7 @@ MOUNTS = [SimpleNamespace(mountpoint=m, fstype=f) for m, f in (("/", "ext4"), ("
 
 @pytest.mark.parametrize(("path", "kind"), [("/home/me", "nfs4"), ("/home/x/y", "tmpfs"), ("/homes/me", "ext4")])
 def test_a_file_system_is_that_of_the_innermost_mount(tmp_path, path, kind):
-    assert disks.file_system(type(tmp_path)(path), MOUNTS) == kind
+    assert held_folders.file_system(type(tmp_path)(path), MOUNTS) == kind
 
 
 # policy, environment beside the disk, the file systems of data and disk, free bytes; whether it is used,
@@ -59,7 +60,7 @@ CHOICES = [
 
 @pytest.mark.parametrize(("policy", "environment", "data", "kind", "free", "used", "said"), CHOICES)
 def test_where_a_copy_is_made(staged, disk, monkeypatch, policy, environment, data, kind, free, used, said):
-    monkeypatch.setattr(localcopy.os, "access", lambda path, mode: path.is_relative_to(disk))
+    monkeypatch.setattr(node_copy.os, "access", lambda path, mode: path.is_relative_to(disk))
     base, words = choose(
         staged,
         policy.format(disk=disk),
@@ -86,7 +87,7 @@ def test_a_copy_that_goes_wrong_leaves_nothing_and_the_shared_files_are_read(sta
     def cut_short(source, target):
         target.write_bytes(source.read_bytes()[:-1])
 
-    monkeypatch.setattr(localcopy.shutil, "copyfile", cut_short)
+    monkeypatch.setattr(node_copy.shutil, "copyfile", cut_short)
     with local_copy(staged, str(disk)) as copy:
         assert copy.staged is staged
         assert "is not what was written to it" in copy.words
@@ -106,8 +107,8 @@ HOLDER = """
 import sys, time
 sys.path.insert(0, {scripts!r})
 from pathlib import Path
-from trainyard.datasets import Staged
-from trainyard.localcopy import local_copy
+from trainyard.data.staged import Staged
+from trainyard.data.node_copy import local_copy
 with local_copy(Staged(Path({data!r})), {disk!r}) as copy:
     print(copy.staged.folder.name, "made" if copy.words else "found", flush=True)
     time.sleep(600)
@@ -138,7 +139,7 @@ def test_what_an_earlier_job_left_is_removed_by_the_next_but_not_what_is_held(st
     left = disk / held.name.replace("local", "1234")
     left.mkdir()
     (left / "train-images.npy").touch()
-    long_ago = time.time() - 2 * disks.ORPHAN_SECONDS
+    long_ago = time.time() - 2 * held_folders.ORPHAN_SECONDS
     for path in (held, left):
         os.utime(path, (long_ago, long_ago))
     with removed_at_the_end(str(disk)):

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from torchvision import models as torchvision_models
-from trainyard import models, vision
-from trainyard.errors import UserError
-from trainyard.models import ModelError
-from trainyard.spec import Train
+from trainyard.config.train import Train
+from trainyard.training import models
+from trainyard.training import torchvision_models as vision
+from trainyard.training.models import ModelError
+from trainyard.utils.errors import UserError
 
 
 def build(name, shape=(32, 32, 3), classes=7, **more):
@@ -53,7 +54,7 @@ def test_on_request_the_stem_leaves_small_images_their_size(name):
         ("resnot", {}, "model 'resnot' is not known: use resnet, cnn"),
         ("resnet", {"model_args": {"depth": 3}}, r"cannot be built with {'depth': 3}"),
         ("nowhere.models:build", {}, "cannot be imported: No module named 'nowhere'"),
-        ("trainyard.models:nothing", {}, "cannot be imported"),
+        ("trainyard.training.models:nothing", {}, "cannot be imported"),
         ("vit_b_16", {"small_images": True}, "no stem that could be changed"),
     ],
 )
@@ -68,5 +69,5 @@ def test_images_of_five_channels_are_not_for_torchvision():
 
 
 def test_a_dotted_path_is_called_with_channels_and_classes():
-    model = build("trainyard.models:SmallConvNet", (8, 8, 1), 2, model_args={"width": 4})
+    model = build("trainyard.training.models:SmallConvNet", (8, 8, 1), 2, model_args={"width": 4})
     assert model(torch.zeros(1, 1, 8, 8)).shape == (1, 2)

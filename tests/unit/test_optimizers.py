@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainyard import optimizers
-from trainyard.models import SmallConvNet
-from trainyard.spec import Schedule, Train
+from trainyard.config.train import Schedule, Train
+from trainyard.training import optimizers
+from trainyard.training.models import SmallConvNet
 
 
 def test_training_imports_no_compiler():
@@ -16,14 +16,14 @@ def test_training_imports_no_compiler():
     code = """
 import sys
 import torch
-from trainyard import optimizers
-from trainyard.spec import Train
+from trainyard.training import optimizers
+from trainyard.config.train import Train
 for name in ("sgd", "adam", "adamw"):
     model = torch.nn.Linear(2, 2)
     optimizer = optimizers.build(Train(optimizer=name), model)
     model(torch.ones(1, 2)).sum().backward()
     optimizer.zero_grad(), optimizer.step(), optimizer.state_dict()
-from trainyard.uncompiled import ddp
+from trainyard.training.fast_start import ddp
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 model = ddp(torch.nn.Linear(2, 2), static_graph=True)
 model(torch.ones(1, 2)).sum().backward()

@@ -11,13 +11,13 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainyard.asking import costs, strategies, summary
-from trainyard.configfile import ConfigError, check_config
-from trainyard.errors import UserError
-from trainyard.journal import opened
-from trainyard.planning import plan_sweep
-from trainyard.schedules import jobs_needed, lower_bound, makespan
-from trainyard.slurm import limit_of, parse_partition
+from trainyard.cluster.slurm import limit_of, parse_partition
+from trainyard.config.load import ConfigError, check_config
+from trainyard.planning.journal import opened
+from trainyard.planning.plan import plan_sweep
+from trainyard.planning.request import costs, strategies, summary
+from trainyard.planning.schedule import jobs_needed, lower_bound, makespan
+from trainyard.utils.errors import UserError
 
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)
 slots = st.integers(1, 12)

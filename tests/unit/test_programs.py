@@ -15,7 +15,7 @@ import argparse, atexit, ctypes, sys, time
 from contextlib import suppress
 import torch
 import torch.distributed as dist
-from trainyard import programs
+from trainyard.cli import command_line
 
 class SlowToFinalize:
     def __del__(self):
@@ -38,18 +38,18 @@ def main(arguments):
     dist.all_reduce(values, async_op=True)
     print("rank 1 is done")
 
-programs.run(main, argparse.Namespace(log_file=None))
+command_line.run(main, argparse.Namespace(log_file=None))
 """
 
 WAITING = """
 import argparse, time
-from trainyard import programs
+from trainyard.cli import command_line
 
 def main(arguments):
     print("it runs", flush=True)
     time.sleep(3600)
 
-programs.run(main, argparse.Namespace(log_file=None))
+command_line.run(main, argparse.Namespace(log_file=None))
 """
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "scripts"), "OMP_NUM_THREADS": "1"}
 

@@ -5,8 +5,8 @@ import shlex
 import subprocess
 
 import pytest
-from trainyard.ownspec import PLACEHOLDER, filled
-from trainyard.quoting import ARITHMETIC, BACKTICKS, COMMENT, DOCUMENT, DOUBLE, ESCAPED, PLAIN, SINGLE, read
+from trainyard.config.user_programs import PLACEHOLDER, filled
+from trainyard.utils.shell_syntax import ARITHMETIC, BACKTICKS, COMMENT, DOCUMENT, DOUBLE, ESCAPED, PLAIN, SINGLE, read
 from waiting import PATIENCE_SECONDS
 
 # A command line, and where each of its placeholders stands.

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 from loops import LEARNER, changed, numbers, start, train
-from trainyard import training
-from trainyard.checkpoints import CheckpointStore
-from trainyard.training import Training
+from trainyard.training import trainer
+from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training.trainer import Training
 from waiting import finished as run
 from yard import ROOT
 
@@ -24,7 +24,7 @@ CASES = {
 MODELS = """
 import os
 import torch
-from trainyard.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 class Trouble(SmallConvNet):
     calls = 0
@@ -50,14 +50,14 @@ from pathlib import Path
 import torch
 from loops import changed, numbers
 from test_ranks import CASES, SPEC
-from trainyard import programs
-from trainyard.checkpoints import CheckpointStore
-from trainyard.datasets import Staged
-from trainyard.distributed import process_group
-from trainyard.loading import load
-from trainyard.probing import warm_up
-from trainyard.sampling import batch_of
-from trainyard.training import Diverged, Stopped, Training
+from trainyard.cli import command_line
+from trainyard.training.checkpoints import CheckpointStore
+from trainyard.data.staged import Staged
+from trainyard.training.process_group import process_group
+from trainyard.training.loaders import load
+from trainyard.training.warmup import warm_up
+from trainyard.training.sampler import batch_of
+from trainyard.training.trainer import Diverged, Stopped, Training
 
 def main(arguments):
     folder, found = Path(sys.argv[1]), {}
@@ -80,7 +80,8 @@ def main(arguments):
         found["compressed"] = rows(start(changed(SPEC, gradient_compression="bf16")))
 
         warned = []
-        logging.getLogger("trainyard.training").addFilter(lambda record: warned.append(record.getMessage()) or True)
+        trainer_log = logging.getLogger("trainyard.training.trainer")
+        trainer_log.addFilter(lambda record: warned.append(record.getMessage()) or True)
         rows(start(changed(SPEC, model="resnet", model_args={"blocks": 1, "width": 4}, sync_batchnorm=True, epochs=1)))
         found["warned"] = list(warned)
 
@@ -117,7 +118,7 @@ def main(arguments):
         if group.leads:
             (folder / "found.json").write_text(json.dumps(found))
 
-programs.run(main, argparse.Namespace(log_file=None))
+command_line.run(main, argparse.Namespace(log_file=None))
 """
 
 
@@ -145,7 +146,7 @@ def stop_within_second_epoch(running: Training) -> None:
     epochs = running.epochs()
     next(epochs)
     running._deadline = 0.0
-    with pytest.raises(training.Stopped):
+    with pytest.raises(trainer.Stopped):
         next(epochs)
 
 

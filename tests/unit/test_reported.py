@@ -5,8 +5,17 @@ import json
 import operator
 
 import pytest
-from trainyard.ownspec import Metrics
-from trainyard.reported import BURST_ROWS, LINE_CHARACTERS, Lines, Reading, Reported, _GrowingFile, as_row, read_again
+from trainyard.config.user_programs import Metrics
+from trainyard.programs.metrics import (
+    BURST_ROWS,
+    LINE_CHARACTERS,
+    Lines,
+    Reading,
+    Reported,
+    _GrowingFile,
+    as_row,
+    read_again,
+)
 
 
 def reported(folder, **where):

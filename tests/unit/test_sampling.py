@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as some
-from trainyard.datasets import DataError
-from trainyard.errors import UserError
-from trainyard.sampling import Batch, batch_of, steps_per_epoch, training_batches, validation_batches
-from trainyard.spec import Train
+from trainyard.config.train import Train
+from trainyard.data.staged import DataError
+from trainyard.training.sampler import Batch, batch_of, steps_per_epoch, training_batches, validation_batches
+from trainyard.utils.errors import UserError
 
 
 def indices_by_step(batch, *, size=70, seed=3, epoch=2, first_step=0):

@@ -1,10 +1,10 @@
 """The n-th suggestion of a search is a function of its seed and of what the ones before it have come to."""
 
 import pytest
-from trainyard.journal import Attempt
-from trainyard.searching import Suggestion, draw, search_key, still_to_draw, suggestions
-from trainyard.sweepspec import Sweep
-from trainyard.trials import make_trial
+from trainyard.config.sweep import Sweep
+from trainyard.config.trials import make_trial
+from trainyard.planning.journal import Attempt
+from trainyard.planning.search import Suggestion, draw, search_key, still_to_draw, suggestions
 
 VALUES = {
     "lr": {"low": 0.001, "high": 1.0, "log": True},

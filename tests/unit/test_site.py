@@ -1,8 +1,9 @@
 """What the doctor makes of a site: each finding passes, fails with a remedy, or says that it cannot know."""
 
 import pytest
-from trainyard import nodecheck, site, slurm, submission
-from trainyard.errors import UserError
+from trainyard.cluster import slurm
+from trainyard.doctor import checks, node_probe, sbatch_rehearsal
+from trainyard.utils.errors import UserError
 
 # As `sinfo --noheader --format '%P|%a|%l|%D|%c|%m|%G|%f'` prints them; the first two by Slurm 22.05.
 GPU = slurm.parse_partition("gpu*|up|1-00:00:00|4|8|16000|gpu:a100:2|nvlink,ib")
@@ -15,7 +16,7 @@ NO = "allocation failure: Requested node configuration is not available"
 
 def request(*options, code="0", answer=YES):
     line = ["--parsable", "--comment", "rule_sweep_wildcards_depth", "--nodes=1", "--cpus-per-task=2", *options]
-    return submission.parse(code, answer, *line)
+    return sbatch_rehearsal.parse(code, answer, *line)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ REQUESTS = [
 
 @pytest.mark.parametrize(("asked", "verdict", "words"), REQUESTS)
 def test_a_request_is_held_against_the_partitions(asked, verdict, words):
-    found = site.check_request(asked, PARTITIONS)
+    found = checks.check_request(asked, PARTITIONS)
     assert (found.name, found.verdict) == ("sweep depth", verdict)
     assert words in found.words
     assert bool(found.remedy) == (verdict == "fails")
@@ -65,7 +66,7 @@ ACCOUNTS = [
 
 @pytest.mark.parametrize(("options", "verdict", "words", "remedy"), ACCOUNTS)
 def test_an_account_is_held_against_the_users_own(options, verdict, words, remedy):
-    found = site.check_account([request("-t", "1", *options)], lambda: KNOWN, "me")
+    found = checks.check_account([request("-t", "1", *options)], lambda: KNOWN, "me")
     assert found.verdict == verdict
     assert words in found.words
     assert remedy in found.remedy
@@ -75,7 +76,7 @@ def test_without_accounting_an_account_cannot_be_known():
     def none():
         raise UserError("`sacctmgr` failed: accounting storage is disabled")
 
-    assert site.check_account([request("-A", "lab")], none, "me").verdict == "unknown"
+    assert checks.check_account([request("-A", "lab")], none, "me").verdict == "unknown"
 
 
 GOOD = {
@@ -110,7 +111,7 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("changes", "name", "verdict", "words"), ANSWERS)
 def test_a_nodes_answer_is_understood(changes, name, verdict, words):
-    found = {each.name: each for each in nodecheck.describe(GOOD | changes, nonce="right")}
+    found = {each.name: each for each in node_probe.describe(GOOD | changes, nonce="right")}
     assert found[name].verdict == verdict
     assert words in found[name].words
     assert verdict != "fails" or found[name].remedy
@@ -118,7 +119,7 @@ def test_a_nodes_answer_is_understood(changes, name, verdict, words):
 
 def test_a_node_where_slurm_does_not_answer_is_told():
     answer = {key: value for key, value in GOOD.items() if key not in ("given", "gpus_given", "interface")}
-    found = next(nodecheck.describe(answer | {"slurm_error": "no scontrol"}, nonce="right"))
+    found = next(node_probe.describe(answer | {"slurm_error": "no scontrol"}, nonce="right"))
     assert (found.verdict, found.words) == ("fails", "n1: no scontrol")
 
 
@@ -126,4 +127,4 @@ def test_a_check_that_goes_wrong_is_a_finding():
     def broken():
         raise ZeroDivisionError("planned")
 
-    assert next(site.guarded("x", broken)).verdict == "unknown"
+    assert next(checks.guarded("x", broken)).verdict == "unknown"

@@ -4,7 +4,7 @@ import math
 import time
 
 import pytest
-from trainyard import slurm
+from trainyard.cluster import slurm
 
 # `scontrol show job --details --oneliner` of `sbatch --nodes=2 --ntasks-per-node=1 --cpus-per-task=3 --gres=gpu:2`
 TWO_NODES = (

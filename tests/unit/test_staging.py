@@ -19,14 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from hypothesis.extra.numpy import arrays
 from imagesets import pixels, write_image, write_tree
-from trainyard import shardfiles, sharding
-from trainyard.datasets import DataError
-from trainyard.dataspec import ImageFolder, Synthetic
-from trainyard.files import digest_of, file_digest
-from trainyard.moments import channel_sums
-from trainyard.sharding import make_shards, shards_of
-from trainyard.sources import Block, Part, Source, stratified_split
-from trainyard.staging import stage
+from trainyard.config.datasets import ImageFolder, Synthetic
+from trainyard.data import shard_store
+from trainyard.data import shards as sharding
+from trainyard.data.mean_std import channel_sums
+from trainyard.data.shards import make_shards, shards_of
+from trainyard.data.sources import Block, Part, Source, stratified_split
+from trainyard.data.staged import DataError
+from trainyard.data.staging import stage
+from trainyard.utils.files import digest_of, file_digest
 from waiting import PATIENCE_SECONDS, wait_until
 from yard import ROOT
 
@@ -91,8 +92,8 @@ MEASURED = """
 import resource, sys
 sys.path.insert(0, {scripts!r})
 from pathlib import Path
-from trainyard.dataspec import Synthetic
-from trainyard.staging import stage
+from trainyard.config.datasets import Synthetic
+from trainyard.data.staging import stage
 if __name__ == "__main__":
     stage(Synthetic(source="synthetic", images={images}, height=64, width=64), Path({folder!r}))
     own = next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]
@@ -213,7 +214,7 @@ def test_several_threads_may_look_into_a_file_at_once(tmp_path):
     np.save(path, np.zeros((3, 4), np.uint8))
 
     def offset(calls):
-        return offset(calls - 1) if calls else shardfiles._offset(path)
+        return offset(calls - 1) if calls else shard_store._offset(path)
 
     collected = []
     gc.callbacks.append(lambda *_: collected.append(sum(range(200))))

@@ -8,9 +8,9 @@ from collections import defaultdict
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainyard.journal import Attempt
-from trainyard.ownspec import Stop
-from trainyard.stopping import Rule
+from trainyard.config.user_programs import Stop
+from trainyard.planning.early_stopping import Rule
+from trainyard.planning.journal import Attempt
 
 RUNGS = (1, 3, 9)  # of 27 epochs, a third goes on at each
 

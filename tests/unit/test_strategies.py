@@ -7,13 +7,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainyard.accounts import jobs_table, strategies_of, strategies_table
-from trainyard.configfile import check_config
-from trainyard.journal import opened, read_events, sessions
-from trainyard.planning import plan_sweep
-from trainyard.schedules import lower_bound, makespan, schedule
-from trainyard.slurm import JobRecord, parse_record
-from trainyard.strategies import Request, job_array, separate_jobs, strategy
+from trainyard.cluster.slurm import JobRecord, parse_record
+from trainyard.config.load import check_config
+from trainyard.planning.accounting import jobs_table, strategies_of, strategies_table
+from trainyard.planning.journal import opened, read_events, sessions
+from trainyard.planning.plan import plan_sweep
+from trainyard.planning.schedule import lower_bound, makespan, schedule
+from trainyard.planning.strategies import Request, job_array, separate_jobs, strategy
 
 DEPTH = [0.2125 * blocks for blocks in range(4, 81, 4)]  # reference A: 20 ResNets of 4 to 80 blocks
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)
@@ -88,7 +88,7 @@ CONFIG = {
 def written(results, monkeypatch, *, walltime=None):
     """A journal of two jobs on two GPUs: the first is killed in its second trial, the next trains what is missing."""
     clock = {"now": 1000.0}
-    monkeypatch.setattr("trainyard.journal.time.time", lambda: clock["now"])
+    monkeypatch.setattr("trainyard.planning.journal.time.time", lambda: clock["now"])
     first, second, third = plan_sweep(check_config(CONFIG), "depth", results).trials
 
     def at(when, event, **fields):

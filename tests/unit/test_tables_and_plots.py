@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
-from trainyard import plots, scalingplots, sweepplots
-from trainyard.accounts import jobs_table, strategies_of, strategies_table
-from trainyard.configfile import check_config
-from trainyard.journal import Attempt
-from trainyard.planning import plan_sweep
-from trainyard.progress import slot_table
-from trainyard.tables import (
+from trainyard.config.load import check_config
+from trainyard.packing.live_view import slot_table
+from trainyard.planning.accounting import jobs_table, strategies_of, strategies_table
+from trainyard.planning.journal import Attempt
+from trainyard.planning.plan import plan_sweep
+from trainyard.report import scaling_plots, style, sweep_plots
+from trainyard.report.tables import (
     as_date,
     best_words,
     epochs_table,
@@ -112,77 +112,80 @@ ON_GPU = SCALING.assign(device="NVIDIA H200")
 
 PICTURES = {
     "gantt": (
-        lambda axes: sweepplots.gantt(axes, TIMELINE, TRIALS, JOBS, "blocks"),
+        lambda axes: sweep_plots.gantt(axes, TIMELINE, TRIALS, JOBS, "blocks"),
         ["n1 GPU 0", "n1 GPU 1", "labels: blocks"],
     ),
-    "gantt by name": (lambda axes: sweepplots.gantt(axes, TIMELINE, TRIALS, JOBS, "model"), ["labels: model"]),
-    "gantt of trials": (lambda axes: sweepplots.gantt(axes, TIMELINE, TRIALS, JOBS, "trial"), ["labels: trial"]),
-    "gantt by truth": (lambda axes: sweepplots.gantt(axes, TIMELINE, TRIALS, JOBS, "nesterov"), ["labels: nesterov"]),
+    "gantt by name": (lambda axes: sweep_plots.gantt(axes, TIMELINE, TRIALS, JOBS, "model"), ["labels: model"]),
+    "gantt of trials": (lambda axes: sweep_plots.gantt(axes, TIMELINE, TRIALS, JOBS, "trial"), ["labels: trial"]),
+    "gantt by truth": (lambda axes: sweep_plots.gantt(axes, TIMELINE, TRIALS, JOBS, "nesterov"), ["labels: nesterov"]),
     "metric by truth": (
-        lambda axes: sweepplots.metric_against(axes, TRIALS, "nesterov", "val_accuracy"),
+        lambda axes: sweep_plots.metric_against(axes, TRIALS, "nesterov", "val_accuracy"),
         ["nesterov = True"],
     ),
-    "metric with gaps": (lambda axes: sweepplots.metric_against(axes, TRIALS, "width", "val_accuracy"), ["width"]),
+    "metric with gaps": (lambda axes: sweep_plots.metric_against(axes, TRIALS, "width", "val_accuracy"), ["width"]),
     "metric": (
-        lambda axes: sweepplots.metric_against(axes, TRIALS, "blocks", "val_accuracy"),
+        lambda axes: sweep_plots.metric_against(axes, TRIALS, "blocks", "val_accuracy"),
         ["90.0% at blocks = 20"],
     ),
-    "metric by name": (lambda axes: sweepplots.metric_against(axes, TRIALS, "model", "val_accuracy"), ["at model = y"]),
+    "metric by name": (
+        lambda axes: sweep_plots.metric_against(axes, TRIALS, "model", "val_accuracy"),
+        ["at model = y"],
+    ),
     "metric of which less is better": (
-        lambda axes: sweepplots.metric_against(axes, TRIALS.assign(rmse=[3, 1, 2]), "blocks", "rmse", mode="min"),
+        lambda axes: sweep_plots.metric_against(axes, TRIALS.assign(rmse=[3, 1, 2]), "blocks", "rmse", mode="min"),
         ["best rmse (lowest): 1 at blocks = 20"],
     ),
     "metric of which a guess says what is better": (
-        lambda axes: sweepplots.metric_against(axes, TRIALS.assign(rmse=[3, 1, 2]), "blocks", "rmse"),
+        lambda axes: sweep_plots.metric_against(axes, TRIALS.assign(rmse=[3, 1, 2]), "blocks", "rmse"),
         ["best rmse (lowest, by its name): 1 at blocks = 20"],
     ),
     "accuracy in percent": (
-        lambda axes: sweepplots.metric_against(axes, TRIALS.assign(accuracy=[80, 91.5, 0.7]), "blocks", "accuracy"),
+        lambda axes: sweep_plots.metric_against(axes, TRIALS.assign(accuracy=[80, 91.5, 0.7]), "blocks", "accuracy"),
         ["91.5 at blocks = 20"],
     ),
     "gantt on CPUs": (
-        lambda axes: sweepplots.gantt(axes, TIMELINE.assign(device="cpu"), TRIALS, JOBS, "blocks"),
+        lambda axes: sweep_plots.gantt(axes, TIMELINE.assign(device="cpu"), TRIALS, JOBS, "blocks"),
         ["n1 slot 0", "n1 slot 1"],
     ),
-    "losses": (lambda axes: sweepplots.curves(axes, EPOCHS, "blocks", "val_loss"), ["validation loss", "epoch"]),
-    "losses by name": (lambda axes: sweepplots.curves(axes, EPOCHS, "model", "val_loss"), ["x", "y"]),
+    "losses": (lambda axes: sweep_plots.curves(axes, EPOCHS, "blocks", "val_loss"), ["validation loss", "epoch"]),
+    "losses by name": (lambda axes: sweep_plots.curves(axes, EPOCHS, "model", "val_loss"), ["x", "y"]),
     "packing": (
-        lambda axes: sweepplots.packing(axes, TIMELINE, TRIALS, JOBS, STRATEGIES),
+        lambda axes: sweep_plots.packing(axes, TIMELINE, TRIALS, JOBS, STRATEGIES),
         ["3 jobs", "53% wasted", "2 x 2 slots", "35% wasted", "36 by the array, 26 packed", "programs start"],
     ),
     "waste": (
-        lambda axes: sweepplots.waste(axes, STRATEGIES),
+        lambda axes: sweep_plots.waste(axes, STRATEGIES),
         ["job array", "3 x 12 s", "53% wasted", "35% wasted", "starting"],
     ),
     "predictions": (
-        lambda axes: sweepplots.predictions(axes, EXPECTED, JOBS),
+        lambda axes: sweep_plots.predictions(axes, EXPECTED, JOBS),
         ["off by at most 17%", "11.5 s predicted, 12 s measured"],
     ),
     "no predictions": (
-        lambda axes: sweepplots.predictions(axes, TIMELINE.assign(expected_seconds=float("nan")), JOBS.iloc[:0]),
+        lambda axes: sweep_plots.predictions(axes, TIMELINE.assign(expected_seconds=float("nan")), JOBS.iloc[:0]),
         ["no trial was predicted"],
     ),
     "speedup": (
-        lambda left, right: scalingplots.speedup(left, right, SCALING),
+        lambda left, right: scaling_plots.speedup(left, right, SCALING),
         ["ranks (on CPUs)", "speedup over 1x1", "parallel efficiency", "medians of 3 repeats"],
     ),
     "losses by GPU time": (
-        lambda left, right: scalingplots.losses(left, right, HISTORIES, ON_GPU),
+        lambda left, right: scaling_plots.losses(left, right, HISTORIES, ON_GPU),
         ["1x2 validation", "GPU-hours of training"],
     ),
-    "losses on CPUs": (lambda left, right: scalingplots.losses(left, right, HISTORIES, SCALING), ["rank-seconds"]),
-    "steps": (lambda axes: scalingplots.steps(axes, SCALING), ["waiting for data", "30%", "50%", "on CPUs"]),
+    "losses on CPUs": (lambda left, right: scaling_plots.losses(left, right, HISTORIES, SCALING), ["rank-seconds"]),
+    "steps": (lambda axes: scaling_plots.steps(axes, SCALING), ["waiting for data", "30%", "50%", "on CPUs"]),
     "telemetry": (
-        lambda upper, lower: scalingplots.telemetry(upper, lower, samples=SAMPLES, on_gpu=True),
+        lambda upper, lower: scaling_plots.telemetry(upper, lower, samples=SAMPLES, on_gpu=True),
         ["n1 GPU 0", "GPU memory (MiB)", "GPU utilisation", "minutes"],
     ),
-    "trees": (lambda axes: plots.trees_scores(axes, TREES), ["RMSE", "xgboost"]),
+    "trees": (lambda axes: style.trees_scores(axes, TREES), ["RMSE", "xgboost"]),
 }
 
 
 @pytest.mark.parametrize(("painter", "texts"), PICTURES.values(), ids=PICTURES)
 def test_every_picture_says_what_it_shows(tmp_path, painter, texts):
-    plots.draw(painter, tmp_path / "picture", panels=(1, len(signature(painter).parameters)))
+    style.draw(painter, tmp_path / "picture", panels=(1, len(signature(painter).parameters)))
     svg = (tmp_path / "picture.svg").read_text()
     for text in texts:
         assert text in svg
@@ -191,7 +194,7 @@ def test_every_picture_says_what_it_shows(tmp_path, painter, texts):
 
 def test_the_same_data_give_the_same_picture(tmp_path):
     for name in ("one", "other"):
-        plots.draw(lambda axes: scalingplots.steps(axes, SCALING), tmp_path / name)
+        style.draw(lambda axes: scaling_plots.steps(axes, SCALING), tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
 
 
@@ -209,13 +212,13 @@ MANY_BARS = pd.DataFrame(
 MANY_JOBS = JOBS.tail(1).assign(start=-1.0, slots=8, gpus=8, elapsed_seconds=1252.0)
 MANY_EPOCHS = pd.concat([MANY_TRIALS.assign(epoch=epoch, val_loss=1 / epoch) for epoch in (1, 2, 3)])
 LARGE_PICTURES = {
-    "gantt": lambda axes: sweepplots.gantt(axes, MANY_BARS, MANY_TRIALS, MANY_JOBS, "seed"),
-    "packing": lambda axes: sweepplots.packing(axes, MANY_BARS, MANY_TRIALS, MANY_JOBS, STRATEGIES),
-    "metric": lambda axes: sweepplots.metric_against(axes, MANY_TRIALS, "seed", "val_accuracy"),
-    "metric by name": lambda axes: sweepplots.metric_against(axes, MANY_TRIALS, "file", "val_accuracy"),
-    "losses": lambda axes: sweepplots.curves(axes, MANY_EPOCHS, "seed", "val_loss"),
-    "losses by name": lambda axes: sweepplots.curves(axes, MANY_EPOCHS, "file", "val_loss"),
-    "predictions": lambda axes: sweepplots.predictions(axes, MANY_BARS, JOBS),
+    "gantt": lambda axes: sweep_plots.gantt(axes, MANY_BARS, MANY_TRIALS, MANY_JOBS, "seed"),
+    "packing": lambda axes: sweep_plots.packing(axes, MANY_BARS, MANY_TRIALS, MANY_JOBS, STRATEGIES),
+    "metric": lambda axes: sweep_plots.metric_against(axes, MANY_TRIALS, "seed", "val_accuracy"),
+    "metric by name": lambda axes: sweep_plots.metric_against(axes, MANY_TRIALS, "file", "val_accuracy"),
+    "losses": lambda axes: sweep_plots.curves(axes, MANY_EPOCHS, "seed", "val_loss"),
+    "losses by name": lambda axes: sweep_plots.curves(axes, MANY_EPOCHS, "file", "val_loss"),
+    "predictions": lambda axes: sweep_plots.predictions(axes, MANY_BARS, JOBS),
 }
 
 
@@ -224,12 +227,12 @@ def test_a_picture_of_10000_trials_takes_few_artists_and_less_than_a_megabyte(tm
     axes = Figure().add_subplot()
     painter(axes)
     assert len(axes.get_children()) < 400
-    plots.draw(painter, tmp_path / "picture")
+    style.draw(painter, tmp_path / "picture")
     assert max((tmp_path / f"picture.{suffix}").stat().st_size for suffix in ("svg", "png")) < 1e6
 
 
 def test_bars_too_narrow_for_edges_are_not_hidden_by_them(tmp_path):
-    plots.draw(LARGE_PICTURES["gantt"], tmp_path / "gantt")
+    style.draw(LARGE_PICTURES["gantt"], tmp_path / "gantt")
     pixels = np.asarray(Image.open(tmp_path / "gantt.png").convert("RGB"))
     assert (pixels[:, pixels.shape[1] // 2] < 250).any(axis=1).mean() > 0.5, "most of a line across the slots"
 
@@ -238,14 +241,14 @@ def test_bars_too_narrow_for_edges_are_not_hidden_by_them(tmp_path):
 def test_a_gantt_leaves_out_the_time_in_which_no_job_was_held(pause):
     axes, second = Figure().add_subplot(), 110 + pause
     timeline = TIMELINE.assign(start=[100, 100, 104, second], end=[110, 104, 109, second + 2])
-    sweepplots.gantt(axes, timeline, TRIALS, JOBS.assign(start=[99.5, second - 0.5]), "blocks")
+    sweep_plots.gantt(axes, timeline, TRIALS, JOBS.assign(start=[99.5, second - 0.5]), "blocks")
     assert axes.get_xlim()[1] == 12, "ten seconds, then two more after the pause"
     assert f"{(10 + 4 + 5 + 2) / (2 * 12):.1%} busy" in axes.get_title(loc="left") + axes.get_title()
 
 
 def test_a_gantt_has_no_idle_time_on_slots_that_a_job_did_not_have():
     axes = Figure().add_subplot()
-    sweepplots.gantt(axes, TIMELINE, TRIALS, JOBS.assign(slots=[2, 1]), "blocks")
+    sweep_plots.gantt(axes, TIMELINE, TRIALS, JOBS.assign(slots=[2, 1]), "blocks")
     assert f"{(10 + 4 + 5 + 2) / (10 + 10 + 2):.1%} busy" in axes.get_title(loc="left") + axes.get_title()
 
 
@@ -253,18 +256,18 @@ def test_a_gantt_has_no_idle_time_on_slots_that_a_job_did_not_have():
 def test_axes_and_colours_follow_the_declared_scale(log, scale):
     axes, others = Figure().subplots(1, 2)
     trials = TRIALS.assign(blocks=[0.001, 0.03, 0.9])
-    sweepplots.metric_against(axes, trials, "blocks", "val_accuracy", log=log)
+    sweep_plots.metric_against(axes, trials, "blocks", "val_accuracy", log=log)
     assert axes.get_xscale() == scale
-    sweepplots.curves(others, EPOCHS.assign(blocks=[0.001, 0.001, 0.9]), "blocks", "val_loss", log=log)
+    sweep_plots.curves(others, EPOCHS.assign(blocks=[0.001, 0.001, 0.9]), "blocks", "val_loss", log=log)
     assert others.figure.axes[-1].get_yscale() == scale, "of the colours"
-    face = plots.colours(trials["blocks"], log=log)(0.03)
-    assert (face == plots.SEQUENCE(0.5)) == (scale == "log"), "half-way between 0.001 and 0.9, by factors"
+    face = style.colours(trials["blocks"], log=log)(0.03)
+    assert (face == style.SEQUENCE(0.5)) == (scale == "log"), "half-way between 0.001 and 0.9, by factors"
 
 
 @pytest.mark.parametrize("joined", [True, False])
 def test_a_line_joins_what_is_a_series_and_nothing_else(joined):
     axes = Figure().add_subplot()
-    sweepplots.metric_against(axes, TRIALS, "blocks", "val_accuracy", joined=joined)
+    sweep_plots.metric_against(axes, TRIALS, "blocks", "val_accuracy", joined=joined)
     assert [line.get_linestyle() for line in axes.lines].count("-") == joined
 
 
@@ -311,7 +314,7 @@ def test_the_metric_that_counts_has_curves_whatever_its_name(tmp_path):
     ])  # fmt: skip
     axes = Figure().add_subplot()
     metric, _ = shown_metric(plan, trials_table(plan))
-    sweepplots.curves(axes, epochs_table(plan), "lr", metric)
+    sweep_plots.curves(axes, epochs_table(plan), "lr", metric)
     assert axes.collections, "not only words"
 
 
@@ -448,7 +451,7 @@ def test_the_picture_of_packing_covers_what_the_tables_count(tmp_path, runs, cha
     """Grey and orange is what was asked for; of it, blue is where trials ran, and the rest is what is wasted."""
     timeline, trials, jobs, strategies = swept(tmp_path, runs, **changes)
     axes = Figure().add_subplot()
-    sweepplots.packing(axes, timeline, trials, jobs, strategies)
+    sweep_plots.packing(axes, timeline, trials, jobs, strategies)
     if "resumes" in changes:
         assert trials["seconds"].tolist() == [10, 60 + 8, 6]
     table, kinds = strategies.set_index("strategy"), ("requested", "startup", "running")
@@ -484,10 +487,10 @@ def test_what_the_hardware_did_is_read_from_gpus_or_else_from_processes(tmp_path
     (folder / "cpu-n1.csv").write_text("time,cpu_percent,rss_mib,processes\n100,50,300,2\n105,70,310,2\n")
     header = "time,gpu,name,memory_used_mib,memory_total_mib,utilization_percent,power_watts,temperature_celsius\n"
     (folder / "gpu-n1.csv").write_text(header)
-    on_cpu = scalingplots.read_telemetry(tmp_path)
+    on_cpu = scaling_plots.read_telemetry(tmp_path)
     assert on_cpu.to_dict("list") == {"of": ["n1", "n1"], "seconds": [0, 5], "memory": [300, 310], "busy": [50, 70]}
     (folder / "gpu-n1.csv").write_text(header + "100,0,H200,900,1000,80,,\n100,1,H200,800,1000,90,,\n")
-    assert scalingplots.read_telemetry(tmp_path)["of"].tolist() == ["n1 GPU 0", "n1 GPU 1"]
+    assert scaling_plots.read_telemetry(tmp_path)["of"].tolist() == ["n1 GPU 0", "n1 GPU 1"]
 
 
 def test_values_that_look_like_nothing_are_values(tmp_path):
@@ -495,5 +498,5 @@ def test_values_that_look_like_nothing_are_values(tmp_path):
     frame = pd.DataFrame({"aug": ["None", None, "cutout"], "clip": [None, 1.0, 2.0]})
     write_table(frame, tmp_path / "trials.csv")
     read = read_table(tmp_path / "trials.csv")
-    assert plots.named(read["aug"]).tolist() == ["None", "(none)", "cutout"]
-    assert plots.named(read["clip"]).dropna().tolist() == [1.0, 2.0], "numbers stay numbers"
+    assert style.named(read["aug"]).tolist() == ["None", "(none)", "cutout"]
+    assert style.named(read["clip"]).dropna().tolist() == [1.0, 2.0], "numbers stay numbers"

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from trainyard import telemetry
-from trainyard.telemetry import CPU_COLUMNS, GPU_COLUMNS, GpuMemory, gpu_memory, peak_resident_mib, sampled
+from trainyard.training import telemetry
+from trainyard.training.telemetry import CPU_COLUMNS, GPU_COLUMNS, GpuMemory, gpu_memory, peak_resident_mib, sampled
 
 
 def rows(path):

@@ -3,7 +3,7 @@
 import time
 
 import torch
-from trainyard.timing import Pace, StepTimer, StepTimes
+from trainyard.training.step_timing import Pace, StepTimer, StepTimes
 
 
 def test_steps_and_the_wait_for_data_are_measured():

@@ -8,16 +8,16 @@ import pandas as pd
 import pytest
 import torch
 from loops import LEARNER, SPEC, assert_equal_states, changed, numbers, start, train
-from trainyard import models
-from trainyard.checkpoints import CheckpointStore
-from trainyard.errors import UserError
-from trainyard.probing import warm_up
-from trainyard.scaling import scaling_table
-from trainyard.spec import Schedule
-from trainyard.state import Epoch, epoch_line
-from trainyard.summary import write_results
-from trainyard.sweepspec import OF_AN_EPOCH
-from trainyard.training import Diverged, Stopped
+from trainyard.config.sweep import OF_AN_EPOCH
+from trainyard.config.train import Schedule
+from trainyard.scaling.table import scaling_table
+from trainyard.training import models
+from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training.state import Epoch, epoch_line
+from trainyard.training.summary import write_results
+from trainyard.training.trainer import Diverged, Stopped
+from trainyard.training.warmup import warm_up
+from trainyard.utils.errors import UserError
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
@@ -54,7 +54,7 @@ def test_auto_is_full_precision_on_a_cpu(data):
 
 RANDOM = """
 import torch
-from trainyard.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 def build(*, channels, classes):
     return torch.nn.Sequential(torch.nn.Dropout(0.3), SmallConvNet(channels=channels, classes=classes, width=4))
@@ -146,7 +146,7 @@ def test_channels_last_is_the_same_training(data):
 
 GREEDY = """
 import torch
-from trainyard.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 class Greedy(SmallConvNet):
     def forward(self, images):
@@ -196,7 +196,7 @@ def test_warming_up_changes_nothing(data):
 
 POISONED = """
 import torch
-from trainyard.models import SmallConvNet
+from trainyard.training.models import SmallConvNet
 
 class Poisoned(SmallConvNet):
     calls = 0

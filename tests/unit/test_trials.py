@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainyard import trials
-from trainyard.sweepspec import Range, Sweep
-from trainyard.trials import expand, varied_keys
+from trainyard.config import trials
+from trainyard.config.sweep import Range, Sweep
+from trainyard.config.trials import expand, varied_keys
 
 
 def sweep(**fields):

@@ -1,12 +1,12 @@
 """FLOPs before evidence: counted on the meta device, by hand where that is possible, and what they order."""
 
 import pytest
-from trainyard import work
-from trainyard.configfile import check_config
-from trainyard.datasets import Staged
-from trainyard.journal import opened
-from trainyard.planning import plan_sweep
-from trainyard.staging import stage
+from trainyard.config.load import check_config
+from trainyard.data.staged import Staged
+from trainyard.data.staging import stage
+from trainyard.planning import trial_flops
+from trainyard.planning.journal import opened
+from trainyard.planning.plan import plan_sweep
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def plan(tmp_path):
 
 
 def counted(plan, tmp_path):
-    flops = work.count_work(plan, Staged(tmp_path / "data/tiny"))
+    flops = trial_flops.count_work(plan, Staged(tmp_path / "data/tiny"))
     return {tuple(plan.trials[name].values.values()): value for name, value in flops.items()}
 
 
@@ -40,30 +40,32 @@ def test_the_longest_comes_first_and_slots_are_chosen_by_it(plan, tmp_path):
     sweep = {"train": {"model": "resnet", "model_args": {"width": 4}}, "slots": {"auto": True, "gpus_per_node": 4},
              "grid": {"model_args.blocks": [1, 9, 2, 5], "epochs": [1, 3]}}  # fmt: skip
     before = plan(**sweep)
-    assert work.is_needed(before)
+    assert trial_flops.is_needed(before)
     with opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
-        journal.append("work", flops=work.count_work(before, Staged(tmp_path / "data/tiny")))
+        journal.append("work", flops=trial_flops.count_work(before, Staged(tmp_path / "data/tiny")))
     after = plan(**sweep)
     order = [tuple(after.trials[name].values.values()) for name in after.pending]
     assert order[:2] == [(9, 3), (5, 3)]
     assert order[-1] == (1, 1)
-    assert not work.is_needed(after), "they are counted once"
+    assert not trial_flops.is_needed(after), "they are counted once"
     assert after.predicted_seconds is None, "FLOPs are no seconds"
     assert (before.slots.count, after.slots.count) == (4, 3), "the longest takes as long as a third of all"
 
 
 def test_where_models_are_the_same_none_is_built(plan, tmp_path, monkeypatch):
-    monkeypatch.setattr(work, "_flops", lambda *_: pytest.fail("no model has to be looked at"))
+    monkeypatch.setattr(trial_flops, "_flops", lambda *_: pytest.fail("no model has to be looked at"))
     flops = counted(plan(grid={"epochs": [1, 4], "lr": [0.1, 0.2]}), tmp_path)
     assert flops[4, 0.1] == 4 * flops[1, 0.2]
 
 
 def test_of_many_models_some_are_counted_and_the_others_follow(plan, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(work, "_flops", lambda spec, *_: asked.append(spec) or 1000.0 + 10 * spec.model_args["blocks"])
+    monkeypatch.setattr(
+        trial_flops, "_flops", lambda spec, *_: asked.append(spec) or 1000.0 + 10 * spec.model_args["blocks"]
+    )
     grid = {"model_args.blocks": {"start": 1, "stop": 500}}
     flops = counted(plan(train={"model": "resnet", "epochs": 2}, grid=grid), tmp_path)
-    assert len(asked) == work.COUNTED
+    assert len(asked) == trial_flops.COUNTED
     assert flops == pytest.approx({(blocks,): 2 * (1000.0 + 10 * blocks) for blocks in range(1, 501)}, rel=0.06)
 
 
@@ -71,18 +73,18 @@ def test_own_models_are_built_only_where_that_is_allowed_and_time_is_limited(pla
     """Not in a job: their code may do anything, and GPUs are waiting."""
     trials = plan(train={"model": "no_such_module:build"}, grid={"model_args.size": [1, 2]})
     staged = Staged(tmp_path / "data/tiny")
-    assert work.count_work(trials, staged, own=False) == {}
+    assert trial_flops.count_work(trials, staged, own=False) == {}
     blocks = plan(train={"model": "resnet"}, grid={"model_args.blocks": [1, 2]})
-    assert len(work.count_work(blocks, staged, own=False)) == 2
-    assert work.count_work(blocks, staged, own=False, seconds=0) == {}
+    assert len(trial_flops.count_work(blocks, staged, own=False)) == 2
+    assert trial_flops.count_work(blocks, staged, own=False, seconds=0) == {}
 
 
 def test_a_model_that_cannot_be_counted_leaves_the_order_as_it_is(plan, tmp_path, monkeypatch):
-    monkeypatch.setattr(work, "_flops", lambda *_: None)
+    monkeypatch.setattr(trial_flops, "_flops", lambda *_: None)
     assert counted(plan(train={"model": "resnet"}, grid={"model_args.blocks": [1, 2]}), tmp_path) == {}
 
 
 def test_evidence_or_a_cost_of_the_users_own_count_more(plan):
     grid = {"model_args.blocks": [1, 2]}
-    assert not work.is_needed(plan(train={"model": "resnet"}, grid=grid, cost="model_args.blocks"))
-    assert not work.is_needed(plan(train={"model": "resnet"}, grid=grid), slots=2), "all begin at once"
+    assert not trial_flops.is_needed(plan(train={"model": "resnet"}, grid=grid, cost="model_args.blocks"))
+    assert not trial_flops.is_needed(plan(train={"model": "resnet"}, grid=grid), slots=2), "all begin at once"

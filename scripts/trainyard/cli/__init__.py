@@ -1,0 +1,1 @@
+"""What all programs share, and the config as the Snakefile sees it."""

@@ -1,0 +1,1 @@
+"""The sections of the config as typed models, reading a file, and the trials that a sweep has."""

@@ -1,0 +1,282 @@
+"""What a trial is: how a sweep's keys become training configurations, and what makes two of them the same."""
+
+import ast
+import itertools
+import json
+import math
+import operator
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
+
+from trainyard.config.sweep import VARIED_KEY, Draw, Range, Sample, Sweep, Uniform
+from trainyard.config.train import Train
+from trainyard.config.user_programs import Own, resuming
+from trainyard.utils.errors import UserError, suggestion
+from trainyard.utils.files import digest_of
+from trainyard.utils.garbage_collection import collection_paused
+
+# Raise when a change of the code changes what a given configuration results in: every trial then trains anew.
+RESULT_VERSION = 2
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration of a sweep: its full spec, and the values of the keys that the sweep varies."""
+
+    spec: Train | Own
+    values: dict[str, Any]
+
+    @cached_property
+    def content(self) -> str:
+        """The spec as canonical JSON without defaults, so that a key added to Trainyard later changes no identity."""
+        content = self.spec.model_dump(mode="json", exclude_defaults=True)
+        if isinstance(self.spec, Own) and self.spec.command is not None:  # the place of `{resume}` changes no result
+            content["command"] = resuming(self.spec.command, None, self.spec.args)
+        return json.dumps(content, sort_keys=True)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What varied keys are looked up in."""
+        return self.spec.args if isinstance(self.spec, Own) else self.spec.model_dump(mode="json")
+
+    @property
+    def epochs(self) -> int | None:
+        """How many it will have, if that is known."""
+        return self.spec.epochs if isinstance(self.spec, Train) else None
+
+    def identity(self, dataset_digest: str) -> str:
+        """Ten hex digits of a hash of everything that changes the trial's result."""
+        return digest_of([self.content, dataset_digest, RESULT_VERSION], length=10)
+
+
+@dataclass
+class Expansion:
+    """A sweep's trials in the order of the config, and what is wrong with those that cannot be."""
+
+    trials: list[Trial] = field(default_factory=list)
+    errors: list[tuple[str, Exception]] = field(default_factory=list)  # (place in the sweep, reason)
+    examples: list[Trial] = field(default_factory=list)  # what a search may draw: each choice and end of a range
+    _by_name: dict[str, dict[str, Trial]] = field(default_factory=dict)  # by the digest of the dataset
+
+    def by_name(self, dataset_digest: str) -> dict[str, Trial]:
+        """The trials by their identities."""
+        if dataset_digest not in self._by_name:
+            with collection_paused():
+                self._by_name[dataset_digest] = {trial.identity(dataset_digest): trial for trial in self.trials}
+        return dict(self._by_name[dataset_digest])
+
+
+EXPANDED: Final = 64  # sweeps whose trials are kept in memory: checks and plans ask for them again and again
+_expanded: dict[int, tuple[Sweep, Expansion]] = {}  # by the id of a sweep, which does not change
+
+
+def expand(sweep: Sweep) -> Expansion:
+    """All trials of a sweep: its grid, then the ones written out, then the samples; the same one only once.
+
+    A search has none beforehand, only examples. What is returned is shared: it must not be changed.
+    """
+    if id(sweep) not in _expanded:
+        with collection_paused():
+            _expanded[id(sweep)] = sweep, _expand(sweep)
+        if len(_expanded) > EXPANDED:
+            del _expanded[next(iter(_expanded))]
+    return _expanded[id(sweep)][1]
+
+
+def _expand(sweep: Sweep) -> Expansion:
+    expansion = Expansion()
+    seen: set[str] = set()
+    keys = {"grid": list(sweep.grid), "search": list(sweep.search.values) if sweep.search else []}
+    malformed = [(place, key) for place, varied in keys.items() for key in varied if not VARIED_KEY.match(key)]
+    if malformed:
+        expansion.errors = [(place, ValueError(_malformed(key))) for place, key in malformed]
+        return expansion
+    for place, values in _configurations(sweep):
+        try:
+            trial = make_trial(sweep, values)
+        except (ValidationError, ValueError) as error:
+            expansion.errors.append((place, error))
+            continue
+        if sweep.search:
+            expansion.examples.append(trial)
+        elif trial.content not in seen:
+            seen.add(trial.content)
+            expansion.trials.append(trial)
+    return expansion
+
+
+def varied_keys(trials: list[Trial]) -> list[str]:
+    """Every key that some trial sets, in order of first appearance."""
+    return list(dict.fromkeys(key for trial in trials for key in trial.values))
+
+
+def main_key(trials: list[Trial]) -> str:
+    """The varied key that takes the most values, which pictures are drawn against; "trial" where none varies."""
+    keys = varied_keys(trials)
+    return max(keys, key=lambda key: len({str(trial.values.get(key)) for trial in trials})) if keys else "trial"
+
+
+def value_at(spec: dict[str, Any], key: str) -> Any:
+    """The value at a dotted key of a nested mapping; None where there is none."""
+    for part in key.split("."):
+        spec = spec.get(part) if isinstance(spec, dict) else None  # type: ignore[assignment]
+    return spec
+
+
+def _configurations(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, values of varied keys) of everything the sweep asks for."""
+    if sweep.grid:
+        choices = [values.values() if isinstance(values, Range) else values for values in sweep.grid.values()]
+        for combination in itertools.product(*choices):
+            yield "grid", dict(zip(sweep.grid, combination, strict=True))
+    for index, values in enumerate(sweep.trials):
+        yield f"trials.{index}", values
+    if sweep.sample:
+        for values in _draws(sweep.sample):
+            yield "sample", values
+    if sweep.search:
+        ends = {key: _ends(choice) for key, choice in sweep.search.values.items()}
+        for index in range(max(map(len, ends.values()))):
+            yield "search", {key: choice[index % len(choice)] for key, choice in ends.items()}
+    if sweep.own_without_values:
+        yield "args", {}
+
+
+def _draws(sample: Sample) -> Iterator[dict[str, Any]]:
+    generator = random.Random(sample.seed)
+    for _ in range(sample.count):
+        yield {key: _draw(generator, choice) for key, choice in sample.values.items()}
+
+
+def _draw(generator: random.Random, choice: list[Any] | Uniform) -> Any:
+    if isinstance(choice, list):
+        return generator.choice(choice)
+    if choice.log:
+        value = math.exp(generator.uniform(math.log(choice.low), math.log(choice.high)))
+    else:
+        value = generator.uniform(choice.low, choice.high)
+    return in_table(value, choice)
+
+
+def in_table(value: float, choice: Uniform) -> float | int:
+    """A drawn number as it is used: whole, or with six digits, so that what a table shows is what was trained."""
+    return round(value) if choice.integer else float(f"{value:.6g}")
+
+
+def _ends(choice: Draw) -> list[Any]:
+    return choice if isinstance(choice, list) else [in_table(choice.low, choice), in_table(choice.high, choice)]
+
+
+def make_trial(sweep: Sweep, values: dict[str, Any]) -> Trial:
+    """The trial of a sweep that has these values of varied keys.
+
+    Raises:
+        ValueError: there can be none; also pydantic's, which are ValueErrors.
+    """
+    merged = dict(sweep.base)
+    for key, value in values.items():
+        if not VARIED_KEY.match(key):
+            raise ValueError(_malformed(key))
+        _set_at(merged, key.split("."), value)
+    spec = sweep.spec_of(merged)
+    varied = {key.partition(".")[0] for key in values}
+    settings = spec.args if isinstance(spec, Own) else spec.model_dump(mode="json", include=varied)
+    return Trial(spec, {key: value_at(settings, key) for key in values})
+
+
+def _malformed(key: str) -> str:
+    return f"{key!r} is not a key: write words joined by dots, as in model_args.blocks"
+
+
+def _set_at(mapping: dict[str, Any], parts: list[str], value: Any) -> None:
+    """Set a nested key, copying each mapping on the way: the base is shared by all trials."""
+    for part in parts[:-1]:
+        inner = mapping.get(part)
+        if inner is not None and not isinstance(inner, dict):
+            raise ValueError(f"{'.'.join(parts)}: {part} is not a mapping")
+        copy = dict(inner or {})
+        mapping[part] = copy
+        mapping = copy
+    mapping[parts[-1]] = value
+
+
+class CostError(UserError):
+    """A cost expression that cannot be evaluated."""
+
+
+def relative_cost(expression: str, trial: Trial) -> float:
+    """The value of a sweep's `cost:` for a trial: arithmetic on numbers and keys, as in `epochs * model_args.blocks`.
+
+    Raises:
+        CostError: it is not arithmetic, a key is unknown or not a number, or the result is not finite.
+    """
+    try:
+        cost = float(_compiled(expression)(trial.spec))
+        if not math.isfinite(cost):
+            raise ValueError(f"it is {cost:g}")
+        return cost
+    except (SyntaxError, TypeError, ValueError, ArithmeticError) as error:
+        reason = error.msg if isinstance(error, SyntaxError) else error
+        values = ", ".join(f"{key} = {value!r}" for key, value in trial.values.items())
+        which = f" for {values}" if values else ""
+        raise CostError(f"{expression!r} cannot be evaluated{which}: {reason}") from None
+
+
+Spec = Train | Own
+_OPERATORS: Final[dict[type[ast.AST], Callable[..., Any]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+}
+
+
+@cache
+def _compiled(expression: str) -> Callable[[Spec], Any]:
+    """What computes a cost from a trial's spec; it is needed for thousands of them."""
+    return _term(ast.parse(expression.strip(), mode="eval").body)
+
+
+def _term(node: ast.AST) -> Callable[[Spec], Any]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+        number = float(node.value)
+        return lambda spec: number
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        key = ast.unparse(node)
+        return lambda spec: _number_at(spec, key)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        left, right, apply = _term(node.left), _term(node.right), _OPERATORS[type(node.op)]
+        return lambda spec: apply(left(spec), right(spec))
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
+        operand, apply = _term(node.operand), _OPERATORS[type(node.op)]
+        return lambda spec: apply(operand(spec))
+    raise TypeError(f"{ast.unparse(node)} is neither a number, a key nor one of + - * / **")
+
+
+def _number_at(spec: Spec, key: str) -> float:
+    found: Any = spec.args if isinstance(spec, Own) else spec
+    for part in key.split("."):
+        inner = found if isinstance(found, dict) else vars(found) if isinstance(found, BaseModel) else {}
+        if part not in inner:
+            settings = spec.args if isinstance(spec, Own) else spec.model_dump()
+            raise ValueError(f"there is no key {key!r}; {suggestion(key, _number_keys(settings))}")
+        found = inner[part]
+    if not isinstance(found, (int, float)):
+        raise TypeError(f"{key} is {found!r}, not a number")
+    return float(found)
+
+
+def _number_keys(settings: dict[str, Any]) -> Iterator[str]:
+    """The dotted keys of numbers."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from (f"{key}.{inner}" for inner in _number_keys(value))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield key

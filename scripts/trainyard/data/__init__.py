@@ -1,0 +1,1 @@
+"""Staging a dataset, and the staged dataset as training reads it."""

@@ -1,0 +1,149 @@
+"""The copy of a staged dataset on a node's own disk: made once per node, shared by all processes of the job there."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from trainyard.cluster import held_folders, slurm
+from trainyard.data.staged import DataError, Staged
+from trainyard.utils.files import file_digest
+
+PREFIX: Final = "ty-data-"
+ENDING_SECONDS: Final = 5  # Ray's workers end a moment after Ray
+MARGIN_BYTES: Final = 2**30  # that a disk must have free beyond the copy and a tenth of it
+MEMORY_SHARE: Final = 0.25  # of what is free on a file system that is memory, at most
+
+
+@dataclass
+class LocalCopy:
+    """What a process reads its data from."""
+
+    staged: Staged
+    words: str = ""  # what there is to say: that it was copied just now, or why it was not
+    seconds: float = 0.0  # spent on copying, or on waiting for another process that did
+
+
+@contextmanager
+def local_copy(staged: Staged, policy: str) -> Iterator[LocalCopy]:
+    """Have the dataset on this node's own disk for the length of the block, or say why the shared files are read.
+
+    `policy` is `off`, the folder to use, or `auto`: in a Slurm job, for data on a network file system.
+
+    Raises:
+        DataError: the staged files are not what was staged.
+    """
+    began = time.perf_counter()
+    base, words = choose(staged, policy, os.environ)
+    if base is None:
+        yield LocalCopy(staged, words)
+        return
+    path, made = base / f"{_prefix()}{staged.digest}", list[str]()
+    with ExitStack() as stack:
+        try:
+            fill = partial(_copy, staged, made.append)
+            stack.enter_context(held_folders.common_folder(path, complete=_is_complete, fill=fill))
+        except OSError as error:
+            yield LocalCopy(staged, _not_copied(staged, str(error)))
+            return
+        yield LocalCopy(Staged(path), "".join(made), time.perf_counter() - began)
+
+
+@contextmanager
+def removed_at_the_end(policy: str) -> Iterator[None]:
+    """After the block, remove what processes of this job that were ended by force have left on this node."""
+    for base in _candidates(policy, os.environ):
+        held_folders.remove_unheld(base, f"{PREFIX}{os.getuid()}-*", older_than_seconds=held_folders.ORPHAN_SECONDS)
+    try:
+        yield
+    finally:
+        for base in _candidates(policy, os.environ):
+            held_folders.remove_unheld(base, f"{_prefix()}*", wait_seconds=ENDING_SECONDS)
+
+
+def patterns(policy: str) -> list[str]:
+    """What matches all copies of this job on this node."""
+    return [f"{base}/{_prefix()}*" for base in _candidates(policy, os.environ)]
+
+
+def _prefix() -> str:
+    return f"{PREFIX}{os.getuid()}-{slurm.job_id()}-"
+
+
+def choose(
+    staged: Staged,
+    policy: str,
+    environment: Mapping[str, str],
+    *,
+    kind_of: Callable[[Path], str] = held_folders.file_system,
+    free: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
+) -> tuple[Path | None, str]:
+    """Where to copy to, or None and what there is to say about it."""
+    if policy == "off" or not staged.meta["files"]:
+        return None, ""
+    if policy == "auto" and ("SLURM_JOB_ID" not in environment or not held_folders.is_network(kind_of(staged.folder))):
+        return None, ""
+    need = sum((staged.folder / name).stat().st_size for name in staged.meta["files"])
+    reasons = []
+    for base in _candidates(policy, environment):
+        kind = kind_of(base)
+        if policy == "auto" and held_folders.is_network(kind):
+            reasons.append(f"{base} is on {kind}")
+        elif not _has_room(free(base), need, kind):
+            reasons.append(f"{base} has too little room")
+        else:
+            return base, ""
+    return None, _not_copied(staged, "; ".join(reasons) or f"{policy} cannot be written to")
+
+
+def _not_copied(staged: Staged, why: str) -> str:
+    return f"{slurm.node_name()} reads {staged.folder} itself, without a copy on its own disk: {why}"
+
+
+def _candidates(policy: str, environment: Mapping[str, str]) -> list[Path]:
+    """Existing folders that this process can write to, the best one first."""
+    if policy == "off":
+        return []
+    if policy != "auto":
+        path = Path(os.path.expandvars(policy)).expanduser()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return []
+        return [path] if os.access(path, os.W_OK) else []
+    names = [environment.get("SLURM_TMPDIR"), environment.get("TMPDIR"), "/tmp", "/dev/shm"]
+    folders = dict.fromkeys(Path(name) for name in names if name)
+    return [folder for folder in folders if folder.is_dir() and os.access(folder, os.W_OK)]
+
+
+def _has_room(free: int, need: int, kind: str) -> bool:
+    """A file system that is memory counts against the job's own: only for what is small there."""
+    if kind in ("tmpfs", "ramfs"):
+        return need <= MEMORY_SHARE * free
+    return free >= 1.1 * need + MARGIN_BYTES
+
+
+def _is_complete(folder: Path) -> bool:
+    return (folder / "meta.json").exists()
+
+
+def _copy(staged: Staged, say: Callable[[str], None], folder: Path) -> None:
+    """Copy the files, each compared with the digest that it had when it was staged; `meta.json` comes last."""
+    began, size = time.perf_counter(), 0
+    for name, digest in staged.meta["files"].items():
+        shutil.copyfile(staged.folder / name, folder / name)
+        size += (folder / name).stat().st_size
+        if file_digest(folder / name) != digest:
+            if file_digest(staged.folder / name) != digest:
+                raise DataError(f"{staged.folder / name} is not what was staged: "
+                                f"remove {staged.folder / 'meta.json'} and run `snakemake data`")  # fmt: skip
+            raise OSError(f"{folder / name} is not what was written to it")
+    shutil.copyfile(staged.folder / "meta.json", folder / ".meta.json")
+    (folder / ".meta.json").rename(folder / "meta.json")
+    took = time.perf_counter() - began
+    say(f"copied {staged.folder.name} to {slurm.node_name()}:{folder} in {took:.1f} s ({size / 2**20:,.0f} MiB)")

@@ -1,0 +1,65 @@
+"""Staging a CSV or Parquet table for tree models: {train,val}.parquet, with the target as the last column."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainyard.config.datasets import Table
+from trainyard.data.sources import stratified_split
+from trainyard.data.staged import SPLITS, TARGET, DataError
+from trainyard.utils.files import atomic_write, file_digest
+
+
+def table_digest(dataset: Table) -> str:
+    """The digest of the source file.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        return file_digest(Path(dataset.path))
+    except OSError as error:
+        raise DataError(f"{dataset.path}: cannot be read ({error.strerror}); `path` is taken from the folder where "
+                        "snakemake runs") from None  # fmt: skip
+
+
+def stage_table(dataset: Table, folder: Path) -> dict[str, Any]:
+    """Write both parts, and give what `meta.json` is to say of them.
+
+    Raises:
+        DataError: the table cannot be used.
+    """
+    frame = _read(Path(dataset.path))
+    if dataset.target not in frame.columns:
+        columns = ", ".join(map(str, frame.columns))
+        raise DataError(f"{dataset.path}: there is no column {dataset.target!r} to predict; columns: {columns}")
+    unlabelled = int(frame[dataset.target].isna().sum())
+    if unlabelled:
+        raise DataError(f"{dataset.path}: {unlabelled} rows have no value in the target column {dataset.target!r}")
+    target = frame.pop(dataset.target)
+    floating = target.dtype.kind == "f"
+    task = dataset.task if dataset.task != "auto" else ("regression" if floating else "classification")
+    classes: list[str] = []
+    if task == "classification":
+        names, codes = np.unique(target.astype(str) if target.dtype.kind not in "iuf" else target, return_inverse=True)
+        classes = [str(name) for name in names]
+        frame[TARGET] = codes.astype(np.int64)
+    else:
+        frame[TARGET] = target.astype(np.float64)
+    for column in frame.columns[frame.dtypes.map(lambda kind: kind.kind not in "iufb")]:
+        frame[column] = frame[column].astype("category")
+    strata = frame[TARGET].to_numpy() if classes else np.zeros(len(frame), np.int64)
+    for name, part in zip(SPLITS, stratified_split(strata, dataset.val_fraction, dataset.seed), strict=True):
+        with atomic_write(folder / f"{name}.parquet", "wb") as file:
+            frame.iloc[part].to_parquet(file)
+    return {"kind": "table", "task": task, "classes": classes, "columns": [str(name) for name in frame.columns[:-1]]}
+
+
+def _read(path: Path) -> Any:
+    import pandas as pd
+
+    try:
+        return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path}: cannot be read as {path.suffix[1:]}: {error}") from None

@@ -1,0 +1,1 @@
+"""Checks of a site before anything is submitted."""

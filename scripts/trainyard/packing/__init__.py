@@ -1,0 +1,1 @@
+"""Running trials on slots: driver, packer, worker, live view."""

@@ -1,0 +1,1 @@
+"""The journal of a sweep, its plan, durations, search, and accounts."""

@@ -1,0 +1,139 @@
+"""Which trials to end early: those that at some epoch are worse than others were at the same epoch."""
+
+import math
+import statistics
+from bisect import bisect_left, bisect_right, insort
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from trainyard.config.user_programs import Stop
+from trainyard.planning.journal import Attempt
+
+
+class Rule:
+    """Judges trials by what they and the others have reported. What was said before a restart is taken in first."""
+
+    def __init__(self, stop: Stop, tries: Iterable[Attempt] = ()) -> None:
+        """`tries` are attempts whose epochs count: none that `retrain` has overruled."""
+        self._stop = stop
+        self._curves: dict[str, dict[int, float]] = defaultdict(dict)  # by trial: epoch to value, more is better
+        self._rungs: dict[int, list[float]] = defaultdict(list)  # by epoch: values of all that came so far, ascending
+        self._means: dict[int, list[float]] = {}  # by epoch that was judged: means by then of all that came so far
+        for attempt in tries:
+            for row in attempt.epochs:
+                self.verdict(attempt.trial, row)
+            if attempt.outcome == "diverged":
+                self.diverged(attempt.trial)
+
+    def verdict(self, trial: str, row: Mapping[str, Any]) -> str:
+        """Why the trial is to end after this epoch; "" if it is to go on.
+
+        An epoch that an earlier attempt has told, too, is judged by the new value, which takes the place of the old
+        one. A row without the metric is not judged.
+        """
+        if self._stop.metric not in row:
+            return ""
+        epoch = int(row["epoch"])
+        self._take_in(trial, epoch, self._worth(row))
+        return self._halved(trial, epoch) if self._stop.method == "asha" else self._below_median(trial, epoch)
+
+    def diverged(self, trial: str) -> None:
+        """Take in that a trial has diverged: where it would have been judged next, it is the worst."""
+        epoch = max(self._curves[trial], default=0) + 1
+        if self._stop.method == "asha":
+            epoch = self._rung_from(epoch)
+        self._take_in(trial, epoch, -math.inf)
+
+    def _take_in(self, trial: str, epoch: int, value: float) -> None:
+        """Note a trial's value at an epoch, in place of the one that it has there already."""
+        curve = self._curves[trial]
+        earlier = curve.get(epoch)
+        if earlier == value:
+            return
+        changed = [at for at in self._means if at >= epoch or at > max(curve, default=-math.inf)]
+        before = {at: _mean(curve, at) for at in changed if _covers(curve, at)}
+        curve[epoch] = value
+        for at in changed:
+            if at in before:
+                _take_out(self._means[at], before[at])
+            if _covers(curve, at):
+                insort(self._means[at], _mean(curve, at))
+        if self._stop.method != "asha" or not self._is_rung(epoch):
+            return
+        reached = self._rungs[epoch]
+        if earlier is not None:
+            _take_out(reached, earlier)
+        insort(reached, value)
+
+    def _worth(self, row: Mapping[str, Any]) -> float:
+        value = row[self._stop.metric]
+        if value is None or not math.isfinite(value):
+            return -math.inf
+        return float(value if self._stop.mode == "max" else -value)
+
+    def _halved(self, trial: str, epoch: int) -> str:
+        """Asynchronous successive halving: Li et al. 2020, "A system for massively parallel hyperparameter tuning".
+
+        A trial that has come to a rung goes on if it is among the best 1/reduction of those that have come there so
+        far. That part is rounded down, as in the paper; but where it is no trial at all, the best one goes on, as
+        nobody waits here for others to come.
+        """
+        if not self._is_rung(epoch):
+            return ""
+        value, reached = self._curves[trial][epoch], self._rungs[epoch]
+        places = max(1, len(reached) // self._stop.reduction)
+        rank = len(reached) - bisect_right(reached, value) + 1
+        if rank <= places:
+            return ""
+        return f"asha: {rank} of the {len(reached)} that have reached epoch {epoch}, of which {places} go on"
+
+    def _is_rung(self, epoch: int) -> bool:
+        return self._rung_from(epoch) == epoch and epoch != self._stop.epochs
+
+    def _rung_from(self, epoch: int) -> int:
+        """The first rung at this epoch or after it."""
+        rung = self._stop.grace
+        while rung < epoch:
+            rung *= self._stop.reduction
+        return rung
+
+    def _below_median(self, trial: str, epoch: int) -> str:
+        """The median stopping rule: Golovin et al. 2017, "Google Vizier", section 3.2.2."""
+        if epoch < self._stop.grace or epoch == self._stop.epochs:
+            return ""
+        if epoch not in self._means:
+            so_far = (curve for curve in self._curves.values() if _covers(curve, epoch))
+            self._means[epoch] = sorted(_mean(curve, epoch) for curve in so_far)
+        curve, means = self._curves[trial], self._means[epoch]
+        others = len(means) - 1
+        if others < self._stop.least:
+            return ""
+        best = max(value for at, value in curve.items() if at <= epoch)
+        median = _median_without(means, _mean(curve, epoch))
+        if best >= median:
+            return ""
+        sign = 1 if self._stop.mode == "max" else -1
+        return (f"median: its best value by epoch {epoch}, {sign * best:.4g}, is worse than {sign * median:.4g}, the "
+                f"median of the means of {others} others")  # fmt: skip
+
+
+def _covers(curve: Mapping[int, float], epoch: int) -> bool:
+    """Whether a trial came as far, and had told a value by then."""
+    return bool(curve) and min(curve) <= epoch <= max(curve)
+
+
+def _mean(curve: Mapping[int, float], epoch: int) -> float:
+    """Of the values up to an epoch."""
+    return statistics.fmean(value for at, value in curve.items() if at <= epoch)
+
+
+def _take_out(ascending: list[float], value: float) -> None:
+    del ascending[bisect_left(ascending, value)]
+
+
+def _median_without(ascending: Sequence[float], one: float) -> float:
+    """The median of all values but `one`, which is one of them."""
+    place, count = bisect_left(ascending, one), len(ascending) - 1
+    low, high = ((middle + (middle >= place)) for middle in ((count - 1) // 2, count // 2))
+    return ascending[low] if low == high else (ascending[low] + ascending[high]) / 2

@@ -1,0 +1,167 @@
+"""What running all that is missing would ask for and cost: the rows of plan.csv."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainyard.config.config import EFFICIENT, Config, Scaling, split_scale
+from trainyard.planning.plan import Plan, plan_sweep
+from trainyard.planning.request import strategies
+from trainyard.utils.progress_bar import duration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A job that is missing, or for comparison, other ways to run a sweep. Seconds are those of training."""
+
+    job: str  # "sweep depth", "train width 1x2"
+    strategy: str = ""  # of a sweep: "packed" is what will be submitted; job_array, separate_jobs: in its place
+    basis: str = ""  # what the prediction rests on
+    pending: int | None = None
+    total: int | None = None
+    jobs: int = 1
+    nodes: int = 1
+    gpus: int = 0  # of a job
+    walltime_minutes: float | None = None  # of a job; None where nobody is asked
+    predicted_seconds: float | None = None
+    predicted_low_seconds: float | None = None
+    predicted_high_seconds: float | None = None
+    asked_gpu_hours: float | None = None
+    predicted_gpu_hours: float | None = None
+    predicted_cost: float | None = None
+    wasted_fraction: float | None = None  # of what is asked for
+
+    @property
+    def is_submitted(self) -> bool:
+        """Whether this is what will be run, and no comparison."""
+        return self.strategy in ("", "packed")
+
+
+def rows(
+    config: Config, results: Path, *, runtime_minutes: float | None = None, limit_minutes: float = math.inf
+) -> Iterator[Row]:
+    """A row per job that is missing in `results`, and for each sweep two more, of what it is compared with.
+
+    `runtime_minutes` is the walltime of jobs that choose none, None where nobody is asked for any.
+    """
+    for name in config.datasets:
+        if not (results / "data" / name / "meta.json").exists():
+            yield Row(job=f"stage {name}", walltime_minutes=runtime_minutes)
+    for name in config.sweeps:
+        plan = plan_sweep(config, name, results, limit_minutes=limit_minutes)
+        if plan.pending:
+            yield from _sweep(plan, asked=runtime_minutes is not None)
+    for name, study in config.scaling.items():
+        for scale in study.scales:
+            for run in study.runs(scale):
+                if not (results / "scaling" / name / run / "summary.json").exists():
+                    yield scale_row(config, name, run, results, runtime_minutes=runtime_minutes)
+    for name in config.trees:
+        if not (results / "trees" / name / "trees.csv").exists():
+            yield Row(job=f"trees {name}", walltime_minutes=runtime_minutes)
+
+
+def _sweep(plan: Plan, *, asked: bool) -> Iterator[Row]:
+    low, high = plan.predicted_range or (None, None)
+    others = {each.strategy: each for each in strategies(plan)}
+    packed = others.pop("packed", None)
+    yield Row(
+        job=f"sweep {plan.name}",
+        strategy="packed",
+        basis=_basis(plan),
+        pending=len(plan.pending),
+        total=len(plan.trials),
+        jobs=plan.jobs,
+        nodes=plan.slots.nodes,
+        gpus=plan.slots.gpus,
+        walltime_minutes=plan.walltime_minutes if asked else None,
+        predicted_seconds=plan.predicted_seconds,
+        predicted_low_seconds=low,
+        predicted_high_seconds=high,
+        asked_gpu_hours=plan.asked_gpu_hours if asked else None,
+        predicted_gpu_hours=plan.gpu_hours,
+        predicted_cost=_cost(plan.gpu_hours, plan.price),
+        wasted_fraction=packed.wasted_fraction if packed and asked else None,
+    )
+    for each in others.values():
+        used = (each.running_gpu_seconds + each.startup_gpu_seconds) / 3600
+        yield Row(
+            job=f"sweep {plan.name}",
+            strategy=each.strategy,
+            basis=_basis(plan),
+            pending=len(plan.pending),
+            total=len(plan.trials),
+            jobs=each.jobs,
+            gpus=round(each.gpus_per_job),
+            walltime_minutes=each.requested_seconds_per_job / 60,
+            predicted_seconds=each.makespan_seconds,
+            asked_gpu_hours=each.requested_gpu_seconds / 3600,
+            predicted_gpu_hours=used,
+            predicted_cost=_cost(used, plan.price),
+            wasted_fraction=each.wasted_fraction,
+        )
+
+
+def _basis(plan: Plan) -> str:
+    if plan.seconds:
+        return f"{plan.known} measured trials"
+    if plan.sweep.cost is not None:
+        return "no evidence; ordered by `cost`"
+    return "no evidence; ordered by FLOPs" if plan.work.keys() >= set(plan.pending) else "no evidence"
+
+
+def _cost(gpu_hours: float | None, price: float | None) -> float | None:
+    return None if gpu_hours is None or price is None else gpu_hours * price
+
+
+def scale_row(config: Config, name: str, run: str, results: Path, *, runtime_minutes: float | None) -> Row:
+    """A training of a scale; between ideal scaling from the nearest scale that was measured, and what does not pay."""
+    study, (nodes, per_node) = config.scaling[name], split_scale(run)
+    gpus, summary = nodes * per_node, _nearest(study, results / "scaling" / name, nodes * per_node)
+    ideal = high = None
+    if summary:
+        ratio = gpus / summary["gpus"] if study.mode == "strong" else 1.0
+        ideal = summary["train_seconds"] / ratio
+        high = ideal if gpus <= summary["gpus"] else ideal / EFFICIENT
+    hours = None if ideal is None else gpus * ideal / 3600
+    return Row(
+        job=f"train {name} {run}",
+        basis=_scaled_from(summary) if summary else "no evidence",
+        pending=1,
+        total=1,
+        nodes=nodes,
+        gpus=gpus,
+        walltime_minutes=runtime_minutes,
+        predicted_seconds=ideal,
+        predicted_low_seconds=ideal,
+        predicted_high_seconds=high,
+        asked_gpu_hours=None if runtime_minutes is None else gpus * runtime_minutes / 60,
+        predicted_gpu_hours=hours,
+        predicted_cost=_cost(hours, config.pricing.gpu_hour),
+    )
+
+
+def _scaled_from(summary: dict[str, Any]) -> str:
+    return f"ideal scaling from {summary['scale']}" + (", which ran on CPUs" if summary["device"] == "cpu" else "")
+
+
+def words(row: Row) -> str:
+    """What is predicted of a training, for `snakemake -n`."""
+    if row.predicted_seconds is None or row.predicted_gpu_hours is None:
+        return "the time is unknown until a scale has been trained"
+    most = row.predicted_high_seconds or row.predicted_seconds
+    between = f" (to {duration(most)}, if it pays)" if most > row.predicted_seconds else ""
+    cost = "" if row.predicted_cost is None else f" (costs {row.predicted_cost:.2f})"
+    return (f"predicted {duration(row.predicted_seconds)}{between} of training, by {row.basis}; "
+            f"{row.predicted_gpu_hours:.3g} GPU-hours{cost}")  # fmt: skip
+
+
+def _nearest(study: Scaling, folder: Path, gpus: int) -> dict[str, Any] | None:
+    """The summary of the largest measured scale that is no larger, or else of the smallest."""
+    paths = [folder / run / "summary.json" for scale in study.scales for run in study.runs(scale)]
+    known = sorted((json.loads(path.read_text()) for path in paths if path.exists()), key=lambda each: each["gpus"])
+    smaller = [each for each in known if each["gpus"] <= gpus]
+    return smaller[-1] if smaller else (known[0] if known else None)

@@ -1,0 +1,152 @@
+"""Searches: configurations drawn one by one, each from what the ones before it have come to (Optuna, ask and tell).
+
+The state of a search is in the journal: an event `suggested` for each configuration, and how the trials ended. The
+n-th is a function of the seed, of n, and of what is known of the others when it is drawn; so a search that was killed
+goes on with the same suggestions as one that was not, if its trials end in the same order.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from trainyard.config.sweep import Draw, Search, Sweep
+from trainyard.config.trials import RESULT_VERSION, Trial, expand, in_table, make_trial
+from trainyard.planning.journal import RESULTS, Attempt, Event
+from trainyard.utils.files import digest_of
+
+if TYPE_CHECKING:  # it takes a second to import: only where there is something to draw
+    import optuna
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A configuration that was drawn."""
+
+    trial: Trial
+    name: str  # the trial's identity
+    params: dict[str, Any]  # as Optuna drew them: of lists, the index
+    attrs: dict[str, Any]  # what its sampler wants to remember
+
+
+def search_key(sweep: Sweep, dataset_digest: str) -> str:
+    """Which search a suggestion belongs to: another one begins where something changes but the number of trials."""
+    if sweep.search is None:
+        return ""
+    search = sweep.search.model_dump(mode="json", exclude={"trials"})
+    # To train single trials again changes nothing of what was drawn.
+    retrain = sweep.retrain if isinstance(sweep.retrain, int) else sweep.retrain.get("all", 0)
+    return digest_of([search, sweep.spec_content, dataset_digest, RESULT_VERSION, retrain], length=10)
+
+
+def suggestions(events: Sequence[Event], sweep: Sweep, dataset_digest: str, key: str) -> list[Suggestion]:
+    """What a search has drawn so far, in order."""
+    found = []
+    for event in events:
+        if event["event"] == "suggested" and event["search"] == key and sweep.search:
+            trial = make_trial(sweep, event["values"])
+            found.append(Suggestion(trial, trial.identity(dataset_digest), event["params"], event["attrs"]))
+    return found[: sweep.search.trials] if sweep.search else []
+
+
+def still_to_draw(sweep: Sweep, drawn: int) -> dict[str, Trial]:
+    """A place for each configuration that a search will draw, so that plans count them."""
+    if sweep.search is None:
+        return {}
+    trial = Trial(expand(sweep).examples[0].spec, {})
+    return {f"{_PLACE}{number + 1}": trial for number in range(drawn, sweep.search.trials)}
+
+
+_PLACE: Final = "draw-"
+
+
+def is_place(name: str) -> bool:
+    """Whether it stands for a configuration that is still to be drawn."""
+    return name.startswith(_PLACE)
+
+
+def draw(
+    search: Search, drawn: Sequence[Suggestion], ends: Mapping[str, Attempt]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The next configuration: (values, params, attrs), from those before it and from how their trials ended, by name.
+
+    Trials that were stopped early count with the value that they had come to, those that diverged as worse than all
+    others, those that failed do not count, and those that run are known to run.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(
+        sampler=_sampler(search, number=len(drawn)), direction="maximize" if search.mode == "max" else "minimize"
+    )
+    distributions = {key: _distribution(choice) for key, choice in search.values.items()}
+    bad = _worse_than_all(search, ends.values())
+    study.add_trials([_as_known(each, ends.get(each.name), search, distributions, bad=bad) for each in drawn])
+    asked = study.ask(distributions)
+    attrs = dict(study.get_trials(deepcopy=False)[-1].system_attrs)
+    values = {key: _value(choice, asked.params[key]) for key, choice in search.values.items()}
+    return values, dict(asked.params), attrs
+
+
+def _as_known(
+    each: Suggestion, end: Attempt | None, search: Search, distributions: dict[str, Any], *, bad: float
+) -> "optuna.trial.FrozenTrial":
+    import optuna
+    from optuna.trial import TrialState
+
+    state, value, curve = TrialState.RUNNING, None, dict[int, float]()
+    if end is not None:
+        value = end.metrics.get(search.metric)
+        usable = value is not None and math.isfinite(value)
+        state = {"finished": TrialState.COMPLETE, "stopped": TrialState.PRUNED}.get(end.outcome, TrialState.FAIL)
+        curve = {row["epoch"]: row[search.metric] for row in end.epochs if row.get(search.metric) is not None}
+        if end.outcome == "diverged":  # TPE ranks last what was pruned without values; CMA-ES sees whole trials only
+            state, value = (TrialState.COMPLETE, bad) if search.method == "cmaes" else (TrialState.PRUNED, None)
+            curve = {}
+        elif not usable:
+            state, value = TrialState.FAIL, None
+    return optuna.trial.create_trial(
+        state=state,
+        value=value,
+        params=each.params,
+        distributions=distributions,
+        system_attrs=each.attrs,
+        intermediate_values=curve,
+    )
+
+
+def _worse_than_all(search: Search, ends: Iterable[Attempt]) -> float:
+    """A value that is clearly worse than those of all trials so far."""
+    told = [end.metrics.get(search.metric) for end in ends if end.outcome in RESULTS]
+    values = [value for value in told if value is not None and math.isfinite(value)] or [0.0]
+    spread = (max(values) - min(values)) or abs(values[0]) or 1.0
+    return min(values) - spread if search.mode == "max" else max(values) + spread
+
+
+def _sampler(search: Search, *, number: int) -> "optuna.samplers.BaseSampler":
+    import warnings
+
+    import optuna
+
+    seed = int(digest_of([search.seed, number], length=8), 16) % 2**31
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        if search.method == "tpe":  # `constant_liar`: not twice what runs at the same time
+            return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        if search.method == "cmaes":
+            return optuna.samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
+        return optuna.samplers.RandomSampler(seed=seed)
+
+
+def _distribution(choice: Draw) -> "optuna.distributions.BaseDistribution":
+    from optuna import distributions
+
+    if isinstance(choice, list):
+        return distributions.CategoricalDistribution(range(len(choice)))
+    if choice.integer:
+        return distributions.IntDistribution(math.ceil(choice.low), math.floor(choice.high), log=choice.log)
+    return distributions.FloatDistribution(choice.low, choice.high, log=choice.log)
+
+
+def _value(choice: Draw, param: Any) -> Any:
+    return choice[param] if isinstance(choice, list) else in_table(param, choice)

@@ -1,0 +1,106 @@
+"""What the same trials cost as separate jobs, as a job array, and packed into one job: the columns of strategies.csv.
+
+"Requested" is what a scheduler is asked for: it decides how long one waits in the queue, and keeps others out. "Wasted"
+is the part of it in which no trial ran that came to a result: programs that start, attempts that failed, slots with
+nothing to do, and walltime that was not needed. It means the same for every strategy. Those that were not run are
+worked out from the durations of the trials, on a cluster that has room for all jobs at once. Each of their jobs starts
+a program of its own, which takes as long as the process of a slot took to start.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainyard.planning.schedule import lower_bound
+
+
+@dataclass(frozen=True)
+class Request:
+    """A job that was asked for, or would be."""
+
+    seconds: float  # of walltime
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A row of strategies.csv; seconds, and GPUs times seconds."""
+
+    strategy: str
+    requested_seconds_per_job: float  # the mean, where they differ
+    jobs: int
+    requested_job_seconds: float
+    gpus_per_job: float  # the mean, where they differ
+    gpus_total: int  # held at the same time, at most
+    requested_gpu_seconds: float  # start-ups included, as in all that is requested
+    running_gpu_seconds: float  # in which trials ran that came to a result, as they have measured it (`seconds`)
+    wasted_gpu_seconds: float  # requested, less running
+    wasted_fraction: float
+    makespan_seconds: float  # from the start of the first trial to the end of the last
+    makespan_lower_bound_seconds: float  # on as many slots
+    startup_gpu_seconds: float  # in which programs start, once per job or slot: a part of what is wasted
+    basis: str
+
+
+def separate_jobs(durations: Sequence[float], *, gpus_per_trial: float, startup: float, basis: str) -> Strategy:
+    """Each trial a job that asks for exactly the time it takes, at best: who knows it beforehand?
+
+    `startup` are the seconds in which a program starts, up to its first step: each job asks for them, too.
+    """
+    return _side_by_side("separate_jobs", durations, durations, gpus_per_trial, startup, basis)
+
+
+def job_array(durations: Sequence[float], *, gpus_per_trial: float, startup: float, basis: str) -> Strategy:
+    """Each trial a task of one array, whose one walltime must be the longest trial's."""
+    longest = [max(durations, default=0.0)] * len(durations)
+    return _side_by_side("job_array", longest, durations, gpus_per_trial, startup, basis)
+
+
+def _side_by_side(
+    name: str, longest: Sequence[float], durations: Sequence[float], share: float, startup: float, basis: str
+) -> Strategy:
+    gpus = max(1, math.ceil(share))  # Slurm hands out whole GPUs
+    return strategy(
+        name,
+        [Request(startup + seconds, gpus) for seconds in longest],
+        durations,
+        running_gpu_seconds=sum(durations) * share,
+        gpus_total=gpus * len(durations),
+        slots=max(1, len(durations)),
+        makespan=max(durations, default=0.0),
+        startup_gpu_seconds=startup * gpus * len(durations),
+        basis=basis,
+    )
+
+
+def strategy(
+    name: str,
+    requests: Sequence[Request],
+    durations: Sequence[float],
+    *,
+    running_gpu_seconds: float,
+    gpus_total: int,
+    slots: int,
+    makespan: float,
+    startup_gpu_seconds: float,
+    basis: str,
+) -> Strategy:
+    """The row of trials that take `durations`, run side by side on `slots` slots, in the jobs that are requested."""
+    job_seconds = sum(each.seconds for each in requests)
+    gpu_seconds = sum(each.seconds * each.gpus for each in requests)
+    return Strategy(
+        strategy=name,
+        requested_seconds_per_job=job_seconds / max(1, len(requests)),
+        jobs=len(requests),
+        requested_job_seconds=job_seconds,
+        gpus_per_job=sum(each.gpus for each in requests) / max(1, len(requests)),
+        gpus_total=gpus_total,
+        requested_gpu_seconds=gpu_seconds,
+        running_gpu_seconds=running_gpu_seconds,
+        wasted_gpu_seconds=gpu_seconds - running_gpu_seconds,
+        wasted_fraction=(gpu_seconds - running_gpu_seconds) / gpu_seconds if gpu_seconds else 0.0,
+        makespan_seconds=makespan,
+        makespan_lower_bound_seconds=lower_bound(durations, slots),
+        startup_gpu_seconds=startup_gpu_seconds,
+        basis=basis,
+    )

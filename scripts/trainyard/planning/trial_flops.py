@@ -1,0 +1,68 @@
+"""What trials cost before any has run: FLOPs, counted on their models without a GPU and without computing anything."""
+
+import logging
+import math
+import time
+from typing import Final
+
+from trainyard.config.train import Train
+from trainyard.data.staged import Staged
+from trainyard.planning.duration_model import predict
+from trainyard.planning.plan import Plan
+from trainyard.utils.files import digest_of
+
+FORWARD: Final = 1 / 3  # of a forward and a backward pass
+COUNTED: Final = 24  # models at most; from those, the others are worked out
+log = logging.getLogger(__name__)
+
+
+def is_needed(plan: Plan, slots: int = 1) -> bool:
+    """Whether nothing else says which trial takes longest: no evidence, no `cost`, and not counted before.
+
+    With at least as many slots as trials, nobody has to know.
+    """
+    unknown = plan.sweep.trains and any(name not in plan.work for name in plan.pending)
+    return unknown and not plan.seconds and plan.sweep.cost is None and len(plan.pending) > slots
+
+
+def count_work(plan: Plan, staged: Staged, *, own: bool = True, seconds: float = math.inf) -> dict[str, float]:
+    """FLOPs of each pending trial for an image that it trains on, times its epochs; empty if they cannot be counted.
+
+    Each model is counted once. Where all trials have the same, only their epochs matter, and 1 stands for it. A user's
+    `own` models are built only if that is allowed: their code may do anything. It is given up after so many `seconds`.
+    """
+    shape, classes = staged.meta["shape"], len(staged.meta["classes"])
+    specs = {name: spec for name in plan.pending if isinstance(spec := plan.trials[name].spec, Train)}
+    examples = {_model_key(spec): name for name, spec in specs.items()}
+    if not own and len(examples) > 1 and any(":" in specs[name].model for name in examples.values()):
+        return {}
+    counted, end = dict[str, float](), time.monotonic() + seconds
+    for key in _spread(list(examples)):
+        flops = _flops(specs[examples[key]], shape, classes) if len(examples) > 1 else 1
+        if flops is None or time.monotonic() > end:
+            return {}
+        counted[key] = flops
+    others = [key for key in examples if key not in counted]
+    example = {key: plan.trials[name] for key, name in examples.items()}
+    guess = predict([example[key] for key in others], [(example[key], flops) for key, flops in counted.items()])
+    if others and guess:
+        counted |= dict(zip(others, guess.seconds.tolist(), strict=True))
+    log.info("sweep %s: FLOPs of %d models, before any has run", plan.name, len(examples))
+    return {name: counted[_model_key(spec)] * spec.epochs for name, spec in specs.items()}
+
+
+def _flops(spec: Train, shape: tuple[int, int, int], classes: int) -> float | None:
+    from trainyard.training.flops import forward_flops  # torch: only where models differ
+
+    flops = forward_flops(spec, shape=shape, classes=classes)
+    return None if flops is None else flops / FORWARD
+
+
+def _spread(keys: list[str]) -> list[str]:
+    """At most so many of them, evenly spread, the first and the last among them."""
+    count = min(COUNTED, len(keys))
+    return [keys[round(index * (len(keys) - 1) / max(1, count - 1))] for index in range(count)]
+
+
+def _model_key(spec: Train) -> str:
+    return digest_of([spec.model, spec.model_args, spec.small_images])

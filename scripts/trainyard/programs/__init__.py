@@ -1,0 +1,1 @@
+"""Programs and functions that users bring, run as a trial."""

@@ -1,0 +1,1 @@
+"""Launching the scales of a scaling study, and judging them."""

@@ -1,0 +1,132 @@
+"""The lines that start a training on every GPU of a job: Trainyard's own, or a user's script by the launcher it has."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from trainyard.cluster.slurm import Allocation
+from trainyard.config.config import split_scale
+from trainyard.utils.errors import UserError
+
+SCRIPTS: Final = Path(__file__).parents[2]
+TRAIN: Final = SCRIPTS / "train.py"
+AGENT: Final = SCRIPTS / "agent.py"  # torchrun
+WATCH: Final = SCRIPTS / "watch.py"
+NODE_RANK: Final = "{node_rank}"  # filled in on each node
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the ranks of a training meet."""
+
+    host: str
+    port: int
+    name: str = "trainyard"
+
+
+def training_line(scale: str, options: Sequence[str], *, log_dir: str, allocation: Allocation | None) -> list[str]:
+    """What starts all ranks of a scale, each running train.py with these options.
+
+    Raises:
+        UserError: a scale of several nodes outside of a Slurm job, or in one with another number of nodes.
+    """
+    nodes, gpus = split_scale(scale)
+    torchrun = [sys.executable, str(AGENT), "--nproc-per-node", str(gpus), "--log-dir", log_dir]
+    program = [str(TRAIN), "--scale", scale, *options]
+    given = checked(scale, allocation)
+    if given is None:
+        return [*torchrun, "--standalone", *program]
+    srun = ["srun", "--nodes", str(nodes), "--ntasks", str(nodes), "--ntasks-per-node", "1", "--kill-on-bad-exit=1"]
+    return [*srun, *torchrun, "--nnodes", str(nodes), *_rendezvous(meeting_of(given)), *program]
+
+
+def checked(scale: str, allocation: Allocation | None) -> Allocation | None:
+    """The allocation for a scale of several nodes; None for one node, which can do without.
+
+    Raises:
+        UserError: there is none, or it has another number of nodes.
+    """
+    nodes = split_scale(scale)[0]
+    if nodes == 1:
+        return None
+    if allocation is None or len(allocation.nodes) != nodes:
+        held = "this is not a Slurm job" if allocation is None else f"the job has {len(allocation.nodes)}"
+        raise UserError(
+            f"scale {scale} needs {nodes} nodes, but {held}: run it with `snakemake --profile profiles/slurm`"
+        )
+    return allocation
+
+
+def meeting_of(allocation: Allocation) -> Meeting:
+    """A job's first node, at a port of 20000 to 29999 that other jobs there do not use.
+
+    Jobs that run at the same time have neighbouring numbers, so their ports differ; Linux gives ports from 32768 on
+    to outgoing connections, so none of those is in the way.
+    """
+    return Meeting(allocation.nodes[0], 20000 + int(allocation.job) % 10000, allocation.job)
+
+
+def _rendezvous(meeting: Meeting) -> list[str]:
+    return ["--rdzv-backend", "c10d", "--rdzv-id", meeting.name, "--rdzv-endpoint", f"{meeting.host}:{meeting.port}"]
+
+
+def script_line(
+    scale: str,
+    words: Sequence[str],
+    *,
+    launcher: Literal["torchrun", "accelerate", "deepspeed", "srun"],
+    launcher_options: Sequence[str] = (),
+    python: str,
+    meeting: Meeting,
+    watching: Sequence[str],
+    hostfile: Path,
+    cpus_per_gpu: int,
+    in_slurm: bool,
+) -> list[str]:
+    """What starts a user's script on all GPUs of a scale: once per node watch.py, below it the launcher.
+
+    `watching` are watch.py's options. With `srun` it is watch.py once per GPU, and below it the script itself.
+
+    Raises:
+        UserError: `srun` outside of a Slurm job.
+    """
+    nodes, gpus = split_scale(scale)
+    watch = [sys.executable, str(WATCH), *watching]
+    if launcher == "srun":
+        if not in_slurm:
+            raise UserError("launcher: srun starts a script in a Slurm job; here, take torchrun")
+        meet = ["--meet", f"{meeting.host}:{meeting.port}"]
+        srun = _srun(nodes, nodes * gpus, cpus=cpus_per_gpu)
+        return [*srun, *launcher_options, *watch, *meet, "--", python, *words]
+    module, options = {
+        "torchrun": ("torch.distributed.run", _torchrun(nodes, gpus, meeting)),
+        "accelerate": ("accelerate.commands.launch", _accelerate(nodes, gpus, meeting)),
+        "deepspeed": ("deepspeed.launcher.runner", _deepspeed(meeting, hostfile)),
+    }[launcher]
+    each = [*watch, "--", python, "-m", module, *options, *launcher_options, *words]
+    return [*_srun(nodes, nodes, cpus=cpus_per_gpu * gpus), *each] if nodes > 1 else each
+
+
+def _srun(nodes: int, tasks: int, *, cpus: int) -> list[str]:
+    counts = ["--nodes", str(nodes), "--ntasks", str(tasks), "--ntasks-per-node", str(tasks // nodes)]
+    # --overlap: a job of one node holds its CPUs in a step already, in which this runs.
+    return ["srun", "--overlap", *counts, "--cpus-per-task", str(cpus), "--cpu-bind=none", "--kill-on-bad-exit=1"]
+
+
+def _torchrun(nodes: int, gpus: int, meeting: Meeting) -> list[str]:
+    where = ["--standalone"] if nodes == 1 else ["--nnodes", str(nodes), *_rendezvous(meeting)]
+    return ["--nproc-per-node", str(gpus), *where]
+
+
+def _accelerate(nodes: int, gpus: int, meeting: Meeting) -> list[str]:
+    count = ["--num_machines", str(nodes), "--num_processes", str(nodes * gpus), "--machine_rank", NODE_RANK]
+    where = ["--main_process_ip", meeting.host, "--main_process_port", str(meeting.port)]
+    several = ["--multi_gpu"] if nodes * gpus > 1 else []
+    return [*several, *count, *where, "--mixed_precision", "no", "--dynamo_backend", "no"]
+
+
+def _deepspeed(meeting: Meeting, hostfile: Path) -> list[str]:
+    where = ["--master_addr", meeting.host, "--master_port", str(meeting.port)]
+    return ["--hostfile", str(hostfile), "--no_ssh", "--node_rank", NODE_RANK, *where]

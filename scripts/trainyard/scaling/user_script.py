@@ -1,0 +1,281 @@
+"""A user's own distributed script as the training of a scale: launched, timed, watched, and heard for its metrics."""
+
+import json
+import logging
+import math
+import os
+import queue
+import signal
+import socket
+import statistics
+import sys
+import threading
+import time
+from contextlib import suppress
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from trainyard.cluster import slurm
+from trainyard.config.config import Scaling, repeat_of, split_scale
+from trainyard.config.user_programs import heard_by, lookup, resuming, words_of
+from trainyard.planning.journal import add_row
+from trainyard.planning.plan import dataset_digest
+from trainyard.programs.command import Kept, cannot_be_started, resumable
+from trainyard.programs.metrics import UNREADABLE_REMEDY, Lines, Reported, Row, read_again, untold
+from trainyard.programs.process import Claim, Guard, Process, claim
+from trainyard.scaling.launchers import Meeting, checked, meeting_of, script_line
+from trainyard.utils.errors import UserError
+from trainyard.utils.files import digest_of, lock, write_json
+
+LOOK_SECONDS: Final = 1.0
+# What a script may tell, under the names that the tables have for it; other metrics are in history.csv only.
+LAST: Final = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "global_batch")
+MEDIANS: Final = ("images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction", "exposed_comm_fraction")
+OF_THE_END: Final = ("train_seconds", "device", "job", "node", "node_names", "gpu_model")
+log = logging.getLogger(__name__)
+
+
+class Script:
+    """One run of a study's script at one scale."""
+
+    def __init__(self, study: Scaling, run: str, folder: Path) -> None:
+        self._study, self._run, self._folder = study, run, folder / run
+        self._nodes, self._gpus = split_scale(run)
+        what = study.model_dump(mode="json", include={"launcher", "python", "args", "retrain"}) | {
+            "script": study.program
+        }
+        self._out = (self._folder / "out" / digest_of(what, length=10)).absolute()  # another one begins anew
+        self._rows: list[dict[str, Any]] = []
+
+    def run(self, results: Path) -> int:
+        """Run it to its end, and write what it came to. One that did its work is not run again for other `metrics`.
+
+        Raises:
+            UserError: it cannot be started, it failed, or it told no metrics though it is said where it does.
+        """
+        self._out.mkdir(parents=True, exist_ok=True)
+        with lock(self._folder / ".lock"):
+            end = self.kept(results)
+            if end is None:
+                end, untold = self._launch(results), self._untold
+            else:
+                log.info("the script is not run again: what it has left is read anew")
+                untold = self._read_again(end)
+            end |= {"heard": heard_by(self._study.metrics), "told": not untold}
+            write_json(self._out / "ended.json", end)
+            if untold:
+                raise UserError(f"{self._run}: {untold}; see {self._output}. {UNREADABLE_REMEDY}")
+            self._write(end)
+        return 0
+
+    @cached_property
+    def _given(self) -> slurm.Allocation | None:
+        return slurm.allocation()
+
+    @property
+    def _output(self) -> Path:
+        return self._out / "output.log"
+
+    def kept(self, results: Path) -> dict[str, Any] | None:
+        """How a run ended of which all is as it would be now, but for the `metrics` that it was heard by."""
+        try:
+            end: dict[str, Any] = json.loads((self._out / "ended.json").read_text())
+        except FileNotFoundError:
+            return None
+        to_read = end["heard"] != heard_by(self._study.metrics) or not end["told"]
+        return end if to_read and end["what"] == self._what(results) and self._output.exists() else None
+
+    def _what(self, results: Path) -> str:
+        """Changes with what changes the result, beside what has a folder of its own."""
+        return digest_of([self._study.launcher_options, self._study.mode, dataset_digest(results, self._study)])
+
+    def _launch(self, results: Path) -> dict[str, Any]:
+        """Run the script, and tell how it ended: what is not known later."""
+        from trainyard.training.telemetry import gpu_name  # it takes torch
+
+        (self._out / "ended.json").unlink(missing_ok=True)
+        began = time.time()
+        with claim(self._out, what=f"scale {self._run}", grace_seconds=self._study.grace_seconds) as claimed:
+            self._run_from_checkpoint(results, claimed)
+        times = [began, *(row.pop("_time") for row in self._rows)]
+        return {
+            "what": self._what(results),
+            "train_seconds": time.time() - began,  # from the launch to the end
+            "row_seconds": [later - earlier for earlier, later in pairwise(times)],
+            "device": gpu_name(self._folder / "telemetry") or "cpu",
+            "job": slurm.job_id(),
+            "node": slurm.node_name(),
+            "node_names": list(self._given.nodes) if self._given else [slurm.node_name()],
+            "gpu_model": self._given.gpu_model if self._given else "",
+        }
+
+    def _read_again(self, end: dict[str, Any]) -> str:
+        """Take in what the script told, from what it has left; why, if that is nothing."""
+        reading = read_again(self._study.metrics, self._out, self._output, seconds=end["train_seconds"])
+        self._rows = [dict(row) for row in reading.rows]
+        if len(self._rows) != len(end["row_seconds"]):  # it is not known when these were told
+            end["row_seconds"] = [None] * len(self._rows)
+        if reading.warning:
+            log.warning("%s", reading.warning)
+        return reading.untold
+
+    def _run_from_checkpoint(self, results: Path, claimed: Claim) -> None:
+        """Run the script from what an earlier run has left, but not from what that has failed to resume from."""
+        bad = self._bad_checkpoints()
+        kept = resumable(self._out, self._study.checkpoint, bad=bad)
+        line = self._line(results, self._out / kept.name if kept else None)
+        log.info("launching: %s", " ".join(line))
+        code, told = self._follow(line, claimed, goes_on=kept is not None)
+        if told:
+            raise UserError(f"{told}: the same command continues from what the script has kept")
+        if code and kept:
+            write_json(self._bad, [*bad, kept])
+        if code:
+            raise UserError(f"the script ended with exit code {code}; what it said is above")
+
+    @property
+    def _bad(self) -> Path:
+        return self._out / "bad-checkpoints.json"
+
+    def _bad_checkpoints(self) -> list[Kept]:
+        """Checkpoints that the script has failed to go on from."""
+        return [Kept(*each) for each in json.loads(self._bad.read_text())] if self._bad.exists() else []
+
+    def _line(self, results: Path, left: Path | None) -> list[str]:
+        study = self._study
+        dataset = str((results / "data" / study.dataset).absolute()) if study.dataset else ""
+        own = {
+            "out_dir": str(self._out),
+            "resume_from": str(left or ""),
+            "nodes": self._nodes,
+            "gpus": self._nodes * self._gpus,
+            "gpus_per_node": self._gpus,
+            "cpus_per_gpu": study.cpus_per_gpu,
+            "dataset": dataset,
+            "seed": repeat_of(self._run) - 1,
+        }
+        values = lookup(study.args, own)
+        assert study.script is not None
+        words = words_of(resuming(study.script, study.resume if left else None, study.args), values)
+        if words[0] in ("python", "python3"):  # the launcher starts it
+            del words[0]
+        watching = ["--folder", str(self._folder / "telemetry"), "--seconds", f"{study.telemetry_seconds:g}"]
+        watching += ["--threads", str(study.cpus_per_gpu), *([] if left else ["--anew"])]
+        given = checked(self._run, self._given)
+        return script_line(
+            self._run,
+            words,
+            launcher=study.launcher,
+            launcher_options=study.launcher_options,
+            python=study.python or sys.executable,
+            meeting=meeting_of(self._given) if self._given else Meeting("127.0.0.1", _free_port()),
+            watching=watching,
+            hostfile=self._hostfile(list(given.nodes) if given else [slurm.node_name()]),
+            cpus_per_gpu=study.cpus_per_gpu,
+            in_slurm=self._given is not None,
+        )
+
+    def _hostfile(self, nodes: list[str]) -> Path:
+        """Which nodes there are, as DeepSpeed reads it."""
+        path = self._folder / "hostfile"
+        path.write_text("".join(f"{node} slots={self._gpus}\n" for node in nodes))
+        return path
+
+    def _follow(self, line: list[str], claimed: Claim, *, goes_on: bool) -> tuple[int, str]:
+        """Run a line, say what it says, and keep the metrics that it tells; its exit code, and why it was ended."""
+        reported = Reported(self._study.metrics, self._out, goes_on=goes_on, judged=False)
+        grace = self._study.grace_seconds
+        try:
+            process = Guard().start(
+                line,
+                cwd=str(Path.cwd()),
+                environment=os.environ,
+                grace_seconds=grace,
+                claim=claimed,
+                log=self._output,
+            )
+        except OSError as error:
+            raise cannot_be_started(line[0], error) from None
+        signalled = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, frame: signalled.set())
+        told = ""
+        said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=_read, args=(process, said, self._output), daemon=True).start()
+        running = True
+        while running:
+            if not told and (told := self._must_end(signalled)):
+                threading.Thread(target=process.end, args=(grace,), daemon=True).start()
+            with suppress(queue.Empty):
+                text = said.get(timeout=LOOK_SECONDS)
+                running = text is not None
+                if text is not None:
+                    log.info("%s", text)
+                    reported.hear(text)
+            self._keep(reported.look(last=not running))
+            for warning in reported.warning().values():
+                log.warning("%s", warning)
+        self._untold = "" if reported.latest else reported.problem or untold(self._study.metrics)
+        return process.wait(), told
+
+    def _must_end(self, signalled: threading.Event) -> str:
+        """Why the script must end now, if it must."""
+        if signalled.is_set():
+            return "the script was told to end"
+        end = self._given.deadline - self._study.grace_seconds if self._given else math.inf
+        if self._study.checkpoint is not None and time.time() > end:  # else it gains nothing from an earlier end
+            return "the script was ended before the end of the walltime"
+        return ""
+
+    def _keep(self, rows: list[Row]) -> None:
+        for row in rows:
+            add_row(self._rows, {**row, "_time": time.time()})
+
+    def _write(self, end: dict[str, Any]) -> None:
+        """`history.csv` and `summary.json`. Of a metric that was not told, nothing is known."""
+        from trainyard.report.tables import write_rows  # pandas: a second
+        from trainyard.training.telemetry import gpu_memory, measured
+
+        seconds = end["train_seconds"]
+        rows = [{**row, "seconds": row.get("seconds", took)}
+                for row, took in zip(self._rows, end["row_seconds"], strict=True)]  # fmt: skip
+        told = {name: [row[name] for row in rows if row.get(name) is not None] for name in (*LAST, *MEDIANS)}
+        if not told["images_per_second"]:
+            log.warning("no `images_per_second` was told: what more GPUs bring is known from the time only")
+        write_rows(rows or [{"epoch": 1, "seconds": seconds}], self._folder / "history.csv")
+        summary = {
+            "scale": self._run.partition("/")[0],
+            "repeat": repeat_of(self._run),
+            "nodes": self._nodes,
+            "gpus": self._nodes * self._gpus,
+            "launcher": self._study.launcher,
+            "epochs": len(rows),
+            **{name: told[name][-1] if told[name] else None for name in LAST},
+            **{name: statistics.median(told[name]) if told[name] else None for name in MEDIANS},
+            **{name: end[name] for name in OF_THE_END},
+        }
+        memory = gpu_memory(self._folder / "telemetry")
+        write_json(self._folder / "summary.json", summary | measured(self._folder / "telemetry", memory))
+        log.info("the script ran %.1f s and told %d rows of metrics", seconds, len(rows))
+
+
+def _read(process: Process, said: "queue.SimpleQueue[str | None]", output: Path) -> None:
+    """Keep what a process says, and hand it on line by line; None at its end."""
+    lines = Lines()
+    with open(output, "wb") as kept:
+        while chunk := os.read(process.stdout.fileno(), 65536):
+            kept.write(chunk)
+            kept.flush()
+            for line in lines.feed(chunk):
+                said.put(line)
+    for line in lines.feed(b"", last=True):
+        said.put(line)
+    said.put(None)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

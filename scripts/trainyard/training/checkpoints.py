@@ -1,0 +1,110 @@
+"""Checkpoints that can be trusted: written atomically, named after their content, verified before use."""
+
+import hashlib
+import io
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainyard.utils.errors import UserError
+from trainyard.utils.files import atomic_write, write_json
+
+KEEP = 2  # the newest, and the one before it in case the newest turns out damaged; the best one beside them
+_NAME = re.compile(r"epoch-(\d+)-step-(\d+)\.([0-9a-f]+)\.pt")
+log = logging.getLogger(__name__)
+
+
+class CheckpointStore:
+    """The checkpoints of one training in `folder`: `epoch-0003-step-000000.<digest>.pt`, and `spec.json` beside them.
+
+    `epoch` counts the epochs that were complete, `step` the steps taken since. `spec` is what the training's results
+    depend on: a checkpoint of another one is refused.
+    """
+
+    def __init__(self, folder: Path, spec: Mapping[str, Any] | None = None) -> None:
+        self.folder, self.spec = folder, dict(spec or {})
+
+    def save(self, state: dict[str, Any], *, epoch: int, step: int = 0, best_epoch: int | None = None) -> Path:
+        """Write a state, then drop all but the newest `KEEP` and that of the best epoch.
+
+        Raises:
+            UserError: it cannot be written; those before it are as they were.
+        """
+        buffer = io.BytesIO()
+        torch.save({"spec": self.spec, "state": state}, buffer)
+        content = buffer.getbuffer()
+        path = self.folder / f"epoch-{epoch:04d}-step-{step:06d}.{_digest(content)}.pt"
+        try:
+            if not (self.folder / "spec.json").exists():
+                write_json(self.folder / "spec.json", self.spec)
+            with atomic_write(path, "wb") as file:
+                file.write(content)
+        except OSError as error:
+            raise UserError(
+                f"the checkpoint of {len(content) / 2**20:.1f} MiB cannot be written to {self.folder} "
+                f"({error.strerror}): those before it are whole; make room and run again"
+            ) from error
+        newest_first = self._newest_first()
+        for old in newest_first[KEEP:]:
+            if _progress(old) != (best_epoch, 0):
+                old.unlink()
+        return path
+
+    def latest(self) -> dict[str, Any] | None:
+        """The newest state that is whole; a damaged one is passed over with a line that says so.
+
+        Raises:
+            UserError: it is of a training with another spec; the message names what differs.
+        """
+        for path in self._newest_first():
+            content = path.read_bytes()
+            if _digest(content) == path.name.split(".")[1]:
+                found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+                if differing := differences(found["spec"], self.spec):
+                    raise UserError(f"{path} is of another training, so nothing continues from it: {differing}")
+                state: dict[str, Any] = found["state"]
+                return state
+            log.warning("%s is damaged: its content does not match its digest; using the one before it", path)
+        return None
+
+    def others(self) -> Iterator[str]:
+        """For each training with another spec that has checkpoints beside this folder: its folder and what differs."""
+        for path in sorted(self.folder.parent.glob("*/spec.json")):
+            if path.parent != self.folder:
+                differing = differences(json.loads(path.read_text()), self.spec)
+                yield f"{path.parent} holds checkpoints of another training: {differing}"
+
+    def _newest_first(self) -> list[Path]:
+        return sorted(self.folder.glob("epoch-*.pt"), key=_progress, reverse=True)
+
+
+def _progress(path: Path) -> tuple[int, int]:
+    """Complete epochs and further steps of a checkpoint."""
+    found = _NAME.fullmatch(path.name)
+    return (int(found[1]), int(found[2])) if found else (-1, 0)
+
+
+def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """`lr is 0.1 there and 0.05 here, ...` for the keys that differ, dots reaching inside; "" if none does."""
+    flat = [dict(_flat(spec)) for spec in (theirs, ours)]
+    values = {key: [spec.get(key, "the default") for spec in flat] for key in dict.fromkeys([*flat[0], *flat[1]])}
+    differing = [(key, there, here) for key, (there, here) in values.items() if there != here]
+    return ", ".join(f"{key} is {there} there and {here} here" for key, there, here in differing)
+
+
+def _flat(spec: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in spec.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _digest(content: bytes | memoryview) -> str:
+    """A flipped byte loads silently through torch.load: only a digest tells."""
+    return hashlib.blake2b(content, digest_size=8).hexdigest()

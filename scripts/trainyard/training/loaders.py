@@ -1,0 +1,250 @@
+"""Feeding a training: staged images, or those that a user's own code makes, as batches on its device.
+
+Batches stay uint8 of shape (B, H, W, C) until they are on the device. `Resident` images are all there from the start,
+`Mapped` ones are read ahead from the memory-mapped file, `Loaded` ones come from a DataLoader's workers.
+"""
+
+import queue
+import threading
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainyard.config.config import Data
+from trainyard.data.python_factory import as_pixels, own_datasets
+from trainyard.data.staged import SPLITS, Staged
+
+Item = TypeVar("Item")
+RESIDENT_SHARE = 0.5  # of the memory that is free, at most, for images: the rest is the model's
+
+
+@dataclass(frozen=True)
+class Images:
+    """A batch on the training device."""
+
+    pixels: Tensor  # uint8 (B, H, W, C); or float32 (B, C, H, W), normalised, from a user's own code
+    labels: Tensor  # int64 (B,)
+    indices: Tensor  # int64 (B,), on the CPU: which images of the split these are
+
+
+class Split(Protocol):
+    """Training or validation images, in whatever way they reach the device."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    def batches(self, order: Iterable[Tensor]) -> Generator[Images, None, None]:
+        """A batch for each tensor of indices. To be closed if it is not used up."""
+
+
+@dataclass(frozen=True)
+class InputData:
+    """A dataset as a training sees it."""
+
+    train: Split
+    val: Split
+    mean: Tensor  # float32 (1, C, 1, 1), on the 0..255 scale
+    std: Tensor  # float32 (1, C, 1, 1)
+    classes: int
+    shape: tuple[int, int, int]  # height, width, channels
+
+    def normalised(self, pixels: Tensor, *, channels_last: bool) -> Tensor:
+        """A batch as the model takes it: float32 (B, C, H, W), of mean 0 and deviation 1 per channel."""
+        order = torch.channels_last if channels_last else torch.contiguous_format
+        if pixels.dtype != torch.uint8:
+            return pixels.contiguous(memory_format=order)
+        images = pixels.permute(0, 3, 1, 2).contiguous(memory_format=order)
+        return (images.float() - self.mean) / self.std
+
+
+def load(staged: Staged, device: torch.device, how: Data | None = None) -> InputData:
+    """Open a dataset for a training on `device`.
+
+    Raises:
+        DataError: it cannot be opened, or is a table.
+    """
+    how, meta = how or Data(), staged.meta
+    splits: list[Split]
+    if meta["kind"] == "python":
+        splits = [Loaded(dataset, device, how) for dataset in own_datasets(meta["source"])]
+    else:
+        splits = [_staged_split(staged, name, device, how) for name in SPLITS]
+    train, val = splits
+    mean, std = (torch.tensor(meta[name], device=device).view(1, -1, 1, 1) for name in ("mean", "std"))
+    height, width, channels = meta["shape"]
+    classes = len(meta["classes"])
+    return InputData(train=train, val=val, mean=mean, std=std, classes=classes, shape=(height, width, channels))
+
+
+def _staged_split(staged: Staged, name: str, device: torch.device, how: Data) -> Split:
+    split = staged.split(name)
+    fits = device.type != "cuda" or split.images.nbytes <= RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
+    if fits if how.on_device == "auto" else how.on_device:
+        return Resident(split.images, split.labels, device)
+    return Mapped(split.images, split.labels, device, ahead=how.prefetch)
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    """The same memory, which torch is not told to be read-only."""
+    with warnings.catch_warnings(action="ignore"):
+        return torch.from_numpy(array)
+
+
+class Resident:
+    """All images on the device: a batch is a gather there. On a CPU that is the mapped file itself, not a copy."""
+
+    def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.int64], device: torch.device) -> None:
+        self._images, self._labels = _tensor(images).to(device), _tensor(labels).to(device)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def batches(self, order: Iterable[Tensor]) -> Generator[Images, None, None]:
+        """See `Split`."""
+        for indices in order:
+            there = indices.to(self._labels.device, non_blocking=True)
+            yield Images(torch.index_select(self._images, 0, there), self._labels[there], indices)
+
+
+class Mapped:
+    """Images that do not fit the device: a thread gathers the next batches from the mapped file and sends them."""
+
+    def __init__(
+        self, images: NDArray[np.uint8], labels: NDArray[np.int64], device: torch.device, *, ahead: int
+    ) -> None:
+        self._images, self._labels = _tensor(images), _tensor(labels)
+        self._device, self._ahead = device, ahead
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def batches(self, order: Iterable[Tensor]) -> Generator[Images, None, None]:
+        """See `Split`."""
+        sender = _Sender(self._device)
+        with _ahead((sender.send(self._gathered(indices)) for indices in order), depth=self._ahead) as sent:
+            for item in sent:
+                yield sender.received(item)
+
+    def _gathered(self, indices: Tensor) -> Images:
+        return Images(torch.index_select(self._images, 0, indices), self._labels[indices], indices)
+
+
+class Loaded:
+    """Images that a user's own dataset makes one by one, in the workers of a DataLoader that live as long as this."""
+
+    def __init__(self, dataset: Any, device: torch.device, how: Data) -> None:
+        self._dataset, self._device = dataset, device
+        self._order = _Order()
+        self._loader = torch.utils.data.DataLoader(
+            _WithIndex(dataset),
+            batch_sampler=self._order,
+            num_workers=how.workers or max(1, torch.get_num_threads() - 1),
+            persistent_workers=True,
+            prefetch_factor=how.prefetch,
+            pin_memory=device.type == "cuda",
+        )
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def batches(self, order: Iterable[Tensor]) -> Generator[Images, None, None]:
+        """See `Split`."""
+        self._order.batches = [indices.tolist() for indices in order]
+        for pixels, labels, indices in self._loader:
+            there = {"device": self._device, "non_blocking": True}
+            yield Images(pixels.to(**there), labels.to(**there), indices)
+
+
+class _Order:
+    """A batch sampler that gives what it was last told: the DataLoader outlives an epoch, its order does not."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class _WithIndex(torch.utils.data.Dataset[tuple[Any, Any, int]]):
+    """The items of a dataset, each with its number, the images as tensors."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, index: int) -> tuple[Any, Any, int]:
+        image, label = self._dataset[index]
+        if not (isinstance(image, Tensor) and image.is_floating_point()):
+            image = torch.from_numpy(as_pixels(image, index))
+        return image, int(label), index
+
+
+class _Sender:
+    """Copies batches to a GPU from pinned memory on a stream of its own, beside what the GPU computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def send(self, batch: Images) -> tuple[Images, Any]:
+        """Begin the copy; says with what event it ends. For the thread that reads."""
+        if self._stream is None:
+            return batch, None
+        with torch.cuda.stream(self._stream):
+            parts = [part.pin_memory().to(self._device, non_blocking=True) for part in (batch.pixels, batch.labels)]
+            return Images(parts[0], parts[1], batch.indices), self._stream.record_event()
+
+    def received(self, item: tuple[Images, Any]) -> Images:
+        """The batch, which the GPU will wait for. For the thread that trains."""
+        batch, event = item
+        if event is not None:
+            computing = torch.cuda.current_stream(self._device)
+            computing.wait_event(event)
+            batch.pixels.record_stream(computing)
+            batch.labels.record_stream(computing)
+        return batch
+
+
+@contextmanager
+def _ahead(items: Iterator[Item], *, depth: int) -> Iterator[Iterator[Item]]:
+    """The same items, made up to `depth` ahead by a thread; what goes wrong there is raised here."""
+    ready: queue.Queue[Callable[[], Item] | None] = queue.Queue(depth)
+    stop = threading.Event()
+
+    def put(item: Callable[[], Item] | None) -> None:
+        while not stop.is_set():
+            try:
+                return ready.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+
+    def make() -> None:
+        try:
+            for item in items:
+                put(lambda item=item: item)  # type: ignore[misc]
+                if stop.is_set():
+                    return
+            put(None)
+        except BaseException as error:
+            put(lambda error=error: _raise(error))  # type: ignore[misc]
+
+    thread = threading.Thread(target=make, name="reading ahead", daemon=True)
+    thread.start()
+    try:
+        yield (item() for item in iter(ready.get, None))
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _raise(error: BaseException) -> Any:
+    raise error

@@ -1,0 +1,92 @@
+"""Models by name, each built for the images and classes of a dataset; further arguments are the config's."""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from trainyard.config.train import Train
+from trainyard.utils.errors import UserError
+from trainyard.utils.import_path import imported
+
+
+class ModelError(UserError):
+    """The model cannot be built; the message says which, why, and what is known."""
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions beside an identity (He et al. 2015). It starts as the identity: depth costs no learning."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
+        nn.init.zeros_(self.norm2.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(N, width, H, W) to the same shape."""
+        inner = torch.relu(self.norm1(self.conv1(images)))
+        return torch.relu(images + self.norm2(self.conv2(inner)))
+
+
+class ResNet(nn.Sequential):
+    """A 3x3 stem, `blocks` basic blocks of constant `width`, global average pooling and a linear layer."""
+
+    def __init__(self, *, channels: int, classes: int, blocks: int = 8, width: int = 32) -> None:
+        stem = [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+        head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)]
+        super().__init__(*stem, *[BasicBlock(width) for _ in range(blocks)], *head)
+
+
+class SmallConvNet(nn.Sequential):
+    """Two convolutions and two linear layers: the small network of many MNIST examples, for any image size."""
+
+    def __init__(self, *, channels: int, classes: int, width: int = 32) -> None:
+        super().__init__(
+            nn.Conv2d(channels, width, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 3, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveMaxPool2d(4),
+            nn.Flatten(),
+            nn.Linear(2 * width * 16, 128),
+            nn.ReLU(),
+            nn.Linear(128, classes),
+        )
+
+
+_OWN: dict[str, Callable[..., nn.Module]] = {"resnet": ResNet, "cnn": SmallConvNet}
+
+
+def is_known(name: str) -> bool:
+    """Whether a model is Trainyard's or torchvision's: these use all parameters in the same way in every step."""
+    return ":" not in name
+
+
+def build(spec: Train, *, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """The model of a training for images of `shape` (height, width, channels): float (N, C, H, W) to (N, classes).
+
+    Its name is one of Trainyard's own, of torchvision's, or a dotted path `package.module:function` that is called
+    with `channels`, `classes` and the arguments.
+
+    Raises:
+        ModelError: it is not known, cannot be imported, or does not take the arguments.
+    """
+    name, arguments = spec.model, spec.model_args
+    try:
+        if name in _OWN or ":" in name:
+            factory = _OWN.get(name) or cast(Callable[..., nn.Module], imported(name, what="model"))
+            return factory(channels=shape[2], classes=classes, **arguments)
+        from trainyard.training import torchvision_models  # takes seconds to import: only for those who use it
+
+        return torchvision_models.build(
+            name, shape=shape, classes=classes, arguments=arguments, small_images=spec.small_images
+        )
+    except KeyError:
+        known = f"use {', '.join(_OWN)}, a name of torchvision's, or a path package.module:function"
+        raise ModelError(f"model {name!r} is not known: {known}") from None
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"model {name!r} cannot be built with {arguments}: {error}") from error

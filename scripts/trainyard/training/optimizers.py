@@ -1,0 +1,48 @@
+"""Optimisers and learning-rate schedules."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from trainyard.config.train import Schedule, Train
+from trainyard.training import fast_start
+
+
+def build(spec: Train, model: nn.Module) -> Optimizer:
+    """The optimiser of a training; one kernel updates all parameters ("fused"), on GPUs and on CPUs."""
+    arguments: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay, "fused": True}
+    if spec.optimizer == "sgd":
+        arguments |= {"momentum": spec.momentum, "nesterov": spec.nesterov}
+    kind = {"sgd": SGD, "adam": Adam, "adamw": AdamW}[spec.optimizer]
+    parameters = list(model.parameters()) if spec.decay_all else _groups(model)
+    return fast_start.optimizer(kind)(parameters, **arguments)
+
+
+def _groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Two groups: what is decayed, and biases and the parameters of norms, all of one dimension, which are not."""
+    decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    spared = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+    return [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
+
+
+def lr_factor(schedule: Schedule, steps: int, epochs: int) -> Callable[[int], float]:
+    """The factor on the learning rate as a function of the step, counted from 0 over the whole training.
+
+    Cosine is that of Loshchilov and Hutter 2016 (without restarts), over the steps that the warm-up leaves.
+    """
+    total = steps * epochs
+    warmup = round(schedule.warmup_fraction * total)
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        if schedule.name == "step":
+            return float(schedule.gamma ** (step // steps // schedule.step_size))
+        if schedule.name == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+        return 1.0
+
+    return factor

@@ -1,0 +1,89 @@
+"""What a training came to: the files that its rule declares, derived from what is durable."""
+
+import logging
+import statistics
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainyard.cluster import slurm
+from trainyard.config.config import repeat_of, split_scale
+from trainyard.training.flops import utilisation, work_of
+from trainyard.training.step_timing import device_name, launch_time
+from trainyard.training.telemetry import gpu_memory, measured
+from trainyard.training.trainer import Training
+from trainyard.training.warmup import Probe
+from trainyard.utils.files import write_json
+
+log = logging.getLogger(__name__)
+
+
+def write_results(training: Training, probe: Probe | None, folder: Path, *, scale: str) -> None:
+    """Write `history.csv` and `summary.json` from the history, which is durable in the last checkpoint."""
+    from trainyard.report.tables import write_rows  # pandas takes a second to import: not before the first step
+
+    rows = [asdict(row) for row in training.history]
+    memory = gpu_memory(folder / "telemetry")
+    for each in memory:
+        log.info("%s%s", f"{each.node}: " if len({gpu.node for gpu in memory}) > 1 else "", each)
+    write_rows(rows, folder / "history.csv")
+    write_json(folder / "summary.json", _summary(training, probe, scale) | measured(folder / "telemetry", memory))
+    spent = training.checkpoint_seconds
+    total = sum(row.seconds for row in training.history) + spent
+    log.info("trained %d epochs in %.1f s, %.1f s of it for checkpoints", len(rows), total, spent)
+
+
+def _summary(training: Training, probe: Probe | None, scale: str) -> dict[str, Any]:
+    history, group = training.history, training.group
+    nodes, gpus_per_node = split_scale(scale)
+    last, given = asdict(history[-1]), slurm.allocation()
+    kept = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
+    medians = ("images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction")
+    return {
+        "scale": scale.partition("/")[0],
+        "repeat": repeat_of(scale),
+        "nodes": nodes,
+        "gpus": nodes * gpus_per_node,
+        "global_batch": training.batch.images,
+        "micro_batch": training.batch.micro,
+        "accumulation": training.batch.accumulation,
+        "precision": training.precision,
+        "epochs": len(history),
+        "best_epoch": training.state.best_epoch,
+        **{name: last[name] for name in kept},
+        **{name: statistics.median(asdict(row)[name] for row in history) for name in medians},
+        "gradient_mib": _gradient_mib(training),
+        "exposed_comm_fraction": probe.exposed_comm_fraction if probe else None,
+        "train_seconds": sum(row.seconds for row in history) + training.checkpoint_seconds,
+        "checkpoint_seconds": training.checkpoint_seconds,
+        "startup_seconds": training.first_step_time - launch_time() if training.first_step_time else None,
+        "warmup_seconds": probe.seconds if probe else None,
+        **_utilisation(training, statistics.median(row.images_per_second for row in history)),
+        "device": device_name(group.device),
+        "threads_per_rank": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "job": slurm.job_id(),
+        "node": slurm.node_name(),
+        "node_names": list(given.nodes) if given else [slurm.node_name()],
+        "gpu_model": given.gpu_model if given else "",
+    }
+
+
+def _gradient_mib(training: Training) -> float:
+    """What the ranks must reduce at each step."""
+    learned = (each for each in training.module.parameters() if each.requires_grad)
+    return sum(each.numel() * each.element_size() for each in learned) / 2**20
+
+
+def _utilisation(training: Training, images_per_second: float) -> dict[str, float | None]:
+    """How well GPUs were used; of CPUs nobody knows what they could do at best."""
+    group, data = training.group, training.data
+    work = None
+    if group.device.type == "cuda":
+        work = work_of(training.spec, shape=data.shape, classes=data.classes, precision=training.precision)
+    name = device_name(group.device)
+    return utilisation(
+        work, images_per_second=images_per_second, gpus=group.world_size, precision=training.precision, device_name=name
+    )

@@ -1,0 +1,312 @@
+"""The training loop: the only one, for a trial of a sweep and for a rank of a distributed training alike."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LambdaLR
+
+from trainyard.config.train import Train
+from trainyard.training import models, optimizers, precision
+from trainyard.training.activation_checkpointing import recompute_blocks
+from trainyard.training.augment import Augmenter
+from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training.loaders import Images, InputData
+from trainyard.training.process_group import Group
+from trainyard.training.sampler import Batch, derived_seed, steps_per_epoch, training_batches, validation_batches
+from trainyard.training.state import Epoch, Progress, TrainingState, check_global_batch, set_random_state
+from trainyard.training.step_sync import StepFlags, Verdict
+from trainyard.training.step_timing import Pace, StepTimer, synchronise
+from trainyard.utils.errors import Diverged, UserError
+
+log = logging.getLogger(__name__)
+
+
+class Stopped(UserError):
+    """The deadline came. Where there is a store, a checkpoint of where the training stopped is in it."""
+
+
+class OutOfMemory(UserError):
+    """One of several ranks ran out of memory, when it was too late to tell the others."""
+
+
+class Training:
+    """A training in progress: iterate over `epochs()` to train it.
+
+    With a `store`, rank 0 keeps a checkpoint after each epoch (if it is alone, only every `save_every_seconds`), and
+    one when the `deadline` (Unix seconds) comes; a training continues from the last, on as many ranks as there are, if
+    the global batch is what it was. A step that does not fit the memory is taken in smaller parts: `batch` says in
+    which, `on_halved` is told.
+
+    Raises:
+        models.ModelError, datasets.DataError: the model or the data do not fit the spec.
+        UserError: the checkpoint is of a training with another spec or global batch.
+    """
+
+    def __init__(
+        self,
+        spec: Train,
+        data: InputData,
+        group: Group,
+        *,
+        batch: Batch,
+        store: CheckpointStore | None = None,
+        save_every_seconds: float = 0.0,
+        deadline: float = math.inf,
+        on_halved: Callable[[Batch], None] = lambda batch: None,
+    ) -> None:
+        torch.manual_seed(spec.seed)
+        self.spec, self.data, self.group, self.batch = spec, data, group, batch
+        self.steps = steps_per_epoch(len(data.train), batch)
+        self.precision = precision.chosen(spec.precision, group.device)
+        precision.set_float32(self.precision)
+        half_on_gpu = group.device.type == "cuda" and precision.is_half(self.precision)
+        self._channels_last = half_on_gpu if spec.channels_last == "auto" else spec.channels_last
+        self._store, self._deadline, self._on_halved = store, deadline, on_halved
+        self._save_every_seconds, self._saved_at = save_every_seconds, time.monotonic()
+        self._saving_seconds = self._validating_seconds = 0.0  # as they were last
+        self.checkpoint_seconds = 0.0  # for saving, in all sittings; the last of each counts like the one before
+        self._flags = StepFlags(group)
+        self.module = self._built()
+        optimizer = optimizers.build(spec, self.module)
+        schedule = LambdaLR(optimizer, optimizers.lr_factor(spec.schedule, self.steps, spec.epochs))
+        scaler = precision.gradient_scaler(self.precision, group.device)
+        self.state = TrainingState(self.module, optimizer, schedule, scaler, group)
+        self.first_step_time: float | None = None  # Unix seconds, when the first step taken now had ended
+        if store and (found := store.latest()):
+            check_global_batch(found["global_batch"], batch.images)
+            self.state.restore(found)
+            self._saving_seconds = found.get("saving_seconds", 0.0)
+            self.checkpoint_seconds = found.get("checkpoint_seconds", 0.0) + self._saving_seconds
+        self.wrap()
+
+    def _built(self) -> nn.Module:
+        spec, group = self.spec, self.group
+        module = models.build(spec, shape=self.data.shape, classes=self.data.classes).to(group.device)
+        if self._channels_last:
+            module = module.to(memory_format=torch.channels_last)
+        if spec.sync_batchnorm and group.world_size > 1:
+            if group.device.type == "cpu":
+                log.warning("sync_batchnorm needs GPUs: on these CPUs each rank normalises its own images")
+            else:
+                module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+        if spec.activation_checkpointing:
+            recompute_blocks(module)
+        return module
+
+    def wrap(self, *, for_probing: bool = False) -> None:
+        """Make `model` of `module`: with gradients averaged over all ranks, and compiled if so asked for.
+
+        DDP takes a `static_graph` to be what it is in the first step, so a probe beforehand needs another one.
+        """
+        spec = self.spec
+        plain = self.batch.accumulation == 1 and not spec.activation_checkpointing and not spec.compile
+        static = plain and models.is_known(spec.model) and not for_probing
+        self._synced = self.group.wrap(
+            self.module, static_graph=static, compression=spec.gradient_compression, compiled=spec.compile
+        )
+        self.model = self._synced
+        if spec.compile:
+            graphs = self.group.device.type == "cuda" and self.group.world_size == 1
+            self.model = cast(nn.Module, torch.compile(self._synced, mode="reduce-overhead" if graphs else "default"))
+
+    @property
+    def history(self) -> list[Epoch]:
+        """The epochs that are complete, those of earlier sittings included."""
+        return self.state.history
+
+    def epochs(self) -> Iterator[Epoch]:
+        """Train the epochs that are missing, each yielded once its checkpoint is durable.
+
+        Raises:
+            Diverged: the loss became NaN or infinite.
+            Stopped: the deadline came.
+            UserError: out of memory with a micro-batch of one image, or no room for a checkpoint.
+        """
+        for number in range(len(self.history) + 1, self.spec.epochs + 1):
+            row = self._epoch(number)
+            self.history.append(row)
+            self.state.begin_epoch()
+            if time.monotonic() - self._saved_at >= self._save_every_seconds:
+                self._save()
+            yield row
+
+    def halve(self) -> None:
+        """From now on, take each step in micro-batches of half the size."""
+        self.batch = self.batch.halved()
+        log.warning("out of memory: micro-batches of %d images from now on, %d of them to a step of %d",
+                    self.batch.micro, self.batch.accumulation, self.batch.per_rank)  # fmt: skip
+        self.state.optimizer.zero_grad(set_to_none=True)
+        if self.group.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._flags = StepFlags(self.group)
+        self.wrap()
+        self._on_halved(self.batch)
+
+    def loss_of(self, images: Images, *, model: nn.Module, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Mean loss of a batch, and its [loss sum, correct, images] in float64, both on the device."""
+        pixels = self.data.normalised(images.pixels, channels_last=self._channels_last)
+        with precision.autocast(self.precision, self.group.device):
+            logits = model(pixels)
+            loss = nn.functional.cross_entropy(logits, images.labels, label_smoothing=smoothing)
+        correct = (logits.detach().argmax(1) == images.labels).sum()
+        count = torch.full_like(correct, len(images.labels))
+        sums = torch.stack([loss.detach().double() * len(images.labels), correct.double(), count.double()])
+        return loss, sums
+
+    def without_sync(self) -> AbstractContextManager[Any]:
+        """Within it, gradients stay on their rank."""
+        ddp = self._synced
+        return ddp.no_sync() if isinstance(ddp, DistributedDataParallel) else nullcontext()
+
+    # ---- an epoch
+
+    def _epoch(self, number: int) -> Epoch:
+        """Train and validate once, or what is left of it."""
+        progress, began = self.state.progress, time.perf_counter()
+        self._seed(number, progress)
+        timer = StepTimer(self.group.device)
+        while progress.step < self.steps:
+            try:
+                self._train_steps(number, progress, timer)
+            except torch.OutOfMemoryError as error:
+                if self.group.world_size > 1:
+                    where = f"epoch {number}, step {progress.step + 1}, on rank {self.group.rank}"
+                    size = f"micro-batches of {self.batch.micro}"
+                    raise OutOfMemory(f"out of memory in {where}, with {size}: {error}") from None
+            except Stopped:
+                progress.seconds += time.perf_counter() - began
+                progress.times += timer.times()
+                self._save()
+                raise
+            else:
+                break
+            self.halve()  # not above: while an error is handled, it keeps what was in memory
+        times = progress.times + timer.times()
+        step_ms_p50, step_ms_p95 = times.percentiles_ms()
+        train_loss, train_accuracy, images = self._means(progress.sums.clone())
+        val_loss, val_accuracy, _ = self._means(self._validate())
+        return Epoch(
+            epoch=number,
+            lr=progress.lr,
+            train_loss=train_loss,
+            train_accuracy=train_accuracy,
+            val_loss=val_loss,
+            val_accuracy=val_accuracy,
+            images_per_second=images / times.seconds,
+            seconds=progress.seconds + time.perf_counter() - began,
+            step_ms_p50=step_ms_p50,
+            step_ms_p95=step_ms_p95,
+            data_wait_fraction=times.waited_seconds / times.seconds,
+        )
+
+    def _seed(self, number: int, progress: Progress) -> None:
+        """Random numbers of every epoch and rank are their own; within an epoch they go on where they were."""
+        begun = [progress.step] if progress.step else []
+        torch.manual_seed(derived_seed(self.spec.seed, number, self.group.rank, *begun))
+        if progress.random is not None:
+            set_random_state(progress.random, self.group.device)
+
+    def _train_steps(self, number: int, progress: Progress, timer: StepTimer) -> None:
+        """The steps of an epoch that are left."""
+        self.model.train()
+        size, seed = len(self.data.train), self.spec.seed
+        order = training_batches(
+            size, self.batch, rank=self.group.rank, seed=seed, epoch=number, first_step=progress.step
+        )
+        augment = Augmenter(self.spec.augment, size=size, seed=seed, epoch=number)
+        pace = Pace(progress.step)
+        with closing(self.data.train.batches(order)) as batches:
+            images = timer.waiting(batches)
+            while progress.step < self.steps:
+                verdict = self._step(images, augment)
+                timer.mark()
+                self.first_step_time = self.first_step_time or time.time()
+                if steps_per_second := pace.due(progress.step):
+                    rate = steps_per_second * self.batch.images
+                    log.info("epoch %d: step %d of %d, %.1f img/s", number, progress.step, self.steps, rate)
+                if verdict and verdict.stop:
+                    where = f"epoch {number} of {self.spec.epochs}, after step {progress.step} of {self.steps}"
+                    raise Stopped(f"stopped before the end of the walltime, in {where}")
+        for verdict in self._flags.drained():
+            self._check(verdict)
+
+    def _step(self, images: Iterator[Images], augment: Augmenter) -> Verdict | None:
+        """One update of the parameters, from as many micro-batches as it takes; what the ranks found meanwhile."""
+        progress = self.state.progress
+        state, spec = self.state, self.spec
+        sums = torch.zeros_like(progress.sums)
+        state.optimizer.zero_grad(set_to_none=True)
+        for part in reversed(range(self.batch.accumulation)):
+            micro = next(images)
+            micro = Images(augment(micro.pixels, micro.indices), micro.labels, micro.indices)
+            with self.without_sync() if part else nullcontext():
+                loss, micro_sums = self.loss_of(micro, model=self.model, smoothing=spec.label_smoothing)
+                sums += micro_sums
+                if not part:
+                    self._flags.post(progress.step + 1, sums[0], stop=self._late())
+                share = len(micro.labels) / self.batch.per_rank
+                state.scaler.scale(loss * share if share < 1 else loss).backward()  # type: ignore[no-untyped-call]
+        verdict = self._flags.settle(state.optimizer)
+        if verdict:
+            self._check(verdict)
+        if spec.clip_norm is not None:
+            state.scaler.unscale_(state.optimizer)
+            nn.utils.clip_grad_norm_(self.module.parameters(), spec.clip_norm)
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+        state.schedule.step()
+        progress.sums += sums
+        progress.step += 1
+        return verdict
+
+    def _late(self) -> bool:
+        """Whether there is no time for more than a checkpoint, and for validation if that is what comes next."""
+        return time.time() + 2 * self._saving_seconds + self._validating_seconds > self._deadline
+
+    def _check(self, verdict: Verdict) -> None:
+        """End this training, on all ranks, if the loss was not a number on one."""
+        if verdict.bad_rank is not None:
+            where = f"epoch {len(self.history) + 1}, step {verdict.step} of {self.steps}, on rank {verdict.bad_rank}"
+            raise Diverged(f"the loss became NaN or infinite in {where}, before the update: try a lower lr, a warm-up "
+                           "or clip_norm")  # fmt: skip
+
+    @torch.no_grad()
+    def _validate(self) -> Tensor:
+        """[loss sum, correct, images] of this rank's share of the validation images."""
+        began = time.perf_counter()
+        self.module.eval()
+        sums = torch.zeros(3, dtype=torch.float64, device=self.group.device)
+        order = validation_batches(
+            len(self.data.val), batch=self.batch.micro, rank=self.group.rank, world_size=self.group.world_size
+        )
+        with closing(self.data.val.batches(order)) as batches:
+            for images in batches:
+                sums += self.loss_of(images, model=self.module)[1]
+        synchronise(self.group.device)
+        self._validating_seconds = time.perf_counter() - began
+        return sums
+
+    def _means(self, sums: Tensor) -> tuple[float, float, float]:
+        """(mean loss, accuracy, images) over all ranks."""
+        loss, correct, images = self.group.total(sums).tolist()
+        return loss / images, correct / images, images
+
+    def _save(self) -> None:
+        """Keep where this training is, if anywhere."""
+        if self._store is None:
+            return
+        began = time.perf_counter()
+        state = self.state.captured() | {"global_batch": self.batch.images, "seed": self.spec.seed}
+        state |= {"checkpoint_seconds": self.checkpoint_seconds, "saving_seconds": self._saving_seconds}
+        if self.group.leads:
+            best = self.state.best_epoch
+            self._store.save(state, epoch=len(self.history), step=self.state.progress.step, best_epoch=best)
+        self._saving_seconds, self._saved_at = time.perf_counter() - began, time.monotonic()
+        self.checkpoint_seconds += self._saving_seconds

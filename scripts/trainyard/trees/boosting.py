@@ -1,0 +1,123 @@
+"""Tree models on a staged dataset: XGBoost and LightGBM, with as many threads as the job has CPUs."""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainyard.config.config import Trees
+from trainyard.config.trials import RESULT_VERSION
+from trainyard.data.staged import TARGET, DataError, Staged
+from trainyard.utils.errors import UserError
+from trainyard.utils.files import atomic_write, digest_of, write_json
+
+Array = np.ndarray[Any, np.dtype[Any]]
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Tabular:
+    """Features (N rows; an array or a data frame) and targets of both splits."""
+
+    train: Any
+    train_target: Array
+    val: Any
+    val_target: Array
+    task: str  # classification or regression
+
+
+def tabular(staged: Staged) -> Tabular:
+    """A staged dataset as rows of features: images flattened to height x width x channels columns."""
+    if staged.meta["kind"] == "images":
+        train, val = staged.split("train"), staged.split("val")
+        rows = [split.images.reshape(len(split.images), -1) for split in (train, val)]
+        return Tabular(rows[0], np.array(train.labels), rows[1], np.array(val.labels), "classification")
+    import pandas as pd
+
+    frames = [pd.read_parquet(staged.folder / f"{name}.parquet") for name in ("train", "val")]
+    targets = [frame.pop(TARGET).to_numpy() for frame in frames]
+    return Tabular(frames[0], targets[0], frames[1], targets[1], staged.meta["task"])
+
+
+def fit(study: Trees, name: str, staged: Staged, folder: Path, *, threads: int) -> dict[str, Any]:
+    """Fit one model and save it in its own format; a fit that is there already is not made again.
+
+    Returns:
+        A row of `trees.csv`; `metric` says what train and val are: accuracy (a fraction) or RMSE (the target's unit).
+    """
+    params = study.params.get(name, {})  # type: ignore[call-overload]
+    identity = digest_of([name, study.rounds, study.seed, params, study.retrain, staged.digest, RESULT_VERSION])
+    receipt = folder / f"{name}.json"
+    if receipt.exists() and (known := json.loads(receipt.read_text()))["identity"] == identity:
+        log.info("%s: fitted already", name)
+        return dict(known["row"])
+    row = _fit(name, params, study, tabular(staged), folder, threads)
+    write_json(receipt, {"identity": identity, "row": row})
+    return row
+
+
+def _fit(name: str, params: dict[str, Any], study: Trees, data: Tabular, folder: Path, threads: int) -> dict[str, Any]:
+    settings = {"n_estimators": study.rounds, "n_jobs": threads, "random_state": study.seed, **params}
+    model = _MODELS[name](data.task, settings)
+    started = time.perf_counter()
+    try:
+        model.fit(data.train, data.train_target)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{name} cannot be fitted with {settings}: {error}") from error
+    except Exception as error:  # each library has an error class of its own, which says what it does not like
+        if type(error).__module__.split(".")[0] not in ("xgboost", "lightgbm"):
+            raise
+        raise DataError(f"{name} does not accept the data or its parameters: {error}") from error
+    seconds = time.perf_counter() - started
+    score = accuracy if data.task == "classification" else rmse
+    suffix = {"xgboost": "ubj", "lightgbm": "txt"}[name]
+    with atomic_write(folder / f"{name}.{suffix}", "wb") as file:
+        file.write(_saved(model, name))
+    return {
+        "model": name,
+        "metric": score.__name__,
+        "train": score(data.train_target, model.predict(data.train)),
+        "val": score(data.val_target, model.predict(data.val)),
+        "seconds": seconds,
+        "threads": threads,
+        "rounds": study.rounds,
+        "file": f"{name}.{suffix}",
+    }
+
+
+def accuracy(truth: Array, predicted: Array) -> float:
+    """Share of rows predicted right."""
+    return float(np.mean(truth == predicted))
+
+
+def rmse(truth: Array, predicted: Array) -> float:
+    """Root of the mean squared error, in the target's unit."""
+    return float(np.sqrt(np.mean((truth - predicted) ** 2)))
+
+
+def _xgboost(task: str, settings: dict[str, Any]) -> Any:
+    from xgboost import XGBClassifier, XGBRegressor
+
+    return (XGBClassifier if task == "classification" else XGBRegressor)(enable_categorical=True, **settings)
+
+
+def _lightgbm(task: str, settings: dict[str, Any]) -> Any:
+    from lightgbm import LGBMClassifier, LGBMRegressor
+
+    return (LGBMClassifier if task == "classification" else LGBMRegressor)(verbosity=-1, **settings)
+
+
+_MODELS: dict[str, Callable[[str, dict[str, Any]], Any]] = {"xgboost": _xgboost, "lightgbm": _lightgbm}
+
+
+def _saved(model: Any, name: str) -> bytes:
+    """The fitted model in its library's own format."""
+    if name == "xgboost":
+        return bytes(model.get_booster().save_raw("ubj"))
+    text: str = model.booster_.model_to_string()
+    return text.encode()

@@ -1,0 +1,1 @@
+"""Atomic files, JSON lines, errors: imports nothing of the other packages."""
