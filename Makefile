@@ -33,13 +33,14 @@ test: env ## Run all tests
 test-slow: env ## Run what `make test` leaves out: the ready-made configs, made small, on the test cluster (3 minutes)
 	$(BIN)/python -m pytest -m slow
 
-lint: env ## Check style and types: ruff, mypy, snakefmt, snakemake --lint
+lint: env ## Check style, types and layers: ruff, mypy, import-linter, snakefmt, snakemake --lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	PYTHONPATH=scripts $(BIN)/lint-imports --no-cache
 	$(BIN)/snakefmt --check --compact-diff Snakefile workflow
 	$(BIN)/snakemake --lint
-	$(BIN)/python scripts/options.py --check
+	$(BIN)/python tools/options.py --check
 
 format: env ## Put code into the common style
 	$(BIN)/ruff check --fix .
@@ -47,7 +48,7 @@ format: env ## Put code into the common style
 	$(BIN)/snakefmt Snakefile workflow
 
 docs: env ## Write the schema and the option tables of config/README.md from the config's models
-	$(BIN)/python scripts/options.py
+	$(BIN)/python tools/options.py
 
 doctor: env ## Check a Slurm site before anything is submitted (CONFIG=..., PROFILE=..., JOB=1 also looks at a node)
 	@$(BIN)/python scripts/doctor.py --config $(CONFIG) $(if $(filter file,$(origin PROFILE)),,--profile $(PROFILE)) $(if $(JOB),--job)

@@ -8,7 +8,8 @@ import itertools
 
 import numpy as np
 from common import folder_with, print_table, run_program, sweep_config
-from trainyard.planning.journal import attempts, read_events
+from trainyard.planning.journal import attempts
+from trainyard.utils.jsonl import read_events
 
 KINDS = {"a training of one step": {}, "a command, `true`": {"command": "true {seed}"},
          "a function that returns": {"function": "trivial:run"}}  # fmt: skip

@@ -10,7 +10,7 @@ import sys
 import time
 
 from common import folder_with, print_table, run_program, sweep_config
-from trainyard.planning.journal import read_events
+from trainyard.utils.jsonl import read_events
 
 # What a program does that leaves Ray alone: start it, then one actor per slot that imports torch.
 PLAIN_RAY = """

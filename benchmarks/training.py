@@ -52,7 +52,7 @@ ON_GPU: dict[str, Any] = {
 
 def ours(folder: Path, scale: str) -> list[float]:
     """Images per second of each epoch of a study's scale."""
-    run_program(folder, "launch", "--study", "s", "--scale", scale)
+    run_program(folder, "train", "--study", "s", "--scale", scale)
     return list(pd.read_csv(folder / f"results/scaling/s/{scale}/history.csv")["images_per_second"])
 
 

@@ -19,10 +19,10 @@ from trainyard.config.config import Config
 from trainyard.config.load import read_config
 from trainyard.data.staged import Staged
 from trainyard.planning import forecast, trial_flops
-from trainyard.planning.journal import opened
+from trainyard.planning.journal import Journal
 from trainyard.planning.plan import plan_sweep
 from trainyard.report import style, sweep_plots
-from trainyard.report.tables import write_table
+from trainyard.utils.csv_files import write_table
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import Locked
 from trainyard.utils.progress_bar import duration
@@ -59,7 +59,7 @@ def _count_work(config: Config, name: str, results: Path) -> None:
     if not trial_flops.is_needed(plan) or not (staged.folder / "meta.json").exists():
         return
     try:
-        with opened(results / "sweeps" / name / "journal.jsonl") as journal:
+        with Journal.opened(results / "sweeps" / name / "journal.jsonl") as journal:
             if flops := trial_flops.count_work(plan, staged):
                 journal.append("work", durable=True, flops=flops)
     except (Locked, UserError) as error:  # it runs just now, or cannot

@@ -11,8 +11,9 @@ from trainyard.config.load import read_config
 from trainyard.config.trials import main_key, varied_keys
 from trainyard.data.staged import Staged
 from trainyard.planning.plan import plan_sweep
-from trainyard.report import data_plots, scaling_plots, style, sweep_plots
-from trainyard.report.tables import read_table, shown_metric
+from trainyard.report import data_plots, scaling_plots, style, sweep_plots, tree_plots
+from trainyard.report.tables import shown_metric
+from trainyard.utils.csv_files import read_table
 
 log = logging.getLogger("plots")
 
@@ -74,7 +75,7 @@ def _scaling(config: Config, name: str, source: Path, target: Path) -> None:
 
 def _trees(config: Config, name: str, source: Path, target: Path) -> None:
     trees = read_table(source / "trees.csv")
-    style.draw(partial(style.trees_scores, trees=trees), target / "scores", size=(6.4, 1.6 + 0.7 * len(trees)))
+    style.draw(partial(tree_plots.trees_scores, trees=trees), target / "scores", size=(6.4, 1.6 + 0.7 * len(trees)))
 
 
 def _arguments() -> argparse.Namespace:

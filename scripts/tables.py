@@ -10,17 +10,9 @@ from trainyard.config.config import Config
 from trainyard.config.load import read_config
 from trainyard.planning.accounting import jobs_table, records_of, strategies_of, strategies_table
 from trainyard.planning.plan import plan_sweep
-from trainyard.report.tables import (
-    as_date,
-    best_words,
-    read_table,
-    saved_words,
-    stopping_table,
-    write_page,
-    write_parquet,
-    write_table,
-)
+from trainyard.report.tables import as_date, best_words, saved_words, stopping_table, write_page
 from trainyard.scaling.table import recommendation, scaling_table
+from trainyard.utils.csv_files import read_table, write_parquet, write_table
 
 log = logging.getLogger("tables")
 

@@ -1,192 +1,46 @@
-"""Train one scale of a study. Every rank runs this program; torchrun starts them.
+"""Train one scale of a scaling study on every GPU of this job: what rule `train` runs.
 
-1 GPU:   python scripts/train.py --config config/config.yaml --study width --scale 1x1
-2 GPUs:  torchrun --standalone --nproc-per-node 2 scripts/train.py --config config/config.yaml --study width --scale 1x2
+1 node:   python scripts/train.py --scale 1x2 --config config/config.yaml --study width
+N nodes:  the same within a Slurm job of N nodes; `snakemake --profile profiles/slurm` submits one.
 
-Interrupted, it continues from its last checkpoint.
+It starts torchrun, which runs this program once per rank. Interrupted, the same command continues from the last
+checkpoint. A `script` of the user's is started by the launcher that the study names instead.
 """
 
 import argparse
-import json
-import logging
-import math
 import os
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, replace
-from functools import partial
-from pathlib import Path
-from typing import Any
 
-import psutil
-import torch
 from trainyard.cli import command_line
-from trainyard.cluster import slurm
-from trainyard.config.config import Config, Scaling, repeat_of, split_scale
 from trainyard.config.load import read_config
-from trainyard.config.trials import RESULT_VERSION
-from trainyard.data.node_copy import local_copy
-from trainyard.data.staged import Staged
-from trainyard.training import rank_failures
-from trainyard.training.checkpoints import CheckpointStore
-from trainyard.training.loaders import load
-from trainyard.training.process_group import Group, process_group
-from trainyard.training.sampler import Batch, batch_of
-from trainyard.training.state import epoch_line
-from trainyard.training.step_timing import device_name
-from trainyard.training.summary import write_results
-from trainyard.training.telemetry import sampled
-from trainyard.training.trainer import OutOfMemory, Stopped, Training
-from trainyard.training.warmup import Probe, warm_up
-from trainyard.utils.errors import UserError
-from trainyard.utils.files import digest_of, lock, write_json
-
-# Beside the checkpoints, for the next attempt:
-MICRO_BATCH = "micro-batch.json"  # what was found to fit the memory
-PROBE = "probe.json"  # what warming up found
-log = logging.getLogger("train")
+from trainyard.scaling.launchers import launch
+from trainyard.scaling.user_script import Script
 
 
-def main(arguments: argparse.Namespace) -> None:
-    """Join the process group and train."""
+def main(arguments: argparse.Namespace) -> int:
+    """Be a rank where torchrun started this program; else launch what the study trains."""
     config = read_config(arguments.config)
     command_line.section(config, "scaling", arguments.study)
-    with rank_failures.word_left(), process_group() as group:
-        if not group.leads:
-            logging.getLogger().setLevel(logging.WARNING)
-        _train(config, arguments, group)
+    folder = arguments.results / "scaling" / arguments.study
+    if "RANK" in os.environ:
+        from trainyard.scaling.rank import train  # torch: only for those who train
+
+        train(config, arguments.study, arguments.scale, results=arguments.results)
+        return 0
+    if config.scaling[arguments.study].script is None:
+        return launch(arguments.scale, _options(arguments))
+    return Script(config.scaling[arguments.study], arguments.scale, folder).run(arguments.results)
 
 
-def _train(config: Config, arguments: argparse.Namespace, group: Group) -> None:
-    study = _repeated(config.scaling[arguments.study], arguments.scale)
-    folder = arguments.results / "scaling" / arguments.study / arguments.scale
-    _check_world(arguments.scale, group)
-    torch.set_num_threads(study.cpus_per_gpu)
-    with ExitStack() as stack:
-        if group.leads:
-            stack.enter_context(lock(folder / ".lock"))
-        staged = Staged(arguments.results / "data" / study.dataset)
-        store = _store(study, staged, arguments.scale, folder)
-        batch = _batch(study, store, group)
-        copy = stack.enter_context(local_copy(staged, config.data.local))
-        if copy.words:
-            log.warning("%s", copy.words)  # whichever rank it was
-        data = load(copy.staged, group.device, config.data)
-        training = Training(
-            study.train,
-            data,
-            group,
-            batch=batch,
-            store=store,
-            deadline=_deadline(group),
-            on_halved=partial(_remember_micro_batch, store),
-        )
-        _say_what_begins(training, store)
-        with ExitStack() as watching:
-            if group.local_rank == 0:
-                watching.enter_context(_telemetry(folder, study, anew=training.state.is_new))
-            if len(training.history) < study.train.epochs:
-                _train_on(training, store)
-        group.gathered(None)  # all nodes have written their telemetry
-        if group.leads:
-            probe = _kept(store, PROBE)
-            write_results(training, Probe(**probe) if probe else None, folder, scale=arguments.scale)
-
-
-def _repeated(study: Scaling, run: str) -> Scaling:
-    """The study as this repeat of a scale trains it: with a seed of its own."""
-    train = study.train.model_copy(update={"seed": study.train.seed + repeat_of(run) - 1})
-    return study.model_copy(update={"train": train}) if repeat_of(run) > 1 else study
-
-
-def _train_on(training: Training, store: CheckpointStore) -> None:
-    """Train the epochs that are missing."""
-    group = training.group
-    if group.world_size > 1 or training.spec.compile or group.device.type == "cuda":
-        probe = warm_up(training)
-        if group.leads:
-            write_json(store.folder / PROBE, asdict(probe))
-    try:
-        for row in training.epochs():
-            log.info(epoch_line(row, training.spec.epochs))
-    except Stopped as error:
-        raise UserError(f"{error}: the same command continues from here, and so do Snakemake's retries") from None
-    except OutOfMemory as error:
-        _remember_micro_batch(store, training.batch.halved())
-        raise UserError(f"{error}: the next attempt takes micro-batches of half the size") from None
-
-
-def _say_what_begins(training: Training, store: CheckpointStore) -> None:
-    group, done = training.group, len(training.history)
-    if done == training.spec.epochs:
-        log.info("trained already: all %d epochs are in %s", done, store.folder)
-    elif not training.state.is_new:
-        step = f" and step {training.state.progress.step}" if training.state.progress.step else ""
-        log.info("continuing after epoch %d%s, from %s", done, step, store.folder)
-    elif group.leads:
-        for other in store.others():
-            log.info("beginning anew: %s", other)
-    log.info("training on %d x %s in %s, global batch %d",
-             group.world_size, device_name(group.device), training.precision, training.batch.images)  # fmt: skip
-
-
-def _telemetry(folder: Path, study: Scaling, *, anew: bool) -> AbstractContextManager[None]:
-    """Samples of this node, of torchrun and all ranks that it started here."""
-    me = psutil.Process()
-    root = (me.parent() if "TORCHELASTIC_RUN_ID" in os.environ else None) or me
-    return sampled(folder / "telemetry", slurm.node_name(), seconds=study.telemetry_seconds, anew=anew, root=root)
-
-
-def _deadline(group: Group) -> float:
-    """When to have stopped, in Unix seconds: the leading rank's word counts."""
-    given = slurm.allocation() if group.leads else None
-    return given.deadline if given else math.inf
-
-
-def _check_world(scale: str, group: Group) -> None:
-    nodes, gpus = split_scale(scale)
-    if group.world_size != nodes * gpus:
-        raise UserError(f"scale {scale} needs {nodes * gpus} ranks, but there are {group.world_size}: start it with "
-                        f"torchrun --nnodes {nodes} --nproc-per-node {gpus}")  # fmt: skip
-
-
-def _batch(study: Scaling, store: CheckpointStore, group: Group) -> Batch:
-    """The batch of each rank, in the micro-batches that an earlier attempt found to fit the memory."""
-    batch = batch_of(study.train, world_size=group.world_size, mode=study.mode)
-    kept = _kept(store, MICRO_BATCH)
-    fits = torch.tensor(kept["images"] if kept else batch.micro, device=group.device)
-    if work := group.least(fits):  # a network file system may not yet show it to all
-        work.wait()
-    return replace(batch, micro=int(fits))
-
-
-def _remember_micro_batch(store: CheckpointStore, batch: Batch) -> None:
-    write_json(store.folder / MICRO_BATCH, {"images": batch.micro})
-
-
-def _kept(store: CheckpointStore, name: str) -> Any:
-    """What an attempt at this training has noted beside its checkpoints; None if nothing."""
-    path = store.folder / name
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def _store(study: Scaling, staged: Staged, scale: str, folder: Path) -> CheckpointStore:
-    """The checkpoints of this training: a folder of its own for each spec, so that none is lost to another one."""
-    spec = {
-        "train": study.train.model_dump(mode="json", exclude_defaults=True),
-        "mode": study.mode,
-        "retrain": study.retrain,
-        "scale": scale,
-        "dataset": staged.digest,
-        "version": RESULT_VERSION,
-    }
-    return CheckpointStore(folder / "checkpoints" / digest_of(spec, length=10), spec)
+def _options(arguments: argparse.Namespace) -> list[str]:
+    """The options of this program, for its ranks."""
+    given = {"--config": arguments.config, "--results": arguments.results, "--study": arguments.study}
+    given |= {"--log-file": arguments.log_file} if arguments.log_file else {}
+    return ["--scale", arguments.scale, *(word for name, value in given.items() for word in (name, str(value)))]
 
 
 def _arguments() -> argparse.Namespace:
-    example = "python scripts/train.py --config config/config.yaml --study width --scale 1x1"
-    parser = command_line.parser(
-        "Train one scale of a study; start it with torchrun for more than one GPU.", example=example
-    )
+    example = "python scripts/train.py --scale 1x2 --config config/config.yaml --study width"
+    parser = command_line.parser(str(__doc__), example=example)
     parser.add_argument("--study", required=True, metavar="NAME", help="a name in `scaling` of the config")
     parser.add_argument("--scale", required=True, metavar="NxG", help="nodes x GPUs per node, or 1x2/repeat-2")
     return parser.parse_args()

@@ -25,6 +25,11 @@ TINY = {
 }
 
 
+# What torchrun tells the only rank of a training. Port 0 is a free one.
+ONE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # fmt: skip
+
+
 class Yard:
     """A folder with a config of its own, and the commands a user has."""
 

@@ -40,7 +40,7 @@ def start(cluster: Cluster, folder: Path, end: str) -> int:
     program = f"{sys.executable} {ROOT}/scripts/"
     script = (
         f"export PYTHONPATH={folder}\n{program}stage.py --config config.yaml --dataset tiny\n"
-        f"exec {program}launch.py --scale 2x1 --config config.yaml --study s"
+        f"exec {program}train.py --scale 2x1 --config config.yaml --study s"
     )
     shape = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--gres=gpu:1", "--nodelist=n1,n2"]
     return cluster.submit(script, *shape, cwd=folder)

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 import yaml
 from submitting import run_on_two_nodes
-from trainyard.planning.journal import attempts, read_events
+from trainyard.planning.journal import attempts
+from trainyard.utils.jsonl import read_events
 from yard import ROOT
 
 PROGRAMS = {
@@ -101,7 +102,7 @@ def finished(cluster):
     (folder / "config.yaml").write_text(yaml.safe_dump(OWN))
     program = f"{sys.executable} {ROOT}/scripts/"
     lines = [f"{program}sweep.py --config config.yaml --sweep {name}" for name in OWN["sweeps"]]
-    lines += [f"{program}launch.py --config config.yaml --study {name} --scale {study['scales'][0]}"
+    lines += [f"{program}train.py --config config.yaml --study {name} --scale {study['scales'][0]}"
               for name, study in OWN["scaling"].items()]  # fmt: skip
     run_on_two_nodes(cluster, folder, "set -e\n" + "\n".join(lines), cpus=2)
     return folder

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from trainyard.config.load import check_config
-from trainyard.planning.journal import opened
+from trainyard.planning.journal import Journal
 from trainyard.planning.plan import plan_sweep
 from yard import ROOT, TINY
 
@@ -87,7 +87,7 @@ def submitted(cluster):
     profile.write_text(site_profile())
     (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     cluster.run([sys.executable, f"{ROOT}/scripts/stage.py", "--config=config.yaml", "--dataset=tiny"], cwd=folder)
-    with opened(folder / "results/sweeps/done/journal.jsonl") as journal:  # only the tables are missing
+    with Journal.opened(folder / "results/sweeps/done/journal.jsonl") as journal:  # only the tables are missing
         for name in plan_sweep(check_config(CONFIG), "done", folder / "results").trials:
             journal.append("started", trial=name, attempt=1)
             journal.append("finished", trial=name, attempt=1, seconds=1.0, metrics={})

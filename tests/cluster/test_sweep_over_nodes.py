@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 from slurm_cluster import Cluster
-from trainyard.planning.journal import attempts, read_events
+from trainyard.planning.journal import attempts
+from trainyard.utils.jsonl import read_events
 from waiting import wait_until
 from yard import ROOT, TINY
 

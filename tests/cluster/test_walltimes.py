@@ -6,7 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from submitting import cluster_or_skip, depth_sweep_twice, nothing_is_left, snakemake
-from trainyard.planning.journal import attempts, read_events
+from trainyard.planning.journal import attempts
+from trainyard.utils.jsonl import read_events
 
 # Whatever the machine took to begin, the first trial leaves less time than it took, but most of another job's.
 TIMED = """

@@ -4,7 +4,8 @@ import pandas as pd
 import psutil
 import pytest
 from trainyard.packing import gpu_health, gpu_sharing
-from trainyard.planning.journal import attempts, read_events
+from trainyard.planning.journal import attempts
+from trainyard.utils.jsonl import read_events
 from waiting import PATIENCE_SECONDS, wait_until
 from yard import ROOT
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from trainyard.planning.journal import attempts, read_events
-from yard import ROOT, TINY, Yard
+from trainyard.planning.journal import attempts
+from trainyard.utils.jsonl import read_events
+from yard import ONE_RANK, ROOT, TINY, Yard
 
 # Runs a program as scripts/ has it, in a job whose walltime ends so many seconds after so many trials have begun: what
 # comes before takes from 4 to 40 s, as the machine is busy. Without trials, after its own beginning.
@@ -16,20 +17,21 @@ from pathlib import Path
 sys.path.insert(0, {scripts!r})
 import {program}
 from trainyard.planning import journal
+from trainyard.utils import jsonl
 from trainyard.cli import command_line
-from trainyard.cluster import slurm
+from trainyard.cluster import slurm_allocation
 
-class Job(slurm.Allocation):
+class Job(slurm_allocation.Allocation):
     began = time.time()
 
     @property
     def deadline(self):
-        events = journal.read_events(Path({journal!r}))
+        events = jsonl.read_events(Path({journal!r}))
         starts = [self.began, *(each["time"] for each in events if each["event"] == "started")]
         return starts[{begun}] + {seconds} if len(starts) > {begun} else math.inf
 
 job = Job(job="7", nodes=("here",), end_time=math.inf, gpu_model="a100")
-slurm.allocation = lambda: job
+slurm_allocation.allocation = lambda: job
 command_line.run({program}.main, {program}._arguments())
 """
 SLOW = """
@@ -71,6 +73,8 @@ def run_for(yard, seconds, *options, program="sweep", begun=0, check):
     code = DRIVER.format(scripts=str(ROOT / "scripts"), seconds=seconds, program=program, begun=begun, journal=journal)
     (yard.folder / "driver.py").write_text(code)
     yard.environment["PYTHONPATH"] += f":{ROOT / 'scripts'}"  # Ray's workers look in the folder of the program
+    if program == "train":
+        yard.environment |= ONE_RANK
     python, _, *common = yard.script(program, *(options or ["--sweep", "s"]))
     return yard.run(python, "driver.py", *common, check=check)
 

@@ -6,7 +6,8 @@ import json
 import pandas as pd
 import psutil
 import pytest
-from trainyard.planning.journal import attempts, read_events
+from trainyard.planning.journal import attempts
+from trainyard.utils.jsonl import read_events
 from waiting import PATIENCE_SECONDS, wait_until
 from yard import Yard
 
@@ -364,7 +365,7 @@ def test_of_a_scaling_script_too_a_corrected_pattern_runs_nothing(yard):
         metrics = {"pattern": pattern}
         study = {"script": "tells.py {x}", "args": {"x": 1}, "metrics": metrics, "scales": ["1x1"], **more}
         yard.write({"scaling": {"s": study}})
-        done = yard.run(*yard.script("launch", "--study", "s", "--scale", "1x1"), check=check)
+        done = yard.run(*yard.script("train", "--study", "s", "--scale", "1x1"), check=check)
         return done.stdout + done.stderr
 
     def runs():
@@ -490,7 +491,7 @@ def test_whatever_is_killed_of_what_runs_it_nothing_of_a_command_is_left(yard):
 
 def test_a_scaling_script_too_has_its_grace_passes_over_torn_checkpoints_and_outlives_nobody(yard):
     (yard.folder / "scale.py").write_text(SCALE)
-    launch = yard.script("launch", "--study", "s", "--scale", "1x1")
+    launch = yard.script("train", "--study", "s", "--scale", "1x1")
 
     def started(retrain):
         study = {"script": "scale.py {out_dir} {resume_from}", "checkpoint": "*.pt", "scales": ["1x1"]}

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 from trainyard.packing.gpu_sharing import Use, trials_per_gpu
-from trainyard.planning.journal import read_events
+from trainyard.utils.jsonl import read_events
 from yard import TINY
 
 # In the place of the driver's library, for the driver of the sweep and its workers: a GPU of 10,000 MiB.

@@ -11,7 +11,8 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
-from trainyard.planning.journal import attempts, read_events
+from trainyard.planning.journal import attempts
+from trainyard.utils.jsonl import read_events
 from waiting import PATIENCE_SECONDS, wait_until
 from yard import TINY, Yard
 

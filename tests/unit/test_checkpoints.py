@@ -86,7 +86,7 @@ for epoch in range(1, 10_000):
 
 @pytest.mark.parametrize("delay_seconds", [0.003, 0.011, 0.02])
 def test_killed_while_saving_the_one_before_is_whole(tmp_path, delay_seconds):
-    environment = os.environ | {"PYTHONPATH": str(Path(checkpoints.__file__).parents[1])}
+    environment = os.environ | {"PYTHONPATH": str(Path(checkpoints.__file__).parents[2])}
     command = [sys.executable, "-c", SAVER, str(tmp_path)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as saver:
         saved = [int(saver.stdout.readline()) for _ in range(3)][-1]

@@ -477,7 +477,7 @@ def test_slots_never_share_a_gpu_unevenly(slots, count):
 
 
 def test_schema_and_option_tables_are_current():
-    done = subprocess.run([sys.executable, ROOT / "scripts/options.py", "--check"], text=True, capture_output=True)
+    done = subprocess.run([sys.executable, ROOT / "tools/options.py", "--check"], text=True, capture_output=True)
     assert done.returncode == 0, done.stdout
 
 

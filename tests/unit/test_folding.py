@@ -8,11 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trainyard.config.load import check_config
-from trainyard.planning import journal, journal_fold
-from trainyard.planning.journal import attempts, opened, read_events, sessions
+from trainyard.planning import journal_fold
+from trainyard.planning.forecast import summary
+from trainyard.planning.journal import Journal, attempts, sessions
 from trainyard.planning.journal_fold import Fold
 from trainyard.planning.plan import plan_sweep
-from trainyard.planning.request import summary
+from trainyard.utils import jsonl
+from trainyard.utils.jsonl import read_events
 
 KEPT = ".journal-fold.json"
 TRIALS = ("a", "b", 'with "quotes"')
@@ -67,10 +69,10 @@ def check(fold, path):
 
 
 @given(TOLD, st.lists(st.tuples(st.floats(0, 1), st.sampled_from(["same", "kept", "checked"])), max_size=6),
-       st.sampled_from([7, 50, 200, 1000, journal.BLOCK_BYTES]))  # fmt: skip
+       st.sampled_from([7, 50, 200, 1000, jsonl.BLOCK_BYTES]))  # fmt: skip
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_a_journal_that_is_read_in_pieces_says_the_same(tmp_path, monkeypatch, told, cuts, block_bytes):
-    for module in (journal, journal_fold):
+    for module in (jsonl, journal_fold):
         monkeypatch.setattr(module, "BLOCK_BYTES", block_bytes)
     path, content = tmp_path / "journal.jsonl", lines_of(told)
     path.unlink(missing_ok=True)
@@ -88,7 +90,7 @@ def test_a_journal_that_is_read_in_pieces_says_the_same(tmp_path, monkeypatch, t
 
 
 def whole_sweep(path, trials=5):
-    with opened(path) as file:
+    with Journal.opened(path) as file:
         file.append("session", job="7", slots=2)
         for trial in range(trials):
             file.append("started", trial=f"t{trial}", attempt=1)
@@ -109,8 +111,8 @@ def path(tmp_path):
 @pytest.fixture
 def parsed(monkeypatch):
     """The lines that are parsed from now on."""
-    lines, parse = [], journal.parse
-    for module in (journal, journal_fold):
+    lines, parse = [], jsonl.parse
+    for module in (jsonl, journal_fold):
         monkeypatch.setattr(module, "parse", lambda line: lines.append(line) or parse(line))
     return lines
 
@@ -118,7 +120,7 @@ def parsed(monkeypatch):
 def test_only_what_is_new_is_read(path, parsed):
     fold = Fold(path)
     del parsed[:]  # the epochs of the trial that runs
-    with opened(path) as file:
+    with Journal.opened(path) as file:
         file.append("finished", trial="t4", attempt=1, seconds=1.0, metrics={"loss": 0.25})
     fold.update().update()
     assert [each.outcome for each in fold.attempts.values()] == ["finished"] * 5
@@ -147,7 +149,7 @@ def edited_in_place(path):
 
 def edited_and_continued(path):
     edited_in_place(path)
-    with opened(path) as file:
+    with Journal.opened(path) as file:
         file.append("finished", trial="t4", attempt=1, seconds=1.0, metrics={})
 
 
@@ -173,7 +175,7 @@ def test_a_repaired_tail_is_read_on(path):
     with open(path, "a") as file:
         file.write('{"event":"finished","ti')
     fold = Fold(path).update()
-    with opened(path) as file:
+    with Journal.opened(path) as file:
         file.append("finished", trial="t4", attempt=1, seconds=1.0, metrics={"loss": 0.25})
     check(fold.update(), path)
     check(Fold(path).update(), path)
@@ -219,7 +221,7 @@ def test_a_plan_needs_no_epochs_and_who_looks_again_reads_no_more(tmp_path, pars
     path = tmp_path / "sweeps/s/journal.jsonl"
     path.parent.mkdir(parents=True)
     names = list(plan_sweep(config, "s", tmp_path).trials)
-    with opened(path) as file:
+    with Journal.opened(path) as file:
         for name in names[:2]:
             file.append("started", trial=name, attempt=1)
             file.append("epoch", trial=name, attempt=1, metrics={"epoch": 1, "loss": 0.5})

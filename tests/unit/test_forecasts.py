@@ -5,10 +5,10 @@ import json
 import pytest
 from trainyard.cli import workflow
 from trainyard.cli.workflow import Workflow
-from trainyard.cluster.slurm import parse_partition
+from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.load import check_config
 from trainyard.planning.forecast import rows, scale_row, words
-from trainyard.planning.journal import opened
+from trainyard.planning.journal import Journal
 from trainyard.planning.plan import plan_sweep
 
 CONFIG = {
@@ -31,7 +31,7 @@ def trained(results, scale, *, gpus, seconds, device="A100"):
 
 def finished(results, hours_by_blocks):
     trials = plan_sweep(check_config(CONFIG), "depth", results).trials
-    with opened(results / "sweeps/depth/journal.jsonl") as journal:
+    with Journal.opened(results / "sweeps/depth/journal.jsonl") as journal:
         for name, trial in trials.items():
             if hours := hours_by_blocks.get(trial.values["model_args.blocks"]):
                 journal.append("started", trial=name, attempt=1)

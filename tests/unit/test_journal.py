@@ -3,12 +3,13 @@
 import json
 
 import pytest
-from trainyard.planning.journal import attempts, opened, read_events, result_of, sessions, whole_epochs, whole_seconds
+from trainyard.planning.journal import Journal, attempts, result_of, sessions, whole_epochs, whole_seconds
 from trainyard.planning.journal_fold import Fold
+from trainyard.utils.jsonl import read_events
 
 
 def write_one_of_each(path):
-    with opened(path) as journal:
+    with Journal.opened(path) as journal:
         journal.append("session", durable=True, job="7")
         journal.append("started", trial="a", attempt=1, generation=0, node="n1", gpu="0", slot=0, job="7")
         journal.append("epoch", trial="a", attempt=1, metrics={"epoch": 1, "val_accuracy": 0.5})
@@ -57,7 +58,7 @@ def test_a_torn_last_line_costs_that_line_only(tmp_path, kept):
     size = max(1, int(len(last) * kept)) if kept != 1 else 1
     path.write_text("\n".join(whole) + "\n" + last[:size])
     assert len(read_events(path)) == len(whole)
-    with opened(path) as journal:
+    with Journal.opened(path) as journal:
         journal.append("started", trial="b", attempt=1)
     lines = path.read_text().splitlines()
     assert [json.loads(line)["event"] for line in lines[-2:]] == ["started", "started"]
@@ -68,7 +69,7 @@ def test_a_last_line_that_only_lacks_its_end_is_kept(tmp_path):
     path = tmp_path / "journal.jsonl"
     write_one_of_each(path)
     path.write_text(path.read_text().rstrip("\n"))
-    with opened(path) as journal:
+    with Journal.opened(path) as journal:
         journal.append("started", trial="b", attempt=1)
     assert [event["event"] for event in read_events(path)][-2:] == ["finished", "started"]
 
@@ -85,7 +86,7 @@ def test_damage_in_the_middle_costs_the_damaged_lines_only(tmp_path, caplog):
 
 def test_an_attempt_without_an_end_is_open_until_the_last_that_was_heard_of_it(tmp_path):
     path = tmp_path / "journal.jsonl"
-    with opened(path) as journal:
+    with Journal.opened(path) as journal:
         journal.append("started", trial="a", attempt=1)
         heard = journal.append("epoch", trial="a", attempt=1, metrics={})
     (attempt,) = attempts(read_events(path))
@@ -98,7 +99,7 @@ def test_there_is_nothing_in_a_journal_that_is_not_there(tmp_path):
 
 def test_an_epoch_that_is_told_again_is_one_row_with_the_last_values(tmp_path):
     path = tmp_path / "journal.jsonl"
-    with opened(path) as journal:
+    with Journal.opened(path) as journal:
         journal.append("started", trial="a", attempt=1)
         for row in ({"epoch": 1, "loss": 3}, {"epoch": 1, "loss": 2, "acc": 0.5}, {"epoch": 2, "loss": 1}):
             journal.append("epoch", trial="a", attempt=1, metrics=row)
@@ -108,14 +109,14 @@ def test_an_epoch_that_is_told_again_is_one_row_with_the_last_values(tmp_path):
 
 def test_what_was_read_again_replaces_what_was_read_and_no_time(tmp_path):
     path = tmp_path / "journal.jsonl"
-    with opened(path) as journal:
+    with Journal.opened(path) as journal:
         journal.append("session", durable=True, job="7")
         journal.append("started", trial="a", attempt=1)
         journal.append("epoch", trial="a", attempt=1, metrics={"epoch": 1, "loss": 3})
         end = journal.append("unreadable", trial="a", attempt=1, error="no metrics", seconds=2.0, heard="1")
     (before,), (run,) = attempts(read_events(path)), sessions(read_events(path))
     assert (before.outcome, before.heard, result_of([before])) == ("unreadable", "1", None)
-    with opened(path) as journal:
+    with Journal.opened(path) as journal:
         rows, metrics = [{"epoch": 1, "loss": 4}], {"loss": 4}
         journal.append(
             "reread", trial="a", attempt=1, outcome="finished", error="", rows=rows, metrics=metrics, heard="2"

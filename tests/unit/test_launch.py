@@ -4,20 +4,21 @@ import sys
 from pathlib import Path
 
 import pytest
-from trainyard.cluster.slurm import Allocation
-from trainyard.config.config import Scaling
-from trainyard.scaling.launchers import AGENT, TRAIN, WATCH, meeting_of, script_line, training_line
+from trainyard.cluster.slurm_allocation import Allocation
+from trainyard.config.scaling import Scaling
+from trainyard.scaling.launchers import TRAIN, meeting_of, script_line, training_line
 from trainyard.scaling.user_script import Script
 from trainyard.utils.errors import UserError
+from trainyard.utils.import_path import SCRIPTS
 
+AGENT, WATCH = (f"{sys.executable} {SCRIPTS}/trainyard scaling.{name}" for name in ("agent", "watch"))
 OPTIONS = ["--config", "c.yaml", "--study", "s"]
 
 
 def test_one_node_is_a_standalone_torchrun():
     line = training_line("1x4", OPTIONS, log_dir="/logs", allocation=None)
     assert " ".join(line) == (
-        f"{sys.executable} {AGENT} --nproc-per-node 4 --log-dir /logs --standalone "
-        f"{TRAIN} --scale 1x4 --config c.yaml --study s"
+        f"{AGENT} --nproc-per-node 4 --log-dir /logs --standalone {TRAIN} --config c.yaml --study s"
     )
 
 
@@ -26,9 +27,9 @@ def test_several_nodes_are_a_torchrun_each_that_meet_at_the_first():
     line = training_line("2x8", OPTIONS, log_dir="/logs", allocation=allocation)
     assert " ".join(line) == (
         "srun --nodes 2 --ntasks 2 --ntasks-per-node 1 --kill-on-bad-exit=1 "
-        f"{sys.executable} {AGENT} --nproc-per-node 8 --log-dir /logs --nnodes 2 "
+        f"{AGENT} --nproc-per-node 8 --log-dir /logs --nnodes 2 "
         "--rdzv-backend c10d --rdzv-id 1234567 --rdzv-endpoint n3:24567 "
-        f"{TRAIN} --scale 2x8 --config c.yaml --study s"
+        f"{TRAIN} --config c.yaml --study s"
     )
 
 
@@ -72,7 +73,7 @@ def own(launcher, scale="2x4", **fields):
 def test_a_launcher_is_started_once_per_node_and_watched(launcher):
     assert own(launcher) == (
         "srun --overlap --nodes 2 --ntasks 2 --ntasks-per-node 1 --cpus-per-task 12 --cpu-bind=none "
-        f"--kill-on-bad-exit=1 {sys.executable} {WATCH} --folder /out -- /env/python {PYTHON[launcher]} --more "
+        f"--kill-on-bad-exit=1 {WATCH} --folder /out -- /env/python {PYTHON[launcher]} --more "
         "train.py --lr 0.1"
     )
 
@@ -80,7 +81,7 @@ def test_a_launcher_is_started_once_per_node_and_watched(launcher):
 def test_srun_starts_the_script_itself_once_per_gpu():
     assert own("srun") == (
         "srun --overlap --nodes 2 --ntasks 8 --ntasks-per-node 4 --cpus-per-task 3 --cpu-bind=none "
-        f"--kill-on-bad-exit=1 --more {sys.executable} {WATCH} --folder /out --meet n3:24567 -- /env/python "
+        f"--kill-on-bad-exit=1 --more {WATCH} --folder /out --meet n3:24567 -- /env/python "
         "train.py --lr 0.1"
     )
     with pytest.raises(UserError, match="here, take torchrun"):
@@ -89,7 +90,7 @@ def test_srun_starts_the_script_itself_once_per_gpu():
 
 def test_on_one_node_a_launcher_needs_no_slurm():
     assert own("torchrun", scale="1x4", in_slurm=False) == (
-        f"{sys.executable} {WATCH} --folder /out -- /env/python -m torch.distributed.run --nproc-per-node 4 "
+        f"{WATCH} --folder /out -- /env/python -m torch.distributed.run --nproc-per-node 4 "
         "--standalone --more train.py --lr 0.1"
     )
 

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 from trainyard.cluster import held_folders
+from trainyard.cluster.held_folders import removed_at_the_end
 from trainyard.config.datasets import Synthetic
 from trainyard.data import node_copy
-from trainyard.data.node_copy import choose, local_copy, removed_at_the_end
+from trainyard.data.node_copy import choose, local_copy
 from trainyard.data.staged import DataError, Staged
 from trainyard.data.staging import stage
 from waiting import wait_until

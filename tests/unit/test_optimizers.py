@@ -29,7 +29,7 @@ model = ddp(torch.nn.Linear(2, 2), static_graph=True)
 model(torch.ones(1, 2)).sum().backward()
 print("torch._dynamo" in sys.modules)
 """
-    scripts = Path(optimizers.__file__).parents[1]
+    scripts = Path(optimizers.__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=scripts, text=True, capture_output=True, check=True)
     assert done.stdout == "False\n"
 

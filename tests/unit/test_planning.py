@@ -11,11 +11,11 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainyard.cluster.slurm import limit_of, parse_partition
+from trainyard.cluster.slurm_queries import limit_of, parse_partition
 from trainyard.config.load import ConfigError, check_config
-from trainyard.planning.journal import opened
+from trainyard.planning.forecast import costs, strategies, summary
+from trainyard.planning.journal import Journal
 from trainyard.planning.plan import plan_sweep
-from trainyard.planning.request import costs, strategies, summary
 from trainyard.planning.schedule import jobs_needed, lower_bound, makespan
 from trainyard.utils.errors import UserError
 
@@ -71,7 +71,7 @@ def plan(results, **changes):
 
 def finish(results, *names, seconds_per_block=0.5, generation=0, **changes):
     known = plan(results, **changes)
-    with opened(results / "sweeps/depth/journal.jsonl") as journal:
+    with Journal.opened(results / "sweeps/depth/journal.jsonl") as journal:
         for name in names:
             number = len(known.tries.get(name, ())) + 1
             seconds = known.trials[name].values["model_args.blocks"] * seconds_per_block
@@ -100,7 +100,7 @@ def test_what_finished_is_not_pending_and_predicts_the_rest(tmp_path):
 def test_trials_that_failed_before_come_last(tmp_path):
     names = list(plan(tmp_path).trials)
     finish(tmp_path, names[0])
-    with opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
+    with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
         journal.append("started", trial=names[3], attempt=1, generation=0)
         journal.append("failed", trial=names[3], attempt=1, error="ValueError: too deep")
     assert plan(tmp_path).pending == [names[2], names[1], names[3]]
@@ -130,7 +130,7 @@ def test_retrain_makes_results_pending_again_once(tmp_path):
 def test_trials_trained_again_are_stopped_by_what_came_since(tmp_path):
     """What `retrain` has overruled counts neither as told already nor as what others are compared with."""
     stop, names = {"method": "asha", "epochs": 9}, list(plan(tmp_path).trials)
-    with opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
+    with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
         for name in names:
             journal.append("started", trial=name, attempt=1, generation=0)
             journal.append("epoch", trial=name, attempt=1, metrics={"epoch": 1, "val_accuracy": 0.9})
@@ -169,7 +169,7 @@ def test_from_the_first_trial_that_finished_relative_costs_tell_seconds(tmp_path
     names = list(plan(tmp_path).trials)
     finish(tmp_path, names[3])  # 16 blocks: 8 s
     if known == "FLOPs":
-        with opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
+        with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
             journal.append("work", flops={name: 1e9 * (index + 1) for index, name in enumerate(names)})
     after = plan(tmp_path, cost="model_args.blocks") if known == "cost" else plan(tmp_path)
     assert after.pending == [names[2], names[1], names[0]]
@@ -179,7 +179,7 @@ def test_from_the_first_trial_that_finished_relative_costs_tell_seconds(tmp_path
 def test_what_a_search_is_still_to_draw_counts_as_what_it_has_drawn(tmp_path):
     search = {**SEARCH, "trials": 10}
     key = plan(tmp_path, grid={}, search=search).search_key
-    with opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
+    with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
         for blocks in (40, 80):
             values = {"model_args.blocks": blocks}
             journal.append("suggested", search=key, values=values, params=values, attrs={})
@@ -200,7 +200,7 @@ def test_a_cost_expression_may_have_keys_that_a_search_varies(tmp_path):
 
 def test_a_single_trial_of_a_search_can_be_retrained(tmp_path):
     key = plan(tmp_path, grid={}, search=SEARCH).search_key
-    with opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
+    with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
         for blocks in (4, 8, 12):
             values = {"model_args.blocks": blocks}
             journal.append("suggested", search=key, values=values, params=values, attrs={})
@@ -214,7 +214,7 @@ def test_a_single_trial_of_a_search_can_be_retrained(tmp_path):
 
 def test_the_walltime_covers_the_prediction_the_startup_and_a_margin(tmp_path):
     names = list(plan(tmp_path).trials)
-    with opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
+    with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
         journal.append("session")
         journal.append("slot_up")
     finish(tmp_path, *names[:3], seconds_per_block=60)
@@ -233,7 +233,7 @@ def test_the_margin_shrinks_once_it_was_seen_how_long_a_job_takes_to_begin(tmp_p
     finish(tmp_path, *names[:3], seconds_per_block=60)
     before = plan(tmp_path)
     assert before.margin_seconds == 60
-    with opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
+    with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
         journal.append("session", lead_seconds=4.0)
     after = plan(tmp_path)
     assert after.margin_seconds == 4 + 10 + 15, "as the last job took, the driver's own margin, and to take all down"
@@ -243,7 +243,7 @@ def test_the_margin_shrinks_once_it_was_seen_how_long_a_job_takes_to_begin(tmp_p
 def test_the_margin_covers_the_grace_of_commands(tmp_path):
     command = {"sweeps": {"s": {"command": "true {x}", "grid": {"x": [1, 2]}, "grace_seconds": 100}}}
     assert plan_sweep(check_config(command), "s", tmp_path).margin_seconds == 60 + 100
-    with opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
         journal.append("session", lead_seconds=4.0)
     assert plan_sweep(check_config(command), "s", tmp_path).margin_seconds == 4 + 10 + 100 + 15
 
@@ -259,7 +259,7 @@ def test_the_walltime_is_never_shorter_than_the_prediction(seconds, count):
     with TemporaryDirectory() as folder:
         values = {"grid": {"epochs": list(range(1, 20))}, "slots": {"gpus_per_node": count}}
         names = list(plan(Path(folder), **values).trials)
-        with opened(Path(folder) / "sweeps/depth/journal.jsonl") as journal:
+        with Journal.opened(Path(folder) / "sweeps/depth/journal.jsonl") as journal:
             for name, each in zip(names, seconds, strict=False):
                 journal.append("started", trial=name, attempt=1)
                 journal.append("finished", trial=name, attempt=1, seconds=each, metrics={})
@@ -331,7 +331,7 @@ def own_plan(results, *, limit_minutes, **changes):
     config = check_config({"sweeps": {"depth": sweep}})
     names = list(plan_sweep(config, "depth", results).trials)
     if not (results / "sweeps").exists():
-        with opened(results / "sweeps/depth/journal.jsonl") as journal:
+        with Journal.opened(results / "sweeps/depth/journal.jsonl") as journal:
             for name in names[:2]:
                 journal.append("started", trial=name, attempt=1)
                 journal.append("finished", trial=name, attempt=1, seconds=5 * 3600.0, metrics={})

@@ -1,14 +1,14 @@
 """What the doctor makes of a site: each finding passes, fails with a remedy, or says that it cannot know."""
 
 import pytest
-from trainyard.cluster import slurm
+from trainyard.cluster import slurm_queries
 from trainyard.doctor import checks, node_probe, sbatch_rehearsal
 from trainyard.utils.errors import UserError
 
 # As `sinfo --noheader --format '%P|%a|%l|%D|%c|%m|%G|%f'` prints them; the first two by Slurm 22.05.
-GPU = slurm.parse_partition("gpu*|up|1-00:00:00|4|8|16000|gpu:a100:2|nvlink,ib")
-CPU = slurm.parse_partition("cpu|up|infinite|12|64+|190000+|(null)|(null)")
-CLOSED = slurm.parse_partition("old|down|4:00:00|2|16|64000|gpu:v100:4(S:0-1)|(null)")
+GPU = slurm_queries.parse_partition("gpu*|up|1-00:00:00|4|8|16000|gpu:a100:2|nvlink,ib")
+CPU = slurm_queries.parse_partition("cpu|up|infinite|12|64+|190000+|(null)|(null)")
+CLOSED = slurm_queries.parse_partition("old|down|4:00:00|2|16|64000|gpu:v100:4(S:0-1)|(null)")
 PARTITIONS = [GPU, CPU, CLOSED]
 YES = "sbatch: Job 12 to start at 2026-11-21T03:12:36 using 1 processors on nodes n1 in partition gpu"
 NO = "allocation failure: Requested node configuration is not available"
@@ -24,7 +24,7 @@ def request(*options, code="0", answer=YES):
     [("30:00", 30), ("4:00:00", 240), ("1-00:00:00", 1440), ("2-12:30:30", 3630.5), ("infinite", float("inf"))],
 )
 def test_a_time_limit_is_read(text, minutes):
-    assert slurm.parse_limit(text) == minutes
+    assert slurm_queries.parse_limit(text) == minutes
 
 
 def test_a_partition_is_said_in_words():
@@ -55,7 +55,10 @@ def test_a_request_is_held_against_the_partitions(asked, verdict, words):
     assert bool(found.remedy) == (verdict == "fails")
 
 
-KNOWN = [slurm.Association(account="lab", qos=("normal", "long")), slurm.Association(account="other", qos=("normal",))]
+KNOWN = [
+    slurm_queries.Association(account="lab", qos=("normal", "long")),
+    slurm_queries.Association(account="other", qos=("normal",)),
+]
 ACCOUNTS = [
     ([], "ok", "the user's default", ""),
     (["-A", "lab", "--qos=long"], "ok", "lab; QoS long", ""),

@@ -20,7 +20,7 @@ from hypothesis import strategies as some
 from hypothesis.extra.numpy import arrays
 from imagesets import pixels, write_image, write_tree
 from trainyard.config.datasets import ImageFolder, Synthetic
-from trainyard.data import shard_store
+from trainyard.data import shards
 from trainyard.data import shards as sharding
 from trainyard.data.mean_std import channel_sums
 from trainyard.data.shards import make_shards, shards_of
@@ -214,7 +214,7 @@ def test_several_threads_may_look_into_a_file_at_once(tmp_path):
     np.save(path, np.zeros((3, 4), np.uint8))
 
     def offset(calls):
-        return offset(calls - 1) if calls else shard_store._offset(path)
+        return offset(calls - 1) if calls else shards._offset(path)
 
     collected = []
     gc.callbacks.append(lambda *_: collected.append(sum(range(200))))

@@ -7,13 +7,14 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainyard.cluster.slurm import JobRecord, parse_record
+from trainyard.cluster.slurm_queries import JobRecord, parse_record
 from trainyard.config.load import check_config
 from trainyard.planning.accounting import jobs_table, strategies_of, strategies_table
-from trainyard.planning.journal import opened, read_events, sessions
+from trainyard.planning.journal import Journal, sessions
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.schedule import lower_bound, makespan, schedule
 from trainyard.planning.strategies import Request, job_array, separate_jobs, strategy
+from trainyard.utils.jsonl import read_events
 
 DEPTH = [0.2125 * blocks for blocks in range(4, 81, 4)]  # reference A: 20 ResNets of 4 to 80 blocks
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)
@@ -88,14 +89,14 @@ CONFIG = {
 def written(results, monkeypatch, *, walltime=None):
     """A journal of two jobs on two GPUs: the first is killed in its second trial, the next trains what is missing."""
     clock = {"now": 1000.0}
-    monkeypatch.setattr("trainyard.planning.journal.time.time", lambda: clock["now"])
+    monkeypatch.setattr("trainyard.utils.jsonl.time.time", lambda: clock["now"])
     first, second, third = plan_sweep(check_config(CONFIG), "depth", results).trials
 
     def at(when, event, **fields):
         clock["now"] = 1000.0 + when
         journal.append(event, **fields)
 
-    with opened(results / "sweeps/depth/journal.jsonl") as journal:
+    with Journal.opened(results / "sweeps/depth/journal.jsonl") as journal:
         about = {"slots": 2, "nodes": 1, "gpus": 2, "gpus_per_trial": 1, "node": "n1", "walltime_seconds": walltime}
         at(0, "session", job="7", pending=3, predicted_seconds=None, **about)
         at(4, "slot_up", slot=0, import_torch_seconds=2.0, copy_seconds=1.0, data_seconds=0.5)

@@ -16,20 +16,18 @@ from trainyard.packing.live_view import slot_table
 from trainyard.planning.accounting import jobs_table, strategies_of, strategies_table
 from trainyard.planning.journal import Attempt
 from trainyard.planning.plan import plan_sweep
-from trainyard.report import scaling_plots, style, sweep_plots
+from trainyard.report import scaling_plots, style, sweep_plots, tree_plots
 from trainyard.report.tables import (
     as_date,
     best_words,
     epochs_table,
-    read_table,
     saved_words,
     shown_metric,
     stopping_table,
     timeline_table,
     trials_table,
-    write_parquet,
-    write_table,
 )
+from trainyard.utils.csv_files import read_table, write_parquet, write_table
 
 
 def test_a_timeline_without_attempts_has_its_columns():
@@ -179,7 +177,7 @@ PICTURES = {
         lambda upper, lower: scaling_plots.telemetry(upper, lower, samples=SAMPLES, on_gpu=True),
         ["n1 GPU 0", "GPU memory (MiB)", "GPU utilisation", "minutes"],
     ),
-    "trees": (lambda axes: style.trees_scores(axes, TREES), ["RMSE", "xgboost"]),
+    "trees": (lambda axes: tree_plots.trees_scores(axes, TREES), ["RMSE", "xgboost"]),
 }
 
 

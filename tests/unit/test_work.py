@@ -5,7 +5,7 @@ from trainyard.config.load import check_config
 from trainyard.data.staged import Staged
 from trainyard.data.staging import stage
 from trainyard.planning import trial_flops
-from trainyard.planning.journal import opened
+from trainyard.planning.journal import Journal
 from trainyard.planning.plan import plan_sweep
 
 
@@ -41,7 +41,7 @@ def test_the_longest_comes_first_and_slots_are_chosen_by_it(plan, tmp_path):
              "grid": {"model_args.blocks": [1, 9, 2, 5], "epochs": [1, 3]}}  # fmt: skip
     before = plan(**sweep)
     assert trial_flops.is_needed(before)
-    with opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
         journal.append("work", flops=trial_flops.count_work(before, Staged(tmp_path / "data/tiny")))
     after = plan(**sweep)
     order = [tuple(after.trials[name].values.values()) for name in after.pending]

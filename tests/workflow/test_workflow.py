@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from waiting import wait_until
-from yard import ROOT, TINY, Yard
+from yard import ONE_RANK, ROOT, TINY, Yard
 
 FULL = {
     **TINY,
@@ -318,12 +318,12 @@ def test_a_scale_interrupted_between_epochs_continues_and_ends_the_same_and_anot
 def test_the_wrong_number_of_ranks_is_explained(yard):
     yard.write(FULL)
     yard.stage()
+    yard.environment |= ONE_RANK
     said = yard.run(*yard.script("train", "--study", "ranks", "--scale", "1x2"), check=False).stdout
     assert "scale 1x2 needs 2 ranks, but there are 1: start it with torchrun --nnodes 1 --nproc-per-node 2" in said
 
 
-STARTED_BY_OTHERS = {"agent", "join", "watch"}
-PROGRAMS = sorted({path.stem for path in (ROOT / "scripts").glob("*.py")} - STARTED_BY_OTHERS)
+PROGRAMS = sorted(path.stem for path in (ROOT / "scripts").glob("*.py"))
 
 
 # Runs each program with --help, all in one process: most of them import torch.
@@ -343,7 +343,7 @@ print(json.dumps(said))
 def helps(tmp_path_factory):
     yard, scripts = Yard(tmp_path_factory.mktemp("help")), ROOT / "scripts"
     yard.environment["PYTHONPATH"] = str(scripts)
-    paths = [str(scripts / f"{program}.py") for program in (*PROGRAMS, *STARTED_BY_OTHERS)]
+    paths = [str(scripts / f"{program}.py") for program in PROGRAMS]
     said = json.loads(yard.run(sys.executable, "-c", HELP, *paths).stdout)
     return {Path(path).stem: text for path, text in said.items()}
 
@@ -351,11 +351,6 @@ def helps(tmp_path_factory):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_program_helps_with_an_example(helps, program):
     assert f"example: python scripts/{program}.py" in helps[program]
-
-
-@pytest.mark.parametrize("program", sorted(STARTED_BY_OTHERS))
-def test_a_program_that_others_start_says_so(helps, program):
-    assert "there is no use for it by hand" in helps[program]
 
 
 def test_status_shows_how_a_sweep_stands(done):

@@ -27,7 +27,7 @@ rule train:
     message:
         yard.message("{resources.plan}")
     shell:
-        "python $SCRIPTS/launch.py --scale {wildcards.scale} --config $CONFIG --study {wildcards.name} --log-file {log}"
+        "python $SCRIPTS/train.py --scale {wildcards.scale} --config $CONFIG --study {wildcards.name} --log-file {log}"
 
 
 # Slurm wraps a job of one node in an srun of its own; a job of several nodes is told by `mpi` to leave that to us.

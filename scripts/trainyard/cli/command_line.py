@@ -5,15 +5,14 @@ import atexit
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from trainyard.cluster import slurm
+from trainyard.cluster import slurm_allocation, slurm_queries
 from trainyard.config.config import Config
 from trainyard.utils.errors import UserError
 
@@ -79,13 +78,15 @@ def _end_rank(code: int) -> NoReturn:
 def _say_what_was_given() -> None:
     """Have the log of a Slurm job begin with its allocation, and with the line that asked for it."""
     try:
-        given = slurm.allocation() if os.environ.get("RANK", "0") == "0" else None
+        given = slurm_allocation.allocation() if os.environ.get("RANK", "0") == "0" else None
     except UserError as error:  # who needs to know will say so
         logging.warning("%s", error)
         return
     if given:
         logging.info("%s", given)
-        logging.info("submitted with: %s", slurm.submit_line(given.job) or "(a line that is not in Slurm's accounting)")
+        logging.info(
+            "submitted with: %s", slurm_queries.submit_line(given.job) or "(a line that is not in Slurm's accounting)"
+        )
 
 
 def set_up_logging(log_file: Path | None) -> None:
@@ -96,11 +97,6 @@ def set_up_logging(log_file: Path | None) -> None:
         handlers.append(logging.FileHandler(log_file))
         handlers[1].setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=handlers, force=True)
-
-
-def pass_on_sigterm(process: "subprocess.Popen[Any]") -> None:
-    """From now on, a request to end this program goes to a process that it waits for."""
-    signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
 
 
 def section(config: Config, kind: str, name: str) -> None:

@@ -8,20 +8,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from trainyard.cluster.slurm import limit_of, partitions
-from trainyard.config.config import split_scale
+from trainyard.cluster.slurm_queries import limit_of, partitions
 from trainyard.config.datasets import ImageFolder, Python, holds_images, is_downloaded
 from trainyard.config.load import check_config
+from trainyard.config.scaling import split_scale
 from trainyard.config.sweep import NAME_PATTERN
 from trainyard.config.train import Train
 from trainyard.config.trials import RESULT_VERSION, expand
-from trainyard.planning.forecast import scale_row, words
+from trainyard.planning.forecast import costs, scale_row, summary, words
 from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
-from trainyard.planning.request import costs, summary
 from trainyard.scaling.user_script import Script
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, write_json
-from trainyard.utils.import_path import check_imports
+from trainyard.utils.import_path import SCRIPTS, check_imports
 
 Wildcards = Any  # snakemake.io.Wildcards: an attribute per wildcard
 
@@ -106,9 +105,9 @@ class Workflow:
 
         With a `deployment` method (`--sdm conda`), Snakemake activates an environment for each rule itself.
         """
-        scripts, folder = Path(__file__).parents[2], Path(sys.executable).parent
+        folder = Path(sys.executable).parent
         path = "" if deployment else f'export PATH="{folder}:$PATH"; '
-        return f'{path}SCRIPTS="{scripts}" CONFIG="{self.config_file}"; '
+        return f'{path}SCRIPTS="{SCRIPTS}" CONFIG="{self.config_file}"; '
 
     def write_config(self) -> None:
         """Keep the config that this run works with, command-line overrides included: what the programs read."""

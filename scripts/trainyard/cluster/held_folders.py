@@ -10,9 +10,12 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+
+from trainyard.cluster import slurm_allocation
 
 ORPHAN_SECONDS: Final = 60  # a folder that is younger may be about to be locked by the one who made it
 NETWORK: Final = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "afs", "orangefs", "gluster", "smb",
@@ -130,3 +133,45 @@ def _removed(path: Path, older_than_seconds: float) -> bool:
     finally:
         os.close(lock)
     return True
+
+
+PREFIX: Final = "ty-data-"
+ENDING_SECONDS: Final = 5  # Ray's workers end a moment after Ray
+
+
+@contextmanager
+def removed_at_the_end(policy: str) -> Iterator[None]:
+    """After the block, remove what processes of this job that were ended by force have left on this node."""
+    for base in candidates(policy, os.environ):
+        remove_unheld(base, f"{PREFIX}{os.getuid()}-*", older_than_seconds=ORPHAN_SECONDS)
+    try:
+        yield
+    finally:
+        for base in candidates(policy, os.environ):
+            remove_unheld(base, f"{job_prefix()}*", wait_seconds=ENDING_SECONDS)
+
+
+def patterns(policy: str) -> list[str]:
+    """What matches all copies of this job on this node."""
+    return [f"{base}/{job_prefix()}*" for base in candidates(policy, os.environ)]
+
+
+def job_prefix() -> str:
+    """What the names of this job's folders begin with."""
+    return f"{PREFIX}{os.getuid()}-{slurm_allocation.job_id()}-"
+
+
+def candidates(policy: str, environment: Mapping[str, str]) -> list[Path]:
+    """Existing folders that this process can write to, the best one first."""
+    if policy == "off":
+        return []
+    if policy != "auto":
+        path = Path(os.path.expandvars(policy)).expanduser()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return []
+        return [path] if os.access(path, os.W_OK) else []
+    names = [environment.get("SLURM_TMPDIR"), environment.get("TMPDIR"), "/tmp", "/dev/shm"]
+    folders = dict.fromkeys(Path(name) for name in names if name)
+    return [folder for folder in folders if folder.is_dir() and os.access(folder, os.W_OK)]

@@ -1,6 +1,6 @@
 """Ray over all nodes of a Slurm job: the driver's node is the head, the others join it through one srun.
 
-On each of the others srun runs `scripts/join.py`. Its standard input is the line to the driver: the token comes first,
+On each of the others srun runs `ray_node`. Its standard input is the line to the driver: the token comes first,
 so that Ray is being imported there while the head starts; then the head's address; and its end, whatever the end of
 the driver was, takes the node's Ray down. The token is on no shared file system, in no command line, and in no
 environment.
@@ -10,22 +10,21 @@ import contextlib
 import json
 import logging
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainyard.cluster import slurm
+from trainyard.cluster import slurm_allocation
+from trainyard.cluster.held_folders import patterns
 from trainyard.cluster.ray_local import LocalRay, local_ray, token
 from trainyard.cluster.ray_node import ENDED
 from trainyard.config.sweep import Slots
-from trainyard.data.node_copy import patterns
 from trainyard.utils.errors import UserError
+from trainyard.utils.import_path import helper_line
 
 JOIN_TIMEOUT_SECONDS = 120  # a cold shared file system may take a minute to give each node its Python
 LEAVE_TIMEOUT_SECONDS = 8  # then srun is told to end, and after as long again killed: a dead node never answers
-PROGRAM = Path(__file__).parents[2] / "join.py"
 log = logging.getLogger(__name__)
 
 
@@ -44,7 +43,7 @@ def ray_for(slots: Slots, *, folder: Path, local: str) -> Iterator[LocalRay]:
             yield cluster
         return
     others = _other_nodes(slots)
-    address = slurm.address_towards(others[0])
+    address = slurm_allocation.address_towards(others[0])
     with (
         _Joining(others, gpus=gpus, cpus=cpus, local=local, log=folder / "ray-nodes.log") as joining,
         local_ray(gpus=gpus, cpus=cpus, address=address, litter=litter) as cluster,
@@ -61,7 +60,7 @@ def ray_for(slots: Slots, *, folder: Path, local: str) -> Iterator[LocalRay]:
 
 def _other_nodes(slots: Slots) -> list[str]:
     """The job's nodes but this one."""
-    given = slurm.allocation()
+    given = slurm_allocation.allocation()
     if given is None or len(given.nodes) != slots.nodes:
         held = "this is not a Slurm job" if given is None else f"the job has {len(given.nodes)}"
         raise UserError(
@@ -69,7 +68,7 @@ def _other_nodes(slots: Slots) -> list[str]:
         )
     if 0 < given.gpus_per_node < slots.gpus_per_node:  # without GPUs they are only counted
         raise UserError(f"the sweep needs {slots.gpus_per_node} GPUs a node, but the job has {given.gpus_per_node}")
-    return [name for name in given.nodes if name.split(".")[0] != slurm.node_name()]
+    return [name for name in given.nodes if name.split(".")[0] != slurm_allocation.node_name()]
 
 
 class _Joining:
@@ -79,7 +78,7 @@ class _Joining:
         self._nodes, self._log = nodes, log
         with open(log, "w") as output:
             self._srun = subprocess.Popen(
-                _srun_line(nodes, [sys.executable, "-u", str(PROGRAM)]),
+                _srun_line(nodes, helper_line("cluster.ray_node")),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

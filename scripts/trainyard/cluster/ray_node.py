@@ -1,4 +1,7 @@
-"""The other end of `raynodes`: one more node of a sweep's Ray, for as long as the driver holds the line."""
+"""One more node of a sweep's Ray, for as long as the driver holds the line: the other end of `ray_job`.
+
+srun starts it on the nodes of a sweep's job, as `python scripts/trainyard cluster.ray_node`.
+"""
 
 import contextlib
 import ctypes
@@ -14,9 +17,9 @@ from typing import Final
 
 import psutil
 
-from trainyard.cluster import slurm
+from trainyard.cluster import slurm_allocation
+from trainyard.cluster.held_folders import removed_at_the_end
 from trainyard.cluster.ray_local import OBJECT_STORE_BYTES, private_directory, ray_environment
-from trainyard.data.node_copy import removed_at_the_end
 
 POLL_SECONDS: Final = 0.2
 LOG_LINES: Final = 8
@@ -56,7 +59,7 @@ def join() -> int:
             while ray.poll() is None:
                 if select.select([sys.stdin], [], [], POLL_SECONDS)[0]:  # nothing more is said: this is the end of it
                     return 0
-            print(f"{slurm.node_name()}: {ENDED}\n{_tails(directory)}")
+            print(f"{slurm_allocation.node_name()}: {ENDED}\n{_tails(directory)}")
             return 1
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -66,7 +69,7 @@ def join() -> int:
 
 def _start_arguments(directory: Path, *, gpus: int, cpus: int, address: str) -> list[str]:
     """Options of `ray start`: in the foreground, on every port a free one that the kernel chooses."""
-    here = ["--address", address, "--node-ip-address", slurm.address_towards(address.rpartition(":")[0])]
+    here = ["--address", address, "--node-ip-address", slurm_allocation.address_towards(address.rpartition(":")[0])]
     shares = ["--num-gpus", str(gpus), "--num-cpus", str(cpus), "--object-store-memory", str(OBJECT_STORE_BYTES)]
     # The default range of the workers' ports is the same for every Ray on a node.
     ports = ["--min-worker-port", "0", "--max-worker-port", "0", "--dashboard-agent-listen-port", "0"]
@@ -93,3 +96,7 @@ def _tails(directory: Path) -> str:
     """The last lines of the logs that say why Ray ended."""
     logs = sorted(directory.glob("r/session_*/logs/*.err")) + sorted(directory.glob("r/session_*/logs/raylet.out"))
     return "\n".join(line for path in logs for line in path.read_text(errors="replace").splitlines()[-LOG_LINES:])
+
+
+if __name__ == "__main__":
+    sys.exit(join())

@@ -10,12 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from trainyard.cluster import held_folders, slurm
+from trainyard.cluster import held_folders, slurm_allocation
+from trainyard.cluster.held_folders import candidates, job_prefix
 from trainyard.data.staged import DataError, Staged
 from trainyard.utils.files import file_digest
 
-PREFIX: Final = "ty-data-"
-ENDING_SECONDS: Final = 5  # Ray's workers end a moment after Ray
 MARGIN_BYTES: Final = 2**30  # that a disk must have free beyond the copy and a tenth of it
 MEMORY_SHARE: Final = 0.25  # of what is free on a file system that is memory, at most
 
@@ -43,7 +42,7 @@ def local_copy(staged: Staged, policy: str) -> Iterator[LocalCopy]:
     if base is None:
         yield LocalCopy(staged, words)
         return
-    path, made = base / f"{_prefix()}{staged.digest}", list[str]()
+    path, made = base / f"{job_prefix()}{staged.digest}", list[str]()
     with ExitStack() as stack:
         try:
             fill = partial(_copy, staged, made.append)
@@ -52,27 +51,6 @@ def local_copy(staged: Staged, policy: str) -> Iterator[LocalCopy]:
             yield LocalCopy(staged, _not_copied(staged, str(error)))
             return
         yield LocalCopy(Staged(path), "".join(made), time.perf_counter() - began)
-
-
-@contextmanager
-def removed_at_the_end(policy: str) -> Iterator[None]:
-    """After the block, remove what processes of this job that were ended by force have left on this node."""
-    for base in _candidates(policy, os.environ):
-        held_folders.remove_unheld(base, f"{PREFIX}{os.getuid()}-*", older_than_seconds=held_folders.ORPHAN_SECONDS)
-    try:
-        yield
-    finally:
-        for base in _candidates(policy, os.environ):
-            held_folders.remove_unheld(base, f"{_prefix()}*", wait_seconds=ENDING_SECONDS)
-
-
-def patterns(policy: str) -> list[str]:
-    """What matches all copies of this job on this node."""
-    return [f"{base}/{_prefix()}*" for base in _candidates(policy, os.environ)]
-
-
-def _prefix() -> str:
-    return f"{PREFIX}{os.getuid()}-{slurm.job_id()}-"
 
 
 def choose(
@@ -90,7 +68,7 @@ def choose(
         return None, ""
     need = sum((staged.folder / name).stat().st_size for name in staged.meta["files"])
     reasons = []
-    for base in _candidates(policy, environment):
+    for base in candidates(policy, environment):
         kind = kind_of(base)
         if policy == "auto" and held_folders.is_network(kind):
             reasons.append(f"{base} is on {kind}")
@@ -102,23 +80,7 @@ def choose(
 
 
 def _not_copied(staged: Staged, why: str) -> str:
-    return f"{slurm.node_name()} reads {staged.folder} itself, without a copy on its own disk: {why}"
-
-
-def _candidates(policy: str, environment: Mapping[str, str]) -> list[Path]:
-    """Existing folders that this process can write to, the best one first."""
-    if policy == "off":
-        return []
-    if policy != "auto":
-        path = Path(os.path.expandvars(policy)).expanduser()
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            return []
-        return [path] if os.access(path, os.W_OK) else []
-    names = [environment.get("SLURM_TMPDIR"), environment.get("TMPDIR"), "/tmp", "/dev/shm"]
-    folders = dict.fromkeys(Path(name) for name in names if name)
-    return [folder for folder in folders if folder.is_dir() and os.access(folder, os.W_OK)]
+    return f"{slurm_allocation.node_name()} reads {staged.folder} itself, without a copy on its own disk: {why}"
 
 
 def _has_room(free: int, need: int, kind: str) -> bool:
@@ -146,4 +108,5 @@ def _copy(staged: Staged, say: Callable[[str], None], folder: Path) -> None:
     shutil.copyfile(staged.folder / "meta.json", folder / ".meta.json")
     (folder / ".meta.json").rename(folder / "meta.json")
     took = time.perf_counter() - began
-    say(f"copied {staged.folder.name} to {slurm.node_name()}:{folder} in {took:.1f} s ({size / 2**20:,.0f} MiB)")
+    place = f"{slurm_allocation.node_name()}:{folder}"
+    say(f"copied {staged.folder.name} to {place} in {took:.1f} s ({size / 2**20:,.0f} MiB)")

@@ -21,7 +21,7 @@ import numpy as np
 import PIL
 from numpy.lib.format import open_memmap
 
-from trainyard.cluster import slurm
+from trainyard.cluster import slurm_allocation
 from trainyard.config.config import Data
 from trainyard.config.datasets import Dataset, Digits, ImageFolder, Python, Synthetic, Table, Torchvision, is_downloaded
 from trainyard.data import torchvision_datasets
@@ -139,7 +139,7 @@ def _path(text: str) -> Path:
 
 
 def _stage_images(source: Source, folder: Path, *, skip: bool) -> dict[str, Any]:
-    work, cpus = folder / ".staging", slurm.available_cpus()
+    work, cpus = folder / ".staging", slurm_allocation.available_cpus()
     work.mkdir(parents=True, exist_ok=True)
     _announce(source, folder, cpus)
     outcome = make_shards(source, work, cpus=cpus, what=folder.name)

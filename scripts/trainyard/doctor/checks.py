@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from trainyard.cluster import held_folders, slurm
+from trainyard.cluster import held_folders, slurm_queries
 from trainyard.config.config import Config
 from trainyard.doctor.sbatch_rehearsal import Request, SnakemakeFailed, requests
 from trainyard.utils.errors import UserError
@@ -45,9 +45,9 @@ class Site:
         return requests(self.config, self.config_file, profile=self.profile, results=self.results)
 
     @cached_property
-    def partitions(self) -> list[slurm.Partition]:
+    def partitions(self) -> list[slurm_queries.Partition]:
         """What there is."""
-        return slurm.partitions()
+        return slurm_queries.partitions()
 
     def check(self) -> Iterator[Finding]:
         """All that can be found out from here, one finding after the other; ends early where Slurm does not answer."""
@@ -63,7 +63,7 @@ class Site:
             yield Finding("jobs", "fails", f"Snakemake stopped before it submitted anything:\n{error}",
                           f"correct what it says, in {self.profile} or {self.config_file}")  # fmt: skip
             return
-        yield check_account(asked, lambda: slurm.associations(self.user), self.user)
+        yield check_account(asked, lambda: slurm_queries.associations(self.user), self.user)
         for request in asked:
             yield check_request(request, self.partitions)
 
@@ -84,13 +84,13 @@ def check_slurm() -> Finding:
     if missing:
         return Finding("Slurm", "fails", f"not on PATH: {', '.join(missing)}",
                        "run this on a login node of the cluster; some sites need `module load slurm`")  # fmt: skip
-    return Finding("Slurm", "ok", slurm.controller())
+    return Finding("Slurm", "ok", slurm_queries.controller())
 
 
 def check_accounting(user: str) -> Finding:
     """Slurm keeps accounts: who may use which, and what became of jobs."""
     try:
-        names = sorted({each.account for each in slurm.associations(user)})
+        names = sorted({each.account for each in slurm_queries.associations(user)})
     except UserError as error:
         return Finding("accounting", "unknown", str(error), "without it, accounts and ended jobs cannot be looked up")
     if not names:
@@ -100,7 +100,9 @@ def check_accounting(user: str) -> Finding:
     return Finding("accounting", "ok", f"accounts of {user}: {', '.join(names)}")
 
 
-def check_account(asked: Sequence[Request], associations: Callable[[], list[slurm.Association]], user: str) -> Finding:
+def check_account(
+    asked: Sequence[Request], associations: Callable[[], list[slurm_queries.Association]], user: str
+) -> Finding:
     """The accounts and qualities of service that jobs name are this user's."""
     accounts = {each.options.account for each in asked} - {None}
     wanted_qos = {each.options.qos for each in asked} - {None}
@@ -120,11 +122,11 @@ def check_account(asked: Sequence[Request], associations: Callable[[], list[slur
     return Finding("account", "ok", words + (f"; QoS {', '.join(sorted(wanted_qos))}" if wanted_qos else ""))
 
 
-def _names(known: Sequence[slurm.Association]) -> str:
+def _names(known: Sequence[slurm_queries.Association]) -> str:
     return ", ".join(sorted({each.account for each in known})) or "(none)"
 
 
-def check_request(request: Request, partitions: Sequence[slurm.Partition]) -> Finding:
+def check_request(request: Request, partitions: Sequence[slurm_queries.Partition]) -> Finding:
     """Slurm would take a job and could start it one day, within the longest walltime of its partition."""
     name = request.options.partition
     here = [each for each in partitions if (each.name == name if name else each.default)]

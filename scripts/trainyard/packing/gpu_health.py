@@ -1,12 +1,10 @@
 """Whether the GPU of this process works: tried in a process of its own, which a broken GPU may hang or end."""
 
-import os
 import subprocess
-import sys
-from pathlib import Path
 from typing import Final
 
 from trainyard.packing import gpu_sharing
+from trainyard.utils.import_path import helper_line
 
 CHECK_SECONDS: Final = 120.0  # torch's import included
 SIZE: Final = 1024  # rows and columns of the matrices that are multiplied
@@ -15,11 +13,9 @@ PATTERN_MIB: Final = 256  # of its memory, written and read back: other trials m
 
 def checked() -> tuple[bool, str]:
     """Whether this process's GPU is broken, and what a check of it has found, in words."""
-    folders = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
-    line = [sys.executable, "-m", "trainyard.packing.gpu_health"]
+    line = helper_line("packing.gpu_health")
     try:
-        done = subprocess.run(line, env=environment, text=True, capture_output=True, check=False, timeout=CHECK_SECONDS)
+        done = subprocess.run(line, text=True, capture_output=True, check=False, timeout=CHECK_SECONDS)
     except subprocess.TimeoutExpired:
         return True, f"it gave no answer within {CHECK_SECONDS:.0f} s"
     said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()

@@ -11,9 +11,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trainyard.planning.journal import Attempt, Event, add_row, attempts
+from trainyard.planning.journal import Attempt, attempts
 from trainyard.planning.plan import Plan
 from trainyard.planning.search import is_place
+from trainyard.programs.metrics import add_row
+from trainyard.utils.jsonl import Event
 from trainyard.utils.progress_bar import duration
 
 log = logging.getLogger(__name__)

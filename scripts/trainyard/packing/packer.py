@@ -14,19 +14,21 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from trainyard.cluster import slurm
+from trainyard.cluster import slurm_allocation
 from trainyard.config.sweep import Slots
 from trainyard.config.user_programs import Own
 from trainyard.packing.failure_policy import Failure, FailurePolicy
 from trainyard.packing.gpu_sharing import Use, has_gpu
-from trainyard.packing.tasks import Slot, Source, Task
+from trainyard.packing.slot import Slot
 from trainyard.packing.worker import Order, Setting, Worker
 from trainyard.planning.early_stopping import Rule
-from trainyard.planning.journal import WHERE, Event, Journal
+from trainyard.planning.journal import WHERE, Journal
+from trainyard.planning.task import Source, Task
 from trainyard.programs.command import blames_checkpoint
 from trainyard.programs.metrics import UNREADABLE_REMEDY, divergence
 from trainyard.programs.process import wait_until_free
 from trainyard.utils.errors import UserError
+from trainyard.utils.jsonl import Event
 
 START_ATTEMPTS = 3  # a slot whose worker cannot start this often in a row is given up: its node must be broken
 # A job that is cancelled gets its signals everywhere at about the same time: if the death of a worker or a program is
@@ -55,7 +57,7 @@ class Packer:
         slots: Slots,
         setting: Setting,
         failures: FailurePolicy,
-        allocation: slurm.Allocation | None = None,
+        allocation: slurm_allocation.Allocation | None = None,
         look: bool = False,
         rule: Rule | None = None,
         metrics: Iterable[str] = (),

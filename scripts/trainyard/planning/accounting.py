@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from trainyard.cluster.slurm import JobRecord, job_records
+from trainyard.cluster.slurm_queries import JobRecord, job_records
 from trainyard.planning.journal import JUDGED, SETTLED, Attempt, Session
 from trainyard.planning.plan import Plan
 from trainyard.planning.strategies import Request, Strategy, job_array, separate_jobs, strategy

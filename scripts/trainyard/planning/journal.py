@@ -16,146 +16,26 @@ trials, counted before any has run), `share` (how many trials share a GPU from n
 `suggested` (a search has drawn a configuration).
 """
 
-import json
-import logging
 import math
-import os
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trainyard.utils.files import lock
+from trainyard.programs.metrics import add_row
+from trainyard.utils.jsonl import Event, EventLog
 
-Event = dict[str, Any]
 RESULTS = frozenset({"finished", "stopped"})  # whose metrics count
 JUDGED = RESULTS | {"diverged"}  # of which it is known how good they are: their time is not wasted
 SETTLED = JUDGED | {"unreadable"}  # after which a trial is not run again
 TERMINAL = SETTLED | {"failed", "interrupted"}
-BLOCK_BYTES: Final = 1 << 22  # that are read at once
-log = logging.getLogger(__name__)
 
 
-class Journal:
-    """Appends to a journal; get one from `opened`, which holds the lock."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "a")  # noqa: SIM115  (closed by `opened`)
+class Journal(EventLog):
+    """Appends to the journal of a sweep; get one from `opened`, which holds the lock."""
 
     def append(self, event: str, *, durable: bool = False, **fields: Any) -> Event:
         """Write one event with the time now; it is on the disk when this returns if `durable` or it ends an attempt."""
-        record = {"event": event, "time": round(time.time(), 4), **fields}
-        self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
-        self._file.flush()
-        if durable or event in TERMINAL:
-            os.fsync(self._file.fileno())
-        return record
-
-    def close(self) -> None:
-        """Make everything durable and close the file."""
-        os.fsync(self._file.fileno())
-        self._file.close()
-
-
-@contextmanager
-def opened(path: Path, *, wait_seconds: float = 0.0) -> Iterator[Journal]:
-    """The journal at `path` for appending, its torn tail repaired and its lock held.
-
-    Raises:
-        files.Locked: another driver has it.
-    """
-    with lock(path.with_name(f".{path.name}.lock"), wait_seconds=wait_seconds, say=log.info):
-        _repair_tail(path)
-        journal = Journal(path)
-        try:
-            yield journal
-        finally:
-            journal.close()
-
-
-def _repair_tail(path: Path) -> None:
-    """Complete or drop a last line that was cut off in the middle of a write."""
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    keep = content.rfind(b"\n") + 1
-    tail = content[keep:]
-    if not tail:
-        return
-    with open(path, "r+b") as file:
-        if parse(tail) is not None:
-            file.seek(0, os.SEEK_END)
-            file.write(b"\n")
-        else:
-            log.warning("%s: dropped a last line that was written only in part (%d bytes)", path, len(tail))
-            file.truncate(keep)
-        os.fsync(file.fileno())
-
-
-class Reader:
-    """Reads the lines of a journal as it grows: each time, those that were added since the last."""
-
-    def __init__(self, path: Path, *, offset: int = 0, lines: int = 0) -> None:
-        self.path, self.offset, self.lines = path, offset, lines  # bytes and lines that were read
-        self._damaged: list[int] = []
-
-    def blocks(self, *, until: int | None = None) -> Iterator[tuple[int, list[bytes]]]:
-        """The whole lines that are new, some at a time, with the number of the first; at most up to byte `until`.
-
-        A last line without its end counts if it says something; if not, it is still being written, or torn.
-        """
-        with open(self.path, "rb") as file:
-            file.seek(self.offset)
-            rest = b""
-            while block := file.read(BLOCK_BYTES if until is None else min(BLOCK_BYTES, until - file.tell())):
-                whole, end, rest = (rest + block).rpartition(b"\n")
-                if end:
-                    yield self._taken(whole + end)
-            if rest and parse(rest) is not None:
-                yield self._taken(rest)
-
-    def _taken(self, block: bytes) -> tuple[int, list[bytes]]:
-        first = self.lines + 1
-        self.offset, self.lines = self.offset + len(block), self.lines + block.count(b"\n")
-        return first, block.removesuffix(b"\n").split(b"\n")
-
-    def parsed(self, line: bytes, number: int) -> Event | None:
-        """The event of a line, or None if it is damaged."""
-        event = parse(line)
-        if event is None and line:
-            self._damaged.append(number)
-        return event
-
-    def warn(self) -> None:
-        """Say which lines were damaged."""
-        if self._damaged:
-            log.warning("%s: passed over damaged lines: %s", self.path, ", ".join(map(str, self._damaged)))
-
-
-def read_events(path: Path, *, until: int | None = None) -> list[Event]:
-    """All whole events of a journal, in order; none where there is no journal. Reading needs no lock.
-
-    Of the first `until` bytes only, if that is given.
-    """
-    if not path.exists():
-        return []
-    reader, events = Reader(path), list[Event]()
-    for first, lines in reader.blocks(until=until):
-        found = (reader.parsed(line, number) for number, line in enumerate(lines, start=first))
-        events += [event for event in found if event is not None]
-    reader.warn()
-    return events
-
-
-def parse(line: bytes) -> Event | None:
-    """The event that a line tells; None if it is damaged."""
-    try:
-        event = json.loads(line.decode(errors="replace"))
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) and "event" in event and "time" in event else None
+        return super().append(event, durable=durable or event in TERMINAL, **fields)
 
 
 # ---- folds
@@ -245,14 +125,6 @@ def _apply(attempt: Attempt, event: Event) -> None:
         if attempt.outcome == "diverged":  # journals once told of a program that was ended by its exit code only
             attempt.early = event.get("early", "") or ("it was ended early" if event.get("exit_code") else "")
         attempt.end = event.get("ended") or event["time"]
-
-
-def add_row(epochs: list[dict[str, Any]], row: dict[str, Any]) -> None:
-    """Add what was told of an epoch; told again, the last value of each metric counts."""
-    if epochs and "epoch" in row and epochs[-1].get("epoch") == row["epoch"]:
-        epochs[-1] = epochs[-1] | row
-    else:
-        epochs.append(row)
 
 
 def by_trial(all_attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:

@@ -16,22 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainyard.planning import journal
-from trainyard.planning.journal import (
-    BLOCK_BYTES,
-    DETAILS,
-    TERMINAL,
-    Attempt,
-    Event,
-    Reader,
-    Session,
-    attempts,
-    parse,
-    read_events,
-    take_attempt,
-    take_session,
-)
+from trainyard.planning.journal import DETAILS, TERMINAL, Attempt, Session, attempts, take_attempt, take_session
+from trainyard.programs import metrics
+from trainyard.utils import jsonl
 from trainyard.utils.files import atomic_write, digest_of, file_digest
 from trainyard.utils.garbage_collection import collection_paused
+from trainyard.utils.jsonl import BLOCK_BYTES, Event, Reader, parse, read_events
 
 LEAST_BYTES: Final = 1 << 20  # that must be new for the fold to be kept: fewer are as quickly read again
 # What most lines are, as `Journal.append` writes them: where no rows are wanted, they need not be parsed.
@@ -253,7 +243,9 @@ def _key(attempt: Attempt) -> tuple[str, int]:
 @cache
 def _code() -> str:
     """Changes with the code that folds."""
-    return digest_of([file_digest(Path(file)) for file in (journal.__file__, __file__)])
+    return digest_of(
+        [file_digest(Path(file)) for file in (__file__, journal.__file__, metrics.__file__, jsonl.__file__)]
+    )
 
 
 def _digest(path: Path, size: int) -> str:

@@ -9,18 +9,19 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trainyard.cluster.slurm import DEADLINE_MARGIN_SECONDS
-from trainyard.config.config import Config, Scaling
+from trainyard.cluster.slurm_allocation import DEADLINE_MARGIN_SECONDS
+from trainyard.config.config import Config
+from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import Slots, Sweep
 from trainyard.config.trials import RESULT_VERSION, Trial, expand, relative_cost
 from trainyard.config.user_programs import Stop, heard_by
-from trainyard.packing.tasks import folder_name, output_name
 from trainyard.planning.early_stopping import Rule
 from trainyard.planning.gpu_count import Option, choose, options
 from trainyard.planning.journal import Attempt, Session, by_trial, result_of, whole_epochs, whole_seconds
 from trainyard.planning.journal_fold import Fold
 from trainyard.planning.schedule import jobs_needed, makespan
 from trainyard.planning.search import Suggestion, is_place, search_key, still_to_draw, suggestions
+from trainyard.planning.task import folder_name, output_name
 from trainyard.programs.metrics import divergence
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of

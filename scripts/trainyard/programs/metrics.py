@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from trainyard.config.user_programs import NUMBER, Metrics
-from trainyard.planning.journal import add_row
 
 Row = dict[str, float | int | None]
 SHOWN: Final = 80  # characters of what could not be read
@@ -426,3 +425,11 @@ def _cut_number(match: "re.Match[str]") -> str | None:
 def _shown(pattern: str) -> str:
     """A pattern as the user has written it."""
     return pattern.replace(NUMBER, "{number}")
+
+
+def add_row(epochs: list[dict[str, Any]], row: dict[str, Any]) -> None:
+    """Add what was told of an epoch; told again, the last value of each metric counts."""
+    if epochs and "epoch" in row and epochs[-1].get("epoch") == row["epoch"]:
+        epochs[-1] = epochs[-1] | row
+    else:
+        epochs.append(row)

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from trainyard.config.config import EFFICIENT
+from trainyard.config.scaling import EFFICIENT
 from trainyard.report.style import COLOURS
 
 History = tuple[str, pd.DataFrame]  # a scale, and the history.csv of its first training

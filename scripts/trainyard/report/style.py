@@ -181,18 +181,3 @@ def readable(face: Any) -> str:
 def short(value: Any) -> str:
     """A value in few letters."""
     return f"{value:.4g}" if isinstance(value, (int, float, np.number)) else str(value)[:12]
-
-
-def trees_scores(axes: Axes, trees: pd.DataFrame) -> None:
-    """Training and validation score of every tree model, and the seconds that fitting it took."""
-    rows = np.arange(len(trees))
-    for offset, split, colour in ((-0.17, "train", COLOURS[4]), (0.17, "val", COLOURS[0])):
-        name = {"train": "training", "val": "validation"}[split]
-        bars = axes.barh(rows + offset, trees[split], height=0.32, color=colour, label=name)
-        axes.bar_label(bars, fmt="{:.4g}", padding=3, fontsize=8)
-    axes.set_yticks(rows, [f"{row.model}\n{row.seconds:.2g} s, {row.threads} threads" for row in trees.itertuples()])
-    axes.invert_yaxis()
-    axes.margins(x=0.12)
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel({"accuracy": "accuracy", "rmse": "RMSE (in the target's unit)"}[trees["metric"].iloc[0]])
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=2)

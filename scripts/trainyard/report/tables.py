@@ -1,5 +1,6 @@
 """Tables from results: each a fold over a journal, or over the summaries of runs."""
 
+import logging
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
@@ -13,27 +14,12 @@ from trainyard.config.sweep import Mode, guessed_mode
 from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.journal import Attempt
 from trainyard.planning.plan import Plan
+from trainyard.utils.csv_files import write_table
 from trainyard.utils.files import atomic_write
 
+log = logging.getLogger(__name__)
 METRICS = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "best_val_accuracy", "images_per_second",
            "step_ms_p50", "step_ms_p95", "micro_batch", "accumulation")  # fmt: skip
-
-
-def read_table(path: Path) -> pd.DataFrame:
-    """Read a CSV of `write_table`. Only an empty cell is a missing value: `None` and `nan` may be values of a key."""
-    return pd.read_csv(path, keep_default_na=False, na_values=[""])
-
-
-def write_table(frame: pd.DataFrame, path: Path) -> None:
-    """Write a CSV, atomically, with as many digits as tell two measurements apart."""
-    with atomic_write(path) as file:
-        frame.to_csv(file, index=False, float_format="%.15g")
-
-
-def write_parquet(path: Path) -> None:
-    """Write a CSV table as Parquet, too, beside it, atomically: the same columns and values."""
-    with atomic_write(path.with_suffix(".parquet"), "wb") as file:
-        read_table(path).to_parquet(file, index=False)
 
 
 _PAGE = """<!doctype html>
@@ -79,9 +65,16 @@ def as_date(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S %Z}"
 
 
-def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write equal mappings as a CSV, as `write_table` does."""
-    write_table(pd.DataFrame(list(rows)), path)
+def write_sweep_tables(plan: Plan, folder: Path) -> None:
+    """Write what a sweep leaves: timeline.csv, epochs.csv, stopping.csv if there is a rule, and last trials.csv."""
+    tries = [attempt for tries in plan.tries.values() for attempt in tries]
+    write_table(timeline_table(tries), folder / "timeline.csv")
+    write_table(epochs_table(plan), folder / "epochs.csv")
+    if plan.sweep.stop:
+        stopped = stopping_table(plan)
+        write_table(stopped, folder / "stopping.csv")
+        log.info("%s", saved_words(plan, stopped))
+    write_table(trials_table(plan), folder / "trials.csv")
 
 
 def trials_table(plan: Plan) -> pd.DataFrame:

@@ -1,20 +1,53 @@
 """The lines that start a training on every GPU of a job: Trainyard's own, or a user's script by the launcher it has."""
 
-import sys
+import logging
+import os
+import signal
+import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from trainyard.cluster.slurm import Allocation
-from trainyard.config.config import split_scale
+from trainyard.cluster.slurm_allocation import Allocation, allocation
+from trainyard.config.scaling import split_scale
+from trainyard.training import rank_failures
 from trainyard.utils.errors import UserError
+from trainyard.utils.import_path import SCRIPTS, helper_line
 
-SCRIPTS: Final = Path(__file__).parents[2]
 TRAIN: Final = SCRIPTS / "train.py"
-AGENT: Final = SCRIPTS / "agent.py"  # torchrun
-WATCH: Final = SCRIPTS / "watch.py"
+AGENT: Final = "scaling.agent"  # torchrun
+WATCH: Final = "scaling.watch"
 NODE_RANK: Final = "{node_rank}"  # filled in on each node
+log = logging.getLogger(__name__)
+
+
+def launch(scale: str, options: Sequence[str]) -> int:
+    """Start torchrun on all nodes of a scale, pass on a request to end, and end as the training does.
+
+    One node: torchrun with a rendezvous of its own, so that two trainings on one host never meet. Several nodes: inside
+    a Slurm job, one torchrun per node, started by srun. Where the training fails, the last line says which rank failed
+    first, on which node, and why.
+    """
+    # torchrun sets one thread, with a warning, where nothing is set; the rank then sets what the study says.
+    environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    # torchrun would leave a folder behind at every run; this one lies where all nodes see it.
+    with tempfile.TemporaryDirectory(prefix=".torchrun-", dir=Path.cwd()) as log_dir:
+        given = allocation() if split_scale(scale)[0] > 1 else None
+        line = training_line(scale, options, log_dir=log_dir, allocation=given)
+        process = subprocess.Popen(line, env=environment)
+        pass_on_sigterm(process)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches torchrun, too: it is for that to end first
+        code = process.wait()
+        if first := rank_failures.cause(Path(log_dir)):
+            log.error("rank %d on %s ended the training: %s", first.rank, first.node, first.message)
+    return code
+
+
+def pass_on_sigterm(process: "subprocess.Popen[Any]") -> None:
+    """From now on, a request to end this program goes to a process that it waits for."""
+    signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
 
 
 @dataclass(frozen=True)
@@ -27,14 +60,14 @@ class Meeting:
 
 
 def training_line(scale: str, options: Sequence[str], *, log_dir: str, allocation: Allocation | None) -> list[str]:
-    """What starts all ranks of a scale, each running train.py with these options.
+    """What starts all ranks of a scale, each running train.py with these options, the scale among them.
 
     Raises:
         UserError: a scale of several nodes outside of a Slurm job, or in one with another number of nodes.
     """
     nodes, gpus = split_scale(scale)
-    torchrun = [sys.executable, str(AGENT), "--nproc-per-node", str(gpus), "--log-dir", log_dir]
-    program = [str(TRAIN), "--scale", scale, *options]
+    torchrun = [*helper_line(AGENT), "--nproc-per-node", str(gpus), "--log-dir", log_dir]
+    program = [str(TRAIN), *options]
     given = checked(scale, allocation)
     if given is None:
         return [*torchrun, "--standalone", *program]
@@ -85,15 +118,15 @@ def script_line(
     cpus_per_gpu: int,
     in_slurm: bool,
 ) -> list[str]:
-    """What starts a user's script on all GPUs of a scale: once per node watch.py, below it the launcher.
+    """What starts a user's script on all GPUs of a scale: once per node `watch`, below it the launcher.
 
-    `watching` are watch.py's options. With `srun` it is watch.py once per GPU, and below it the script itself.
+    `watching` are its options. With `srun` it is started once per GPU, and below it the script itself.
 
     Raises:
         UserError: `srun` outside of a Slurm job.
     """
     nodes, gpus = split_scale(scale)
-    watch = [sys.executable, str(WATCH), *watching]
+    watch = [*helper_line(WATCH), *watching]
     if launcher == "srun":
         if not in_slurm:
             raise UserError("launcher: srun starts a script in a Slurm job; here, take torchrun")

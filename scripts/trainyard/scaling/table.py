@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import pandas as pd
 
-from trainyard.config.config import EFFICIENT
+from trainyard.config.scaling import EFFICIENT
 from trainyard.utils.progress_bar import duration
 
 DEARER: Final = 0.2  # more GPU-hours than at the baseline, at most, for the recommended scale

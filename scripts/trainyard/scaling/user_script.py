@@ -17,13 +17,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from trainyard.cluster import slurm
-from trainyard.config.config import Scaling, repeat_of, split_scale
+from trainyard.cluster import slurm_allocation
+from trainyard.config.scaling import Scaling, repeat_of, split_scale
 from trainyard.config.user_programs import heard_by, lookup, resuming, words_of
-from trainyard.planning.journal import add_row
 from trainyard.planning.plan import dataset_digest
 from trainyard.programs.command import Kept, cannot_be_started, resumable
-from trainyard.programs.metrics import UNREADABLE_REMEDY, Lines, Reported, Row, read_again, untold
+from trainyard.programs.metrics import UNREADABLE_REMEDY, Lines, Reported, Row, add_row, read_again, untold
 from trainyard.programs.process import Claim, Guard, Process, claim
 from trainyard.scaling.launchers import Meeting, checked, meeting_of, script_line
 from trainyard.utils.errors import UserError
@@ -71,8 +70,8 @@ class Script:
         return 0
 
     @cached_property
-    def _given(self) -> slurm.Allocation | None:
-        return slurm.allocation()
+    def _given(self) -> slurm_allocation.Allocation | None:
+        return slurm_allocation.allocation()
 
     @property
     def _output(self) -> Path:
@@ -105,9 +104,9 @@ class Script:
             "train_seconds": time.time() - began,  # from the launch to the end
             "row_seconds": [later - earlier for earlier, later in pairwise(times)],
             "device": gpu_name(self._folder / "telemetry") or "cpu",
-            "job": slurm.job_id(),
-            "node": slurm.node_name(),
-            "node_names": list(self._given.nodes) if self._given else [slurm.node_name()],
+            "job": slurm_allocation.job_id(),
+            "node": slurm_allocation.node_name(),
+            "node_names": list(self._given.nodes) if self._given else [slurm_allocation.node_name()],
             "gpu_model": self._given.gpu_model if self._given else "",
         }
 
@@ -172,7 +171,7 @@ class Script:
             python=study.python or sys.executable,
             meeting=meeting_of(self._given) if self._given else Meeting("127.0.0.1", _free_port()),
             watching=watching,
-            hostfile=self._hostfile(list(given.nodes) if given else [slurm.node_name()]),
+            hostfile=self._hostfile(list(given.nodes) if given else [slurm_allocation.node_name()]),
             cpus_per_gpu=study.cpus_per_gpu,
             in_slurm=self._given is not None,
         )
@@ -235,8 +234,8 @@ class Script:
 
     def _write(self, end: dict[str, Any]) -> None:
         """`history.csv` and `summary.json`. Of a metric that was not told, nothing is known."""
-        from trainyard.report.tables import write_rows  # pandas: a second
         from trainyard.training.telemetry import gpu_memory, measured
+        from trainyard.utils.csv_files import write_rows  # pandas: a second
 
         seconds = end["train_seconds"]
         rows = [{**row, "seconds": row.get("seconds", took)}

@@ -1,5 +1,6 @@
 """The process group that a training finds itself in: none, one rank, or many started by torchrun."""
 
+import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainyard.cluster import slurm
+from trainyard.cluster import slurm_allocation
 from trainyard.training import fast_start
 from trainyard.utils.errors import UserError
-from trainyard.utils.garbage_collection import keep_freed_memory
 
 NODE_GPUS = Path("/proc/driver/nvidia/gpus")  # one entry per GPU, whatever a job may see of them
 
@@ -100,7 +100,7 @@ def _choose_interface() -> None:
     """
     if os.environ["WORLD_SIZE"] == os.environ["LOCAL_WORLD_SIZE"]:
         return
-    if name := slurm.interface_towards(os.environ["MASTER_ADDR"]):
+    if name := slurm_allocation.interface_towards(os.environ["MASTER_ADDR"]):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
@@ -124,3 +124,19 @@ def _device(local_rank: int) -> torch.device:
     device = torch.device("cuda", local_rank % torch.accelerator.device_count())
     torch.accelerator.set_device_index(device)
     return device
+
+
+# Of glibc's malloc.h: https://man7.org/linux/man-pages/man3/mallopt.3.html
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+
+
+def keep_freed_memory() -> None:
+    """Have malloc return nothing to the operating system before the process ends.
+
+    Left alone, it returns each large tensor, and the next one costs page faults and zeroing: a fifth of the time of a
+    small ResNet's training on two cores (benchmarks/README.md). With another libc than glibc, nothing is done.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, -1)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from trainyard.cluster import slurm
-from trainyard.config.config import repeat_of, split_scale
+from trainyard.cluster import slurm_allocation
+from trainyard.config.scaling import repeat_of, split_scale
 from trainyard.training.flops import utilisation, work_of
 from trainyard.training.step_timing import device_name, launch_time
 from trainyard.training.telemetry import gpu_memory, measured
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 def write_results(training: Training, probe: Probe | None, folder: Path, *, scale: str) -> None:
     """Write `history.csv` and `summary.json` from the history, which is durable in the last checkpoint."""
-    from trainyard.report.tables import write_rows  # pandas takes a second to import: not before the first step
+    from trainyard.utils.csv_files import write_rows  # pandas takes a second to import: not before the first step
 
     rows = [asdict(row) for row in training.history]
     memory = gpu_memory(folder / "telemetry")
@@ -38,7 +38,7 @@ def write_results(training: Training, probe: Probe | None, folder: Path, *, scal
 def _summary(training: Training, probe: Probe | None, scale: str) -> dict[str, Any]:
     history, group = training.history, training.group
     nodes, gpus_per_node = split_scale(scale)
-    last, given = asdict(history[-1]), slurm.allocation()
+    last, given = asdict(history[-1]), slurm_allocation.allocation()
     kept = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
     medians = ("images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction")
     return {
@@ -64,9 +64,9 @@ def _summary(training: Training, probe: Probe | None, scale: str) -> dict[str, A
         "device": device_name(group.device),
         "threads_per_rank": torch.get_num_threads(),
         "torch": torch.__version__,
-        "job": slurm.job_id(),
-        "node": slurm.node_name(),
-        "node_names": list(given.nodes) if given else [slurm.node_name()],
+        "job": slurm_allocation.job_id(),
+        "node": slurm_allocation.node_name(),
+        "node_names": list(given.nodes) if given else [slurm_allocation.node_name()],
         "gpu_model": given.gpu_model if given else "",
     }
 

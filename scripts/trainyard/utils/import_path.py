@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from trainyard.utils.errors import UserError
 
+SCRIPTS: Final = Path(__file__).resolve().parents[2]  # the folder that `trainyard` is imported from
+
 # Prints what is wrong with each path, by its place; in a process of its own, as users' code may do anything.
 _CHECK: Final = """
 import json, sys
@@ -50,9 +52,8 @@ def check_imports(paths: Mapping[str, tuple[str, str]]) -> None:
     """
     if not paths:
         return
-    scripts = str(Path(__file__).resolve().parents[2])
     done = subprocess.run(
-        [sys.executable, "-c", _CHECK, scripts, json.dumps(paths)], text=True, capture_output=True, check=False
+        [sys.executable, "-c", _CHECK, str(SCRIPTS), json.dumps(paths)], text=True, capture_output=True, check=False
     )
     if done.returncode:  # not an exception: the process itself ended
         raise UserError(f"importing {', '.join(path for path, _ in paths.values())} failed: {done.stderr.strip()}")
@@ -60,3 +61,8 @@ def check_imports(paths: Mapping[str, tuple[str, str]]) -> None:
         lines = "\n".join(f"  {place}: {error}" for place, error in wrong.items())
         raise UserError(f"your own code does not import:\n{lines}\n(modules are looked for in this folder and in "
                         "PYTHONPATH)")  # fmt: skip
+
+
+def helper_line(module: str) -> list[str]:
+    """What starts one of the library's own helper programs, such as `scaling.agent`; its options follow."""
+    return [sys.executable, str(SCRIPTS / "trainyard"), module]

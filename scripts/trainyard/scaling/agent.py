@@ -1,6 +1,6 @@
-"""torchrun, which keeps for launch.py how the ranks of its node ended: what runs once on each node of a training.
+"""torchrun, which keeps for the launcher how the ranks of its node ended: what runs once on each node of a training.
 
-Its options are torchrun's. launch.py starts it; there is no use for it by hand.
+Its options are torchrun's. `launchers.launch` starts it as `python scripts/trainyard scaling.agent`.
 """
 
 import argparse
@@ -11,9 +11,10 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.run import get_args_parser, run
-from trainyard.cluster import slurm
+
+from trainyard.cluster import slurm_allocation
+from trainyard.cluster.held_folders import removed_at_the_end
 from trainyard.config.load import read_config
-from trainyard.data.node_copy import removed_at_the_end
 from trainyard.training import rank_failures
 
 
@@ -22,7 +23,7 @@ def main() -> int:
     parser = get_args_parser()
     parser.description = __doc__
     arguments = parser.parse_args()
-    node = slurm.node_name()
+    node = slurm_allocation.node_name()
     training, _ = _TRAINING.parse_known_args(arguments.training_script_args)
     try:
         with removed_at_the_end(read_config(training.config).data.local):
@@ -36,7 +37,7 @@ def main() -> int:
     return 0
 
 
-_TRAINING = argparse.ArgumentParser(add_help=False, allow_abbrev=False)  # what of train.py's options matters here
+_TRAINING = argparse.ArgumentParser(add_help=False, allow_abbrev=False)  # what of the options of train.py matters here
 _TRAINING.add_argument("--config", type=Path)
 
 

@@ -1,7 +1,7 @@
 """Run a command and watch the hardware meanwhile: what runs once per node around a user's launcher.
 
-With --meet it runs once per GPU around the script itself, and tells it its rank as torchrun would. launch.py starts it;
-there is no use for it by hand.
+With --meet it runs once per GPU around the script itself, and tells it its rank as torchrun would. `user_script` starts
+it, as `python scripts/trainyard scaling.watch`.
 """
 
 import argparse
@@ -13,10 +13,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
-from trainyard.cli import command_line
-from trainyard.cluster import slurm
+
+from trainyard.cluster import slurm_allocation
 from trainyard.packing import gpu_sharing
-from trainyard.scaling.launchers import NODE_RANK
+from trainyard.scaling.launchers import NODE_RANK, pass_on_sigterm
 
 # What torchrun tells a rank, and the end of Slurm's name for it.
 RANKS = {"RANK": "PROCID", "LOCAL_RANK": "LOCALID", "WORLD_SIZE": "NTASKS", "LOCAL_WORLD_SIZE": "NTASKS_PER_NODE"}
@@ -34,7 +34,7 @@ def main() -> int:
     arguments = parser.parse_args()
     line = [word.replace(NODE_RANK, os.environ.get("SLURM_NODEID", "0")) for word in arguments.command]
     process = subprocess.Popen(line, env=os.environ | _environment(arguments))
-    command_line.pass_on_sigterm(process)
+    pass_on_sigterm(process)
     if arguments.meet and os.environ.get("SLURM_LOCALID", "0") != "0":
         return process.wait()  # another one watches this node
     ended = threading.Event()
@@ -53,7 +53,7 @@ def _watch(arguments: argparse.Namespace, ended: threading.Event) -> None:
     me = psutil.Process()
     root = (me.parent() if arguments.meet else None) or me
     with ExitStack() as stack:
-        node = slurm.node_name()
+        node = slurm_allocation.node_name()
         stack.enter_context(sampled(arguments.folder, node, seconds=arguments.seconds, anew=arguments.anew, root=root))
         ended.wait()
 

@@ -1,137 +1,16 @@
-"""What this process was given: CPUs, node and job, from Slurm where there is one, else from the machine.
-
-And what Slurm has to give: all that Trainyard reads of Slurm's output is read here.
-"""
+"""What Slurm answers: jobs, accounting, partitions, associations. All output of Slurm's commands is parsed here."""
 
 import math
-import os
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
-from pathlib import Path
-
-import psutil
 
 from trainyard.utils.errors import UserError
 
 ACCOUNTING_SECONDS = 5
-DEADLINE_MARGIN_SECONDS = 10  # to record what is in progress and to take everything down
-
-
-def available_cpus() -> int:
-    """CPUs that this process may use: the smallest of Slurm's allocation, the CPU set and the cgroup's quota.
-
-    Never `os.cpu_count()`, which on a shared node counts other people's CPUs.
-    """
-    limits = [len(os.sched_getaffinity(0))]
-    slurm = os.environ.get("SLURM_CPUS_PER_TASK")
-    if slurm:
-        limits.append(int(slurm))
-    quota = _cgroup_cpu_quota()
-    if quota:
-        limits.append(quota)
-    return max(1, min(limits))
-
-
-def _cgroup_cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
-    """Whole CPUs that the control group's quota pays for (`cpu.max` of cgroup v2), or None without a quota."""
-    try:
-        quota, period = path.read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else max(1, int(quota) // int(period))
-
-
-def job_id() -> str:
-    """The Slurm job that this process belongs to, or "local"."""
-    return os.environ.get("SLURM_JOB_ID", "local")
-
-
-def address_towards(host: str) -> str:
-    """This host's address on the network that reaches another one."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # no packet is sent: connecting chooses a route
-        probe.connect((host, 9))
-        return str(probe.getsockname()[0])
-
-
-def interface_towards(host: str) -> str:
-    """The name of this host's network interface on the way to another one, such as `ib0`; "" if none is found."""
-    address = address_towards(host)
-    interfaces = psutil.net_if_addrs().items()
-    return next((name for name, addresses in interfaces if any(each.address == address for each in addresses)), "")
-
-
-def node_name() -> str:
-    """The short name of this host."""
-    return socket.gethostname().split(".")[0]
-
-
-@dataclass(frozen=True)
-class Allocation:
-    """What Slurm gave to the job that this process belongs to."""
-
-    job: str
-    nodes: tuple[str, ...]  # host names, in Slurm's order: the first is where the batch script runs
-    end_time: float  # Unix seconds at which the walltime is over; infinite without a limit
-    start_time: float = math.inf  # Unix seconds
-    walltime_seconds: float | None = None  # as asked for; None without a limit
-    cpus_per_node: int = 1
-    gpus_per_node: int = 0
-    gpu_model: str = ""  # as Slurm names it; "" for GPUs without a type, too
-
-    @property
-    def deadline(self) -> float:
-        """When to have stopped, in Unix seconds: a little before the walltime is over."""
-        return self.end_time - DEADLINE_MARGIN_SECONDS
-
-    def __str__(self) -> str:
-        """What was given, in the words in which `-n` says what is asked for."""
-        gpus = f"{self.gpus_per_node} {self.gpu_model}".strip() if self.gpus_per_node else "none"
-        names = ", ".join(self.nodes)
-        return f"Slurm job {self.job} on {names}; GPUs per node: {gpus}, CPUs per node: {self.cpus_per_node}"
-
-
-def allocation() -> Allocation | None:
-    """The allocation, or None outside of Slurm; Slurm is asked once.
-
-    Asked of Slurm and not of the environment: the executor plugin strips most of the `SLURM_*` variables.
-
-    Raises:
-        UserError: Slurm does not answer.
-    """
-    job = os.environ.get("SLURM_JOB_ID")
-    return None if job is None else _allocation_of(job)
-
-
-@cache
-def _allocation_of(job: str) -> Allocation:
-    fields = parse_job(_answer("scontrol", "show", "job", "--details", "--oneliner", job))
-    nodes = _answer("scontrol", "show", "hostnames", fields["NodeList"]).split()
-    return read_allocation(job, fields, nodes)
-
-
-def read_allocation(job: str, fields: Mapping[str, str], nodes: Sequence[str]) -> Allocation:
-    """The allocation that these fields of `scontrol show job --details` describe; every node has as much as another."""
-    gpus = _gpus(fields)
-    return Allocation(
-        job=job,
-        nodes=tuple(nodes),
-        end_time=parse_time(fields.get("EndTime", "Unknown")),
-        start_time=parse_time(fields.get("StartTime", "Unknown")),
-        walltime_seconds=_finite(60 * parse_limit(fields.get("TimeLimit", "UNLIMITED"))),
-        cpus_per_node=int(fields["NumCPUs"]) // len(nodes),
-        gpus_per_node=sum(count for _, count in gpus) // len(nodes),
-        gpu_model=gpus[0][0] if gpus else "",
-    )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def submit_line(job: str) -> str:
@@ -142,7 +21,7 @@ def submit_line(job: str) -> str:
     command = ["sacct", "--jobs", job, "--allocations", "--noheader", "--parsable2", "--format", "SubmitLine"]
     end = time.monotonic() + ACCOUNTING_SECONDS
     try:
-        while not (line := _answer(*command).strip()) and time.monotonic() < end:
+        while not (line := answer(*command).strip()) and time.monotonic() < end:
             time.sleep(0.5)
     except UserError:
         return ""
@@ -165,7 +44,7 @@ def job_records(jobs: Sequence[str]) -> dict[str, JobRecord]:
         UserError: Slurm keeps no accounting, or does not answer.
     """
     command = ["sacct", "--jobs", ",".join(jobs), "--allocations", "--noheader", "--parsable2"]
-    lines = _answer(*command, "--format", "JobID,TimelimitRaw,ElapsedRaw,AllocTRES").splitlines()
+    lines = answer(*command, "--format", "JobID,TimelimitRaw,ElapsedRaw,AllocTRES").splitlines()
     return dict(parse_record(line) for line in lines)
 
 
@@ -180,7 +59,7 @@ def parse_job(line: str) -> dict[str, str]:
     return dict(field.split("=", 1) for field in line.split() if "=" in field)
 
 
-def _gpus(fields: Mapping[str, str]) -> list[tuple[str, int]]:
+def parse_gpus(fields: Mapping[str, str]) -> list[tuple[str, int]]:
     """Model and number of a job's GPUs, `gpu:a100:4`. Not from `TRES`: what that tells depends on the accounting."""
     found = re.findall(r"\bgpu(?::([^:,()]+))?:(\d+)", fields.get("JOB_GRES", ""))
     return [(model, int(count)) for model, count in found]
@@ -222,7 +101,7 @@ def partitions() -> list[Partition]:
     Raises:
         UserError: Slurm does not answer.
     """
-    return [parse_partition(line) for line in _answer("sinfo", "--noheader", "--format", _PARTITION).splitlines()]
+    return [parse_partition(line) for line in answer("sinfo", "--noheader", "--format", _PARTITION).splitlines()]
 
 
 _PARTITION = "%P|%a|%l|%D|%c|%m|%G|%f"
@@ -276,7 +155,7 @@ def associations(user: str) -> list[Association]:
         UserError: Slurm keeps no accounting, or does not answer.
     """
     show = ["show", "associations", f"user={user}", "format=Account,QOS"]
-    lines = _answer("sacctmgr", "--noheader", "--parsable2", *show).splitlines()
+    lines = answer("sacctmgr", "--noheader", "--parsable2", *show).splitlines()
     return [
         Association(account=account, qos=tuple(qos.split(",")))
         for account, _, qos in (line.partition("|") for line in lines)
@@ -289,19 +168,19 @@ def controller() -> str:
     Raises:
         UserError: Slurm's programs are not there, or no controller answers.
     """
-    version, ping = _answer("sinfo", "--version"), _answer("scontrol", "ping")
+    version, ping = answer("sinfo", "--version"), answer("scontrol", "ping")
     return f"{version.strip()}; {'; '.join(ping.strip().splitlines())}"
 
 
 def queue_state(job: str) -> str:
     """`PENDING: Resources`, `RUNNING: None`, ... while a job is in the queue, else ""."""
     try:
-        return _answer("squeue", "--noheader", "--jobs", job, "--format", "%T: %r").strip()
+        return answer("squeue", "--noheader", "--jobs", job, "--format", "%T: %r").strip()
     except UserError:  # Slurm has forgotten it
         return ""
 
 
-def _answer(*command: str) -> str:
+def answer(*command: str) -> str:
     """What one of Slurm's programs prints."""
     try:
         done = subprocess.run(command, text=True, capture_output=True, check=True, timeout=60)

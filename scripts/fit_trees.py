@@ -4,11 +4,11 @@ import argparse
 import logging
 
 from trainyard.cli import command_line
-from trainyard.cluster import slurm
+from trainyard.cluster import slurm_allocation
 from trainyard.config.load import read_config
 from trainyard.data.staged import Staged
-from trainyard.report.tables import write_rows
 from trainyard.trees import boosting
+from trainyard.utils.csv_files import write_rows
 from trainyard.utils.files import lock
 
 log = logging.getLogger("trees")
@@ -21,7 +21,7 @@ def main(arguments: argparse.Namespace) -> None:
     study = config.trees[arguments.study]
     folder = arguments.results / "trees" / arguments.study
     staged = Staged(arguments.results / "data" / study.dataset)
-    threads = slurm.available_cpus()
+    threads = slurm_allocation.available_cpus()
     with lock(folder / ".lock"):
         rows = []
         for name in study.models:
@@ -35,7 +35,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    example = "python scripts/trees.py --config config/config.yaml --study digits"
+    example = "python scripts/fit_trees.py --config config/config.yaml --study digits"
     parser = command_line.parser("Fit the tree models of a study.", example=example)
     parser.add_argument("--study", required=True, metavar="NAME", help="a name in `trees` of the config")
     return parser.parse_args()

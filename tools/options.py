@@ -12,9 +12,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from trainyard.config import config, datasets, sweep, train, user_programs
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+from trainyard.config import config, datasets, scaling, sweep, train, user_programs  # noqa: E402
+
 SCHEMA = ROOT / "workflow/schemas/config.schema.json"
 README = ROOT / "config/README.md"
 BEGIN, END = "<!-- options: written by `make docs` -->", "<!-- end of options -->"
@@ -36,7 +38,7 @@ SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("`sweeps.<name>.search`", sweep.Search),
     ("`sweeps.<name>.stop`", user_programs.Stop),
     ("`sweeps.<name>.metrics`, and of a scaling study's `script`", user_programs.Metrics),
-    ("`scaling.<name>`", config.Scaling),
+    ("`scaling.<name>`", scaling.Scaling),
     ("`trees.<name>`", config.Trees),
     ("`data`", config.Data),
     ("`pricing`", config.Pricing),
@@ -96,7 +98,7 @@ def _type_name(annotation: Any) -> str:
 
 def main() -> int:
     """Write both files, or with --check say whether they are current."""
-    parser = argparse.ArgumentParser(description=__doc__, epilog="example: python scripts/options.py --check")
+    parser = argparse.ArgumentParser(description=__doc__, epilog="example: python tools/options.py --check")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not current")
     check = parser.parse_args().check
     wanted = {SCHEMA: schema_text(), README: readme_text(README.read_text())}

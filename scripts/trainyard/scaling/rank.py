@@ -1,0 +1,178 @@
+"""A rank of a scaling study: every rank that torchrun starts trains here."""
+
+import json
+import logging
+import math
+import os
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from trainyard.cluster import slurm_allocation
+from trainyard.config.config import Config
+from trainyard.config.scaling import Scaling, repeat_of, split_scale
+from trainyard.config.trials import RESULT_VERSION
+from trainyard.data.node_copy import local_copy
+from trainyard.data.staged import Staged
+from trainyard.training import rank_failures
+from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training.loaders import load
+from trainyard.training.process_group import Group, process_group
+from trainyard.training.sampler import Batch, batch_of
+from trainyard.training.state import epoch_line
+from trainyard.training.step_timing import device_name
+from trainyard.training.summary import write_results
+from trainyard.training.telemetry import sampled
+from trainyard.training.trainer import OutOfMemory, Stopped, Training
+from trainyard.training.warmup import Probe, warm_up
+from trainyard.utils.errors import UserError
+from trainyard.utils.files import digest_of, lock, write_json
+
+# Beside the checkpoints, for the next attempt:
+MICRO_BATCH = "micro-batch.json"  # what was found to fit the memory
+PROBE = "probe.json"  # what warming up found
+log = logging.getLogger(__name__)
+
+
+def train(config: Config, study_name: str, scale: str, *, results: Path) -> None:
+    """Join the process group and train a scale, such as `1x2` or `1x2/repeat-2`.
+
+    Raises:
+        UserError: there are fewer or more ranks than the scale has, the walltime is nearly over, ...
+    """
+    with rank_failures.word_left(), process_group() as group:
+        if not group.leads:
+            logging.getLogger().setLevel(logging.WARNING)
+        study = _repeated(config.scaling[study_name], scale)
+        _train(config, study, scale, results, group, folder=results / "scaling" / study_name / scale)
+
+
+def _train(config: Config, study: Scaling, scale: str, results: Path, group: Group, *, folder: Path) -> None:
+    _check_world(scale, group)
+    torch.set_num_threads(study.cpus_per_gpu)
+    with ExitStack() as stack:
+        if group.leads:
+            stack.enter_context(lock(folder / ".lock"))
+        staged = Staged(results / "data" / str(study.dataset))  # a study without a script has one
+        store = _store(study, staged, scale, folder)
+        batch = _batch(study, store, group)
+        copy = stack.enter_context(local_copy(staged, config.data.local))
+        if copy.words:
+            log.warning("%s", copy.words)  # whichever rank it was
+        data = load(copy.staged, group.device, config.data)
+        training = Training(
+            study.train,
+            data,
+            group,
+            batch=batch,
+            store=store,
+            deadline=_deadline(group),
+            on_halved=partial(_remember_micro_batch, store),
+        )
+        _say_what_begins(training, store)
+        with ExitStack() as watching:
+            if group.local_rank == 0:
+                watching.enter_context(_telemetry(folder, study, anew=training.state.is_new))
+            if len(training.history) < study.train.epochs:
+                _train_on(training, store)
+        group.gathered(None)  # all nodes have written their telemetry
+        if group.leads:
+            probe = _kept(store, PROBE)
+            write_results(training, Probe(**probe) if probe else None, folder, scale=scale)
+
+
+def _repeated(study: Scaling, run: str) -> Scaling:
+    """The study as this repeat of a scale trains it: with a seed of its own."""
+    train = study.train.model_copy(update={"seed": study.train.seed + repeat_of(run) - 1})
+    return study.model_copy(update={"train": train}) if repeat_of(run) > 1 else study
+
+
+def _train_on(training: Training, store: CheckpointStore) -> None:
+    """Train the epochs that are missing."""
+    group = training.group
+    if group.world_size > 1 or training.spec.compile or group.device.type == "cuda":
+        probe = warm_up(training)
+        if group.leads:
+            write_json(store.folder / PROBE, asdict(probe))
+    try:
+        for row in training.epochs():
+            log.info(epoch_line(row, training.spec.epochs))
+    except Stopped as error:
+        raise UserError(f"{error}: the same command continues from here, and so do Snakemake's retries") from None
+    except OutOfMemory as error:
+        _remember_micro_batch(store, training.batch.halved())
+        raise UserError(f"{error}: the next attempt takes micro-batches of half the size") from None
+
+
+def _say_what_begins(training: Training, store: CheckpointStore) -> None:
+    group, done = training.group, len(training.history)
+    if done == training.spec.epochs:
+        log.info("trained already: all %d epochs are in %s", done, store.folder)
+    elif not training.state.is_new:
+        step = f" and step {training.state.progress.step}" if training.state.progress.step else ""
+        log.info("continuing after epoch %d%s, from %s", done, step, store.folder)
+    elif group.leads:
+        for other in store.others():
+            log.info("beginning anew: %s", other)
+    log.info("training on %d x %s in %s, global batch %d",
+             group.world_size, device_name(group.device), training.precision, training.batch.images)  # fmt: skip
+
+
+def _telemetry(folder: Path, study: Scaling, *, anew: bool) -> AbstractContextManager[None]:
+    """Samples of this node, of torchrun and all ranks that it started here."""
+    me = psutil.Process()
+    root = (me.parent() if "TORCHELASTIC_RUN_ID" in os.environ else None) or me
+    return sampled(
+        folder / "telemetry", slurm_allocation.node_name(), seconds=study.telemetry_seconds, anew=anew, root=root
+    )
+
+
+def _deadline(group: Group) -> float:
+    """When to have stopped, in Unix seconds: the leading rank's word counts."""
+    given = slurm_allocation.allocation() if group.leads else None
+    return given.deadline if given else math.inf
+
+
+def _check_world(scale: str, group: Group) -> None:
+    nodes, gpus = split_scale(scale)
+    if group.world_size != nodes * gpus:
+        raise UserError(f"scale {scale} needs {nodes * gpus} ranks, but there are {group.world_size}: start it with "
+                        f"torchrun --nnodes {nodes} --nproc-per-node {gpus}")  # fmt: skip
+
+
+def _batch(study: Scaling, store: CheckpointStore, group: Group) -> Batch:
+    """The batch of each rank, in the micro-batches that an earlier attempt found to fit the memory."""
+    batch = batch_of(study.train, world_size=group.world_size, mode=study.mode)
+    kept = _kept(store, MICRO_BATCH)
+    fits = torch.tensor(kept["images"] if kept else batch.micro, device=group.device)
+    if work := group.least(fits):  # a network file system may not yet show it to all
+        work.wait()
+    return replace(batch, micro=int(fits))
+
+
+def _remember_micro_batch(store: CheckpointStore, batch: Batch) -> None:
+    write_json(store.folder / MICRO_BATCH, {"images": batch.micro})
+
+
+def _kept(store: CheckpointStore, name: str) -> Any:
+    """What an attempt at this training has noted beside its checkpoints; None if nothing."""
+    path = store.folder / name
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _store(study: Scaling, staged: Staged, scale: str, folder: Path) -> CheckpointStore:
+    """The checkpoints of this training: a folder of its own for each spec, so that none is lost to another one."""
+    spec = {
+        "train": study.train.model_dump(mode="json", exclude_defaults=True),
+        "mode": study.mode,
+        "retrain": study.retrain,
+        "scale": scale,
+        "dataset": staged.digest,
+        "version": RESULT_VERSION,
+    }
+    return CheckpointStore(folder / "checkpoints" / digest_of(spec, length=10), spec)

@@ -1,0 +1,136 @@
+"""Files of JSON lines, one per event: appended under a lock, repaired after a crash, read as they grow."""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Self
+
+from trainyard.utils.files import lock
+
+Event = dict[str, Any]
+BLOCK_BYTES: Final = 1 << 22  # that are read at once
+log = logging.getLogger(__name__)
+
+
+class EventLog:
+    """Appends events to a file; get one from `opened`, which holds the file's lock."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "a")  # noqa: SIM115  (closed by `opened`)
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Path, *, wait_seconds: float = 0.0) -> Iterator[Self]:
+        """The file at `path` for appending, its torn tail repaired and its lock held.
+
+        Raises:
+            files.Locked: another process has it.
+        """
+        with lock(path.with_name(f".{path.name}.lock"), wait_seconds=wait_seconds, say=log.info):
+            _repair_tail(path)
+            opened = cls(path)
+            try:
+                yield opened
+            finally:
+                opened.close()
+
+    def append(self, event: str, *, durable: bool = False, **fields: Any) -> Event:
+        """Write one event with the time now; with `durable` it is on the disk when this returns."""
+        record = {"event": event, "time": round(time.time(), 4), **fields}
+        self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
+        self._file.flush()
+        if durable:
+            os.fsync(self._file.fileno())
+        return record
+
+    def close(self) -> None:
+        """Make everything durable and close the file."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def _repair_tail(path: Path) -> None:
+    """Complete or drop a last line that was cut off in the middle of a write."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    keep = content.rfind(b"\n") + 1
+    tail = content[keep:]
+    if not tail:
+        return
+    with open(path, "r+b") as file:
+        if parse(tail) is not None:
+            file.seek(0, os.SEEK_END)
+            file.write(b"\n")
+        else:
+            log.warning("%s: dropped a last line that was written only in part (%d bytes)", path, len(tail))
+            file.truncate(keep)
+        os.fsync(file.fileno())
+
+
+class Reader:
+    """Reads the lines of such a file as it grows: each time, those that were added since the last."""
+
+    def __init__(self, path: Path, *, offset: int = 0, lines: int = 0) -> None:
+        self.path, self.offset, self.lines = path, offset, lines  # bytes and lines that were read
+        self._damaged: list[int] = []
+
+    def blocks(self, *, until: int | None = None) -> Iterator[tuple[int, list[bytes]]]:
+        """The whole lines that are new, some at a time, with the number of the first; at most up to byte `until`.
+
+        A last line without its end counts if it says something; if not, it is still being written, or torn.
+        """
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            rest = b""
+            while block := file.read(BLOCK_BYTES if until is None else min(BLOCK_BYTES, until - file.tell())):
+                whole, end, rest = (rest + block).rpartition(b"\n")
+                if end:
+                    yield self._taken(whole + end)
+            if rest and parse(rest) is not None:
+                yield self._taken(rest)
+
+    def _taken(self, block: bytes) -> tuple[int, list[bytes]]:
+        first = self.lines + 1
+        self.offset, self.lines = self.offset + len(block), self.lines + block.count(b"\n")
+        return first, block.removesuffix(b"\n").split(b"\n")
+
+    def parsed(self, line: bytes, number: int) -> Event | None:
+        """The event of a line, or None if it is damaged."""
+        event = parse(line)
+        if event is None and line:
+            self._damaged.append(number)
+        return event
+
+    def warn(self) -> None:
+        """Say which lines were damaged."""
+        if self._damaged:
+            log.warning("%s: passed over damaged lines: %s", self.path, ", ".join(map(str, self._damaged)))
+
+
+def read_events(path: Path, *, until: int | None = None) -> list[Event]:
+    """All whole events of a file, in order; none where there is no file. Reading needs no lock.
+
+    Of the first `until` bytes only, if that is given.
+    """
+    if not path.exists():
+        return []
+    reader, events = Reader(path), list[Event]()
+    for first, lines in reader.blocks(until=until):
+        found = (reader.parsed(line, number) for number, line in enumerate(lines, start=first))
+        events += [event for event in found if event is not None]
+    reader.warn()
+    return events
+
+
+def parse(line: bytes) -> Event | None:
+    """The event that a line tells; None if it is damaged."""
+    try:
+        event = json.loads(line.decode(errors="replace"))
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event" in event and "time" in event else None
