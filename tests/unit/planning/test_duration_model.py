@@ -232,7 +232,7 @@ def test_values_that_have_no_logarithm_are_taken_as_they_are(odd):
     ("blocks x 3 seeds, 5 % stragglers; FLOPs known", "random", 8, 70, 1.2),
 ])  # fmt: skip
 def test_interrupted_sweeps_end_within_what_was_predicted(kind, order, finished, least, upper, monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[2] / "benchmarks")])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[3] / "benchmarks")])
     import calibration
 
     found = calibration.cell([calibration.simulate(kind, order, finished, seed) for seed in range(30)])

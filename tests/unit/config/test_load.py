@@ -17,7 +17,7 @@ from trainyard.config.sweep import Slots, Sweep
 from trainyard.config.trials import expand
 from trainyard.planning.search import search_key
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 GOOD = {
     "datasets": {"digits": {"source": "digits"}, "table": {"source": "table", "path": "x.csv", "target": "y"}},

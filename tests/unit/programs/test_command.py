@@ -208,7 +208,7 @@ def test_killed_with_what_runs_it_a_command_ends_too(tmp_path):
         sys.path[:0] = [{str(ROOT / "scripts")!r}, {str(ROOT / "tests/unit")!r}, {str(ROOT / "tests")!r},
                         {str(ROOT / "tests/cluster")!r}]
         from pathlib import Path
-        from test_commands import call, run
+        from test_command import call, run
         from trainyard.programs.process import Guard
         run(call(Path({str(tmp_path)!r}), "sleep 9304 & sleep 9305"), Guard())
     """
