@@ -205,7 +205,7 @@ def test_nothing_that_it_started_outlives_it(tmp_path, guard):
 def test_killed_with_what_runs_it_a_command_ends_too(tmp_path):
     code = f"""
         import sys, time
-        sys.path[:0] = [{str(ROOT / "scripts")!r}, {str(ROOT / "tests/unit")!r}, {str(ROOT / "tests")!r},
+        sys.path[:0] = [{str(ROOT / "scripts")!r}, {str(ROOT / "tests/unit/programs")!r}, {str(ROOT / "tests")!r},
                         {str(ROOT / "tests/cluster")!r}]
         from pathlib import Path
         from test_command import call, run

@@ -133,7 +133,7 @@ def found(folder, staged, data):
     (folder / "trouble.py").write_text(MODELS)
     (folder / "program.py").write_text(PROGRAM)
     stop_within_second_epoch(start(SPEC, data, store=CheckpointStore(folder / "by-one")))
-    paths = [folder, ROOT / "scripts", ROOT / "tests", ROOT / "tests/unit", ROOT / "tests/cluster"]
+    paths = [folder, ROOT / "scripts", ROOT / "tests", ROOT / "tests/unit/training", ROOT / "tests/cluster"]
     environment = os.environ | {"PYTHONPATH": ":".join(map(str, paths)), "OMP_NUM_THREADS": "1"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--log-dir", str(folder),
                 "--nproc-per-node", "2"]  # fmt: skip
