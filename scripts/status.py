@@ -11,6 +11,7 @@ from rich.table import Table
 from trainyard.cli import command_line
 from trainyard.config.config import Config
 from trainyard.config.load import read_config
+from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.live_view import slot_table
 from trainyard.planning.journal_fold import Fold
 from trainyard.planning.plan import Plan, plan_sweep
@@ -49,12 +50,12 @@ def _row(plan: Plan) -> Iterator[str]:
     outcomes = [last.get(name) for name in plan.pending]
     yield plan.name
     ends = [end.outcome for name in plan.trials if (end := plan.end(name))]
-    yield str(ends.count("finished"))
-    yield str(ends.count("stopped"))
-    yield str(ends.count("diverged"))
-    yield str(outcomes.count("running"))
-    yield str(outcomes.count("failed") + ends.count("unreadable"))
-    yield str(len(outcomes) - outcomes.count("running") - outcomes.count("failed"))
+    yield str(ends.count(TrialStatus.FINISHED))
+    yield str(ends.count(TrialStatus.STOPPED))
+    yield str(ends.count(TrialStatus.DIVERGED))
+    yield str(outcomes.count(TrialStatus.RUNNING))
+    yield str(outcomes.count(TrialStatus.FAILED) + ends.count(TrialStatus.UNREADABLE))
+    yield str(len(outcomes) - outcomes.count(TrialStatus.RUNNING) - outcomes.count(TrialStatus.FAILED))
     yield str(len(plan.trials))
     left = plan.predicted_seconds
     yield "-" if not plan.pending else "unknown yet" if left is None else duration(left)
@@ -62,7 +63,7 @@ def _row(plan: Plan) -> Iterator[str]:
 
 def _running(plans: list[Plan]) -> Iterator[RenderableType]:
     for plan in plans:
-        open_attempts = [tries[-1] for tries in plan.tries.values() if tries[-1].outcome == "running"]
+        open_attempts = [tries[-1] for tries in plan.tries.values() if tries[-1].outcome == TrialStatus.RUNNING]
         if open_attempts:
             yield f"\nsweep {plan.name}: running now, or interrupted without a word"
             yield slot_table(open_attempts, plan)

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 from trainyard.cluster import slurm_allocation
 from trainyard.config.config import Config, Data
 from trainyard.config.sweep import Slots
+from trainyard.config.trial_status import FINAL, TrialStatus
 from trainyard.config.user_programs import heard_by
 from trainyard.data.staged import Staged
 from trainyard.packing.failure_policy import FailurePolicy
 from trainyard.packing.gpu_sharing import Use, trials_per_gpu
 from trainyard.planning import trial_flops
 from trainyard.planning.forecast import summary
-from trainyard.planning.journal import SETTLED, Attempt, Journal
+from trainyard.planning.journal import Attempt, Journal
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.task import Task
 from trainyard.programs.command import Kept, blames_checkpoint
@@ -77,8 +78,8 @@ def _close_open_attempts(journal: Journal, plan: Plan) -> None:
     """Attempts that an earlier driver was killed in the middle of end with the last that was heard of them."""
     for tries in plan.tries.values():
         for attempt in tries:
-            if attempt.outcome == "running":
-                journal.append("interrupted", trial=attempt.trial, attempt=attempt.number, ended=attempt.end)
+            if attempt.outcome == TrialStatus.RUNNING:
+                journal.append(TrialStatus.INTERRUPTED, trial=attempt.trial, attempt=attempt.number, ended=attempt.end)
 
 
 def _read_again(journal: Journal, plan: Plan) -> None:
@@ -90,7 +91,7 @@ def _read_again(journal: Journal, plan: Plan) -> None:
         found += not reading.untold
         if reading.warning:
             warnings.setdefault("pattern", f"trial {attempt.trial}: {reading.warning}")
-        if reading.untold and attempt.outcome != "unreadable":
+        if reading.untold and attempt.outcome != TrialStatus.UNREADABLE:
             warnings.setdefault("kept", f"trial {attempt.trial}, as it is read now: {reading.untold}; see {output}. Of "
                                 "it and others alike, the metrics that were read before are kept")  # fmt: skip
             continue
@@ -103,15 +104,15 @@ def _read_again(journal: Journal, plan: Plan) -> None:
     log.info("%d of %d kept outputs could be read again; nothing was run for that", found, len(plan.to_reread))
 
 
-def _outcome(plan: Plan, attempt: Attempt, reading: Reading) -> tuple[str, str]:
+def _outcome(plan: Plan, attempt: Attempt, reading: Reading) -> tuple[TrialStatus, str]:
     """How an attempt ended by what its output tells now; and what is to be said of that."""
-    if attempt.outcome == "stopped":
+    if attempt.outcome == TrialStatus.STOPPED:
         return attempt.outcome, attempt.error
     if reading.untold:
-        return "unreadable", reading.untold
+        return TrialStatus.UNREADABLE, reading.untold
     if diverged := divergence(reading.metrics, plan.sweep.watched_metrics):
-        return "diverged", diverged
-    return ("stopped", attempt.early) if attempt.early else ("finished", "")
+        return TrialStatus.DIVERGED, diverged
+    return (TrialStatus.STOPPED, attempt.early) if attempt.early else (TrialStatus.FINISHED, "")
 
 
 def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
@@ -191,7 +192,7 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
 
 def _failure_policy(plan: Plan) -> FailurePolicy:
     tries = (attempt for name in plan.trials for attempt in plan.tries.get(name, ()))
-    has_succeeded = any(attempt.outcome in SETTLED for attempt in tries)
+    has_succeeded = any(attempt.outcome in FINAL for attempt in tries)
     patient = plan.sweep.max_failed_fraction == 1
     return FailurePolicy(retries=plan.sweep.retries, has_succeeded=has_succeeded, patient=patient)
 
@@ -204,7 +205,7 @@ def _told(plan: Plan) -> set[str]:
 def _task(plan: Plan, name: str) -> Task:
     """A trial as it is handed out."""
     trial, tries = plan.trials[name], plan.tries.get(name, ())
-    failed = [each for each in tries if each.outcome == "failed" and each.resumed]
+    failed = [each for each in tries if each.outcome == TrialStatus.FAILED and each.resumed]
     bad = tuple(Kept(**each.resumed) for each in failed if blames_checkpoint(each.error))
     return Task(name, trial.spec, trial.values, plan.generation(name), len(tries), plan.seconds.get(name), bad,
                 plan.least_seconds.get(name))  # fmt: skip
@@ -281,19 +282,19 @@ def check_results(plan: Plan) -> None:
         raise UserError(f"sweep {plan.name}: {len(plan.pending)} of {len(plan.trials)} trials are without a result; "
                         "the others are kept: correct what is wrong and run the same command")  # fmt: skip
     ends = _ends(plan)
-    _check_enough_succeeded(plan, failed, ends["finished"] + ends["stopped"])
+    _check_enough_succeeded(plan, failed, ends[TrialStatus.FINISHED] + ends[TrialStatus.STOPPED])
 
 
 def how_it_ended(plan: Plan) -> str:
     """How many trials finished, were stopped early, diverged, and failed, in words."""
     ends, failed = _ends(plan), sum(name in plan.tries for name in plan.pending)
-    words = f", {ends['stopped']} stopped early" if plan.sweep.stop else ""
-    words += f", {ends['diverged']} diverged" if ends["diverged"] else ""
-    words += f", {ends['unreadable']} without metrics" if ends["unreadable"] else ""
-    return f"sweep {plan.name}: {ends['finished']} trials finished{words}, {failed} failed"
+    words = f", {ends[TrialStatus.STOPPED]} stopped early" if plan.sweep.stop else ""
+    words += f", {ends[TrialStatus.DIVERGED]} diverged" if ends[TrialStatus.DIVERGED] else ""
+    words += f", {ends[TrialStatus.UNREADABLE]} without metrics" if ends[TrialStatus.UNREADABLE] else ""
+    return f"sweep {plan.name}: {ends[TrialStatus.FINISHED]} trials finished{words}, {failed} failed"
 
 
-def _ends(plan: Plan) -> Counter[str]:
+def _ends(plan: Plan) -> Counter[TrialStatus]:
     return Counter(end.outcome for name in plan.trials if (end := plan.end(name)))
 
 

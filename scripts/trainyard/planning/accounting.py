@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 
 from trainyard.cluster.slurm_queries import JobRecord, job_records
-from trainyard.planning.journal import JUDGED, SETTLED, Attempt, Session
+from trainyard.config.trial_status import CONCLUSIVE, FINAL, TrialStatus
+from trainyard.planning.journal import Attempt, Session
 from trainyard.planning.plan import Plan
 from trainyard.planning.strategies import Request, Strategy, job_array, separate_jobs, strategy
 from trainyard.utils.errors import UserError
@@ -52,7 +53,7 @@ JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "gpus", "pending", "fin
 
 def _job_row(plan: Plan, run: Session, records: Mapping[str, JobRecord]) -> dict[str, Any]:
     tries = [each for name, number in run.attempts for each in plan.tries.get(name, ()) if each.number == number]
-    judged = [each for each in tries if each.outcome in JUDGED]
+    judged = [each for each in tries if each.outcome in CONCLUSIVE]
     began, record = run.began, records.get(str(run.began.get("job")))
     gpus = _gpus(run)
     measured = run.last_end - run.first_start if run.first_start and tries else None
@@ -61,8 +62,8 @@ def _job_row(plan: Plan, run: Session, records: Mapping[str, JobRecord]) -> dict
     requested = _requested(run, record)
     startup = _startup(run, record)
     running = sum(map(_gpu_seconds, judged))
-    failed = sum((each.end - each.start) * each.gpus_per_trial for each in tries if each.outcome not in JUDGED)
-    whole = len({each.trial for each in tries if each.outcome in SETTLED}) == began.get("pending")
+    failed = sum((each.end - each.start) * each.gpus_per_trial for each in tries if each.outcome not in CONCLUSIVE)
+    whole = len({each.trial for each in tries if each.outcome in FINAL}) == began.get("pending")
     return {
         "job": began.get("job", ""),
         "node": began.get("node", ""),
@@ -71,11 +72,11 @@ def _job_row(plan: Plan, run: Session, records: Mapping[str, JobRecord]) -> dict
         "nodes": began.get("nodes"),
         "gpus": gpus,
         "pending": began.get("pending"),
-        "finished": sum(each.outcome == "finished" for each in tries),
-        "stopped": sum(each.outcome == "stopped" for each in tries),
-        "diverged": sum(each.outcome == "diverged" for each in tries),
-        "failed": sum(each.outcome in ("failed", "unreadable") for each in tries),
-        "interrupted": sum(each.outcome in ("interrupted", "running") for each in tries),
+        "finished": sum(each.outcome == TrialStatus.FINISHED for each in tries),
+        "stopped": sum(each.outcome == TrialStatus.STOPPED for each in tries),
+        "diverged": sum(each.outcome == TrialStatus.DIVERGED for each in tries),
+        "failed": sum(each.outcome in (TrialStatus.FAILED, TrialStatus.UNREADABLE) for each in tries),
+        "interrupted": sum(each.outcome in (TrialStatus.INTERRUPTED, TrialStatus.RUNNING) for each in tries),
         "predicted_seconds": predicted,
         "predicted_low_seconds": began.get("predicted_low_seconds"),
         "predicted_high_seconds": began.get("predicted_high_seconds"),
@@ -128,7 +129,7 @@ def strategies_of(plan: Plan, runs: Sequence[Session], records: Mapping[str, Job
     Where no walltime was asked for (on one machine), packed counts as asking for just what it took. Its running seconds
     are those that jobs.csv has of the results that count now.
     """
-    ends = [end for name in plan.trials if (end := plan.end(name)) and end.outcome in JUDGED and end.seconds]
+    ends = [end for name in plan.trials if (end := plan.end(name)) and end.outcome in CONCLUSIVE and end.seconds]
     durations = [plan.seconds_of(end) or 0.0 for end in ends]
     share = plan.share
     counted = [run for run in runs if _counts(plan, run)]

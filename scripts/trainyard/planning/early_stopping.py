@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import Stop
 from trainyard.planning.journal import Attempt
 
@@ -23,7 +24,7 @@ class Rule:
         for attempt in tries:
             for row in attempt.epochs:
                 self.verdict(attempt.trial, row)
-            if attempt.outcome == "diverged":
+            if attempt.outcome == TrialStatus.DIVERGED:
                 self.diverged(attempt.trial)
 
     def verdict(self, trial: str, row: Mapping[str, Any]) -> str:

@@ -21,13 +21,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from trainyard.config.trial_status import ENDED, TrialStatus
 from trainyard.programs.metrics import add_row
 from trainyard.utils.jsonl import Event, EventLog
-
-RESULTS = frozenset({"finished", "stopped"})  # whose metrics count
-JUDGED = RESULTS | {"diverged"}  # of which it is known how good they are: their time is not wasted
-SETTLED = JUDGED | {"unreadable"}  # after which a trial is not run again
-TERMINAL = SETTLED | {"failed", "interrupted"}
 
 
 class Journal(EventLog):
@@ -35,7 +31,7 @@ class Journal(EventLog):
 
     def append(self, event: str, *, durable: bool = False, **fields: Any) -> Event:
         """Write one event with the time now; it is on the disk when this returns if `durable` or it ends an attempt."""
-        return super().append(event, durable=durable or event in TERMINAL, **fields)
+        return super().append(event, durable=durable or event in ENDED, **fields)
 
 
 # ---- folds
@@ -53,7 +49,7 @@ class Attempt:
     generation: int = 0  # the `retrain` number that it was trained for
     expected_seconds: float | None = None  # when it started
     gpus_per_trial: float = 1.0  # on which it ran
-    outcome: str = "running"
+    outcome: TrialStatus = TrialStatus.RUNNING
     seconds: float | None = None
     error: str = ""
     log: str = ""  # where more is said of it
@@ -104,10 +100,10 @@ def take_attempt(found: dict[tuple[str, int], Attempt], event: Event) -> None:
 
 def _apply(attempt: Attempt, event: Event) -> None:
     if event["event"] == "reread":  # long after its end
-        attempt.outcome, attempt.error = event["outcome"], event["error"]
+        attempt.outcome, attempt.error = TrialStatus(event["outcome"]), event["error"]
         attempt.epochs, attempt.metrics, attempt.heard = event["rows"], event["metrics"], event["heard"]
         return
-    if event["event"] in TERMINAL and attempt.outcome != "running":
+    if event["event"] in ENDED and attempt.outcome != TrialStatus.RUNNING:
         return  # a driver that is told to end while it writes an end may write another one
     attempt.end = event["time"]
     if event["event"] == "epoch":
@@ -115,14 +111,15 @@ def _apply(attempt: Attempt, event: Event) -> None:
         attempt.told_at.setdefault(event["metrics"].get("epoch", len(attempt.epochs)), event["time"])
     elif event["event"] == "resumed":
         attempt.resumed = event["checkpoint"]
-    elif event["event"] in TERMINAL:
-        attempt.outcome = event["event"]
+    elif event["event"] in ENDED:
+        attempt.outcome = TrialStatus(event["event"])
         attempt.seconds = event.get("seconds")
         attempt.error = event.get("error", "") or event.get("why", "")
         attempt.log = event.get("log", "")
         attempt.metrics = event.get("metrics", {})
         attempt.heard = event.get("heard")
-        if attempt.outcome == "diverged":  # journals once told of a program that was ended by its exit code only
+        if attempt.outcome == TrialStatus.DIVERGED:
+            # Old journals record only the exit code of a program that was ended early.
             attempt.early = event.get("early", "") or ("it was ended early" if event.get("exit_code") else "")
         attempt.end = event.get("ended") or event["time"]
 
@@ -142,8 +139,8 @@ def result_of(
 
     Also one that was stopped `early` or that `diverged`, if given.
     """
-    ends = {"finished", *(["stopped"] if early else []), *(["diverged"] if diverged else [])}
-    counting = [each for each in tries if each.outcome in ends and each.generation >= generation]
+    allowed = {TrialStatus.FINISHED: True, TrialStatus.STOPPED: early, TrialStatus.DIVERGED: diverged}
+    counting = [each for each in tries if allowed.get(each.outcome) and each.generation >= generation]
     return counting[-1] if counting else None
 
 
@@ -242,5 +239,5 @@ def _take_part(session: Session, event: Event) -> None:
     elif event["event"] == "started":
         session.attempts.append((event["trial"], event["attempt"]))
         session.first_start = session.first_start or event["time"]
-    elif event["event"] in TERMINAL:
+    elif event["event"] in ENDED:
         session.last_end = max(session.last_end, time_of_it)

@@ -15,8 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from trainyard.config.trial_status import ENDED, TrialStatus
 from trainyard.planning import journal
-from trainyard.planning.journal import DETAILS, TERMINAL, Attempt, Session, attempts, take_attempt, take_session
+from trainyard.planning.journal import DETAILS, Attempt, Session, attempts, take_attempt, take_session
 from trainyard.programs import metrics
 from trainyard.utils import jsonl
 from trainyard.utils.files import atomic_write, digest_of, file_digest
@@ -117,7 +118,7 @@ class Fold:
         if (known := self._open.get(name)) and kind == "epoch":
             known.lines.append(line)
             return
-        if known and kind not in TERMINAL:
+        if known and kind not in ENDED:
             known.parse()
         left = (attempt := self.attempts.get(key)) and attempt.later
         if attempt and left and kind == "epoch":  # of one that has ended: it stays where the others are
@@ -126,7 +127,7 @@ class Fold:
         take_attempt(self.attempts, event)
         if kind == "started":
             self._open[name] = _Open(self.attempts[key])
-        elif known and known.attempt.outcome != "running":
+        elif known and known.attempt.outcome != TrialStatus.RUNNING:
             del self._open[name]
             if known.parsed < len(known.lines):
                 self._leave(known.attempt, "epochs", "told_at")
@@ -214,6 +215,7 @@ class Fold:
         columns = kept["attempts"]
         for values in zip(*(columns[name] for name in _KEPT), strict=True) if columns else ():
             attempt = Attempt(**dict(zip(_KEPT, values, strict=True)))
+            attempt.outcome = TrialStatus(attempt.outcome)
             attempt.where = kept["where"][values[_WHERE]]
             self.attempts[_key(attempt)] = attempt
         for trial, number, lines in kept["open"]:

@@ -13,6 +13,7 @@ from trainyard.cluster.slurm_allocation import DEADLINE_MARGIN_SECONDS
 from trainyard.config.config import Config
 from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import Slots, Sweep
+from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import RESULT_VERSION, Trial, expand, relative_cost
 from trainyard.config.user_programs import Stop, heard_by
 from trainyard.planning.early_stopping import Rule
@@ -79,7 +80,7 @@ class Plan:
     def unreadable(self, trial: str) -> Attempt | None:
         """The attempt of a trial that did its work but told no metrics, as long as its output is kept: not pending."""
         last = self._last(trial)
-        if last is None or last.outcome != "unreadable" or last.generation < self.generation(trial):
+        if last is None or last.outcome != TrialStatus.UNREADABLE or last.generation < self.generation(trial):
             return None
         return last if self.output_of(last).exists() else None
 
@@ -110,9 +111,9 @@ class Plan:
         return [each for each in ended if each and self._is_outdated(each) and self.output_of(each).exists()]
 
     def _is_outdated(self, end: Attempt) -> bool:
-        if end.outcome == "unreadable" or end.heard != heard_by(self.sweep.metrics):
+        if end.outcome == TrialStatus.UNREADABLE or end.heard != heard_by(self.sweep.metrics):
             return True
-        if end.outcome != "diverged" or end.early:
+        if end.outcome != TrialStatus.DIVERGED or end.early:
             return False
         return end.error not in {divergence({name: None}, [name]) for name in self.sweep.watched_metrics}
 
@@ -125,7 +126,7 @@ class Plan:
     def _has_failed(self, name: str) -> bool:
         """Whether the last attempt of a trial failed."""
         last = self._last(name)
-        return last is not None and last.outcome == "failed"
+        return last is not None and last.outcome == TrialStatus.FAILED
 
     @cached_property
     def _unfinished(self) -> list[str]:

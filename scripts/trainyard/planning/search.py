@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from trainyard.config.sweep import Draw, Search, Sweep
+from trainyard.config.trial_status import ENDED, FINAL, WITH_RESULT, TrialStatus
 from trainyard.config.trials import RESULT_VERSION, Trial, expand, in_table, make_trial
-from trainyard.planning.journal import RESULTS, SETTLED, TERMINAL, Attempt, Journal, attempts
+from trainyard.planning.journal import Attempt, Journal, attempts
 from trainyard.planning.task import Task
 from trainyard.utils.files import digest_of
 from trainyard.utils.jsonl import Event
@@ -103,9 +104,11 @@ def _as_known(
     if end is not None:
         value = end.metrics.get(search.metric)
         usable = value is not None and math.isfinite(value)
-        state = {"finished": TrialState.COMPLETE, "stopped": TrialState.PRUNED}.get(end.outcome, TrialState.FAIL)
+        states = {TrialStatus.FINISHED: TrialState.COMPLETE, TrialStatus.STOPPED: TrialState.PRUNED}
+        state = states.get(end.outcome, TrialState.FAIL)
         curve = {row["epoch"]: row[search.metric] for row in end.epochs if row.get(search.metric) is not None}
-        if end.outcome == "diverged":  # TPE ranks last what was pruned without values; CMA-ES sees whole trials only
+        if end.outcome == TrialStatus.DIVERGED:
+            # TPE ranks pruned trials without values last; CMA-ES uses completed trials only.
             state, value = (TrialState.COMPLETE, bad) if search.method == "cmaes" else (TrialState.PRUNED, None)
             curve = {}
         elif not usable:
@@ -122,7 +125,7 @@ def _as_known(
 
 def _worse_than_all(search: Search, ends: Iterable[Attempt]) -> float:
     """A value that is clearly worse than those of all trials so far."""
-    told = [end.metrics.get(search.metric) for end in ends if end.outcome in RESULTS]
+    told = [end.metrics.get(search.metric) for end in ends if end.outcome in WITH_RESULT]
     values = [value for value in told if value is not None and math.isfinite(value)] or [0.0]
     spread = (max(values) - min(values)) or abs(values[0]) or 1.0
     return min(values) - spread if search.mode == "max" else max(values) + spread
@@ -179,10 +182,10 @@ class Suggested:
         """Take in an event of a trial."""
         name = event["trial"]
         self._events[name].append(event)
-        if event["event"] not in TERMINAL:
+        if event["event"] not in ENDED:
             return
         attempt: Attempt = attempts(self._events[name])[-1]
-        if attempt.outcome in SETTLED or (attempt.outcome == "failed" and not event["retried"]):
+        if attempt.outcome in FINAL or (attempt.outcome == TrialStatus.FAILED and not event["retried"]):
             self._ends[name] = attempt
             del self._events[name]
 

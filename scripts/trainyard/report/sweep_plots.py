@@ -11,8 +11,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from trainyard.config.sweep import Mode
+from trainyard.config.trial_status import CONCLUSIVE, WITH_RESULT, TrialStatus
 from trainyard.config.trials import main_key
-from trainyard.planning.journal import JUDGED, RESULTS
 from trainyard.planning.plan import Plan
 from trainyard.planning.schedule import schedule
 from trainyard.report.style import (
@@ -59,7 +59,7 @@ def gantt(
     held = held[~(held["slot"] >= held["slots"])]
     values = trials.set_index("trial", drop=False)[key]
     bars(axes, held["lane"], held["begin"], held["stop"], colour=IDLE, edge=0)
-    _bars_of_trials(axes, run.assign(lane=lane, failed=~run["outcome"].isin(RESULTS)), values, log=log)
+    _bars_of_trials(axes, run.assign(lane=lane, failed=~run["outcome"].isin(WITH_RESULT)), values, log=log)
     name_lanes(axes, [_lane(row) for row in lanes.itertuples()])
     axes.set_xlim(0, spans["stop"].max())
     pauses = ", pauses between jobs left out" * (len(spans) > 1)
@@ -128,8 +128,8 @@ def metric_against(
     `mode` says what is better, None that it is guessed from the metric's name; `log`, whether the key is drawn on a
     logarithmic scale, None that nothing is said. With `joined`, a line joins the trials in the order of the key.
     """
-    done = trials[(trials["status"] == "finished") & trials[metric].notna()]
-    early = trials[(trials["status"] == "stopped") & trials[metric].notna()]
+    done = trials[(trials["status"] == TrialStatus.FINISHED) & trials[metric].notna()]
+    early = trials[(trials["status"] == TrialStatus.STOPPED) & trials[metric].notna()]
     best = best_trial(trials, metric, mode)
     if best is None:
         axes.text(0.5, 0.5, f"no trial has finished with {label(metric)}", ha="center", transform=axes.transAxes)
@@ -278,7 +278,7 @@ def _held(jobs: pd.DataFrame) -> pd.DataFrame:
 
 def _results(timeline: pd.DataFrame, trials: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
     """The attempts that ended the trials, with the trial's `seconds` and the part of them that ran `here`."""
-    known, run = trials[trials["status"].isin(JUDGED)].set_index("trial"), by_job(timeline, jobs)
+    known, run = trials[trials["status"].isin(CONCLUSIVE)].set_index("trial"), by_job(timeline, jobs)
     done = run[run["outcome"] == run["trial"].map(known["status"])].drop_duplicates("trial", keep="last")
     held = done["end"] - done["start"]
     here = np.minimum(done.get("seconds", held), held)
@@ -316,7 +316,7 @@ def waste(axes: Axes, strategies: pd.DataFrame) -> None:
 
 def predictions(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame) -> None:
     """What each trial was expected to take when it started, against what it took; for whole jobs, in the title."""
-    done = timeline[(timeline["outcome"] == "finished") & (timeline["expected_seconds"] > 0)]
+    done = timeline[(timeline["outcome"] == TrialStatus.FINISHED) & (timeline["expected_seconds"] > 0)]
     taken, expected = done["end"] - done["start"], done["expected_seconds"]
     if len(done):
         ends = [0.9 * min(taken.min(), expected.min()), 1.1 * max(taken.max(), expected.max())]

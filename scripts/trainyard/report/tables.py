@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from trainyard.config.sweep import Mode, guessed_mode
+from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.journal import Attempt
 from trainyard.planning.plan import Plan
@@ -90,7 +91,7 @@ def trials_table(plan: Plan) -> pd.DataFrame:
     rows = []
     for name, trial in plan.trials.items():
         tries, result, settings, end = plan.tries.get(name, []), results[name], trial.settings, plan.end(name)
-        status = end.outcome if end else (tries[-1].outcome if tries else "pending")
+        status = end.outcome if end else (tries[-1].outcome if tries else TrialStatus.PENDING)
         row: dict[str, Any] = {"trial": name, **{key: value_at(settings, key) for key in keys}}
         row |= {"status": status, "attempts": len(tries), "seconds": plan.seconds_of(end) if end else None}
         own = {metric: result.metrics.get(metric) if result else None for metric in metrics}
@@ -131,7 +132,7 @@ def best_words(plan: Plan, trials: pd.DataFrame) -> str:
 
 def best_trial(trials: pd.DataFrame, metric: str, mode: Mode | None) -> "pd.Series[Any] | None":
     """The row of the best among the finished trials; None if there is none that has told this metric."""
-    values = pd.to_numeric(trials.loc[trials["status"] == "finished", metric], errors="coerce").dropna()
+    values = pd.to_numeric(trials.loc[trials["status"] == TrialStatus.FINISHED, metric], errors="coerce").dropna()
     if values.empty:
         return None
     return trials.loc[values.idxmin() if (mode or guessed_mode(metric)) == "min" else values.idxmax()]
@@ -155,7 +156,7 @@ def stopping_table(plan: Plan) -> pd.DataFrame:
     whole, rows = plan.stop.epochs if plan.stop else None, []
     for name in plan.trials:
         result = plan.result(name)
-        if result is None or result.outcome != "stopped":
+        if result is None or result.outcome != TrialStatus.STOPPED:
             continue
         epochs, pace = result.epochs[-1]["epoch"], usual if paces[name] is None else paces[name]
         left = None if whole is None else max(0, whole - epochs)
