@@ -31,7 +31,7 @@ class Job(slurm_allocation.Allocation):
         return starts[{begun}] + {seconds} if len(starts) > {begun} else math.inf
 
 job = Job(job="7", nodes=("here",), end_time=math.inf, gpu_model="a100")
-slurm_allocation.allocation = lambda: job
+slurm_allocation.current_allocation = lambda: job
 command_line.run({program}.main, {program}._arguments())
 """
 SLOW = """

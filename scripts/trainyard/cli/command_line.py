@@ -78,14 +78,15 @@ def _end_rank(code: int) -> NoReturn:
 def _say_what_was_given() -> None:
     """Have the log of a Slurm job begin with its allocation, and with the line that asked for it."""
     try:
-        given = slurm_allocation.allocation() if os.environ.get("RANK", "0") == "0" else None
+        given = slurm_allocation.current_allocation() if os.environ.get("RANK", "0") == "0" else None
     except UserError as error:  # who needs to know will say so
         logging.warning("%s", error)
         return
     if given:
         logging.info("%s", given)
         logging.info(
-            "submitted with: %s", slurm_queries.submit_line(given.job) or "(a line that is not in Slurm's accounting)"
+            "submitted with: %s",
+            slurm_queries.find_submit_line(given.job) or "(a line that is not in Slurm's accounting)",
         )
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from trainyard.cluster.slurm_queries import limit_of, partitions
+from trainyard.cluster.slurm_queries import list_partitions, max_walltime_minutes
 from trainyard.config.datasets import ImageFolder, Python, holds_images, is_downloaded
 from trainyard.config.load import check_config
 from trainyard.config.scaling import split_scale
@@ -96,7 +96,7 @@ class Workflow:
     def _partition_minutes(self) -> float:
         """That of the partition jobs go to; infinite where nobody is asked, or Slurm does not answer."""
         try:
-            return limit_of(partitions(), self._partition) if self._asks else math.inf
+            return max_walltime_minutes(list_partitions(), self._partition) if self._asks else math.inf
         except UserError:  # a dry run away from the cluster
             return math.inf
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainyard.cluster import slurm_allocation
-from trainyard.cluster.held_folders import patterns
+from trainyard.cluster import host, slurm_allocation
+from trainyard.cluster.held_folders import copy_patterns
 from trainyard.cluster.ray_local import LocalRay, local_ray, token
 from trainyard.cluster.ray_node import ENDED
 from trainyard.config.sweep import Slots
@@ -37,13 +37,13 @@ def ray_for(slots: Slots, *, folder: Path, local: str) -> Iterator[LocalRay]:
     Raises:
         UserError: the job has another number of nodes, or too few GPUs, or one of the nodes does not join.
     """
-    gpus, cpus, litter = slots.gpus_per_node, slots.cpus_per_node, patterns(local)
+    gpus, cpus, litter = slots.gpus_per_node, slots.cpus_per_node, copy_patterns(local)
     if slots.nodes == 1:
         with local_ray(gpus=gpus, cpus=cpus, litter=litter) as cluster:
             yield cluster
         return
     others = _other_nodes(slots)
-    address = slurm_allocation.address_towards(others[0])
+    address = host.source_address(others[0])
     with (
         _Joining(others, gpus=gpus, cpus=cpus, local=local, log=folder / "ray-nodes.log") as joining,
         local_ray(gpus=gpus, cpus=cpus, address=address, litter=litter) as cluster,
@@ -60,7 +60,7 @@ def ray_for(slots: Slots, *, folder: Path, local: str) -> Iterator[LocalRay]:
 
 def _other_nodes(slots: Slots) -> list[str]:
     """The job's nodes but this one."""
-    given = slurm_allocation.allocation()
+    given = slurm_allocation.current_allocation()
     if given is None or len(given.nodes) != slots.nodes:
         held = "this is not a Slurm job" if given is None else f"the job has {len(given.nodes)}"
         raise UserError(
@@ -68,7 +68,7 @@ def _other_nodes(slots: Slots) -> list[str]:
         )
     if 0 < given.gpus_per_node < slots.gpus_per_node:  # without GPUs they are only counted
         raise UserError(f"the sweep needs {slots.gpus_per_node} GPUs a node, but the job has {given.gpus_per_node}")
-    return [name for name in given.nodes if name.split(".")[0] != slurm_allocation.node_name()]
+    return [name for name in given.nodes if name.split(".")[0] != host.node_name()]
 
 
 class _Joining:

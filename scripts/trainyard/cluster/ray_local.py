@@ -101,7 +101,7 @@ def _timed(*, into: dict[str, float], name: str) -> Iterator[None]:
 
 def private_directory() -> contextlib.AbstractContextManager[Path]:
     """A short directory on this node for Ray's files, that only this user can enter."""
-    return held_folders.private_folder("ty-ray-", longest=LONGEST_DIRECTORY)
+    return held_folders.private_folder("ty-ray-", max_path_length=LONGEST_DIRECTORY)
 
 
 @contextlib.contextmanager

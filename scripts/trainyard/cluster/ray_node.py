@@ -17,8 +17,8 @@ from typing import Final
 
 import psutil
 
-from trainyard.cluster import slurm_allocation
-from trainyard.cluster.held_folders import removed_at_the_end
+from trainyard.cluster import host
+from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.cluster.ray_local import OBJECT_STORE_BYTES, private_directory, ray_environment
 
 POLL_SECONDS: Final = 0.2
@@ -42,7 +42,7 @@ def join() -> int:
         return 0
     with (
         contextlib.suppress(KeyboardInterrupt),
-        removed_at_the_end(first["local"]),
+        remove_copies_at_exit(first["local"]),
         private_directory() as directory,
         ray_environment(directory, token=first["token"], networked=True),
         _no_orphans(),
@@ -59,7 +59,7 @@ def join() -> int:
             while ray.poll() is None:
                 if select.select([sys.stdin], [], [], POLL_SECONDS)[0]:  # nothing more is said: this is the end of it
                     return 0
-            print(f"{slurm_allocation.node_name()}: {ENDED}\n{_tails(directory)}")
+            print(f"{host.node_name()}: {ENDED}\n{_tails(directory)}")
             return 1
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -69,7 +69,7 @@ def join() -> int:
 
 def _start_arguments(directory: Path, *, gpus: int, cpus: int, address: str) -> list[str]:
     """Options of `ray start`: in the foreground, on every port a free one that the kernel chooses."""
-    here = ["--address", address, "--node-ip-address", slurm_allocation.address_towards(address.rpartition(":")[0])]
+    here = ["--address", address, "--node-ip-address", host.source_address(address.rpartition(":")[0])]
     shares = ["--num-gpus", str(gpus), "--num-cpus", str(cpus), "--object-store-memory", str(OBJECT_STORE_BYTES)]
     # The default range of the workers' ports is the same for every Ray on a node.
     ports = ["--min-worker-port", "0", "--max-worker-port", "0", "--dashboard-agent-listen-port", "0"]

@@ -1,27 +1,40 @@
-"""What Slurm answers: jobs, accounting, partitions, associations. All output of Slurm's commands is parsed here."""
+"""Queries of Slurm's commands: accounting records, partitions, associations and job states."""
 
 import math
 import re
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from trainyard.utils.errors import UserError
 
-ACCOUNTING_SECONDS = 5
+ACCOUNTING_DELAY_SECONDS = 5
 
 
-def submit_line(job: str) -> str:
-    """The sbatch line that submitted a job, as the accounting has it; "" where there is none.
+def run_slurm_command(*command: str) -> str:
+    """The standard output of a Slurm command.
 
-    The accounting may hear of a job a moment after its start: it is given a few seconds.
+    Raises:
+        UserError: the command is missing, fails, or takes longer than a minute.
+    """
+    try:
+        done = subprocess.run(command, text=True, capture_output=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = getattr(error, "stderr", "") or error
+        raise UserError(f"`{' '.join(command)}` failed: {str(reason).strip()}") from None
+    return done.stdout
+
+
+def find_submit_line(job: str) -> str:
+    """The command line that submitted a job, from Slurm's accounting; "" if the accounting has none.
+
+    The accounting records a job a moment after it starts, so the query is repeated for a few seconds.
     """
     command = ["sacct", "--jobs", job, "--allocations", "--noheader", "--parsable2", "--format", "SubmitLine"]
-    end = time.monotonic() + ACCOUNTING_SECONDS
+    end = time.monotonic() + ACCOUNTING_DELAY_SECONDS
     try:
-        while not (line := answer(*command).strip()) and time.monotonic() < end:
+        while not (line := run_slurm_command(*command).strip()) and time.monotonic() < end:
             time.sleep(0.5)
     except UserError:
         return ""
@@ -30,81 +43,72 @@ def submit_line(job: str) -> str:
 
 @dataclass(frozen=True)
 class JobRecord:
-    """What the accounting has of a job."""
+    """A job in Slurm's accounting."""
 
-    requested_seconds: float | None  # of walltime; None without a limit
+    requested_seconds: float | None  # walltime limit; None without a limit
     elapsed_seconds: float
     allocated_tres: str  # "billing=8,cpu=8,gres/gpu=2,mem=8000M,node=2"
 
 
-def job_records(jobs: Sequence[str]) -> dict[str, JobRecord]:
-    """What the accounting has of jobs, by their numbers; of a job that was requeued, its last run.
+def fetch_job_records(jobs: Sequence[str]) -> dict[str, JobRecord]:
+    """The accounting records of jobs, by job ID; for a requeued job, the record of its last run.
 
     Raises:
-        UserError: Slurm keeps no accounting, or does not answer.
+        UserError: Slurm keeps no accounting, or does not respond.
     """
     command = ["sacct", "--jobs", ",".join(jobs), "--allocations", "--noheader", "--parsable2"]
-    lines = answer(*command, "--format", "JobID,TimelimitRaw,ElapsedRaw,AllocTRES").splitlines()
-    return dict(parse_record(line) for line in lines)
+    lines = run_slurm_command(*command, "--format", "JobID,TimelimitRaw,ElapsedRaw,AllocTRES").splitlines()
+    return dict(parse_job_record(line) for line in lines)
 
 
-def parse_record(line: str) -> tuple[str, JobRecord]:
-    """A line of `sacct --parsable2 --format JobID,TimelimitRaw,ElapsedRaw,AllocTRES`: job number, and what it says."""
+def parse_job_record(line: str) -> tuple[str, JobRecord]:
+    """Job ID and record from a line of `sacct --parsable2 --format JobID,TimelimitRaw,ElapsedRaw,AllocTRES`."""
     job, limit, elapsed, tres = line.split("|")
     return job, JobRecord(60.0 * int(limit) if limit.isdigit() else None, float(elapsed), tres)
 
 
-def parse_job(line: str) -> dict[str, str]:
-    """The fields of `scontrol show job --details --oneliner`; of a value with spaces, the part before the first."""
-    return dict(field.split("=", 1) for field in line.split() if "=" in field)
-
-
-def parse_gpus(fields: Mapping[str, str]) -> list[tuple[str, int]]:
-    """Model and number of a job's GPUs, `gpu:a100:4`. Not from `TRES`: what that tells depends on the accounting."""
-    found = re.findall(r"\bgpu(?::([^:,()]+))?:(\d+)", fields.get("JOB_GRES", ""))
-    return [(model, int(count)) for model, count in found]
-
-
-def parse_time(text: str) -> float:
-    """A time as Slurm prints it, `2026-11-20T21:30:00` on this machine's clock, in Unix seconds."""
-    if text in ("Unknown", "None", "N/A"):
-        return math.inf
-    return datetime.fromisoformat(text).timestamp()
+def job_state(job: str) -> str:
+    """State and reason of a job in the queue, such as `PENDING: Resources`; "" once it has left the queue."""
+    try:
+        return run_slurm_command("squeue", "--noheader", "--jobs", job, "--format", "%T: %r").strip()
+    except UserError:  # Slurm no longer knows the job
+        return ""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition, or of one with several kinds of nodes one kind."""
+    """The nodes of one kind in a partition; a partition with several kinds of nodes has one entry for each."""
 
     name: str
     default: bool
     up: bool
-    limit_minutes: float  # the longest walltime; infinite without a limit
-    limit: str  # the same, as Slurm writes it
+    limit_minutes: float  # maximum walltime; infinite without a limit
+    limit: str  # the same, as Slurm prints it
     nodes: int
-    cpus: str  # of a node; "64+" if they differ
+    cpus: str  # per node; "64+" if they differ
     memory_mb: str
     gpus: str  # "gpu:a100:4", or "(null)"
     features: str
 
     def __str__(self) -> str:
-        """What a job can ask for here, in words."""
+        """Name, and what a job can request in this partition."""
         parts = [f"{self.nodes} nodes of {self.cpus} CPUs and {self.memory_mb} MB", f"walltime at most {self.limit}"]
         parts += [self.gpus] if self.gpus != "(null)" else ["no GPUs"]
         parts += [f"features {self.features}"] if self.features != "(null)" else []
         return f"{self.name} ({', '.join(parts)})"
 
 
-def partitions() -> list[Partition]:
-    """What there is on this cluster.
+_PARTITION_FORMAT = "%P|%a|%l|%D|%c|%m|%G|%f"
+
+
+def list_partitions() -> list[Partition]:
+    """The partitions of this cluster.
 
     Raises:
-        UserError: Slurm does not answer.
+        UserError: Slurm does not respond.
     """
-    return [parse_partition(line) for line in answer("sinfo", "--noheader", "--format", _PARTITION).splitlines()]
-
-
-_PARTITION = "%P|%a|%l|%D|%c|%m|%G|%f"
+    lines = run_slurm_command("sinfo", "--noheader", "--format", _PARTITION_FORMAT).splitlines()
+    return [parse_partition(line) for line in lines]
 
 
 def parse_partition(line: str) -> Partition:
@@ -114,23 +118,23 @@ def parse_partition(line: str) -> Partition:
         name=name.rstrip("*"),
         default=name.endswith("*"),
         up=state == "up",
-        limit_minutes=parse_limit(limit),
+        limit_minutes=parse_time_limit(limit),
         limit=limit,
         nodes=int(nodes),
         cpus=cpus,
         memory_mb=memory,
-        gpus=re.sub(r"\(S:[^)]*\)", "", gpus),  # the sockets that a GPU is near to
+        gpus=re.sub(r"\(S:[^)]*\)", "", gpus),  # without the sockets that a GPU is bound to
         features=features,
     )
 
 
-def limit_of(known: Sequence[Partition], names: str) -> float:
-    """The longest walltime in minutes on the named partitions (`gpu` or `gpu,long`), or on the default one."""
-    named = [each for each in known if (each.name in names.split(",") if names else each.default)]
+def max_walltime_minutes(partitions: Sequence[Partition], names: str) -> float:
+    """The maximum walltime of the named partitions (`gpu` or `gpu,long`); without a name, of the default partition."""
+    named = [each for each in partitions if (each.name in names.split(",") if names else each.default)]
     return max((each.limit_minutes for each in named), default=math.inf)
 
 
-def parse_limit(text: str) -> float:
+def parse_time_limit(text: str) -> float:
     """A time limit as Slurm prints it, `30:00`, `4:00:00`, `2-00:00:00` or `infinite`, in minutes."""
     if text in ("infinite", "UNLIMITED", "n/a"):
         return math.inf
@@ -142,49 +146,31 @@ def parse_limit(text: str) -> float:
 
 @dataclass(frozen=True)
 class Association:
-    """An account that a user may charge, and with which qualities of service."""
+    """An account that a user may charge, with the qualities of service that it allows."""
 
     account: str
     qos: tuple[str, ...]
 
 
-def associations(user: str) -> list[Association]:
-    """The accounts of a user.
+def list_associations(user: str) -> list[Association]:
+    """The associations of a user.
 
     Raises:
-        UserError: Slurm keeps no accounting, or does not answer.
+        UserError: Slurm keeps no accounting, or does not respond.
     """
     show = ["show", "associations", f"user={user}", "format=Account,QOS"]
-    lines = answer("sacctmgr", "--noheader", "--parsable2", *show).splitlines()
+    lines = run_slurm_command("sacctmgr", "--noheader", "--parsable2", *show).splitlines()
     return [
         Association(account=account, qos=tuple(qos.split(",")))
         for account, _, qos in (line.partition("|") for line in lines)
     ]
 
 
-def controller() -> str:
-    """Slurm's version, and which controllers are up, in Slurm's words.
+def controller_status() -> str:
+    """Slurm's version, and the state of its controllers as `scontrol ping` prints it.
 
     Raises:
-        UserError: Slurm's programs are not there, or no controller answers.
+        UserError: Slurm's commands are missing, or no controller responds.
     """
-    version, ping = answer("sinfo", "--version"), answer("scontrol", "ping")
+    version, ping = run_slurm_command("sinfo", "--version"), run_slurm_command("scontrol", "ping")
     return f"{version.strip()}; {'; '.join(ping.strip().splitlines())}"
-
-
-def queue_state(job: str) -> str:
-    """`PENDING: Resources`, `RUNNING: None`, ... while a job is in the queue, else ""."""
-    try:
-        return answer("squeue", "--noheader", "--jobs", job, "--format", "%T: %r").strip()
-    except UserError:  # Slurm has forgotten it
-        return ""
-
-
-def answer(*command: str) -> str:
-    """What one of Slurm's programs prints."""
-    try:
-        done = subprocess.run(command, text=True, capture_output=True, check=True, timeout=60)
-    except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", "") or error
-        raise UserError(f"`{' '.join(command)}` failed: {str(said).strip()}") from None
-    return done.stdout

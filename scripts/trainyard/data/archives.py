@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
 
-from trainyard.cluster.held_folders import file_system, is_network
+from trainyard.cluster.host import file_system_type, is_network_file_system
 from trainyard.data.problems import Problem
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import atomic_write
@@ -82,7 +82,7 @@ class Folder(Collection):
         if not self.path.is_dir():
             raise ArchiveError(f"{self.path}: there is no such folder")
         seen: set[tuple[int, int]] = set()
-        with ThreadPoolExecutor(LISTING_THREADS if is_network(file_system(self.path)) else 1) as pool:
+        with ThreadPoolExecutor(LISTING_THREADS if is_network_file_system(file_system_type(self.path)) else 1) as pool:
             found, waiting = list[File](), [""]
             while waiting:
                 listed = list(pool.map(self._list, waiting))

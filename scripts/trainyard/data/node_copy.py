@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from trainyard.cluster import held_folders, slurm_allocation
-from trainyard.cluster.held_folders import candidates, job_prefix
+from trainyard.cluster import held_folders, host
+from trainyard.cluster.held_folders import candidate_folders, copy_prefix
 from trainyard.data.staged import DataError, Staged
 from trainyard.utils.files import file_digest
 
@@ -42,11 +42,11 @@ def local_copy(staged: Staged, policy: str) -> Iterator[LocalCopy]:
     if base is None:
         yield LocalCopy(staged, words)
         return
-    path, made = base / f"{job_prefix()}{staged.digest}", list[str]()
+    path, made = base / f"{copy_prefix()}{staged.digest}", list[str]()
     with ExitStack() as stack:
         try:
             fill = partial(_copy, staged, made.append)
-            stack.enter_context(held_folders.common_folder(path, complete=_is_complete, fill=fill))
+            stack.enter_context(held_folders.shared_folder(path, is_complete=_is_complete, fill=fill))
         except OSError as error:
             yield LocalCopy(staged, _not_copied(staged, str(error)))
             return
@@ -58,19 +58,21 @@ def choose(
     policy: str,
     environment: Mapping[str, str],
     *,
-    kind_of: Callable[[Path], str] = held_folders.file_system,
+    kind_of: Callable[[Path], str] = host.file_system_type,
     free: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
 ) -> tuple[Path | None, str]:
     """Where to copy to, or None and what there is to say about it."""
     if policy == "off" or not staged.meta["files"]:
         return None, ""
-    if policy == "auto" and ("SLURM_JOB_ID" not in environment or not held_folders.is_network(kind_of(staged.folder))):
+    if policy == "auto" and (
+        "SLURM_JOB_ID" not in environment or not host.is_network_file_system(kind_of(staged.folder))
+    ):
         return None, ""
     need = sum((staged.folder / name).stat().st_size for name in staged.meta["files"])
     reasons = []
-    for base in candidates(policy, environment):
+    for base in candidate_folders(policy, environment):
         kind = kind_of(base)
-        if policy == "auto" and held_folders.is_network(kind):
+        if policy == "auto" and host.is_network_file_system(kind):
             reasons.append(f"{base} is on {kind}")
         elif not _has_room(free(base), need, kind):
             reasons.append(f"{base} has too little room")
@@ -80,7 +82,7 @@ def choose(
 
 
 def _not_copied(staged: Staged, why: str) -> str:
-    return f"{slurm_allocation.node_name()} reads {staged.folder} itself, without a copy on its own disk: {why}"
+    return f"{host.node_name()} reads {staged.folder} itself, without a copy on its own disk: {why}"
 
 
 def _has_room(free: int, need: int, kind: str) -> bool:
@@ -108,5 +110,5 @@ def _copy(staged: Staged, say: Callable[[str], None], folder: Path) -> None:
     shutil.copyfile(staged.folder / "meta.json", folder / ".meta.json")
     (folder / ".meta.json").rename(folder / "meta.json")
     took = time.perf_counter() - began
-    place = f"{slurm_allocation.node_name()}:{folder}"
+    place = f"{host.node_name()}:{folder}"
     say(f"copied {staged.folder.name} to {place} in {took:.1f} s ({size / 2**20:,.0f} MiB)")

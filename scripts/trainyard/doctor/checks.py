@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from trainyard.cluster import held_folders, slurm_queries
+from trainyard.cluster import host, slurm_queries
 from trainyard.config.config import Config
 from trainyard.doctor.sbatch_rehearsal import Request, SnakemakeFailed, requests
 from trainyard.utils.errors import UserError
@@ -47,7 +47,7 @@ class Site:
     @cached_property
     def partitions(self) -> list[slurm_queries.Partition]:
         """What there is."""
-        return slurm_queries.partitions()
+        return slurm_queries.list_partitions()
 
     def check(self) -> Iterator[Finding]:
         """All that can be found out from here, one finding after the other; ends early where Slurm does not answer."""
@@ -63,7 +63,7 @@ class Site:
             yield Finding("jobs", "fails", f"Snakemake stopped before it submitted anything:\n{error}",
                           f"correct what it says, in {self.profile} or {self.config_file}")  # fmt: skip
             return
-        yield check_account(asked, lambda: slurm_queries.associations(self.user), self.user)
+        yield check_account(asked, lambda: slurm_queries.list_associations(self.user), self.user)
         for request in asked:
             yield check_request(request, self.partitions)
 
@@ -84,13 +84,13 @@ def check_slurm() -> Finding:
     if missing:
         return Finding("Slurm", "fails", f"not on PATH: {', '.join(missing)}",
                        "run this on a login node of the cluster; some sites need `module load slurm`")  # fmt: skip
-    return Finding("Slurm", "ok", slurm_queries.controller())
+    return Finding("Slurm", "ok", slurm_queries.controller_status())
 
 
 def check_accounting(user: str) -> Finding:
     """Slurm keeps accounts: who may use which, and what became of jobs."""
     try:
-        names = sorted({each.account for each in slurm_queries.associations(user)})
+        names = sorted({each.account for each in slurm_queries.list_associations(user)})
     except UserError as error:
         return Finding("accounting", "unknown", str(error), "without it, accounts and ended jobs cannot be looked up")
     if not names:
@@ -162,8 +162,8 @@ def check_results(results: Path) -> Iterator[Finding]:
                       "a quota that you have may be smaller still")  # fmt: skip
     else:
         yield Finding("free space", "ok", f"{free} (a quota of yours is not seen here)")
-    kind = held_folders.file_system(folder)
-    if held_folders.is_network(kind):
+    kind = host.file_system_type(folder)
+    if host.is_network_file_system(kind):
         yield Finding("shared files", "ok", f"{folder} is on a network file system ({kind})")
     else:
         yield Finding("shared files", "unknown", f"{folder} is on {kind}, which may be of this machine only",

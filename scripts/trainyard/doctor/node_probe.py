@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trainyard.cluster import slurm_allocation, slurm_queries
+from trainyard.cluster import host, slurm_allocation, slurm_queries
 from trainyard.doctor.checks import Finding
 from trainyard.doctor.sbatch_rehearsal import Request
 from trainyard.utils.errors import UserError
@@ -79,7 +79,7 @@ def _wait(job: str, folder: Path, seconds: float, say: Callable[[str], None]) ->
     """Until the job has left the queue; tells each change of its state."""
     end, last = time.monotonic() + seconds, None
     while time.monotonic() < end:
-        state = slurm_queries.queue_state(job)
+        state = slurm_queries.job_state(job)
         if state != last and state:
             say(f"job {job} is {state.removesuffix(': None')}")
         if not state and (last is not None or (folder / "answer.json").exists()):
@@ -91,17 +91,17 @@ def _wait(job: str, folder: Path, seconds: float, say: Callable[[str], None]) ->
 
 def look(folder: Path) -> None:
     """On the node: write down what is here, for `_findings`."""
-    answer: dict[str, Any] = {"node": slurm_allocation.node_name(), "python": platform.python_version()}
+    answer: dict[str, Any] = {"node": host.node_name(), "python": platform.python_version()}
     with contextlib.suppress(OSError, ValueError):
         answer["nonce"] = json.loads((folder / "question.json").read_text())["nonce"]
     answer["tmp_gib"] = shutil.disk_usage("/tmp").free / 2**30
     answer["driver"] = NVIDIA_DRIVER.read_text().splitlines()[0] if NVIDIA_DRIVER.exists() else ""
     try:
-        given = slurm_allocation.allocation()
+        given = slurm_allocation.current_allocation()
         assert given is not None
         answer["given"], answer["gpus_given"] = str(given), given.gpus_per_node
         others = [name for name in given.nodes if name != answer["node"]]
-        answer["interface"] = [others[0], slurm_allocation.interface_towards(others[0])] if others else []
+        answer["interface"] = [others[0], host.source_interface(others[0])] if others else []
     except Exception as error:
         answer["slurm_error"] = f"{type(error).__name__}: {error}"
     try:

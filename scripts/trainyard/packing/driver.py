@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.cluster import slurm_allocation
+from trainyard.cluster import host, slurm_allocation
 from trainyard.config.config import Config, Data
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import FINAL, TrialStatus
@@ -60,7 +60,7 @@ def run(config: Config, name: str, results: Path, *, wait_seconds: float = 0.0) 
 
 def _as_given(plan: Plan) -> Plan:
     """The plan on the slots that it chose, or those for which Slurm has given GPUs."""
-    slots, given = plan.slots, slurm_allocation.allocation()
+    slots, given = plan.slots, slurm_allocation.current_allocation()
     if slots.auto and given:
         slots = slots.model_copy(update={"nodes": len(given.nodes), "gpus_per_node": given.gpus_per_node})
     fixed = slots.model_copy(update={"auto": False})
@@ -117,16 +117,16 @@ def _outcome(plan: Plan, attempt: Attempt, reading: Reading) -> tuple[TrialStatu
 
 def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
     """Start Ray, feed its slots until nothing is pending, and take it down."""
-    from trainyard.cluster.held_folders import removed_at_the_end
+    from trainyard.cluster.held_folders import remove_copies_at_exit
     from trainyard.cluster.ray_job import ray_for
     from trainyard.packing.live_view import Progress  # these take a second to import: only where there is work
 
-    slots, given = plan.sweep.slots, slurm_allocation.allocation()
+    slots, given = plan.sweep.slots, slurm_allocation.current_allocation()
     journal.append(
         "session",
         durable=True,
         job=slurm_allocation.job_id(),
-        node=slurm_allocation.node_name(),
+        node=host.node_name(),
         process=os.getpid(),
         slots=slots.count,
         nodes=slots.nodes,
@@ -143,7 +143,7 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
     log.info("starting Ray with %d slots", slots.count)
     folder = results / "sweeps" / plan.name
     counting = _work_counted(plan, results)  # while Ray starts
-    with removed_at_the_end(how.local), ray_for(slots, folder=folder, local=how.local) as cluster, progress.shown():
+    with remove_copies_at_exit(how.local), ray_for(slots, folder=folder, local=how.local) as cluster, progress.shown():
         # A polite end is recorded, whoever asks. Not before: Ray installs a handler of its own that skips clean-up.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         journal.append("ray_up", durable=False, **cluster.startup_seconds)

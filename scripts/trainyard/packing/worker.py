@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from trainyard.cluster import slurm_allocation
+from trainyard.cluster import host, slurm_allocation
 from trainyard.config.config import Data
 from trainyard.config.train import Train
 from trainyard.config.user_programs import Metrics, Own
@@ -79,7 +79,7 @@ class Worker:
         os.chdir(setting.cwd or ".")  # where users' modules and files are looked for
         spent = self._start_training() if setting.trains else self._start_own()
         gpus = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
-        return {"job": slurm_allocation.job_id(), "node": slurm_allocation.node_name(), "gpu": gpus, **spent}
+        return {"job": slurm_allocation.job_id(), "node": host.node_name(), "gpu": gpus, **spent}
 
     def begin(self, order: Order) -> dict[str, Any]:
         """Run a trial until it has something to say: `{"epoch": row}` or `{"halved": ...}`, after which it waits.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from trainyard.cluster.slurm_queries import JobRecord, job_records
+from trainyard.cluster.slurm_queries import JobRecord, fetch_job_records
 from trainyard.config.trial_status import CONCLUSIVE, FINAL, TrialStatus
 from trainyard.planning.journal import Attempt, Session
 from trainyard.planning.plan import Plan
@@ -25,7 +25,7 @@ def records_of(runs: Sequence[Session]) -> dict[str, JobRecord]:
     if not jobs:
         return {}
     try:
-        return job_records(jobs)
+        return fetch_job_records(jobs)
     except UserError as error:
         log.info("no figures of Slurm's accounting: %s", error)
         return {}

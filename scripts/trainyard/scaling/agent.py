@@ -12,8 +12,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.run import get_args_parser, run
 
-from trainyard.cluster import slurm_allocation
-from trainyard.cluster.held_folders import removed_at_the_end
+from trainyard.cluster import host
+from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.config.load import read_config
 from trainyard.training import rank_failures
 
@@ -23,10 +23,10 @@ def main() -> int:
     parser = get_args_parser()
     parser.description = __doc__
     arguments = parser.parse_args()
-    node = slurm_allocation.node_name()
+    node = host.node_name()
     training, _ = _TRAINING.parse_known_args(arguments.training_script_args)
     try:
-        with removed_at_the_end(read_config(training.config).data.local):
+        with remove_copies_at_exit(read_config(training.config).data.local):
             run(arguments)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         found = [_failure(rank, node, each) for rank, each in error.failures.items() if not _was_told_to_end(each)]

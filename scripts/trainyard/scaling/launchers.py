@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from trainyard.cluster.slurm_allocation import Allocation, allocation
+from trainyard.cluster.slurm_allocation import Allocation, current_allocation
 from trainyard.config.scaling import split_scale
 from trainyard.training import rank_failures
 from trainyard.utils.errors import UserError
@@ -34,7 +34,7 @@ def launch(scale: str, options: Sequence[str]) -> int:
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     # torchrun would leave a folder behind at every run; this one lies where all nodes see it.
     with tempfile.TemporaryDirectory(prefix=".torchrun-", dir=Path.cwd()) as log_dir:
-        given = allocation() if split_scale(scale)[0] > 1 else None
+        given = current_allocation() if split_scale(scale)[0] > 1 else None
         line = training_line(scale, options, log_dir=log_dir, allocation=given)
         process = subprocess.Popen(line, env=environment)
         pass_on_sigterm(process)

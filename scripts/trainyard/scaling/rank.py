@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import torch
 
-from trainyard.cluster import slurm_allocation
+from trainyard.cluster import host, slurm_allocation
 from trainyard.config.config import Config
 from trainyard.config.scaling import Scaling, repeat_of, split_scale
 from trainyard.config.trials import RESULT_VERSION
@@ -127,14 +127,12 @@ def _telemetry(folder: Path, study: Scaling, *, anew: bool) -> AbstractContextMa
     """Samples of this node, of torchrun and all ranks that it started here."""
     me = psutil.Process()
     root = (me.parent() if "TORCHELASTIC_RUN_ID" in os.environ else None) or me
-    return sampled(
-        folder / "telemetry", slurm_allocation.node_name(), seconds=study.telemetry_seconds, anew=anew, root=root
-    )
+    return sampled(folder / "telemetry", host.node_name(), seconds=study.telemetry_seconds, anew=anew, root=root)
 
 
 def _deadline(group: Group) -> float:
     """When to have stopped, in Unix seconds: the leading rank's word counts."""
-    given = slurm_allocation.allocation() if group.leads else None
+    given = slurm_allocation.current_allocation() if group.leads else None
     return given.deadline if given else math.inf
 
 

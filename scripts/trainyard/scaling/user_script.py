@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from trainyard.cluster import slurm_allocation
+from trainyard.cluster import host, slurm_allocation
 from trainyard.config.scaling import Scaling, repeat_of, split_scale
 from trainyard.config.user_programs import heard_by, lookup, resuming, words_of
 from trainyard.planning.plan import dataset_digest
@@ -71,7 +71,7 @@ class Script:
 
     @cached_property
     def _given(self) -> slurm_allocation.Allocation | None:
-        return slurm_allocation.allocation()
+        return slurm_allocation.current_allocation()
 
     @property
     def _output(self) -> Path:
@@ -105,8 +105,8 @@ class Script:
             "row_seconds": [later - earlier for earlier, later in pairwise(times)],
             "device": gpu_name(self._folder / "telemetry") or "cpu",
             "job": slurm_allocation.job_id(),
-            "node": slurm_allocation.node_name(),
-            "node_names": list(self._given.nodes) if self._given else [slurm_allocation.node_name()],
+            "node": host.node_name(),
+            "node_names": list(self._given.nodes) if self._given else [host.node_name()],
             "gpu_model": self._given.gpu_model if self._given else "",
         }
 
@@ -171,7 +171,7 @@ class Script:
             python=study.python or sys.executable,
             meeting=meeting_of(self._given) if self._given else Meeting("127.0.0.1", _free_port()),
             watching=watching,
-            hostfile=self._hostfile(list(given.nodes) if given else [slurm_allocation.node_name()]),
+            hostfile=self._hostfile(list(given.nodes) if given else [host.node_name()]),
             cpus_per_gpu=study.cpus_per_gpu,
             in_slurm=self._given is not None,
         )

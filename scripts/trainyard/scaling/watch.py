@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from trainyard.cluster import slurm_allocation
+from trainyard.cluster import host
 from trainyard.packing import gpu_sharing
 from trainyard.scaling.launchers import NODE_RANK, pass_on_sigterm
 
@@ -53,7 +53,7 @@ def _watch(arguments: argparse.Namespace, ended: threading.Event) -> None:
     me = psutil.Process()
     root = (me.parent() if arguments.meet else None) or me
     with ExitStack() as stack:
-        node = slurm_allocation.node_name()
+        node = host.node_name()
         stack.enter_context(sampled(arguments.folder, node, seconds=arguments.seconds, anew=arguments.anew, root=root))
         ended.wait()
 
@@ -64,9 +64,9 @@ def _environment(arguments: argparse.Namespace) -> dict[str, str]:
     if not gpu_sharing.has_gpu():
         given |= {"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
     if arguments.meet:
-        host, _, port = arguments.meet.partition(":")
+        address, _, port = arguments.meet.partition(":")
         given |= {name: os.environ[f"SLURM_{of_slurm}"] for name, of_slurm in RANKS.items()}
-        given |= {"MASTER_ADDR": host, "MASTER_PORT": port}
+        given |= {"MASTER_ADDR": address, "MASTER_PORT": port}
     return given
 
 

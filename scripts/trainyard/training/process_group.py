@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainyard.cluster import slurm_allocation
+from trainyard.cluster import host
 from trainyard.training import fast_start
 from trainyard.utils.errors import UserError
 
@@ -100,7 +100,7 @@ def _choose_interface() -> None:
     """
     if os.environ["WORLD_SIZE"] == os.environ["LOCAL_WORLD_SIZE"]:
         return
-    if name := slurm_allocation.interface_towards(os.environ["MASTER_ADDR"]):
+    if name := host.source_interface(os.environ["MASTER_ADDR"]):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 

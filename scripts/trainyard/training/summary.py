@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trainyard.cluster import slurm_allocation
+from trainyard.cluster import host, slurm_allocation
 from trainyard.config.scaling import repeat_of, split_scale
 from trainyard.training.flops import utilisation, work_of
 from trainyard.training.step_timing import device_name, launch_time
@@ -38,7 +38,7 @@ def write_results(training: Training, probe: Probe | None, folder: Path, *, scal
 def _summary(training: Training, probe: Probe | None, scale: str) -> dict[str, Any]:
     history, group = training.history, training.group
     nodes, gpus_per_node = split_scale(scale)
-    last, given = asdict(history[-1]), slurm_allocation.allocation()
+    last, given = asdict(history[-1]), slurm_allocation.current_allocation()
     kept = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
     medians = ("images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction")
     return {
@@ -65,8 +65,8 @@ def _summary(training: Training, probe: Probe | None, scale: str) -> dict[str, A
         "threads_per_rank": torch.get_num_threads(),
         "torch": torch.__version__,
         "job": slurm_allocation.job_id(),
-        "node": slurm_allocation.node_name(),
-        "node_names": list(given.nodes) if given else [slurm_allocation.node_name()],
+        "node": host.node_name(),
+        "node_names": list(given.nodes) if given else [host.node_name()],
         "gpu_model": given.gpu_model if given else "",
     }
 

@@ -4,7 +4,7 @@ import math
 import time
 
 import pytest
-from trainyard.cluster import slurm_allocation, slurm_queries
+from trainyard.cluster import slurm_allocation
 
 # `scontrol show job --details --oneliner` of `sbatch --nodes=2 --ntasks-per-node=1 --cpus-per-task=3 --gres=gpu:2`
 TWO_NODES = (
@@ -38,15 +38,15 @@ NO_GPU = (
 
 
 def test_an_allocation_is_read():
-    found = slurm_allocation.read_allocation("1", slurm_queries.parse_job(TWO_NODES), ["n1", "n2"])
+    found = slurm_allocation.parse_allocation("1", slurm_allocation.parse_job_fields(TWO_NODES), ["n1", "n2"])
     assert found == slurm_allocation.Allocation(
         job="1",
         nodes=("n1", "n2"),
         gpus_per_node=2,
         gpu_model="a100",
         cpus_per_node=3,
-        start_time=slurm_queries.parse_time("2026-11-21T00:00:10"),
-        end_time=slurm_queries.parse_time("2026-11-21T00:30:10"),
+        start_time=slurm_allocation.parse_timestamp("2026-11-21T00:00:10"),
+        end_time=slurm_allocation.parse_timestamp("2026-11-21T00:30:10"),
         walltime_seconds=1800,
     )
 
@@ -54,7 +54,7 @@ def test_an_allocation_is_read():
 
 
 def test_an_allocation_without_gpus_is_read():
-    found = slurm_allocation.read_allocation("2", slurm_queries.parse_job(NO_GPU), ["n1"])
+    found = slurm_allocation.parse_allocation("2", slurm_allocation.parse_job_fields(NO_GPU), ["n1"])
     assert (found.nodes, found.gpus_per_node, found.gpu_model, found.cpus_per_node) == (("n1",), 0, "", 1)
     assert str(found) == "Slurm job 2 on n1; GPUs per node: none, CPUs per node: 1"
 
@@ -64,7 +64,7 @@ def test_an_allocation_without_gpus_is_read():
     [("gpu:4", "", 4), ("gpu:a100:3", "a100", 3), ("gpu:a100_3g.20gb:2,shard:8", "a100_3g.20gb", 2), ("(null)", "", 0)],
 )
 def test_gpus_with_and_without_a_type(text, model, count):
-    found = slurm_allocation.read_allocation("1", {"JOB_GRES": text, "NumCPUs": "1"}, ["n1"])
+    found = slurm_allocation.parse_allocation("1", {"JOB_GRES": text, "NumCPUs": "1"}, ["n1"])
     assert (found.gpu_model, found.gpus_per_node) == (model, count)
 
 
@@ -74,16 +74,16 @@ def test_times_are_those_of_this_machines_clock(monkeypatch, zone):
     time.tzset()
     expected = time.mktime((2026, 11, 21, 0, 4, 10, 0, 0, -1))
     try:
-        assert slurm_queries.parse_time("2026-11-21T00:04:10") == expected
+        assert slurm_allocation.parse_timestamp("2026-11-21T00:04:10") == expected
     finally:
         monkeypatch.undo()
         time.tzset()
 
 
 def test_no_end_is_never():
-    assert slurm_queries.parse_time("Unknown") == math.inf
+    assert slurm_allocation.parse_timestamp("Unknown") == math.inf
 
 
 def test_outside_of_slurm_there_is_no_allocation(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert slurm_allocation.allocation() is None
+    assert slurm_allocation.current_allocation() is None

@@ -8,8 +8,8 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from trainyard.cluster import held_folders
-from trainyard.cluster.held_folders import removed_at_the_end
+from trainyard.cluster import held_folders, host
+from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.config.datasets import Synthetic
 from trainyard.data import node_copy
 from trainyard.data.node_copy import choose, local_copy
@@ -38,7 +38,7 @@ MOUNTS = [SimpleNamespace(mountpoint=m, fstype=f) for m, f in (("/", "ext4"), ("
 
 @pytest.mark.parametrize(("path", "kind"), [("/home/me", "nfs4"), ("/home/x/y", "tmpfs"), ("/homes/me", "ext4")])
 def test_a_file_system_is_that_of_the_innermost_mount(tmp_path, path, kind):
-    assert held_folders.file_system(type(tmp_path)(path), MOUNTS) == kind
+    assert host.file_system_type(type(tmp_path)(path), MOUNTS) == kind
 
 
 # policy, environment beside the disk, the file systems of data and disk, free bytes; whether it is used,
@@ -122,7 +122,7 @@ def holders(staged, disk, count):
 
 
 def test_many_at_once_make_one_copy_and_what_the_killed_leave_goes_at_the_end(staged, disk):
-    with removed_at_the_end(str(disk)):
+    with remove_copies_at_exit(str(disk)):
         started = holders(staged, disk, 4)
         said = sorted(process.stdout.readline().split()[1] for process in started)
         assert said == ["found", "found", "found", "made"]
@@ -143,7 +143,7 @@ def test_what_an_earlier_job_left_is_removed_by_the_next_but_not_what_is_held(st
     long_ago = time.time() - 2 * held_folders.ORPHAN_SECONDS
     for path in (held, left):
         os.utime(path, (long_ago, long_ago))
-    with removed_at_the_end(str(disk)):
+    with remove_copies_at_exit(str(disk)):
         assert list(disk.iterdir()) == [held]
         holder.kill()
         holder.communicate()

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainyard.cluster.slurm_queries import limit_of, parse_partition
+from trainyard.cluster.slurm_queries import max_walltime_minutes, parse_partition
 from trainyard.config.load import ConfigError, check_config
 from trainyard.planning.forecast import costs, strategies, summary
 from trainyard.planning.journal import Journal
@@ -391,4 +391,4 @@ def test_what_it_costs_is_said_beside_what_other_ways_would(tmp_path):
 def test_the_limit_is_that_of_the_partition(names, minutes):
     lines = ["cpu*|up|2:00:00|1|8|1000|(null)|(null)", "gpu|up|30:00|1|8|1000|gpu:4|(null)",
              "long|up|infinite|1|8|1000|gpu:4|(null)"]  # fmt: skip
-    assert limit_of([parse_partition(line) for line in lines], names) == minutes
+    assert max_walltime_minutes([parse_partition(line) for line in lines], names) == minutes

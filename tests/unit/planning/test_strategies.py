@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainyard.cluster.slurm_queries import JobRecord, parse_record
+from trainyard.cluster.slurm_queries import JobRecord, parse_job_record
 from trainyard.config.load import check_config
 from trainyard.planning.accounting import jobs_table, strategies_of, strategies_table
 from trainyard.planning.journal import Journal, sessions
@@ -185,6 +185,6 @@ def test_what_has_been_trained_anew_since_is_not_counted(tmp_path, monkeypatch):
 
 
 def test_a_line_of_the_accounting_is_read():
-    assert parse_record("12|5|61|billing=4,gres/gpu=2,node=1") == (
+    assert parse_job_record("12|5|61|billing=4,gres/gpu=2,node=1") == (
         "12", JobRecord(300.0, 61.0, "billing=4,gres/gpu=2,node=1"))  # fmt: skip
-    assert parse_record("12|UNLIMITED|61|")[1].requested_seconds is None
+    assert parse_job_record("12|UNLIMITED|61|")[1].requested_seconds is None

@@ -1,0 +1,42 @@
+"""This host: its name, its addresses towards other hosts, and the file systems that it mounts."""
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+NETWORK_FILE_SYSTEMS: Final = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "afs", "orangefs",
+                               "gluster", "smb", "cifs", "9p", "fuse")  # fmt: skip
+
+
+def node_name() -> str:
+    """The short host name."""
+    return socket.gethostname().split(".")[0]
+
+
+def source_address(destination: str) -> str:
+    """The address that this host uses as the source of packets to another host."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting a datagram socket sends no packet
+        probe.connect((destination, 9))
+        return str(probe.getsockname()[0])
+
+
+def source_interface(destination: str) -> str:
+    """The network interface, such as `ib0`, through which this host reaches another one; "" if none is found."""
+    address = source_address(destination)
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, addresses in interfaces if any(each.address == address for each in addresses)), "")
+
+
+def file_system_type(path: Path, mounts: Sequence[Any] | None = None) -> str:
+    """The type of the file system that contains a path, such as `ext4`: that of the innermost mount point above it."""
+    mounts = psutil.disk_partitions(all=True) if mounts is None else mounts
+    above = [mount for mount in mounts if path.absolute().is_relative_to(mount.mountpoint)]
+    return str(max(above, key=lambda mount: len(mount.mountpoint)).fstype) if above else "an unknown file system"
+
+
+def is_network_file_system(kind: str) -> bool:
+    """Whether other nodes may see the files of a file system of this type."""
+    return kind.startswith(NETWORK_FILE_SYSTEMS)
