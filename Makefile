@@ -47,8 +47,9 @@ format: env ## Put code into the common style
 	$(BIN)/ruff format .
 	$(BIN)/snakefmt Snakefile workflow
 
-docs: env ## Write the schema and the option tables of config/README.md from the config's models
+docs: env ## Generate the schema, the option tables of config/README.md and the drawings of docs/architecture.md
 	$(BIN)/python tools/options.py
+	$(BIN)/python docs/drawings.py
 
 doctor: env ## Check a Slurm site before anything is submitted (CONFIG=..., PROFILE=..., JOB=1 also looks at a node)
 	@$(BIN)/python scripts/doctor.py --config $(CONFIG) $(if $(filter file,$(origin PROFILE)),,--profile $(PROFILE)) $(if $(JOB),--job)

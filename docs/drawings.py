@@ -1,13 +1,14 @@
 """Draw flow.svg and layers.svg of docs/architecture.md: `python docs/drawings.py`, or `make docs`.
 
-With `--png FOLDER`, write PNGs there instead, to look at. The layers and their descriptions are read from
-`pyproject.toml` and from the docstring of each package, so that the drawing cannot contradict the code.
+`--png FOLDER` writes PNGs there instead, to look at. The layers and their descriptions are read from `pyproject.toml`
+and from the docstring of each package, so the drawing follows the code.
 """
 
 import argparse
 import ast
 import tomllib
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib as mpl
@@ -16,9 +17,20 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 ROOT = Path(__file__).parents[1]
-INK, GREY, PAPER = "#222222", "#777777", "#ffffff"
-DATA, SWEEP, SCALING, TREES, REPORT = "#dbe9f6", "#fde3c8", "#dcefd9", "#ebe1f2", "#f0f0f0"  # faces of boxes
-TRIALS = ("#e6803c", "#f0a468", "#f7c79b", "#fbdcbf")  # bars of trials, the longest one first
+INK, GREY, PAPER, BLUE = "#222222", "#777777", "#ffffff", "#2b6cb0"
+DATA, SWEEPS, SCALING, TREES, REPORT = "#dbe9f6", "#fde3c8", "#dcefd9", "#ebe1f2", "#f0f0f0"  # faces of boxes
+TRIALS = ("#e6803c", "#f0a468", "#f7c79b")  # the longest trial of a slot first
+RANK = "#8fc98a"
+COLUMNS = {  # heading: left edge and width, in inches
+    "config.yaml": (0.2, 1.45),
+    "before submission": (2.05, 1.85),
+    "Slurm job": (4.55, 2.5),
+    "durable state": (7.5, 1.9),
+    "declared output": (9.85, 1.75),
+    "report": (12.05, 1.5),
+}
+CONFIG, PLAN, JOB, STATE, OUTPUT, PAGES = COLUMNS.values()
+Column = tuple[float, float]
 
 
 def canvas(width: float, height: float) -> tuple[Figure, Axes]:
@@ -29,27 +41,34 @@ def canvas(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def box(
-    axes: Axes, x: float, y: float, width: float, height: float, face: str, title: str, lines: Sequence[str] = ()
-) -> None:
-    """A rounded box with its lower left corner at (x, y): a title, and lines below it."""
-    shape = FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0,rounding_size=0.08", fc=face, ec=INK, lw=0.8)
-    axes.add_patch(shape)
-    top = y + height - 0.2
+def box(axes: Axes, column: Column, y: float, height: float, face: str, text: str) -> None:
+    """A rounded box in a column, `y` at the middle of its height; the first line of its text is its title."""
+    (x, width), (title, *lines) = column, text.splitlines()
+    style = "round,pad=0,rounding_size=0.08"
+    axes.add_patch(FancyBboxPatch((x, y - height / 2), width, height, boxstyle=style, fc=face, ec=INK, lw=0.8))
+    top = y + height / 2 - 0.2
     axes.text(x + 0.12, top, title, fontsize=9.5, weight="bold", color=INK, va="center")
     for number, line in enumerate(lines, start=1):
         axes.text(x + 0.12, top - 0.185 * number, line, fontsize=7.8, color=INK, va="center")
 
 
-def arrow(axes: Axes, points: Sequence[tuple[float, float]], text: str = "", at: tuple[float, float] = (0, 0)) -> None:
+def arrow(axes: Axes, *points: tuple[float, float], colour: str = INK) -> None:
     """A polyline whose last segment ends in an arrowhead."""
     *_, before, end = points
-    axes.plot(*zip(*points[:-1], strict=True), color=INK, lw=1.1, solid_capstyle="butt")
-    style = {"arrowstyle": "-|>,head_width=0.18,head_length=0.35", "color": INK, "lw": 1.1, "shrinkA": 0, "shrinkB": 0}
-    axes.annotate("", xy=end, xytext=before, arrowprops=style)
-    if text:
-        axes.text(*at, text, fontsize=7.8, style="italic", color=INK, va="center", ha="center",
-                  bbox={"fc": PAPER, "ec": "none", "pad": 1})  # fmt: skip
+    axes.plot(*zip(*points[:-1], strict=True), color=colour, lw=1.1)
+    style = {"arrowstyle": "-|>,head_width=0.18,head_length=0.35", "color": colour, "lw": 1.1}
+    axes.annotate("", xy=end, xytext=before, arrowprops=style | {"shrinkA": 0, "shrinkB": 0})
+
+
+def across(axes: Axes, y: float, *columns: Column) -> None:
+    """Arrows at height `y` from each column to the next."""
+    for (left, width), (right, _) in pairwise(columns):
+        arrow(axes, (left + width, y), (right, y))
+
+
+def note(axes: Axes, x: float, y: float, text: str, colour: str = INK) -> None:
+    """A word on an arrow, its middle at (x, y)."""
+    axes.text(x, y, text, fontsize=7.8, style="italic", color=colour, va="center", ha="center")
 
 
 def slots(axes: Axes, x: float, y: float) -> None:
@@ -57,7 +76,7 @@ def slots(axes: Axes, x: float, y: float) -> None:
     for row, widths in enumerate([(1.0, 0.45, 0.3), (0.85, 0.55, 0.35), (0.7, 0.6, 0.45)]):
         left, bottom = x + 0.42, y + 0.26 * (2 - row)
         axes.text(left - 0.05, bottom + 0.1, f"slot {row}", fontsize=6.8, ha="right", va="center", color=INK)
-        for width, colour in zip(widths, TRIALS, strict=False):
+        for width, colour in zip(widths, TRIALS, strict=True):
             axes.add_patch(Rectangle((left, bottom), width - 0.03, 0.2, fc=colour, ec=INK, lw=0.5))
             left += width
 
@@ -69,89 +88,79 @@ def ranks(axes: Axes, x: float, y: float) -> None:
         axes.add_patch(Rectangle((left, y), 1.04, 0.52, fc=PAPER, ec=INK, lw=0.5))
         axes.text(left + 0.52, y + 0.41, f"torchrun, node {node}", fontsize=6.8, ha="center", va="center", color=INK)
         for rank in range(2):
-            place = (left + 0.05 + 0.48 * rank, y + 0.06)
-            axes.add_patch(Rectangle(place, 0.46, 0.22, fc="#8fc98a", ec=INK, lw=0.5))
+            corner = (left + 0.05 + 0.48 * rank, y + 0.06)
+            axes.add_patch(Rectangle(corner, 0.46, 0.22, fc=RANK, ec=INK, lw=0.5))
             name = f"rank {2 * node + rank}"
-            axes.text(place[0] + 0.23, place[1] + 0.1, name, fontsize=6.8, ha="center", va="center", color=INK)
-
-
-COLUMNS = {  # heading: left edge and width
-    "config.yaml": (0.2, 1.45),
-    "before submission": (2.05, 1.95),
-    "Slurm job": (4.4, 2.5),
-    "durable state": (7.4, 1.9),
-    "declared output": (9.75, 1.75),
-    "report": (11.95, 1.5),
-}
+            axes.text(corner[0] + 0.23, corner[1] + 0.1, name, fontsize=6.8, ha="center", va="center", color=INK)
 
 
 def flow() -> Figure:
     """How data and trials flow from the config to the report."""
-    figure, axes = canvas(13.65, 7.45)
-    (c, cw), (p, pw), (j, jw), (d, dw), (o, ow), (r, rw) = COLUMNS.values()
+    figure, axes = canvas(13.75, 7.45)
+    data, sweeps, scaling, trees = heights = (6.4, 4.45, 2.3, 0.75)
     for heading, (left, width) in COLUMNS.items():
-        axes.text(left + width / 2, 7.2, heading, fontsize=10.5, color=GREY, ha="center", va="center", weight="bold")
-    middle = {"data": 6.4, "sweeps": 4.45, "scaling": 2.3, "trees": 0.75}
-
-    # Datasets
-    y = middle["data"]
-    box(axes, c, y - 0.4, cw, 0.8, DATA, "datasets", ["source: imagefolder,", "torchvision, table, ..."])
-    box(axes, j, y - 0.4, jw, 0.8, DATA, "stage", ["decodes the source on all CPUs,", "shard by shard"])
-    box(axes, d, y - 0.4, dw, 0.8, DATA, "staged files", ["uint8 .npy or .parquet;", "finished shards"])
-    box(axes, o, y - 0.4, ow, 0.8, DATA, "meta.json", ["counts, classes, digests"])
-
-    # Sweeps
-    y = middle["sweeps"]
-    box(axes, c, y - 0.4, cw, 0.8, SWEEP, "sweeps", ["grid, trials, sample,", "search, stop, slots"])
-    box(axes, p, y - 0.65, pw, 1.3, SWEEP, "trials, then plan",
-        ["each trial has an identity;", "pending trials, predicted", "durations, number of slots,", "walltime"])  # fmt: skip
-    box(axes, j, y - 0.85, jw, 1.7, SWEEP, "sweep",
-        ["the driver feeds one worker per slot", "(Ray actor), longest trial first"])  # fmt: skip
-    slots(axes, j + 0.15, y - 0.7)
-    box(axes, d, y - 0.65, dw, 1.3, SWEEP, "journal.jsonl",
-        ["an event per line: started,", "epoch, finished, failed, ...;", "checkpoints of long trials,", "output of programs"])  # fmt: skip
-    box(axes, o, y - 0.65, ow, 1.3, SWEEP, "trials.csv",
-        ["timeline.csv, epochs.csv;", "from these and from sacct:", "strategies.csv, jobs.csv"])  # fmt: skip
-
-    # Scaling studies
-    y = middle["scaling"]
-    box(axes, c, y - 0.4, cw, 0.8, SCALING, "scaling", ["scales: 1x1, 1x8, 4x2;", "train or script"])
-    box(axes, p, y - 0.4, pw, 0.8, SCALING, "one job per scale", ["predicted from the scales", "that have finished"])
-    box(axes, j, y - 0.75, jw, 1.5, SCALING, "train", ["a launcher on every node,", "a rank on every GPU"])
-    ranks(axes, j + 0.17, y - 0.62)
-    box(axes, d, y - 0.4, dw, 0.8, SCALING, "checkpoints", ["the last two and the best;", "telemetry"])
-    box(axes, o, y - 0.5, ow, 1.0, SCALING, "summary.json", ["history.csv per scale;", "from all scales:", "scaling.csv"])
-
-    # Tree models
-    y = middle["trees"]
-    box(axes, c, y - 0.35, cw, 0.7, TREES, "trees", ["xgboost, lightgbm"])
-    box(axes, j, y - 0.35, jw, 0.7, TREES, "fit_trees", ["one fit after another, on CPUs"])
-    box(axes, d, y - 0.35, dw, 0.7, TREES, "models/", ["in their own formats"])
-    box(axes, o, y - 0.35, ow, 0.7, TREES, "trees.csv", ["a row per model"])
-
-    # From left to right
-    for kind in ("data", "trees"):
-        y = middle[kind]
-        arrow(axes, [(c + cw, y), (j, y)])
-    for kind in ("sweeps", "scaling"):
-        y = middle[kind]
-        arrow(axes, [(c + cw, y), (p, y)])
-        arrow(axes, [(p + pw, y), (j, y)])
-    for y in middle.values():
-        arrow(axes, [(j + jw, y), (d, y)])
-        arrow(axes, [(d + dw, y), (o, y)])
-        arrow(axes, [(o + ow, y), (r, y)])
-    box(axes, r, 0.4, rw, 6.4, REPORT, "tables, plots",
-        ["results/tables/*.html,", "results/plots/*.svg", "and *.png", "", "report.html holds", "them all"])  # fmt: skip
-
-    # The journal is evidence for the next plan; every job of the dataset reads the staged files.
-    y = middle["sweeps"]
-    arrow(axes, [(d + dw / 2, y - 0.65), (d + dw / 2, y - 1.05), (p + pw / 2, y - 1.05), (p + pw / 2, y - 0.65)],
-          "what is finished and how long it took", (p + pw + 1.65, y - 1.05))  # fmt: skip
-    x = d + dw / 2
-    arrow(axes, [(x, middle["data"] - 0.4), (x, 5.65), (j + jw / 2, 5.65), (j + jw / 2, y + 0.85)],
-          "mapped into memory; copied to the node's own disk", (j + jw / 2 + 1.15, 5.65))  # fmt: skip
+        place = (left + width / 2, 7.2)
+        axes.text(*place, heading, fontsize=10.5, color=GREY, ha="center", va="center", weight="bold")
+    draw_datasets(axes, data)
+    draw_sweeps(axes, sweeps)
+    draw_scaling(axes, scaling)
+    draw_trees(axes, trees)
+    text = "tables, plots\nresults/tables/*.html,\nresults/plots/*.svg\nand *.png\n\nreport.html holds\nthem all"
+    box(axes, PAGES, 3.6, 6.4, REPORT, text)
+    for y in heights:
+        across(axes, y, JOB, STATE, OUTPUT, PAGES)
+    # Every job reads the staged files: a line from them down the left side of the jobs, with a branch to each.
+    (job, job_width), x = JOB, STATE[0] + STATE[1] / 2
+    for y in (sweeps + 0.45, scaling + 0.45, trees + 0.2):
+        arrow(axes, (x, data - 0.4), (x, 5.65), (job - 0.28, 5.65), (job - 0.28, y), (job, y), colour=BLUE)
+    note(axes, job + job_width / 2, 5.77, "mapped into memory, or copied to the node's disk", BLUE)
     return figure
+
+
+def draw_datasets(axes: Axes, y: float) -> None:
+    """From the source of a dataset to the staged files."""
+    box(axes, CONFIG, y, 0.8, DATA, "datasets\nsource: imagefolder,\ntorchvision, table, ...")
+    box(axes, JOB, y, 0.8, DATA, "stage\ndecodes the source on all CPUs,\nshard by shard")
+    box(axes, STATE, y, 0.8, DATA, "staged files\nuint8 .npy, or .parquet;\nfinished shards")
+    box(axes, OUTPUT, y, 0.8, DATA, "meta.json\ncounts, classes, digests")
+    across(axes, y, CONFIG, JOB)
+
+
+def draw_sweeps(axes: Axes, y: float) -> None:
+    """From the trials of a sweep to its tables, and from its journal back to the plan."""
+    box(axes, CONFIG, y, 0.8, SWEEPS, "sweeps\ngrid, trials, sample,\nsearch, stop, slots")
+    plan = "trials, then plan\neach trial has an identity;\npending trials, predicted\ndurations, number of slots,"
+    box(axes, PLAN, y, 1.3, SWEEPS, plan + "\nwalltime")
+    box(axes, JOB, y, 1.7, SWEEPS, "sweep\nthe driver feeds one worker per slot\n(Ray actor), longest trial first")
+    slots(axes, JOB[0] + 0.15, y - 0.7)
+    journal = "journal.jsonl\nan event per line: started,\nepoch, finished, failed, ...;\ncheckpoints of long trials,"
+    box(axes, STATE, y, 1.3, SWEEPS, journal + "\noutput of programs")
+    tables = "trials.csv\ntimeline.csv, epochs.csv;\nfrom these and from sacct:\nstrategies.csv, jobs.csv"
+    box(axes, OUTPUT, y, 1.3, SWEEPS, tables)
+    across(axes, y, CONFIG, PLAN, JOB)
+    (left, right), below = (each[0] + each[1] / 2 for each in (PLAN, STATE)), y - 1.05
+    arrow(axes, (right, y - 0.65), (right, below), (left, below), (left, y - 0.65))
+    note(axes, JOB[0] + JOB[1] / 2, below - 0.12, "which trials are finished, and how long they took")
+
+
+def draw_scaling(axes: Axes, y: float) -> None:
+    """From the scales of a scaling study to its table."""
+    box(axes, CONFIG, y, 0.8, SCALING, "scaling\nscales: 1x1, 1x8, 4x2;\ntrain or script")
+    box(axes, PLAN, y, 0.8, SCALING, "one job per scale\npredicted from the scales\nthat have finished")
+    box(axes, JOB, y, 1.5, SCALING, "train\na launcher on every node,\na rank on every GPU")
+    ranks(axes, JOB[0] + 0.17, y - 0.62)
+    box(axes, STATE, y, 0.8, SCALING, "checkpoints\nthe last two and the best;\ntelemetry")
+    box(axes, OUTPUT, y, 1.0, SCALING, "summary.json\nhistory.csv per scale;\nfrom all scales:\nscaling.csv")
+    across(axes, y, CONFIG, PLAN, JOB)
+
+
+def draw_trees(axes: Axes, y: float) -> None:
+    """From the tree models of a study to its table."""
+    box(axes, CONFIG, y, 0.7, TREES, "trees\nxgboost, lightgbm")
+    box(axes, JOB, y, 0.7, TREES, "fit_trees\none fit after another, on CPUs")
+    box(axes, STATE, y, 0.7, TREES, "models/\nin their own formats")
+    box(axes, OUTPUT, y, 0.7, TREES, "trees.csv\na row per model")
+    across(axes, y, CONFIG, JOB)
 
 
 def layers() -> Figure:
@@ -159,19 +168,25 @@ def layers() -> Figure:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     floors = next(each["layers"] for each in contracts if each["type"] == "layers")
     rows = [[name.strip() for name in floor.split("|")] for floor in floors]
-    count = sum(map(len, rows))
-    figure, axes = canvas(9.6, 0.36 * count + 0.14 * len(rows) + 0.2)
-    y = 0.36 * count + 0.14 * len(rows) + 0.05
-    for number, packages in enumerate(rows):
-        height = 0.36 * len(packages)
-        y -= height + 0.14
-        face = (DATA, PAPER)[number % 2]
-        axes.add_patch(Rectangle((0.15, y), 9.3, height + 0.06, fc=face, ec=INK, lw=0.8))
-        for index, package in enumerate(packages):
-            place = y + height + 0.03 - 0.36 * (index + 0.5)
-            axes.text(0.3, place, package, fontsize=10, weight="bold", color=INK, va="center")
-            axes.text(1.6, place, described(package), fontsize=9.5, color=INK, va="center")
+    top = 0.34 * sum(map(len, rows)) + 0.14 * len(rows) + 0.1
+    figure, axes = canvas(9.4, top + 0.05)
+    y = top
+    for packages in rows:
+        height = 0.34 * len(packages) + 0.06
+        y -= height + 0.08
+        axes.add_patch(Rectangle((0.15, y), 8.6, height, fc=DATA, ec=INK, lw=0.8))
+        draw_floor(axes, y + height - 0.03, packages)
+    arrow(axes, (9.05, top - 0.1), (9.05, 0.15), colour=GREY)
+    axes.text(9.2, top / 2, "imports", fontsize=9, color=GREY, rotation=270, ha="center", va="center")
     return figure
+
+
+def draw_floor(axes: Axes, top: float, packages: Sequence[str]) -> None:
+    """The packages of a layer and what each is for, from above."""
+    for index, package in enumerate(packages):
+        y = top - 0.34 * (index + 0.5)
+        axes.text(0.3, y, package, fontsize=10, weight="bold", color=INK, va="center")
+        axes.text(1.6, y, described(package), fontsize=9.5, color=INK, va="center")
 
 
 def described(package: str) -> str:
@@ -182,10 +197,10 @@ def described(package: str) -> str:
 
 def main() -> None:
     """Write both drawings."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description="Draw flow.svg and layers.svg of docs/architecture.md.")
     parser.add_argument("--png", type=Path, metavar="FOLDER", help="write PNGs here instead")
     folder = parser.parse_args().png
-    mpl.rcParams |= {"svg.hashsalt": "trainyard"}  # the same bytes for the same drawing
+    mpl.rcParams["svg.hashsalt"] = "trainyard"  # the same bytes for the same drawing
     for name, figure in {"flow": flow(), "layers": layers()}.items():
         if folder:
             figure.savefig(folder / f"{name}.png", dpi=130)
