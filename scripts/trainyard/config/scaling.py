@@ -18,14 +18,14 @@ from trainyard.config.train import Section, Train
 from trainyard.config.user_programs import (
     GRACE_DESCRIPTION,
     GRACE_SECONDS,
-    OF_A_SCALE,
+    SCALE_PLACEHOLDERS,
     Command,
     GraceSeconds,
     Metrics,
     check_quoting,
     check_resume,
-    placeholders,
-    resuming,
+    find_placeholders,
+    insert_resume_option,
 )
 
 Scale = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*x[1-9][0-9]*$")]
@@ -87,7 +87,7 @@ class Scaling(Section):
     @property
     def program(self) -> Command | None:
         """The `script` as it begins: what it is given to resume with changes no result."""
-        return self.script and resuming(self.script, None, self.args)
+        return self.script and insert_resume_option(self.script, None, self.args)
 
     @field_validator("script")
     @classmethod
@@ -106,8 +106,10 @@ class Scaling(Section):
             return self
         if "train" in self.model_fields_set:
             raise PydanticCustomError("kind", "give train or script, not both")
-        used = {name.split(".")[0] for name in placeholders(self.script) | placeholders(self.resume or "")}
-        if unknown := sorted(used - {*self.args, *OF_A_SCALE, *(["resume"] if self.resume is not None else [])}):
+        used = {name.split(".")[0] for name in find_placeholders(self.script) | find_placeholders(self.resume or "")}
+        if unknown := sorted(
+            used - {*self.args, *SCALE_PLACEHOLDERS, *(["resume"] if self.resume is not None else [])}
+        ):
             message = "the script has {name} in braces, which is not in `args`"
             raise PydanticCustomError("script", message, {"name": unknown[0]})
         if unused := sorted(self.args.keys() - used):

@@ -25,37 +25,37 @@ from trainyard.config.train import Section, Train
 from trainyard.config.user_programs import (
     GRACE_DESCRIPTION,
     GRACE_SECONDS,
-    OF_A_TRIAL,
+    TRIAL_PLACEHOLDERS,
     Command,
     DottedPath,
     GraceSeconds,
     Metrics,
-    Own,
     Stop,
-    check_calculated,
+    UserProgram,
+    check_arithmetic,
     check_quoting,
     check_resume,
-    lookup,
-    placeholders,
-    resuming,
+    find_placeholders,
+    insert_resume_option,
+    make_lookup,
 )
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$", max_length=64)]
 VARIED_KEY = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")
 
-OF_AN_EPOCH: Final = (
+EPOCH_METRICS: Final = (
     "epoch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second", "seconds",
     "step_ms_p50", "step_ms_p95", "data_wait_fraction",
 )  # fmt: skip
-OF_A_TRAINING: Final = (*OF_AN_EPOCH, "best_val_accuracy", "micro_batch", "accumulation")
+TRAINING_METRICS: Final = (*EPOCH_METRICS, "best_val_accuracy", "micro_batch", "accumulation")
 COLUMNS: Final = {"trial", "status", "attempts", "attempt", "seconds", "epoch"}  # of a sweep's tables
 Mode = Literal["max", "min"]
 DEFAULT_METRIC: Final = "val_accuracy"
 LOW_IS_GOOD: Final = ("loss", "error", "rmse", "mse", "mae", "perplexity", "seconds")  # ends of metrics' names
 
 
-def guessed_mode(metric: str) -> Mode:
+def guess_mode(metric: str) -> Mode:
     """What is better of a metric, by the end of its name."""
     return "min" if metric.lower().endswith(LOW_IS_GOOD) else "max"
 
@@ -212,7 +212,7 @@ Retrain = int | dict[str, int]
 def _with_target(part: dict[str, Any], sweep: dict[str, Any]) -> dict[str, Any]:
     """`search` or `stop` as given, with the metric and mode that it goes by."""
     metric = part.get("metric") or sweep.get("metric")
-    mode = part.get("mode") or sweep.get("mode") or (guessed_mode(metric) if isinstance(metric, str) else None)
+    mode = part.get("mode") or sweep.get("mode") or (guess_mode(metric) if isinstance(metric, str) else None)
     return part | {name: value for name, value in (("metric", metric), ("mode", mode)) if value is not None}
 
 
@@ -330,11 +330,11 @@ class Sweep(Section):
         given = [name for name in ("train", "command", "function") if name in self.model_fields_set]
         if len(given) > 1:
             raise PydanticCustomError("kind", "give {kinds}, not both", {"kinds": " or ".join(given)})
-        if self.trains and self.dataset is None:
+        if self.is_training and self.dataset is None:
             raise PydanticCustomError("kind", "a training needs a `dataset`; or give a `command` or a `function`")
-        if not self.trains and self.slots.gpus_per_trial == "auto":
+        if not self.is_training and self.slots.gpus_per_trial == "auto":
             raise PydanticCustomError("slots", "gpus_per_trial: auto is for `train`; say how many share a GPU")
-        if self.trains and self.slots.share > 1:
+        if self.is_training and self.slots.share > 1:
             message = (
                 "gpus_per_trial: {share}, but a training by `train` uses one GPU; set gpus_per_trial: 1, or give a "
                 "`command` that uses several"
@@ -364,7 +364,10 @@ class Sweep(Section):
         """What a search or a stop goes by is told, as far as that is known before anything has run."""
         patterns = self.metrics.compiled if self.metrics else []
         groups = tuple(name for pattern in patterns for name in pattern.groupindex)
-        told = {"search": OF_A_TRAINING if self.trains else groups, "stop": OF_AN_EPOCH if self.trains else groups}
+        told = {
+            "search": TRAINING_METRICS if self.is_training else groups,
+            "stop": EPOCH_METRICS if self.is_training else groups,
+        }
         for name, known in told.items():
             section = getattr(self, name)
             if section and known and section.metric not in known:
@@ -378,7 +381,7 @@ class Sweep(Section):
 
     @model_validator(mode="after")
     def _resumes_from_something(self) -> "Sweep":
-        used = placeholders(self.command or "") | placeholders(self.resume or "")
+        used = find_placeholders(self.command or "") | find_placeholders(self.resume or "")
         if "resume_from" in used and self.checkpoint is None:
             message = "`resume_from` needs `checkpoint`: the files that it may stand for, as in *.pt"
             raise PydanticCustomError("resume", message)
@@ -389,29 +392,29 @@ class Sweep(Section):
         return self
 
     @property
-    def trains(self) -> bool:
+    def is_training(self) -> bool:
         """Whether its trials are trainings by Trainyard's own loop."""
         return self.command is None and self.function is None
 
     @property
-    def resumes(self) -> bool:
+    def can_resume(self) -> bool:
         """Whether a trial that was interrupted continues where it was, instead of starting again."""
-        return self.trains or (self.resumable if self.function is not None else self.checkpoint is not None)
+        return self.is_training or (self.resumable if self.function is not None else self.checkpoint is not None)
 
     @property
-    def grace(self) -> float:
+    def trial_grace_seconds(self) -> float:
         """Seconds that a trial that is told to end may take for that, beyond what Trainyard's own trainings do."""
         return 0.0 if self.command is None else self.grace_seconds
 
     @property
-    def own_without_values(self) -> bool:
+    def is_single_call(self) -> bool:
         """Whether it is a single call of a program or function: a training that varies nothing is a mistake."""
-        return not (self.trains or self.grid or self.trials or self.sample or self.search)
+        return not (self.is_training or self.grid or self.trials or self.sample or self.search)
 
     @cached_property
     def base(self) -> dict[str, Any]:
         """What all trials have in common, as the keys that they vary."""
-        return self.train.model_dump(exclude_unset=True) if self.trains else dict(self.args)
+        return self.train.model_dump(exclude_unset=True) if self.is_training else dict(self.args)
 
     @property
     def _keys(self) -> set[str]:
@@ -422,43 +425,45 @@ class Sweep(Section):
     @property
     def spec_content(self) -> dict[str, Any]:
         """All that its trials have in common and that changes their results."""
-        command = self.command and resuming(self.command, None, self._keys)
+        command = self.command and insert_resume_option(self.command, None, self._keys)
         kind = {"command": command, "function": self.function}
         return {"base": self.base, **{name: value for name, value in kind.items() if value is not None}}
 
-    def spec_of(self, settings: dict[str, Any]) -> Train | Own:
+    def spec_of(self, settings: dict[str, Any]) -> Train | UserProgram:
         """What a trial with these settings runs.
 
         Raises:
             ValueError: it cannot be; pydantic's are ValueErrors.
         """
-        if self.trains:
+        if self.is_training:
             return Train.model_validate(settings)
         if taken := sorted(set(settings) & COLUMNS):
             raise ValueError(f"{taken[0]} is a column of the tables: give the argument another name")
         if self.command is not None:
-            known = {*settings, *OF_A_TRIAL, *(["resume"] if self.resume is not None else [])}
-            used = {name.split(".")[0] for name in placeholders(self.command) | placeholders(self.resume or "")}
+            known = {*settings, *TRIAL_PLACEHOLDERS, *(["resume"] if self.resume is not None else [])}
+            used = {
+                name.split(".")[0] for name in find_placeholders(self.command) | find_placeholders(self.resume or "")
+            }
             if unknown := sorted(used - known):
                 hint = "; or give `resume`, the option in its place" if unknown[0] == "resume" else ""
                 raise ValueError(f"the command has {{{unknown[0]}}}, which is neither varied nor in `args`{hint}")
             if unused := sorted(set(settings) - used):
                 raise ValueError(f"{unused[0]} is not in the command: write {{{unused[0]}}} where it is to stand")
-            if reserved := sorted(set(settings) & set(OF_A_TRIAL)):
+            if reserved := sorted(set(settings) & set(TRIAL_PLACEHOLDERS)):
                 raise ValueError(f"{reserved[0]} is Trainyard's own word: give the argument another name")
-            texts = dict.fromkeys([*OF_A_TRIAL, "resume"], "") | {"attempt": 1, "cpus": 1}
-            check_calculated(self.command, lookup(settings, texts))
-        return Own(command=self.command, function=self.function, args=settings)
+            texts = dict.fromkeys([*TRIAL_PLACEHOLDERS, "resume"], "") | {"attempt": 1, "cpus": 1}
+            check_arithmetic(self.command, make_lookup(settings, texts))
+        return UserProgram(command=self.command, function=self.function, args=settings)
 
     @property
-    def declared_metrics(self) -> list[str]:
+    def required_metrics(self) -> list[str]:
         """The metrics by which a search draws and trials are stopped: each must tell them."""
         return list(dict.fromkeys(section.metric for section in (self.search, self.stop) if section))
 
     @property
-    def watched_metrics(self) -> list[str]:
+    def monitored_metrics(self) -> list[str]:
         """These, and the `metric` that counts: a trial that ends with one that is NaN or infinite has diverged."""
-        return list(dict.fromkeys(filter(None, [*self.declared_metrics, self.metric])))
+        return list(dict.fromkeys(filter(None, [*self.required_metrics, self.metric])))
 
     @property
     def target(self) -> tuple[str | None, Mode | None]:
@@ -466,11 +471,11 @@ class Sweep(Section):
         by = self.search or self.stop
         if by:
             return by.metric, by.mode
-        metric = self.metric or (DEFAULT_METRIC if self.trains else None)
-        known = guessed_mode(metric) if metric and self.trains else None  # Trainyard's own metrics
+        metric = self.metric or (DEFAULT_METRIC if self.is_training else None)
+        known = guess_mode(metric) if metric and self.is_training else None  # Trainyard's own metrics
         return metric, self.mode or known
 
-    def judged_by(self, told: Sequence[str]) -> tuple[str, Mode | None] | None:
+    def ranking_metric(self, told: Sequence[str]) -> tuple[str, Mode | None] | None:
         """The metric that counts among those that trials have told, and what is better.
 
         Of what the config leaves open, or nobody has told: `val_accuracy`, or else the first. None for what is better:

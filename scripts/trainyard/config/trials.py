@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from trainyard.config.sweep import VARIED_KEY, Draw, Range, Sample, Sweep, Uniform
 from trainyard.config.train import Train
-from trainyard.config.user_programs import Own, resuming
+from trainyard.config.user_programs import UserProgram, insert_resume_option
 from trainyard.utils.errors import UserError, suggestion
 from trainyard.utils.files import digest_of
 from trainyard.utils.garbage_collection import collection_paused
@@ -28,21 +28,22 @@ RESULT_VERSION = 2
 class Trial:
     """One configuration of a sweep: its full spec, and the values of the keys that the sweep varies."""
 
-    spec: Train | Own
+    spec: Train | UserProgram
     values: dict[str, Any]
 
     @cached_property
     def content(self) -> str:
         """The spec as canonical JSON without defaults, so that a key added to Trainyard later changes no identity."""
         content = self.spec.model_dump(mode="json", exclude_defaults=True)
-        if isinstance(self.spec, Own) and self.spec.command is not None:  # the place of `{resume}` changes no result
-            content["command"] = resuming(self.spec.command, None, self.spec.args)
+        # The place of `{resume}` in a command changes no result.
+        if isinstance(self.spec, UserProgram) and self.spec.command is not None:
+            content["command"] = insert_resume_option(self.spec.command, None, self.spec.args)
         return json.dumps(content, sort_keys=True)
 
     @property
     def settings(self) -> dict[str, Any]:
         """What varied keys are looked up in."""
-        return self.spec.args if isinstance(self.spec, Own) else self.spec.model_dump(mode="json")
+        return self.spec.args if isinstance(self.spec, UserProgram) else self.spec.model_dump(mode="json")
 
     @property
     def epochs(self) -> int | None:
@@ -143,7 +144,7 @@ def _configurations(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
         ends = {key: _ends(choice) for key, choice in sweep.search.values.items()}
         for index in range(max(map(len, ends.values()))):
             yield "search", {key: choice[index % len(choice)] for key, choice in ends.items()}
-    if sweep.own_without_values:
+    if sweep.is_single_call:
         yield "args", {}
 
 
@@ -185,7 +186,7 @@ def make_trial(sweep: Sweep, values: dict[str, Any]) -> Trial:
         _set_at(merged, key.split("."), value)
     spec = sweep.spec_of(merged)
     varied = {key.partition(".")[0] for key in values}
-    settings = spec.args if isinstance(spec, Own) else spec.model_dump(mode="json", include=varied)
+    settings = spec.args if isinstance(spec, UserProgram) else spec.model_dump(mode="json", include=varied)
     return Trial(spec, {key: value_at(settings, key) for key in values})
 
 
@@ -227,7 +228,7 @@ def relative_cost(expression: str, trial: Trial) -> float:
         raise CostError(f"{expression!r} cannot be evaluated{which}: {reason}") from None
 
 
-Spec = Train | Own
+Spec = Train | UserProgram
 _OPERATORS: Final[dict[type[ast.AST], Callable[..., Any]]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -261,11 +262,11 @@ def _term(node: ast.AST) -> Callable[[Spec], Any]:
 
 
 def _number_at(spec: Spec, key: str) -> float:
-    found: Any = spec.args if isinstance(spec, Own) else spec
+    found: Any = spec.args if isinstance(spec, UserProgram) else spec
     for part in key.split("."):
         inner = found if isinstance(found, dict) else vars(found) if isinstance(found, BaseModel) else {}
         if part not in inner:
-            settings = spec.args if isinstance(spec, Own) else spec.model_dump()
+            settings = spec.args if isinstance(spec, UserProgram) else spec.model_dump()
             raise ValueError(f"there is no key {key!r}; {suggestion(key, _number_keys(settings))}")
         found = inner[part]
     if not isinstance(found, (int, float)):

@@ -30,13 +30,13 @@ GRACE_DESCRIPTION: Final = (
 GraceSeconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 # What a command may be told beside its arguments.
-OF_A_TRIAL: Final = ("trial_dir", "trial", "attempt", "resume_from", "dataset", "cpus")
-OF_A_SCALE: Final = (
+TRIAL_PLACEHOLDERS: Final = ("trial_dir", "trial", "attempt", "resume_from", "dataset", "cpus")
+SCALE_PLACEHOLDERS: Final = (
     "out_dir", "resume_from", "nodes", "gpus", "gpus_per_node", "cpus_per_gpu", "dataset", "seed",
 )  # fmt: skip
 
 
-class Own(Section):
+class UserProgram(Section):
     """A program or a function of the user's own, with its arguments: what is one trial."""
 
     command: Command | None = None
@@ -98,7 +98,7 @@ class Metrics(Section):
         return digest_of([self.file, self.patterns], length=10)
 
 
-def heard_by(metrics: Metrics | None) -> str:
+def metrics_digest(metrics: Metrics | None) -> str:
     """The digest of how metrics are told; "" where nothing is said of it."""
     return metrics.digest if metrics else ""
 
@@ -128,7 +128,7 @@ class Stop(Section):
     )
 
 
-def placeholders(command: Command) -> set[str]:
+def find_placeholders(command: Command) -> set[str]:
     """The names in braces."""
     return set[str]().union(*map(_names, [command] if isinstance(command, str) else command))
 
@@ -171,7 +171,7 @@ def _read(command: str) -> shell_syntax.Reading:
     return shell_syntax.read(command, PLACEHOLDER)
 
 
-def check_calculated(command: Command, values: Callable[[str], Any]) -> None:
+def check_arithmetic(command: Command, values: Callable[[str], Any]) -> None:
     """Text cannot be quoted where the shell calculates.
 
     Raises:
@@ -189,10 +189,12 @@ def check_resume(command: Command, option: str | None, args: Collection[str], *,
     Raises:
         PydanticCustomError: neither.
     """
-    if "resume" in placeholders(option or ""):
+    if "resume" in find_placeholders(option or ""):
         raise PydanticCustomError("resume", "`resume` cannot hold {name}", {"name": "{resume}"})
     if _has_place(command, args):
-        if isinstance(command, list) and any("resume" in placeholders(word) and word != "{resume}" for word in command):
+        if isinstance(command, list) and any(
+            "resume" in find_placeholders(word) and word != "{resume}" for word in command
+        ):
             message = "in a list, {name} must be a word of its own"
             raise PydanticCustomError("resume", message, {"name": "{resume}"})
     elif option is not None and in_shell and isinstance(command, str) and (operators := _read(command).operators):
@@ -200,7 +202,7 @@ def check_resume(command: Command, option: str | None, args: Collection[str], *,
         raise PydanticCustomError("resume", "{message}", {"message": message})
 
 
-def resuming(command: Command, option: str | None, args: Collection[str]) -> Command:
+def insert_resume_option(command: Command, option: str | None, args: Collection[str]) -> Command:
     """A command with the option to resume in the place of `{resume}`, or else at its end; without one, without both.
 
     Where one of the arguments is called `resume`, `{resume}` stands for that.
@@ -216,31 +218,27 @@ def resuming(command: Command, option: str | None, args: Collection[str]) -> Com
 
 
 def _has_place(command: Command, args: Collection[str]) -> bool:
-    return "resume" in placeholders(command) and "resume" not in args
+    return "resume" in find_placeholders(command) and "resume" not in args
 
 
 _RESUME: Final = re.compile(r"([ \t]*)(?<!\$)\{resume\}")
 
 
-def filled(command: Command, values: Callable[[str], Any]) -> list[str]:
-    """The command to execute, each placeholder replaced by its value; text goes through a shell, values quoted.
+def build_argv(command: Command, values: Callable[[str], Any], *, in_shell: bool = True) -> list[str]:
+    """The argument vector of a command whose placeholders are replaced by their values.
+
+    Text runs in a shell, with its values quoted; without a shell, it is split into words as a shell would split it.
 
     Raises:
-        KeyError: a name has no value.
+        KeyError: a placeholder has no value.
     """
-    if isinstance(command, str):
-        return ["/bin/sh", "-c", PLACEHOLDER.sub(lambda name: shlex.quote(in_words(values(name[1]))), command)]
-    return [PLACEHOLDER.sub(lambda name: in_words(values(name[1])), part) for part in command]
+    if isinstance(command, list):
+        return [PLACEHOLDER.sub(lambda name: format_argument(values(name[1])), part) for part in command]
+    line = PLACEHOLDER.sub(lambda name: shlex.quote(format_argument(values(name[1]))), command)
+    return ["/bin/sh", "-c", line] if in_shell else shlex.split(line)
 
 
-def words_of(command: Command, values: Callable[[str], Any]) -> list[str]:
-    """The same without a shell: text is split into words as a shell would."""
-    if isinstance(command, str):
-        return shlex.split(PLACEHOLDER.sub(lambda name: shlex.quote(in_words(values(name[1]))), command))
-    return filled(command, values)
-
-
-def lookup(*mappings: Mapping[str, Any]) -> Callable[[str], Any]:
+def make_lookup(*mappings: Mapping[str, Any]) -> Callable[[str], Any]:
     """What finds a dotted name in the first of several nested mappings that has it."""
 
     def find(name: str) -> Any:
@@ -258,6 +256,6 @@ def lookup(*mappings: Mapping[str, Any]) -> Callable[[str], Any]:
 _NOWHERE: Final = object()
 
 
-def in_words(value: Any) -> str:
+def format_argument(value: Any) -> str:
     """A value as a program's argument: text as it is, all else as in JSON."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -15,7 +15,7 @@ from trainyard.cluster import host, slurm_allocation
 from trainyard.config.config import Config, Data
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import FINAL, TrialStatus
-from trainyard.config.user_programs import heard_by
+from trainyard.config.user_programs import metrics_digest
 from trainyard.data.staged import Staged
 from trainyard.packing.failure_policy import FailurePolicy
 from trainyard.packing.gpu_sharing import Use, trials_per_gpu
@@ -52,7 +52,7 @@ def run(config: Config, name: str, results: Path, *, wait_seconds: float = 0.0) 
             _read_again(journal, plan)
             plan = _as_given(plan_sweep(config, name, results))
         if plan.pending:
-            if plan.sweep.declared_metrics:  # what is drawn and stopped goes by them
+            if plan.sweep.required_metrics:  # what is drawn and stopped goes by them
                 _say_unreadable(plan)
             _train(plan, journal, results, how=config.data)
         return plan_sweep(config, name, results)
@@ -69,7 +69,7 @@ def _as_given(plan: Plan) -> Plan:
 
 def _check(plan: Plan, results: Path) -> None:
     """What can be found wrong before Ray is started."""
-    if plan.sweep.dataset and plan.sweep.trains:
+    if plan.sweep.dataset and plan.sweep.is_training:
         Staged(results / "data" / plan.sweep.dataset).check_images()
     plan.check_retrain()
 
@@ -84,7 +84,7 @@ def _close_open_attempts(journal: Journal, plan: Plan) -> None:
 
 def _read_again(journal: Journal, plan: Plan) -> None:
     """Apply the `metrics` that there are now to what commands have left, without running anything."""
-    heard, warnings, found = heard_by(plan.sweep.metrics), dict[str, str](), 0
+    heard, warnings, found = metrics_digest(plan.sweep.metrics), dict[str, str](), 0
     for attempt in plan.to_reread:
         output = plan.output_of(attempt)
         reading = read_again(plan.sweep.metrics, output.parent, output, seconds=attempt.seconds or 0.0)
@@ -110,7 +110,7 @@ def _outcome(plan: Plan, attempt: Attempt, reading: Reading) -> tuple[TrialStatu
         return attempt.outcome, attempt.error
     if reading.untold:
         return TrialStatus.UNREADABLE, reading.untold
-    if diverged := divergence(reading.metrics, plan.sweep.watched_metrics):
+    if diverged := divergence(reading.metrics, plan.sweep.monitored_metrics):
         return TrialStatus.DIVERGED, diverged
     return (TrialStatus.STOPPED, attempt.early) if attempt.early else (TrialStatus.FINISHED, "")
 
@@ -170,8 +170,8 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
             failures=_failure_policy(plan),
             allocation=given,
             rule=plan.rule(),
-            metrics=plan.sweep.watched_metrics,
-            untold=set(plan.sweep.declared_metrics) - _told(plan),
+            metrics=plan.sweep.monitored_metrics,
+            untold=set(plan.sweep.required_metrics) - _told(plan),
             predict=partial(_predict, plan),
             on_event=hear,
         )
@@ -220,13 +220,13 @@ def _setting(plan: Plan, results: Path, how: Data) -> "Setting":
         folder=(results / "sweeps" / plan.name).absolute(),
         how=how,
         threads=sweep.slots.cpus_per_trial,
-        trains=sweep.trains,
+        trains=sweep.is_training,
         dataset=(results / "data" / sweep.dataset).absolute() if sweep.dataset else None,
         metrics=sweep.metrics,
         checkpoint=sweep.checkpoint,
         resume=sweep.resume,
-        resumes=sweep.resumes,
-        grace_seconds=sweep.grace,
+        resumes=sweep.can_resume,
+        grace_seconds=sweep.trial_grace_seconds,
         timeout_seconds=60 * sweep.timeout_minutes if sweep.timeout_minutes else None,
         cwd=str(Path.cwd()),
     )

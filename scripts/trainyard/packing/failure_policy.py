@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from trainyard.config.user_programs import in_words
+from trainyard.config.user_programs import format_argument
 
 # A GPU is checked after each so many different trials that fail there in a row. It is to blame if the check says so, or
 # if so many of them finished elsewhere. A trial that fails on a second GPU says nothing about either.
@@ -179,7 +179,7 @@ def _texts(trial: str, values: Mapping[str, Any]) -> dict[str, str]:
     found = {trial: "{trial}"}
     for key, value in values.items():
         if isinstance(value, (str, int, float)) and str(value):
-            found |= {str(value): f"{{{key}}}", in_words(value): f"{{{key}}}"}
+            found |= {str(value): f"{{{key}}}", format_argument(value): f"{{{key}}}"}
     return found
 
 

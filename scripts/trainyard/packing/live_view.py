@@ -119,7 +119,7 @@ def _values_text(plan: Plan, trial: str) -> str:
 
 def _metric_text(plan: Plan, metrics: dict[str, float]) -> str:
     """The metric that counts, or else the first that was told: `validation accuracy 91.2%`."""
-    judged = plan.sweep.judged_by([name for name in metrics if name != "epoch"])
+    judged = plan.sweep.ranking_metric([name for name in metrics if name != "epoch"])
     if judged is None or metrics.get(judged[0]) is None:
         return ""
     name, value = judged[0], metrics[judged[0]]

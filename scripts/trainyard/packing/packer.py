@@ -16,7 +16,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from trainyard.cluster import slurm_allocation
 from trainyard.config.sweep import Slots
-from trainyard.config.user_programs import Own
+from trainyard.config.user_programs import UserProgram
 from trainyard.packing.failure_policy import Failure, FailurePolicy
 from trainyard.packing.gpu_sharing import Use, has_gpu
 from trainyard.packing.slot import Slot
@@ -334,7 +334,7 @@ class Packer:
         limit = self._setting.timeout_seconds
         if limit is None:
             return math.inf
-        is_command = isinstance(task.spec, Own) and task.spec.command
+        is_command = isinstance(task.spec, UserProgram) and task.spec.command
         return limit + (OVERDUE_SECONDS + self._setting.grace_seconds if is_command else 0.0)
 
     def _correct_order(self) -> None:
@@ -520,7 +520,7 @@ class Packer:
         if not self._untold or self._over:
             return
         missing, told = ", ".join(sorted(self._untold)), ", ".join(metrics) or "no metrics"
-        is_function = isinstance(task.spec, Own) and task.spec.function is not None
+        is_function = isinstance(task.spec, UserProgram) and task.spec.function is not None
         remedy = "let the function report or return it" if is_function else "let `metrics` find it"
         raise UserError(f"trial {task.trial} has finished, but tells no {missing}, by which trials are compared; it "
                         f"tells {told}: {remedy}, or name one that it tells as `metric`")  # fmt: skip
@@ -561,7 +561,8 @@ class Packer:
         """A function that the walltime interrupts, and that has no checkpoint, starts from the beginning again."""
         assert slot.task is not None
         spec, checkpoints = slot.task.spec, self._checkpoints_of(slot.task)
-        if self._seconds_left() != 0 or not isinstance(spec, Own) or not spec.function or not self._setting.resumes:
+        is_function = isinstance(spec, UserProgram) and spec.function is not None
+        if self._seconds_left() != 0 or not is_function or not self._setting.resumes:
             return
         if not checkpoints.exists() or not any(checkpoints.iterdir()):
             log.warning("trial %s was interrupted by the end of the walltime and has nothing in its checkpoint_dir: it "

@@ -16,7 +16,7 @@ import ray
 from trainyard.cluster import host, slurm_allocation
 from trainyard.config.config import Data
 from trainyard.config.train import Train
-from trainyard.config.user_programs import Metrics, Own
+from trainyard.config.user_programs import Metrics, UserProgram
 from trainyard.packing import gpu_health, gpu_sharing
 from trainyard.planning.task import output_name
 from trainyard.programs import command, function
@@ -184,7 +184,7 @@ class Worker:
         words = {"trial": order.trial, "attempt": order.attempt, "trial_dir": str(folder), "cpus": setting.threads}
         words |= {"resume_from": str(left or ""), "dataset": str(self._dataset.folder) if self._dataset else ""}
         return command.Call(
-            Own.model_validate(order.spec),
+            UserProgram.model_validate(order.spec),
             words,
             folder,
             setting.cwd,
@@ -201,7 +201,7 @@ class Worker:
     def _function(self, order: Order) -> Messages:
         from trainyard.utils.import_path import imported
 
-        spec = Own.model_validate(order.spec)
+        spec = UserProgram.model_validate(order.spec)
         assert spec.function is not None
         for folder in (order.folder, order.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import Slots, Sweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import RESULT_VERSION, Trial, expand, relative_cost
-from trainyard.config.user_programs import Stop, heard_by
+from trainyard.config.user_programs import Stop, metrics_digest
 from trainyard.planning.early_stopping import Rule
 from trainyard.planning.gpu_count import Option, choose, options
 from trainyard.planning.journal import Attempt, Session, by_trial, result_of, whole_epochs, whole_seconds
@@ -111,11 +111,11 @@ class Plan:
         return [each for each in ended if each and self._is_outdated(each) and self.output_of(each).exists()]
 
     def _is_outdated(self, end: Attempt) -> bool:
-        if end.outcome == TrialStatus.UNREADABLE or end.heard != heard_by(self.sweep.metrics):
+        if end.outcome == TrialStatus.UNREADABLE or end.heard != metrics_digest(self.sweep.metrics):
             return True
         if end.outcome != TrialStatus.DIVERGED or end.early:
             return False
-        return end.error not in {divergence({name: None}, [name]) for name in self.sweep.watched_metrics}
+        return end.error not in {divergence({name: None}, [name]) for name in self.sweep.monitored_metrics}
 
     @cached_property
     def pending(self) -> list[str]:
@@ -297,8 +297,8 @@ class Plan:
     def margin_seconds(self) -> float:
         """Of a job, for what comes before the program and after the last trial."""
         if not self.leads:
-            return UNPROVEN_MARGIN_SECONDS + self.sweep.grace
-        return max(self.leads) + DEADLINE_MARGIN_SECONDS + self.sweep.grace + END_SECONDS
+            return UNPROVEN_MARGIN_SECONDS + self.sweep.trial_grace_seconds
+        return max(self.leads) + DEADLINE_MARGIN_SECONDS + self.sweep.trial_grace_seconds + END_SECONDS
 
     @property
     def _needed_minutes(self) -> int:
@@ -324,7 +324,7 @@ class Plan:
         if self._needed_minutes <= self.limit_minutes or self.predicted_range is None or not self.predicted_seconds:
             return 1
         useful = max(60.0, self._useful_seconds)
-        if self.sweep.resumes:
+        if self.sweep.can_resume:
             return math.ceil(self.predicted_range[1] / useful)
         longer = self.predicted_range[1] / self.predicted_seconds
         return jobs_needed([longer * self.seconds[name] for name in self.pending], self.slots.count, seconds=useful)
@@ -337,7 +337,7 @@ class Plan:
     @cached_property
     def too_long(self) -> list[str]:
         """Pending trials that cannot resume and surely take longer than any job may, longest first."""
-        if self.sweep.resumes:
+        if self.sweep.can_resume:
             return []
         return [name for name in self.pending if self.least_seconds.get(name, 0.0) > self._useful_seconds]
 

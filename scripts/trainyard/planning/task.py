@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trainyard.config.train import Train
-from trainyard.config.user_programs import Own
+from trainyard.config.user_programs import UserProgram
 from trainyard.programs.command import Kept
 
 
@@ -13,7 +13,7 @@ class Task:
     """A pending trial as the driver hands it out."""
 
     trial: str
-    spec: Train | Own
+    spec: Train | UserProgram
     values: dict[str, Any]
     generation: int
     earlier_attempts: int

@@ -21,7 +21,7 @@ def is_needed(plan: Plan, slots: int = 1) -> bool:
 
     With at least as many slots as trials, nobody has to know.
     """
-    unknown = plan.sweep.trains and any(name not in plan.work for name in plan.pending)
+    unknown = plan.sweep.is_training and any(name not in plan.work for name in plan.pending)
     return unknown and not plan.seconds and plan.sweep.cost is None and len(plan.pending) > slots
 
 

@@ -15,7 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from trainyard.config.user_programs import GRACE_SECONDS, Metrics, Own, filled, heard_by, lookup, resuming
+from trainyard.config.user_programs import (
+    GRACE_SECONDS,
+    Metrics,
+    UserProgram,
+    build_argv,
+    insert_resume_option,
+    make_lookup,
+    metrics_digest,
+)
 from trainyard.programs.metrics import Lines, Reported, untold
 from trainyard.programs.process import Claim, Guard
 from trainyard.utils.errors import UserError
@@ -31,7 +39,7 @@ NOT_PASSED_ON: Final = re.compile(r"RAY_|PMI_|PMIX_|SLURM_(?!JOB_|JOBID|CLUSTER_
 class Call:
     """A command, and what is to be known of it while it runs."""
 
-    spec: Own
+    spec: UserProgram
     words: Mapping[str, Any]  # what placeholders stand for, beside its arguments
     folder: Path  # its own
     cwd: str
@@ -70,7 +78,7 @@ def run(call: Call, guard: Guard) -> Generator[dict[str, Any], bool | None, None
         code = program.end()
     tail = program.tail()
     how = {"seconds": time.monotonic() - began, "exit_code": code, "output": str(call.output), "tail": tail}
-    how |= {"heard": heard_by(call.metrics), **reported.warning()}
+    how |= {"heard": metrics_digest(call.metrics), **reported.warning()}
     latest = reported.latest
     if end.kind == "finished":
         end = _judged(call, code, tail, untold="" if latest else reported.problem or untold(call.metrics))
@@ -153,7 +161,7 @@ class _Program:
         command = call.spec.command
         assert command is not None
         args = call.spec.args
-        line = filled(resuming(command, call.resume, args), lookup(args, call.words))
+        line = build_argv(insert_resume_option(command, call.resume, args), make_lookup(args, call.words))
         try:
             self._process = guard.start(
                 line,

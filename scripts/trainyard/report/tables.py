@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from trainyard.config.sweep import Mode, guessed_mode
+from trainyard.config.sweep import Mode, guess_mode
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.journal import Attempt
@@ -87,7 +87,7 @@ def trials_table(plan: Plan) -> pd.DataFrame:
     keys = varied_keys(list(plan.trials.values()))
     results = {name: plan.result(name) for name in plan.trials}
     told = dict.fromkeys(metric for result in results.values() if result for metric in result.metrics)
-    metrics = METRICS if plan.sweep.trains else tuple(told)
+    metrics = METRICS if plan.sweep.is_training else tuple(told)
     rows = []
     for name, trial in plan.trials.items():
         tries, result, settings, end = plan.tries.get(name, []), results[name], trial.settings, plan.end(name)
@@ -115,7 +115,7 @@ def shown_metric(plan: Plan, trials: pd.DataFrame) -> tuple[str, Mode | None]:
     told = list(trials.columns)[list(trials.columns).index("seconds") + 1 :]
     names = {name.removeprefix("reported_"): name for name in told}
     names.setdefault("seconds", "seconds")
-    metric, mode = plan.sweep.judged_by(list(names)) or ("seconds", None)
+    metric, mode = plan.sweep.ranking_metric(list(names)) or ("seconds", None)
     return names[metric], mode
 
 
@@ -135,12 +135,12 @@ def best_trial(trials: pd.DataFrame, metric: str, mode: Mode | None) -> "pd.Seri
     values = pd.to_numeric(trials.loc[trials["status"] == TrialStatus.FINISHED, metric], errors="coerce").dropna()
     if values.empty:
         return None
-    return trials.loc[values.idxmin() if (mode or guessed_mode(metric)) == "min" else values.idxmax()]
+    return trials.loc[values.idxmin() if (mode or guess_mode(metric)) == "min" else values.idxmax()]
 
 
 def how_best(name: str, mode: Mode | None, *, of: str) -> str:
     """What "best" means of the metric `of`, by another `name` maybe: `best rmse (lowest)`."""
-    end = {"min": "lowest", "max": "highest"}[mode or guessed_mode(of)]
+    end = {"min": "lowest", "max": "highest"}[mode or guess_mode(of)]
     return f"best {name} ({end}{'' if mode else ', by its name'})"
 
 
@@ -174,7 +174,7 @@ def _seconds_per_epoch(plan: Plan, trial: str) -> float | None:
     result = plan.result(trial)
     if result is None:
         return None
-    if plan.sweep.trains:
+    if plan.sweep.is_training:
         return float(statistics.median([row["seconds"] for row in result.epochs])) if result.epochs else None
     before = [each for each in plan.tries[trial]
               if each.number < result.number and each.generation == result.generation]  # fmt: skip
@@ -238,7 +238,7 @@ def epochs_table(plan: Plan) -> pd.DataFrame:
     A metric of a program has the same name as in `trials_table`. The `seconds` of Trainyard's own loop are an epoch's.
     """
     keys = varied_keys(list(plan.trials.values()))
-    reserved = {*(["trial"] if plan.sweep.trains else RESERVED), *keys}
+    reserved = {*(["trial"] if plan.sweep.is_training else RESERVED), *keys}
     rows = []
     for name, trial in plan.trials.items():
         result, settings = plan.result(name), trial.settings

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from trainyard.cluster import host, slurm_allocation
 from trainyard.config.scaling import Scaling, repeat_of, split_scale
-from trainyard.config.user_programs import heard_by, lookup, resuming, words_of
+from trainyard.config.user_programs import build_argv, insert_resume_option, make_lookup, metrics_digest
 from trainyard.planning.plan import dataset_digest
 from trainyard.programs.command import Kept, cannot_be_started, resumable
 from trainyard.programs.metrics import UNREADABLE_REMEDY, Lines, Reported, Row, add_row, read_again, untold
@@ -62,7 +62,7 @@ class Script:
             else:
                 log.info("the script is not run again: what it has left is read anew")
                 untold = self._read_again(end)
-            end |= {"heard": heard_by(self._study.metrics), "told": not untold}
+            end |= {"heard": metrics_digest(self._study.metrics), "told": not untold}
             write_json(self._out / "ended.json", end)
             if untold:
                 raise UserError(f"{self._run}: {untold}; see {self._output}. {UNREADABLE_REMEDY}")
@@ -83,7 +83,7 @@ class Script:
             end: dict[str, Any] = json.loads((self._out / "ended.json").read_text())
         except FileNotFoundError:
             return None
-        to_read = end["heard"] != heard_by(self._study.metrics) or not end["told"]
+        to_read = end["heard"] != metrics_digest(self._study.metrics) or not end["told"]
         return end if to_read and end["what"] == self._what(results) and self._output.exists() else None
 
     def _what(self, results: Path) -> str:
@@ -155,9 +155,10 @@ class Script:
             "dataset": dataset,
             "seed": repeat_of(self._run) - 1,
         }
-        values = lookup(study.args, own)
+        values = make_lookup(study.args, own)
         assert study.script is not None
-        words = words_of(resuming(study.script, study.resume if left else None, study.args), values)
+        command = insert_resume_option(study.script, study.resume if left else None, study.args)
+        words = build_argv(command, values, in_shell=False)
         if words[0] in ("python", "python3"):  # the launcher starts it
             del words[0]
         watching = ["--folder", str(self._folder / "telemetry"), "--seconds", f"{study.telemetry_seconds:g}"]

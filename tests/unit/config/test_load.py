@@ -509,17 +509,20 @@ TOLD = ["accuracy", "rmse"]
 )
 def test_best_is_what_the_metric_and_mode_of_the_sweep_say(sweep, judged):
     made = Sweep.model_validate(sweep)
-    told = ["val_loss", "val_accuracy"] if made.trains else TOLD
-    assert made.judged_by(told) == judged
-    assert Sweep.model_validate(made.model_dump(exclude_unset=True)).judged_by(told) == judged
+    told = ["val_loss", "val_accuracy"] if made.is_training else TOLD
+    assert made.ranking_metric(told) == judged
+    assert Sweep.model_validate(made.model_dump(exclude_unset=True)).ranking_metric(told) == judged
     for part in (made.search, made.stop):
         assert part is None or (part.metric, part.mode) == judged, "search and stop go by the same"
 
 
 @pytest.mark.parametrize(("mode", "judged"), [({}, "max"), ({"mode": "min"}, "min")])
 def test_of_what_programs_tell_val_accuracy_goes_before_the_first(mode, judged):
-    assert Sweep.model_validate({**OWN, **mode}).judged_by(["train_loss", "val_accuracy"]) == ("val_accuracy", judged)
+    assert Sweep.model_validate({**OWN, **mode}).ranking_metric(["train_loss", "val_accuracy"]) == (
+        "val_accuracy",
+        judged,
+    )
 
 
 def test_of_programs_that_tell_nothing_nothing_is_best():
-    assert Sweep.model_validate(OWN).judged_by([]) is None
+    assert Sweep.model_validate(OWN).ranking_metric([]) is None

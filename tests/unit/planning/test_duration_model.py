@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainyard.config.sweep import Sweep
 from trainyard.config.trials import CostError, Trial, expand, relative_cost
-from trainyard.config.user_programs import Own
+from trainyard.config.user_programs import UserProgram
 from trainyard.planning.duration_model import predict
 
 
@@ -135,7 +135,7 @@ def test_seeds_do_not_lengthen_a_trial(key):
 @pytest.mark.parametrize("extreme", [1e308, -1e308, 5e-324, 10**400])
 def test_numbers_that_cannot_be_computed_with_are_taken_as_they_are(extreme):
     def made(value):
-        return Trial(Own(function="a:b", args={"x": value}), {"x": value})
+        return Trial(UserProgram(function="a:b", args={"x": value}), {"x": value})
 
     found = predict([made(extreme), made(1)], [(made(2), 3.0), (made(3), 3.1)], relative=[math.inf, 1, 2, 3])
     assert np.isfinite(found.draws).all()

@@ -10,7 +10,7 @@ import time
 
 import psutil
 import pytest
-from trainyard.config.user_programs import Metrics, Own
+from trainyard.config.user_programs import Metrics, UserProgram
 from trainyard.programs import command as commands
 from trainyard.programs.command import Call
 from trainyard.programs.process import Guard
@@ -35,7 +35,9 @@ def call(folder, command, *, args=None, resume_from="", **fields):
         "dataset": "",
     }
     given = {"metrics": None, **fields}
-    return Call(Own(command=command, args=args or {}), words, folder, str(folder), folder / "output-1.log", **given)
+    return Call(
+        UserProgram(command=command, args=args or {}), words, folder, str(folder), folder / "output-1.log", **given
+    )
 
 
 def run(made, guard, *, prune_at=None):

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from loops import LEARNER, SPEC, assert_equal_states, changed, numbers, start, train
-from trainyard.config.sweep import OF_AN_EPOCH
+from trainyard.config.sweep import EPOCH_METRICS
 from trainyard.config.train import Schedule
 from trainyard.scaling.table import scaling_table
 from trainyard.training import models
@@ -253,7 +253,7 @@ def test_a_compiled_model_is_the_same_training(data, tmp_path, monkeypatch):
 
 
 def test_the_metrics_that_a_config_may_name_are_those_of_an_epoch():
-    assert tuple(field.name for field in fields(Epoch)) == OF_AN_EPOCH
+    assert tuple(field.name for field in fields(Epoch)) == EPOCH_METRICS
 
 
 class SlowStore(CheckpointStore):

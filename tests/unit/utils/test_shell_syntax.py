@@ -5,7 +5,7 @@ import shlex
 import subprocess
 
 import pytest
-from trainyard.config.user_programs import PLACEHOLDER, filled
+from trainyard.config.user_programs import PLACEHOLDER, build_argv
 from trainyard.utils.shell_syntax import ARITHMETIC, BACKTICKS, COMMENT, DOCUMENT, DOUBLE, ESCAPED, PLAIN, SINGLE, read
 from waiting import PATIENCE_SECONDS
 
@@ -76,7 +76,7 @@ def test_a_value_arrives_whole_wherever_it_may_stand(tmp_path, shell):
     assert len(lines) > 8
     for line in lines:
         expected = [name for name in PLACEHOLDER.findall(line) if "basename" not in line]
-        words = filled(line, {name: f"{name}:{NASTY}" for name in "abc"}.__getitem__)
+        words = build_argv(line, {name: f"{name}:{NASTY}" for name in "abc"}.__getitem__)
         done = subprocess.run(
             [shell, *words[1:]], cwd=tmp_path, text=True, capture_output=True, check=False, timeout=PATIENCE_SECONDS
         )
@@ -96,7 +96,7 @@ def test_nothing_in_a_value_is_executed_whatever_the_line_looks_like(tmp_path):
         if any(where != PLAIN for _, where in read(line, PLACEHOLDER).placeholders) or "{a}" not in line:
             continue
         tried += 1
-        command = filled(line, lambda name: NASTY.replace("> made", "touch made"))
+        command = build_argv(line, lambda name: NASTY.replace("> made", "touch made"))
         subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, timeout=PATIENCE_SECONDS)
         assert list(tmp_path.iterdir()) == [], line
 
