@@ -28,9 +28,9 @@ from trainyard.config.train import Augment
 from trainyard.data.staged import Staged
 from trainyard.data.staging import stage
 from trainyard.training.augment import Augmenter
-from trainyard.training.loaders import load
-from trainyard.training.process_group import alone
-from trainyard.training.sampler import Batch, training_batches
+from trainyard.training.loaders import load_input_data
+from trainyard.training.process_group import single_process
+from trainyard.training.sampler import BatchSizes, training_batches
 
 BATCH, SIDE, PADDING = 512, 64, 4
 
@@ -73,8 +73,8 @@ def decoded(root: Path, workers: int, to_tensor: list[Any]) -> Iterator[float]:
 
 def staged_path(staged: Staged, how: Data) -> Iterator[float]:
     """Images per second of each epoch of the staged data."""
-    data, epoch = load(staged, alone().device, how), 0
-    size, batch = len(data.train), Batch(per_rank=BATCH, micro=BATCH)
+    data, epoch = load_input_data(staged, single_process().device, how), 0
+    size, batch = len(data.train), BatchSizes(per_rank=BATCH, micro=BATCH)
     while True:
         epoch += 1
         began = time.perf_counter()

@@ -24,7 +24,7 @@ from common import print_table, run_program
 from PIL import Image
 from trainyard.config.train import Train
 from trainyard.data.staged import Staged
-from trainyard.training.flops import utilisation, work_of
+from trainyard.training.flops import model_cost, utilisation
 
 PLAIN = Path(__file__).with_name("plain_ddp.py")
 ON_CPU: dict[str, Any] = {
@@ -118,7 +118,7 @@ def main() -> None:
 def roofline(gpus: int) -> float:
     """Images per second that the GPU's memory or arithmetic allow."""
     spec = Train(**ON_GPU["train"])
-    work = work_of(spec, shape=(64, 64, 3), classes=200, precision="bf16")
+    work = model_cost(spec, shape=(64, 64, 3), classes=200, precision="bf16")
     name = torch.cuda.get_device_name()
     found = utilisation(work, images_per_second=0, gpus=gpus, precision="bf16", device_name=name)
     return found["roofline_images_per_second"] or float("nan")

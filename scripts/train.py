@@ -13,7 +13,7 @@ import os
 from trainyard.cli import command_line
 from trainyard.config.load import read_config
 from trainyard.scaling.launchers import launch
-from trainyard.scaling.user_script import Script
+from trainyard.scaling.user_script import UserScript
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -28,7 +28,7 @@ def main(arguments: argparse.Namespace) -> int:
         return 0
     if config.scaling[arguments.study].script is None:
         return launch(arguments.scale, _options(arguments))
-    return Script(config.scaling[arguments.study], arguments.scale, folder).run(arguments.results)
+    return UserScript(config.scaling[arguments.study], arguments.scale, folder).run(arguments.results)
 
 
 def _options(arguments: argparse.Namespace) -> list[str]:

@@ -24,7 +24,7 @@ from trainyard.training.models import SmallConvNet
 
 def build(*, channels, classes, mib, busy, seconds=1.0):
     class Gpu:
-        def look(self):
+        def sample(self):
             return ["make-believe", mib, 10000, busy, "", ""]
 
     @contextmanager

@@ -2,7 +2,7 @@ import pytest
 import torch
 from trainyard.config.datasets import Synthetic
 from trainyard.data.staging import stage
-from trainyard.training.loaders import load
+from trainyard.training.loaders import load_input_data
 
 CPU = torch.device("cpu")
 
@@ -17,4 +17,4 @@ def staged(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def data(staged):
-    return load(staged, CPU)
+    return load_input_data(staged, CPU)

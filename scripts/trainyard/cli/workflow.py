@@ -17,7 +17,7 @@ from trainyard.config.train import Train
 from trainyard.config.trials import RESULT_VERSION, expand
 from trainyard.planning.forecast import costs, scale_row, summary, words
 from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
-from trainyard.scaling.user_script import Script
+from trainyard.scaling.user_script import UserScript
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, write_json
 from trainyard.utils.import_path import SCRIPTS, check_imports
@@ -302,7 +302,7 @@ class Workflow:
     def training_summary(self, wildcards: Wildcards) -> str:
         """What is to be trained, in words; with what it will cost where a scheduler is asked."""
         study, folder = self.config.scaling[wildcards.name], self._results / "scaling" / wildcards.name
-        if study.script and Script(study, wildcards.scale, folder).kept(self._results):
+        if study.script and UserScript(study, wildcards.scale, folder).kept(self._results):
             return f"scaling {wildcards.name}: what {wildcards.scale} has told is read again, without running anything"
         what = f"scaling {wildcards.name}: training at {wildcards.scale}"
         if not self._asks:

@@ -67,9 +67,9 @@ def gpu_name() -> str:
 
 
 @contextmanager
-def looked_at() -> Iterator[list[Use]]:
+def measure_gpu() -> Iterator[list[Use]]:
     """What the block takes of this process's GPU is in the list at its end; nothing where there is none."""
-    from trainyard.training.telemetry import repeated, visible_gpus  # torch
+    from trainyard.training.telemetry import sample_periodically, visible_gpus  # torch
 
     found: list[Use] = []
     samples: list[tuple[float, float, float]] = []
@@ -79,10 +79,10 @@ def looked_at() -> Iterator[list[Use]]:
             return
 
         def sample() -> None:
-            _, used, total, busy, *_ = gpus[0].look()
+            _, used, total, busy, *_ = gpus[0].sample()
             samples.append((used or 0.0, total or 0.0, busy or 0.0))
 
-        with repeated(sample, SAMPLE_SECONDS):
+        with sample_periodically(sample, SAMPLE_SECONDS):
             yield found
     if samples and all(total for _, total, _ in samples):
         used, totals, busy = zip(*samples, strict=True)

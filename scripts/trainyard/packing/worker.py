@@ -24,7 +24,7 @@ from trainyard.programs.process import Claim, Guard, claim
 from trainyard.utils.errors import Diverged, UserError
 
 if TYPE_CHECKING:  # here and below: importing torch takes seconds, which only a process that trains should spend
-    from trainyard.training.sampler import Batch
+    from trainyard.training.sampler import BatchSizes
 
 # A trial keeps where it is at the first end of an epoch after so long: short ones never do, since shared file systems
 # charge by the inode.
@@ -115,19 +115,19 @@ class Worker:
         import torch
 
         from trainyard.training import trainer  # noqa: F401  (the first trial would have to import it)
-        from trainyard.training.loaders import load
-        from trainyard.training.process_group import alone
+        from trainyard.training.loaders import load_input_data
+        from trainyard.training.process_group import single_process
         from trainyard.training.step_timing import device_name
 
         imported = time.perf_counter()
         torch.set_num_threads(self._setting.threads)
         if self._setting.share is not None:
             gpu_sharing.keep_to(self._setting.share)
-        self._group = alone()
+        self._group = single_process()
         copied = self._copy()
         opened = time.perf_counter()
         assert self._dataset is not None
-        self._data = load(self._dataset, self._group.device, self._setting.how)
+        self._data = load_input_data(self._dataset, self._group.device, self._setting.how)
         spent = {"import_torch_seconds": imported - began, "data_seconds": time.perf_counter() - opened}
         return {**spent, **copied, "device": device_name(self._group.device)}
 
@@ -226,7 +226,7 @@ class Worker:
         pruned = False
         try:
             with ExitStack() as looking:
-                uses = looking.enter_context(gpu_sharing.looked_at()) if order.looked_at else []
+                uses = looking.enter_context(gpu_sharing.measure_gpu()) if order.looked_at else []
                 for row in trainer.epochs():
                     for each in list(halved):
                         yield {"halved": each}
@@ -249,13 +249,13 @@ class Worker:
         """The training of an order; micro-batches that turn out not to fit are noted in `halved`."""
         from trainyard.training.checkpoints import CheckpointStore
         from trainyard.training.sampler import batch_of
-        from trainyard.training.trainer import Training
+        from trainyard.training.trainer import Trainer
 
-        def note(batch: "Batch") -> None:
+        def note(batch: "BatchSizes") -> None:
             halved.append({"micro_batch": batch.micro, "accumulation": batch.accumulation})
 
         spec = Train.model_validate(order.spec)
-        return Training(
+        return Trainer(
             spec,
             self._data,
             self._group,

@@ -46,9 +46,9 @@ def _was_told_to_end(failure: ProcessFailure) -> bool:
     return failure.exitcode == -signal.SIGTERM
 
 
-def _failure(rank: int, node: str, failure: ProcessFailure) -> rank_failures.Failure:
+def _failure(rank: int, node: str, failure: ProcessFailure) -> rank_failures.RankFailure:
     word = failure.error_file_data.get("timestamp")
-    return rank_failures.Failure(
+    return rank_failures.RankFailure(
         rank=rank,
         node=node,
         message=failure.message if word or failure.exitcode < 0 else f"exit code {failure.exitcode}, without a word",

@@ -35,7 +35,7 @@ def launch(scale: str, options: Sequence[str]) -> int:
     # torchrun would leave a folder behind at every run; this one lies where all nodes see it.
     with tempfile.TemporaryDirectory(prefix=".torchrun-", dir=Path.cwd()) as log_dir:
         given = current_allocation() if split_scale(scale)[0] > 1 else None
-        line = training_line(scale, options, log_dir=log_dir, allocation=given)
+        line = training_command(scale, options, log_dir=log_dir, allocation=given)
         process = subprocess.Popen(line, env=environment)
         pass_on_sigterm(process)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches torchrun, too: it is for that to end first
@@ -51,7 +51,7 @@ def pass_on_sigterm(process: "subprocess.Popen[Any]") -> None:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where the ranks of a training meet."""
 
     host: str
@@ -59,7 +59,7 @@ class Meeting:
     name: str = "trainyard"
 
 
-def training_line(scale: str, options: Sequence[str], *, log_dir: str, allocation: Allocation | None) -> list[str]:
+def training_command(scale: str, options: Sequence[str], *, log_dir: str, allocation: Allocation | None) -> list[str]:
     """What starts all ranks of a scale, each running train.py with these options, the scale among them.
 
     Raises:
@@ -68,14 +68,14 @@ def training_line(scale: str, options: Sequence[str], *, log_dir: str, allocatio
     nodes, gpus = split_scale(scale)
     torchrun = [*helper_line(AGENT), "--nproc-per-node", str(gpus), "--log-dir", log_dir]
     program = [str(TRAIN), *options]
-    given = checked(scale, allocation)
+    given = check_allocation(scale, allocation)
     if given is None:
         return [*torchrun, "--standalone", *program]
     srun = ["srun", "--nodes", str(nodes), "--ntasks", str(nodes), "--ntasks-per-node", "1", "--kill-on-bad-exit=1"]
-    return [*srun, *torchrun, "--nnodes", str(nodes), *_rendezvous(meeting_of(given)), *program]
+    return [*srun, *torchrun, "--nnodes", str(nodes), *_rendezvous(rendezvous_of(given)), *program]
 
 
-def checked(scale: str, allocation: Allocation | None) -> Allocation | None:
+def check_allocation(scale: str, allocation: Allocation | None) -> Allocation | None:
     """The allocation for a scale of several nodes; None for one node, which can do without.
 
     Raises:
@@ -92,27 +92,27 @@ def checked(scale: str, allocation: Allocation | None) -> Allocation | None:
     return allocation
 
 
-def meeting_of(allocation: Allocation) -> Meeting:
+def rendezvous_of(allocation: Allocation) -> Rendezvous:
     """A job's first node, at a port of 20000 to 29999 that other jobs there do not use.
 
     Jobs that run at the same time have neighbouring numbers, so their ports differ; Linux gives ports from 32768 on
     to outgoing connections, so none of those is in the way.
     """
-    return Meeting(allocation.nodes[0], 20000 + int(allocation.job) % 10000, allocation.job)
+    return Rendezvous(allocation.nodes[0], 20000 + int(allocation.job) % 10000, allocation.job)
 
 
-def _rendezvous(meeting: Meeting) -> list[str]:
+def _rendezvous(meeting: Rendezvous) -> list[str]:
     return ["--rdzv-backend", "c10d", "--rdzv-id", meeting.name, "--rdzv-endpoint", f"{meeting.host}:{meeting.port}"]
 
 
-def script_line(
+def script_command(
     scale: str,
     words: Sequence[str],
     *,
     launcher: Literal["torchrun", "accelerate", "deepspeed", "srun"],
     launcher_options: Sequence[str] = (),
     python: str,
-    meeting: Meeting,
+    meeting: Rendezvous,
     watching: Sequence[str],
     hostfile: Path,
     cpus_per_gpu: int,
@@ -130,7 +130,7 @@ def script_line(
     if launcher == "srun":
         if not in_slurm:
             raise UserError("launcher: srun starts a script in a Slurm job; here, take torchrun")
-        meet = ["--meet", f"{meeting.host}:{meeting.port}"]
+        meet = ["--rendezvous", f"{meeting.host}:{meeting.port}"]
         srun = _srun(nodes, nodes * gpus, cpus=cpus_per_gpu)
         return [*srun, *launcher_options, *watch, *meet, "--", python, *words]
     module, options = {
@@ -148,18 +148,18 @@ def _srun(nodes: int, tasks: int, *, cpus: int) -> list[str]:
     return ["srun", "--overlap", *counts, "--cpus-per-task", str(cpus), "--cpu-bind=none", "--kill-on-bad-exit=1"]
 
 
-def _torchrun(nodes: int, gpus: int, meeting: Meeting) -> list[str]:
+def _torchrun(nodes: int, gpus: int, meeting: Rendezvous) -> list[str]:
     where = ["--standalone"] if nodes == 1 else ["--nnodes", str(nodes), *_rendezvous(meeting)]
     return ["--nproc-per-node", str(gpus), *where]
 
 
-def _accelerate(nodes: int, gpus: int, meeting: Meeting) -> list[str]:
+def _accelerate(nodes: int, gpus: int, meeting: Rendezvous) -> list[str]:
     count = ["--num_machines", str(nodes), "--num_processes", str(nodes * gpus), "--machine_rank", NODE_RANK]
     where = ["--main_process_ip", meeting.host, "--main_process_port", str(meeting.port)]
     several = ["--multi_gpu"] if nodes * gpus > 1 else []
     return [*several, *count, *where, "--mixed_precision", "no", "--dynamo_backend", "no"]
 
 
-def _deepspeed(meeting: Meeting, hostfile: Path) -> list[str]:
+def _deepspeed(meeting: Rendezvous, hostfile: Path) -> list[str]:
     where = ["--master_addr", meeting.host, "--master_port", str(meeting.port)]
     return ["--hostfile", str(hostfile), "--no_ssh", "--node_rank", NODE_RANK, *where]

@@ -21,15 +21,15 @@ from trainyard.data.node_copy import local_copy
 from trainyard.data.staged import Staged
 from trainyard.training import rank_failures
 from trainyard.training.checkpoints import CheckpointStore
-from trainyard.training.loaders import load
+from trainyard.training.loaders import load_input_data
 from trainyard.training.process_group import Group, process_group
-from trainyard.training.sampler import Batch, batch_of
+from trainyard.training.sampler import BatchSizes, batch_of
 from trainyard.training.state import epoch_line
 from trainyard.training.step_timing import device_name
 from trainyard.training.summary import write_results
-from trainyard.training.telemetry import sampled
-from trainyard.training.trainer import OutOfMemory, Stopped, Training
-from trainyard.training.warmup import Probe, warm_up
+from trainyard.training.telemetry import record_telemetry
+from trainyard.training.trainer import OutOfMemory, Stopped, Trainer
+from trainyard.training.warmup import WarmUpResult, warm_up
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, lock, write_json
 
@@ -45,8 +45,8 @@ def train(config: Config, study_name: str, scale: str, *, results: Path) -> None
     Raises:
         UserError: there are fewer or more ranks than the scale has, the walltime is nearly over, ...
     """
-    with rank_failures.word_left(), process_group() as group:
-        if not group.leads:
+    with rank_failures.record_exception(), process_group() as group:
+        if not group.is_main:
             logging.getLogger().setLevel(logging.WARNING)
         study = _repeated(config.scaling[study_name], scale)
         _train(config, study, scale, results, group, folder=results / "scaling" / study_name / scale)
@@ -56,7 +56,7 @@ def _train(config: Config, study: Scaling, scale: str, results: Path, group: Gro
     _check_world(scale, group)
     torch.set_num_threads(study.cpus_per_gpu)
     with ExitStack() as stack:
-        if group.leads:
+        if group.is_main:
             stack.enter_context(lock(folder / ".lock"))
         staged = Staged(results / "data" / str(study.dataset))  # a study without a script has one
         store = _store(study, staged, scale, folder)
@@ -64,8 +64,8 @@ def _train(config: Config, study: Scaling, scale: str, results: Path, group: Gro
         copy = stack.enter_context(local_copy(staged, config.data.local))
         if copy.words:
             log.warning("%s", copy.words)  # whichever rank it was
-        data = load(copy.staged, group.device, config.data)
-        training = Training(
+        data = load_input_data(copy.staged, group.device, config.data)
+        trainer = Trainer(
             study.train,
             data,
             group,
@@ -74,16 +74,16 @@ def _train(config: Config, study: Scaling, scale: str, results: Path, group: Gro
             deadline=_deadline(group),
             on_halved=partial(_remember_micro_batch, store),
         )
-        _say_what_begins(training, store)
+        _say_what_begins(trainer, store)
         with ExitStack() as watching:
             if group.local_rank == 0:
-                watching.enter_context(_telemetry(folder, study, anew=training.state.is_new))
-            if len(training.history) < study.train.epochs:
-                _train_on(training, store)
-        group.gathered(None)  # all nodes have written their telemetry
-        if group.leads:
+                watching.enter_context(_telemetry(folder, study, overwrite=trainer.state.is_new))
+            if len(trainer.history) < study.train.epochs:
+                _train_on(trainer, store)
+        group.all_gather_object(None)  # all nodes have written their telemetry
+        if group.is_main:
             probe = _kept(store, PROBE)
-            write_results(training, Probe(**probe) if probe else None, folder, scale=scale)
+            write_results(trainer, WarmUpResult(**probe) if probe else None, folder, scale=scale)
 
 
 def _repeated(study: Scaling, run: str) -> Scaling:
@@ -92,47 +92,53 @@ def _repeated(study: Scaling, run: str) -> Scaling:
     return study.model_copy(update={"train": train}) if repeat_of(run) > 1 else study
 
 
-def _train_on(training: Training, store: CheckpointStore) -> None:
+def _train_on(trainer: Trainer, store: CheckpointStore) -> None:
     """Train the epochs that are missing."""
-    group = training.group
-    if group.world_size > 1 or training.spec.compile or group.device.type == "cuda":
-        probe = warm_up(training)
-        if group.leads:
+    group = trainer.group
+    if group.world_size > 1 or trainer.spec.compile or group.device.type == "cuda":
+        probe = warm_up(trainer)
+        if group.is_main:
             write_json(store.folder / PROBE, asdict(probe))
     try:
-        for row in training.epochs():
-            log.info(epoch_line(row, training.spec.epochs))
+        for row in trainer.epochs():
+            log.info(epoch_line(row, trainer.spec.epochs))
     except Stopped as error:
         raise UserError(f"{error}: the same command continues from here, and so do Snakemake's retries") from None
     except OutOfMemory as error:
-        _remember_micro_batch(store, training.batch.halved())
+        _remember_micro_batch(store, trainer.batch.halved())
         raise UserError(f"{error}: the next attempt takes micro-batches of half the size") from None
 
 
-def _say_what_begins(training: Training, store: CheckpointStore) -> None:
-    group, done = training.group, len(training.history)
-    if done == training.spec.epochs:
+def _say_what_begins(trainer: Trainer, store: CheckpointStore) -> None:
+    group, done = trainer.group, len(trainer.history)
+    if done == trainer.spec.epochs:
         log.info("trained already: all %d epochs are in %s", done, store.folder)
-    elif not training.state.is_new:
-        step = f" and step {training.state.progress.step}" if training.state.progress.step else ""
+    elif not trainer.state.is_new:
+        step = f" and step {trainer.state.progress.step}" if trainer.state.progress.step else ""
         log.info("continuing after epoch %d%s, from %s", done, step, store.folder)
-    elif group.leads:
+    elif group.is_main:
         for other in store.others():
             log.info("beginning anew: %s", other)
     log.info("training on %d x %s in %s, global batch %d",
-             group.world_size, device_name(group.device), training.precision, training.batch.images)  # fmt: skip
+             group.world_size, device_name(group.device), trainer.precision, trainer.batch.images)  # fmt: skip
 
 
-def _telemetry(folder: Path, study: Scaling, *, anew: bool) -> AbstractContextManager[None]:
+def _telemetry(folder: Path, study: Scaling, *, overwrite: bool) -> AbstractContextManager[None]:
     """Samples of this node, of torchrun and all ranks that it started here."""
     me = psutil.Process()
     root = (me.parent() if "TORCHELASTIC_RUN_ID" in os.environ else None) or me
-    return sampled(folder / "telemetry", host.node_name(), seconds=study.telemetry_seconds, anew=anew, root=root)
+    return record_telemetry(
+        folder / "telemetry",
+        host.node_name(),
+        seconds=study.telemetry_seconds,
+        overwrite=overwrite,
+        root=root,
+    )
 
 
 def _deadline(group: Group) -> float:
     """When to have stopped, in Unix seconds: the leading rank's word counts."""
-    given = slurm_allocation.current_allocation() if group.leads else None
+    given = slurm_allocation.current_allocation() if group.is_main else None
     return given.deadline if given else math.inf
 
 
@@ -143,17 +149,17 @@ def _check_world(scale: str, group: Group) -> None:
                         f"torchrun --nnodes {nodes} --nproc-per-node {gpus}")  # fmt: skip
 
 
-def _batch(study: Scaling, store: CheckpointStore, group: Group) -> Batch:
+def _batch(study: Scaling, store: CheckpointStore, group: Group) -> BatchSizes:
     """The batch of each rank, in the micro-batches that an earlier attempt found to fit the memory."""
     batch = batch_of(study.train, world_size=group.world_size, mode=study.mode)
     kept = _kept(store, MICRO_BATCH)
     fits = torch.tensor(kept["images"] if kept else batch.micro, device=group.device)
-    if work := group.least(fits):  # a network file system may not yet show it to all
+    if work := group.all_reduce_min(fits):  # a network file system may not yet show it to all
         work.wait()
     return replace(batch, micro=int(fits))
 
 
-def _remember_micro_batch(store: CheckpointStore, batch: Batch) -> None:
+def _remember_micro_batch(store: CheckpointStore, batch: BatchSizes) -> None:
     write_json(store.folder / MICRO_BATCH, {"images": batch.micro})
 
 

@@ -15,7 +15,7 @@ DEARER: Final = 0.2  # more GPU-hours than at the baseline, at most, for the rec
 BACKWARD: Final = 2 / 3  # of a step's computing: a backward pass takes twice the FLOPs of a forward pass
 ON_CPU: Final = "on CPUs: says nothing of GPUs"
 
-COLUMNS: Final = (
+SCALING_COLUMNS: Final = (
     "scale", "nodes", "gpus", "global_batch", "train_loss", "train_accuracy", "val_loss", "val_accuracy",
     "images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction", "exposed_comm_fraction", "gpu0_peak_mib",
     "gpu0_avg_mib", "gpu0_mode_mib", "cpu_rss_peak_mib", "train_seconds", "startup_seconds", "warmup_seconds",
@@ -69,7 +69,7 @@ def scaling_table(
     best = _recommended(frame)
     frame["recommended"] = frame.index == best
     frame["verdict"] = [_verdict(row, row.Index == best) for row in frame.itertuples()]
-    return frame.reindex(columns=list(COLUMNS))
+    return frame.reindex(columns=list(SCALING_COLUMNS))
 
 
 _NUMBERS: Final = ("gpu0_avg_mib", "gradient_mib", "accumulation", "data_wait_fraction", "exposed_comm_fraction",

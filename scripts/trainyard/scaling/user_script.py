@@ -24,11 +24,11 @@ from trainyard.planning.plan import dataset_digest
 from trainyard.programs.command import Kept, cannot_be_started, resumable
 from trainyard.programs.metrics import UNREADABLE_REMEDY, Lines, Reported, Row, add_row, read_again, untold
 from trainyard.programs.process import Claim, Guard, Process, claim
-from trainyard.scaling.launchers import Meeting, checked, meeting_of, script_line
+from trainyard.scaling.launchers import Rendezvous, check_allocation, rendezvous_of, script_command
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, lock, write_json
 
-LOOK_SECONDS: Final = 1.0
+OUTPUT_TIMEOUT_SECONDS: Final = 1.0
 # What a script may tell, under the names that the tables have for it; other metrics are in history.csv only.
 LAST: Final = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "global_batch")
 MEDIANS: Final = ("images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction", "exposed_comm_fraction")
@@ -36,7 +36,7 @@ OF_THE_END: Final = ("train_seconds", "device", "job", "node", "node_names", "gp
 log = logging.getLogger(__name__)
 
 
-class Script:
+class UserScript:
     """One run of a study's script at one scale."""
 
     def __init__(self, study: Scaling, run: str, folder: Path) -> None:
@@ -92,7 +92,7 @@ class Script:
 
     def _launch(self, results: Path) -> dict[str, Any]:
         """Run the script, and tell how it ended: what is not known later."""
-        from trainyard.training.telemetry import gpu_name  # it takes torch
+        from trainyard.training.telemetry import recorded_gpu_name  # it takes torch
 
         (self._out / "ended.json").unlink(missing_ok=True)
         began = time.time()
@@ -103,7 +103,7 @@ class Script:
             "what": self._what(results),
             "train_seconds": time.time() - began,  # from the launch to the end
             "row_seconds": [later - earlier for earlier, later in pairwise(times)],
-            "device": gpu_name(self._folder / "telemetry") or "cpu",
+            "device": recorded_gpu_name(self._folder / "telemetry") or "cpu",
             "job": slurm_allocation.job_id(),
             "node": host.node_name(),
             "node_names": list(self._given.nodes) if self._given else [host.node_name()],
@@ -162,15 +162,15 @@ class Script:
         if words[0] in ("python", "python3"):  # the launcher starts it
             del words[0]
         watching = ["--folder", str(self._folder / "telemetry"), "--seconds", f"{study.telemetry_seconds:g}"]
-        watching += ["--threads", str(study.cpus_per_gpu), *([] if left else ["--anew"])]
-        given = checked(self._run, self._given)
-        return script_line(
+        watching += ["--threads", str(study.cpus_per_gpu), *([] if left else ["--overwrite"])]
+        given = check_allocation(self._run, self._given)
+        return script_command(
             self._run,
             words,
             launcher=study.launcher,
             launcher_options=study.launcher_options,
             python=study.python or sys.executable,
-            meeting=meeting_of(self._given) if self._given else Meeting("127.0.0.1", _free_port()),
+            meeting=rendezvous_of(self._given) if self._given else Rendezvous("127.0.0.1", _free_port()),
             watching=watching,
             hostfile=self._hostfile(list(given.nodes) if given else [host.node_name()]),
             cpus_per_gpu=study.cpus_per_gpu,
@@ -209,7 +209,7 @@ class Script:
             if not told and (told := self._must_end(signalled)):
                 threading.Thread(target=process.end, args=(grace,), daemon=True).start()
             with suppress(queue.Empty):
-                text = said.get(timeout=LOOK_SECONDS)
+                text = said.get(timeout=OUTPUT_TIMEOUT_SECONDS)
                 running = text is not None
                 if text is not None:
                     log.info("%s", text)
@@ -235,7 +235,7 @@ class Script:
 
     def _write(self, end: dict[str, Any]) -> None:
         """`history.csv` and `summary.json`. Of a metric that was not told, nothing is known."""
-        from trainyard.training.telemetry import gpu_memory, measured
+        from trainyard.training.telemetry import gpu_memory, telemetry_summary
         from trainyard.utils.csv_files import write_rows  # pandas: a second
 
         seconds = end["train_seconds"]
@@ -257,7 +257,7 @@ class Script:
             **{name: end[name] for name in OF_THE_END},
         }
         memory = gpu_memory(self._folder / "telemetry")
-        write_json(self._folder / "summary.json", summary | measured(self._folder / "telemetry", memory))
+        write_json(self._folder / "summary.json", summary | telemetry_summary(self._folder / "telemetry", memory))
         log.info("the script ran %.1f s and told %d rows of metrics", seconds, len(rows))
 
 

@@ -1,7 +1,7 @@
-"""Run a command and watch the hardware meanwhile: what runs once per node around a user's launcher.
+"""Run a command and record the telemetry of its node: wraps the launcher of a user's script, once per node.
 
-With --meet it runs once per GPU around the script itself, and tells it its rank as torchrun would. `user_script` starts
-it, as `python scripts/trainyard scaling.watch`.
+With --rendezvous, it wraps the script itself, once per GPU, and sets the variables that torchrun would set.
+`user_script` starts it as `python scripts/trainyard scaling.watch`.
 """
 
 import argparse
@@ -27,15 +27,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, metavar="DIR", help="for the telemetry")
     parser.add_argument("--seconds", type=float, default=5.0, metavar="S", help="between two looks (default: 5)")
-    parser.add_argument("--anew", action="store_true", help="what an earlier run has written does not count")
+    parser.add_argument("--overwrite", action="store_true", help="what an earlier run has written does not count")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPUs of a GPU's process")
-    parser.add_argument("--meet", metavar="HOST:PORT", help="run once per GPU; ranks meet there")
+    parser.add_argument("--rendezvous", metavar="HOST:PORT", help="run once per GPU; ranks meet there")
     parser.add_argument("command", nargs="+", help="what to run, after --")
     arguments = parser.parse_args()
     line = [word.replace(NODE_RANK, os.environ.get("SLURM_NODEID", "0")) for word in arguments.command]
     process = subprocess.Popen(line, env=os.environ | _environment(arguments))
     pass_on_sigterm(process)
-    if arguments.meet and os.environ.get("SLURM_LOCALID", "0") != "0":
+    if arguments.rendezvous and os.environ.get("SLURM_LOCALID", "0") != "0":
         return process.wait()  # another one watches this node
     ended = threading.Event()
     watching = threading.Thread(target=_watch, args=(arguments, ended))
@@ -48,13 +48,17 @@ def main() -> int:
 
 def _watch(arguments: argparse.Namespace, ended: threading.Event) -> None:
     """Sample until the command has ended. All ranks of a node are its descendants, or with srun its siblings."""
-    from trainyard.training.telemetry import sampled  # torch: while the command starts
+    from trainyard.training.telemetry import record_telemetry  # torch: while the command starts
 
     me = psutil.Process()
-    root = (me.parent() if arguments.meet else None) or me
+    root = (me.parent() if arguments.rendezvous else None) or me
     with ExitStack() as stack:
         node = host.node_name()
-        stack.enter_context(sampled(arguments.folder, node, seconds=arguments.seconds, anew=arguments.anew, root=root))
+        stack.enter_context(
+            record_telemetry(
+                arguments.folder, node, seconds=arguments.seconds, overwrite=arguments.overwrite, root=root
+            )
+        )
         ended.wait()
 
 
@@ -63,8 +67,8 @@ def _environment(arguments: argparse.Namespace) -> dict[str, str]:
     given = {"OMP_NUM_THREADS": str(arguments.threads)}
     if not gpu_sharing.has_gpu():
         given |= {"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
-    if arguments.meet:
-        address, _, port = arguments.meet.partition(":")
+    if arguments.rendezvous:
+        address, _, port = arguments.rendezvous.partition(":")
         given |= {name: os.environ[f"SLURM_{of_slurm}"] for name, of_slurm in RANKS.items()}
         given |= {"MASTER_ADDR": address, "MASTER_PORT": port}
     return given

@@ -27,19 +27,19 @@ class Augmenter:
     def __call__(self, images: Tensor, indices: Tensor) -> Tensor:
         """uint8 (B, H, W, C) of the images with these indices, changed."""
         if self._moves is not None:
-            images = moved(images, self._moves[indices].to(images.device, non_blocking=True), self._padding)
+            images = shift_images(images, self._moves[indices].to(images.device, non_blocking=True), self._padding)
         if self._flips is not None:
-            images = mirrored(images, self._flips[indices].to(images.device, non_blocking=True))
+            images = flip_images(images, self._flips[indices].to(images.device, non_blocking=True))
         return images
 
 
-def mirrored(images: Tensor, flips: Tensor) -> Tensor:
+def flip_images(images: Tensor, flips: Tensor) -> Tensor:
     """Each image mirrored left to right where its flip, 0 or 1, is 1; bit by bit, as torch.where is slow on CPUs."""
     chosen = (flips * 255).view(-1, 1, 1, 1)
     return images.flip(2).bitwise_xor_(images).bitwise_and_(chosen).bitwise_xor_(images)
 
 
-def moved(images: Tensor, moves: Tensor, padding: int) -> Tensor:
+def shift_images(images: Tensor, moves: Tensor, padding: int) -> Tensor:
     """Each image cut out of itself with a black frame of `padding` pixels, at the place with this number.
 
     Places 0 to (2 padding + 1)^2 - 1 are numbered row by row. Moving an image by some rows and columns moves its bytes

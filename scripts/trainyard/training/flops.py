@@ -17,7 +17,7 @@ _BATCH = 2  # batch normalisation needs more than one value
 
 
 @dataclass(frozen=True)
-class Work:
+class ModelCost:
     """What a forward and backward pass of one image takes."""
 
     flops: float  # as torch.utils.flop_counter counts: a multiply and an add are two
@@ -25,15 +25,15 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Peak:
+class GpuPeak:
     """What a GPU can do at best, by its maker's data sheet, dense."""
 
     tflops: dict[str, float]  # by precision
     bandwidth: float  # bytes per second
 
 
-def _peak(fp32: float, tf32: float, half: float, terabytes: float) -> Peak:
-    return Peak({"fp32": fp32, "tf32": tf32, "bf16": half, "fp16": half}, terabytes * 1e12)
+def _peak(fp32: float, tf32: float, half: float, terabytes: float) -> GpuPeak:
+    return GpuPeak({"fp32": fp32, "tf32": tf32, "bf16": half, "fp16": half}, terabytes * 1e12)
 
 
 # By what torch calls the GPU; the first that is part of the name counts. Sources: NVIDIA's data sheets.
@@ -47,16 +47,16 @@ PEAKS = {
     "A40": _peak(37.4, 74.8, 149.7, 0.696),
     "L40S": _peak(91.6, 183, 362, 0.864),
     "L4": _peak(30.3, 60, 121, 0.3),
-    "V100": Peak({"fp32": 15.7, "tf32": 15.7, "fp16": 125}, 0.9e12),
+    "V100": GpuPeak({"fp32": 15.7, "tf32": 15.7, "fp16": 125}, 0.9e12),
 }
 
 
-def peak_of(device_name: str) -> Peak | None:
+def gpu_peak(device_name: str) -> GpuPeak | None:
     """The peak of a GPU by its name; None if it is not known, or a CPU."""
     return next((peak for name, peak in PEAKS.items() if name in device_name), None)
 
 
-def work_of(spec: Train, *, shape: tuple[int, int, int], classes: int, precision: str) -> Work | None:
+def model_cost(spec: Train, *, shape: tuple[int, int, int], classes: int, precision: str) -> ModelCost | None:
     """The work of an image of `shape` (height, width, channels), counted without computing it; None if it cannot be.
 
     The model is built on the meta device, in 16 bits where `precision` is: kernels move what they then would.
@@ -64,7 +64,7 @@ def work_of(spec: Train, *, shape: tuple[int, int, int], classes: int, precision
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            model = models.build(spec, shape=shape, classes=classes).to(dtype)
+            model = models.build_model(spec, shape=shape, classes=classes).to(dtype)
             images = torch.zeros(_BATCH, shape[2], *shape[:2], dtype=dtype)
             labels = torch.zeros(_BATCH, dtype=torch.int64)
             with FlopCounterMode(display=False) as flops, _ByteCounter() as moved:
@@ -73,17 +73,17 @@ def work_of(spec: Train, *, shape: tuple[int, int, int], classes: int, precision
     except Exception as error:  # a user's own model may do anything
         log.info("the work of an image cannot be counted for model %r: %s", spec.model, str(error).splitlines()[0])
         return None
-    return Work(flops.get_total_flops() / _BATCH, moved.total / _BATCH)
+    return ModelCost(flops.get_total_flops() / _BATCH, moved.total / _BATCH)
 
 
 def forward_flops(spec: Train, *, shape: tuple[int, int, int], classes: int) -> int | None:
-    """FLOPs of the forward pass of an image, which is about a third of `work_of`, and counted in a third of the time.
+    """FLOPs of the forward pass of one image; None if they cannot be counted.
 
-    None if they cannot be counted.
+    About a third of `model_cost(...).flops`, counted in a third of the time.
     """
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"), torch.no_grad():
-            model = models.build(spec, shape=shape, classes=classes)
+            model = models.build_model(spec, shape=shape, classes=classes)
             with FlopCounterMode(display=False) as flops:
                 model(torch.zeros(_BATCH, shape[2], *shape[:2]))
     except Exception as error:  # a user's own model may do anything
@@ -121,7 +121,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def utilisation(
-    work: Work | None, *, images_per_second: float, gpus: int, precision: str, device_name: str
+    work: ModelCost | None, *, images_per_second: float, gpus: int, precision: str, device_name: str
 ) -> dict[str, float | None]:
     """Per GPU: TFLOP/s reached, the fraction of its peak (MFU, Chowdhery et al. 2022), and the roofline.
 
@@ -132,7 +132,7 @@ def utilisation(
     if work is None:
         return none
     reached = work.flops * images_per_second / gpus / 1e12
-    peak = peak_of(device_name)
+    peak = gpu_peak(device_name)
     best = peak.tflops.get(precision) if peak else None
     if peak is None or best is None:
         return none | {"tflops_per_gpu": reached}

@@ -1,7 +1,7 @@
-"""Feeding a training: staged images, or those that a user's own code makes, as batches on its device.
+"""Input of a training: batches of staged images, or of a user's own dataset, on the training device.
 
-Batches stay uint8 of shape (B, H, W, C) until they are on the device. `Resident` images are all there from the start,
-`Mapped` ones are read ahead from the memory-mapped file, `Loaded` ones come from a DataLoader's workers.
+Batches stay uint8 of shape (B, H, W, C) until they are on the device. `ResidentSplit` holds all images there,
+`MappedSplit` prefetches them from the memory-mapped file, `LoaderSplit` takes them from a DataLoader's workers.
 """
 
 import queue
@@ -21,12 +21,12 @@ from trainyard.config.config import Data
 from trainyard.data.python_factory import as_pixels, own_datasets
 from trainyard.data.staged import SPLITS, Staged
 
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 RESIDENT_SHARE = 0.5  # of the memory that is free, at most, for images: the rest is the model's
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageBatch:
     """A batch on the training device."""
 
     pixels: Tensor  # uint8 (B, H, W, C); or float32 (B, C, H, W), normalised, from a user's own code
@@ -40,7 +40,7 @@ class Split(Protocol):
     def __len__(self) -> int:
         """How many."""
 
-    def batches(self, order: Iterable[Tensor]) -> Generator[Images, None, None]:
+    def batches(self, order: Iterable[Tensor]) -> Generator[ImageBatch, None, None]:
         """A batch for each tensor of indices. To be closed if it is not used up."""
 
 
@@ -64,7 +64,7 @@ class InputData:
         return (images.float() - self.mean) / self.std
 
 
-def load(staged: Staged, device: torch.device, how: Data | None = None) -> InputData:
+def load_input_data(staged: Staged, device: torch.device, how: Data | None = None) -> InputData:
     """Open a dataset for a training on `device`.
 
     Raises:
@@ -73,7 +73,7 @@ def load(staged: Staged, device: torch.device, how: Data | None = None) -> Input
     how, meta = how or Data(), staged.meta
     splits: list[Split]
     if meta["kind"] == "python":
-        splits = [Loaded(dataset, device, how) for dataset in own_datasets(meta["source"])]
+        splits = [LoaderSplit(dataset, device, how) for dataset in own_datasets(meta["source"])]
     else:
         splits = [_staged_split(staged, name, device, how) for name in SPLITS]
     train, val = splits
@@ -87,8 +87,8 @@ def _staged_split(staged: Staged, name: str, device: torch.device, how: Data) ->
     split = staged.split(name)
     fits = device.type != "cuda" or split.images.nbytes <= RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
     if fits if how.on_device == "auto" else how.on_device:
-        return Resident(split.images, split.labels, device)
-    return Mapped(split.images, split.labels, device, ahead=how.prefetch)
+        return ResidentSplit(split.images, split.labels, device)
+    return MappedSplit(split.images, split.labels, device, ahead=how.prefetch)
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:
@@ -97,7 +97,7 @@ def _tensor(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array)
 
 
-class Resident:
+class ResidentSplit:
     """All images on the device: a batch is a gather there. On a CPU that is the mapped file itself, not a copy."""
 
     def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.int64], device: torch.device) -> None:
@@ -106,14 +106,14 @@ class Resident:
     def __len__(self) -> int:
         return len(self._labels)
 
-    def batches(self, order: Iterable[Tensor]) -> Generator[Images, None, None]:
+    def batches(self, order: Iterable[Tensor]) -> Generator[ImageBatch, None, None]:
         """See `Split`."""
         for indices in order:
             there = indices.to(self._labels.device, non_blocking=True)
-            yield Images(torch.index_select(self._images, 0, there), self._labels[there], indices)
+            yield ImageBatch(torch.index_select(self._images, 0, there), self._labels[there], indices)
 
 
-class Mapped:
+class MappedSplit:
     """Images that do not fit the device: a thread gathers the next batches from the mapped file and sends them."""
 
     def __init__(
@@ -125,18 +125,18 @@ class Mapped:
     def __len__(self) -> int:
         return len(self._labels)
 
-    def batches(self, order: Iterable[Tensor]) -> Generator[Images, None, None]:
+    def batches(self, order: Iterable[Tensor]) -> Generator[ImageBatch, None, None]:
         """See `Split`."""
         sender = _Sender(self._device)
         with _ahead((sender.send(self._gathered(indices)) for indices in order), depth=self._ahead) as sent:
             for item in sent:
                 yield sender.received(item)
 
-    def _gathered(self, indices: Tensor) -> Images:
-        return Images(torch.index_select(self._images, 0, indices), self._labels[indices], indices)
+    def _gathered(self, indices: Tensor) -> ImageBatch:
+        return ImageBatch(torch.index_select(self._images, 0, indices), self._labels[indices], indices)
 
 
-class Loaded:
+class LoaderSplit:
     """Images that a user's own dataset makes one by one, in the workers of a DataLoader that live as long as this."""
 
     def __init__(self, dataset: Any, device: torch.device, how: Data) -> None:
@@ -154,12 +154,12 @@ class Loaded:
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def batches(self, order: Iterable[Tensor]) -> Generator[Images, None, None]:
+    def batches(self, order: Iterable[Tensor]) -> Generator[ImageBatch, None, None]:
         """See `Split`."""
         self._order.batches = [indices.tolist() for indices in order]
         for pixels, labels, indices in self._loader:
             there = {"device": self._device, "non_blocking": True}
-            yield Images(pixels.to(**there), labels.to(**there), indices)
+            yield ImageBatch(pixels.to(**there), labels.to(**there), indices)
 
 
 class _Order:
@@ -195,15 +195,15 @@ class _Sender:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def send(self, batch: Images) -> tuple[Images, Any]:
+    def send(self, batch: ImageBatch) -> tuple[ImageBatch, Any]:
         """Begin the copy; says with what event it ends. For the thread that reads."""
         if self._stream is None:
             return batch, None
         with torch.cuda.stream(self._stream):
             parts = [part.pin_memory().to(self._device, non_blocking=True) for part in (batch.pixels, batch.labels)]
-            return Images(parts[0], parts[1], batch.indices), self._stream.record_event()
+            return ImageBatch(parts[0], parts[1], batch.indices), self._stream.record_event()
 
-    def received(self, item: tuple[Images, Any]) -> Images:
+    def received(self, item: tuple[ImageBatch, Any]) -> ImageBatch:
         """The batch, which the GPU will wait for. For the thread that trains."""
         batch, event = item
         if event is not None:
@@ -215,12 +215,12 @@ class _Sender:
 
 
 @contextmanager
-def _ahead(items: Iterator[Item], *, depth: int) -> Iterator[Iterator[Item]]:
+def _ahead(items: Iterator[_Item], *, depth: int) -> Iterator[Iterator[_Item]]:
     """The same items, made up to `depth` ahead by a thread; what goes wrong there is raised here."""
-    ready: queue.Queue[Callable[[], Item] | None] = queue.Queue(depth)
+    ready: queue.Queue[Callable[[], _Item] | None] = queue.Queue(depth)
     stop = threading.Event()
 
-    def put(item: Callable[[], Item] | None) -> None:
+    def put(item: Callable[[], _Item] | None) -> None:
         while not stop.is_set():
             try:
                 return ready.put(item, timeout=0.1)

@@ -66,7 +66,7 @@ def is_known(name: str) -> bool:
     return ":" not in name
 
 
-def build(spec: Train, *, shape: tuple[int, int, int], classes: int) -> nn.Module:
+def build_model(spec: Train, *, shape: tuple[int, int, int], classes: int) -> nn.Module:
     """The model of a training for images of `shape` (height, width, channels): float (N, C, H, W) to (N, classes).
 
     Its name is one of Trainyard's own, of torchvision's, or a dotted path `package.module:function` that is called
@@ -82,7 +82,7 @@ def build(spec: Train, *, shape: tuple[int, int, int], classes: int) -> nn.Modul
             return factory(channels=shape[2], classes=classes, **arguments)
         from trainyard.training import torchvision_models  # takes seconds to import: only for those who use it
 
-        return torchvision_models.build(
+        return torchvision_models.build_torchvision_model(
             name, shape=shape, classes=classes, arguments=arguments, small_images=spec.small_images
         )
     except KeyError:

@@ -11,7 +11,7 @@ from trainyard.config.train import Schedule, Train
 from trainyard.training import fast_start
 
 
-def build(spec: Train, model: nn.Module) -> Optimizer:
+def build_optimizer(spec: Train, model: nn.Module) -> Optimizer:
     """The optimiser of a training; one kernel updates all parameters ("fused"), on GPUs and on CPUs."""
     arguments: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay, "fused": True}
     if spec.optimizer == "sgd":

@@ -7,7 +7,7 @@ import torch
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def chosen(precision: str, device: torch.device) -> str:
+def resolve_precision(precision: str, device: torch.device) -> str:
     """`precision`, with `auto` made the best that the device is fast at.
 
     bf16 needs no loss scaling; NVIDIA's GPUs compute it from Ampere (compute capability 8) on, fp16 from Volta (7) on.

@@ -30,7 +30,7 @@ class Group:
     device: torch.device
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the rank that prints and writes."""
         return self.rank == 0
 
@@ -53,17 +53,17 @@ class Group:
             wrapped.register_comm_hook(None, bf16_compress_hook)
         return wrapped
 
-    def total(self, values: Tensor) -> Tensor:
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Element-wise sum over all ranks, in place; the same tensor."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
 
-    def least(self, values: Tensor) -> dist.Work | None:
+    def all_reduce_min(self, values: Tensor) -> dist.Work | None:
         """Begin the element-wise minimum over all ranks, in place; what to wait for, None where there is one rank."""
         return dist.all_reduce(values, dist.ReduceOp.MIN, async_op=True) if self.world_size > 1 else None
 
-    def gathered(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         """What every rank has of something that can be pickled, in their order."""
         if self.world_size == 1:
             return [value]
@@ -72,7 +72,7 @@ class Group:
         return values
 
 
-def alone() -> Group:
+def single_process() -> Group:
     """The group of a single process: a trial, or a script that torchrun did not start."""
     return Group(rank=0, local_rank=0, world_size=1, device=_device(0))
 
@@ -81,7 +81,7 @@ def alone() -> Group:
 def process_group() -> Iterator[Group]:
     """Join the group that torchrun describes in the environment; without torchrun, be alone."""
     if "RANK" not in os.environ:
-        yield alone()
+        yield single_process()
         return
     local_rank = int(os.environ["LOCAL_RANK"])
     device = _device(local_rank)

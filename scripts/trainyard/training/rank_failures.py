@@ -17,7 +17,7 @@ from trainyard.utils.files import write_json
 
 
 @dataclass(frozen=True)
-class Failure:
+class RankFailure:
     """How a rank ended before the training had."""
 
     rank: int
@@ -28,7 +28,7 @@ class Failure:
 
 
 @contextmanager
-def word_left() -> Iterator[None]:
+def record_exception() -> Iterator[None]:
     """Leave word of an exception in the block where torchrun looks for it; without torchrun, only pass it on."""
     try:
         yield
@@ -38,12 +38,12 @@ def word_left() -> Iterator[None]:
         raise
 
 
-def write(failures: Sequence[Failure], folder: Path, *, node: str) -> None:
+def write(failures: Sequence[RankFailure], folder: Path, *, node: str) -> None:
     """Keep the failures of a node's ranks for the launcher."""
     write_json(folder / f"failed-{node}.json", [asdict(failure) for failure in failures])
 
 
-def cause(folder: Path) -> Failure | None:
+def cause(folder: Path) -> RankFailure | None:
     """The failure that came first, of all nodes; a rank that was killed could not tell when, and goes before all."""
-    found = [Failure(**each) for path in folder.glob("failed-*.json") for each in json.loads(path.read_text())]
+    found = [RankFailure(**each) for path in folder.glob("failed-*.json") for each in json.loads(path.read_text())]
     return min(found, key=lambda failure: (not failure.killed, failure.time), default=None)

@@ -14,7 +14,7 @@ from trainyard.utils.errors import UserError
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchSizes:
     """The images of one optimiser step: `world_size` ranks take `per_rank` each, at most `micro` of them at once."""
 
     per_rank: int
@@ -31,7 +31,7 @@ class Batch:
         """Micro-batches whose gradients are added up for one step."""
         return -(-self.per_rank // self.micro)
 
-    def halved(self) -> "Batch":
+    def halved(self) -> "BatchSizes":
         """The same step in micro-batches of half the size.
 
         Raises:
@@ -43,7 +43,7 @@ class Batch:
         return replace(self, micro=(self.micro + 1) // 2)
 
 
-def batch_of(spec: Train, *, world_size: int = 1, mode: Literal["weak", "strong"] = "weak") -> Batch:
+def batch_of(spec: Train, *, world_size: int = 1, mode: Literal["weak", "strong"] = "weak") -> BatchSizes:
     """What a step takes on so many ranks.
 
     `batch_size` is what a rank takes at once, so the global batch is batch_size x accumulation x ranks; under strong
@@ -54,15 +54,15 @@ def batch_of(spec: Train, *, world_size: int = 1, mode: Literal["weak", "strong"
     """
     whole = spec.global_batch_size or (spec.batch_size if mode == "strong" else None)
     if whole is None:
-        return Batch(per_rank=spec.batch_size * spec.accumulation, micro=spec.batch_size, world_size=world_size)
+        return BatchSizes(per_rank=spec.batch_size * spec.accumulation, micro=spec.batch_size, world_size=world_size)
     if whole % (world_size * spec.accumulation):
         parts = f" in {spec.accumulation} parts" if spec.accumulation > 1 else ""
         raise UserError(f"the global batch of {whole} images cannot be shared evenly{parts} by {world_size} ranks")
     per_rank = whole // world_size
-    return Batch(per_rank=per_rank, micro=per_rank // spec.accumulation, world_size=world_size)
+    return BatchSizes(per_rank=per_rank, micro=per_rank // spec.accumulation, world_size=world_size)
 
 
-def steps_per_epoch(size: int, batch: Batch) -> int:
+def steps_per_epoch(size: int, batch: BatchSizes) -> int:
     """Whole global batches in `size` images; the rest is left out of an epoch, other ones each time.
 
     Raises:
@@ -75,7 +75,7 @@ def steps_per_epoch(size: int, batch: Batch) -> int:
 
 
 def training_batches(
-    size: int, batch: Batch, *, rank: int, seed: int, epoch: int, first_step: int = 0
+    size: int, batch: BatchSizes, *, rank: int, seed: int, epoch: int, first_step: int = 0
 ) -> Iterator[Tensor]:
     """Indices, int64 (micro,), of the images that `rank` takes in each micro-batch of an epoch, from a step on.
 

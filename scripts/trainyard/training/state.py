@@ -41,7 +41,7 @@ def epoch_line(row: Epoch, epochs: int) -> str:
 
 
 @dataclass
-class Progress:
+class EpochProgress:
     """How far the epoch in progress has come."""
 
     sums: Tensor  # of this rank: [loss sum, correct, images], float64, on the device
@@ -62,7 +62,7 @@ class TrainingState:
     scaler: torch.amp.GradScaler
     group: Group
     history: list[Epoch] = field(default_factory=list)  # of the epochs that are complete
-    progress: Progress = field(init=False)
+    progress: EpochProgress = field(init=False)
 
     def __post_init__(self) -> None:
         self.begin_epoch()
@@ -70,7 +70,7 @@ class TrainingState:
     def begin_epoch(self) -> None:
         """Nothing has been done yet of the next epoch."""
         sums = torch.zeros(3, dtype=torch.float64, device=self.group.device)
-        self.progress = Progress(sums=sums, lr=float(self.schedule.get_last_lr()[0]))
+        self.progress = EpochProgress(sums=sums, lr=float(self.schedule.get_last_lr()[0]))
 
     @property
     def is_new(self) -> bool:
@@ -90,7 +90,7 @@ class TrainingState:
         progress["times"] = asdict(self.progress.times)
         mine = {"random": _random_state(self.group.device), "sums": self.progress.sums.cpu()}
         rows = [asdict(row) for row in self.history]
-        return {**parts, "history": rows, "progress": progress, "ranks": self.group.gathered(mine)}
+        return {**parts, "history": rows, "progress": progress, "ranks": self.group.all_gather_object(mine)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Be what was captured, on as many ranks as there are now.
@@ -105,11 +105,11 @@ class TrainingState:
         if not state["progress"]["step"]:
             return
         times = StepTimes(**state["progress"].pop("times"))
-        self.progress = Progress(sums=self.progress.sums, times=times, **state["progress"])
+        self.progress = EpochProgress(sums=self.progress.sums, times=times, **state["progress"])
         if len(ranks) == group.world_size:
             self.progress.random = ranks[group.rank]["random"]
             self.progress.sums += ranks[group.rank]["sums"].to(group.device)
-        elif group.leads:
+        elif group.is_main:
             self.progress.sums += torch.stack([each["sums"] for each in ranks]).sum(0).to(group.device)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import torch
 
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class StepTimer:
         else:
             self._marks.append(time.perf_counter())
 
-    def waiting(self, items: Iterator[Item]) -> Iterator[Item]:
+    def waiting(self, items: Iterator[_Item]) -> Iterator[_Item]:
         """The same items; the time until each is there counts as waiting for data."""
         while True:
             began = time.perf_counter()
@@ -70,14 +70,14 @@ class StepTimer:
         return StepTimes(time.perf_counter() - self._began, self._waited, steps)
 
 
-class Pace:
+class StepRate:
     """How fast an epoch goes, now and then: for epochs that take long, so that one sees it move."""
 
     def __init__(self, step: int, *, every_seconds: float = 30.0) -> None:
         self._every = every_seconds
         self._step, self._at = step, time.monotonic()
 
-    def due(self, step: int) -> float | None:
+    def poll(self, step: int) -> float | None:
         """Steps per second since the last time that there was something to say; None if it is not time yet."""
         passed = time.monotonic() - self._at
         if passed < self._every:

@@ -10,33 +10,35 @@ import torch
 
 from trainyard.cluster import host, slurm_allocation
 from trainyard.config.scaling import repeat_of, split_scale
-from trainyard.training.flops import utilisation, work_of
+from trainyard.training.flops import model_cost, utilisation
 from trainyard.training.step_timing import device_name, launch_time
-from trainyard.training.telemetry import gpu_memory, measured
-from trainyard.training.trainer import Training
-from trainyard.training.warmup import Probe
+from trainyard.training.telemetry import gpu_memory, telemetry_summary
+from trainyard.training.trainer import Trainer
+from trainyard.training.warmup import WarmUpResult
 from trainyard.utils.files import write_json
 
 log = logging.getLogger(__name__)
 
 
-def write_results(training: Training, probe: Probe | None, folder: Path, *, scale: str) -> None:
+def write_results(trainer: Trainer, probe: WarmUpResult | None, folder: Path, *, scale: str) -> None:
     """Write `history.csv` and `summary.json` from the history, which is durable in the last checkpoint."""
     from trainyard.utils.csv_files import write_rows  # pandas takes a second to import: not before the first step
 
-    rows = [asdict(row) for row in training.history]
+    rows = [asdict(row) for row in trainer.history]
     memory = gpu_memory(folder / "telemetry")
     for each in memory:
         log.info("%s%s", f"{each.node}: " if len({gpu.node for gpu in memory}) > 1 else "", each)
     write_rows(rows, folder / "history.csv")
-    write_json(folder / "summary.json", _summary(training, probe, scale) | measured(folder / "telemetry", memory))
-    spent = training.checkpoint_seconds
-    total = sum(row.seconds for row in training.history) + spent
+    write_json(
+        folder / "summary.json", _summary(trainer, probe, scale) | telemetry_summary(folder / "telemetry", memory)
+    )
+    spent = trainer.checkpoint_seconds
+    total = sum(row.seconds for row in trainer.history) + spent
     log.info("trained %d epochs in %.1f s, %.1f s of it for checkpoints", len(rows), total, spent)
 
 
-def _summary(training: Training, probe: Probe | None, scale: str) -> dict[str, Any]:
-    history, group = training.history, training.group
+def _summary(trainer: Trainer, probe: WarmUpResult | None, scale: str) -> dict[str, Any]:
+    history, group = trainer.history, trainer.group
     nodes, gpus_per_node = split_scale(scale)
     last, given = asdict(history[-1]), slurm_allocation.current_allocation()
     kept = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
@@ -46,21 +48,21 @@ def _summary(training: Training, probe: Probe | None, scale: str) -> dict[str, A
         "repeat": repeat_of(scale),
         "nodes": nodes,
         "gpus": nodes * gpus_per_node,
-        "global_batch": training.batch.images,
-        "micro_batch": training.batch.micro,
-        "accumulation": training.batch.accumulation,
-        "precision": training.precision,
+        "global_batch": trainer.batch.images,
+        "micro_batch": trainer.batch.micro,
+        "accumulation": trainer.batch.accumulation,
+        "precision": trainer.precision,
         "epochs": len(history),
-        "best_epoch": training.state.best_epoch,
+        "best_epoch": trainer.state.best_epoch,
         **{name: last[name] for name in kept},
         **{name: statistics.median(asdict(row)[name] for row in history) for name in medians},
-        "gradient_mib": _gradient_mib(training),
+        "gradient_mib": _gradient_mib(trainer),
         "exposed_comm_fraction": probe.exposed_comm_fraction if probe else None,
-        "train_seconds": sum(row.seconds for row in history) + training.checkpoint_seconds,
-        "checkpoint_seconds": training.checkpoint_seconds,
-        "startup_seconds": training.first_step_time - launch_time() if training.first_step_time else None,
+        "train_seconds": sum(row.seconds for row in history) + trainer.checkpoint_seconds,
+        "checkpoint_seconds": trainer.checkpoint_seconds,
+        "startup_seconds": trainer.first_step_time - launch_time() if trainer.first_step_time else None,
         "warmup_seconds": probe.seconds if probe else None,
-        **_utilisation(training, statistics.median(row.images_per_second for row in history)),
+        **_utilisation(trainer, statistics.median(row.images_per_second for row in history)),
         "device": device_name(group.device),
         "threads_per_rank": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -71,19 +73,19 @@ def _summary(training: Training, probe: Probe | None, scale: str) -> dict[str, A
     }
 
 
-def _gradient_mib(training: Training) -> float:
+def _gradient_mib(trainer: Trainer) -> float:
     """What the ranks must reduce at each step."""
-    learned = (each for each in training.module.parameters() if each.requires_grad)
+    learned = (each for each in trainer.module.parameters() if each.requires_grad)
     return sum(each.numel() * each.element_size() for each in learned) / 2**20
 
 
-def _utilisation(training: Training, images_per_second: float) -> dict[str, float | None]:
+def _utilisation(trainer: Trainer, images_per_second: float) -> dict[str, float | None]:
     """How well GPUs were used; of CPUs nobody knows what they could do at best."""
-    group, data = training.group, training.data
+    group, data = trainer.group, trainer.data
     work = None
     if group.device.type == "cuda":
-        work = work_of(training.spec, shape=data.shape, classes=data.classes, precision=training.precision)
+        work = model_cost(trainer.spec, shape=data.shape, classes=data.classes, precision=trainer.precision)
     name = device_name(group.device)
     return utilisation(
-        work, images_per_second=images_per_second, gpus=group.world_size, precision=training.precision, device_name=name
+        work, images_per_second=images_per_second, gpus=group.world_size, precision=trainer.precision, device_name=name
     )

@@ -46,7 +46,9 @@ class GpuMemory:
 
 
 @contextmanager
-def sampled(folder: Path, node: str, *, seconds: float, anew: bool, root: psutil.Process) -> Iterator[None]:
+def record_telemetry(
+    folder: Path, node: str, *, seconds: float, overwrite: bool, root: psutil.Process
+) -> Iterator[None]:
     """Write a sample every so many seconds while the block runs, one at its beginning and one at its end.
 
     What an earlier sitting of the same training has written is kept, unless it begins `anew`. `root` is the process
@@ -54,38 +56,38 @@ def sampled(folder: Path, node: str, *, seconds: float, anew: bool, root: psutil
     """
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        gpus, tree = stack.enter_context(visible_gpus()), _Tree(root)
-        write_gpu = stack.enter_context(_appended(folder / f"gpu-{node}.csv", GPU_COLUMNS, anew=anew))
-        write_cpu = stack.enter_context(_appended(folder / f"cpu-{node}.csv", CPU_COLUMNS, anew=anew))
+        gpus, tree = stack.enter_context(visible_gpus()), _ProcessTree(root)
+        write_gpu = stack.enter_context(_appended(folder / f"gpu-{node}.csv", GPU_COLUMNS, overwrite=overwrite))
+        write_cpu = stack.enter_context(_appended(folder / f"cpu-{node}.csv", CPU_COLUMNS, overwrite=overwrite))
 
         def sample() -> None:
             now = round(time.time(), 3)
-            write_gpu([now, number, *gpu.look()] for number, gpu in enumerate(gpus))
-            write_cpu([[now, *tree.look()]])
+            write_gpu([now, number, *gpu.sample()] for number, gpu in enumerate(gpus))
+            write_cpu([[now, *tree.sample()]])
 
-        with repeated(sample, seconds):
+        with sample_periodically(sample, seconds):
             yield
 
 
 @contextmanager
-def repeated(sample: Callable[[], None], seconds: float) -> Iterator[None]:
+def sample_periodically(sample: Callable[[], None], seconds: float) -> Iterator[None]:
     """Take a sample every so many seconds while the block runs, one at its beginning and one at its end."""
     ended, failed = threading.Event(), threading.Event()
 
-    def look() -> None:
+    def take() -> None:
         try:
             sample()
         except Exception as error:
             log.warning("telemetry ends here: %s", error)
             failed.set()
 
-    def keep_looking() -> None:
+    def keep_sampling() -> None:
         while not failed.is_set():
-            look()
+            take()
             if ended.wait(seconds):
                 return
 
-    thread = threading.Thread(target=keep_looking, name="telemetry", daemon=True)
+    thread = threading.Thread(target=keep_sampling, name="telemetry", daemon=True)
     thread.start()
     try:
         yield
@@ -93,13 +95,15 @@ def repeated(sample: Callable[[], None], seconds: float) -> Iterator[None]:
         ended.set()
         thread.join()
         if not failed.is_set():
-            look()
+            take()
 
 
 @contextmanager
-def _appended(path: Path, columns: tuple[str, ...], *, anew: bool) -> Iterator[Callable[[Iterable[list[Any]]], None]]:
+def _appended(
+    path: Path, columns: tuple[str, ...], *, overwrite: bool
+) -> Iterator[Callable[[Iterable[list[Any]]], None]]:
     """What adds rows to a CSV; each is on the file system at once, for who looks at a running job."""
-    with open(path, "w" if anew else "a", newline="") as file:
+    with open(path, "w" if overwrite else "a", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         if file.tell() == 0:
             writer.writerow(columns)
@@ -112,7 +116,7 @@ def _appended(path: Path, columns: tuple[str, ...], *, anew: bool) -> Iterator[C
         yield write
 
 
-class _Tree:
+class _ProcessTree:
     """The processes of this node's training: a parent and all its descendants."""
 
     def __init__(self, root: psutil.Process) -> None:
@@ -120,7 +124,7 @@ class _Tree:
         self._looked_at = time.monotonic()
         self._spent = {process: _cpu_seconds(process) for process in self._family()}
 
-    def look(self) -> list[float | int]:
+    def sample(self) -> list[float | int]:
         """CPU percent since the last look (100 is one CPU), resident memory in MiB, and number of processes.
 
         Not psutil's `cpu_percent`, which is 0 at the first look at each process: one that has started since the last
@@ -178,23 +182,23 @@ class Gpu:
     def __init__(self, uuid: str) -> None:
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
 
-    def look(self) -> list[Any]:
+    def sample(self) -> list[Any]:
         """The values of `GPU_COLUMNS` after the number; "" for what this GPU cannot tell."""
-        memory = self._asked(pynvml.nvmlDeviceGetMemoryInfo)
+        memory = self._query(pynvml.nvmlDeviceGetMemoryInfo)
         return [
-            self._asked(pynvml.nvmlDeviceGetName),
+            self._query(pynvml.nvmlDeviceGetName),
             memory and round(memory.used / 2**20),
             memory and round(memory.total / 2**20),
-            getattr(self._asked(pynvml.nvmlDeviceGetUtilizationRates), "gpu", ""),
-            _watts(self._asked(pynvml.nvmlDeviceGetPowerUsage)),
-            self._asked(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU),
+            getattr(self._query(pynvml.nvmlDeviceGetUtilizationRates), "gpu", ""),
+            _watts(self._query(pynvml.nvmlDeviceGetPowerUsage)),
+            self._query(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU),
         ]
 
     def faults(self) -> list[str]:
         """What NVML knows to be wrong with it, in words."""
         ecc = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-        uncorrected = self._asked(pynvml.nvmlDeviceGetTotalEccErrors, *ecc)
-        remapped = self._asked(pynvml.nvmlDeviceGetRemappedRows)  # corrected, uncorrected, is pending, has failed
+        uncorrected = self._query(pynvml.nvmlDeviceGetTotalEccErrors, *ecc)
+        remapped = self._query(pynvml.nvmlDeviceGetRemappedRows)  # corrected, uncorrected, is pending, has failed
         found = [f"{uncorrected} uncorrected ECC errors since the driver was loaded"] if uncorrected else []
         if remapped and remapped[2]:
             found.append("rows of its memory wait for a reset to be remapped")
@@ -202,7 +206,7 @@ class Gpu:
             found.append("rows of its memory could not be remapped")
         return found
 
-    def _asked(self, question: Callable[..., Any], *more: Any) -> Any:
+    def _query(self, question: Callable[..., Any], *more: Any) -> Any:
         try:
             return question(self._handle, *more)
         except pynvml.NVMLError_NotSupported:
@@ -237,13 +241,13 @@ def peak_resident_mib(folder: Path) -> float | None:
     return max(values, default=None)
 
 
-def gpu_name(folder: Path) -> str | None:
+def recorded_gpu_name(folder: Path) -> str | None:
     """The name of the GPUs that were seen; None without any."""
     names = (row["name"] for path in sorted(folder.glob("gpu-*.csv")) for row in _rows(path))
     return next(names, None)
 
 
-def measured(folder: Path, memory: Sequence[GpuMemory]) -> dict[str, Any]:
+def telemetry_summary(folder: Path, memory: Sequence[GpuMemory]) -> dict[str, Any]:
     """What the telemetry came to. Of a GPU that nobody could look at, nothing is known: not zero."""
     first = memory[0] if memory else None
     return {

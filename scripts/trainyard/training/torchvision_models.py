@@ -30,7 +30,7 @@ class Fitted(nn.Module):
         return logits
 
 
-def build(
+def build_torchvision_model(
     name: str, *, shape: tuple[int, int, int], classes: int, arguments: dict[str, Any], small_images: bool
 ) -> nn.Module:
     """The model of this name for images of `shape` (height, width, channels), its last layer for so many classes.

@@ -17,12 +17,12 @@ from trainyard.training import models, optimizers, precision
 from trainyard.training.activation_checkpointing import recompute_blocks
 from trainyard.training.augment import Augmenter
 from trainyard.training.checkpoints import CheckpointStore
-from trainyard.training.loaders import Images, InputData
+from trainyard.training.loaders import ImageBatch, InputData
 from trainyard.training.process_group import Group
-from trainyard.training.sampler import Batch, derived_seed, steps_per_epoch, training_batches, validation_batches
-from trainyard.training.state import Epoch, Progress, TrainingState, check_global_batch, set_random_state
-from trainyard.training.step_sync import StepFlags, Verdict
-from trainyard.training.step_timing import Pace, StepTimer, synchronise
+from trainyard.training.sampler import BatchSizes, derived_seed, steps_per_epoch, training_batches, validation_batches
+from trainyard.training.state import Epoch, EpochProgress, TrainingState, check_global_batch, set_random_state
+from trainyard.training.step_sync import StepFlags, StepStatus
+from trainyard.training.step_timing import StepRate, StepTimer, synchronise
 from trainyard.utils.errors import Diverged, UserError
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class OutOfMemory(UserError):
     """One of several ranks ran out of memory, when it was too late to tell the others."""
 
 
-class Training:
+class Trainer:
     """A training in progress: iterate over `epochs()` to train it.
 
     With a `store`, rank 0 keeps a checkpoint after each epoch (if it is alone, only every `save_every_seconds`), and
@@ -55,16 +55,16 @@ class Training:
         data: InputData,
         group: Group,
         *,
-        batch: Batch,
+        batch: BatchSizes,
         store: CheckpointStore | None = None,
         save_every_seconds: float = 0.0,
         deadline: float = math.inf,
-        on_halved: Callable[[Batch], None] = lambda batch: None,
+        on_halved: Callable[[BatchSizes], None] = lambda batch: None,
     ) -> None:
         torch.manual_seed(spec.seed)
         self.spec, self.data, self.group, self.batch = spec, data, group, batch
         self.steps = steps_per_epoch(len(data.train), batch)
-        self.precision = precision.chosen(spec.precision, group.device)
+        self.precision = precision.resolve_precision(spec.precision, group.device)
         precision.set_float32(self.precision)
         half_on_gpu = group.device.type == "cuda" and precision.is_half(self.precision)
         self._channels_last = half_on_gpu if spec.channels_last == "auto" else spec.channels_last
@@ -74,7 +74,7 @@ class Training:
         self.checkpoint_seconds = 0.0  # for saving, in all sittings; the last of each counts like the one before
         self._flags = StepFlags(group)
         self.module = self._built()
-        optimizer = optimizers.build(spec, self.module)
+        optimizer = optimizers.build_optimizer(spec, self.module)
         schedule = LambdaLR(optimizer, optimizers.lr_factor(spec.schedule, self.steps, spec.epochs))
         scaler = precision.gradient_scaler(self.precision, group.device)
         self.state = TrainingState(self.module, optimizer, schedule, scaler, group)
@@ -88,7 +88,7 @@ class Training:
 
     def _built(self) -> nn.Module:
         spec, group = self.spec, self.group
-        module = models.build(spec, shape=self.data.shape, classes=self.data.classes).to(group.device)
+        module = models.build_model(spec, shape=self.data.shape, classes=self.data.classes).to(group.device)
         if self._channels_last:
             module = module.to(memory_format=torch.channels_last)
         if spec.sync_batchnorm and group.world_size > 1:
@@ -100,14 +100,14 @@ class Training:
             recompute_blocks(module)
         return module
 
-    def wrap(self, *, for_probing: bool = False) -> None:
+    def wrap(self, *, for_warm_up: bool = False) -> None:
         """Make `model` of `module`: with gradients averaged over all ranks, and compiled if so asked for.
 
         DDP takes a `static_graph` to be what it is in the first step, so a probe beforehand needs another one.
         """
         spec = self.spec
         plain = self.batch.accumulation == 1 and not spec.activation_checkpointing and not spec.compile
-        static = plain and models.is_known(spec.model) and not for_probing
+        static = plain and models.is_known(spec.model) and not for_warm_up
         self._synced = self.group.wrap(
             self.module, static_graph=static, compression=spec.gradient_compression, compiled=spec.compile
         )
@@ -149,7 +149,7 @@ class Training:
         self.wrap()
         self._on_halved(self.batch)
 
-    def loss_of(self, images: Images, *, model: nn.Module, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    def loss_of(self, images: ImageBatch, *, model: nn.Module, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
         """Mean loss of a batch, and its [loss sum, correct, images] in float64, both on the device."""
         pixels = self.data.normalised(images.pixels, channels_last=self._channels_last)
         with precision.autocast(self.precision, self.group.device):
@@ -206,14 +206,14 @@ class Training:
             data_wait_fraction=times.waited_seconds / times.seconds,
         )
 
-    def _seed(self, number: int, progress: Progress) -> None:
+    def _seed(self, number: int, progress: EpochProgress) -> None:
         """Random numbers of every epoch and rank are their own; within an epoch they go on where they were."""
         begun = [progress.step] if progress.step else []
         torch.manual_seed(derived_seed(self.spec.seed, number, self.group.rank, *begun))
         if progress.random is not None:
             set_random_state(progress.random, self.group.device)
 
-    def _train_steps(self, number: int, progress: Progress, timer: StepTimer) -> None:
+    def _train_steps(self, number: int, progress: EpochProgress, timer: StepTimer) -> None:
         """The steps of an epoch that are left."""
         self.model.train()
         size, seed = len(self.data.train), self.spec.seed
@@ -221,23 +221,23 @@ class Training:
             size, self.batch, rank=self.group.rank, seed=seed, epoch=number, first_step=progress.step
         )
         augment = Augmenter(self.spec.augment, size=size, seed=seed, epoch=number)
-        pace = Pace(progress.step)
+        pace = StepRate(progress.step)
         with closing(self.data.train.batches(order)) as batches:
             images = timer.waiting(batches)
             while progress.step < self.steps:
-                verdict = self._step(images, augment)
+                status = self._step(images, augment)
                 timer.mark()
                 self.first_step_time = self.first_step_time or time.time()
-                if steps_per_second := pace.due(progress.step):
+                if steps_per_second := pace.poll(progress.step):
                     rate = steps_per_second * self.batch.images
                     log.info("epoch %d: step %d of %d, %.1f img/s", number, progress.step, self.steps, rate)
-                if verdict and verdict.stop:
+                if status and status.stop:
                     where = f"epoch {number} of {self.spec.epochs}, after step {progress.step} of {self.steps}"
                     raise Stopped(f"stopped before the end of the walltime, in {where}")
-        for verdict in self._flags.drained():
-            self._check(verdict)
+        for status in self._flags.finish_all():
+            self._check(status)
 
-    def _step(self, images: Iterator[Images], augment: Augmenter) -> Verdict | None:
+    def _step(self, images: Iterator[ImageBatch], augment: Augmenter) -> StepStatus | None:
         """One update of the parameters, from as many micro-batches as it takes; what the ranks found meanwhile."""
         progress = self.state.progress
         state, spec = self.state, self.spec
@@ -245,17 +245,17 @@ class Training:
         state.optimizer.zero_grad(set_to_none=True)
         for part in reversed(range(self.batch.accumulation)):
             micro = next(images)
-            micro = Images(augment(micro.pixels, micro.indices), micro.labels, micro.indices)
+            micro = ImageBatch(augment(micro.pixels, micro.indices), micro.labels, micro.indices)
             with self.without_sync() if part else nullcontext():
                 loss, micro_sums = self.loss_of(micro, model=self.model, smoothing=spec.label_smoothing)
                 sums += micro_sums
                 if not part:
-                    self._flags.post(progress.step + 1, sums[0], stop=self._late())
+                    self._flags.start(progress.step + 1, sums[0], stop=self._late())
                 share = len(micro.labels) / self.batch.per_rank
                 state.scaler.scale(loss * share if share < 1 else loss).backward()  # type: ignore[no-untyped-call]
-        verdict = self._flags.settle(state.optimizer)
-        if verdict:
-            self._check(verdict)
+        status = self._flags.finish(state.optimizer)
+        if status:
+            self._check(status)
         if spec.clip_norm is not None:
             state.scaler.unscale_(state.optimizer)
             nn.utils.clip_grad_norm_(self.module.parameters(), spec.clip_norm)
@@ -264,16 +264,16 @@ class Training:
         state.schedule.step()
         progress.sums += sums
         progress.step += 1
-        return verdict
+        return status
 
     def _late(self) -> bool:
         """Whether there is no time for more than a checkpoint, and for validation if that is what comes next."""
         return time.time() + 2 * self._saving_seconds + self._validating_seconds > self._deadline
 
-    def _check(self, verdict: Verdict) -> None:
+    def _check(self, status: StepStatus) -> None:
         """End this training, on all ranks, if the loss was not a number on one."""
-        if verdict.bad_rank is not None:
-            where = f"epoch {len(self.history) + 1}, step {verdict.step} of {self.steps}, on rank {verdict.bad_rank}"
+        if status.bad_rank is not None:
+            where = f"epoch {len(self.history) + 1}, step {status.step} of {self.steps}, on rank {status.bad_rank}"
             raise Diverged(f"the loss became NaN or infinite in {where}, before the update: try a lower lr, a warm-up "
                            "or clip_norm")  # fmt: skip
 
@@ -295,7 +295,7 @@ class Training:
 
     def _means(self, sums: Tensor) -> tuple[float, float, float]:
         """(mean loss, accuracy, images) over all ranks."""
-        loss, correct, images = self.group.total(sums).tolist()
+        loss, correct, images = self.group.all_reduce_sum(sums).tolist()
         return loss / images, correct / images, images
 
     def _save(self) -> None:
@@ -305,7 +305,7 @@ class Training:
         began = time.perf_counter()
         state = self.state.captured() | {"global_batch": self.batch.images, "seed": self.spec.seed}
         state |= {"checkpoint_seconds": self.checkpoint_seconds, "saving_seconds": self._saving_seconds}
-        if self.group.leads:
+        if self.group.is_main:
             best = self.state.best_epoch
             self._store.save(state, epoch=len(self.history), step=self.state.progress.step, best_epoch=best)
         self._saving_seconds, self._saved_at = time.perf_counter() - began, time.monotonic()

@@ -8,93 +8,93 @@ from dataclasses import dataclass
 
 import torch
 
-from trainyard.training.loaders import Images
+from trainyard.training.loaders import ImageBatch
 from trainyard.training.step_timing import synchronise
-from trainyard.training.trainer import Training
+from trainyard.training.trainer import Trainer
 
 STEPS = 3  # of each kind, whose median counts
 
 
 @dataclass(frozen=True)
-class Probe:
+class WarmUpResult:
     """What warming up found."""
 
     seconds: float
     exposed_comm_fraction: float | None  # of a step with gradient sync; None on one rank
 
 
-def warm_up(training: Training) -> Probe:
+def warm_up(trainer: Trainer) -> WarmUpResult:
     """Compile, choose kernels, make room: a micro-batch that does not fit the memory of some rank is halved on all.
 
     On several ranks, the exposed communication is measured: the share of a step (forward and backward pass of one
     micro-batch) that it takes longer with gradient sync than without; the mean over the ranks.
     """
     began = time.perf_counter()
-    with _unchanged(training):
-        while not _fits(training):
-            training.halve()
+    with _unchanged(trainer):
+        while not _fits(trainer):
+            trainer.halve()
         exposed = None
-        _seconds(training, synced=True)  # compiles; on several ranks, lays out the buckets of gradients
-        if training.group.world_size > 1:
+        _seconds(trainer, synced=True)  # compiles; on several ranks, lays out the buckets of gradients
+        if trainer.group.world_size > 1:
             synced, alone = (
-                statistics.median(_seconds(training, synced=synced) for _ in range(STEPS)) for synced in (True, False)
+                statistics.median(_seconds(trainer, synced=synced) for _ in range(STEPS)) for synced in (True, False)
             )
-            mine = torch.tensor(max(0.0, (synced - alone) / synced), device=training.group.device)
-            exposed = float(training.group.total(mine)) / training.group.world_size
-    return Probe(time.perf_counter() - began, exposed)
+            mine = torch.tensor(max(0.0, (synced - alone) / synced), device=trainer.group.device)
+            exposed = float(trainer.group.all_reduce_sum(mine)) / trainer.group.world_size
+    return WarmUpResult(time.perf_counter() - began, exposed)
 
 
 @contextmanager
-def _unchanged(training: Training) -> Iterator[None]:
+def _unchanged(trainer: Trainer) -> Iterator[None]:
     """Afterwards the model's buffers are what they were; parameters are not touched, random numbers are seeded anew.
 
     Not after an error, which ends the training: what is to be done here is done by all ranks together.
     """
-    buffers = [(buffer, buffer.clone()) for buffer in training.module.buffers()]
-    if not training.spec.compile:
-        training.wrap(for_probing=True)
+    buffers = [(buffer, buffer.clone()) for buffer in trainer.module.buffers()]
+    if not trainer.spec.compile:
+        trainer.wrap(for_warm_up=True)
     yield
-    if not training.spec.compile:
-        training.wrap()
-    training.state.optimizer.zero_grad(set_to_none=True)
+    if not trainer.spec.compile:
+        trainer.wrap()
+    trainer.state.optimizer.zero_grad(set_to_none=True)
     with torch.no_grad():
         for buffer, before in buffers:
             buffer.copy_(before)
 
 
-def _fits(training: Training) -> bool:
+def _fits(trainer: Trainer) -> bool:
     """Whether a forward and a backward pass fit the memory on every rank, beside what the optimiser will keep."""
-    device = training.group.device
-    size = sum(parameter.numel() * parameter.element_size() for parameter in training.module.parameters())
-    kept = {"sgd": 1 if training.spec.momentum else 0}.get(training.spec.optimizer, 2)
+    device = trainer.group.device
+    size = sum(parameter.numel() * parameter.element_size() for parameter in trainer.module.parameters())
+    kept = {"sgd": 1 if trainer.spec.momentum else 0}.get(trainer.spec.optimizer, 2)
     fits = torch.ones((), dtype=torch.int64, device=device)
     try:
-        room = torch.empty((kept + (training.group.world_size > 1)) * size, dtype=torch.uint8, device=device)
-        _pass(training, synced=False)
+        room = torch.empty((kept + (trainer.group.world_size > 1)) * size, dtype=torch.uint8, device=device)
+        _pass(trainer, synced=False)
         del room
     except torch.OutOfMemoryError:
         fits.zero_()
-    work = training.group.least(fits)
+    work = trainer.group.all_reduce_min(fits)
     if work is not None:
         work.wait()
     return bool(fits)
 
 
-def _seconds(training: Training, *, synced: bool) -> float:
-    synchronise(training.group.device)
+def _seconds(trainer: Trainer, *, synced: bool) -> float:
+    synchronise(trainer.group.device)
     began = time.perf_counter()
-    _pass(training, synced=synced)
-    synchronise(training.group.device)
+    _pass(trainer, synced=synced)
+    synchronise(trainer.group.device)
     return time.perf_counter() - began
 
 
-def _pass(training: Training, *, synced: bool) -> None:
+def _pass(trainer: Trainer, *, synced: bool) -> None:
     """Forward and backward pass of a micro-batch of black images."""
-    device, shape = training.group.device, (training.batch.micro, *training.data.shape)
+    device, shape = trainer.group.device, (trainer.batch.micro, *trainer.data.shape)
     labels = torch.zeros(shape[0], dtype=torch.int64, device=device)
-    images = Images(torch.zeros(shape, dtype=torch.uint8, device=device), labels, labels)
-    training.module.train()
-    training.state.optimizer.zero_grad(set_to_none=True)
-    with nullcontext() if synced else training.without_sync():
-        loss, _ = training.loss_of(images, model=training.model)
-        training.state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    images = ImageBatch(torch.zeros(shape, dtype=torch.uint8, device=device), labels, labels)
+    trainer.module.train()
+    trainer.state.optimizer.zero_grad(set_to_none=True)
+    with nullcontext() if synced else trainer.without_sync():
+        loss, _ = trainer.loss_of(images, model=trainer.model)
+        trainer.state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.scaling import Scaling
-from trainyard.scaling.launchers import TRAIN, meeting_of, script_line, training_line
-from trainyard.scaling.user_script import Script
+from trainyard.scaling.launchers import TRAIN, rendezvous_of, script_command, training_command
+from trainyard.scaling.user_script import UserScript
 from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import SCRIPTS
 
@@ -16,7 +16,7 @@ OPTIONS = ["--config", "c.yaml", "--study", "s"]
 
 
 def test_one_node_is_a_standalone_torchrun():
-    line = training_line("1x4", OPTIONS, log_dir="/logs", allocation=None)
+    line = training_command("1x4", OPTIONS, log_dir="/logs", allocation=None)
     assert " ".join(line) == (
         f"{AGENT} --nproc-per-node 4 --log-dir /logs --standalone {TRAIN} --config c.yaml --study s"
     )
@@ -24,7 +24,7 @@ def test_one_node_is_a_standalone_torchrun():
 
 def test_several_nodes_are_a_torchrun_each_that_meet_at_the_first():
     allocation = Allocation(job="1234567", nodes=("n3", "n4"), end_time=0)
-    line = training_line("2x8", OPTIONS, log_dir="/logs", allocation=allocation)
+    line = training_command("2x8", OPTIONS, log_dir="/logs", allocation=allocation)
     assert " ".join(line) == (
         "srun --nodes 2 --ntasks 2 --ntasks-per-node 1 --kill-on-bad-exit=1 "
         f"{AGENT} --nproc-per-node 8 --log-dir /logs --nnodes 2 "
@@ -35,10 +35,10 @@ def test_several_nodes_are_a_torchrun_each_that_meet_at_the_first():
 
 def test_several_nodes_need_a_job_with_as_many():
     with pytest.raises(UserError, match="scale 2x1 needs 2 nodes, but this is not a Slurm job"):
-        training_line("2x1", OPTIONS, log_dir="/logs", allocation=None)
+        training_command("2x1", OPTIONS, log_dir="/logs", allocation=None)
     three = Allocation(job="7", nodes=("a", "b", "c"), end_time=0)
     with pytest.raises(UserError, match="needs 2 nodes, but the job has 3"):
-        training_line("2x1", OPTIONS, log_dir="/logs", allocation=three)
+        training_command("2x1", OPTIONS, log_dir="/logs", allocation=three)
 
 
 PYTHON = {
@@ -54,13 +54,13 @@ PYTHON = {
 
 def own(launcher, scale="2x4", **fields):
     allocation = Allocation(job="1234567", nodes=("n3", "n4"), end_time=0)
-    line = script_line(
+    line = script_command(
         scale,
         ["train.py", "--lr", "0.1"],
         launcher=launcher,
         launcher_options=["--more"],
         python="/env/python",
-        meeting=meeting_of(allocation),
+        meeting=rendezvous_of(allocation),
         watching=["--folder", "/out"],
         hostfile=Path("/out/hostfile"),
         cpus_per_gpu=3,
@@ -81,7 +81,7 @@ def test_a_launcher_is_started_once_per_node_and_watched(launcher):
 def test_srun_starts_the_script_itself_once_per_gpu():
     assert own("srun") == (
         "srun --overlap --nodes 2 --ntasks 8 --ntasks-per-node 4 --cpus-per-task 3 --cpu-bind=none "
-        f"--kill-on-bad-exit=1 --more {WATCH} --folder /out --meet n3:24567 -- /env/python "
+        f"--kill-on-bad-exit=1 --more {WATCH} --folder /out --rendezvous n3:24567 -- /env/python "
         "train.py --lr 0.1"
     )
     with pytest.raises(UserError, match="here, take torchrun"):
@@ -100,8 +100,8 @@ def test_a_script_has_its_option_to_resume_where_it_says(tmp_path, script):
     options = {"args": {"n": "a b"}, "checkpoint": "*.pt", "resume": "--from {resume_from}", "scales": ["1x1"]}
     study = Scaling.model_validate({"script": script, **options})
     (tmp_path / "1x1").mkdir()
-    made = Script(study, "1x1", tmp_path)
+    made = UserScript(study, "1x1", tmp_path)
     assert made._line(tmp_path, None)[-2:] == ["t.py", "--n=a b"]
     assert made._line(tmp_path, tmp_path / "x y.pt")[-4:] == ["t.py", "--from", f"{tmp_path}/x y.pt", "--n=a b"]
-    at_the_end = Script(study.model_copy(update={"script": "t.py\n--n={n}\n"}), "1x1", tmp_path)
+    at_the_end = UserScript(study.model_copy(update={"script": "t.py\n--n={n}\n"}), "1x1", tmp_path)
     assert at_the_end._line(tmp_path, tmp_path / "x.pt")[-4:] == ["t.py", "--n=a b", "--from", f"{tmp_path}/x.pt"]

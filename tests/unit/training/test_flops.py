@@ -2,37 +2,37 @@
 
 import pytest
 from trainyard.config.train import Train
-from trainyard.training.flops import Work, peak_of, utilisation, work_of
+from trainyard.training.flops import ModelCost, gpu_peak, model_cost, utilisation
 
 
 def test_the_work_of_resnet50_is_that_of_the_reference():
     """1.985 GFLOP for an image of 64x64 pixels, forward and backward, measured on the H200."""
-    work = work_of(Train(model="resnet50"), shape=(64, 64, 3), classes=200, precision="bf16")
+    work = model_cost(Train(model="resnet50"), shape=(64, 64, 3), classes=200, precision="bf16")
     assert work.flops == pytest.approx(1.985e9, rel=1e-3)
 
 
 def test_the_work_of_a_convolution_is_what_one_works_out():
     """cnn of width 2 on 4x4 images: multiplications of its layers; the first layer needs no gradient of its input."""
-    work = work_of(Train(model="cnn", model_args={"width": 2}), shape=(4, 4, 1), classes=3, precision="fp32")
+    work = model_cost(Train(model="cnn", model_args={"width": 2}), shape=(4, 4, 1), classes=3, precision="fp32")
     first, second, third, last = 16 * 9 * 2, 16 * 9 * 2 * 4, 64 * 128, 128 * 3
     assert work.flops == 2 * (2 * first + 3 * (second + third + last))
 
 
 def test_sixteen_bits_move_half_the_bytes():
     spec = Train(model="resnet", model_args={"blocks": 2, "width": 4})
-    whole, half = (work_of(spec, shape=(8, 8, 3), classes=3, precision=name) for name in ("fp32", "bf16"))
+    whole, half = (model_cost(spec, shape=(8, 8, 3), classes=3, precision=name) for name in ("fp32", "bf16"))
     assert half.eager_bytes == pytest.approx(whole.eager_bytes / 2, rel=0.01)
 
 
 def test_a_model_that_cannot_be_counted_is_no_error(caplog):
     caplog.set_level("INFO")
-    assert work_of(Train(model="nowhere:build"), shape=(8, 8, 3), classes=3, precision="fp32") is None
+    assert model_cost(Train(model="nowhere:build"), shape=(8, 8, 3), classes=3, precision="fp32") is None
     assert "cannot be counted" in caplog.text
 
 
 def test_what_was_reached_of_what_is_possible():
     """Two H200 at 989 TFLOP/s and 4.8 TB/s each, 1 TFLOP and 0.01 TB an image: the memory allows 480 images/s each."""
-    work = Work(flops=1e12, eager_bytes=1e10)
+    work = ModelCost(flops=1e12, eager_bytes=1e10)
     found = utilisation(work, images_per_second=200, gpus=2, precision="bf16", device_name="NVIDIA H200")
     assert found == {
         "tflops_per_gpu": 100,
@@ -42,7 +42,7 @@ def test_what_was_reached_of_what_is_possible():
 
 
 def test_of_an_unknown_gpu_no_fraction_is_made_up():
-    work = Work(flops=1e12, eager_bytes=1e10)
+    work = ModelCost(flops=1e12, eager_bytes=1e10)
     found = utilisation(work, images_per_second=100, gpus=1, precision="bf16", device_name="Some GPU")
     assert found == {"tflops_per_gpu": 100, "mfu": None, "roofline_images_per_second": None}
     assert set(utilisation(None, images_per_second=1, gpus=1, precision="fp32", device_name="cpu").values()) == {None}
@@ -59,4 +59,4 @@ def test_of_an_unknown_gpu_no_fraction_is_made_up():
     ],
 )
 def test_peaks_by_the_names_that_torch_gives(name, tflops):
-    assert peak_of(name).tflops.get("bf16") == tflops
+    assert gpu_peak(name).tflops.get("bf16") == tflops

@@ -12,29 +12,29 @@ from trainyard.config.datasets import Python
 from trainyard.config.train import Augment
 from trainyard.data.staged import DataError, Staged
 from trainyard.data.staging import stage
-from trainyard.training.augment import Augmenter, moved
-from trainyard.training.loaders import Loaded, Mapped, Resident, load
+from trainyard.training.augment import Augmenter, shift_images
+from trainyard.training.loaders import LoaderSplit, MappedSplit, ResidentSplit, load_input_data
 from trainyard.utils.errors import UserError
 
 CPU = torch.device("cpu")
 
 
 def test_images_on_the_device_and_images_read_ahead_are_the_same_training(staged):
-    there, ahead = load(staged, CPU), load(staged, CPU, Data(on_device=False))
-    assert isinstance(there.train, Resident)
-    assert isinstance(ahead.train, Mapped)
+    there, ahead = load_input_data(staged, CPU), load_input_data(staged, CPU, Data(on_device=False))
+    assert isinstance(there.train, ResidentSplit)
+    assert isinstance(ahead.train, MappedSplit)
     assert train(SPEC, there)[0] == train(SPEC, ahead)[0]
 
 
 def test_a_batch_stays_uint8_until_it_is_on_the_device(staged):
     for how in (Data(), Data(on_device=False)):
-        batch = next(load(staged, CPU, how).train.batches([torch.tensor([3, 1])]))
+        batch = next(load_input_data(staged, CPU, how).train.batches([torch.tensor([3, 1])]))
         assert (batch.pixels.dtype, batch.pixels.shape) == (torch.uint8, (2, 8, 8, 3))
         assert np.array_equal(batch.pixels, staged.split("train").images[[3, 1]])
 
 
 def test_what_goes_wrong_while_reading_ahead_is_raised_where_it_is_used(staged):
-    split = load(staged, CPU, Data(on_device=False)).train
+    split = load_input_data(staged, CPU, Data(on_device=False)).train
     with pytest.raises(IndexError):
         list(split.batches([torch.tensor([0]), torch.tensor([1000])]))
 
@@ -42,7 +42,7 @@ def test_what_goes_wrong_while_reading_ahead_is_raised_where_it_is_used(staged):
 def test_a_feed_that_is_not_used_up_ends_its_thread(staged):
     import threading
 
-    feed = load(staged, CPU, Data(on_device=False)).train.batches(torch.arange(70).split(1))
+    feed = load_input_data(staged, CPU, Data(on_device=False)).train.batches(torch.arange(70).split(1))
     next(feed)
     assert "reading ahead" in [thread.name for thread in threading.enumerate()]
     feed.close()
@@ -51,7 +51,7 @@ def test_a_feed_that_is_not_used_up_ends_its_thread(staged):
 
 def test_a_folder_without_a_staged_dataset_is_explained(tmp_path):
     with pytest.raises(DataError, match="run `snakemake data` first"):
-        load(Staged(tmp_path), torch.device("cpu"))
+        load_input_data(Staged(tmp_path), torch.device("cpu"))
 
 
 # ---- a user's own code
@@ -98,10 +98,10 @@ def test_images_of_own_code_are_staged_once_or_made_on_the_fly(own, tmp_path):
     assert fly.meta["shape"] == once.meta["shape"] == [6, 5, 3]
     assert fly.meta["mean"] == pytest.approx(once.meta["mean"])
     assert not list((tmp_path / "fly").glob("*.npy"))
-    own_feed = load(fly, CPU, Data(workers=2))
-    assert isinstance(own_feed.train, Loaded)
+    own_feed = load_input_data(fly, CPU, Data(workers=2))
+    assert isinstance(own_feed.train, LoaderSplit)
     spec = changed(LEARNER, epochs=2)
-    for row, same in zip(train(spec, own_feed)[0], train(spec, load(once, CPU))[0], strict=True):
+    for row, same in zip(train(spec, own_feed)[0], train(spec, load_input_data(once, CPU))[0], strict=True):
         assert row == pytest.approx(same, abs=1e-6)
 
 
@@ -109,7 +109,7 @@ def test_own_images_that_are_normalised_already_are_taken_as_they_are(own, tmp_p
     staged = stage(
         own(args={"count": 60, "kind": "float"}, on_the_fly=True, classes=["a", "b", "c"]), tmp_path / "data"
     )
-    data = load(staged, CPU, Data(workers=1))
+    data = load_input_data(staged, CPU, Data(workers=1))
     batch = next(data.train.batches([torch.tensor([2])]))
     assert torch.equal(data.normalised(batch.pixels, channels_last=False), batch.pixels)
     assert train(LEARNER, data)[0][-1]["val_accuracy"] == 1.0
@@ -161,7 +161,7 @@ def cropped(image, row, column, padding):
 def test_every_move_is_a_crop_of_the_framed_image(shape, padding):
     places = (2 * padding + 1) ** 2
     images = torch.from_numpy(np.random.default_rng(0).integers(1, 256, (places, *shape), np.uint8))
-    result = moved(images, torch.arange(places), padding)
+    result = shift_images(images, torch.arange(places), padding)
     for place in range(places):
         row, column = divmod(place, 2 * padding + 1)
         assert np.array_equal(result[place], cropped(images[place].numpy(), row, column, padding))

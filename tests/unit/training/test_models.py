@@ -11,7 +11,7 @@ from trainyard.utils.errors import UserError
 
 
 def build(name, shape=(32, 32, 3), classes=7, **more):
-    return models.build(Train(model=name, **more), shape=shape, classes=classes)
+    return models.build_model(Train(model=name, **more), shape=shape, classes=classes)
 
 
 @pytest.mark.parametrize("name", ["resnet", "cnn", "resnet18"])

@@ -20,7 +20,7 @@ from trainyard.training import optimizers
 from trainyard.config.train import Train
 for name in ("sgd", "adam", "adamw"):
     model = torch.nn.Linear(2, 2)
-    optimizer = optimizers.build(Train(optimizer=name), model)
+    optimizer = optimizers.build_optimizer(Train(optimizer=name), model)
     model(torch.ones(1, 2)).sum().backward()
     optimizer.zero_grad(), optimizer.step(), optimizer.state_dict()
 from trainyard.training.fast_start import ddp
@@ -45,7 +45,7 @@ def test_our_optimisers_step_as_torchs_do(name, kind):
         return kind(model.parameters(), 0.1, weight_decay=0.01, fused=True, **momentum)
 
     results = []
-    for make in (lambda model: optimizers.build(spec, model), plain):
+    for make in (lambda model: optimizers.build_optimizer(spec, model), plain):
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 3)
         optimizer = make(model)
@@ -73,7 +73,7 @@ def test_schedules_follow_their_formula(schedule, factors):
 
 def test_biases_and_norms_are_spared_the_decay_on_request():
     model = torch.nn.Sequential(SmallConvNet(channels=1, classes=2, width=2), torch.nn.BatchNorm1d(2))
-    decayed, spared = optimizers.build(Train(weight_decay=0.1, decay_all=False), model).param_groups
+    decayed, spared = optimizers.build_optimizer(Train(weight_decay=0.1, decay_all=False), model).param_groups
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
     assert {parameter.ndim for parameter in spared["params"]} == {1}
     assert len(decayed["params"]) == 4

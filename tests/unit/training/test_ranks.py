@@ -8,7 +8,7 @@ import pytest
 from loops import LEARNER, changed, numbers, start, train
 from trainyard.training import trainer
 from trainyard.training.checkpoints import CheckpointStore
-from trainyard.training.trainer import Training
+from trainyard.training.trainer import Trainer
 from waiting import finished as run
 from yard import ROOT
 
@@ -54,20 +54,20 @@ from trainyard.cli import command_line
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.data.staged import Staged
 from trainyard.training.process_group import process_group
-from trainyard.training.loaders import load
+from trainyard.training.loaders import load_input_data
 from trainyard.training.warmup import warm_up
 from trainyard.training.sampler import batch_of
-from trainyard.training.trainer import Diverged, Stopped, Training
+from trainyard.training.trainer import Diverged, Stopped, Trainer
 
 def main(arguments):
     folder, found = Path(sys.argv[1]), {}
     torch.set_num_threads(1)
     with process_group() as group:
-        data = load(Staged(Path(sys.argv[2])), group.device)
+        data = load_input_data(Staged(Path(sys.argv[2])), group.device)
 
         def start(spec, **options):
             batch = batch_of(spec, world_size=group.world_size, mode="strong")
-            return Training(spec, data, group, batch=batch, **options)
+            return Trainer(spec, data, group, batch=batch, **options)
 
         def rows(training):
             return [numbers(row) for row in training.epochs()]
@@ -88,12 +88,12 @@ def main(arguments):
         try:
             rows(start(changed(SPEC, model="trouble:build", model_args={"kind": "nan"})))
         except Diverged as error:
-            found["diverged"] = group.gathered(str(error))
+            found["diverged"] = group.all_gather_object(str(error))
 
         greedy = start(changed(SPEC, model="trouble:build", model_args={"kind": "memory"}))
         probe = warm_up(greedy)
-        found["exposed"] = group.gathered(probe.exposed_comm_fraction)
-        found["micro"] = group.gathered(greedy.batch.micro)
+        found["exposed"] = group.all_gather_object(probe.exposed_comm_fraction)
+        found["micro"] = group.all_gather_object(greedy.batch.micro)
         found["memory"] = rows(greedy)
 
         # Stopped within the second epoch, by the leading rank's clock alone.
@@ -101,13 +101,13 @@ def main(arguments):
         stopped = start(SPEC, store=store)
         epochs = stopped.epochs()
         next(epochs)
-        if group.leads:
+        if group.is_main:
             stopped._deadline = time.time()
         try:
             next(epochs)
         except Stopped as error:
-            found["stopped"] = group.gathered(str(error))
-        if group.leads:
+            found["stopped"] = group.all_gather_object(str(error))
+        if group.is_main:
             shutil.copytree(folder / "by-two", folder / "by-two-stopped")
         go_on = start(SPEC, store=store)
         rows(go_on)
@@ -115,7 +115,7 @@ def main(arguments):
         from_one = start(SPEC, store=CheckpointStore(folder / "by-one"))
         rows(from_one)
         found["resumed from one"] = [numbers(row) for row in from_one.history]
-        if group.leads:
+        if group.is_main:
             (folder / "found.json").write_text(json.dumps(found))
 
 command_line.run(main, argparse.Namespace(log_file=None))
@@ -142,7 +142,7 @@ def found(folder, staged, data):
     return json.loads((folder / "found.json").read_text())
 
 
-def stop_within_second_epoch(running: Training) -> None:
+def stop_within_second_epoch(running: Trainer) -> None:
     epochs = running.epochs()
     next(epochs)
     running._deadline = 0.0

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from trainyard.config.train import Train
 from trainyard.data.staged import DataError
-from trainyard.training.sampler import Batch, batch_of, steps_per_epoch, training_batches, validation_batches
+from trainyard.training.sampler import BatchSizes, batch_of, steps_per_epoch, training_batches, validation_batches
 from trainyard.utils.errors import UserError
 
 
@@ -28,9 +28,9 @@ def indices_by_step(batch, *, size=70, seed=3, epoch=2, first_step=0):
     seed=some.integers(0),
 )
 def test_all_ranks_together_take_the_same_images_whatever_their_number_and_parts(world_size, micro, size, seed):
-    batch = Batch(per_rank=12 // world_size, micro=min(micro, 12 // world_size), world_size=world_size)
+    batch = BatchSizes(per_rank=12 // world_size, micro=min(micro, 12 // world_size), world_size=world_size)
     taken = indices_by_step(batch, size=size, seed=seed)
-    assert taken == indices_by_step(Batch(per_rank=12, micro=12), size=size, seed=seed)
+    assert taken == indices_by_step(BatchSizes(per_rank=12, micro=12), size=size, seed=seed)
     assert len(taken) == size // 12
     images = [image for step in taken for image in step]
     assert len(set(images)) == len(images)
@@ -38,7 +38,7 @@ def test_all_ranks_together_take_the_same_images_whatever_their_number_and_parts
 
 
 def test_every_epoch_has_an_order_of_its_own():
-    batch = Batch(per_rank=16, micro=16)
+    batch = BatchSizes(per_rank=16, micro=16)
     assert indices_by_step(batch, epoch=1) != indices_by_step(batch, epoch=2)
 
 
@@ -50,7 +50,7 @@ def test_every_image_is_validated_once(size, world_size, batch):
 
 def test_a_batch_larger_than_the_data_is_refused():
     with pytest.raises(DataError, match="global batch of 128 images is larger than the 70 training images"):
-        steps_per_epoch(70, Batch(per_rank=64, micro=64, world_size=2))
+        steps_per_epoch(70, BatchSizes(per_rank=64, micro=64, world_size=2))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_batch_that_cannot_be_shared_is_refused():
 
 
 def test_halving_keeps_the_step():
-    batch = Batch(per_rank=14, micro=14)
+    batch = BatchSizes(per_rank=14, micro=14)
     sizes = []
     while batch.micro > 1:
         batch = batch.halved()

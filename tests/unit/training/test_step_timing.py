@@ -3,7 +3,7 @@
 import time
 
 import torch
-from trainyard.training.step_timing import Pace, StepTimer, StepTimes
+from trainyard.training.step_timing import StepRate, StepTimer, StepTimes
 
 
 def test_steps_and_the_wait_for_data_are_measured():
@@ -30,9 +30,9 @@ def test_the_sittings_of_an_epoch_are_added_up():
 
 
 def test_a_long_epoch_says_now_and_then_how_fast_it_goes():
-    assert Pace(100, every_seconds=3600).due(105) is None
-    pace = Pace(100, every_seconds=0.05)
+    assert StepRate(100, every_seconds=3600).poll(105) is None
+    pace = StepRate(100, every_seconds=0.05)
     time.sleep(0.06)
-    assert 0 < pace.due(110) <= 10 / 0.06
+    assert 0 < pace.poll(110) <= 10 / 0.06
     time.sleep(0.06)
-    assert 0 < pace.due(113) <= 3 / 0.06, "since the last time"
+    assert 0 < pace.poll(113) <= 3 / 0.06, "since the last time"

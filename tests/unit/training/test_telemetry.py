@@ -10,7 +10,14 @@ import psutil
 import pytest
 import torch
 from trainyard.training import telemetry
-from trainyard.training.telemetry import CPU_COLUMNS, GPU_COLUMNS, GpuMemory, gpu_memory, peak_resident_mib, sampled
+from trainyard.training.telemetry import (
+    CPU_COLUMNS,
+    GPU_COLUMNS,
+    GpuMemory,
+    gpu_memory,
+    peak_resident_mib,
+    record_telemetry,
+)
 
 
 def rows(path):
@@ -18,8 +25,8 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
-def watch(folder, seconds=0.05, *, anew=True, for_seconds=0.2):
-    with sampled(folder, "n1", seconds=seconds, anew=anew, root=psutil.Process()):
+def watch(folder, seconds=0.05, *, overwrite=True, for_seconds=0.2):
+    with record_telemetry(folder, "n1", seconds=seconds, overwrite=overwrite, root=psutil.Process()):
         time.sleep(for_seconds)
 
 
@@ -50,11 +57,11 @@ def test_cpu_and_memory_are_those_of_the_whole_tree(tmp_path):
 def test_the_first_look_at_a_process_says_what_it_has_computed():
     """psutil's own percentage is 0 at the first look at each process: a ramp at the beginning of every training."""
     me = psutil.Process()
-    tree, began = telemetry._Tree(me), time.monotonic()
+    tree, began = telemetry._ProcessTree(me), time.monotonic()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         while sum(psutil.Process(child.pid).cpu_times()[:2]) < 0.5:
             time.sleep(0.02)
-        percent = tree.look()[0]
+        percent = tree.sample()[0]
         child.kill()
     assert percent / 100 * (time.monotonic() - began) >= 0.5, "CPU seconds since the telemetry began"
 
@@ -62,7 +69,7 @@ def test_the_first_look_at_a_process_says_what_it_has_computed():
 def test_a_continued_training_adds_to_its_samples_and_a_new_one_begins_anew(tmp_path):
     watch(tmp_path)
     first = len(rows(tmp_path / "cpu-n1.csv"))
-    watch(tmp_path, anew=False)
+    watch(tmp_path, overwrite=False)
     assert len(rows(tmp_path / "cpu-n1.csv")) > first
     watch(tmp_path, 3600)
     assert len(rows(tmp_path / "cpu-n1.csv")) == 2, "one at the beginning, one at the end"
@@ -136,8 +143,8 @@ def test_every_gpu_of_the_job_has_a_row_per_look(two_gpus, tmp_path):
 
 
 def test_peak_mean_and_mode_of_the_memory_of_each_gpu(two_gpus, tmp_path):
-    for anew in (True, False):
-        watch(tmp_path, 10, anew=anew)
+    for overwrite in (True, False):
+        watch(tmp_path, 10, overwrite=overwrite)
     assert gpu_memory(tmp_path) == [GpuMemory("n1", gpu, 3000, 2500.0, 3000) for gpu in (0, 1)]
 
 
