@@ -9,7 +9,7 @@ from trainyard.config.load import read_config
 from trainyard.data.staged import Staged
 from trainyard.trees import boosting
 from trainyard.utils.csv_files import write_rows
-from trainyard.utils.files import lock
+from trainyard.utils.files import hold_lock
 
 log = logging.getLogger("trees")
 
@@ -22,7 +22,7 @@ def main(arguments: argparse.Namespace) -> None:
     folder = arguments.results / "trees" / arguments.study
     staged = Staged(arguments.results / "data" / study.dataset)
     threads = slurm_allocation.available_cpus()
-    with lock(folder / ".lock"):
+    with hold_lock(folder / ".lock"):
         rows = []
         for name in study.models:
             log.info("%s: %d rounds on %s, %d threads", name, study.rounds, staged.description(), threads)

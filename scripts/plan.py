@@ -24,8 +24,8 @@ from trainyard.planning.plan import plan_sweep
 from trainyard.report import style, sweep_plots
 from trainyard.utils.csv_files import write_table
 from trainyard.utils.errors import UserError
-from trainyard.utils.files import Locked
-from trainyard.utils.progress_bar import duration
+from trainyard.utils.files import LockHeldError
+from trainyard.utils.text import format_duration
 
 log = logging.getLogger("plan")
 
@@ -62,7 +62,7 @@ def _count_work(config: Config, name: str, results: Path) -> None:
         with Journal.opened(results / "sweeps" / name / "journal.jsonl") as journal:
             if flops := trial_flops.count_work(plan, staged):
                 journal.append("work", durable=True, flops=flops)
-    except (Locked, UserError) as error:  # it runs just now, or cannot
+    except (LockHeldError, UserError) as error:  # it runs just now, or cannot
         log.info("sweep %s: FLOPs are not counted: %s", name, error)
 
 
@@ -86,7 +86,7 @@ def _cells(row: forecast.Row) -> Iterator[str]:
     yield str(row.jobs)
     yield str(row.nodes)
     yield str(row.gpus)
-    yield "" if row.walltime_minutes is None else duration(60 * row.walltime_minutes)
+    yield "" if row.walltime_minutes is None else format_duration(60 * row.walltime_minutes)
     yield _predicted(row)
     yield _number(row.predicted_gpu_hours)
     yield _number(row.asked_gpu_hours)
@@ -97,8 +97,9 @@ def _predicted(row: forecast.Row) -> str:
     if row.predicted_seconds is None:
         return "unknown yet" if row.gpus else ""
     low, high = row.predicted_low_seconds, row.predicted_high_seconds
-    between = f" ({duration(low)} to {duration(high)})" if low and high and duration(low) != duration(high) else ""
-    return duration(row.predicted_seconds) + between
+    ends = [format_duration(end) for end in (low, high) if end]
+    between = f" ({ends[0]} to {ends[1]})" if len(set(ends)) == 2 else ""
+    return format_duration(row.predicted_seconds) + between
 
 
 def _number(value: float | None) -> str:

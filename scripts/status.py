@@ -16,7 +16,7 @@ from trainyard.packing.live_view import slot_table
 from trainyard.planning.journal_fold import Fold
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.utils.errors import UserError
-from trainyard.utils.progress_bar import duration
+from trainyard.utils.text import format_duration
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -58,7 +58,7 @@ def _row(plan: Plan) -> Iterator[str]:
     yield str(len(outcomes) - outcomes.count(TrialStatus.RUNNING) - outcomes.count(TrialStatus.FAILED))
     yield str(len(plan.trials))
     left = plan.predicted_seconds
-    yield "-" if not plan.pending else "unknown yet" if left is None else duration(left)
+    yield "-" if not plan.pending else "unknown yet" if left is None else format_duration(left)
 
 
 def _running(plans: list[Plan]) -> Iterator[RenderableType]:

@@ -10,9 +10,10 @@ from trainyard.config.config import Config
 from trainyard.config.load import read_config
 from trainyard.planning.accounting import jobs_table, records_of, strategies_of, strategies_table
 from trainyard.planning.plan import plan_sweep
-from trainyard.report.tables import as_date, best_words, saved_words, stopping_table, write_page
+from trainyard.report.tables import best_words, saved_words, stopping_table, write_page
 from trainyard.scaling.table import recommendation, scaling_table
 from trainyard.utils.csv_files import read_table, write_parquet, write_table
+from trainyard.utils.text import format_time
 
 log = logging.getLogger("tables")
 
@@ -54,7 +55,7 @@ def _sweep(config: Config, name: str, results: Path) -> dict[str, pd.DataFrame |
         "Trials": trials,
         **stopped,
         "What it cost, and would have cost otherwise": turned,
-        "Its jobs, as planned and as they were": jobs.assign(start=jobs["start"].map(as_date)),
+        "Its jobs, as planned and as they were": jobs.assign(start=jobs["start"].map(format_time)),
     }
 
 

@@ -21,7 +21,7 @@ from trainyard.cluster.ray_local import LocalRay, local_ray, token
 from trainyard.cluster.ray_node import ENDED
 from trainyard.config.sweep import Slots
 from trainyard.utils.errors import UserError
-from trainyard.utils.import_path import helper_line
+from trainyard.utils.import_path import helper_command
 
 JOIN_TIMEOUT_SECONDS = 120  # a cold shared file system may take a minute to give each node its Python
 LEAVE_TIMEOUT_SECONDS = 8  # then srun is told to end, and after as long again killed: a dead node never answers
@@ -78,7 +78,7 @@ class _Joining:
         self._nodes, self._log = nodes, log
         with open(log, "w") as output:
             self._srun = subprocess.Popen(
-                _srun_line(nodes, helper_line("cluster.ray_node")),
+                _srun_line(nodes, helper_command("cluster.ray_node")),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -15,7 +15,8 @@ from trainyard.config.config import Config
 from trainyard.config.datasets import Table
 from trainyard.config.sweep import Sweep
 from trainyard.config.trials import CostError, Expansion, expand, relative_cost
-from trainyard.utils.errors import UserError, suggestion
+from trainyard.utils.errors import UserError
+from trainyard.utils.text import suggest
 
 
 class ConfigError(UserError):
@@ -92,7 +93,7 @@ def _selected(raw: dict[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
         words = [str(name) for name in names] if isinstance(names, list) else str(names).split(",")
         words = list(known) if words == ["all"] else [] if words == ["none"] else words
         if unknown := [name for name in words if name not in known]:
-            hint = suggestion(unknown[0], known)
+            hint = suggest(unknown[0], known)
             raise ConfigError(f"--config {section}: there is no {unknown[0]!r}; {hint} (or `all`, or `none`)")
         chosen[section] = {name: known[name] for name in words}
     needed = {study.get("dataset") for section in chosen.values() for study in section.values()}
@@ -216,7 +217,7 @@ def _cross_checks(config: Config) -> Iterator[str]:
             if study.dataset is None:
                 continue
             if study.dataset not in config.datasets:
-                hint = suggestion(study.dataset, config.datasets)
+                hint = suggest(study.dataset, config.datasets)
                 yield f"{place}.dataset: there is no dataset {study.dataset!r}; {hint}"
             elif section != "trees" and isinstance(config.datasets[study.dataset], Table):
                 yield f"{place}.dataset: {study.dataset!r} is a table, which only `trees` can train on"
@@ -265,12 +266,12 @@ def _reason(item: Any) -> str:
     """What is wrong, what stands there, and what would be right."""
     loc = item["loc"]
     if item["type"] == "extra_forbidden":
-        return f"unknown key; {suggestion(str(loc[-1]), _keys_at(loc[:-1]))}"
+        return f"unknown key; {suggest(str(loc[-1]), _keys_at(loc[:-1]))}"
     if item["type"] in ("union_tag_invalid", "literal_error"):
         expected = item["ctx"].get("expected_tags") or item["ctx"]["expected"]
         options = [option.strip(" '") for option in expected.replace(" or ", ",").split(",")]
         given = item["ctx"].get("tag", item["input"])
-        return f"{given!r} is not known; {suggestion(str(given), options)}"
+        return f"{given!r} is not known; {suggest(str(given), options)}"
     if item["type"] == "missing":
         return "is required, but is not there"
     if item["type"] == "string_pattern_mismatch":

@@ -16,9 +16,10 @@ from pydantic import BaseModel, ValidationError
 from trainyard.config.sweep import VARIED_KEY, Draw, Range, Sample, Sweep, Uniform
 from trainyard.config.train import Train
 from trainyard.config.user_programs import UserProgram, insert_resume_option
-from trainyard.utils.errors import UserError, suggestion
+from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of
-from trainyard.utils.garbage_collection import collection_paused
+from trainyard.utils.garbage_collection import pause_garbage_collection
+from trainyard.utils.text import suggest
 
 # Raise when a change of the code changes what a given configuration results in: every trial then trains anew.
 RESULT_VERSION = 2
@@ -67,7 +68,7 @@ class Expansion:
     def by_name(self, dataset_digest: str) -> dict[str, Trial]:
         """The trials by their identities."""
         if dataset_digest not in self._by_name:
-            with collection_paused():
+            with pause_garbage_collection():
                 self._by_name[dataset_digest] = {trial.identity(dataset_digest): trial for trial in self.trials}
         return dict(self._by_name[dataset_digest])
 
@@ -82,7 +83,7 @@ def expand(sweep: Sweep) -> Expansion:
     A search has none beforehand, only examples. What is returned is shared: it must not be changed.
     """
     if id(sweep) not in _expanded:
-        with collection_paused():
+        with pause_garbage_collection():
             _expanded[id(sweep)] = sweep, _expand(sweep)
         if len(_expanded) > EXPANDED:
             del _expanded[next(iter(_expanded))]
@@ -267,7 +268,7 @@ def _number_at(spec: Spec, key: str) -> float:
         inner = found if isinstance(found, dict) else vars(found) if isinstance(found, BaseModel) else {}
         if part not in inner:
             settings = spec.args if isinstance(spec, UserProgram) else spec.model_dump()
-            raise ValueError(f"there is no key {key!r}; {suggestion(key, _number_keys(settings))}")
+            raise ValueError(f"there is no key {key!r}; {suggest(key, _number_keys(settings))}")
         found = inner[part]
     if not isinstance(found, (int, float)):
         raise TypeError(f"{key} is {found!r}, not a number")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainyard.utils.errors import UserError
-from trainyard.utils.files import file_digest, lock
+from trainyard.utils.files import file_digest, hold_lock
 from trainyard.utils.progress_bar import counting
 
 CHUNK: Final = 2**20
@@ -51,7 +51,7 @@ def fetch(remote: Remote, folder: Path, *, first_wait_seconds: float = FIRST_WAI
         DownloadError: there is no way to it, or what comes is not what it should be; nothing of that is kept.
     """
     target = folder / remote.name
-    with lock(folder / f".{remote.name}.lock", wait_seconds=LOCK_SECONDS, say=log.info):
+    with hold_lock(folder / f".{remote.name}.lock", wait_seconds=LOCK_SECONDS, notify=log.info):
         if target.exists():
             if (found := checksum_of(target, remote.checksum)) == remote.checksum:
                 return target

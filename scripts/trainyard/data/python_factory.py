@@ -14,7 +14,7 @@ from trainyard.config.datasets import Python
 from trainyard.data.sources import Block, Part, Source
 from trainyard.data.staged import SPLITS, DataError
 from trainyard.utils.files import digest_of, file_digest
-from trainyard.utils.import_path import imported
+from trainyard.utils.import_path import import_object
 
 NORMALISED_ON: Final = 1024  # images whose mean and deviation normalise those that are made on the fly
 
@@ -25,7 +25,7 @@ def own_datasets(source: dict[str, Any]) -> tuple[Any, Any]:
     Raises:
         UserError, DataError: it cannot be imported, or gives something else.
     """
-    made = imported(source["factory"], what="dataset")(**source["args"])
+    made = import_object(source["factory"], role="dataset")(**source["args"])
     if not (isinstance(made, (tuple, list)) and len(made) == 2 and all(hasattr(each, "__len__") for each in made)):
         raise DataError(f"dataset {source['factory']!r} must give two torch datasets that have a length, to train on "
                         f"and to validate, not {type(made).__name__}")  # fmt: skip
@@ -48,7 +48,7 @@ def as_pixels(image: Any, index: int) -> NDArray[np.uint8]:
 
 def module_digest(dataset: Python) -> str:
     """Changes with the file that the function is in."""
-    return file_digest(Path(inspect.getfile(imported(dataset.factory, what="dataset"))))
+    return file_digest(Path(inspect.getfile(import_object(dataset.factory, role="dataset"))))
 
 
 @dataclass

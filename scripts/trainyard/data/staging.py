@@ -35,8 +35,8 @@ from trainyard.data.shards import Outcome, make_shards
 from trainyard.data.sources import Generated, Source, digits
 from trainyard.data.staged import SPLITS, DataError, Staged
 from trainyard.data.table import stage_table, table_digest
-from trainyard.utils.files import digest_of, file_digest, lock, write_json
-from trainyard.utils.progress_bar import duration
+from trainyard.utils.files import digest_of, file_digest, hold_lock, write_json
+from trainyard.utils.text import format_duration
 
 VERSION: Final = 1  # raise it when the same source is to give other files
 COPIED_ROWS: Final = 1024  # images that are in memory at once while bad ones are left out
@@ -49,7 +49,7 @@ def stage(dataset: Dataset, folder: Path, data: Data | None = None) -> Staged:
     Raises:
         DataError: the source cannot be used, or holds bad images that are not to be skipped.
     """
-    with lock(folder / ".lock", wait_seconds=3600, say=log.info):
+    with hold_lock(folder / ".lock", wait_seconds=3600, notify=log.info):
         images = _source(dataset, folder / ".staging", data or Data())
         state = images.state if images else _state_of_other(dataset)
         source = dataset.model_dump(mode="json") | {"staging_version": VERSION} | state
@@ -176,7 +176,7 @@ def _announce(source: Source, folder: Path, cpus: int) -> None:
     size = count * math.prod(source.shape)
     _look_for_room(folder, size)
     seconds = source.seconds_per_image() * count / cpus
-    about = f", about {duration(seconds)} on {cpus} CPUs" if seconds >= 1 else ""
+    about = f", about {format_duration(seconds)} on {cpus} CPUs" if seconds >= 1 else ""
     form = "x".join(map(str, source.shape))
     log.info("%s: %s images of %s, %s MiB%s", folder.name, f"{count:,}", form, f"{size / 2**20:,.1f}", about)
 

@@ -40,7 +40,7 @@ def run(config: Config, name: str, results: Path, *, wait_seconds: float = 0.0) 
     """Train what is pending of a sweep; the plan as it stands then, whether or not all trials have a result.
 
     Raises:
-        Locked: another process works on the sweep, and still does after `wait_seconds`.
+        LockHeldError: another process works on the sweep, and still does after `wait_seconds`.
         UserError: the sweep cannot go on.
     """
     with Journal.opened(results / "sweeps" / name / "journal.jsonl", wait_seconds=wait_seconds) as journal:

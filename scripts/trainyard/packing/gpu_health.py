@@ -4,7 +4,7 @@ import subprocess
 from typing import Final
 
 from trainyard.packing import gpu_sharing
-from trainyard.utils.import_path import helper_line
+from trainyard.utils.import_path import helper_command
 
 CHECK_SECONDS: Final = 120.0  # torch's import included
 SIZE: Final = 1024  # rows and columns of the matrices that are multiplied
@@ -13,7 +13,7 @@ PATTERN_MIB: Final = 256  # of its memory, written and read back: other trials m
 
 def checked() -> tuple[bool, str]:
     """Whether this process's GPU is broken, and what a check of it has found, in words."""
-    line = helper_line("packing.gpu_health")
+    line = helper_command("packing.gpu_health")
     try:
         done = subprocess.run(line, text=True, capture_output=True, check=False, timeout=CHECK_SECONDS)
     except subprocess.TimeoutExpired:

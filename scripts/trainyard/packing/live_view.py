@@ -16,7 +16,7 @@ from trainyard.planning.plan import Plan
 from trainyard.planning.search import is_place
 from trainyard.programs.metrics import add_row
 from trainyard.utils.jsonl import Event
-from trainyard.utils.progress_bar import duration
+from trainyard.utils.text import format_duration
 
 log = logging.getLogger(__name__)
 
@@ -100,11 +100,11 @@ class Progress:
         running = [self._plan.seconds.get(each.trial, mean) - (now - each.start) for each in self._running.values()]
         rest = [max(0.0, seconds) for seconds in running]
         left = max([*rest, (waiting + sum(rest)) / self._plan.slots.count])
-        return f", about {duration(left)} left" if left >= 1 else ""
+        return f", about {format_duration(left)} left" if left >= 1 else ""
 
     def render(self) -> Group:
         """The table of slots, and a bar."""
-        total, since = len(self._plan.pending), duration(time.time() - self._began)
+        total, since = len(self._plan.pending), format_duration(time.time() - self._began)
         head = Text(f"sweep {self._plan.name}: {self._ended} of {total} trials done, {since}{self._left()}")
         bar = ProgressBar(total=total, completed=self._ended, width=60)
         return Group(head, bar, slot_table(list(self._running.values()), self._plan))

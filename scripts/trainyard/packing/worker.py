@@ -199,7 +199,7 @@ class Worker:
         )
 
     def _function(self, order: Order) -> Messages:
-        from trainyard.utils.import_path import imported
+        from trainyard.utils.import_path import import_object
 
         spec = UserProgram.model_validate(order.spec)
         assert spec.function is not None
@@ -208,7 +208,7 @@ class Worker:
         dataset = self._dataset.folder if self._dataset else None
         context = function.Context(order.trial, order.attempt, order.folder, order.checkpoints, dataset, order.deadline)
         with claim(order.folder, what=f"trial {order.trial}", grace_seconds=0.0):
-            end = yield from _until_end(function.run(imported(spec.function, what="function"), spec.args, context))
+            end = yield from _until_end(function.run(import_object(spec.function, role="function"), spec.args, context))
         yield end
 
     def _train(self, order: Order, started: float) -> Messages:

@@ -12,7 +12,7 @@ from trainyard.config.config import Config
 from trainyard.config.scaling import EFFICIENT, Scaling, split_scale
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.strategies import Request, Strategy, job_array, separate_jobs, strategy
-from trainyard.utils.progress_bar import duration
+from trainyard.utils.text import format_duration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,9 +155,9 @@ def words(row: Row) -> str:
     if row.predicted_seconds is None or row.predicted_gpu_hours is None:
         return "the time is unknown until a scale has been trained"
     most = row.predicted_high_seconds or row.predicted_seconds
-    between = f" (to {duration(most)}, if it pays)" if most > row.predicted_seconds else ""
+    between = f" (to {format_duration(most)}, if it pays)" if most > row.predicted_seconds else ""
     cost = "" if row.predicted_cost is None else f" (costs {row.predicted_cost:.2f})"
-    return (f"predicted {duration(row.predicted_seconds)}{between} of training, by {row.basis}; "
+    return (f"predicted {format_duration(row.predicted_seconds)}{between} of training, by {row.basis}; "
             f"{row.predicted_gpu_hours:.3g} GPU-hours{cost}")  # fmt: skip
 
 
@@ -206,10 +206,10 @@ def summary(plan: Plan) -> str:
     predicted = plan.predicted_seconds
     when = "the time is unknown until a first trial has finished"
     if predicted is not None:
-        low, high = map(duration, plan.predicted_range or (predicted, predicted))
+        low, high = map(format_duration, plan.predicted_range or (predicted, predicted))
         between = f" ({low} to {high})" if low != high else ""
         early = " if none is stopped early" if plan.sweep.stop else ""
-        when = f"predicted {duration(predicted)}{between} of training after the start-up{early}"
+        when = f"predicted {format_duration(predicted)}{between} of training after the start-up{early}"
     return f"sweep {plan.name}: {what}; asks for {asked}{nodes}{chosen}; {when}"
 
 
@@ -227,7 +227,7 @@ def costs(plan: Plan) -> str:
         count = f"{len(plan.too_long)} of {len(plan.pending)} pending trials can never end"
         words.append(f"{count}: {plan.too_long_words}")
     if plan.jobs > 1:
-        limit = duration(60 * plan.limit_minutes)
+        limit = format_duration(60 * plan.limit_minutes)
         words.append(f"{plan.jobs} jobs one after another, for a job may take {limit} at most")
     for each in strategies(plan)[:-1]:
         name = "separate jobs" if each.strategy == "separate_jobs" else "tasks of an array"

@@ -21,7 +21,7 @@ from trainyard.planning.journal import DETAILS, Attempt, Session, attempts, take
 from trainyard.programs import metrics
 from trainyard.utils import jsonl
 from trainyard.utils.files import atomic_write, digest_of, file_digest
-from trainyard.utils.garbage_collection import collection_paused
+from trainyard.utils.garbage_collection import pause_garbage_collection
 from trainyard.utils.jsonl import BLOCK_BYTES, Event, Reader, parse, read_events
 
 LEAST_BYTES: Final = 1 << 20  # that must be new for the fold to be kept: fewer are as quickly read again
@@ -89,7 +89,7 @@ class Fold:
         if ended_here or found.st_ino != place.inode or found.st_size < place.offset:
             self._begin()
         reader = Reader(self.path, offset=self._place.offset, lines=self._place.lines)
-        with collection_paused():
+        with pause_garbage_collection():
             for first, lines in reader.blocks():
                 for number, line in enumerate(lines, start=first):
                     self._take(reader, number, line)
@@ -190,7 +190,7 @@ class Fold:
     def _restored(self) -> bool:
         """Take in what was kept, if it is of this journal."""
         try:
-            with collection_paused():
+            with pause_garbage_collection():
                 kept = json.loads(self._kept_in.read_bytes())
                 place = Place(**kept["place"])
                 if kept["code"] != _code() or not self._is_at(place):

@@ -26,7 +26,7 @@ from trainyard.planning.task import folder_name, output_name
 from trainyard.programs.metrics import divergence
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of
-from trainyard.utils.progress_bar import duration
+from trainyard.utils.text import format_duration
 
 if TYPE_CHECKING:
     from trainyard.planning.duration_model import Prediction
@@ -357,8 +357,8 @@ class Plan:
     def too_long_words(self) -> str:
         """Which trials are too long for a job, and what to do about it."""
         longest = self.too_long[0]
-        what = f"trial {longest} takes at least {duration(self.least_seconds[longest])} and cannot resume"
-        limit = f"a job may take at most {duration(60 * self.limit_minutes)}"
+        what = f"trial {longest} takes at least {format_duration(self.least_seconds[longest])} and cannot resume"
+        limit = f"a job may take at most {format_duration(60 * self.limit_minutes)}"
         key = "`checkpoint`" if self.sweep.command is not None else "`resumable: true` if the function can resume"
         return f"{what}, but {limit}: ask for a partition with a longer limit, or give {key}"
 

@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 import psutil
 
 from trainyard.utils.errors import UserError
-from trainyard.utils.files import Locked, claimed
+from trainyard.utils.files import LockHeldError, hold_inheritable_lock
 
 PROGRAM: Final = Path(__file__).with_name("guard.py")
 TREE: Final = "TRAINYARD_TREE"  # in the environment of a program and of all that it starts
@@ -185,18 +185,23 @@ def claim(folder: Path, *, what: str, grace_seconds: float) -> Iterator[Claim]:
     An earlier attempt that is still ending is waited for. If its guard was killed, what is left of it is killed.
 
     Raises:
-        Locked: it is in use; the message says by whom.
+        LockHeldError: it is in use; the message says by whom.
     """
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     made = Claim({"process": os.getpid(), "host": socket.gethostname(), "since": since, "what": what})
-    with claimed(_lock_of(folder), wait_seconds=grace_seconds + CLAIM_SECONDS, look=_end_orphans) as made.fd:
+    with hold_inheritable_lock(
+        _lock_of(folder), wait_seconds=grace_seconds + CLAIM_SECONDS, on_record=_end_orphans
+    ) as made.fd:
         made.note()
         yield made
 
 
 def wait_until_free(folder: Path, *, seconds: float) -> None:
     """Wait until nothing has a trial's folder any more, at most so long."""
-    with contextlib.suppress(Locked), claimed(_lock_of(folder), wait_seconds=seconds, look=_end_orphans):
+    with (
+        contextlib.suppress(LockHeldError),
+        hold_inheritable_lock(_lock_of(folder), wait_seconds=seconds, on_record=_end_orphans),
+    ):
         pass
 
 

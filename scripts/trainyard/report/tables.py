@@ -3,7 +3,6 @@
 import logging
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -59,11 +58,6 @@ def _html(part: pd.DataFrame | str) -> str:
 
 def _rounded(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def as_date(seconds: float) -> str:
-    """A time in Unix seconds as people read it, in this machine's time zone."""
-    return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S %Z}"
 
 
 def write_sweep_tables(plan: Plan, folder: Path) -> None:

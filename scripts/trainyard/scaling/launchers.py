@@ -14,7 +14,7 @@ from trainyard.cluster.slurm_allocation import Allocation, current_allocation
 from trainyard.config.scaling import split_scale
 from trainyard.training import rank_failures
 from trainyard.utils.errors import UserError
-from trainyard.utils.import_path import SCRIPTS, helper_line
+from trainyard.utils.import_path import SCRIPTS, helper_command
 
 TRAIN: Final = SCRIPTS / "train.py"
 AGENT: Final = "scaling.agent"  # torchrun
@@ -66,7 +66,7 @@ def training_command(scale: str, options: Sequence[str], *, log_dir: str, alloca
         UserError: a scale of several nodes outside of a Slurm job, or in one with another number of nodes.
     """
     nodes, gpus = split_scale(scale)
-    torchrun = [*helper_line(AGENT), "--nproc-per-node", str(gpus), "--log-dir", log_dir]
+    torchrun = [*helper_command(AGENT), "--nproc-per-node", str(gpus), "--log-dir", log_dir]
     program = [str(TRAIN), *options]
     given = check_allocation(scale, allocation)
     if given is None:
@@ -126,7 +126,7 @@ def script_command(
         UserError: `srun` outside of a Slurm job.
     """
     nodes, gpus = split_scale(scale)
-    watch = [*helper_line(WATCH), *watching]
+    watch = [*helper_command(WATCH), *watching]
     if launcher == "srun":
         if not in_slurm:
             raise UserError("launcher: srun starts a script in a Slurm job; here, take torchrun")

@@ -31,7 +31,7 @@ from trainyard.training.telemetry import record_telemetry
 from trainyard.training.trainer import OutOfMemory, Stopped, Trainer
 from trainyard.training.warmup import WarmUpResult, warm_up
 from trainyard.utils.errors import UserError
-from trainyard.utils.files import digest_of, lock, write_json
+from trainyard.utils.files import digest_of, hold_lock, write_json
 
 # Beside the checkpoints, for the next attempt:
 MICRO_BATCH = "micro-batch.json"  # what was found to fit the memory
@@ -57,7 +57,7 @@ def _train(config: Config, study: Scaling, scale: str, results: Path, group: Gro
     torch.set_num_threads(study.cpus_per_gpu)
     with ExitStack() as stack:
         if group.is_main:
-            stack.enter_context(lock(folder / ".lock"))
+            stack.enter_context(hold_lock(folder / ".lock"))
         staged = Staged(results / "data" / str(study.dataset))  # a study without a script has one
         store = _store(study, staged, scale, folder)
         batch = _batch(study, store, group)

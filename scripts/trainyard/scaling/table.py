@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from trainyard.config.scaling import EFFICIENT
-from trainyard.utils.progress_bar import duration
+from trainyard.utils.text import format_duration
 
 DEARER: Final = 0.2  # more GPU-hours than at the baseline, at most, for the recommended scale
 BACKWARD: Final = 2 / 3  # of a step's computing: a backward pass takes twice the FLOPs of a forward pass
@@ -131,7 +131,7 @@ def recommendation(table: pd.DataFrame) -> str:
     """What the study comes to, in words: which scale to take, how far it is efficient, and where it stops paying."""
     if (table["device"] == "cpu").any():
         return "Measured on CPUs, which says nothing of how this training scales on GPUs: there is no recommendation."
-    words = [f"Take {best.scale}: the best time ({duration(best.train_seconds)}) for at most {DEARER:.0%} more "
+    words = [f"Take {best.scale}: the best time ({format_duration(best.train_seconds)}) for at most {DEARER:.0%} more "
              f"GPU-hours than {table['scale'].iloc[0]} ({best.gpu_hours_increase:+.0%})."
              for best in table[table["recommended"]].itertuples()]  # fmt: skip
     if table["efficiency"].isna().all():

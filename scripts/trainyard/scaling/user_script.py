@@ -26,7 +26,7 @@ from trainyard.programs.metrics import UNREADABLE_REMEDY, Lines, Reported, Row, 
 from trainyard.programs.process import Claim, Guard, Process, claim
 from trainyard.scaling.launchers import Rendezvous, check_allocation, rendezvous_of, script_command
 from trainyard.utils.errors import UserError
-from trainyard.utils.files import digest_of, lock, write_json
+from trainyard.utils.files import digest_of, hold_lock, write_json
 
 OUTPUT_TIMEOUT_SECONDS: Final = 1.0
 # What a script may tell, under the names that the tables have for it; other metrics are in history.csv only.
@@ -55,7 +55,7 @@ class UserScript:
             UserError: it cannot be started, it failed, or it told no metrics though it is said where it does.
         """
         self._out.mkdir(parents=True, exist_ok=True)
-        with lock(self._folder / ".lock"):
+        with hold_lock(self._folder / ".lock"):
             end = self.kept(results)
             if end is None:
                 end, untold = self._launch(results), self._untold

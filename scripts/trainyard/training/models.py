@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from trainyard.config.train import Train
 from trainyard.utils.errors import UserError
-from trainyard.utils.import_path import imported
+from trainyard.utils.import_path import import_object
 
 
 class ModelError(UserError):
@@ -78,7 +78,7 @@ def build_model(spec: Train, *, shape: tuple[int, int, int], classes: int) -> nn
     name, arguments = spec.model, spec.model_args
     try:
         if name in _OWN or ":" in name:
-            factory = _OWN.get(name) or cast(Callable[..., nn.Module], imported(name, what="model"))
+            factory = _OWN.get(name) or cast(Callable[..., nn.Module], import_object(name, role="model"))
             return factory(channels=shape[2], classes=classes, **arguments)
         from trainyard.training import torchvision_models  # takes seconds to import: only for those who use it
 

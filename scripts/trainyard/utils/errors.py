@@ -1,21 +1,9 @@
-"""The errors that are meant for people."""
-
-import difflib
-from collections.abc import Iterable
+"""Exceptions whose message is enough for the user: they are reported without a stack trace."""
 
 
 class UserError(Exception):
-    """What was asked for cannot be done: the message says what, where, and what to do; no stack trace is needed."""
+    """The request cannot be carried out; the message says what happened, where, and what to do."""
 
 
 class Diverged(UserError):
     """The loss became NaN or infinite."""
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """What may have been meant by an unknown word."""
-    known = list(known)
-    close = difflib.get_close_matches(word, known, n=1)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return f"known: {', '.join(known)}" if known else "none is defined"

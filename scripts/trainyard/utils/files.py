@@ -1,4 +1,4 @@
-"""Durable files: atomic writes, locks and digests. Every write that must survive a crash goes through here."""
+"""Durable files: atomic writes, locks and digests. Every file that must survive a crash is written here."""
 
 import errno
 import fcntl
@@ -11,22 +11,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from trainyard.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 
 
-class Locked(UserError):
-    """Somebody else holds the lock and it did not come free in time."""
+class LockHeldError(UserError):
+    """Another process holds the lock and did not release it in time."""
 
 
 @contextmanager
 def atomic_write(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a temporary file beside `path`; at the end of the block it is fsynced and takes `path`'s place.
+    """A temporary file beside `path`; at the end of the block, it is fsynced and replaces `path`.
 
-    Readers see the old file or the new one, whole, also after a power cut. If the block raises, nothing changes.
+    Readers see the complete old file or the complete new one, even after a power failure. If the block raises, the old
+    file stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
@@ -49,7 +50,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` durable; some network file systems cannot fsync a folder, and need not."""
+    """Make a rename in `folder` durable. Some network file systems cannot fsync a folder; they do not need it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -67,114 +68,33 @@ def digest_of(value: Any, length: int = 16) -> str:
 
 
 def file_digest(path: Path, algorithm: str = "sha256") -> str:
-    """The digest of a file's bytes, as hex."""
+    """The digest of a file's bytes, in hex."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 @contextmanager
-def lock(path: Path, *, wait_seconds: float = 0.0, say: Callable[[str], None] = print) -> Iterator[None]:
-    """Hold the lock file `path` for the length of the block.
+def hold_lock(path: Path, *, wait_seconds: float = 0.0, notify: Callable[[str], None] = print) -> Iterator[None]:
+    """Hold the lock file `path` for the length of the block; wait up to `wait_seconds` for another holder.
 
-    A lock ends with the process that holds it, however that ends, so a stale one cannot be left behind. It is an
-    fcntl lock, which network file systems pass between hosts. Another holder is waited for up to `wait_seconds`.
+    The kernel releases the lock when the process ends, so a stale lock cannot remain. It is a POSIX record lock, which
+    network file systems coordinate between hosts. `notify` gets a message if the lock is held at first.
 
     Raises:
-        Locked: it did not come free in time; the message names the holder.
+        LockHeldError: the lock was not released in time; the message names the holder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+") as file:
-        _acquire(file, path, wait_seconds, say)
+        _wait_for_lock(file, path, wait_seconds, notify)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
         file.flush()
         yield
 
 
-@contextmanager
-def claimed(path: Path, *, wait_seconds: float, look: Callable[[dict[str, Any], bool], None]) -> Iterator[int | None]:
-    """Hold the lock file `path` for the length of the block, and for as long as processes live that inherit it.
-
-    Yields its descriptor, for the holder to write down as JSON who it is. Another holder's record goes to `look`, with
-    whether that one holds the lock still: its record may be all that is left of it. At the end the file is removed,
-    unless something else holds it. Where the file system knows no such locks, that is said, and None is yielded.
-
-    Raises:
-        Locked: it did not come free in time; the message names the holder.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _wait_for_lock(file: IO[str], path: Path, wait_seconds: float, notify: Callable[[str], None]) -> None:
     deadline = time.monotonic() + wait_seconds
-    while (fd := _claim(path, look, last=time.monotonic() >= deadline)) == _HELD:
-        time.sleep(0.1)
-    try:
-        yield fd
-    finally:
-        if fd is not None:
-            os.close(fd)
-            _remove_if_free(path)
-
-
-_HELD = -1
-
-
-def _claim(path: Path, look: Callable[[dict[str, Any], bool], None], *, last: bool) -> int | None:
-    """Take a lock if it is free: its descriptor, _HELD, or None if there cannot be one."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        held = False
-    except OSError as error:
-        held = error.errno in (errno.EAGAIN, errno.EACCES)
-        if not held:
-            os.close(fd)
-            log.warning("%s cannot be locked (%s): see that nothing else works in it", path.parent, error.strerror)
-            return None
-    record = _record_in(fd)
-    look(record, held)
-    if not held and _is_at(fd, path):
-        os.ftruncate(fd, 0)
-        return fd
-    os.close(fd)
-    if held and last:
-        who = "process {process} on {host} since {since} ({what})".format(**record) if record else "another process"
-        raise Locked(f"{path.parent / path.stem[1:]} is in use by {who}: end that, then run this again")
-    return _HELD
-
-
-def _remove_if_free(path: Path) -> None:
-    """Remove a lock file that nothing holds any more."""
-    with suppress(OSError):
-        fd = os.open(path, os.O_RDWR)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(fd, path):
-                path.unlink()
-        finally:
-            os.close(fd)
-
-
-def _record_in(fd: int) -> dict[str, Any]:
-    """Who holds a lock, or did when its machine went down; empty if nobody has written that down."""
-    try:
-        record = json.loads(os.pread(fd, 2**16, 0) or b"{}")
-    except ValueError:  # half written
-        return {}
-    return record if isinstance(record, dict) and {"process", "host", "since", "what"} <= record.keys() else {}
-
-
-def _is_at(fd: int, path: Path) -> bool:
-    """Whether an open file is still the one at its path: whoever held it may have removed it."""
-    try:
-        there = path.stat()
-    except FileNotFoundError:
-        return False
-    here = os.fstat(fd)
-    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
-
-
-def _acquire(file: IO[str], path: Path, wait_seconds: float, say: Callable[[str], None]) -> None:
-    deadline = time.monotonic() + wait_seconds
-    told = False
+    is_notified = False
     while True:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -185,8 +105,93 @@ def _acquire(file: IO[str], path: Path, wait_seconds: float, say: Callable[[str]
         file.seek(0)
         holder = file.read() or "another process"
         if time.monotonic() >= deadline:
-            raise Locked(f"{path.parent} is in use by {holder}: wait until it ends, or end it, then run this again")
-        if not told:
-            say(f"waiting for {path.parent}, in use by {holder}")
-            told = True
+            raise LockHeldError(
+                f"{path.parent} is in use by {holder}: wait until it ends, or end it, then run this again"
+            )
+        if not is_notified:
+            notify(f"waiting for {path.parent}, in use by {holder}")
+            is_notified = True
         time.sleep(0.2)
+
+
+@contextmanager
+def hold_inheritable_lock(
+    path: Path, *, wait_seconds: float, on_record: Callable[[dict[str, Any], bool], None]
+) -> Iterator[int | None]:
+    """Hold the lock file `path` for the length of the block, and beyond it while processes live that inherited it.
+
+    Yields the lock's file descriptor, into which the holder writes a JSON record of itself; None, after a warning, if
+    the file system does not support locks. Whenever the file has the record of another holder, `on_record` gets that
+    record and whether its lock is still held: a record without a lock is what a killed holder leaves. The file is
+    removed at the end, unless a process still holds it.
+
+    Raises:
+        LockHeldError: the lock was not released in time; the message names the holder.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + wait_seconds
+    while (fd := _try_lock(path, on_record, is_last=time.monotonic() >= deadline)) == _HELD:
+        time.sleep(0.1)
+    try:
+        yield fd
+    finally:
+        if fd is not None:
+            os.close(fd)
+            _remove_if_unlocked(path)
+
+
+_HELD: Final = -1
+
+
+def _try_lock(path: Path, on_record: Callable[[dict[str, Any], bool], None], *, is_last: bool) -> int | None:
+    """The descriptor of the lock; _HELD if another process has it, None if the file system does not support locks."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_held = False
+    except OSError as error:
+        is_held = error.errno in (errno.EAGAIN, errno.EACCES)
+        if not is_held:
+            os.close(fd)
+            log.warning("%s cannot be locked (%s): make sure that nothing else uses it", path.parent, error.strerror)
+            return None
+    record = _read_record(fd)
+    on_record(record, is_held)
+    if not is_held and _is_at(fd, path):
+        os.ftruncate(fd, 0)
+        return fd
+    os.close(fd)
+    if is_held and is_last:
+        holder = "process {process} on {host} since {since} ({what})".format(**record) if record else "another process"
+        raise LockHeldError(f"{path.parent / path.stem[1:]} is in use by {holder}: end it, then run this again")
+    return _HELD
+
+
+def _remove_if_unlocked(path: Path) -> None:
+    with suppress(OSError):
+        fd = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(fd, path):
+                path.unlink()
+        finally:
+            os.close(fd)
+
+
+def _read_record(fd: int) -> dict[str, Any]:
+    """The record of the current holder, or of one that was killed; empty if there is none."""
+    try:
+        record = json.loads(os.pread(fd, 2**16, 0) or b"{}")
+    except ValueError:  # partly written
+        return {}
+    return record if isinstance(record, dict) and {"process", "host", "since", "what"} <= record.keys() else {}
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Whether an open file is still the one at `path`; its previous holder may have removed it."""
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False
+    here = os.fstat(fd)
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)

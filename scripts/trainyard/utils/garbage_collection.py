@@ -1,4 +1,4 @@
-"""The host's memory: kept when a training frees it, and not searched for garbage while much is made that will stay."""
+"""Python's cyclic garbage collector."""
 
 import gc
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collection_paused() -> Iterator[None]:
-    """Search for no reference cycles within the block: of 100,000 new objects that stay, it is a third of the time."""
+def pause_garbage_collection() -> Iterator[None]:
+    """Disable the cyclic garbage collector within the block; it takes a third of the time to create 100,000 objects."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Self
 
-from trainyard.utils.files import lock
+from trainyard.utils.files import hold_lock
 
 Event = dict[str, Any]
 BLOCK_BYTES: Final = 1 << 22  # that are read at once
@@ -28,9 +28,9 @@ class EventLog:
         """The file at `path` for appending, its torn tail repaired and its lock held.
 
         Raises:
-            files.Locked: another process has it.
+            files.LockHeldError: another process has it.
         """
-        with lock(path.with_name(f".{path.name}.lock"), wait_seconds=wait_seconds, say=log.info):
+        with hold_lock(path.with_name(f".{path.name}.lock"), wait_seconds=wait_seconds, notify=log.info):
             _repair_tail(path)
             opened = cls(path)
             try:

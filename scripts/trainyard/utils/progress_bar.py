@@ -9,6 +9,8 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from trainyard.utils.text import format_duration
+
 log = logging.getLogger(__name__)
 LINE_SECONDS: Final = 10.0
 
@@ -37,7 +39,7 @@ class Count:
         seconds, done = time.monotonic() - self._began, self._done - self._done_before
         if seconds < 0.5 or not done:
             return ""
-        left = duration((self._total - self._done) * seconds / done)
+        left = format_duration((self._total - self._done) * seconds / done)
         return f", {done / seconds:,.0f} {self._unit}/s, about {left} left"
 
     @contextmanager
@@ -63,13 +65,3 @@ def counting(what: str, total: int, *, unit: str, done: int = 0) -> Iterator[Cou
             yield count
     else:
         yield count
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them: `42 s`, `3 min 20 s`, `2 h 5 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

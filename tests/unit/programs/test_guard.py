@@ -16,7 +16,7 @@ import psutil
 import pytest
 from trainyard.programs.process import Guard, claim
 from trainyard.utils import files
-from trainyard.utils.files import Locked
+from trainyard.utils.files import LockHeldError
 from waiting import wait_until
 from yard import ROOT
 
@@ -150,11 +150,11 @@ def test_an_owner_whose_guards_were_killed_hears_of_it_and_can_go_on(folder):
 
 
 def test_a_second_attempt_is_told_who_is_in_its_folder(folder, running):
-    with pytest.raises(Locked) as error, claim(folder, what="trial t1", grace_seconds=-10.0):
+    with pytest.raises(LockHeldError) as error, claim(folder, what="trial t1", grace_seconds=-10.0):
         pass
     owner = running["owner"].pid
     assert str(error.value).startswith(f"{folder} is in use by process {owner} on {os.uname().nodename} since ")
-    assert str(error.value).endswith(" (trial t1): end that, then run this again")
+    assert str(error.value).endswith(" (trial t1): end it, then run this again")
 
 
 def test_without_locks_on_the_file_system_a_trial_runs_all_the_same(folder, monkeypatch, caplog):

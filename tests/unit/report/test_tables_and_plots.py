@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from inspect import signature
 
 import numpy as np
@@ -18,7 +17,6 @@ from trainyard.planning.journal import Attempt
 from trainyard.planning.plan import plan_sweep
 from trainyard.report import scaling_plots, style, sweep_plots, tree_plots
 from trainyard.report.tables import (
-    as_date,
     best_words,
     epochs_table,
     saved_words,
@@ -52,14 +50,6 @@ def test_a_timeline_without_attempts_has_its_columns():
 def test_tables_keep_the_digits_of_times(tmp_path):
     write_table(pd.DataFrame({"start": [1730000000.1234]}), tmp_path / "t.csv")
     assert pd.read_csv(tmp_path / "t.csv")["start"][0] == 1730000000.1234
-
-
-def test_a_time_is_a_date_for_people(monkeypatch):
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    assert as_date(1795285808.4) == "2026-11-21 18:30:08 UTC"
-    monkeypatch.undo()
-    time.tzset()
 
 
 def test_a_table_is_the_same_as_parquet(tmp_path):

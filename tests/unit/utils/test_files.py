@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from trainyard.utils.files import Locked, atomic_write, lock
+from trainyard.utils.files import LockHeldError, atomic_write, hold_lock
 from waiting import PATIENCE_SECONDS
 
 
@@ -30,8 +30,8 @@ HOLDER = """
 import sys, time
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from trainyard.utils.files import lock
-with lock(Path(sys.argv[1])):
+from trainyard.utils.files import hold_lock
+with hold_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(3600)
 """
@@ -42,10 +42,10 @@ def test_a_second_process_is_told_who_holds_the_lock_and_gets_it_when_that_dies(
     scripts = next(folder for folder in sys.path if folder.endswith("scripts"))
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path), scripts], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(Locked, match=f"in use by process {holder.pid} on "), lock(path):
+    with pytest.raises(LockHeldError, match=f"in use by process {holder.pid} on "), hold_lock(path):
         pass
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     said = []
-    with lock(path, wait_seconds=PATIENCE_SECONDS, say=said.append):
+    with hold_lock(path, wait_seconds=PATIENCE_SECONDS, notify=said.append):
         pass

@@ -2,14 +2,7 @@
 
 import logging
 
-import pytest
 from trainyard.utils import progress_bar
-from trainyard.utils.progress_bar import duration
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")])
-def test_seconds_are_said_as_people_do(seconds, text):
-    assert duration(seconds) == text
 
 
 def test_now_and_then_a_line_says_how_far_it_is(caplog, monkeypatch):

@@ -1,0 +1,29 @@
+"""Text for people: durations, points in time, and suggestions for misspelled names."""
+
+import difflib
+from collections.abc import Iterable
+from datetime import datetime
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds with readable units: `42 s`, `3 min 20 s`, `2 h 5 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def format_time(unix_seconds: float) -> str:
+    """Date, time of day and time zone of a point in time, in local time."""
+    return f"{datetime.fromtimestamp(unix_seconds).astimezone():%Y-%m-%d %H:%M:%S %Z}"
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """The known word closest to an unknown one, as a question; if none is close, all known words."""
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(known)}" if known else "none is defined"

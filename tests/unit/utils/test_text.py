@@ -1,0 +1,31 @@
+"""Durations and times have units that people read, and a misspelled name gets a suggestion."""
+
+import time
+
+import pytest
+from trainyard.utils.text import format_duration, format_time, suggest
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")])
+def test_a_duration_has_units(seconds, text):
+    assert format_duration(seconds) == text
+
+
+def test_a_time_is_in_local_time(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    assert format_time(1795285808.4) == "2026-11-21 18:30:08 UTC"
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "text"),
+    [
+        ("resnet", ["resnet18", "cnn"], "did you mean 'resnet18'?"),
+        ("x", ["a", "b"], "known: a, b"),
+        ("x", [], "none is defined"),
+    ],
+)
+def test_the_closest_known_word_is_suggested(word, known, text):
+    assert suggest(word, known) == text
