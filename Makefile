@@ -89,7 +89,7 @@ lock: | $(UV) ## Resolve pyproject.toml into the pinned and hashed files of envs
 	  sed -nE 's/^([a-zA-Z0-9_.-]+==[^\]*[^\ ]) *\\?$$/      - "\1"/p' envs/requirements.txt; } > envs/trainyard.yaml
 
 cluster-up cluster-down cluster-shell: cluster-%: env ## A real Slurm of four hosts on this machine, for trying things
-	$(BIN)/python tests/cluster/slurm_cluster.py $*
+	@PYTHONPATH=tools $(BIN)/python -m slurm_cluster $*
 
 clean: ## Remove the environment and all results
 	rm -rf .venv .tools .snakemake results report.html

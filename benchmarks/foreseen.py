@@ -10,12 +10,12 @@ from pathlib import Path
 import pandas as pd
 from common import ROOT, print_table
 
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/cluster")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("tools", "tests", "tests/cluster")]
 
 
 def main() -> None:
     """Run 20 trials that sleep 2 to 53 s without evidence, then again with it, and print the second run."""
-    from slurm_cluster import Cluster
+    from slurm_cluster.cluster import Cluster
     from submitting import depth_sweep_twice
 
     with Cluster() as cluster, tempfile.TemporaryDirectory(dir=cluster.shared) as folder:

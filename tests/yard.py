@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import yaml
-from waiting import finished
+from slurm_cluster.waiting import finished
 
 ROOT = Path(__file__).parents[1]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from slurm_cluster import Cluster
+from slurm_cluster.cluster import Cluster
+from slurm_cluster.waiting import wait_until
 from submitting import NO_CLUSTER, cluster_or_skip
-from waiting import wait_until
 
 
 @pytest.fixture(scope="session")

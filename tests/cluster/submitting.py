@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from slurm_cluster import Cluster
-from slurm_prerequisites import PrerequisiteMissing
+from slurm_cluster.cluster import Cluster
+from slurm_cluster.prerequisites import PrerequisiteMissing
 from yard import ROOT
 
 NO_CLUSTER = "no Slurm cluster: "

@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from slurm_cluster import Cluster
-from slurm_hosts import job_environment
-from waiting import PATIENCE_SECONDS, wait_until
+from slurm_cluster.cluster import Cluster
+from slurm_cluster.hosts import job_environment
+from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 
 
 def lines_of(path: Path) -> list[str]:

@@ -10,14 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from namespaces import all_processes, processes_with_mount, run
-from slurm_cluster import Cluster
-from waiting import wait_until
+from slurm_cluster.cluster import Cluster
+from slurm_cluster.namespaces import all_processes, processes_with_mount, run
+from slurm_cluster.waiting import wait_until
+from yard import ROOT
 
 KINDS_OF_NAMESPACE = ("mnt", "net", "uts", "ipc", "pid")
 OF_OTHERS = ("sem.mp-", "psm_", "torch_", "plasma")  # names that Python, PyTorch and Ray take in /dev/shm
-PROGRAM = [sys.executable, str(Path(__file__).with_name("slurm_cluster.py"))]
-WITH_CLUSTER = "import time; from slurm_cluster import Cluster\nwith Cluster(): time.sleep(600)"
+TOOLS = {**os.environ, "PYTHONPATH": str(ROOT / "tools")}
+PROGRAM = [sys.executable, "-m", "slurm_cluster"]
+WITH_CLUSTER = "import time; from slurm_cluster.cluster import Cluster\nwith Cluster(): time.sleep(600)"
 
 
 @pytest.fixture
@@ -71,7 +73,7 @@ def test_down_leaves_no_process_namespace_mount_or_file(state: Path) -> None:
 
 def test_up_attach_and_down_from_the_command_line(state: Path) -> None:
     def program(*arguments: str) -> str:
-        return run([*PROGRAM, *arguments], shown=shlex.join(arguments)).stdout
+        return run([*PROGRAM, *arguments], shown=shlex.join(arguments), env=TOOLS).stdout
 
     assert "up in" in program("up")
     assert "already up" in program("up")
@@ -87,7 +89,7 @@ def test_up_attach_and_down_from_the_command_line(state: Path) -> None:
 def test_a_killed_test_run_leaves_nothing_that_the_next_one_keeps(state: Path, stage: str) -> None:
     """Killed while it starts the cluster, early or late, or while it uses it."""
     before = machine()
-    with subprocess.Popen([sys.executable, "-c", WITH_CLUSTER], cwd=Path(__file__).parent) as run:
+    with subprocess.Popen([sys.executable, "-c", WITH_CLUSTER], env=TOOLS) as run:
         wait_until((state / stage).exists, what=stage, poll_seconds=0.01)
         run.send_signal(signal.SIGKILL)
     killed = processes_with_mount(Cluster().mark)
@@ -100,8 +102,8 @@ def test_a_killed_test_run_leaves_nothing_that_the_next_one_keeps(state: Path, s
 
 def test_a_start_that_fails_leaves_nothing(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = machine()
-    monkeypatch.setattr("slurm_config.gres_conf", lambda: "NodeName=n1 Name=gpu File=/dev/no-such-device\n")
-    monkeypatch.setattr("slurm_cluster.START_SECONDS", 3)
+    monkeypatch.setattr("slurm_cluster.config.gres_conf", lambda: "NodeName=n1 Name=gpu File=/dev/no-such-device\n")
+    monkeypatch.setattr("slurm_cluster.cluster.START_SECONDS", 3)
     with pytest.raises(RuntimeError, match="to be ready"), Cluster():
         pass
     assert processes_with_mount(f"trainyard-cluster:{state}") == []

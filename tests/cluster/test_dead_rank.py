@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from slurm_cluster import Cluster
-from waiting import wait_until
+from slurm_cluster.cluster import Cluster
+from slurm_cluster.waiting import wait_until
 from yard import ROOT, TINY
 
 # One rank of two ends as it is told to.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from slurm_cluster import Cluster
+from slurm_cluster.cluster import Cluster
 from yard import ROOT, TINY
 
 SLOTS = {"nodes": 2, "gpus_per_node": 2}

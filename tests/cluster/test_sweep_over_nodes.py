@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from slurm_cluster import Cluster
+from slurm_cluster.cluster import Cluster
+from slurm_cluster.waiting import wait_until
 from trainyard.planning.journal import attempts
 from trainyard.utils.jsonl import read_events
-from waiting import wait_until
 from yard import ROOT, TINY
 
 JOURNAL = "results/sweeps/s/journal.jsonl"

@@ -3,10 +3,10 @@
 import pandas as pd
 import psutil
 import pytest
+from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.packing import gpu_health, gpu_sharing
 from trainyard.planning.journal import attempts
 from trainyard.utils.jsonl import read_events
-from waiting import PATIENCE_SECONDS, wait_until
 from yard import ROOT
 
 # GPUs are only counted here, but each slot's process is told its own. The trials read the journal to wait for what must

@@ -6,9 +6,9 @@ import json
 import pandas as pd
 import psutil
 import pytest
+from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.planning.journal import attempts
 from trainyard.utils.jsonl import read_events
-from waiting import PATIENCE_SECONDS, wait_until
 from yard import Yard
 
 # Each trial takes a moment, so that a kill finds one running.

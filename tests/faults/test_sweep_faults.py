@@ -11,9 +11,9 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
+from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.planning.journal import attempts
 from trainyard.utils.jsonl import read_events
-from waiting import PATIENCE_SECONDS, wait_until
 from yard import TINY, Yard
 
 # A model that does what the test wants to happen in the worker: `build` is called there, once per attempt.

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from waiting import PATIENCE_SECONDS
+from slurm_cluster.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).with_name("plans")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from waiting import wait_until
+from slurm_cluster.waiting import wait_until
 from yard import ONE_RANK, ROOT, TINY, Yard
 
 FULL = {

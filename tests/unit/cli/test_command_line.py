@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from waiting import PATIENCE_SECONDS, finished
+from slurm_cluster.waiting import PATIENCE_SECONDS, finished
 from yard import ROOT
 
 # Rank 1 is done while a collective is still under way in a thread of its process group. The thread comes to wait for

@@ -8,6 +8,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from slurm_cluster.waiting import wait_until
 from trainyard.cluster import held_folders, host
 from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.config.datasets import Synthetic
@@ -15,7 +16,6 @@ from trainyard.data import node_copy
 from trainyard.data.node_copy import choose, local_copy
 from trainyard.data.staged import DataError, Staged
 from trainyard.data.staging import stage
-from waiting import wait_until
 from yard import ROOT
 
 GIB = 2**30

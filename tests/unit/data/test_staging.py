@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from hypothesis.extra.numpy import arrays
 from imagesets import pixels, write_image, write_tree
+from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.config.datasets import ImageFolder, Synthetic
 from trainyard.data import shards
 from trainyard.data import shards as sharding
@@ -28,7 +29,6 @@ from trainyard.data.sources import Block, Part, Source, stratified_split
 from trainyard.data.staged import DataError
 from trainyard.data.staging import stage
 from trainyard.utils.files import digest_of, file_digest
-from waiting import PATIENCE_SECONDS, wait_until
 from yard import ROOT
 
 

@@ -10,11 +10,11 @@ import time
 
 import psutil
 import pytest
+from slurm_cluster.waiting import wait_until
 from trainyard.config.user_programs import Metrics, UserProgram
 from trainyard.programs import command as commands
 from trainyard.programs.command import Call
 from trainyard.programs.process import Guard
-from waiting import wait_until
 from yard import ROOT
 
 PATTERN = Metrics(pattern=r"epoch (?P<epoch>\d+): acc (?P<val_accuracy>\S+)")
@@ -208,7 +208,7 @@ def test_killed_with_what_runs_it_a_command_ends_too(tmp_path):
     code = f"""
         import sys, time
         sys.path[:0] = [{str(ROOT / "scripts")!r}, {str(ROOT / "tests/unit/programs")!r}, {str(ROOT / "tests")!r},
-                        {str(ROOT / "tests/cluster")!r}]
+                        {str(ROOT / "tools")!r}]
         from pathlib import Path
         from test_command import call, run
         from trainyard.programs.process import Guard

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from slurm_cluster.waiting import wait_until
 from trainyard.programs.process import Guard, claim
 from trainyard.utils import files
 from trainyard.utils.files import LockHeldError
-from waiting import wait_until
 from yard import ROOT
 
 PATIENCE = 30.0  # seconds for what takes milliseconds on a quiet machine

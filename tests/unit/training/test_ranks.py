@@ -6,10 +6,10 @@ import sys
 
 import pytest
 from loops import LEARNER, changed, numbers, start, train
+from slurm_cluster.waiting import finished as run
 from trainyard.training import trainer
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.trainer import Trainer
-from waiting import finished as run
 from yard import ROOT
 
 SPEC = changed(LEARNER, optimizer="sgd", lr=0.05, batch_size=None, global_batch_size=16, epochs=3)
@@ -133,7 +133,7 @@ def found(folder, staged, data):
     (folder / "trouble.py").write_text(MODELS)
     (folder / "program.py").write_text(PROGRAM)
     stop_within_second_epoch(start(SPEC, data, store=CheckpointStore(folder / "by-one")))
-    paths = [folder, ROOT / "scripts", ROOT / "tests", ROOT / "tests/unit/training", ROOT / "tests/cluster"]
+    paths = [folder, ROOT / "scripts", ROOT / "tests", ROOT / "tests/unit/training", ROOT / "tools"]
     environment = os.environ | {"PYTHONPATH": ":".join(map(str, paths)), "OMP_NUM_THREADS": "1"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--log-dir", str(folder),
                 "--nproc-per-node", "2"]  # fmt: skip

@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
+from slurm_cluster.waiting import PATIENCE_SECONDS
 from trainyard.utils.files import LockHeldError, atomic_write, hold_lock
-from waiting import PATIENCE_SECONDS
 
 
 def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path):

@@ -5,9 +5,9 @@ import shlex
 import subprocess
 
 import pytest
+from slurm_cluster.waiting import PATIENCE_SECONDS
 from trainyard.config.user_programs import PLACEHOLDER, build_argv
 from trainyard.utils.shell_syntax import ARITHMETIC, BACKTICKS, COMMENT, DOCUMENT, DOUBLE, ESCAPED, PLAIN, SINGLE, read
-from waiting import PATIENCE_SECONDS
 
 # A command line, and where each of its placeholders stands.
 PLACES = {

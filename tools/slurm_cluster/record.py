@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from namespaces import Process
-from waiting import wait_until
+from slurm_cluster.namespaces import Process
+from slurm_cluster.waiting import wait_until
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Record:
     first: Mapping[str, Process]  # the first process of the head and of each host that has power
 
     def save(self, path: Path) -> None:
+        """Write the record in one step: a reader sees the old one or the new one."""
         temporary = path.with_suffix(".new")
         temporary.write_text(json.dumps(asdict(self), indent=1))
         temporary.replace(path)

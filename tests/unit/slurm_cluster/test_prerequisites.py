@@ -5,9 +5,9 @@ import shutil
 import threading
 
 import pytest
-import slurm_prerequisites
-from slurm_prerequisites import SYSTEM_PATH, PrerequisiteMissing
-from waiting import wait_until
+from slurm_cluster import prerequisites
+from slurm_cluster.prerequisites import SYSTEM_PATH, PrerequisiteMissing
+from slurm_cluster.waiting import wait_until
 
 # A real apt-get that keeps its lists in a folder of the test's, and has none to fetch.
 APT_CONFIG = 'Dir::State "{folder}"; Dir::Cache "{folder}"; Dir::Etc "{folder}";'
@@ -27,7 +27,7 @@ def lock(tmp_path, monkeypatch):
 
 def test_another_apt_is_waited_for(lock, capfd):
     fcntl.lockf(lock, fcntl.LOCK_EX)
-    updating = threading.Thread(target=slurm_prerequisites._apt_get, args=["update"], kwargs={"packages": ["munge"]})
+    updating = threading.Thread(target=prerequisites._apt_get, args=["update"], kwargs={"packages": ["munge"]})
     updating.start()
     wait_until(lambda: "waiting for another apt to be done" in capfd.readouterr().out, what="it to wait")
     assert updating.is_alive()
@@ -38,9 +38,9 @@ def test_another_apt_is_waited_for(lock, capfd):
 def test_of_an_apt_that_is_never_done_it_is_said_who_it_is(lock):
     fcntl.lockf(lock, fcntl.LOCK_EX)
     with pytest.raises(PrerequisiteMissing, match=r"needs munge; 'apt-get update' failed: .*Could not get lock"):
-        slurm_prerequisites._apt_get("update", packages=["munge"], timeout_seconds=0)
+        prerequisites._apt_get("update", packages=["munge"], timeout_seconds=0)
 
 
 def test_an_apt_that_fails_is_not_tried_again(lock):
     with pytest.raises(PrerequisiteMissing, match=r"'apt-get install' failed: E: Unable to"):
-        slurm_prerequisites._apt_get("install", "no-such-package", packages=["munge"])
+        prerequisites._apt_get("install", "no-such-package", packages=["munge"])

@@ -1,11 +1,5 @@
 """A real Slurm of four hosts with two make-believe GPUs each on one machine, for tests and for trying things out.
 
-    python tests/cluster/slurm_cluster.py up                     # a few seconds; says so if it is up already
-    python tests/cluster/slurm_cluster.py run -- sbatch job.sh   # as on a login node, in the current folder
-    python tests/cluster/slurm_cluster.py shell                  # a shell on that login node
-    python tests/cluster/slurm_cluster.py status
-    python tests/cluster/slurm_cluster.py down                   # leaves no process, namespace, mount or file
-
 Each host is a set of Linux namespaces with its own name, network, processes, /tmp and /dev/shm; all other folders are
 shared, as on a cluster with a shared file system. Controller, accounting and clients live on a fifth, the head: it has
 the machine's files, with an /etc/slurm and /etc/hosts of its own laid over them. Every network is in a namespace:
@@ -13,19 +7,18 @@ nothing can be reached from outside, nothing reaches out, and the machine keeps 
 folder, the state ($TRAINYARD_CLUSTER, by default /tmp/trainyard-cluster).
 """
 
-import argparse
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
-import slurm_config
-from namespaces import (
-    CommandFailed,
+from slurm_cluster import config
+from slurm_cluster.client import Client
+from slurm_cluster.hosts import BRIDGE, PRIVATE_FOLDERS, Host
+from slurm_cluster.namespaces import (
     Namespaces,
     Process,
     daemon_environment,
@@ -33,11 +26,9 @@ from namespaces import (
     processes_with_mount,
     tail,
 )
-from slurm_client import Client
-from slurm_hosts import BRIDGE, PRIVATE_FOLDERS, Host, job_environment
-from slurm_prerequisites import PrerequisiteMissing, ensure_prerequisites, require_root
-from slurm_record import Record, exclusive
-from waiting import PATIENCE_SECONDS, wait_until
+from slurm_cluster.prerequisites import ensure_prerequisites, require_root
+from slurm_cluster.record import Record, exclusive
+from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 
 DEFAULT_STATE = "/tmp/trainyard-cluster"
 HEAD_DAEMONS = {"munged", "mariadbd", "slurmdbd", "slurmctld"}
@@ -123,10 +114,11 @@ class Cluster(Client):
         """Use the cluster that is up; raises ClusterError if there is none that works."""
         require_root()
         if problem := self._attach_problem():
-            raise ClusterError(f"{problem}; start it with: python {sys.argv[0]} up")
+            raise ClusterError(f"{problem}; start it with: make cluster-up")
 
     def host(self, number: int) -> Host:
-        return self.hosts[slurm_config.HOSTS[number - 1]]
+        """Host n<number>, counted from 1."""
+        return self.hosts[config.HOSTS[number - 1]]
 
     def processes_left(self) -> dict[str, list[Process]]:
         """What runs on the hosts beside Slurm's daemons; a host where nothing does is left out."""
@@ -146,21 +138,21 @@ class Cluster(Client):
     # Parts of starting
 
     def _start(self) -> None:
-        slurm_config.write_files(self.state)
+        config.write_files(self.state)
         self.spaces = Namespaces.open(log=self._log("head"), mark=(self.mark, self.state / "database"))
         self._set_up_head()
-        self._start_on_head("munged", slurm_config.munged_command(self.state))
-        self._start_on_head("mariadbd", slurm_config.database_command(self.state))
+        self._start_on_head("munged", config.munged_command(self.state))
+        self._start_on_head("mariadbd", config.database_command(self.state))
         for host in self._make_hosts():  # while the database gets ready
             host.boot()
         self._wait_for("munged", (self.state / "munge/socket").exists)
-        self._wait_for("mariadbd", lambda: self.head.listens(slurm_config.DATABASE_PORT))
+        self._wait_for("mariadbd", lambda: self.head.listens(config.DATABASE_PORT))
         self._start_on_head("slurmdbd", ["slurmdbd", "-D"])
-        self._wait_for("slurmdbd", lambda: self.head.listens(slurm_config.SLURMDBD_PORT))
-        for command in slurm_config.accounting_commands():
+        self._wait_for("slurmdbd", lambda: self.head.listens(config.SLURMDBD_PORT))
+        for command in config.accounting_commands():
             self.run(["sacctmgr", "--immediate", *command], cwd="/")
         self._start_on_head("slurmctld", ["slurmctld", "-D", "-i"])
-        self._wait_for("slurmctld", lambda: self.head.listens(slurm_config.SLURMCTLD_PORT))
+        self._wait_for("slurmctld", lambda: self.head.listens(config.SLURMCTLD_PORT))
         for host in self.hosts.values():
             host.start_slurmd()
         self._wait_for("slurmctld", lambda: set(self.host_states().values()) == {"idle"})
@@ -169,10 +161,10 @@ class Cluster(Client):
         lines = [
             f"mount --bind {self.state}/etc/slurm /etc/slurm",
             f"mount --bind {self.state}/etc/hosts /etc/hosts",
-            f"hostname {slurm_config.HEAD}",
+            f"hostname {config.HEAD}",
             "ip link set lo up",
             f"ip link add {BRIDGE} type bridge",
-            f"ip address add {slurm_config.address(slurm_config.HEAD)}/24 dev {BRIDGE}",
+            f"ip address add {config.address(config.HEAD)}/24 dev {BRIDGE}",
             f"ip link set {BRIDGE} up",
         ]
         self.run(["sh", "-ec", "\n".join(lines)], cwd="/", env=daemon_environment())
@@ -187,7 +179,7 @@ class Cluster(Client):
                 head=self.head,
                 changed=self._save_record,
             )
-            for name in slurm_config.HOSTS
+            for name in config.HOSTS
         }
         return list(self.hosts.values())
 
@@ -213,7 +205,7 @@ class Cluster(Client):
         return set(states.values()) == {"idle"}
 
     def _save_record(self) -> None:
-        spaces = {slurm_config.HEAD: self.spaces} | {host.name: host.spaces for host in self.hosts.values()}
+        spaces = {config.HEAD: self.spaces} | {host.name: host.spaces for host in self.hosts.values()}
         first = {name: space.first for name, space in spaces.items() if space}
         Record(owner=self._owner, visible=tuple(map(str, self.visible)), first=first).save(self._record_file)
 
@@ -227,13 +219,13 @@ class Cluster(Client):
         if record is None:
             return "no cluster is up"
         alive = {name for name, first in record.first.items() if first.alive()}
-        if dead := {slurm_config.HEAD, *slurm_config.HOSTS} - alive:
+        if dead := {config.HEAD, *config.HOSTS} - alive:
             return f"the cluster is up, but without {', '.join(sorted(dead))}"
         unseen = [str(path) for path in self.visible if str(path) not in record.visible]
         if unseen:
             return f"the cluster is up, but its hosts do not see {', '.join(unseen)}"
         self._owner = record.owner
-        self.spaces = Namespaces(first=record.first[slurm_config.HEAD])
+        self.spaces = Namespaces(first=record.first[config.HEAD])
         for host in self._make_hosts():
             host.spaces = Namespaces(first=record.first[host.name])
         return self._missing_daemons()
@@ -258,73 +250,3 @@ def _private_paths(paths: Sequence[Path]) -> list[Path]:
     """Those that lie in a folder which each host has its own of, without those that lie in another of them."""
     inside = [path.absolute() for path in paths if any(path.absolute().is_relative_to(f) for f in PRIVATE_FOLDERS)]
     return sorted({path for path in inside if not any(other in path.parents for other in inside)})
-
-
-# The command line
-
-
-def main() -> int:
-    arguments = _parser().parse_args()
-    cluster = Cluster(arguments.state)
-    try:
-        return {"up": _up, "down": _down, "run": _run, "shell": _shell, "status": _status}[arguments.action](
-            cluster, arguments
-        )
-    except (ClusterError, CommandFailed, PrerequisiteMissing, TimeoutError) as error:
-        print(error, file=sys.stderr)
-        return 1
-
-
-def _up(cluster: Cluster, _: argparse.Namespace) -> int:
-    start = time.monotonic()
-    with cluster.exclusive():
-        started = cluster.up()
-    took = f"up in {time.monotonic() - start:.1f} s" if started else "already up"
-    print(f"cluster {took}: hosts {', '.join(cluster.hosts)}; state and logs in {cluster.state}")
-    return 0
-
-
-def _down(cluster: Cluster, _: argparse.Namespace) -> int:
-    start = time.monotonic()
-    with cluster.exclusive():
-        was_up = cluster.down()
-    print(f"cluster down in {time.monotonic() - start:.1f} s" if was_up else "no cluster was up")
-    return 0
-
-
-def _run(cluster: Cluster, arguments: argparse.Namespace) -> int:
-    argv = arguments.argv[1:] if arguments.argv[:1] == ["--"] else arguments.argv
-    return _become(cluster, argv)
-
-
-def _shell(cluster: Cluster, _: argparse.Namespace) -> int:
-    print("on the head of the cluster; try: sinfo, squeue, sbatch, sacct -- and exit to leave", flush=True)
-    return _become(cluster, [os.environ.get("SHELL", "/bin/bash")])
-
-
-def _status(cluster: Cluster, _: argparse.Namespace) -> int:
-    return _become(cluster, ["sh", "-c", "sinfo --long --Node; echo; squeue"])
-
-
-def _become(cluster: Cluster, argv: Sequence[str]) -> int:
-    """Let the command take this process's place: terminal, signals and exit status are its own."""
-    cluster.attach()
-    command = cluster.command(argv)
-    os.execvpe(command[0], command, job_environment())
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--state", type=Path, help="the folder of everything on disk, instead of $TRAINYARD_CLUSTER")
-    actions = parser.add_subparsers(dest="action", required=True)
-    actions.add_parser("up", help="start the cluster, unless it is up")
-    actions.add_parser("down", help="end it and remove every trace")
-    actions.add_parser("shell", help="a shell on its login node")
-    actions.add_parser("status", help="its hosts and its queue")
-    runner = actions.add_parser("run", help="a command on its login node, in this folder and environment")
-    runner.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,7 +4,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-from waiting import PATIENCE_SECONDS
+from slurm_cluster.waiting import PATIENCE_SECONDS
 
 CLUSTER = "trainyard"
 ACCOUNT = "lab"
@@ -32,11 +32,13 @@ def address(host: str) -> str:
 
 
 def hosts_file() -> str:
+    """/etc/hosts: the names of the head and the hosts."""
     lines = ["127.0.0.1 localhost"] + [f"{address(host)} {host}" for host in (HEAD, *HOSTS)]
     return "\n".join(lines) + "\n"
 
 
 def slurm_conf(state: Path) -> str:
+    """slurm.conf: daemons, nodes, partitions, scheduling, preemption, accounting."""
     return f"""\
 ClusterName={CLUSTER}
 SlurmctldHost={HEAD}({address(HEAD)})
@@ -99,6 +101,7 @@ def gres_conf() -> str:
 
 
 def slurmdbd_conf(state: Path) -> str:
+    """slurmdbd.conf: where the accounting daemon listens, and its database."""
     return f"""\
 DbdHost={HEAD}
 DbdAddr={address(HEAD)}
@@ -115,6 +118,7 @@ StorageLoc=slurm
 
 
 def munged_command(state: Path) -> list[str]:
+    """The command line of munged, which runs as the user munge and keeps all its files in the state folder."""
     files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
     options = [f"--{option}={state / 'munge' / name}" for option, name in files.items()]
     return ["setpriv", "--reuid=munge", "--regid=munge", "--clear-groups", "munged", "--foreground", *options]
@@ -149,6 +153,7 @@ SYSTEM_TABLES = Path("/usr/share/mysql/mysql_system_tables.sql")
 
 
 def database_bootstrap() -> str:
+    """The SQL that makes the system tables."""
     return "CREATE DATABASE mysql;\nUSE mysql;\n" + SYSTEM_TABLES.read_text()
 
 

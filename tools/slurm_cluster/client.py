@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from namespaces import Namespaces, run
-from slurm_hosts import job_environment
-from waiting import PATIENCE_SECONDS, wait_until
+from slurm_cluster.hosts import job_environment
+from slurm_cluster.namespaces import Namespaces, run
+from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 
 SACCT_FIELDS = ("JobIDRaw", "JobName", "Partition", "State", "ExitCode", "NodeList", "ElapsedRaw", "AllocTRES")
 UNFINISHED = frozenset({"PENDING", "CONFIGURING", "RUNNING", "REQUEUED", "COMPLETING", "SUSPENDED"})
@@ -31,6 +31,7 @@ class Job:
 
     @classmethod
     def parse(cls, line: str) -> Self:
+        """The job in one line of `sacct --parsable2` with SACCT_FIELDS."""
         number, name, partition, state, exit_code, hosts, elapsed, allocated = line.split("|")
         return cls(
             id=int(number),
@@ -87,7 +88,7 @@ class Client:
         )
 
     def submit(self, script: str, *options: str, cwd: Path | str | None = None) -> int:
-        """sbatch a shell script's lines; returns the job's id. Its output goes to slurm-<id>.out in cwd."""
+        """Sbatch a shell script's lines; returns the job's id. Its output goes to slurm-<id>.out in cwd."""
         text = f"#!/bin/bash\nset -eu\n{script}\n"
         return int(self.run(["sbatch", "--parsable", *options], cwd=cwd, stdin=text).stdout.split(";")[0])
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from slurm_prerequisites import SYSTEM_PATH
-from waiting import PATIENCE_SECONDS, finished, wait_until
+from slurm_cluster.prerequisites import SYSTEM_PATH
+from slurm_cluster.waiting import PATIENCE_SECONDS, finished, wait_until
 
 # The first process of a PID namespace adopts its orphans. With SIGCHLD ignored the kernel reaps them: no zombies.
 FIRST_PROCESS = ["env", "--ignore-signal=CHLD", "sleep", "infinity"]
@@ -44,6 +44,7 @@ class Process:
         return None
 
     def alive(self) -> bool:
+        """Whether this process, and not another with its pid, is running."""
         now = Process.of(self.pid)
         return now is not None and now.start_ticks == self.start_ticks
 
@@ -65,6 +66,7 @@ class Process:
 
 
 def all_processes() -> Iterator[Process]:
+    """Every process of this PID namespace but zombies."""
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (process := Process.of(int(entry))):
             yield process

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from waiting import PATIENCE_SECONDS, wait_until
+from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # daemons lie in sbin, often not on $PATH
 
@@ -46,6 +46,7 @@ def ensure_prerequisites() -> None:
 
 
 def require_root() -> None:
+    """Raise PrerequisiteMissing unless this process runs as root."""
     if os.geteuid() != 0:
         raise PrerequisiteMissing("the test cluster needs root (it makes namespaces for its four hosts)")
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import slurm_config
-from namespaces import Namespaces, Process, run
-from waiting import PATIENCE_SECONDS, wait_until
+from slurm_cluster import config
+from slurm_cluster.namespaces import Namespaces, Process, run
+from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 
 BRIDGE = "cluster"
 PRIVATE_FOLDERS = (Path("/tmp"), Path("/dev/shm"))
@@ -42,6 +42,7 @@ class Host:
 
     @property
     def log(self) -> Path:
+        """The log of its namespaces and its slurmd."""
         return self.state / "log" / f"slurmd-{self.name}.log"
 
     @property
@@ -64,8 +65,8 @@ class Host:
         network = [
             f"hostname {self.name}",
             "ip link set lo up",
-            f"ip link set eth0 address {slurm_config.hardware_address(self.name)}",
-            f"ip address add {slurm_config.address(self.name)}/24 dev eth0",
+            f"ip link set eth0 address {config.hardware_address(self.name)}",
+            f"ip address add {config.address(self.name)}/24 dev eth0",
             "ip link set eth0 up",
         ]
         folders = [line for folder in PRIVATE_FOLDERS for line in self._private_folder(folder)]
@@ -81,6 +82,7 @@ class Host:
         self.changed()
 
     def start_slurmd(self) -> None:
+        """Start slurmd in the background; it registers with slurmctld a moment later."""
         (self.state / "slurmd" / self.name).mkdir(parents=True, exist_ok=True)
         self.inside.start_daemon(["slurmd", "-D", "-N", self.name], log=self.log)
 
@@ -99,6 +101,7 @@ class Host:
         self._head_shell(f"ip link set {self.link} down")
 
     def reconnect(self) -> None:
+        """Plug the network cable in again."""
         self._head_shell(f"ip link set {self.link} up")
 
     # Look inside

@@ -1,0 +1,93 @@
+"""The test cluster from the command line.
+
+    export PYTHONPATH=tools
+    python -m slurm_cluster up                     # a few seconds; says so if it is up already
+    python -m slurm_cluster run -- sbatch job.sh   # as on a login node, in the current folder
+    python -m slurm_cluster shell                  # a shell on that login node
+    python -m slurm_cluster status
+    python -m slurm_cluster down                   # leaves no process, namespace, mount or file
+
+On disk there is one folder, the state ($TRAINYARD_CLUSTER, by default /tmp/trainyard-cluster).
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from slurm_cluster.cluster import Cluster, ClusterError
+from slurm_cluster.hosts import job_environment
+from slurm_cluster.namespaces import CommandFailed
+from slurm_cluster.prerequisites import PrerequisiteMissing
+
+
+def main() -> int:
+    """Run one action; returns the exit status."""
+    arguments = _parser().parse_args()
+    cluster = Cluster(arguments.state)
+    try:
+        return {"up": _up, "down": _down, "run": _run, "shell": _shell, "status": _status}[arguments.action](
+            cluster, arguments
+        )
+    except (ClusterError, CommandFailed, PrerequisiteMissing, TimeoutError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _up(cluster: Cluster, _: argparse.Namespace) -> int:
+    start = time.monotonic()
+    with cluster.exclusive():
+        started = cluster.up()
+    took = f"up in {time.monotonic() - start:.1f} s" if started else "already up"
+    print(f"cluster {took}: hosts {', '.join(cluster.hosts)}; state and logs in {cluster.state}")
+    return 0
+
+
+def _down(cluster: Cluster, _: argparse.Namespace) -> int:
+    start = time.monotonic()
+    with cluster.exclusive():
+        was_up = cluster.down()
+    print(f"cluster down in {time.monotonic() - start:.1f} s" if was_up else "no cluster was up")
+    return 0
+
+
+def _run(cluster: Cluster, arguments: argparse.Namespace) -> int:
+    argv = arguments.argv[1:] if arguments.argv[:1] == ["--"] else arguments.argv
+    return _become(cluster, argv)
+
+
+def _shell(cluster: Cluster, _: argparse.Namespace) -> int:
+    print("on the head of the cluster; try: sinfo, squeue, sbatch, sacct -- and exit to leave", flush=True)
+    return _become(cluster, [os.environ.get("SHELL", "/bin/bash")])
+
+
+def _status(cluster: Cluster, _: argparse.Namespace) -> int:
+    return _become(cluster, ["sh", "-c", "sinfo --long --Node; echo; squeue"])
+
+
+def _become(cluster: Cluster, argv: Sequence[str]) -> int:
+    """Let the command take this process's place: terminal, signals and exit status are its own."""
+    cluster.attach()
+    command = cluster.command(argv)
+    os.execvpe(command[0], command, job_environment())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m slurm_cluster", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--state", type=Path, help="the folder of everything on disk, instead of $TRAINYARD_CLUSTER")
+    actions = parser.add_subparsers(dest="action", required=True)
+    actions.add_parser("up", help="start the cluster, unless it is up")
+    actions.add_parser("down", help="end it and remove every trace")
+    actions.add_parser("shell", help="a shell on its login node")
+    actions.add_parser("status", help="its hosts and its queue")
+    runner = actions.add_parser("run", help="a command on its login node, in this folder and environment")
+    runner.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
