@@ -1,9 +1,4 @@
-"""Start a private Ray on this machine for one driver program, quickly, and take it down without a trace.
-
-Ray 2.60.0 without extras, 2 cores, warm files. What `ray.init` waits for when nothing is trimmed (4.2 s): an API server
-that serves nothing (1.4 s), a node registration polled once a second (2 s, of which the agents' imports are 1.1 s), and
-workers started ahead of need.
-"""
+"""A private Ray instance on this machine for one driver program, removed completely when the driver ends."""
 
 import contextlib
 import dataclasses
@@ -16,15 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from trainyard.cluster import held_folders
+from trainyard.utils.fast_start import trimmed_ray_init
 
 # A Unix socket path holds 107 characters, and "/r/session_<date>_<time>_<pid>/sockets/plasma_store" has 66 of them.
 LONGEST_DIRECTORY: Final = 38
 # Trials get their data by path: the object store carries only what is too big for a message. Ray's minimum is 75 MiB.
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024
-REGISTRATION_TIMEOUT_SECONDS: Final = 60.0
 
 ENVIRONMENT: Final[Mapping[str, str | None]] = {  # None: must not be set
     "RAY_ADDRESS": None,
@@ -54,9 +49,7 @@ class LocalRay:
 
 
 @contextlib.contextmanager
-def local_ray(
-    *, gpus: int, cpus: int, trim: bool = True, address: str | None = None, litter: Sequence[str] = ()
-) -> Iterator[LocalRay]:
+def local_ray(*, gpus: int, cpus: int, address: str | None = None, litter: Sequence[str] = ()) -> Iterator[LocalRay]:
     """Run Ray on this machine with so many GPU and CPU slots; on leaving, no process and no file of it remains.
 
     With an `address` of this host, it listens there instead of on loopback only, and nodes with the token can join.
@@ -76,7 +69,7 @@ def local_ray(
         with _timed(into=seconds, name="import_ray_seconds"):
             import ray
         stack.callback(ray.shutdown)
-        with _timed(into=seconds, name="ray_init_seconds"), _trimmed_boot() if trim else contextlib.nullcontext():
+        with _timed(into=seconds, name="ray_init_seconds"), trimmed_ray_init():
             ray.init(
                 address="local",  # anything else may join a cluster that an earlier job left behind
                 num_gpus=gpus,
@@ -165,57 +158,3 @@ def _set_environment(variables: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _trimmed_boot() -> Iterator[None]:
-    """Leave out what one driver on one machine never uses, and notice the node's registration at once.
-
-    Ray has no public switch for these. A name that another Ray does not have is left alone: its boot is then slower,
-    not broken. Leaving out API server, autoscaler and log monitor saves 2 s at the start and 1 s at the end.
-    """
-    from ray._private import node, services, worker
-
-    replacements: list[tuple[Any, str, Callable[..., Any]]] = [
-        (node.Node, "start_api_server", _do_nothing),
-        (node.Node, "start_monitor", _do_nothing),
-        (node.Node, "start_log_monitor", _do_nothing),
-        # This one prints a paragraph to stdout for each dead worker; the exception carries the same text.
-        (worker, "listen_error_messages", _do_nothing),
-        (services, "get_node", _promptly(services.get_node)),
-    ]
-    originals = [(owner, name, vars(owner).get(name)) for owner, name, _ in replacements]
-    for owner, name, replacement in replacements:
-        if name in vars(owner):
-            setattr(owner, name, replacement)
-    try:
-        yield
-    finally:
-        for owner, name, original in originals:
-            if original is not None:
-                setattr(owner, name, original)
-
-
-def _do_nothing(*_args: object, **_options: object) -> None:
-    pass
-
-
-def _promptly(get_node: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
-    """Look for the node every 20 ms before calling the original, which looks once a second (0.5 s on average)."""
-
-    def get_registered_node(gcs_address: str, node_id: str) -> Any:
-        with contextlib.suppress(Exception):  # whatever goes wrong here, the original goes on and reports it
-            _wait_for_registration(gcs_address=gcs_address, node_id=node_id)
-        return get_node(gcs_address, node_id)
-
-    return get_registered_node
-
-
-def _wait_for_registration(*, gcs_address: str, node_id: str) -> None:
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
-
-    client, deadline = GcsClient(address=gcs_address), time.monotonic() + REGISTRATION_TIMEOUT_SECONDS
-    while time.monotonic() < deadline:
-        if any(known.hex() == node_id for known in client.get_all_node_info(timeout=5)):
-            return
-        time.sleep(0.02)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from trainyard.config.train import Schedule, Train
-from trainyard.training import fast_start
+from trainyard.utils import fast_start
 
 
 def build_optimizer(spec: Train, model: nn.Module) -> Optimizer:
@@ -18,7 +18,7 @@ def build_optimizer(spec: Train, model: nn.Module) -> Optimizer:
         arguments |= {"momentum": spec.momentum, "nesterov": spec.nesterov}
     kind = {"sgd": SGD, "adam": Adam, "adamw": AdamW}[spec.optimizer]
     parameters = list(model.parameters()) if spec.decay_all else _groups(model)
-    return fast_start.optimizer(kind)(parameters, **arguments)
+    return fast_start.optimizer_class(kind)(parameters, **arguments)
 
 
 def _groups(model: nn.Module) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainyard.cluster import host
-from trainyard.training import fast_start
+from trainyard.utils import fast_start
 from trainyard.utils.errors import UserError
 
 NODE_GPUS = Path("/proc/driver/nvidia/gpus")  # one entry per GPU, whatever a job may see of them
@@ -45,7 +45,7 @@ class Group:
         if self.world_size == 1:
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
-        parallel = DistributedDataParallel if compiled else fast_start.ddp
+        parallel = DistributedDataParallel if compiled else fast_start.distributed_data_parallel
         wrapped = parallel(model, device_ids=ids, gradient_as_bucket_view=True, static_graph=static_graph)
         if compression == "bf16":
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook

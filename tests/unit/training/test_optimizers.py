@@ -1,37 +1,10 @@
-"""Optimisers and schedules: torch's own, without what they need not import."""
-
-import subprocess
-import sys
-from pathlib import Path
+"""Optimisers and schedules: torch's own."""
 
 import pytest
 import torch
 from trainyard.config.train import Schedule, Train
 from trainyard.training import optimizers
 from trainyard.training.models import SmallConvNet
-
-
-def test_training_imports_no_compiler():
-    """Importing torch._dynamo takes longer than importing torch: it would double the start of every slot and rank."""
-    code = """
-import sys
-import torch
-from trainyard.training import optimizers
-from trainyard.config.train import Train
-for name in ("sgd", "adam", "adamw"):
-    model = torch.nn.Linear(2, 2)
-    optimizer = optimizers.build_optimizer(Train(optimizer=name), model)
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.zero_grad(), optimizer.step(), optimizer.state_dict()
-from trainyard.training.fast_start import ddp
-torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-model = ddp(torch.nn.Linear(2, 2), static_graph=True)
-model(torch.ones(1, 2)).sum().backward()
-print("torch._dynamo" in sys.modules)
-"""
-    scripts = Path(optimizers.__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=scripts, text=True, capture_output=True, check=True)
-    assert done.stdout == "False\n"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,86 @@
+"""The patches of torch and Ray: applied to the releases that they were written for, unless they are turned off."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from trainyard.utils.fast_start import SWITCH, TESTED
+from yard import ROOT
+
+TRAIN = """
+import sys
+import torch
+torch.__version__ = sys.argv[1] or torch.__version__
+from trainyard.config.train import Train
+from trainyard.training import optimizers
+from trainyard.utils.fast_start import distributed_data_parallel
+for name in ("sgd", "adam", "adamw"):
+    model = torch.nn.Linear(2, 2)
+    optimizer = optimizers.build_optimizer(Train(optimizer=name), model)
+    before = model.weight.detach().clone()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step(), optimizer.zero_grad(), optimizer.state_dict()
+    assert not torch.equal(model.weight, before)
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+model = distributed_data_parallel(torch.nn.Linear(2, 2), static_graph=True)
+model(torch.ones(1, 2)).sum().backward()
+print("torch._dynamo" in sys.modules)
+"""
+
+PATCHED = """
+import sys
+import ray
+from ray._private import node, services, worker
+from trainyard.utils.fast_start import trimmed_ray_init
+ray.__version__ = sys.argv[1] or ray.__version__
+
+def functions():
+    return [node.Node.start_api_server, node.Node.start_monitor, node.Node.start_log_monitor,
+            worker.listen_error_messages, services.get_node]
+
+before = functions()
+with trimmed_ray_init():
+    within = functions()
+assert functions() == before
+print(sum(one is not other for one, other in zip(before, within)))
+"""
+
+START = """
+from trainyard.cluster.ray_local import local_ray
+with local_ray(gpus=1, cpus=1):
+    import ray
+    print(ray.get(ray.remote(num_gpus=1)(lambda: 6 * 7).remote()))
+"""
+
+
+def output(code, *arguments, switch=None):
+    environment = {name: value for name, value in os.environ.items() if name != SWITCH}
+    environment |= {SWITCH: switch} if switch else {}
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, cwd=ROOT / "scripts", env=environment, text=True, capture_output=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("version", "switch", "imported"), [("", None, "False"), ("", "0", "True"), ("9.9.0", None, "True")]
+)
+def test_a_training_imports_the_compiler_only_without_the_patches(version, switch, imported):
+    """Importing torch._dynamo takes longer than importing torch: it would double the start of every slot and rank."""
+    assert output(TRAIN, version, switch=switch) == imported
+
+
+@pytest.mark.parametrize(("version", "switch", "patched"), [("", None, "5"), ("", "0", "0"), ("9.9.0", None, "0")])
+def test_ray_is_patched_only_while_it_starts(version, switch, patched):
+    assert output(PATCHED, version, switch=switch) == patched
+
+
+def test_ray_starts_without_the_patches():
+    assert output(START, switch="0") == "42"
+
+
+@pytest.mark.parametrize("library", TESTED)
+def test_the_patches_apply_to_the_pinned_release(library):
+    pins = (ROOT / "envs/requirements.txt").read_text().splitlines()
+    version = next(line.split("==")[1] for line in pins if line.startswith(f"{library}=="))
+    assert version.split()[0].rpartition(".")[0] in TESTED[library]
