@@ -13,10 +13,10 @@ class Faulty:
     says so; "corrupt": another byte in the middle; ("redirect", path).
     """
 
-    def __init__(self, files: dict[str, bytes], *, ranges: bool = True) -> None:
-        self.files, self.ranges = files, ranges
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = files
         self.faults: dict[str, list] = {}
-        self.requests: list[tuple[str, str | None]] = []  # path and Range
+        self.requests: list[str] = []  # paths
         self.url = ""
 
     @contextmanager
@@ -43,8 +43,8 @@ class _Handler(BaseHTTPRequestHandler):
     faulty: Faulty
 
     def do_GET(self):
-        faulty, wanted = self.faulty, self.headers.get("Range")
-        faulty.requests.append((self.path, wanted))
+        faulty = self.faulty
+        faulty.requests.append(self.path)
         waiting = faulty.faults.get(self.path)
         fault = waiting.pop(0) if waiting else None
         if isinstance(fault, int):
@@ -58,20 +58,15 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path not in faulty.files:
             self.send_error(404)
             return
-        self._send(faulty.files[self.path], wanted if faulty.ranges else None, fault)
+        self._send(faulty.files[self.path], fault)
 
-    def _send(self, content, wanted, fault):
-        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
-        if wanted and start >= len(content):
-            self.send_error(416)
-            return
-        body = content[start:]
+    def _send(self, body, fault):
         if fault == "corrupt":
             middle = len(body) // 2
             body = body[:middle] + bytes([body[middle] ^ 255]) + body[middle + 1 :]
         if fault and fault[0] == "short":
             body = body[: fault[1]]
-        self.send_response(206 if wanted else 200)
+        self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body[: fault[1]] if fault and fault[0] == "drop" else body)

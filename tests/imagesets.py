@@ -1,5 +1,6 @@
 """Image sets in their true formats, made for tests, with the pixels that must come out."""
 
+import bz2
 import gzip
 import io
 import pickle
@@ -9,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import scipy.io
 from PIL import Image
 
 
@@ -69,42 +71,40 @@ def planes(images):
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2)).reshape(len(images), -1)
 
 
-def write_cifar10(folder, train, val, *, binary=False):
-    """Five batches and a test batch, as pickles or as records."""
+def write_cifar10(folder, train, val):
+    """Five batches and a test batch, as pickles."""
     folder.mkdir(parents=True)
     parts = [(f"data_batch_{number + 1}", part) for number, part in enumerate(zip(*map(_fifths, train), strict=True))]
     for name, (images, labels) in [*parts, ("test_batch", val)]:
-        if binary:
-            records = np.concatenate([labels.astype(np.uint8)[:, None], planes(images)], axis=1)
-            (folder / f"{name}.bin").write_bytes(records.tobytes())
-        else:
-            _dump(folder / name, {"batch_label": name, "labels": labels.tolist(), "data": planes(images),
-                                  "filenames": ["x.png"] * len(labels)})  # fmt: skip
-    names = [f"thing{label}" for label in range(10)]
-    if binary:
-        (folder / "batches.meta.txt").write_text("\n".join(names) + "\n\n")
-    else:
-        _dump(folder / "batches.meta", {"label_names": names, "num_vis": 3072})
+        _dump(folder / name, {"batch_label": name, "labels": labels.tolist(), "data": planes(images),
+                              "filenames": ["x.png"] * len(labels)})  # fmt: skip
+    _dump(folder / "batches.meta", {"label_names": [f"thing{label}" for label in range(10)], "num_vis": 3072})
 
 
-def write_cifar100(folder, train, val, *, binary=False):
-    """One file per split, each image with a coarse and a fine label."""
+def write_cifar100(folder, train, val):
+    """One pickle per split, each image with a coarse and a fine label."""
     folder.mkdir(parents=True)
     for name, (images, labels) in (("train", train), ("test", val)):
-        coarse = labels // 5
-        if binary:
-            both = np.stack([coarse, labels], axis=1).astype(np.uint8)
-            (folder / f"{name}.bin").write_bytes(np.concatenate([both, planes(images)], axis=1).tobytes())
-        else:
-            _dump(
-                folder / name,
-                {"fine_labels": labels.tolist(), "coarse_labels": coarse.tolist(), "data": planes(images)},
-            )
+        coarse = (labels // 5).tolist()
+        _dump(folder / name, {"fine_labels": labels.tolist(), "coarse_labels": coarse, "data": planes(images)})
     names = [f"thing{label}" for label in range(100)]
-    if binary:
-        (folder / "fine_label_names.txt").write_text("\n".join(names) + "\n")
-    else:
-        _dump(folder / "meta", {"fine_label_names": names, "coarse_label_names": names[:20]})
+    _dump(folder / "meta", {"fine_label_names": names, "coarse_label_names": names[:20]})
+
+
+def write_svhn(folder, train, val):
+    """Matlab files; the label of the digit 0 is 10."""
+    for name, (images, labels) in (("train", train), ("test", val)):
+        content = {"X": images.transpose(1, 2, 3, 0), "y": np.where(labels == 0, 10, labels)[:, None].astype(np.uint8)}
+        scipy.io.savemat(folder / f"{name}_32x32.mat", content)
+
+
+def write_usps(folder, train, val):
+    """LIBSVM's text format; pixels from -1 to 1, labels from 1 to 10."""
+    for name, (images, labels) in (("usps.bz2", train), ("usps.t.bz2", val)):
+        rows = [" ".join(f"{index}:{(value + 0.5) / 127.5 - 1:.6f}" for index, value in enumerate(image.flat, start=1))
+                for image in images]  # fmt: skip
+        lines = [f"{label + 1} {row}\n" for label, row in zip(labels, rows, strict=True)]
+        (folder / name).write_bytes(bz2.compress("".join(lines).encode()))
 
 
 def _fifths(array):

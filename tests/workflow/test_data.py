@@ -1,4 +1,4 @@
-"""`snakemake data` alone: files of every kind are fetched, staged and drawn, and what is wrong with them is told."""
+"""`snakemake data` alone: files of every kind are downloaded, staged and plotted; bad files are listed."""
 
 import hashlib
 
@@ -35,7 +35,7 @@ def sources(yard, monkeypatch):
         )
 
 
-def test_data_of_every_kind_are_fetched_staged_and_drawn(yard, sources):
+def test_datasets_of_every_kind_are_downloaded_staged_and_plotted(yard, sources):
     server, datasets = sources
     config = {"datasets": datasets, "data": {"downloads": str(yard.folder / "downloads")}}
     yard.write(config)
@@ -54,4 +54,4 @@ def test_data_of_every_kind_are_fetched_staged_and_drawn(yard, sources):
     rows = pd.read_csv(yard.results / "data/tree/problems.csv")
     listed = rows[["file", "problem", "action"]].to_numpy().tolist()
     assert listed == [["train/class1/00001.png", "not an image", "skip"]]
-    assert len(server.requests) == 2, "broken off, and continued"
+    assert len(server.requests) == 2, "dropped once, and retried"

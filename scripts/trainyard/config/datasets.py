@@ -30,14 +30,16 @@ class Synthetic(Section):
 
 
 class Torchvision(Section):
-    """A dataset that torchvision knows: from a copy of yours, or downloaded, held against torchvision's checksums."""
+    """A dataset of torchvision, read by its class in `torchvision.datasets` from a local copy or from downloads."""
 
     source: Literal["torchvision"] = Field(description="A dataset of torchvision.")
-    name: Literal["MNIST", "FashionMNIST", "KMNIST", "CIFAR10", "CIFAR100"] = Field(description="Which one.")
+    name: Literal["MNIST", "FashionMNIST", "KMNIST", "CIFAR10", "CIFAR100", "SVHN", "USPS"] = Field(
+        description="Its class in `torchvision.datasets`."
+    )
     root: str | None = Field(
         None,
-        description="A folder (or, for CIFAR, an archive) with a copy in its own format: IDX, gzipped or not; CIFAR's "
-        "Python or binary version. Without it, it is downloaded to `data.downloads`.",
+        description="A local copy: a folder in torchvision's layout or with the published files (for CIFAR also the "
+        "archive itself). By default it is downloaded to `data.downloads`.",
     )
 
 

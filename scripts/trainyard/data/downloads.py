@@ -1,10 +1,7 @@
-"""Downloads that arrive whole: resumed where they broke off, tried again, held against a checksum, once per file."""
+"""Downloads with pooch: retried, verified by their checksum, and made once for all workflows that share a folder."""
 
 import logging
-import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,134 +10,106 @@ from trainyard.utils.errors import UserError
 from trainyard.utils.files import file_digest, hold_lock
 from trainyard.utils.progress_bar import counting
 
-CHUNK: Final = 2**20
-TRIES: Final = 6  # in a row without a byte
-FIRST_WAIT_SECONDS: Final = 1.0  # before the second try; then twice as long each time
-LONGEST_WAIT_SECONDS: Final = 60.0
-TIMEOUT_SECONDS: Final = 30.0  # without a byte
-LOCK_SECONDS: Final = 6 * 3600  # that another workflow may take for the same file
-PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})  # answers that may be different in a moment
+CHUNK_BYTES: Final = 2**20
+RETRIES: Final = 4  # per mirror; pooch waits 1 s before the first one, 2 s before the second, and so on
+TIMEOUT_SECONDS: Final = 30.0  # to connect, and between two chunks
+LOCK_SECONDS: Final = 6 * 3600  # that another workflow may take to download the same file
+RETRIED_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 log = logging.getLogger(__name__)
 
 
 class DownloadError(UserError):
-    """The file cannot be had; the message says what to put where."""
+    """The file cannot be downloaded; the message names the file and the folder where it belongs."""
 
 
-class _Broken(Exception):
-    """This try failed; another may not."""
-
-
-class _Refused(Exception):
-    """This address will not do."""
+class _PermanentFailure(Exception):
+    """The server's answer will not change; unlike `requests.HTTPError`, pooch does not retry it."""
 
 
 @dataclass(frozen=True)
-class Remote:
-    """A file to be downloaded."""
+class RemoteFile:
+    """A file to download."""
 
-    name: str  # of the file
-    urls: tuple[str, ...]  # mirrors, the best one first
+    name: str
+    urls: tuple[str, ...]  # mirrors, tried in this order
     checksum: str  # md5:... or sha256:...
 
 
-def fetch(remote: Remote, folder: Path, *, first_wait_seconds: float = FIRST_WAIT_SECONDS) -> Path:
-    """Have the file in `folder`, downloaded if it is not there yet; whoever comes second waits for the first.
+def download(remote: RemoteFile, folder: Path) -> Path:
+    """The path of the file in `folder`, downloaded unless it exists; concurrent callers wait for the first.
 
     Raises:
-        DownloadError: there is no way to it, or what comes is not what it should be; nothing of that is kept.
+        DownloadError: no mirror delivers it with the right checksum (nothing is kept then), or another file has its
+            name.
     """
-    target = folder / remote.name
+    from requests import RequestException
+
+    target, failures = folder / remote.name, []
     with hold_lock(folder / f".{remote.name}.lock", wait_seconds=LOCK_SECONDS, notify=log.info):
         if target.exists():
-            if (found := checksum_of(target, remote.checksum)) == remote.checksum:
+            if has_checksum(target, remote.checksum):
                 return target
-            raise DownloadError(f"{target}: is not the published file ({found}, not {remote.checksum}): remove it")
-        reasons = []
+            raise DownloadError(f"{target}: its checksum is not {remote.checksum}: remove it to download it again")
         for url in remote.urls:
             try:
-                _fetch_from(url, remote, target, first_wait_seconds)
+                _download_from(url, remote, target)
                 return target
-            except (_Refused, _Broken) as error:
-                reasons.append(f"{url}: {error}")
-        raise DownloadError(f"{remote.name} cannot be downloaded here ({'; '.join(reasons)}): put it into {folder} "
-                            "from a machine that can, or give `root:` a copy")  # fmt: skip
+            except (_PermanentFailure, RequestException, ValueError) as error:
+                failures.append(f"{url}: {_root_cause(error)}")
+    raise DownloadError(f"{remote.name} cannot be downloaded ({'; '.join(failures)}): copy it to {folder} "
+                        "from a machine with access, or set `root` to a local copy")  # fmt: skip
 
 
-def checksum_of(path: Path, like: str) -> str:
-    """The checksum of a file, in the same way of reckoning as another, `md5:...` or `sha256:...`."""
-    algorithm = like.partition(":")[0]
-    return f"{algorithm}:{file_digest(path, algorithm)}"
+def has_checksum(path: Path, checksum: str) -> bool:
+    """Whether a file has this checksum, `md5:...` or `sha256:...`."""
+    algorithm, _, expected = checksum.partition(":")
+    return file_digest(path, algorithm) == expected
 
 
-def _fetch_from(url: str, remote: Remote, target: Path, first_wait_seconds: float) -> None:
-    """Download from one address, into a file beside the target that takes its name when it is whole."""
-    part = target.with_name(f"{target.name}.part")
-    for _ in range(2):
-        _persist(url, part, first_wait_seconds)
-        if (found := checksum_of(part, remote.checksum)) == remote.checksum:
-            part.replace(target)
-            return
-        part.unlink()
-        log.info("%s: arrived with a wrong checksum: once more, from the beginning", remote.name)
-    raise _Refused(f"what comes has the checksum {found}, not {remote.checksum}")
+def _download_from(url: str, remote: RemoteFile, target: Path) -> None:
+    """Download from one mirror into a temporary folder; the file becomes `target` once its checksum is verified."""
+    import pooch
 
-
-def _persist(url: str, part: Path, first_wait_seconds: float) -> None:
-    """Go on from where it broke off, for as long as something comes."""
-    tries = 0  # in a row without a byte
-    while True:
-        before = _size(part)
-        try:
-            _receive(url, part)
-            return
-        except _Broken as error:
-            tries = 1 if _size(part) > before else tries + 1
-            if tries == TRIES:
-                raise
-            wait = min(first_wait_seconds * 2 ** (tries - 1), LONGEST_WAIT_SECONDS)
-            log.info("%s: %s; trying again in %.0f s", part.stem, error, wait)
-            time.sleep(wait)
-
-
-def _size(part: Path) -> int:
-    return part.stat().st_size if part.exists() else 0
-
-
-def _receive(url: str, part: Path) -> None:
-    """Append what is missing to the part, and have it on the disk."""
-    import requests
-    from urllib3.exceptions import HTTPError
-
-    start = _size(part)
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+    pooch.get_logger().setLevel(logging.WARNING)  # `_stream` logs what it would
+    temporary = target.with_name(f".{target.name}.part")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    mirror = pooch.create(
+        temporary,
+        base_url="",
+        registry={target.name: remote.checksum},
+        urls={target.name: url},
+        retry_if_failed=RETRIES,
+    )
     try:
-        with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_SECONDS) as answer:
-            if answer.status_code == 416:  # nothing after `start`: the part is whole, or too long
-                return
-            if answer.status_code in PASSING:
-                raise _Broken(f"answered {answer.status_code}")
-            if answer.status_code not in (200, 206):
-                raise _Refused(f"answered {answer.status_code} {answer.reason}")
-            resumed = answer.status_code == 206
-            with open(part, "ab" if resumed else "wb") as file, _progress(part, answer, start * resumed) as count:
-                for chunk in answer.raw.stream(CHUNK, decode_content=False):
+        Path(mirror.fetch(target.name, downloader=_stream)).replace(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _stream(url: str, output_file: str, _: Any) -> None:
+    """A downloader for pooch that shows our progress bar and gives up at once where a retry cannot help."""
+    import requests
+
+    log.info("downloading %s", url)
+    headers = {"Accept-Encoding": "identity"}  # requests would decompress a .gz that is sent as gzip-encoded
+    try:
+        with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_SECONDS) as response:
+            if not response.ok:
+                retried = response.status_code in RETRIED_STATUSES
+                failure = requests.HTTPError if retried else _PermanentFailure
+                raise failure(f"HTTP status {response.status_code} ({response.reason})")
+            size = int(response.headers.get("Content-Length", 0))
+            with open(output_file, "wb") as file, counting(url.rpartition("/")[2], size, unit="bytes") as count:
+                for chunk in response.iter_content(CHUNK_BYTES):
                     file.write(chunk)
                     count.add(len(chunk))
-                file.flush()
-                os.fsync(file.fileno())
-    except (requests.RequestException, HTTPError) as error:
-        raise _Broken(_in_short(error)) from None
+    except requests.RequestException as error:
+        log.info("%s: %s", url, _root_cause(error))
+        raise
 
 
-def _in_short(error: BaseException) -> str:
-    while error.__context__ is not None or (error.args and isinstance(error.args[-1], Exception)):
-        error = error.args[-1] if error.args and isinstance(error.args[-1], Exception) else error.__context__  # type: ignore[assignment]
-    return str(error) or type(error).__name__
-
-
-@contextmanager
-def _progress(part: Path, answer: Any, start: int) -> Iterator[Any]:
-    total = start + int(answer.headers.get("Content-Length", 0))
-    with counting(part.name.removesuffix(".part"), total, unit="bytes", done=start) as count:
-        yield count
+def _root_cause(error: BaseException) -> str:
+    """The innermost error in one sentence: requests wraps urllib3's, which wraps the operating system's."""
+    while inner := error.__context__ or next((arg for arg in error.args if isinstance(arg, BaseException)), None):
+        error = inner
+    return (str(error) or type(error).__name__).split(". ")[0]

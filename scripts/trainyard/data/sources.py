@@ -129,18 +129,12 @@ class Arrays(Source):
     splits: dict[str, tuple[NDArray[np.uint8], NDArray[np.int64]]]  # images (N, H, W, C) and labels (N,)
     names: list[str]
     read_from: dict[str, Any] = field(default_factory=dict)
-    remarks: list[Problem] = field(default_factory=list)
     in_process = True
 
     @property
     def state(self) -> dict[str, Any]:
         """The files that they were read from."""
         return self.read_from
-
-    @property
-    def problems(self) -> Sequence[Problem]:
-        """What there was to remark while reading them."""
-        return self.remarks
 
     @property
     def shape(self) -> tuple[int, int, int]:

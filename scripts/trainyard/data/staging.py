@@ -25,7 +25,7 @@ from trainyard.cluster import slurm_allocation
 from trainyard.config.config import Data
 from trainyard.config.datasets import Dataset, Digits, ImageFolder, Python, Synthetic, Table, Torchvision, is_downloaded
 from trainyard.data import torchvision_datasets
-from trainyard.data.downloads import Remote, fetch
+from trainyard.data.downloads import RemoteFile, download
 from trainyard.data.duplicates import duplicates
 from trainyard.data.imagefolder import ImageFiles
 from trainyard.data.mean_std import moments
@@ -102,7 +102,7 @@ def _source(dataset: Dataset, work: Path, data: Data) -> Source | None:
         case Torchvision() | ImageFolder():
             root = _path(dataset.root) if dataset.root else downloaded(dataset, data)
             if isinstance(dataset, Torchvision):
-                return torchvision_datasets.published(dataset, root, work)
+                return torchvision_datasets.read_published(dataset, root, work)
             return ImageFiles(dataset, root, work)
         case Python(on_the_fly=False):
             return Own(dataset)
@@ -110,13 +110,13 @@ def _source(dataset: Dataset, work: Path, data: Data) -> Source | None:
             return None
 
 
-def remotes(dataset: Dataset) -> list[Remote]:
+def remotes(dataset: Dataset) -> list[RemoteFile]:
     """What has to be downloaded for a dataset."""
     if not is_downloaded(dataset):
         return []
     if isinstance(dataset, ImageFolder) and dataset.url and dataset.checksum:
-        return [Remote(PurePosixPath(urlparse(dataset.url).path).name, (dataset.url,), dataset.checksum)]
-    return torchvision_datasets.remotes(dataset) if isinstance(dataset, Torchvision) else []
+        return [RemoteFile(PurePosixPath(urlparse(dataset.url).path).name, (dataset.url,), dataset.checksum)]
+    return torchvision_datasets.published_files(dataset) if isinstance(dataset, Torchvision) else []
 
 
 def downloaded(dataset: Dataset, data: Data) -> Path:
@@ -127,7 +127,7 @@ def downloaded(dataset: Dataset, data: Data) -> Path:
     """
     wanted = remotes(dataset)
     name = dataset.name if isinstance(dataset, Torchvision) else digest_of(wanted[0].urls, 8)
-    paths = [fetch(remote, _path(data.downloads) / name) for remote in wanted]
+    paths = [download(remote, _path(data.downloads) / name) for remote in wanted]
     return paths[0].parent if isinstance(dataset, Torchvision) else paths[0]
 
 

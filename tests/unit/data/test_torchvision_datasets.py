@@ -1,6 +1,7 @@
 """Every format that people have images in is read back equal, pixel for pixel."""
 
 import gzip
+import hashlib
 import pickle
 
 import numpy as np
@@ -13,8 +14,10 @@ from imagesets import (
     write_cifar100,
     write_idx,
     write_mnist,
+    write_svhn,
     write_tiny_imagenet,
     write_tree,
+    write_usps,
 )
 from trainyard.config.datasets import ImageFolder, Torchvision
 from trainyard.data.staged import DataError
@@ -40,49 +43,89 @@ def check(staged, train, val):
         assert as_set(found.images, found.labels) == as_set(images, labels)
 
 
+def md5(path):
+    return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+def publish(monkeypatch, name, folder):
+    """Have torchvision take the files in `folder` for the published ones."""
+    known = getattr(torchvision.datasets, name)
+    if hasattr(known, "split_list"):
+        parts = {split: [url, file, md5(folder / file)] for split, (url, file, _) in known.split_list.items()
+                 if (folder / file).exists()}  # fmt: skip
+        monkeypatch.setattr(known, "split_list", parts)
+        return
+    for kind in ("train_list", "test_list"):
+        monkeypatch.setattr(known, kind, [[file, md5(folder / file)] for file, _ in getattr(known, kind)])
+    monkeypatch.setattr(known, "meta", known.meta | {"md5": md5(folder / known.meta["filename"])})
+
+
+def stage_copy(name, root, folder):
+    return stage(Torchvision(source="torchvision", name=name, root=str(root)), folder)
+
+
 @pytest.mark.parametrize("name", ["MNIST", "FashionMNIST", "KMNIST"])
-@pytest.mark.parametrize(("place", "suffix"), [("{name}/raw", ""), ("", ".gz")])
-def test_idx_is_read_as_torchvision_lays_it_out_and_by_itself(tmp_path, name, place, suffix):
+@pytest.mark.parametrize(("place", "suffix"), [("{name}/raw", ""), ("{name}/raw", ".gz"), ("", ""), ("", ".gz")])
+def test_mnist_is_read_from_torchvisions_layout_and_from_the_files_alone(tmp_path, name, place, suffix):
     train, val = labelled(40, (28, 28), 10, 0), labelled(20, (28, 28), 10, 1)
     write_mnist(tmp_path / "copy" / place.format(name=name), train, val, suffix=suffix)
-    staged = stage(Torchvision(source="torchvision", name=name, root=str(tmp_path / "copy")), tmp_path / "staged")
+    staged = stage_copy(name, tmp_path / "copy", tmp_path / "staged")
     check(staged, train, val)
     assert staged.split("train").images.shape == (40, 28, 28, 1)
     assert len(staged.meta["classes"]) == 10
     assert staged.split("train").labels.tolist() == train[1].tolist(), "in the order of the files"
-    if suffix:  # torchvision knows the checksums of these
-        assert staged.meta["problems"] == {"differs from the published file": 4}
 
 
-@pytest.mark.parametrize("binary", [False, True], ids=["pickles", "binary"])
-@pytest.mark.parametrize("packed", [False, True], ids=["folder", "tar.gz"])
-@pytest.mark.parametrize(
-    ("name", "write", "classes"), [("CIFAR10", write_cifar10, 10), ("CIFAR100", write_cifar100, 100)]
-)
-def test_cifar_is_read_in_both_versions(tmp_path, name, write, classes, binary, packed):
-    kind = {"CIFAR10": "batches-bin" if binary else "batches-py", "CIFAR100": ""}[name]
-    folder = tmp_path / "copy" / (f"cifar-10-{kind}" if kind else f"cifar-100-{'binary' if binary else 'python'}")
+CIFAR = [("CIFAR10", write_cifar10, 10, "cifar-10-batches-py"), ("CIFAR100", write_cifar100, 100, "cifar-100-python")]
+
+
+@pytest.mark.parametrize("place", ["layout", "folder", "archive", "archive in a folder"])
+@pytest.mark.parametrize(("name", "write", "classes", "base"), CIFAR)
+def test_cifar_is_read_from_a_folder_and_from_its_archive(tmp_path, monkeypatch, name, write, classes, base, place):
+    folder = tmp_path / "copy" / base
     train, val = labelled(2 * classes, (32, 32, 3), classes, 0), labelled(classes, (32, 32, 3), classes, 1)
-    write(folder, train, val, binary=binary)
-    root = pack(folder, tmp_path / "cifar.tar.gz") if packed else tmp_path / "copy"
-    staged = stage(Torchvision(source="torchvision", name=name, root=str(root)), tmp_path / "staged")
+    write(folder, train, val)
+    publish(monkeypatch, name, folder)
+    (tmp_path / "packed").mkdir()
+    archive = pack(folder, tmp_path / "packed" / getattr(torchvision.datasets, name).filename)
+    roots = {"layout": folder.parent, "folder": folder, "archive": archive, "archive in a folder": archive.parent}
+    staged = stage_copy(name, roots[place], tmp_path / "staged")
     check(staged, train, val)
     assert staged.meta["classes"] == [f"thing{label}" for label in range(classes)]
 
 
-def test_these_sets_are_in_the_true_formats(tmp_path, monkeypatch):
-    """torchvision reads them, too."""
-    train, val = labelled(40, (28, 28), 10, 0), labelled(20, (28, 28), 10, 1)
-    write_mnist(tmp_path / "MNIST/raw", train, val)
-    held = torchvision.datasets.MNIST(tmp_path, train=True)
-    assert np.array_equal(held.data.numpy(), train[0])
-    assert np.array_equal(held.targets.numpy(), train[1])
-    colours = labelled(20, (32, 32, 3), 10, 0)
-    write_cifar10(tmp_path / "cifar-10-batches-py", colours, colours)
-    monkeypatch.setattr(torchvision.datasets.cifar, "check_integrity", lambda *_: True)
-    held = torchvision.datasets.CIFAR10(tmp_path, train=True)
-    assert np.array_equal(held.data, colours[0])
-    assert held.targets == colours[1].tolist()
+@pytest.mark.parametrize(
+    ("name", "write", "shape"), [("SVHN", write_svhn, (32, 32, 3)), ("USPS", write_usps, (16, 16))]
+)
+def test_svhn_and_usps_are_read_and_verified(tmp_path, monkeypatch, name, write, shape):
+    train, val = labelled(20, shape, 10, 0), labelled(10, shape, 10, 1)
+    (tmp_path / "copy").mkdir()
+    write(tmp_path / "copy", train, val)
+    publish(monkeypatch, name, tmp_path / "copy")
+    staged = stage_copy(name, tmp_path / "copy", tmp_path / "staged")
+    check(staged, train, val)
+    assert staged.meta["classes"] == [str(digit) for digit in range(10)]
+    first = min((tmp_path / "copy").iterdir())
+    first.write_bytes(first.read_bytes() + b"?")
+    with pytest.raises(DataError, match=f"{first}: its checksum is not that of the published file"):
+        stage_copy(name, tmp_path / "copy", tmp_path / "again")
+
+
+def test_a_staged_copy_is_not_staged_again(tmp_path, monkeypatch):
+    """Also one that was staged before torchvision read it: `meta.json` describes the source as it did then."""
+    write_mnist(tmp_path / "mnist", labelled(40, (28, 28), 10, 0), labelled(20, (28, 28), 10, 1))
+    source = stage_copy("MNIST", tmp_path / "mnist", tmp_path / "staged").meta["source"]
+    name = "t10k-labels-idx1-ubyte"
+    assert source["files"][name] == hashlib.sha256((tmp_path / "mnist" / name).read_bytes()).hexdigest()
+    before = (tmp_path / "staged/meta.json").stat().st_mtime_ns
+    stage_copy("MNIST", tmp_path / "mnist", tmp_path / "staged")
+    assert (tmp_path / "staged/meta.json").stat().st_mtime_ns == before
+    folder = tmp_path / "cifar-10-batches-py"
+    write_cifar10(folder, *[labelled(20, (32, 32, 3), 10, 0)] * 2)
+    publish(monkeypatch, "CIFAR10", folder)
+    source = stage_copy("CIFAR10", folder, tmp_path / "cifar").meta["source"]
+    state = (folder / "test_batch").stat()
+    assert source["files"]["test_batch"] == [state.st_size, state.st_mtime_ns]
 
 
 TINY = (labelled(24, (64, 64, 3), 3, 0), labelled(9, (64, 64, 3), 3, 1))
@@ -159,14 +202,15 @@ def cut_gzip(folder):
     path.unlink()
 
 
+TRAIN_FILES = "torchvision cannot read the train files of MNIST"
 BAD_IDX = [
-    (lambda folder: (folder / "t10k-labels-idx1-ubyte").unlink(), "there is no t10k-labels-idx1-ubyte or"),
-    (lambda folder: cut(folder / "train-images-idx3-ubyte", 5000), "31,360 bytes are announced, 4,984 are there"),
-    (lambda folder: cut(folder / "train-images-idx3-ubyte", 3), "is damaged or was cut off"),
-    (swap_labels_and_images, "is not an IDX file of bytes in 1 dimensions"),
-    (fewer_labels, "has 39 labels for 40 images"),
-    (strange_label, "has the train label 11, but there are 10 classes"),
-    (cut_gzip, "is damaged or was cut off"),
+    (lambda folder: (folder / "t10k-labels-idx1-ubyte").unlink(), "t10k-labels-idx1-ubyte.gz of MNIST is missing"),
+    (lambda folder: cut(folder / "train-images-idx3-ubyte", 5000), rf"{TRAIN_FILES} \(.*4984.*\): replace them"),
+    (lambda folder: cut(folder / "train-images-idx3-ubyte", 3), TRAIN_FILES),
+    (swap_labels_and_images, TRAIN_FILES),
+    (fewer_labels, "the train part of MNIST has 40 images and 39 labels"),
+    (strange_label, "the train part of MNIST has labels from 11 to 11, but 10 classes"),
+    (cut_gzip, "train-images-idx3-ubyte.gz: is damaged .*: replace it"),
 ]
 
 
@@ -174,8 +218,10 @@ BAD_IDX = [
 def test_a_damaged_idx_copy_is_explained_and_nothing_is_kept(tmp_path, damage, message):
     write_mnist(tmp_path / "copy", labelled(40, (28, 28), 10, 0), labelled(20, (28, 28), 10, 1))
     damage(tmp_path / "copy")
-    with pytest.raises(DataError, match=message):
-        stage(Torchvision(source="torchvision", name="MNIST", root=str(tmp_path / "copy")), tmp_path / "staged")
+    with pytest.raises(DataError, match=message) as caught:
+        stage_copy("MNIST", tmp_path / "copy", tmp_path / "staged")
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path / "copy") in str(caught.value)
     assert not list((tmp_path / "staged").glob("*.npy"))
 
 
@@ -190,22 +236,35 @@ def evil_pickle(folder):
     (folder / "data_batch_2").write_bytes(pickle.dumps({"data": Evil()}, protocol=2))
 
 
+def evil_meta(folder):
+    (folder / "batches.meta").write_bytes(pickle.dumps(Evil(), protocol=2))
+
+
 BAD_CIFAR = [
-    (False, lambda folder: (folder / "data_batch_3").unlink(), "misses data_batch_3 of CIFAR10"),
-    (False, lambda folder: (folder / "batches.meta").unlink(), "misses batches.meta of CIFAR10"),
-    (False, lambda folder: cut(folder / "data_batch_1", 4000), "data_batch_1: is damaged or no pickle"),
-    (False, evil_pickle, r"data_batch_2: is damaged or no pickle of arrays \(holds __builtin__.print"),
-    (True, lambda folder: cut(folder / "test_batch.bin", 4000), "4,000 bytes are no whole number of records of 3073"),
+    (
+        lambda folder: (folder / "data_batch_3").unlink(),
+        "data_batch_3 of CIFAR10 is missing; .* cifar-10-python.tar.gz",
+    ),
+    (lambda folder: (folder / "batches.meta").unlink(), "batches.meta of CIFAR10 is missing"),
+    (lambda folder: cut(folder / "data_batch_1", 4000), "data_batch_1: its checksum is not that of the published file"),
+    (evil_pickle, "data_batch_2: its checksum is not that of the published file"),
+    (evil_meta, "batches.meta: its checksum is not that of the published file"),
 ]
 
 
-@pytest.mark.parametrize(("binary", "damage", "message"), BAD_CIFAR)
-def test_a_damaged_cifar_copy_is_explained(tmp_path, capsys, binary, damage, message):
-    write_cifar10(tmp_path / "copy", labelled(20, (32, 32, 3), 10, 0), labelled(10, (32, 32, 3), 10, 1), binary=binary)
+@pytest.mark.parametrize(("damage", "message"), BAD_CIFAR)
+def test_a_damaged_cifar_copy_is_explained_and_not_unpickled(tmp_path, monkeypatch, capsys, damage, message):
+    write_cifar10(tmp_path / "copy", labelled(20, (32, 32, 3), 10, 0), labelled(10, (32, 32, 3), 10, 1))
+    publish(monkeypatch, "CIFAR10", tmp_path / "copy")
     damage(tmp_path / "copy")
     with pytest.raises(DataError, match=message):
-        stage(Torchvision(source="torchvision", name="CIFAR10", root=str(tmp_path / "copy")), tmp_path / "staged")
+        stage_copy("CIFAR10", tmp_path / "copy", tmp_path / "staged")
     assert "must not be run" not in capsys.readouterr().out
+
+
+def test_a_folder_that_does_not_exist_is_explained(tmp_path):
+    with pytest.raises(DataError, match="/nowhere: no such folder; `root` must be a copy of CIFAR10; without it"):
+        stage_copy("CIFAR10", "/nowhere", tmp_path / "staged")
 
 
 @pytest.mark.parametrize(
