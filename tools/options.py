@@ -36,7 +36,7 @@ SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("`sweeps.<name>.slots`", sweep.Slots),
     ("`sweeps.<name>.sample`", sweep.Sample),
     ("`sweeps.<name>.search`", sweep.Search),
-    ("`sweeps.<name>.stop`", user_programs.Stop),
+    ("`sweeps.<name>.stop`", sweep.Stop),
     ("`sweeps.<name>.metrics`, and of a scaling study's `script`", user_programs.Metrics),
     ("`scaling.<name>`", scaling.Scaling),
     ("`trees.<name>`", config.Trees),

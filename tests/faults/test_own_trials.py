@@ -190,7 +190,7 @@ def run(config, context):
 """
 
 
-@pytest.mark.parametrize("declared", [{"metric": "score"}, {"stop": {"method": "asha", "metric": "score", "grace": 9}}])
+@pytest.mark.parametrize("declared", [{"metric": "score"}, {"stop": {"method": "asha", "metric": "score", "grace_period": 9}}])
 def test_a_trial_whose_metric_is_no_number_has_diverged_and_is_not_tried_again(yard, declared):
     (yard.folder / "mine.py").write_text(NUMBERS)
     trials = [{"score": 0.5}, {"score": "nan"}, {"score": 0.25}]

@@ -12,8 +12,7 @@ from trainyard.cluster.slurm_queries import list_partitions, max_walltime_minute
 from trainyard.config.datasets import ImageFolder, Python, holds_images, is_downloaded
 from trainyard.config.load import check_config
 from trainyard.config.scaling import split_scale
-from trainyard.config.sweep import NAME_PATTERN
-from trainyard.config.train import Train
+from trainyard.config.train import NAME_PATTERN, Train
 from trainyard.config.trials import RESULT_VERSION, expand
 from trainyard.planning.forecast import costs, scale_row, summary, words
 from trainyard.planning.plan import Plan, dataset_digest, plan_sweep

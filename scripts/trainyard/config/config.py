@@ -1,83 +1,76 @@
-"""The config file as typed models: the one truth from which schema, defaults and option tables are generated.
+"""The whole config file as a typed model, from which schema, defaults and option tables are generated.
 
-Every field has a description; `tools/options.py` turns them into `workflow/schemas/config.schema.json` and the
-tables of `config/README.md`. Reading a file and reporting its errors is `load.py`; each section is in the file of
-its name, and what a user's program may be told is in `user_programs.py`.
+`tools/options.py` writes the descriptions of all fields to `workflow/schemas/config.schema.json` and the tables of
+`config/README.md`. `load.py` reads a file and reports its errors. The larger sections have modules of their own.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveInt,
-)
+from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from trainyard.config.datasets import Dataset
 from trainyard.config.scaling import Scaling
-from trainyard.config.sweep import Name, Sweep
-from trainyard.config.train import Section
+from trainyard.config.sweep import Sweep
+from trainyard.config.train import Name, Section
 
 TreeModel = Literal["xgboost", "lightgbm"]
 
 
 class Trees(Section):
-    """Tree models on a staged dataset (images flattened) or a table."""
+    """Tree models on a staged dataset (flattened images) or a table."""
 
     dataset: Name = Field(description="One of `datasets`.")
-    models: list[TreeModel] = Field(["xgboost", "lightgbm"], description="Which models.", min_length=1)
-    cpus: PositiveInt = Field(8, description="CPUs to ask for; the models use as many threads as there are.")
-    rounds: PositiveInt = Field(100, description="Boosting rounds.")
+    models: list[TreeModel] = Field(["xgboost", "lightgbm"], description="Models to train.", min_length=1)
+    cpus: PositiveInt = Field(8, description="CPUs to request; the models use one thread per available CPU.")
+    rounds: PositiveInt = Field(100, description="Number of boosting rounds.")
     params: dict[TreeModel, dict[str, Any]] = Field(
-        {}, description="Further parameters of a model, in its own words, e.g. `{lightgbm: {num_leaves: 15}}`."
+        {}, description="Further parameters per model, under the library's names, e.g. `{lightgbm: {num_leaves: 15}}`."
     )
-    seed: int = Field(0, description="Seed of the models.")
-    retrain: NonNegativeInt = Field(0, description="Raise to train again.")
+    seed: int = Field(0, description="Random seed of the models.")
+    retrain: NonNegativeInt = Field(0, description="Increase to train again.")
 
 
 class Pricing(Section):
-    """What a GPU costs."""
+    """Prices, from which costs are computed."""
 
-    gpu_hour: NonNegativeFloat | None = Field(None, description="Price of one GPU for one hour, in your currency.")
+    gpu_hour: NonNegativeFloat | None = Field(None, description="Price of a GPU-hour, in your currency.")
 
 
 class Data(Section):
-    """How data are read."""
+    """How data is staged and loaded."""
 
     local: Annotated[str, BeforeValidator(lambda value: "off" if value is False else value)] = Field(  # YAML's `off`
         "auto",
-        description="Copy on a node's own disk, one per node and job: `off`, a folder for it, or `auto`: in a Slurm "
-        "job, for data on a network file system, in the first of `$SLURM_TMPDIR`, `$TMPDIR`, `/tmp`, `/dev/shm` "
-        "with room.",
+        description="Copy of the data on the node's local disk, one per node and job: `off`, a folder, or `auto`: in a "
+        "Slurm job with data on a network file system, in the first of `$SLURM_TMPDIR`, `$TMPDIR`, `/tmp` and "
+        "`/dev/shm` that has enough space.",
     )
-    downloads: str = Field("~/.cache/trainyard", description="The folder that downloads are kept in.")
-    staging_cpus: PositiveInt = Field(8, description="CPUs to ask for to read image files with.")
+    downloads: str = Field("~/.cache/trainyard", description="Folder for downloads.")
+    staging_cpus: PositiveInt = Field(8, description="CPUs to request for staging image files.")
     on_device: bool | Literal["auto"] = Field(
         "auto",
-        description="Keep all images in the GPU's memory; `auto`: where they take at most half of what is free, and "
-        "else read the next batches ahead.",
+        description="Keep all images in GPU memory; `auto`: if they need at most half of the free memory. Otherwise "
+        "batches are prefetched from the host.",
     )
     workers: PositiveInt | None = Field(
-        None, description="Processes per GPU that run your own dataset's code; by default all CPUs but one."
+        None, description="DataLoader workers per GPU, for a dataset of your own code. By default all CPUs but one."
     )
-    prefetch: PositiveInt = Field(2, description="Batches that are read ahead, or by each worker.")
+    prefetch: PositiveInt = Field(2, description="Batches to prefetch; for DataLoader workers, per worker.")
 
 
 class Tables(Section):
-    """How tables are written: always as CSV, which pandas and spreadsheets read without being told how."""
+    """Format of the tables: always CSV."""
 
-    parquet: bool = Field(False, description="Write each table as Parquet, too, beside its CSV.")
+    parquet: bool = Field(False, description="Also write each table as Parquet.")
 
 
 class Config(Section):
-    """The whole file."""
+    """The whole config file."""
 
     datasets: dict[Name, Dataset] = Field({}, description="Datasets by name.")
-    data: Data = Field(Data(), description="How data are read.")
+    data: Data = Field(Data(), description="How data is staged and loaded.")
     sweeps: dict[Name, Sweep] = Field({}, description="Sweeps by name.")
     scaling: dict[Name, Scaling] = Field({}, description="Scaling studies by name.")
     trees: dict[Name, Trees] = Field({}, description="Studies of tree models by name.")
-    pricing: Pricing = Field(Pricing(), description="Prices, for the columns `cost`.")
-    tables: Tables = Field(Tables(), description="How tables are written.")
+    pricing: Pricing = Field(Pricing(), description="Prices, from which costs are computed.")
+    tables: Tables = Field(Tables(), description="Format of the tables.")

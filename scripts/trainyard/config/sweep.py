@@ -1,9 +1,10 @@
-"""What the section `sweeps` of the config may say: which trials there are, and what they run on."""
+"""The section `sweeps` of the config: the trials of a sweep, their slots, search and early stopping."""
 
+import logging
 import re
 from collections.abc import Sequence
 from decimal import Decimal
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -23,58 +24,54 @@ from pydantic_core import PydanticCustomError
 
 from trainyard.config.train import Section, Train
 from trainyard.config.user_programs import (
-    GRACE_DESCRIPTION,
-    GRACE_SECONDS,
     TRIAL_PLACEHOLDERS,
     Command,
     DottedPath,
-    GraceSeconds,
-    Metrics,
-    Stop,
+    ProgramOptions,
+    Study,
     UserProgram,
     check_arithmetic,
     check_quoting,
-    check_resume,
-    find_placeholders,
     insert_resume_option,
     make_lookup,
 )
 
-NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_-]*"
-Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$", max_length=64)]
+log = logging.getLogger("config")
+
 VARIED_KEY = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")
 
+# Metrics of Trainyard's training loop: those of each epoch, and those of a whole training.
 EPOCH_METRICS: Final = (
     "epoch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second", "seconds",
     "step_ms_p50", "step_ms_p95", "data_wait_fraction",
 )  # fmt: skip
 TRAINING_METRICS: Final = (*EPOCH_METRICS, "best_val_accuracy", "micro_batch", "accumulation")
-COLUMNS: Final = {"trial", "status", "attempts", "attempt", "seconds", "epoch"}  # of a sweep's tables
+RESERVED_COLUMNS: Final = {"trial", "status", "attempts", "attempt", "seconds", "epoch"}  # of a sweep's tables
 Mode = Literal["max", "min"]
 DEFAULT_METRIC: Final = "val_accuracy"
-LOW_IS_GOOD: Final = ("loss", "error", "rmse", "mse", "mae", "perplexity", "seconds")  # ends of metrics' names
+MINIMIZED: Final = ("loss", "error", "rmse", "mse", "mae", "perplexity", "seconds")  # last words of metrics' names
 
 
 def guess_mode(metric: str) -> Mode:
-    """What is better of a metric, by the end of its name."""
-    return "min" if metric.lower().endswith(LOW_IS_GOOD) else "max"
+    """Whether a metric is to be minimized or maximized, judged by the end of its name."""
+    return "min" if metric.lower().endswith(MINIMIZED) else "max"
 
 
 class Range(Section):
-    """Evenly spaced numbers; `stop` is the last one (if a step lands on it)."""
+    """Evenly spaced numbers from `start` to `stop`, inclusive."""
 
-    start: int | float = Field(description="The first value.")
-    stop: int | float = Field(description="No value is larger.")
-    step: int | float = Field(1, description="The distance of two values.", gt=0)
+    start: int | float = Field(description="First value.")
+    stop: int | float = Field(description="Upper bound, inclusive.")
+    step: int | float = Field(1, description="Distance between values.", gt=0)
 
     @model_validator(mode="after")
-    def _ascends(self) -> "Range":
+    def _check_order(self) -> "Range":
         if self.stop < self.start:
             raise PydanticCustomError("range", "stop ({stop}) is below start ({start})", self.model_dump())
         return self
 
     def values(self) -> list[int | float]:
-        """All values, in order; whole numbers stay whole, and decimal fractions what one would write: 0.3 after 0.2."""
+        """All values in ascending order; integers stay integers, and 0.1 + 0.2 is 0.3."""
         start, stop, step = (Decimal(repr(number)) for number in (self.start, self.stop, self.step))
         count = int((stop - start) / step + Decimal("1e-9")) + 1
         kind = int if isinstance(self.start, int) and isinstance(self.step, int) else float
@@ -82,19 +79,19 @@ class Range(Section):
 
 
 class Uniform(Section):
-    """Draws from a range of numbers."""
+    """A uniform distribution over a range of numbers."""
 
-    low: float = Field(description="The smallest value.")
-    high: float = Field(description="The largest value.")
-    log: bool = Field(False, description="Draw the logarithm evenly: for learning rates and the like.")
-    integer: bool = Field(False, description="Round to whole numbers.")
+    low: float = Field(description="Lower bound.")
+    high: float = Field(description="Upper bound.")
+    log: bool = Field(False, description="Draw on a logarithmic scale, as for learning rates.")
+    integer: bool = Field(False, description="Round to integers.")
 
     @model_validator(mode="after")
-    def _is_range(self) -> "Uniform":
+    def _check_bounds(self) -> "Uniform":
         if self.high < self.low:
             raise PydanticCustomError("range", "high ({high}) is below low ({low})", self.model_dump())
         if self.log and self.low <= 0:
-            raise PydanticCustomError("range", "a logarithmic range starts above 0, not at {low}", {"low": self.low})
+            raise PydanticCustomError("range", "with log, low must be above 0, not {low}", {"low": self.low})
         return self
 
 
@@ -110,62 +107,111 @@ Draw = Annotated[Annotated[Choices, Tag("list")] | Annotated[Uniform, Tag("mappi
 
 
 class Sample(Section):
-    """Random configurations, the same ones for the same seed."""
+    """Random configurations, drawn from a seed."""
 
-    count: PositiveInt = Field(description="How many.")
+    count: PositiveInt = Field(description="Number of configurations.")
     values: dict[str, Draw] = Field(
-        description="Per key a list to choose from, or `{low: , high: , log: , integer: }`.", min_length=1
+        description="For each key, a list of choices or a range `{low: , high: , log: , integer: }`.", min_length=1
     )
-    seed: int = Field(0, description="Seed of the draws.")
+    seed: int = Field(0, description="Random seed.")
 
 
 class Search(Section):
-    """Configurations that are drawn one by one, each from what the ones before it have come to (Optuna)."""
+    """Search with Optuna: each configuration is drawn from the results of the previous ones."""
 
     method: Literal["tpe", "cmaes", "random"] = Field(
-        "tpe", description="`tpe`: any kinds of values; `cmaes`: for numbers that hang together; `random`."
+        "tpe", description="Sampler. `tpe`: for all kinds of values; `cmaes`: for correlated parameters; `random`."
     )
-    trials: PositiveInt = Field(description="How many.")
+    trials: PositiveInt = Field(description="Number of trials.")
     values: dict[str, Draw] = Field(
-        description="Per key a list to choose from, or `{low: , high: , log: , integer: }`.", min_length=1
+        description="For each key, a list of choices or a range `{low: , high: , log: , integer: }`.", min_length=1
     )
     metric: str = Field(
-        "val_accuracy", description="What is to become best; if it is left out, the sweep's `metric`, if that is given."
+        "val_accuracy", description="Metric to optimize. By default the sweep's `metric`, if it is set."
     )
     mode: Mode = Field(
         "max",
-        description="What is better: more or less of it. If it is left out, the sweep's `mode`, or else `min` for a "
-        "metric whose name ends in loss, error, rmse, mse, mae, perplexity or seconds.",
+        description="Whether a larger or a smaller value is better. By default the sweep's `mode`, or else `min` for "
+        "names that end in loss, error, rmse, mse, mae, perplexity or seconds.",
     )
-    seed: int = Field(0, description="Seed of the draws.")
+    seed: int = Field(0, description="Random seed.")
+
+
+RENAMED: Final = {"grace": "grace_period", "reduction": "reduction_factor", "least": "min_samples"}
+
+
+class Stop(Section):
+    """Early stopping: ends trials whose metric is worse than that of other trials at the same epoch."""
+
+    method: Literal["asha", "median"] = Field(
+        description="`asha`: at epochs `grace_period`, `grace_period` x `reduction_factor`, ... a trial continues only "
+        "if it is in the best 1/`reduction_factor` of the trials that have reached this epoch, or the best of them if "
+        "that is less than one trial (Li et al. 2020). `median`: from `grace_period` on, a trial ends if its best "
+        "value is worse than the median of the other trials' running means at this epoch (Golovin et al. 2017)."
+    )
+    metric: str = Field("val_accuracy", description="Metric to compare. By default the sweep's `metric`, if it is set.")
+    mode: Mode = Field("max", description="Whether a larger or a smaller value is better, as in `search`.")
+    grace_period: PositiveInt = Field(1, description="Epochs before a trial can be stopped.")
+    reduction_factor: int = Field(
+        3, ge=2, description="For `asha`: the best 1/`reduction_factor` of the trials continue."
+    )
+    min_samples: PositiveInt = Field(
+        5, description="For `median`: number of other trials that must have reached an epoch."
+    )
+    epochs: PositiveInt | None = Field(
+        None, description="Epochs of a complete trial, from which savings are computed. Known for `train`."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_keys(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        for old, new in RENAMED.items():
+            if old in given and new in given:
+                raise PydanticCustomError("renamed", "give {new} only: {old} is its old name", {"new": new, "old": old})
+            if old in given:
+                _note_renamed(old)
+        return {RENAMED.get(name, name): value for name, value in given.items()}
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """All fields for a digest, under their first names: a renamed key changes no digest."""
+        first = {new: old for old, new in RENAMED.items()}
+        return {first.get(name, name): value for name, value in self.model_dump().items()}
+
+
+@cache
+def _note_renamed(old: str) -> None:
+    log.warning("config: `%s` in `stop` is now called `%s`; the old name still works", old, RENAMED[old])
 
 
 class Slots(Section):
-    """What the sweep's job asks for, and how it is shared out."""
+    """The resources of a sweep's job, and how trials share them."""
 
-    auto: bool = Field(False, description="Ask for as many nodes and GPUs as suit `goal`, at most those given here.")
+    auto: bool = Field(False, description="Request as many nodes and GPUs as suit `goal`, at most those given here.")
     nodes: PositiveInt = Field(1, description="Nodes of the job.")
-    gpus_per_node: PositiveInt = Field(1, description="GPUs of a node. Without GPUs they are only counted.")
+    gpus_per_node: PositiveInt = Field(1, description="GPUs per node; on a machine without GPUs, slots on CPUs.")
     gpus_per_trial: PositiveFloat | Literal["auto"] = Field(
         1.0,
-        description="Share of a GPU per trial (0.25: four trials on one), or GPUs (more than one for a `command` or "
-        "`function` only). `auto`: the first trials have a GPU each, and from the memory and time that they take of "
-        "it, it is worked out how many share one from then on.",
+        description="GPUs per trial: a fraction (0.25: four trials share a GPU), or a whole number (above one only for "
+        "a `command` or `function`). `auto`: each of the first trials gets a GPU; from their memory and GPU "
+        "utilization follows how many trials share one after that.",
     )
     trials_per_gpu: PositiveInt = Field(
-        4, description="With `gpus_per_trial: auto`, at most so many trials on a GPU: CPUs are asked for as many."
+        4, description="With `gpus_per_trial: auto`, the maximum per GPU; CPUs are requested for that many."
     )
-    cpus_per_trial: PositiveInt = Field(1, description="CPUs, and so threads, per trial.")
+    cpus_per_trial: PositiveInt = Field(1, description="CPUs, and therefore threads, per trial.")
 
     @field_validator("gpus_per_trial")
     @classmethod
-    def _whole_above_one(cls, value: float | str) -> float | str:
+    def _check_whole(cls, value: float | str) -> float | str:
         if not isinstance(value, str) and value > 1 and value != int(value):
-            raise PydanticCustomError("slots", "a share above one GPU must be a whole number of GPUs")
+            raise PydanticCustomError("slots", "above one GPU, gpus_per_trial must be a whole number of GPUs")
         return value
 
     @model_validator(mode="after")
-    def _fits(self) -> "Slots":
+    def _check_node(self) -> "Slots":
         if self.share > self.gpus_per_node:
             message = "a trial of {gpus_per_trial} GPUs does not fit a node of {gpus_per_node}"
             raise PydanticCustomError("slots", message, self.model_dump())
@@ -173,30 +219,30 @@ class Slots(Section):
 
     @property
     def share(self) -> float:
-        """GPUs per trial; while it is open how many trials can share one, 1."""
+        """GPUs per trial; 1 for `auto`, until it is known how many trials can share a GPU."""
         return 1.0 if isinstance(self.gpus_per_trial, str) else self.gpus_per_trial
 
     @property
     def per_node(self) -> int:
-        """Trials that run side by side on one node."""
+        """Slots per node."""
         if self.share >= 1:
             return self.gpus_per_node // int(self.share)
         return self.gpus_per_node * int(1 / self.share + 1e-9)
 
     @property
     def cpus_per_node(self) -> int:
-        """CPUs for the trials that run side by side on one node, or may."""
+        """CPUs per node, for as many trials as can run at the same time."""
         more = self.trials_per_gpu if self.gpus_per_trial == "auto" else 1
         return self.per_node * more * self.cpus_per_trial
 
     @property
     def count(self) -> int:
-        """Trials that run side by side in the whole job."""
+        """Slots of the job."""
         return self.nodes * self.per_node
 
     @property
     def gpus(self) -> int:
-        """GPUs of the whole job."""
+        """GPUs of the job."""
         return self.nodes * self.gpus_per_node
 
 
@@ -204,228 +250,217 @@ def _auto_slots(value: Any) -> Any:
     return {"auto": True, "gpus_per_node": AUTO_GPUS} if value == "auto" else value
 
 
-AUTO_GPUS = 8  # at most, for `slots: auto`: a node of the usual size
+AUTO_GPUS = 8  # the limit of `slots: auto`: a node of the usual size
 Goal = Annotated[str, StringConstraints(pattern=r"^(fastest|cheapest|deadline [0-9]+(\.[0-9]+)? ?(min|h|d))$")]
 Retrain = int | dict[str, int]
 
 
 def _with_target(part: dict[str, Any], sweep: dict[str, Any]) -> dict[str, Any]:
-    """`search` or `stop` as given, with the metric and mode that it goes by."""
+    """The section `search` or `stop` with its metric and mode filled in from the sweep."""
     metric = part.get("metric") or sweep.get("metric")
     mode = part.get("mode") or sweep.get("mode") or (guess_mode(metric) if isinstance(metric, str) else None)
     return part | {name: value for name, value in (("metric", metric), ("mode", mode)) if value is not None}
 
 
-class Sweep(Section):
-    """A named set of trials: `grid`, `trials` and `sample` each add theirs; what comes out twice is trained once.
+class Workload(Study):
+    """What the trials of a sweep run: `train`, a `command` or a `function`."""
 
-    A trial is a training by Trainyard's own loop (`train`), a `command`, or a call of a Python `function`.
-    """
-
-    dataset: Name | None = Field(None, description="One of `datasets`; what is your own can do without.")
-    train: Train = Field(Train(), description="What all trainings have in common.")
     command: Command | None = Field(
         None,
-        description="A program of yours: a line for the shell, or a list of words. `{lr}` stands for the argument "
-        "`lr`, and so do `{trial_dir}`, `{trial}`, `{attempt}`, `{resume_from}`, `{dataset}` and `{cpus}` for theirs. "
-        "Values are quoted: write no quotes around a placeholder.",
+        description="Your own program: a shell command line or a list of words. Placeholders such as `{lr}` stand for "
+        "arguments; `{trial_dir}`, `{trial}`, `{attempt}`, `{resume_from}`, `{dataset}` and `{cpus}` are predefined. "
+        "Trainyard quotes values, so write no quotes around a placeholder.",
     )
     function: DottedPath | None = Field(
-        None, description="A function of yours, `package.module:function`, called with `(config, context)`."
+        None, description="Your own Python function, `package.module:function`, called as `function(config, context)`."
     )
-    args: dict[str, Any] = Field({}, description="Arguments that all calls of a `command` or `function` have.")
-    metrics: Metrics | None = Field(None, description="Where a `command` tells its metrics.")
-    checkpoint: str | None = Field(
-        None,
-        description="Files in a command's folder that it can go on from, as in `*.pt`: `{resume_from}` is the newest "
-        "that an earlier attempt has left, or nothing. After an attempt that resumed from it and failed, it is the one "
-        "before, then nothing.",
-    )
-    resume: str | None = Field(
-        None,
-        description="What a `command` is given that has something to go on from, as in `--resume {resume_from}`: in "
-        "the place of `{resume}`, or else at its end.",
-    )
+
+    @field_validator("command")
+    @classmethod
+    def _check_quoting(cls, command: Command | None) -> Command | None:
+        return command and check_quoting(command)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether trials run Trainyard's training loop."""
+        return self.command is None and self.function is None
+
+    @property
+    def kinds(self) -> list[str]:
+        """Which of `train`, `command` and `function` the config gives."""
+        return [name for name in ("train", "command", "function") if name in self.model_fields_set]
+
+
+OPTIONS_OF: Final = {  # options that only some kinds of trials have
+    "metrics": ("command",),
+    "checkpoint": ("command",),
+    "resume": ("command",),
+    "grace_seconds": ("command",),
+    "args": ("command", "function"),
+    "timeout_minutes": ("command", "function"),
+    "resumable": ("function",),
+}
+
+
+class Sweep(ProgramOptions, Workload):
+    """A named set of trials: the union of `grid`, `trials` and `sample`, without duplicates.
+
+    A trial runs Trainyard's training loop (`train`), a `command` or a Python `function`.
+    """
+
     timeout_minutes: PositiveFloat | None = Field(
-        None, description="An attempt at a `command` or `function` that takes longer has failed."
+        None, description="Time limit of an attempt of a `command` or `function`; a longer attempt fails."
     )
     resumable: bool = Field(
         True,
-        description="Whether a `function` continues from its `checkpoint_dir` when it is called again. With `false`, "
-        "and for a `command` without `checkpoint`, a trial starts only if it can end before the walltime does.",
+        description="Whether a `function` resumes from its `checkpoint_dir`. If `false`, and for a `command` without "
+        "`checkpoint`, a trial starts only if it can finish before the walltime limit.",
     )
-    grace_seconds: GraceSeconds = Field(GRACE_SECONDS, description=GRACE_DESCRIPTION.format(what="`command`"))
     grid: dict[str, GridValues] = Field(
         {},
-        description="Per key of `train` or `args` (dots reach inside) a list or `{start: , stop: , step: }`; all "
-        "combinations.",
+        description="All combinations: for each key of `train` or `args` (dots for nested keys), a list or a range "
+        "`{start: , stop: , step: }`.",
     )
-    trials: list[dict[str, Any]] = Field([], description="Configurations written out, each as such keys.")
+    trials: list[dict[str, Any]] = Field([], description="List of configurations, each a mapping of such keys.")
     sample: Sample | None = Field(None, description="Random configurations.")
-    search: Search | None = Field(None, description="Instead of these, configurations found as results come in.")
-    stop: Stop | None = Field(None, description="When to end trials early.")
+    search: Search | None = Field(None, description="Hyperparameter search, instead of `grid`, `trials` and `sample`.")
+    stop: Stop | None = Field(None, description="Early stopping.")
     metric: str | None = Field(
         None,
-        description="The metric that counts in pictures and tables, and for `search` and `stop`, if they name none. By "
-        "default what these say, or else `val_accuracy`, and where programs tell none, the first metric that they do.",
+        description="The metric that ranks trials in plots and tables, and the default for `search` and `stop`. By "
+        "default theirs, or else `val_accuracy`, or the first metric that a program reports.",
     )
     mode: Mode | None = Field(
         None,
-        description="What is better: more or less of `metric`. By default what `search` or `stop` say, or else `min` "
-        "for names that end in loss, error, rmse, mse, mae, perplexity or seconds, and `max` for all others.",
+        description="Whether a larger or a smaller `metric` is better. By default as in `search` or `stop`, or else "
+        "`min` for names that end in loss, error, rmse, mse, mae, perplexity or seconds, and `max` for all others.",
     )
     slots: Annotated[Slots, BeforeValidator(_auto_slots, json_schema_input_type=Slots | Literal["auto"])] = Field(
-        Slots(), description="What to run on, or `auto`: up to 8 GPUs of a node, as suits `goal`."
+        Slots(), description="Resources of the job, or `auto`: 1 to 8 GPUs of a node, as suits `goal`."
     )
     goal: Goal = Field(
         "fastest",
-        description="What `auto` chooses GPUs for. `fastest`: the fewest GPU-hours among all that take at most 5 % "
-        "longer than the fastest; `cheapest`: the fastest among all that cost at most 2 % more GPU-hours than the "
-        "cheapest; `deadline 2h` (`min`, `h`, `d`): the cheapest that will be done by then.",
+        description="How `auto` chooses the number of GPUs. `fastest`: the fewest GPU-hours among all that take at "
+        "most 5 % longer than the fastest; `cheapest`: the fastest among all that need at most 2 % more GPU-hours "
+        "than the cheapest; `deadline 2h` (`min`, `h`, `d`): the cheapest that meets the deadline.",
     )
-    retries: NonNegativeInt = Field(1, description="Further attempts for a trial that fails.")
+    retries: NonNegativeInt = Field(1, description="Maximum number of further attempts for a failed trial.")
     on_failed_trial: Literal["report", "stop"] = Field(
-        "report", description="With trials that failed for good: `report` them in the tables, or `stop` the workflow."
+        "report",
+        description="If trials have failed after all retries: `report` them in the tables or `stop` with an error.",
     )
     max_failed_fraction: float = Field(
         0.5,
-        description="If more of the trials than this fail for good, the sweep ends in an error. With `1`, it runs all "
-        "trials, however many fail.",
+        description="The sweep ends in an error if a larger fraction of its trials fails. `1`: it runs all trials, "
+        "however many fail.",
         ge=0,
         le=1,
     )
     cost: str | None = Field(
         None,
-        description="Relative cost of a trial: arithmetic on keys, e.g. `epochs * model_args.blocks`. It puts the "
-        "longest first, and predicts all durations from the first finished trial on.",
+        description="Relative cost of a trial: an arithmetic expression on keys, e.g. `epochs * model_args.blocks`. "
+        "Trials start in descending order of cost, and all durations are predicted once the first trial has finished.",
     )
-    retrain: Retrain = Field(0, description="Raise to train again: a number for all trials, or `{trial: number}`.")
+    retrain: Retrain = Field(0, description="Increase to train again: a number for all trials, or `{trial: number}`.")
 
     @model_validator(mode="before")
     @classmethod
-    def _hands_on_its_target(cls, given: Any) -> Any:
-        """What `search` and `stop` leave out of metric and mode is what the sweep says, or follows from the name."""
+    def _fill_in_target(cls, given: Any) -> Any:
+        """Give `search` and `stop` the sweep's metric and mode where they have none."""
         if not isinstance(given, dict):
             return given
         parts = {name: given[name] for name in ("search", "stop") if isinstance(given.get(name), dict)}
         return given | {name: _with_target(part, given) for name, part in parts.items()}
 
     @model_validator(mode="after")
-    def _has_one_target(self) -> "Sweep":
+    def _check_target(self) -> "Sweep":
         for name, part in (("search", self.search), ("stop", self.stop)):
             for key in ("metric", "mode"):
-                own, told = getattr(self, key), getattr(part, key, None)
-                if part and own is not None and own != told:
-                    message = "the sweep's {key} is {own}, but that of {name} is {told}: give it once"
-                    raise PydanticCustomError("target", message, {"key": key, "own": own, "name": name, "told": told})
+                own, other = getattr(self, key), getattr(part, key, None)
+                if part and own is not None and own != other:
+                    message = "the sweep's {key} is {own}, but that of {name} is {other}: set it once"
+                    raise PydanticCustomError("target", message, {"key": key, "own": own, "name": name, "other": other})
         return self
 
-    @field_validator("command")
-    @classmethod
-    def _can_be_quoted(cls, command: Command | None) -> Command | None:
-        return command and check_quoting(command)
-
     @model_validator(mode="after")
-    def _is_one_kind(self) -> "Sweep":
-        given = [name for name in ("train", "command", "function") if name in self.model_fields_set]
-        if len(given) > 1:
-            raise PydanticCustomError("kind", "give {kinds}, not both", {"kinds": " or ".join(given)})
+    def _check_kind(self) -> "Sweep":
+        if len(self.kinds) > 1:
+            raise PydanticCustomError("kind", "give {kinds}, not both", {"kinds": " or ".join(self.kinds)})
         if self.is_training and self.dataset is None:
             raise PydanticCustomError("kind", "a training needs a `dataset`; or give a `command` or a `function`")
+        for name, kinds in OPTIONS_OF.items():
+            if name in self.model_fields_set and not set(kinds) & set(self.kinds):
+                message = "{name} is for a {kinds}"
+                raise PydanticCustomError("kind", message, {"name": name, "kinds": " or ".join(kinds)})
+        return self
+
+    @model_validator(mode="after")
+    def _check_slots(self) -> "Sweep":
         if not self.is_training and self.slots.gpus_per_trial == "auto":
-            raise PydanticCustomError("slots", "gpus_per_trial: auto is for `train`; say how many share a GPU")
+            raise PydanticCustomError("slots", "gpus_per_trial: auto is for `train`; set the number for your program")
         if self.is_training and self.slots.share > 1:
             message = (
                 "gpus_per_trial: {share}, but a training by `train` uses one GPU; set gpus_per_trial: 1, or give a "
                 "`command` that uses several"
             )
             raise PydanticCustomError("slots", message, {"share": int(self.slots.share)})
-        allowed = {"metrics": ["command"], "checkpoint": ["command"], "resume": ["command"]}
-        allowed["grace_seconds"] = ["command"]
-        allowed |= {"args": ["command", "function"], "timeout_minutes": ["command", "function"]}
-        allowed |= {"resumable": ["function"]}
-        for name, kinds in allowed.items():
-            if name in self.model_fields_set and not set(kinds) & set(given):
-                raise PydanticCustomError(
-                    "kind", "{name} is for a {kinds}", {"name": name, "kinds": " or ".join(kinds)}
-                )
         if self.search and self.slots.gpus_per_trial == "auto":
-            raise PydanticCustomError("slots", "gpus_per_trial: auto is for trials known beforehand, not for a search")
+            raise PydanticCustomError("slots", "gpus_per_trial: auto does not work with `search`")
+        return self
+
+    @model_validator(mode="after")
+    def _check_metrics(self) -> "Sweep":
+        """Check that trials report the metrics of `search` and `stop`, as far as that is known before they run."""
         if self.search and (self.grid or self.trials or self.sample):
             raise PydanticCustomError("search", "give search, or grid, trials and sample")
         if self.command is not None and self.metrics is None and (self.search or self.stop):
-            raise PydanticCustomError(
-                "metrics", "search and stop need to know the metrics of a command: give `metrics`"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _tells_what_counts(self) -> "Sweep":
-        """What a search or a stop goes by is told, as far as that is known before anything has run."""
+            raise PydanticCustomError("metrics", "search and stop need the metrics of a command: give `metrics`")
         patterns = self.metrics.compiled if self.metrics else []
         groups = tuple(name for pattern in patterns for name in pattern.groupindex)
-        told = {
-            "search": TRAINING_METRICS if self.is_training else groups,
-            "stop": EPOCH_METRICS if self.is_training else groups,
-        }
-        for name, known in told.items():
-            section = getattr(self, name)
-            if section and known and section.metric not in known:
-                message = "{name}.metric is {metric}, which no trial tells; known: {known}"
-                content = {"name": name, "metric": section.metric, "known": ", ".join(known)}
+        final, epoch = (TRAINING_METRICS, EPOCH_METRICS) if self.is_training else (groups, groups)
+        for name, section, known in (("search.", self.search, final), ("stop.", self.stop, epoch), ("", self, final)):
+            metric = section and section.metric
+            if metric and known and metric not in known:
+                content = {"name": name, "metric": metric, "known": ", ".join(known)}
+                message = "{name}metric is {metric}, which no trial reports; known: {known}"
                 raise PydanticCustomError("metric", message, content)
-        if self.metric and told["search"] and self.metric not in told["search"]:
-            content = {"metric": self.metric, "known": ", ".join(told["search"])}
-            raise PydanticCustomError("metric", "metric is {metric}, which no trial tells; known: {known}", content)
         return self
 
     @model_validator(mode="after")
-    def _resumes_from_something(self) -> "Sweep":
-        used = find_placeholders(self.command or "") | find_placeholders(self.resume or "")
-        if "resume_from" in used and self.checkpoint is None:
-            message = "`resume_from` needs `checkpoint`: the files that it may stand for, as in *.pt"
-            raise PydanticCustomError("resume", message)
+    def _check_resume(self) -> "Sweep":
         if self.command is not None:
-            check_resume(self.command, self.resume, self._keys)
-            if self.resume is not None and isinstance(self.command, str):
-                check_quoting(self.resume)
+            self.check_resume(self.command, self._argument_names)
         return self
-
-    @property
-    def is_training(self) -> bool:
-        """Whether its trials are trainings by Trainyard's own loop."""
-        return self.command is None and self.function is None
 
     @property
     def can_resume(self) -> bool:
-        """Whether a trial that was interrupted continues where it was, instead of starting again."""
+        """Whether an interrupted trial resumes from a checkpoint instead of starting again."""
         return self.is_training or (self.resumable if self.function is not None else self.checkpoint is not None)
 
     @property
     def trial_grace_seconds(self) -> float:
-        """Seconds that a trial that is told to end may take for that, beyond what Trainyard's own trainings do."""
+        """Seconds that a `command` has to end; 0 for trials that end by themselves in time."""
         return 0.0 if self.command is None else self.grace_seconds
 
     @property
     def is_single_call(self) -> bool:
-        """Whether it is a single call of a program or function: a training that varies nothing is a mistake."""
+        """Whether a program or function without varied keys is the only trial."""
         return not (self.is_training or self.grid or self.trials or self.sample or self.search)
 
     @cached_property
     def base(self) -> dict[str, Any]:
-        """What all trials have in common, as the keys that they vary."""
+        """The settings that all trials have in common, before keys are varied."""
         return self.train.model_dump(exclude_unset=True) if self.is_training else dict(self.args)
 
     @property
-    def _keys(self) -> set[str]:
-        """What the arguments of its trials are called."""
+    def _argument_names(self) -> set[str]:
         drawn = [section.values for section in (self.sample, self.search) if section]
         return {key.split(".")[0] for keys in (self.args, self.grid, *self.trials, *drawn) for key in keys}
 
     @property
     def spec_content(self) -> dict[str, Any]:
-        """All that its trials have in common and that changes their results."""
-        command = self.command and insert_resume_option(self.command, None, self._keys)
+        """Everything that all trials have in common and that changes their results."""
+        command = self.command and insert_resume_option(self.command, None, self._argument_names)
         kind = {"command": command, "function": self.function}
         return {"base": self.base, **{name: value for name, value in kind.items() if value is not None}}
 
@@ -433,41 +468,42 @@ class Sweep(Section):
         """What a trial with these settings runs.
 
         Raises:
-            ValueError: it cannot be; pydantic's are ValueErrors.
+            ValueError: the settings are not valid; Pydantic's errors are ValueErrors.
         """
         if self.is_training:
             return Train.model_validate(settings)
-        if taken := sorted(set(settings) & COLUMNS):
+        if taken := sorted(settings.keys() & RESERVED_COLUMNS):
             raise ValueError(f"{taken[0]} is a column of the tables: give the argument another name")
         if self.command is not None:
-            known = {*settings, *TRIAL_PLACEHOLDERS, *(["resume"] if self.resume is not None else [])}
-            used = {
-                name.split(".")[0] for name in find_placeholders(self.command) | find_placeholders(self.resume or "")
-            }
-            if unknown := sorted(used - known):
-                hint = "; or give `resume`, the option in its place" if unknown[0] == "resume" else ""
-                raise ValueError(f"the command has {{{unknown[0]}}}, which is neither varied nor in `args`{hint}")
-            if unused := sorted(set(settings) - used):
-                raise ValueError(f"{unused[0]} is not in the command: write {{{unused[0]}}} where it is to stand")
-            if reserved := sorted(set(settings) & set(TRIAL_PLACEHOLDERS)):
-                raise ValueError(f"{reserved[0]} is Trainyard's own word: give the argument another name")
-            texts = dict.fromkeys([*TRIAL_PLACEHOLDERS, "resume"], "") | {"attempt": 1, "cpus": 1}
-            check_arithmetic(self.command, make_lookup(settings, texts))
+            self._check_arguments(self.command, settings)
         return UserProgram(command=self.command, function=self.function, args=settings)
+
+    def _check_arguments(self, command: Command, settings: dict[str, Any]) -> None:
+        used = self.find_names(command)
+        known = {*settings, *TRIAL_PLACEHOLDERS, *(["resume"] if self.resume is not None else [])}
+        if unknown := sorted(used - known):
+            hint = "; or give `resume`, the option that replaces it" if unknown[0] == "resume" else ""
+            raise ValueError(f"the command has {{{unknown[0]}}}, which is neither varied nor in `args`{hint}")
+        if unused := sorted(settings.keys() - used):
+            raise ValueError(f"{unused[0]} is not in the command: write {{{unused[0]}}} where it belongs")
+        if reserved := sorted(settings.keys() & set(TRIAL_PLACEHOLDERS)):
+            raise ValueError(f"{reserved[0]} is predefined: give the argument another name")
+        texts = dict.fromkeys([*TRIAL_PLACEHOLDERS, "resume"], "") | {"attempt": 1, "cpus": 1}
+        check_arithmetic(command, make_lookup(settings, texts))
 
     @property
     def required_metrics(self) -> list[str]:
-        """The metrics by which a search draws and trials are stopped: each must tell them."""
+        """The metrics of `search` and `stop`, which every trial must report."""
         return list(dict.fromkeys(section.metric for section in (self.search, self.stop) if section))
 
     @property
     def monitored_metrics(self) -> list[str]:
-        """These, and the `metric` that counts: a trial that ends with one that is NaN or infinite has diverged."""
+        """The required metrics and `metric`: a trial has diverged if the last value of one is NaN or infinite."""
         return list(dict.fromkeys(filter(None, [*self.required_metrics, self.metric])))
 
     @property
     def target(self) -> tuple[str | None, Mode | None]:
-        """The metric that counts, and what is better: more or less of it. None is what the config leaves open."""
+        """The metric and mode that rank trials; None for what the config does not determine."""
         by = self.search or self.stop
         if by:
             return by.metric, by.mode
@@ -475,29 +511,29 @@ class Sweep(Section):
         known = guess_mode(metric) if metric and self.is_training else None  # Trainyard's own metrics
         return metric, self.mode or known
 
-    def ranking_metric(self, told: Sequence[str]) -> tuple[str, Mode | None] | None:
-        """The metric that counts among those that trials have told, and what is better.
+    def ranking_metric(self, reported: Sequence[str]) -> tuple[str, Mode | None] | None:
+        """The reported metric that ranks trials, and its mode; None if nothing was reported.
 
-        Of what the config leaves open, or nobody has told: `val_accuracy`, or else the first. None for what is better:
-        it is to be guessed from the name. None at all: nothing was told.
+        If the config determines no metric, or no trial has reported it: `val_accuracy`, or else the first one. The mode
+        is None if it must be guessed from the name.
         """
         metric, mode = self.target
-        if metric is not None and metric in told:
+        if metric is not None and metric in reported:
             return metric, mode
         open_mode = mode if metric is None else None
-        if DEFAULT_METRIC in told:
+        if DEFAULT_METRIC in reported:
             return DEFAULT_METRIC, open_mode or "max"
-        return (told[0], open_mode) if told else None
+        return (reported[0], open_mode) if reported else None
 
     def is_log(self, key: str) -> bool | None:
-        """Whether a key is drawn on a logarithmic scale; None if no range of it is given."""
+        """Whether a key is drawn on a logarithmic scale; None if it has no range."""
         draws = {**(self.sample.values if self.sample else {}), **(self.search.values if self.search else {})}
         choice = draws.get(key)
         return choice.log if isinstance(choice, Uniform) else None
 
     @property
     def deadline_seconds(self) -> float | None:
-        """Within which the sweep is to be done, if its goal is a deadline."""
+        """The deadline of the sweep, in seconds from the start of its job; None without one."""
         if not self.goal.startswith("deadline"):
             return None
         number, unit = re.findall(r"[0-9.]+|[a-z]+", self.goal)[1:]

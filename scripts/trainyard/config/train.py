@@ -1,7 +1,6 @@
-"""One training configuration as typed models: what a trial of a sweep or a scale of a study trains.
+"""The section `train` of the config: the training configuration of a trial, or of a scale of a study.
 
-Part of the config, see `config.py`; a key that changes no result must not stand here, since this is what a trial's
-identity is made of.
+A trial's identity is a hash of this section, so a key that does not change results does not belong here.
 """
 
 import types
@@ -17,26 +16,30 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    StringConstraints,
     ValidationError,
     model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_-]*"
+Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$", max_length=64)]
+
 
 class Section(BaseModel):
-    """A part of the config: unknown keys are errors, and nothing changes after validation."""
+    """A section of the config: unknown keys are errors, and instances are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants")
 
     @model_validator(mode="before")
     @classmethod
     def _no_text_for_numbers(cls, given: Any) -> Any:
-        """Pydantic would take text for a number, and so hide which of the two a value is."""
+        """Reject text where a number is expected: Pydantic would convert it."""
         if not isinstance(given, dict):
             return given
         names = cls._number_fields()
         if wrong := [name for name in given if name in names and _holds_text(given[name])]:
-            kind = PydanticCustomError("number", "text where a number is meant: write it without quotes")
+            kind = PydanticCustomError("number", "text instead of a number: write it without quotes")
             details = [InitErrorDetails(type=kind, loc=(name,), input=given[name]) for name in wrong]
             raise ValidationError.from_exception_data(cls.__name__, details)
         return given
@@ -44,13 +47,13 @@ class Section(BaseModel):
     @classmethod
     @cache
     def _number_fields(cls) -> list[str]:
-        """The fields that hold numbers, or mappings to numbers, and never text."""
+        """The fields whose values are numbers, or mappings to numbers, and never text."""
         members = {name: set(_members(field.annotation)) for name, field in cls.model_fields.items()}
         return [name for name, types in members.items() if types & {int, float} and str not in types]
 
 
 def _members(annotation: Any) -> Iterator[Any]:
-    """The types that a value may have, or the values of a mapping."""
+    """The types that a value, or the values of a mapping, may have."""
     if get_origin(annotation) in (Union, types.UnionType):
         for member in get_args(annotation):
             yield from _members(member)
@@ -63,7 +66,7 @@ def _members(annotation: Any) -> Iterator[Any]:
 
 
 def _holds_text(value: Any) -> bool:
-    """Whether it is a number written as text, or a mapping with one."""
+    """Whether a value is a number written as text, or a mapping that contains one."""
     if isinstance(value, dict):
         return any(map(_holds_text, value.values()))
     if not isinstance(value, str):
@@ -76,78 +79,77 @@ def _holds_text(value: Any) -> bool:
 
 
 class Schedule(Section):
-    """How the learning rate moves during training."""
+    """The learning-rate schedule."""
 
     name: Literal["constant", "step", "cosine"] = Field(
         "constant",
-        description="`step` multiplies by `gamma` every `step_size` epochs; `cosine` falls to zero, step by step.",
+        description="`step`: multiply by `gamma` every `step_size` epochs; `cosine`: anneal to zero, step by step.",
     )
-    step_size: PositiveInt = Field(1, description="Epochs between two drops of `step`.")
-    gamma: PositiveFloat = Field(0.1, description="Factor of a drop of `step`.")
+    step_size: PositiveInt = Field(1, description="Period of `step`, in epochs.")
+    gamma: PositiveFloat = Field(0.1, description="Multiplicative factor of `step`.")
     warmup_fraction: float = Field(
-        0.0, ge=0, lt=1, description="Share of all steps in which the learning rate first rises from near zero."
+        0.0, ge=0, lt=1, description="Fraction of all steps used for linear warmup of the learning rate."
     )
 
 
 class Augment(Section):
-    """Random changes to each training image, drawn anew in every epoch, made on the device while it is uint8."""
+    """Random augmentation of the training images, on the device, before normalization."""
 
-    crop_padding: NonNegativeInt = Field(
-        0, description="Pixels that an image is moved by at most, in each direction; black moves in."
-    )
-    flip: bool = Field(False, description="Mirror every second image, left to right.")
+    crop_padding: NonNegativeInt = Field(0, description="Random crop: zero padding in pixels on each side.")
+    flip: bool = Field(False, description="Random horizontal flip with probability 0.5.")
 
 
 class Train(Section):
-    """One training configuration: what a trial or a scale of a study trains."""
+    """The training configuration of a trial, or of a scale of a study."""
 
     model: str = Field(
-        "resnet", description="`resnet`, `cnn`, a torchvision classification model by its name, or a dotted path."
+        "resnet",
+        description="`resnet`, `cnn`, the name of a torchvision classification model, or `package.module:function`.",
     )
     model_args: dict[str, Any] = Field({}, description="Keyword arguments of the model, e.g. `{blocks: 8, width: 16}`.")
     small_images: bool = Field(
-        False, description="For torchvision's models and images of 32 to 64 pixels: a stem that does not shrink them."
+        False, description="For torchvision models and images of 32 to 64 pixels: a stem without downsampling."
     )
     epochs: PositiveInt = Field(1, description="Passes over the training images.")
     batch_size: PositiveInt = Field(
         128,
-        description="Images that a GPU takes at once. Under strong scaling: images per step of all GPUs together.",
+        description="Images per GPU and batch. With strong scaling: images per step, over all GPUs.",
     )
     global_batch_size: PositiveInt | None = Field(
-        None, description="Instead of `batch_size`: images per step of all GPUs together."
+        None, description="Images per step, over all GPUs; replaces `batch_size`."
     )
-    accumulation: PositiveInt = Field(
-        1, description="Batches whose gradients are added up for one step (gradient accumulation)."
-    )
-    lr: PositiveFloat = Field(0.1, description="Learning rate at its highest.")
-    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="The optimiser.")
+    accumulation: PositiveInt = Field(1, description="Gradient accumulation: batches per optimizer step.")
+    lr: PositiveFloat = Field(0.1, description="Peak learning rate.")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="Optimizer.")
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of `sgd`.")
     nesterov: bool = Field(False, description="Nesterov momentum, for `sgd`.")
     weight_decay: NonNegativeFloat = Field(0.0, description="Weight decay.")
-    decay_all: bool = Field(True, description="Decay all parameters; `false` spares biases and those of norms.")
+    decay_all: bool = Field(
+        True, description="Apply weight decay to all parameters; `false` excludes biases and normalization layers."
+    )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="Label smoothing of the training loss.")
-    clip_norm: PositiveFloat | None = Field(None, description="Longest gradient, by its L2 norm; a longer one is cut.")
-    schedule: Schedule = Field(Schedule(), description="The learning-rate schedule.")
-    augment: Augment = Field(Augment(), description="Random changes to the training images.")
+    clip_norm: PositiveFloat | None = Field(None, description="Maximum gradient norm (clipping).")
+    schedule: Schedule = Field(Schedule(), description="Learning-rate schedule.")
+    augment: Augment = Field(Augment(), description="Augmentation of the training images.")
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = Field(
         "auto",
-        description="Arithmetic of the forward pass; `fp16` with loss scaling. `auto`: the best that the device is "
-        "fast at: `bf16` from NVIDIA's Ampere on, `fp16` before, `fp32` on a CPU.",
+        description="Precision of the forward pass (autocast); `fp16` uses loss scaling. `auto`: `bf16` on NVIDIA "
+        "Ampere and later, `fp16` on older GPUs, `fp32` on a CPU.",
     )
     channels_last: bool | Literal["auto"] = Field(
-        "auto", description="Memory order of images in the model; `auto`: on a GPU in 16 bits, where it is faster."
+        "auto", description="Memory format `channels_last`; `auto`: on a GPU with 16-bit precision, where it is faster."
     )
     activation_checkpointing: bool = Field(
-        False, description="Compute activations twice instead of keeping them: less memory, a third more work."
+        False, description="Recompute activations in the backward pass: less memory, about a third more computation."
     )
     compile: bool = Field(
         False, description="Compile the model with `torch.compile`; on a single GPU, with CUDA graphs."
     )
-    sync_batchnorm: bool = Field(False, description="Batch normalisation over all GPUs together.")
+    sync_batchnorm: bool = Field(False, description="Synchronize batch normalization over all GPUs.")
     gradient_compression: Literal["none", "bf16"] = Field(
-        "none", description="What gradients are sent as between GPUs: `bf16` halves the traffic."
+        "none", description="Data type of gradients in the all-reduce; `bf16` halves the traffic."
     )
-    seed: int = Field(0, description="Seed of weights, of the order of images and of their random changes.")
+    seed: int = Field(0, description="Seed of the initial weights, the order of images and the augmentation.")
 
     @model_validator(mode="after")
     def _one_batch_size(self) -> "Train":

@@ -1,16 +1,16 @@
-"""What the config may say of programs that users bring: as trials of a sweep, or as the training of a scaling study."""
+"""Options of the programs that users bring, as trials of a sweep or as the training of a scaling study."""
 
 import json
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, lru_cache
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
-from pydantic import Field, PositiveInt, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainyard.config.train import Section
+from trainyard.config.train import Name, Section, Train
 from trainyard.utils import shell_syntax
 from trainyard.utils.files import digest_of
 
@@ -18,26 +18,29 @@ Command = str | Annotated[list[str], Field(min_length=1)]
 DottedPath = Annotated[str, StringConstraints(pattern=r"^[\w.]+:\w+$")]
 PLACEHOLDER: Final = re.compile(r"(?<!\$)\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}")  # ${HOME} is the shell's
 
-# What `{number}` in a pattern of metrics stands for: a group, so that all that may follow it in a pattern is about it.
-# Its digits are taken all or none: where no match follows, the time would grow with the cube of their number.
+# The regular expression that replaces `{number}` in a pattern of metrics. It is a group, so that a quantifier after it
+# applies to all of it. The quantifiers of its digits are possessive: with backtracking, the time to find that nothing
+# matches would grow with the cube of the number of digits.
 NUMBER: Final = r"(?:[+-]?(?:(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?|(?i:nan|inf(?:inity)?)(?![A-Za-z]))(?: ?%)?)"
 _IN_PATTERN: Final = re.compile(r"(?<!\\)\{number\}")
-GRACE_SECONDS: Final = 30.0  # as Slurm's default from SIGTERM to SIGKILL, and torchrun's: a checkpoint of several GB
-GRACE_DESCRIPTION: Final = (
-    "Seconds between SIGTERM and SIGKILL for a {what} that is told to end: time to write a checkpoint. One that ends "
-    "sooner costs less."
-)
-GraceSeconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+GRACE_SECONDS: Final = 30.0  # Slurm's and torchrun's default between SIGTERM and SIGKILL: a checkpoint of several GB
 
-# What a command may be told beside its arguments.
+# Placeholders that a command may use beside its arguments.
 TRIAL_PLACEHOLDERS: Final = ("trial_dir", "trial", "attempt", "resume_from", "dataset", "cpus")
 SCALE_PLACEHOLDERS: Final = (
-    "out_dir", "resume_from", "nodes", "gpus", "gpus_per_node", "cpus_per_gpu", "dataset", "seed",
-)  # fmt: skip
+    "out_dir",
+    "resume_from",
+    "nodes",
+    "gpus",
+    "gpus_per_node",
+    "cpus_per_gpu",
+    "dataset",
+    "seed",
+)
 
 
 class UserProgram(Section):
-    """A program or a function of the user's own, with its arguments: what is one trial."""
+    """A command or a Python function with the arguments of one trial."""
 
     command: Command | None = None
     function: str | None = None
@@ -45,34 +48,35 @@ class UserProgram(Section):
 
 
 class Metrics(Section):
-    """Where a program tells its metrics: numbers by name, in rows; `epoch` is counted where it does not tell it.
+    """Where Trainyard finds the metrics of a program: rows of numbers by name.
 
-    Consecutive rows of the same epoch are one, in which the last value of each metric counts: let the pattern for a
-    progress bar name the epoch. With `stop`, a trial's first epoch is judged when its second begins. Up to 300 rows may
-    come at once, and then one a second; of more, the latest are kept. The last value of each metric is always kept. Of
-    a line, the first 16,384 characters are searched, without escape codes such as colours.
+    A row without `epoch` gets the number of the row. Consecutive rows of the same epoch count as one, with the last
+    value of each metric, so let the pattern for a progress bar include the epoch. With `stop`, a trial's first epoch is
+    compared when its second begins. Up to 300 rows are recorded at once, then one per second; of the others, only the
+    latest is kept. The last value of each metric is always kept. Only the first 16,384 characters of a line are
+    searched, without escape codes such as colors.
     """
 
     file: str | None = Field(
         None,
-        description="A file that it writes, in its folder if that is not said otherwise: `.jsonl` with a row a line, "
-        "`.csv` with a heading, or `.json` with a row or a list of rows.",
+        description="File that the program writes; a relative path is relative to the program's folder. `.jsonl`: one "
+        "row per line; `.csv`: with a header; `.json`: a row or a list of rows.",
         pattern=r"\.(jsonl|json|csv)$",
     )
     pattern: str | Annotated[list[str], Field(min_length=1)] | None = Field(
         None,
-        description="Regular expressions over the lines of its output, with a named group for each metric, as in "
-        "`val_acc=(?P<val_accuracy>{number})`. `{number}` takes a number with sign and exponent, `nan` and `inf`, and "
-        "with a `%` behind it a hundredth of that. A row is whole when each group was seen.",
+        description="Regular expressions that are applied to each line of output, with a named group per metric, e.g. "
+        "`val_acc=(?P<val_accuracy>{number})`. `{number}` matches numbers with sign and exponent, `nan` and `inf`; a "
+        "number followed by `%` is divided by 100. A row is complete when every group has matched.",
     )
 
     @model_validator(mode="after")
-    def _is_one(self) -> "Metrics":
+    def _check_source(self) -> "Metrics":
         if (self.file is None) == (self.pattern is None):
             raise PydanticCustomError("metrics", "give either file or pattern")
         for pattern in self.patterns:
             try:
-                groups = _compiled(pattern).groupindex
+                groups = _compile(pattern).groupindex
             except re.error as error:
                 message = "{pattern} is not a regular expression: {error}"
                 raise PydanticCustomError("metrics", message, {"pattern": pattern, "error": str(error)}) from None
@@ -84,85 +88,113 @@ class Metrics(Section):
 
     @property
     def patterns(self) -> list[str]:
-        """As a list; empty where a file is read."""
+        """The patterns as a list; empty if a file is read."""
         return [self.pattern] if isinstance(self.pattern, str) else self.pattern or []
 
     @property
     def compiled(self) -> list[re.Pattern[str]]:
-        """The patterns as they are used."""
-        return [_compiled(pattern) for pattern in self.patterns]
+        """The patterns as compiled regular expressions."""
+        return [_compile(pattern) for pattern in self.patterns]
 
     @property
     def digest(self) -> str:
-        """Changes when a program's output is to be read anew."""
+        """A digest that changes when a program's output must be read again."""
         return digest_of([self.file, self.patterns], length=10)
 
 
 def metrics_digest(metrics: Metrics | None) -> str:
-    """The digest of how metrics are told; "" where nothing is said of it."""
+    """The digest of a section `metrics`; "" if there is none."""
     return metrics.digest if metrics else ""
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(_IN_PATTERN.sub(lambda _: NUMBER, pattern))
 
 
-class Stop(Section):
-    """Ends trials early that are worse than others were at the same epoch."""
+class Study(Section):
+    """What sweeps and scaling studies have in common: a dataset and a training."""
 
-    method: Literal["asha", "median"] = Field(
-        description="`asha`: at epochs `grace`, `grace` x `reduction`, ... a trial goes on only if it is among the "
-        "best 1/`reduction` that have come so far, and while these are less than one, if it is the best (Li et al. "
-        "2020). `median`: from `grace` on, it ends where its best value is below the median of the means that other "
-        "trials had by that epoch (Golovin et al. 2017)."
+    dataset: Name | None = Field(None, description="One of `datasets`. Optional for your own program.")
+    train: Train = Field(Train(), description="The training configuration.")
+
+
+class ProgramOptions(Section):
+    """Options of a program that takes the place of `train`."""
+
+    args: dict[str, Any] = Field({}, description="Arguments of your own program; `{lr}` stands for the argument `lr`.")
+    metrics: Metrics | None = Field(
+        None, description="Where your program reports metrics such as `val_accuracy` or `images_per_second`."
     )
-    metric: str = Field(
-        "val_accuracy", description="What is compared; if it is left out, the sweep's `metric`, if that is given."
+    checkpoint: str | None = Field(
+        None,
+        description="Glob pattern of the checkpoints in the program's folder (`{trial_dir}` or `{out_dir}`), e.g. "
+        "`*.pt`. `{resume_from}` is the newest one, or empty. If an attempt that resumed from it fails, the next one "
+        "gets the checkpoint before it, and the one after that none.",
     )
-    mode: Literal["max", "min"] = Field("max", description="What is better, as in `search`: more or less of it.")
-    grace: PositiveInt = Field(1, description="No trial ends before this epoch.")
-    reduction: int = Field(3, ge=2, description="For `asha`: of how many trials one goes on.")
-    least: PositiveInt = Field(5, description="For `median`: trials that must have come as far before one is ended.")
-    epochs: PositiveInt | None = Field(
-        None, description="Epochs that a whole trial reports; with `train`, it is known. By it, savings are counted."
+    resume: str | None = Field(
+        None,
+        description="Option that is added to the command if there is a checkpoint, e.g. `--resume {resume_from}`: in "
+        "place of `{resume}`, or at the end.",
     )
+    grace_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        GRACE_SECONDS,
+        description="Grace period between SIGTERM and SIGKILL when your program must end: the time to write a "
+        "checkpoint.",
+    )
+
+    def find_names(self, command: Command) -> set[str]:
+        """The names of all placeholders in a command and in the option to resume, up to the first dot."""
+        used = find_placeholders(command) | find_placeholders(self.resume or "")
+        return {name.partition(".")[0] for name in used}
+
+    def check_resume(self, command: Command, args: Collection[str], *, in_shell: bool = True) -> None:
+        """Check that a command can resume in the way that the options say.
+
+        Raises:
+            PydanticCustomError: it cannot.
+        """
+        if "resume_from" in self.find_names(command) and self.checkpoint is None:
+            raise PydanticCustomError("resume", "`resume_from` needs `checkpoint`, a pattern of files such as *.pt")
+        _check_resume_option(command, self.resume, args, in_shell=in_shell)
+        if self.resume is not None and (isinstance(command, str) or not in_shell):
+            check_quoting(self.resume, in_shell=in_shell)
 
 
 def find_placeholders(command: Command) -> set[str]:
-    """The names in braces."""
+    """The names of all placeholders of a command."""
     return set[str]().union(*map(_names, [command] if isinstance(command, str) else command))
 
 
-@lru_cache(maxsize=256)  # asked for each trial
+@lru_cache(maxsize=256)  # called for each trial
 def _names(part: str) -> frozenset[str]:
     return frozenset(PLACEHOLDER.findall(part))
 
 
 def check_quoting(command: Command, *, in_shell: bool = True) -> Command:
-    """A command in whose text each placeholder stands where it can be replaced by a quoted value.
+    """Return the command if every placeholder in its text can be replaced by a quoted value.
 
     Raises:
-        PydanticCustomError: one does not.
+        PydanticCustomError: a placeholder is where quoting does not work.
     """
     for name, where in _read(command).placeholders if isinstance(command, str) else ():
-        if where in _REMEDIES and (in_shell or where in _OF_WORDS):
-            message = f"{{{name}}} stands in {where}: {_REMEDIES[where].format(name=f'{{{name}}}')}"
+        if where in _REMEDIES and (in_shell or where in _IN_WORDS):
+            message = f"{{{name}}} is in {where}: {_REMEDIES[where].format(name=f'{{{name}}}')}"
             raise PydanticCustomError("quoting", "{message}", {"message": message})
     return command
 
 
 _NO_QUOTES: Final = (
-    "write {name} without them, for Trainyard quotes values itself; braces of your own need a space, as in '{{ x }}'"
+    "write {name} without quotes, since Trainyard quotes values; literal braces need a space, as in '{{ x }}'"
 )
-_BEFORE: Final = "assign it before, as in x={name}, and write $x there"
-_OF_WORDS: Final = (shell_syntax.SINGLE, shell_syntax.DOUBLE, shell_syntax.ESCAPED)
+_ASSIGN: Final = "assign it to a variable first, as in x={name}, and write $x there"
+_IN_WORDS: Final = (shell_syntax.SINGLE, shell_syntax.DOUBLE, shell_syntax.ESCAPED)
 _REMEDIES: Final = {
     shell_syntax.SINGLE: _NO_QUOTES,
     shell_syntax.DOUBLE: _NO_QUOTES,
-    shell_syntax.ESCAPED: "write {name} without the backslash, for Trainyard quotes values itself",
+    shell_syntax.ESCAPED: "write {name} without the backslash, since Trainyard quotes values",
     shell_syntax.BACKTICKS: "write $(...) instead of backticks",
-    shell_syntax.DOCUMENT: _BEFORE,
-    shell_syntax.COMMENT: "leave it out there",
+    shell_syntax.DOCUMENT: _ASSIGN,
+    shell_syntax.COMMENT: "remove it there",
 }
 
 
@@ -172,40 +204,34 @@ def _read(command: str) -> shell_syntax.Reading:
 
 
 def check_arithmetic(command: Command, values: Callable[[str], Any]) -> None:
-    """Text cannot be quoted where the shell calculates.
+    """Check that all placeholders in arithmetic expansions have numbers as values.
 
     Raises:
-        ValueError: a placeholder in $((...)) has a value that is not a number.
+        ValueError: the value of a placeholder in $((...)) is not a number.
     """
     for name, where in _read(command).placeholders if isinstance(command, str) else ():
         if where == shell_syntax.ARITHMETIC and type(value := values(name)) not in (int, float):
-            before = _BEFORE.format(name=f"{{{name}}}")
-            raise ValueError(f"{{{name}}} stands in {where}, but {value!r} is not a number: {before}")
+            remedy = _ASSIGN.format(name=f"{{{name}}}")
+            raise ValueError(f"{{{name}}} is in {where}, but {value!r} is not a number: {remedy}")
 
 
-def check_resume(command: Command, option: str | None, args: Collection[str], *, in_shell: bool = True) -> None:
-    """The option to resume has its place in a command, or the end of the command is a place for it.
-
-    Raises:
-        PydanticCustomError: neither.
-    """
+def _check_resume_option(command: Command, option: str | None, args: Collection[str], *, in_shell: bool) -> None:
     if "resume" in find_placeholders(option or ""):
-        raise PydanticCustomError("resume", "`resume` cannot hold {name}", {"name": "{resume}"})
+        raise PydanticCustomError("resume", "`resume` cannot contain {name}", {"name": "{resume}"})
     if _has_place(command, args):
-        if isinstance(command, list) and any(
-            "resume" in find_placeholders(word) and word != "{resume}" for word in command
-        ):
+        words = command if isinstance(command, list) else []
+        if any("resume" in find_placeholders(word) and word != "{resume}" for word in words):
             message = "in a list, {name} must be a word of its own"
             raise PydanticCustomError("resume", message, {"name": "{resume}"})
     elif option is not None and in_shell and isinstance(command, str) and (operators := _read(command).operators):
-        message = f"`resume` cannot be added at the end, after {operators[0]}: write {{resume}} where it is to stand"
+        message = f"`resume` cannot be added at the end, after {operators[0]}: write {{resume}} in the command"
         raise PydanticCustomError("resume", "{message}", {"message": message})
 
 
 def insert_resume_option(command: Command, option: str | None, args: Collection[str]) -> Command:
-    """A command with the option to resume in the place of `{resume}`, or else at its end; without one, without both.
+    """The command with the option to resume in place of `{resume}`, or else at its end; without option, without both.
 
-    Where one of the arguments is called `resume`, `{resume}` stands for that.
+    If an argument is called `resume`, `{resume}` stands for that argument.
     """
     if isinstance(command, list):
         words = shlex.split(option or "")
@@ -239,23 +265,26 @@ def build_argv(command: Command, values: Callable[[str], Any], *, in_shell: bool
 
 
 def make_lookup(*mappings: Mapping[str, Any]) -> Callable[[str], Any]:
-    """What finds a dotted name in the first of several nested mappings that has it."""
+    """A function that returns the value of a dotted name from the first nested mapping that has it.
 
-    def find(name: str) -> Any:
+    It raises a KeyError if none has it.
+    """
+
+    def look_up(name: str) -> Any:
         for mapping in mappings:
             found: Any = mapping
             for part in name.split("."):
-                found = found.get(part, _NOWHERE) if isinstance(found, Mapping) else _NOWHERE
-            if found is not _NOWHERE:
+                found = found.get(part, _MISSING) if isinstance(found, Mapping) else _MISSING
+            if found is not _MISSING:
                 return found
         raise KeyError(name)
 
-    return find
+    return look_up
 
 
-_NOWHERE: Final = object()
+_MISSING: Final = object()
 
 
 def format_argument(value: Any) -> str:
-    """A value as a program's argument: text as it is, all else as in JSON."""
+    """A value as an argument of a program: text unchanged, everything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from trainyard.config.sweep import Stop
 from trainyard.config.trial_status import TrialStatus
-from trainyard.config.user_programs import Stop
 from trainyard.planning.journal import Attempt
 
 
@@ -83,7 +83,7 @@ class Rule:
         if not self._is_rung(epoch):
             return ""
         value, reached = self._curves[trial][epoch], self._rungs[epoch]
-        places = max(1, len(reached) // self._stop.reduction)
+        places = max(1, len(reached) // self._stop.reduction_factor)
         rank = len(reached) - bisect_right(reached, value) + 1
         if rank <= places:
             return ""
@@ -94,21 +94,21 @@ class Rule:
 
     def _rung_from(self, epoch: int) -> int:
         """The first rung at this epoch or after it."""
-        rung = self._stop.grace
+        rung = self._stop.grace_period
         while rung < epoch:
-            rung *= self._stop.reduction
+            rung *= self._stop.reduction_factor
         return rung
 
     def _below_median(self, trial: str, epoch: int) -> str:
         """The median stopping rule: Golovin et al. 2017, "Google Vizier", section 3.2.2."""
-        if epoch < self._stop.grace or epoch == self._stop.epochs:
+        if epoch < self._stop.grace_period or epoch == self._stop.epochs:
             return ""
         if epoch not in self._means:
             so_far = (curve for curve in self._curves.values() if _covers(curve, epoch))
             self._means[epoch] = sorted(_mean(curve, epoch) for curve in so_far)
         curve, means = self._curves[trial], self._means[epoch]
         others = len(means) - 1
-        if others < self._stop.least:
+        if others < self._stop.min_samples:
             return ""
         best = max(value for at, value in curve.items() if at <= epoch)
         median = _median_without(means, _mean(curve, epoch))

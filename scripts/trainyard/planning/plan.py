@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 from trainyard.cluster.slurm_allocation import DEADLINE_MARGIN_SECONDS
 from trainyard.config.config import Config
 from trainyard.config.scaling import Scaling
-from trainyard.config.sweep import Slots, Sweep
+from trainyard.config.sweep import Slots, Stop, Sweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import RESULT_VERSION, Trial, expand, relative_cost
-from trainyard.config.user_programs import Stop, metrics_digest
+from trainyard.config.user_programs import metrics_digest
 from trainyard.planning.early_stopping import Rule
 from trainyard.planning.gpu_count import Option, choose, options
 from trainyard.planning.journal import Attempt, Session, by_trial, result_of, whole_epochs, whole_seconds
@@ -380,7 +380,7 @@ class Plan:
         content: list[object] = [trial.content for trial in self.trials.values()]
         if self.sweep.search:
             content = [self.sweep.search.model_dump(), self.sweep.spec_content]
-        stop = [self.sweep.stop.model_dump()] if self.sweep.stop else []
+        stop = [self.sweep.stop.content] if self.sweep.stop else []
         # For these, what is kept is read again, and nothing runs.
         heard = [self.sweep.metrics.digest] if self.sweep.metrics else []
         watched = [self.sweep.metric] if self.sweep.command and self.sweep.metric else []

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from trainyard.cli.workflow import Workflow
+from trainyard.config import sweep as sweep_module
 from trainyard.config.load import ConfigError, check_config, compose, read_config
 from trainyard.config.sweep import Slots, Sweep
 from trainyard.config.trials import expand
@@ -50,13 +51,13 @@ MISTAKES = [
     (
         "sweeps.depth.train.lr",
         "1e-3",
-        "sweeps.depth.train.lr: text where a number is meant: write it without quotes (is '1e-3')",
+        "sweeps.depth.train.lr: text instead of a number: write it without quotes (is '1e-3')",
     ),
-    ("sweeps.depth.grid.lr", [0.1, "0.2"], "sweeps.depth.grid.lr: text where a number is meant"),
-    ("sweeps.depth.grid.lr", {"start": 0.1, "stop": "0.2"}, "sweeps.depth.grid.lr.stop: text where a number is meant"),
-    ("sweeps.depth.sample", {"count": 2, "values": {"lr": {"low": "1e-5", "high": 1}}}, "values.lr.low: text where"),
-    ("sweeps.depth.slots", {"gpus_per_trial": "0.5"}, "sweeps.depth.slots.gpus_per_trial: text where a number"),
-    ("sweeps.depth.retrain", {"3f2a91c0de": "1"}, "sweeps.depth.retrain: text where a number is meant"),
+    ("sweeps.depth.grid.lr", [0.1, "0.2"], "sweeps.depth.grid.lr: text instead of a number"),
+    ("sweeps.depth.grid.lr", {"start": 0.1, "stop": "0.2"}, "sweeps.depth.grid.lr.stop: text instead of a number"),
+    ("sweeps.depth.sample", {"count": 2, "values": {"lr": {"low": "1e-5", "high": 1}}}, "values.lr.low: text instead"),
+    ("sweeps.depth.slots", {"gpus_per_trial": "0.5"}, "sweeps.depth.slots.gpus_per_trial: text instead of a number"),
+    ("sweeps.depth.retrain", {"3f2a91c0de": "1"}, "sweeps.depth.retrain: text instead of a number"),
     ("sweeps.depth.train.lr", -1, "sweeps.depth.train.lr: input should be greater than 0 (is -1)"),
     ("sweeps.depth.train.modle", "x", "sweeps.depth.train.modle: unknown key; did you mean 'model'?"),
     ("sweeps.depth.grid", {}, "sweeps.depth: has no trials; give `grid`, `trials`, `sample` or `search`"),
@@ -71,7 +72,11 @@ MISTAKES = [
     ("sweeps.depth.grid.model_args..x", [1], "'model_args..x' is not a key"),
     ("sweeps.depth.grid.epochs.x", [1], "epochs"),
     ("sweeps.depth.trials", [{"lr": 0.1}, {"batch_size": 0}], "sweeps.depth.trials.1.batch_size"),
-    ("sweeps.depth.sample", {"count": 2, "values": {"lr": {"low": 0, "high": 1, "log": True}}}, "starts above 0"),
+    (
+        "sweeps.depth.sample",
+        {"count": 2, "values": {"lr": {"low": 0, "high": 1, "log": True}}},
+        "with log, low must be above 0, not 0.0",
+    ),
     ("sweeps.depth.slots", {"gpus_per_node": 2, "gpus_per_trial": 4}, "does not fit a node of 2"),
     ("sweeps.depth.slots", {"gpus_per_node": 4, "gpus_per_trial": 1.5}, "whole number of GPUs"),
     (
@@ -109,23 +114,27 @@ MISTAKES = [
     ("pricing.gpu_hour", -1, "pricing.gpu_hour: input should be greater than or equal to 0"),
     ("sweeps.own", {"command": "./x", "train": {"lr": 1}}, "sweeps.own: give train or command, not both"),
     ("sweeps.depth.metrics", {"file": "m.json"}, "sweeps.depth: metrics is for a command"),
-    ("sweeps.depth.metric", "rmse", "sweeps.depth: metric is rmse, which no trial tells; known: epoch, lr, train_loss"),
+    (
+        "sweeps.depth.metric",
+        "rmse",
+        "sweeps.depth: metric is rmse, which no trial reports; known: epoch, lr, train_loss",
+    ),
     (
         "sweeps.own",
         {"function": "os:getcwd", "metric": "rmse", "search": {"trials": 2, "values": {"x": [1]}, "metric": "mae"}},
-        "sweeps.own: the sweep's metric is rmse, but that of search is mae: give it once",
+        "sweeps.own: the sweep's metric is rmse, but that of search is mae: set it once",
     ),
     (
         "sweeps.own",
         {"function": "os:getcwd", "metric": "r", "mode": "min", "stop": {"method": "asha", "mode": "max"}},
-        "sweeps.own: the sweep's mode is min, but that of stop is max: give it once",
+        "sweeps.own: the sweep's mode is min, but that of stop is max: set it once",
     ),
     ("sweeps.depth.search", {"trials": 2, "values": {"lr": [1]}}, "give search, or grid, trials and sample"),
     ("sweeps.own", {"command": "./x {lr}"}, "the command has {lr}, which is neither varied nor in `args`"),
     (
         "sweeps.own",
         {"command": "./x", "grid": {"lr": [1]}},
-        "lr is not in the command: write {lr} where it is to stand",
+        "lr is not in the command: write {lr} where it belongs",
     ),
     ("sweeps.own", {"command": "./x {seconds}", "grid": {"seconds": [1]}}, "seconds is a column of the tables"),
     ("sweeps.own", {"command": "./x {trial}", "args": {"trial": 1}}, "trial is a column of the tables"),
@@ -133,43 +142,55 @@ MISTAKES = [
     (
         "sweeps.own",
         {"command": "./x '{n}'", "args": {"n": 1}},
-        "sweeps.own.command: {n} stands in single quotes: write {n} without them, for Trainyard quotes values itself",
+        "sweeps.own.command: {n} is in single quotes: write {n} without quotes, since Trainyard quotes values",
     ),
-    ("sweeps.own", {"command": 'sh -c "x {n}"', "args": {"n": 1}}, "sweeps.own.command: {n} stands in double quotes"),
-    ("sweeps.own", {"command": "x | awk '{print}'"}, "braces of your own need a space, as in '{ x }'"),
-    ("sweeps.own", {"command": "x `y {n}`", "args": {"n": 1}}, "{n} stands in backticks: write $(...) instead"),
-    ("sweeps.own", {"command": "x <<E\n{n}\nE", "args": {"n": 1}}, "assign it before, as in x={n}, and write $x there"),
+    ("sweeps.own", {"command": 'sh -c "x {n}"', "args": {"n": 1}}, "sweeps.own.command: {n} is in double quotes"),
+    ("sweeps.own", {"command": "x | awk '{print}'"}, "literal braces need a space, as in '{ x }'"),
+    ("sweeps.own", {"command": "x `y {n}`", "args": {"n": 1}}, "{n} is in backticks: write $(...) instead"),
+    (
+        "sweeps.own",
+        {"command": "x <<E\n{n}\nE", "args": {"n": 1}},
+        "assign it to a variable first, as in x={n}, and write $x there",
+    ),
     (
         "sweeps.own",
         {"command": "x $(({n} * 2))", "grid": {"n": [1, "a"]}},
-        "sweeps.own.grid: {n} stands in $((...)), but 'a' is not a number: assign it before, as in x={n}",
+        "sweeps.own.grid: {n} is in $((...)), but 'a' is not a number: assign it to a variable first, as in x={n}",
     ),
     (
         "sweeps.own",
         {"command": "x", "checkpoint": "*", "resume": "--from '{resume_from}'"},
-        "sweeps.own: {resume_from} stands in single quotes",
+        "sweeps.own: {resume_from} is in single quotes",
     ),
     (
         "sweeps.own",
         {"command": "x\ny", "resume": "--resume"},
-        "`resume` cannot be added at the end, after a line break: write {resume} where it is to stand",
+        "`resume` cannot be added at the end, after a line break: write {resume} in the command",
     ),
-    ("sweeps.own", {"command": "x | tee y", "resume": "--resume"}, "at the end, after |: write {resume} where"),
-    ("sweeps.own", {"command": "x # y", "resume": "--resume"}, "at the end, after a comment: write {resume} where"),
-    ("sweeps.own", {"command": "x '{resume}'", "resume": "-r"}, "sweeps.own.command: {resume} stands in single quotes"),
+    (
+        "sweeps.own",
+        {"command": "x | tee y", "resume": "--resume"},
+        "at the end, after |: write {resume} in the command",
+    ),
+    (
+        "sweeps.own",
+        {"command": "x # y", "resume": "--resume"},
+        "at the end, after a comment: write {resume} in the command",
+    ),
+    ("sweeps.own", {"command": "x '{resume}'", "resume": "-r"}, "sweeps.own.command: {resume} is in single quotes"),
     (
         "sweeps.own",
         {"command": "x {resume}"},
         "the command has {resume}, which is neither varied nor in `args`; or give",
     ),
-    ("sweeps.own", {"command": "x", "resume": "{resume}"}, "`resume` cannot hold {resume}"),
+    ("sweeps.own", {"command": "x", "resume": "{resume}"}, "`resume` cannot contain {resume}"),
     ("sweeps.own", {"command": ["x", "-{resume}"], "resume": "-r"}, "in a list, {resume} must be a word of its own"),
     (
         "scaling.own",
         {"script": "t.py '{seed}'", "scales": ["1x1"]},
-        "scaling.own.script: {seed} stands in single quotes",
+        "scaling.own.script: {seed} is in single quotes",
     ),
-    ("sweeps.own", {"command": "./x", "stop": {"method": "asha"}}, "search and stop need to know the metrics"),
+    ("sweeps.own", {"command": "./x", "stop": {"method": "asha"}}, "search and stop need the metrics of a command"),
     ("sweeps.own", {"command": "./x", "metrics": {"pattern": "acc ([0-9"}}, "is not a regular expression"),
     ("sweeps.own", {"command": "./x", "metrics": {"pattern": "acc .*"}}, "names no metric: write a group as"),
     ("sweeps.own", {"command": "./x", "metrics": {"file": "m.txt"}}, "'m.txt' does not fit; a file of metrics"),
@@ -184,12 +205,19 @@ MISTAKES = [
     (
         "sweeps.own",
         {"dataset": "digits", "search": {"trials": 2, "metric": "rmse", "values": {"lr": [1]}}},
-        "sweeps.own: search.metric is rmse, which no trial tells; known: epoch, lr, train_loss",
+        "sweeps.own: search.metric is rmse, which no trial reports; known: epoch, lr, train_loss",
     ),
     (
         "sweeps.own",
         {"command": "./x", "metrics": {"pattern": "acc (?P<acc>.*)"}, "stop": {"method": "asha"}},
-        "sweeps.own: stop.metric is val_accuracy, which no trial tells; known: acc",
+        "sweeps.own: stop.metric is val_accuracy, which no trial reports; known: acc",
+    ),
+    ("sweeps.depth.stop", {"method": "asha", "grace": 0}, "sweeps.depth.stop.grace_period: input should be greater"),
+    ("sweeps.depth.stop", {"method": "asha", "grace": "1"}, "sweeps.depth.stop.grace_period: text instead of a number"),
+    (
+        "sweeps.depth.stop",
+        {"method": "asha", "grace": 1, "grace_period": 1},
+        "sweeps.depth.stop: give grace_period only: grace is its old name",
     ),
     ("sweep", {}, "sweep: unknown key; did you mean 'sweeps'?"),
 ]
@@ -249,7 +277,7 @@ def test_all_mistakes_are_reported_at_once():
 
 def test_strong_scaling_must_share_the_batch_evenly():
     study = {"dataset": "digits", "scales": ["1x1", "1x3"], "mode": "strong", "train": {"batch_size": 64}}
-    with pytest.raises(ConfigError, match="64 cannot be shared evenly at 1x3"):
+    with pytest.raises(ConfigError, match="64 cannot be split evenly at 1x3"):
         check_config({**GOOD, "scaling": {"study": study}})
 
 
@@ -526,3 +554,18 @@ def test_of_what_programs_tell_val_accuracy_goes_before_the_first(mode, judged):
 
 def test_of_programs_that_tell_nothing_nothing_is_best():
     assert Sweep.model_validate(OWN).ranking_metric([]) is None
+
+
+def test_the_old_names_of_the_stopping_rule_still_work(caplog):
+    """With a note, once in a process; trials, plan and what programs read are the same."""
+    sweep_module._note_renamed.cache_clear()
+    old = {"method": "asha", "grace": 2, "reduction": 4, "least": 6}
+    new = {"method": "asha", "grace_period": 2, "reduction_factor": 4, "min_samples": 6}
+    sweeps = [check_config(with_mistake(GOOD, "sweeps.depth.stop", stop)).sweeps["depth"] for stop in (old, new, old)]
+    assert sweeps[0] == sweeps[1]
+    assert [record.message for record in caplog.records] == [
+        f"config: `{name}` in `stop` is now called `{sweep_module.RENAMED[name]}`; the old name still works"
+        for name in ("grace", "reduction", "least")
+    ]
+    assert sweeps[0].model_dump(exclude_unset=True)["stop"].keys() >= new.keys(), "programs read the new names"
+    assert sweeps[0].stop.content.keys() >= old.keys(), "the digest of a plan is that of earlier versions"

@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainyard.config.user_programs import Stop
+from trainyard.config.sweep import Stop
 from trainyard.planning.early_stopping import Rule
 from trainyard.planning.journal import Attempt
 
@@ -110,7 +110,7 @@ def test_a_row_without_the_metric_is_not_judged():
 
 
 def test_a_trial_that_diverged_is_the_worst_where_it_would_have_been_judged_next():
-    judge = rule(grace=3)
+    judge = rule(grace_period=3)
     judge.verdict("a", {"epoch": 3, "val_accuracy": 0.5})
     judge.verdict("b", {"epoch": 3, "val_accuracy": 0.6})
     judge.verdict("c", {"epoch": 1, "val_accuracy": 0.9})
@@ -118,13 +118,13 @@ def test_a_trial_that_diverged_is_the_worst_where_it_would_have_been_judged_next
     judge.diverged("c")
     assert judge.verdict("e", {"epoch": 3, "val_accuracy": 0.05}).startswith("asha: 4 of the 5")
     diverged = Attempt("c", 1, 0, 0, outcome="diverged", epochs=[{"epoch": 1, "val_accuracy": 0.9}])
-    again = Rule(Stop(method="asha", grace=3), [diverged])
+    again = Rule(Stop(method="asha", grace_period=3), [diverged])
     assert again.verdict("a", {"epoch": 3, "val_accuracy": -100}) == ""
     assert again.verdict("b", {"epoch": 3, "val_accuracy": -101}).startswith("asha: 2 of the 3")
 
 
 def test_the_median_rule_takes_a_diverged_trial_for_the_worst():
-    judge = rule(method="median", least=2)
+    judge = rule(method="median", min_samples=2)
     judge.verdict("a", {"epoch": 1, "val_accuracy": 0.5})
     judge.diverged("b")
     assert judge.verdict("c", {"epoch": 1, "val_accuracy": 0.4}) == "", "the median is between 0.5 and the worst"
@@ -132,11 +132,11 @@ def test_the_median_rule_takes_a_diverged_trial_for_the_worst():
 
 
 def test_the_median_rule_ends_what_is_worse_than_the_mean_of_half_of_the_others():
-    judge = rule(method="median", grace=2, least=3)
+    judge = rule(method="median", grace_period=2, min_samples=3)
     for name, values in {"a": (0.2, 0.4), "b": (0.4, 0.6), "c": (0.6, 0.8)}.items():
         for epoch, value in enumerate(values, start=1):
             assert judge.verdict(name, {"epoch": epoch, "val_accuracy": value}) == "", "fewer than three others so far"
-    assert judge.verdict("d", {"epoch": 1, "val_accuracy": 0.1}) == "", "not before `grace`"
+    assert judge.verdict("d", {"epoch": 1, "val_accuracy": 0.1}) == "", "not before `grace_period`"
     assert judge.verdict("d", {"epoch": 2, "val_accuracy": 0.49}) == (
         "median: its best value by epoch 2, 0.49, is worse than 0.5, the median of the means of 3 others"
     )
@@ -148,7 +148,7 @@ def as_written(curves, trial, epoch, stop):
     """The median rule, computed from all curves: (the best value, the median, how many others), or None to go on."""
     others = [curve for name, curve in curves.items() if name != trial and min(curve) <= epoch <= max(curve)]
     means = [statistics.fmean(value for at, value in curve.items() if at <= epoch) for curve in others]
-    if epoch < stop.grace or epoch == stop.epochs or len(means) < stop.least:
+    if epoch < stop.grace_period or epoch == stop.epochs or len(means) < stop.min_samples:
         return None
     best, median = max(value for at, value in curves[trial].items() if at <= epoch), statistics.median(means)
     return None if best >= median else (best, median, len(means))
@@ -159,7 +159,7 @@ VALUES = st.one_of(st.floats(-1, 1), st.sampled_from([0.0, 0.1, 0.2, 0.3, None, 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), VALUES), max_size=60), st.integers(1, 3))
 def test_the_median_rule_is_the_formula_whatever_is_told_in_whatever_order(told, least):
-    stop = Stop(method="median", grace=2, least=least, epochs=6)
+    stop = Stop(method="median", grace_period=2, min_samples=least, epochs=6)
     judge, curves = Rule(stop), defaultdict(dict)
     for trial, epoch, value in told:
         curves[trial][epoch] = value if value is not None and math.isfinite(value) else -math.inf
@@ -177,7 +177,7 @@ def test_the_median_rule_looks_at_few_curves_for_each_verdict(monkeypatch):
     calls = []
     mean = statistics.fmean
     monkeypatch.setattr(statistics, "fmean", lambda values: calls.append(1) or mean(values))
-    judge, trials, epochs = rule(method="median", grace=1), 300, 5
+    judge, trials, epochs = rule(method="median", grace_period=1), 300, 5
     for epoch in range(1, epochs + 1):
         for trial in range(trials):
             judge.verdict(f"{trial}", {"epoch": epoch, "val_accuracy": trial})
