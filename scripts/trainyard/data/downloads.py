@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import file_digest, hold_lock
-from trainyard.utils.progress_bar import counting
+from trainyard.utils.progress_bar import show_progress
 
 CHUNK_BYTES: Final = 2**20
 RETRIES: Final = 4  # per mirror; pooch waits 1 s before the first one, 2 s before the second, and so on
@@ -99,10 +99,10 @@ def _stream(url: str, output_file: str, _: Any) -> None:
                 failure = requests.HTTPError if retried else _PermanentFailure
                 raise failure(f"HTTP status {response.status_code} ({response.reason})")
             size = int(response.headers.get("Content-Length", 0))
-            with open(output_file, "wb") as file, counting(url.rpartition("/")[2], size, unit="bytes") as count:
+            with open(output_file, "wb") as file, show_progress(url.rpartition("/")[2], size, unit="bytes") as advance:
                 for chunk in response.iter_content(CHUNK_BYTES):
                     file.write(chunk)
-                    count.add(len(chunk))
+                    advance(len(chunk))
     except requests.RequestException as error:
         log.info("%s: %s", url, _root_cause(error))
         raise

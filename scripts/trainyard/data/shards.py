@@ -34,7 +34,7 @@ from trainyard.data.problems import Problem
 from trainyard.data.sources import Part, Source
 from trainyard.data.staged import SPLITS, DataError
 from trainyard.utils import jsonl
-from trainyard.utils.progress_bar import counting
+from trainyard.utils.progress_bar import show_progress
 
 SHARD_BYTES: Final = 2**24  # of pixels
 SHARD_IMAGES: Final = 4096  # at most
@@ -107,11 +107,11 @@ def make_shards(source: Source, work: Path, *, cpus: int, what: str) -> Outcome:
         if pending < total:
             log.info("%s: %d of %d shards are there already", what, len(there), len(parts))
         small = source.in_process or pending * math.prod(source.shape) <= SHARD_BYTES
-        with counting(what, total, unit="images", done=total - pending) as count, notes.kept():
+        with show_progress(what, total, unit="images", completed=total - pending) as advance, notes.kept():
             for shard, line in _made(missing, parts, work, 1 if small else cpus):
                 outcome.add(notes.take({**asdict(shard), "key": parts[shard].key, **line}))
                 digests.add(shard)
-                count.add(len(shard))
+                advance(len(shard))
     outcome.digests = digests.finished()
     return outcome
 
