@@ -1,4 +1,4 @@
-# The two commands: `make run` (the embedded demo) and `make test`. Each sets up all that it needs.
+# `make run` runs the embedded demo, `make test` the tests. Each creates the environment first.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -13,11 +13,11 @@ say = @printf '\033[1m== %s\033[0m\n'
 
 .PHONY: help run report test test-slow lint format docs lock env doctor bench cluster-up cluster-down cluster-shell clean
 
-help: ## Say what there is
+help: ## List the commands
 	@grep -E '^[a-z -]+:.*## ' Makefile | sed -E 's/^([a-z -]+):.*## (.*)/  make \1\t\2/; s/(cluster-up) (.*)-(.*) (.*)-(.*)\t/\1, -\3, -\5\t/' | expand -t 38
 
-run: env ## Run the embedded demo (or CONFIG=...) and write report.html
-	$(say) 'running $(CONFIG) with $(PROFILE): see $(BIN)/python scripts/status.py for a live view'
+run: env ## Run the embedded demo, or CONFIG=..., and write report.html
+	$(say) 'running $(CONFIG) with $(PROFILE); for a live view: $(BIN)/python scripts/status.py --config $(CONFIG) --watch'
 	@$(BIN)/snakemake --profile $(PROFILE) --configfile $(CONFIG) --quiet rules
 	@$(MAKE) --no-print-directory report
 	@printf '\nDone.\n  report   %s/report.html\n  tables   %s/results/tables\n  plots    %s/results/plots\n' '$(CURDIR)' '$(CURDIR)' '$(CURDIR)'
@@ -42,19 +42,19 @@ lint: env ## Check style, types and layers: ruff, mypy, import-linter, snakefmt,
 	$(BIN)/snakemake --lint
 	$(BIN)/python tools/options.py --check
 
-format: env ## Put code into the common style
+format: env ## Format the code: ruff, snakefmt
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/snakefmt Snakefile workflow
 
-docs: env ## Generate the schema, the option tables of config/README.md and the drawings of docs/architecture.md
+docs: env ## Generate the config's schema and option tables, and the drawings in docs/
 	$(BIN)/python tools/options.py
 	$(BIN)/python docs/drawings.py
 
-doctor: env ## Check a Slurm site before anything is submitted (CONFIG=..., PROFILE=..., JOB=1 also looks at a node)
+doctor: env ## Check a Slurm site before the first job (CONFIG=..., PROFILE=...; with JOB=1 also a node)
 	@$(BIN)/python scripts/doctor.py --config $(CONFIG) $(if $(filter file,$(origin PROFILE)),,--profile $(PROFILE)) $(if $(JOB),--job)
 
-bench: env ## Run the benchmarks; the commands one by one are in benchmarks/README.md
+bench: env ## Run the benchmarks; benchmarks/README.md lists the single commands
 	$(BIN)/python benchmarks/slot_pause.py
 	$(BIN)/python benchmarks/dry_run.py
 	$(BIN)/python benchmarks/large_sweeps.py
@@ -67,10 +67,10 @@ bench: env ## Run the benchmarks; the commands one by one are in benchmarks/READ
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/demo.py
 
-env: .venv/ready ## Make the environment in .venv, from the pinned and hashed envs/requirements-dev.txt
+env: .venv/ready ## Create the environment in .venv from the pinned and hashed envs/requirements-dev.txt
 
 .venv/ready: envs/requirements-dev.txt | $(UV)
-	$(say) 'making the environment in .venv (20 s with a good connection)'
+	$(say) 'creating the environment in .venv (20 s with a good connection)'
 	@$(UV) venv --quiet --allow-existing --python '>=3.11,<3.14' .venv
 	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes envs/requirements-dev.txt
 	@touch $@
@@ -79,7 +79,7 @@ env: .venv/ready ## Make the environment in .venv, from the pinned and hashed en
 	$(say) 'fetching uv into .tools'
 	@$(PYTHON) -m pip install --quiet --root-user-action=ignore --target .tools/uv uv==0.13.8
 
-lock: | $(UV) ## Resolve pyproject.toml into the pinned and hashed files of envs/
+lock: | $(UV) ## Pin and hash the dependencies of pyproject.toml in envs/
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command 'make lock' pyproject.toml -o envs/requirements.txt
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
@@ -88,7 +88,7 @@ lock: | $(UV) ## Resolve pyproject.toml into the pinned and hashed files of envs
 	  'dependencies:' '  - python=3.11' '  - pip' '  - pip:'; \
 	  sed -nE 's/^([a-zA-Z0-9_.-]+==[^\]*[^\ ]) *\\?$$/      - "\1"/p' envs/requirements.txt; } > envs/trainyard.yaml
 
-cluster-up cluster-down cluster-shell: cluster-%: env ## A real Slurm of four hosts on this machine, for trying things
+cluster-up cluster-down cluster-shell: cluster-%: env ## Start, stop or enter a real Slurm of four hosts on this machine
 	@PYTHONPATH=tools $(BIN)/python -m slurm_cluster $*
 
 clean: ## Remove the environment and all results

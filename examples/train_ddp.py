@@ -1,4 +1,4 @@
-"""A training script as many people have one: DDP by the environment that a launcher sets, nothing of Trainyard in it.
+"""A typical DDP training script, which reads the environment that a launcher sets and does not use Trainyard.
 
 torchrun --nproc-per-node 2 examples/train_ddp.py --epochs 3
 """
@@ -19,7 +19,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64, help="per GPU")
     parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--checkpoint", type=Path, help="where to keep the model after each epoch")
+    parser.add_argument("--checkpoint", type=Path, help="file to save the model to after each epoch")
     options = parser.parse_args()
 
     on_gpu = torch.cuda.is_available()
@@ -50,9 +50,9 @@ def main():
         distributed.all_reduce(mean)
         if rank == 0:
             with torch.no_grad():
-                right = model(images[1500:].to(device)).argmax(1).cpu() == labels[1500:]
+                correct = model(images[1500:].to(device)).argmax(1).cpu() == labels[1500:]
             speed = seen * world / (time.time() - began)
-            accuracy = right.float().mean()
+            accuracy = correct.float().mean()
             print(
                 f"epoch {epoch}: loss {mean.item() / world:.4f}, val acc {accuracy:.4f}, {speed:.1f} img/s", flush=True
             )
