@@ -176,7 +176,7 @@ def check_quoting(command: Command, *, in_shell: bool = True) -> Command:
     Raises:
         PydanticCustomError: a placeholder is where quoting does not work.
     """
-    for name, where in _read(command).placeholders if isinstance(command, str) else ():
+    for name, where in _parse(command).placeholders if isinstance(command, str) else ():
         if where in _REMEDIES and (in_shell or where in _IN_WORDS):
             message = f"{{{name}}} is in {where}: {_REMEDIES[where].format(name=f'{{{name}}}')}"
             raise PydanticCustomError("quoting", "{message}", {"message": message})
@@ -187,20 +187,20 @@ _NO_QUOTES: Final = (
     "write {name} without quotes, since Trainyard quotes values; literal braces need a space, as in '{{ x }}'"
 )
 _ASSIGN: Final = "assign it to a variable first, as in x={name}, and write $x there"
-_IN_WORDS: Final = (shell_syntax.SINGLE, shell_syntax.DOUBLE, shell_syntax.ESCAPED)
+_IN_WORDS: Final = (shell_syntax.SINGLE_QUOTES, shell_syntax.DOUBLE_QUOTES, shell_syntax.ESCAPED)
 _REMEDIES: Final = {
-    shell_syntax.SINGLE: _NO_QUOTES,
-    shell_syntax.DOUBLE: _NO_QUOTES,
+    shell_syntax.SINGLE_QUOTES: _NO_QUOTES,
+    shell_syntax.DOUBLE_QUOTES: _NO_QUOTES,
     shell_syntax.ESCAPED: "write {name} without the backslash, since Trainyard quotes values",
     shell_syntax.BACKTICKS: "write $(...) instead of backticks",
-    shell_syntax.DOCUMENT: _ASSIGN,
+    shell_syntax.HERE_DOCUMENT: _ASSIGN,
     shell_syntax.COMMENT: "remove it there",
 }
 
 
 @cache
-def _read(command: str) -> shell_syntax.Reading:
-    return shell_syntax.read(command, PLACEHOLDER)
+def _parse(command: str) -> shell_syntax.CommandLine:
+    return shell_syntax.parse(command, PLACEHOLDER)
 
 
 def check_arithmetic(command: Command, values: Callable[[str], Any]) -> None:
@@ -209,7 +209,7 @@ def check_arithmetic(command: Command, values: Callable[[str], Any]) -> None:
     Raises:
         ValueError: the value of a placeholder in $((...)) is not a number.
     """
-    for name, where in _read(command).placeholders if isinstance(command, str) else ():
+    for name, where in _parse(command).placeholders if isinstance(command, str) else ():
         if where == shell_syntax.ARITHMETIC and type(value := values(name)) not in (int, float):
             remedy = _ASSIGN.format(name=f"{{{name}}}")
             raise ValueError(f"{{{name}}} is in {where}, but {value!r} is not a number: {remedy}")
@@ -223,7 +223,7 @@ def _check_resume_option(command: Command, option: str | None, args: Collection[
         if any("resume" in find_placeholders(word) and word != "{resume}" for word in words):
             message = "in a list, {name} must be a word of its own"
             raise PydanticCustomError("resume", message, {"name": "{resume}"})
-    elif option is not None and in_shell and isinstance(command, str) and (operators := _read(command).operators):
+    elif option is not None and in_shell and isinstance(command, str) and (operators := _parse(command).operators):
         message = f"`resume` cannot be added at the end, after {operators[0]}: write {{resume}} in the command"
         raise PydanticCustomError("resume", "{message}", {"message": message})
 

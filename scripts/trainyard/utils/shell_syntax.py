@@ -1,162 +1,165 @@
-"""Reading a command line as a POSIX shell does: where placeholders stand, and whether it is one simple command."""
+"""Parsing a command line as a POSIX shell does: the context of each placeholder, and the operators it contains.
+
+`shlex` splits a line into words, but does not report which quotes, substitution or here-document a character is in.
+"""
 
 import re
 from dataclasses import dataclass, field
 from typing import Final
 
-# Where a placeholder may stand. A value is quoted for a plain word; anywhere else its quotes would be wrong.
-PLAIN: Final = ""
-SINGLE, DOUBLE, BACKTICKS = "single quotes", "double quotes", "backticks"
-ARITHMETIC, COMMENT, DOCUMENT, ESCAPED = "$((...))", "a comment", "a here-document", "a backslash"
-_DOCUMENT_BEGINS: Final = re.compile(r"""<<(-?)[ \t]*((?:'[^']*'|"[^"]*"|\\.|[^\s;&|<>()'"\\`$])+)""")
+# The context of a placeholder. Its quoted value is one word in the context UNQUOTED only.
+UNQUOTED: Final = ""
+SINGLE_QUOTES, DOUBLE_QUOTES, BACKTICKS = "single quotes", "double quotes", "backticks"
+ARITHMETIC, COMMENT, HERE_DOCUMENT, ESCAPED = "$((...))", "a comment", "a here-document", "a backslash"
+_HERE_DOCUMENT: Final = re.compile(r"""<<(-?)[ \t]*((?:'[^']*'|"[^"]*"|\\.|[^\s;&|<>()'"\\`$])+)""")
 
 
 @dataclass
-class Reading:
-    """What was found in a text, from left to right."""
+class CommandLine:
+    """The placeholders and operators of a command line, from left to right."""
 
-    placeholders: list[tuple[str, str]] = field(default_factory=list)  # name and where it stands
-    operators: list[str] = field(default_factory=list)  # what makes it more than one simple command
-
-
-def read(text: str, pattern: re.Pattern[str]) -> Reading:
-    """Read a text whose placeholders match a pattern, its first group their name."""
-    reader = _Reader(text.strip(), pattern)
-    reader.commands(end="")
-    return reader.reading
+    placeholders: list[tuple[str, str]] = field(default_factory=list)  # name and context
+    operators: list[str] = field(default_factory=list)  # empty if the line is one simple command
 
 
-class _Reader:
-    """Goes through a text once; each method begins where something opens, and ends after it has closed."""
+def parse(text: str, placeholder: re.Pattern[str]) -> CommandLine:
+    """Parse a command line; the first group of the pattern `placeholder` is a placeholder's name."""
+    parser = _Parser(text.strip(), placeholder)
+    parser.parse_commands(end="")
+    return parser.found
 
-    def __init__(self, text: str, pattern: re.Pattern[str]) -> None:
-        self.reading = Reading()
-        self._text, self._pattern, self._at = text, pattern, 0
-        self._escaped = -1  # the end of the last character after a backslash
-        self._depth = 0  # of $(...), (...) and ${...}
-        self._documents: list[tuple[str, bool]] = []  # end marks of here-documents that begin on the next line
 
-    def commands(self, *, end: str) -> None:
-        """What is not quoted."""
+class _Parser:
+    """A parser in one pass. Each method starts at the opening of its construct and stops behind the closing."""
+
+    def __init__(self, text: str, placeholder: re.Pattern[str]) -> None:
+        self.found = CommandLine()
+        self._text, self._pattern, self._at = text, placeholder, 0
+        self._escape_end = -1  # index behind the last escaped character
+        self._depth = 0  # of nested $(...), (...) and ${...}
+        self._here_documents: list[tuple[str, bool]] = []  # delimiters of those that start on the next line; if <<-
+
+    def parse_commands(self, *, end: str) -> None:
+        """Parse text outside of quotes, up to `end`."""
         while self._at < len(self._text) and not (end and self._is_at(end)):
             character = self._text[self._at]
-            if self._placeholder(PLAIN) or self._expansion(PLAIN):
+            if self._parse_placeholder(UNQUOTED) or self._parse_expansion(UNQUOTED):
                 continue
             if character == "\\":
-                self._escape(ESCAPED)
+                self._parse_escape(ESCAPED)
             elif character == "'":
-                self._quoted("'", SINGLE, expands=False)
+                self._parse_quoted("'", SINGLE_QUOTES, expands=False)
             elif character == '"':
-                self._quoted('"', DOUBLE)
-            elif end == "}":  # of ${...}: a word, in which nothing else has a meaning
+                self._parse_quoted('"', DOUBLE_QUOTES)
+            elif end == "}":  # the word of ${...}, in which no other character is special
                 self._at += 1
-            elif character == "#" and self._begins_a_word():
-                self._comment()
+            elif character == "#" and self._is_word_start():
+                self._parse_comment()
             else:
-                self._unquoted(character)
+                self._parse_unquoted(character)
         self._at += len(end)
 
-    def _unquoted(self, character: str) -> None:
-        if begins := _DOCUMENT_BEGINS.match(self._text, self._at):
-            self._documents.append((re.sub(r"[\\'\"]", "", begins[2]), bool(begins[1])))
-            self._note(begins.end(), DOCUMENT)
+    def _parse_unquoted(self, character: str) -> None:
+        if opening := _HERE_DOCUMENT.match(self._text, self._at):
+            self._here_documents.append((re.sub(r"[\\'\"]", "", opening[2]), bool(opening[1])))
+            self._add_placeholders(opening.end(), HERE_DOCUMENT)
         elif self._is_at("<<<"):
             self._at += 3
         elif character == "(":
-            self._operator("(")
-            self._inner(1, ")")
+            self._add_operator("(")
+            self._parse_nested(1, ")")
         else:
             redirects = character in "&|" and self._text[self._at - 1 : self._at] in ("<", ">")  # as in 2>&1
             if character in ";|&)\n" and not redirects:
-                self._operator("a line break" if character == "\n" else character)
+                self._add_operator("a line break" if character == "\n" else character)
             self._at += 1
             if character == "\n":
-                self._read_documents()
+                self._parse_here_documents()
 
-    def _expansion(self, where: str) -> bool:
-        """What begins with `$` or is in backticks; its commands are read as they are outside of quotes."""
+    def _parse_expansion(self, context: str) -> bool:
+        """Parse what starts with `$` or a backtick; False if there is neither. Nested commands are unquoted again."""
         if self._is_at("`"):
-            self._quoted("`", BACKTICKS, expands=False)
-        elif self._is_at("$$"):  # the number of the process
+            self._parse_quoted("`", BACKTICKS, expands=False)
+        elif self._is_at("$$"):  # the process ID
             self._at += 2
         elif self._is_at("$(("):
             self._at += 2
-            self._quoted("))", ARITHMETIC)
+            self._parse_quoted("))", ARITHMETIC)
         elif self._is_at("$("):
-            self._inner(2, ")")
-        elif self._is_at("${") and where == PLAIN:
-            self._inner(2, "}")
+            self._parse_nested(2, ")")
+        elif self._is_at("${") and context == UNQUOTED:
+            self._parse_nested(2, "}")
         elif self._is_at("${"):
             self._at += 1
-            self._quoted("}", where)
+            self._parse_quoted("}", context)
         else:
             return False
         return True
 
-    def _inner(self, width: int, end: str) -> None:
+    def _parse_nested(self, width: int, end: str) -> None:
         self._at += width
         self._depth += 1
-        self.commands(end=end)
+        self.parse_commands(end=end)
         self._depth -= 1
 
-    def _quoted(self, end: str, where: str, *, expands: bool = True) -> None:
-        """Up to its end, from one character before what it holds."""
+    def _parse_quoted(self, end: str, context: str, *, expands: bool = True) -> None:
+        """Parse from the last character of the opening to `end`."""
         self._at += 1
         while self._at < len(self._text) and not self._is_at(end):
-            if self._placeholder(where) or (expands and self._expansion(where)):
+            if self._parse_placeholder(context) or (expands and self._parse_expansion(context)):
                 continue
-            if self._text[self._at] == "\\" and where != SINGLE:
-                self._escape(where)
-            elif self._text[self._at] == "(" and where == ARITHMETIC:
-                self._quoted(")", where)
+            if self._text[self._at] == "\\" and context != SINGLE_QUOTES:
+                self._parse_escape(context)
+            elif self._text[self._at] == "(" and context == ARITHMETIC:
+                self._parse_quoted(")", context)
             else:
                 self._at += 1
         self._at += len(end)
 
-    def _escape(self, where: str) -> None:
+    def _parse_escape(self, context: str) -> None:
         self._at += 1
-        if not self._placeholder(where):
+        if not self._parse_placeholder(context):
             self._at += 1
-            self._escaped = self._at
+            self._escape_end = self._at
             if self._at > len(self._text):
-                self._operator("a backslash")
+                self._add_operator("a backslash")
 
-    def _begins_a_word(self) -> bool:
-        return self._at == 0 or (self._text[self._at - 1] in " \t\n;|&()<>" and self._at != self._escaped)
+    def _is_word_start(self) -> bool:
+        return self._at == 0 or (self._text[self._at - 1] in " \t\n;|&()<>" and self._at != self._escape_end)
 
-    def _comment(self) -> None:
-        self._operator("a comment")
-        end = self._text.find("\n", self._at)
-        self._note(end if end >= 0 else len(self._text), COMMENT)
+    def _parse_comment(self) -> None:
+        self._add_operator("a comment")
+        self._add_placeholders(self._line_end(), COMMENT)
 
-    def _read_documents(self) -> None:
-        while self._documents:
-            mark, indented = self._documents.pop(0)
+    def _parse_here_documents(self) -> None:
+        while self._here_documents:
+            delimiter, strips_tabs = self._here_documents.pop(0)
             while self._at < len(self._text):
-                end = self._text.find("\n", self._at)
-                end = end if end >= 0 else len(self._text)
-                line = self._text[self._at : end]
-                self._note(end, DOCUMENT)
+                line = self._text[self._at : self._line_end()]
+                self._add_placeholders(self._line_end(), HERE_DOCUMENT)
                 self._at += 1
-                if (line.lstrip("\t") if indented else line) == mark:
+                if (line.lstrip("\t") if strips_tabs else line) == delimiter:
                     break
 
-    def _note(self, end: int, where: str) -> None:
-        """All placeholders up to an index."""
-        found = self._pattern.finditer(self._text, self._at, end)
-        self.reading.placeholders += [(each[1], where) for each in found]
-        self._at = end
+    def _line_end(self) -> int:
+        end = self._text.find("\n", self._at)
+        return end if end >= 0 else len(self._text)
 
-    def _placeholder(self, where: str) -> bool:
+    def _parse_placeholder(self, context: str) -> bool:
         found = self._pattern.match(self._text, self._at)
         if found:
-            self.reading.placeholders.append((found[1], where))
+            self.found.placeholders.append((found[1], context))
             self._at = found.end()
         return found is not None
 
-    def _operator(self, what: str) -> None:
-        if self._depth == 0:
-            self.reading.operators.append(what)
+    def _add_placeholders(self, end: int, context: str) -> None:
+        """Add all placeholders up to the index `end`, and continue there."""
+        self.found.placeholders += [(each[1], context) for each in self._pattern.finditer(self._text, self._at, end)]
+        self._at = end
 
-    def _is_at(self, what: str) -> bool:
-        return self._text.startswith(what, self._at)
+    def _add_operator(self, operator: str) -> None:
+        if self._depth == 0:
+            self.found.operators.append(operator)
+
+    def _is_at(self, text: str) -> bool:
+        return self._text.startswith(text, self._at)

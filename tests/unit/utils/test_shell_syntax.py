@@ -1,4 +1,4 @@
-"""Placeholders are found where a POSIX shell would see them, and quoted values are whole wherever that is allowed."""
+"""Each placeholder gets the context that a POSIX shell sees; outside of quotes, a quoted value stays one word."""
 
 import random
 import shlex
@@ -7,72 +7,84 @@ import subprocess
 import pytest
 from slurm_cluster.waiting import PATIENCE_SECONDS
 from trainyard.config.user_programs import PLACEHOLDER, build_argv
-from trainyard.utils.shell_syntax import ARITHMETIC, BACKTICKS, COMMENT, DOCUMENT, DOUBLE, ESCAPED, PLAIN, SINGLE, read
+from trainyard.utils.shell_syntax import (
+    ARITHMETIC,
+    BACKTICKS,
+    COMMENT,
+    DOUBLE_QUOTES,
+    ESCAPED,
+    HERE_DOCUMENT,
+    SINGLE_QUOTES,
+    UNQUOTED,
+    parse,
+)
 
-# A command line, and where each of its placeholders stands.
-PLACES = {
-    "run {a} --b={b} c{c}d": [PLAIN, PLAIN, PLAIN],
-    "run '{a}' {b}": [SINGLE, PLAIN],
-    'run "{a}" {b}': [DOUBLE, PLAIN],
-    'run "x{a}y\\"{b}" {c}': [DOUBLE, DOUBLE, PLAIN],
-    "run \\\"{a}\\\" {b}": [PLAIN, PLAIN],
-    "run \\'{a} {b}": [PLAIN, PLAIN],
+# A command line, and the context of each of its placeholders.
+CONTEXTS = {
+    "run {a} --b={b} c{c}d": [UNQUOTED, UNQUOTED, UNQUOTED],
+    "run '{a}' {b}": [SINGLE_QUOTES, UNQUOTED],
+    'run "{a}" {b}': [DOUBLE_QUOTES, UNQUOTED],
+    'run "x{a}y\\"{b}" {c}': [DOUBLE_QUOTES, DOUBLE_QUOTES, UNQUOTED],
+    "run \\\"{a}\\\" {b}": [UNQUOTED, UNQUOTED],
+    "run \\'{a} {b}": [UNQUOTED, UNQUOTED],
     "run \\{a}": [ESCAPED],
-    "run \\\\{a}": [PLAIN],
-    "run 'it'\"'\"'s' {a} '{b}'": [PLAIN, SINGLE],
-    "run 'it'\"'{a}'\"'s' {b}": [DOUBLE, PLAIN],
-    "run 'a\\' {a}": [PLAIN],
-    'run "it\'s" {a}': [PLAIN],
-    "run '\"' {a} '\"'": [PLAIN],
-    "run ${HOME} ${x:-{a}} \"${x:-{b}}\" {c}": [PLAIN, DOUBLE, PLAIN],
-    "run ${x#'}'{a}} {b}": [PLAIN, PLAIN],
-    "run ${x:-{a} # ( <<E ;} '{b}'": [PLAIN, SINGLE],
-    "run $(basename {a}) {b}": [PLAIN, PLAIN],
-    'run "$(basename {a}) {b}" {c}': [PLAIN, DOUBLE, PLAIN],
-    'run "$(basename "{a}")" {b}': [DOUBLE, PLAIN],
-    "run $(echo ')' {a} '{b}')": [PLAIN, SINGLE],
-    "run `basename {a}` {b}": [BACKTICKS, PLAIN],
-    'run "`basename {a}`" {b}': [BACKTICKS, PLAIN],
-    "run `echo \\`{a}\\`` {b}": [BACKTICKS, PLAIN],
-    "run $(( {a} * (2 + {b}) )) {c}": [ARITHMETIC, ARITHMETIC, PLAIN],
-    'run "$(( {a} ))" {b}': [ARITHMETIC, PLAIN],
-    "run $(( $(wc {a}) )) {b}": [PLAIN, PLAIN],
-    "run {a} # not {b}\nrun {c}": [PLAIN, COMMENT, PLAIN],
-    "run {a}#{b}": [PLAIN, PLAIN],
-    "run ${#x} {a}": [PLAIN],
-    "run \\ #'{a}'": [SINGLE],
-    "run # don't\nrun {a}": [PLAIN],
-    "cat <<EOF {a}\nit's {b}\nEOF\nrun {c}": [PLAIN, DOCUMENT, PLAIN],
-    "cat <<'EOF'\n{a}\nEOF\nrun '{b}'": [DOCUMENT, SINGLE],
-    "cat <<-A <<B\n{a}\n\tA\n{b}\nB\nrun {c}": [DOCUMENT, DOCUMENT, PLAIN],
-    "cat <<'E'{a}\nE{a}\nrun {b}": [DOCUMENT, DOCUMENT, PLAIN],
-    "run $(cat <<EOF\n{a})\nEOF\n) {b}": [DOCUMENT, PLAIN],
-    "run <<< {a} {b}": [PLAIN, PLAIN],
-    "(cd x && run {a}) | tee '{b}'": [PLAIN, SINGLE],
-    "case {a} in '{b}') run {c};; esac": [PLAIN, SINGLE, PLAIN],
-    "run \\\n  {a} \\\n  {b}": [PLAIN, PLAIN],
-    "run 'never closed {a}": [SINGLE],
-    "run $$ $1 $ {a}": [PLAIN],
-    "run $$('{a}": [SINGLE],
+    "run \\\\{a}": [UNQUOTED],
+    "run 'it'\"'\"'s' {a} '{b}'": [UNQUOTED, SINGLE_QUOTES],
+    "run 'it'\"'{a}'\"'s' {b}": [DOUBLE_QUOTES, UNQUOTED],
+    "run 'a\\' {a}": [UNQUOTED],
+    'run "it\'s" {a}': [UNQUOTED],
+    "run '\"' {a} '\"'": [UNQUOTED],
+    "run ${HOME} ${x:-{a}} \"${x:-{b}}\" {c}": [UNQUOTED, DOUBLE_QUOTES, UNQUOTED],
+    "run ${x#'}'{a}} {b}": [UNQUOTED, UNQUOTED],
+    "run ${x:-{a} # ( <<E ;} '{b}'": [UNQUOTED, SINGLE_QUOTES],
+    "run $(basename {a}) {b}": [UNQUOTED, UNQUOTED],
+    'run "$(basename {a}) {b}" {c}': [UNQUOTED, DOUBLE_QUOTES, UNQUOTED],
+    'run "$(basename "{a}")" {b}': [DOUBLE_QUOTES, UNQUOTED],
+    "run $(echo ')' {a} '{b}')": [UNQUOTED, SINGLE_QUOTES],
+    "run `basename {a}` {b}": [BACKTICKS, UNQUOTED],
+    'run "`basename {a}`" {b}': [BACKTICKS, UNQUOTED],
+    "run `echo \\`{a}\\`` {b}": [BACKTICKS, UNQUOTED],
+    "run $(( {a} * (2 + {b}) )) {c}": [ARITHMETIC, ARITHMETIC, UNQUOTED],
+    'run "$(( {a} ))" {b}': [ARITHMETIC, UNQUOTED],
+    "run $(( $(wc {a}) )) {b}": [UNQUOTED, UNQUOTED],
+    "run {a} # not {b}\nrun {c}": [UNQUOTED, COMMENT, UNQUOTED],
+    "run {a}#{b}": [UNQUOTED, UNQUOTED],
+    "run ${#x} {a}": [UNQUOTED],
+    "run \\ #'{a}'": [SINGLE_QUOTES],
+    "run # don't\nrun {a}": [UNQUOTED],
+    "cat <<EOF {a}\nit's {b}\nEOF\nrun {c}": [UNQUOTED, HERE_DOCUMENT, UNQUOTED],
+    "cat <<'EOF'\n{a}\nEOF\nrun '{b}'": [HERE_DOCUMENT, SINGLE_QUOTES],
+    "cat <<-A <<B\n{a}\n\tA\n{b}\nB\nrun {c}": [HERE_DOCUMENT, HERE_DOCUMENT, UNQUOTED],
+    "cat <<'E'{a}\nE{a}\nrun {b}": [HERE_DOCUMENT, HERE_DOCUMENT, UNQUOTED],
+    "run $(cat <<EOF\n{a})\nEOF\n) {b}": [HERE_DOCUMENT, UNQUOTED],
+    "run <<< {a} {b}": [UNQUOTED, UNQUOTED],
+    "(cd x && run {a}) | tee '{b}'": [UNQUOTED, SINGLE_QUOTES],
+    "case {a} in '{b}') run {c};; esac": [UNQUOTED, SINGLE_QUOTES, UNQUOTED],
+    "run \\\n  {a} \\\n  {b}": [UNQUOTED, UNQUOTED],
+    "run 'never closed {a}": [SINGLE_QUOTES],
+    "run $$ $1 $ {a}": [UNQUOTED],
+    "run $$('{a}": [SINGLE_QUOTES],
     "run $${x # {a}": [COMMENT],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("line", PLACES)
-def test_placeholders_stand_where_a_shell_would_see_them(line):
-    assert [where for _, where in read(line, PLACEHOLDER).placeholders] == PLACES[line]
-    assert [name for name, _ in read(line, PLACEHOLDER).placeholders] == PLACEHOLDER.findall(line)
+@pytest.mark.parametrize("line", CONTEXTS)
+def test_each_placeholder_has_the_context_that_a_shell_sees(line):
+    assert [context for _, context in parse(line, PLACEHOLDER).placeholders] == CONTEXTS[line]
+    assert [name for name, _ in parse(line, PLACEHOLDER).placeholders] == PLACEHOLDER.findall(line)
 
 
 NASTY = "it's $(touch made) `touch made` \"$HOME\" \\ # ; & | > made ) } ' \n*"
 
 
 @pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
-def test_a_value_arrives_whole_wherever_it_may_stand(tmp_path, shell):
+def test_a_quoted_value_stays_one_word(tmp_path, shell):
     lines = [
-        line.replace("run", "printf '<%s>'") for line, places in PLACES.items()
-        if set(places) == {PLAIN} and not line.startswith(("(", "case", "run {a}#", "run <<<", "run $((", "run ${x#"))
-    ]  # fmt: skip
+        line.replace("run", "printf '<%s>'")
+        for line, contexts in CONTEXTS.items()
+        if set(contexts) == {UNQUOTED}
+        and not line.startswith(("(", "case", "run {a}#", "run <<<", "run $((", "run ${x#"))
+    ]
     assert len(lines) > 8
     for line in lines:
         expected = [name for name in PLACEHOLDER.findall(line) if "basename" not in line]
@@ -88,12 +100,12 @@ PARTS = ["{a}", "{a}", "'", '"', "\\", "`", "$(", "$((", "))", ")", "(", "}", "$
          "<<E\n", "\nE\n", "<<-'E'", "|", ";", "&", "it", "=", "echo ", "$x"]  # fmt: skip
 
 
-def test_nothing_in_a_value_is_executed_whatever_the_line_looks_like(tmp_path):
-    """Lines of any parts, most of them nonsense, whose placeholders are said to stand in plain words."""
+def test_no_part_of_a_value_is_executed_in_any_line(tmp_path):
+    """Random lines, most of them nonsense, in which the parser finds every placeholder unquoted."""
     generator, tried = random.Random(3), 0
     while tried < 200:
         line = "echo " + "".join(generator.choices(PARTS, k=generator.randint(3, 20)))
-        if any(where != PLAIN for _, where in read(line, PLACEHOLDER).placeholders) or "{a}" not in line:
+        if any(context != UNQUOTED for _, context in parse(line, PLACEHOLDER).placeholders) or "{a}" not in line:
             continue
         tried += 1
         command = build_argv(line, lambda name: NASTY.replace("> made", "touch made"))
@@ -101,7 +113,7 @@ def test_nothing_in_a_value_is_executed_whatever_the_line_looks_like(tmp_path):
         assert list(tmp_path.iterdir()) == [], line
 
 
-# A command line, and the first thing that makes it more than one simple command.
+# A command line, and the first operator in it.
 OPERATORS = {
     "run {a} --b 'x; y | z' \"(&)\" $(a; b | c) ${x:-;} `d & e` $((1 | 2))": "",
     "run {a} > out.txt 2>&1 < in >> more": "",
@@ -123,12 +135,12 @@ OPERATORS = {
 
 
 @pytest.mark.parametrize("line", OPERATORS)
-def test_what_is_more_than_a_simple_command_is_found(line):
-    assert next(iter(read(line, PLACEHOLDER).operators), "") == OPERATORS[line]
+def test_operators_are_found(line):
+    assert next(iter(parse(line, PLACEHOLDER).operators), "") == OPERATORS[line]
 
 
 @pytest.mark.parametrize("line", [line for line, operator in OPERATORS.items() if not operator])
-def test_what_is_added_to_a_simple_command_is_its_last_argument(tmp_path, line):
+def test_text_appended_to_a_simple_command_is_its_last_argument(tmp_path, line):
     (tmp_path / "in").touch()
     (tmp_path / "run").write_text('#!/bin/sh\nfor last in "$@"; do :; done; echo "$last" > last.txt\n')
     (tmp_path / "run").chmod(0o755)
