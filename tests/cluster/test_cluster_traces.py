@@ -17,7 +17,6 @@ from yard import ROOT
 
 KINDS_OF_NAMESPACE = ("mnt", "net", "uts", "ipc", "pid")
 OF_OTHERS = ("sem.mp-", "psm_", "torch_", "plasma")  # names that Python, PyTorch and Ray take in /dev/shm
-TOOLS = {**os.environ, "PYTHONPATH": str(ROOT / "tools")}
 PROGRAM = [sys.executable, "-m", "slurm_cluster"]
 WITH_CLUSTER = "import time; from slurm_cluster.cluster import Cluster\nwith Cluster(): time.sleep(600)"
 
@@ -28,6 +27,7 @@ def state(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="trainyard-"))
     folder.rmdir()
     monkeypatch.setenv("TRAINYARD_CLUSTER", str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tools"))  # for processes that the tests start
     yield folder
     Cluster().down()
 
@@ -73,7 +73,7 @@ def test_down_leaves_no_process_namespace_mount_or_file(state: Path) -> None:
 
 def test_up_attach_and_down_from_the_command_line(state: Path) -> None:
     def program(*arguments: str) -> str:
-        return run([*PROGRAM, *arguments], shown=shlex.join(arguments), env=TOOLS).stdout
+        return run([*PROGRAM, *arguments], shown=shlex.join(arguments)).stdout
 
     assert "up in" in program("up")
     assert "already up" in program("up")
@@ -89,7 +89,7 @@ def test_up_attach_and_down_from_the_command_line(state: Path) -> None:
 def test_a_killed_test_run_leaves_nothing_that_the_next_one_keeps(state: Path, stage: str) -> None:
     """Killed while it starts the cluster, early or late, or while it uses it."""
     before = machine()
-    with subprocess.Popen([sys.executable, "-c", WITH_CLUSTER], env=TOOLS) as run:
+    with subprocess.Popen([sys.executable, "-c", WITH_CLUSTER]) as run:
         wait_until((state / stage).exists, what=stage, poll_seconds=0.01)
         run.send_signal(signal.SIGKILL)
     killed = processes_with_mount(Cluster().mark)
