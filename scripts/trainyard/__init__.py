@@ -1,1 +1,1 @@
-"""The library that Trainyard's programs share; see the house in README.md for who may import whom."""
+"""The library that Trainyard's programs share; docs/architecture.md shows its packages and layers."""
