@@ -20,7 +20,7 @@ import numpy as np
 from common import print_table
 from trainyard.config.sweep import Slots, Sweep
 from trainyard.config.trials import Trial, expand
-from trainyard.planning.journal import Attempt
+from trainyard.planning.attempts import Attempt
 from trainyard.planning.plan import Plan
 from trainyard.planning.schedule import makespan
 

@@ -8,8 +8,8 @@ import itertools
 
 import numpy as np
 from common import folder_with, print_table, run_program, sweep_config
-from trainyard.planning.journal import attempts
-from trainyard.utils.jsonl import read_events
+from trainyard.planning.attempts import fold_attempts
+from trainyard.planning.journal import read_journal
 
 KINDS = {"a training of one step": {}, "a command, `true`": {"command": "true {seed}"},
          "a function that returns": {"function": "trivial:run"}}  # fmt: skip
@@ -28,7 +28,7 @@ def main() -> None:
         with folder_with(config) as folder:
             (folder / "trivial.py").write_text("def run(config, context): return {}\n")
             run_program(folder, "sweep", "--sweep", "s")
-            tries = attempts(read_events(folder / "results/sweeps/s/journal.jsonl"))
+            tries = fold_attempts(read_journal(folder / "results/sweeps/s/journal.jsonl"))
         slots = [[each for each in tries if each.where["slot"] == slot] for slot in (0, 1)]
         pauses = np.array([pause for each in slots for pause in pauses_of(each)])
         taken = 1000 * float(np.median([each.seconds for each in tries]))

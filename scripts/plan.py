@@ -19,7 +19,7 @@ from trainyard.config.config import Config
 from trainyard.config.load import read_config
 from trainyard.data.staged import Staged
 from trainyard.planning import forecast, trial_flops
-from trainyard.planning.journal import Journal
+from trainyard.planning.journal import Journal, Work
 from trainyard.planning.plan import plan_sweep
 from trainyard.report import style, sweep_plots
 from trainyard.utils.csv_files import write_table
@@ -61,7 +61,7 @@ def _count_work(config: Config, name: str, results: Path) -> None:
     try:
         with Journal.opened(results / "sweeps" / name / "journal.jsonl") as journal:
             if flops := trial_flops.count_work(plan, staged):
-                journal.append("work", durable=True, flops=flops)
+                journal.record(Work(flops=flops))
     except (LockHeldError, UserError) as error:  # it runs just now, or cannot
         log.info("sweep %s: FLOPs are not counted: %s", name, error)
 

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 import yaml
 from submitting import run_on_two_nodes
-from trainyard.planning.journal import attempts
-from trainyard.utils.jsonl import read_events
+from trainyard.planning.attempts import fold_attempts
+from trainyard.planning.journal import read_journal
 from yard import ROOT
 
 PROGRAMS = {
@@ -113,7 +113,7 @@ def read(folder, path):
 
 
 def journal_of(folder, sweep):
-    return attempts(read_events(folder / f"results/sweeps/{sweep}/journal.jsonl"))
+    return fold_attempts(read_journal(folder / f"results/sweeps/{sweep}/journal.jsonl"))
 
 
 @pytest.mark.parametrize(

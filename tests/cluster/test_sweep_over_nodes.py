@@ -9,7 +9,8 @@ import pytest
 import yaml
 from slurm_cluster.cluster import Cluster
 from slurm_cluster.waiting import wait_until
-from trainyard.planning.journal import attempts
+from trainyard.planning.attempts import fold_attempts
+from trainyard.planning.journal import read_journal
 from trainyard.utils.jsonl import read_events
 from yard import ROOT, TINY
 
@@ -61,7 +62,7 @@ def start(
 
 
 def journal_of(folder: Path):
-    return attempts(read_events(folder / JOURNAL))
+    return fold_attempts(read_journal(folder / JOURNAL))
 
 
 def outcomes(folder: Path):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from submitting import cluster_or_skip, depth_sweep_twice, nothing_is_left, snakemake
-from trainyard.planning.journal import attempts
-from trainyard.utils.jsonl import read_events
+from trainyard.planning.attempts import fold_attempts
+from trainyard.planning.journal import read_journal
 
 # Whatever the machine took to begin, the first trial leaves less time than it took, but most of another job's.
 TIMED = """
@@ -63,7 +63,7 @@ def test_a_walltime_too_short_for_a_sweep_is_made_up_for_by_retries(cluster, sha
     (shared_dir / "timed.py").write_text(TIMED)
     sweep = {"function": "timed:run", "grid": {"seed": [0, 1, 2]}, "resumable": False}
     snakemake(cluster, shared_dir, {"sweeps": {"s": sweep}}, "--set-resources", "sweep:runtime=4", "--", "sweeps")
-    tries = attempts(read_events(shared_dir / "results/sweeps/s/journal.jsonl"))
+    tries = fold_attempts(read_journal(shared_dir / "results/sweeps/s/journal.jsonl"))
     assert [attempt.outcome for attempt in tries] == ["finished"] * 3, "no trial was begun twice"
     jobs = list(dict.fromkeys(attempt.where["job"] for attempt in tries))
     assert len(jobs) >= 2, "one job did not do"

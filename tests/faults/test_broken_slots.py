@@ -5,7 +5,8 @@ import psutil
 import pytest
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.packing import gpu_health, gpu_sharing
-from trainyard.planning.journal import attempts
+from trainyard.planning.attempts import fold_attempts
+from trainyard.planning.journal import decode_all, read_journal
 from trainyard.utils.jsonl import read_events
 from yard import ROOT
 
@@ -63,7 +64,7 @@ def sweep(yard):
         yard.write({"sweeps": {"s": {"function": f"mine:{function}", "trials": trials, "slots": slots, **options}}})
         said = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
         events = read_events(yard.results / "sweeps/s/journal.jsonl")
-        return attempts(events), events, said
+        return fold_attempts(decode_all(events)), events, said
 
     return run
 
@@ -110,7 +111,7 @@ def test_the_same_mistake_in_every_trial_ends_the_sweep_after_the_first_ones(yar
     assert done.returncode == 1
     line = next(line for line in done.stdout.splitlines() if "stopped: the first trials failed in the same way" in line)
     assert "exit code 2: train.py: error: unrecognized arguments: --lrr" in line
-    assert len(attempts(read_events(yard.results / "sweeps/s/journal.jsonl"))) < 10
+    assert len(fold_attempts(read_journal(yard.results / "sweeps/s/journal.jsonl"))) < 10
 
 
 def test_a_sweep_whose_ray_starts_no_workers_any_more_ends_in_an_error(yard):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from trainyard.planning.journal import attempts
-from trainyard.utils.jsonl import read_events
+from trainyard.planning.attempts import fold_attempts
+from trainyard.planning.journal import read_journal
 from yard import ONE_RANK, ROOT, TINY, Yard
 
 # Runs a program as scripts/ has it, in a job whose walltime ends so many seconds after so many trials have begun: what
@@ -80,7 +80,7 @@ def run_for(yard, seconds, *options, program="sweep", begun=0, check):
 
 
 def journal_of(yard):
-    return attempts(read_events(yard.results / "sweeps/s/journal.jsonl"))
+    return fold_attempts(read_journal(yard.results / "sweeps/s/journal.jsonl"))
 
 
 def test_no_trial_is_begun_that_cannot_end_and_the_next_run_does_the_rest(slow):

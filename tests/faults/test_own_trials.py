@@ -7,7 +7,8 @@ import pandas as pd
 import psutil
 import pytest
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
-from trainyard.planning.journal import attempts
+from trainyard.planning.attempts import fold_attempts
+from trainyard.planning.journal import decode_all, read_journal
 from trainyard.utils.jsonl import read_events
 from yard import Yard
 
@@ -118,6 +119,10 @@ def events_of(yard, *kinds):
     return [event for event in read_events(yard.results / "sweeps/s/journal.jsonl") if event["event"] in kinds]
 
 
+def attempts_of(yard, *kinds):
+    return fold_attempts(decode_all(events_of(yard, *kinds)))
+
+
 def drawn(yard):
     return [event["values"] for event in events_of(yard, "suggested")]
 
@@ -138,11 +143,11 @@ def test_a_killed_search_goes_on_with_the_suggestions_of_one_that_was_not(tmp_pa
     assert ends[0] == ends[1], "the same ones were stopped early, too"
     assert {event for _, event in ends[0]} == {"finished", "stopped"}
     assert "trials finished" in said
-    again = next(attempt.trial for attempt in attempts(events_of(whole, "started", "finished")) if attempt.metrics)
+    again = next(attempt.trial for attempt in attempts_of(whole, "started", "finished") if attempt.metrics)
     whole.write({"sweeps": {"s": {**SEARCH, "retrain": {again: 1}}}})
     whole.run(*whole.script("sweep", "--sweep", "s"))
     assert drawn(whole) == drawn(killed), "a trial of the search was retrained, and the search is the same"
-    assert [attempt.trial for attempt in attempts(events_of(whole, "started")) if attempt.generation] == [again]
+    assert [attempt.trial for attempt in attempts_of(whole, "started") if attempt.generation] == [again]
 
 
 def test_a_function_that_never_ends_is_ended_with_its_process(yard):
@@ -152,7 +157,7 @@ def test_a_function_that_never_ends_is_ended_with_its_process(yard):
     yard.write({"sweeps": {"s": {"function": "mine:run", "trials": trials, "timeout_minutes": 0.1, "retries": 0}}})
     said = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
     assert "gave up): it took longer than its timeout_minutes, 0.1" in said
-    assert [attempt.outcome for attempt in attempts(events_of(yard, "started", "failed", "finished"))] == [
+    assert [attempt.outcome for attempt in attempts_of(yard, "started", "failed", "finished")] == [
         "failed", "finished",
     ]  # fmt: skip
 
@@ -175,7 +180,7 @@ def test_a_killed_program_leaves_nothing_and_goes_on_from_what_it_has_kept(yard)
 
     wait_until(lambda: not counting(), what="the program has ended with the driver")
     yard.run(*yard.script("sweep", "--sweep", "s"))
-    first, second = attempts(read_events(yard.results / "sweeps/s/journal.jsonl"))
+    first, second = fold_attempts(read_journal(yard.results / "sweeps/s/journal.jsonl"))
     assert first.outcome == "interrupted"
     assert (second.outcome, second.metrics) == ("finished", {"score": 1.0})
     kept = second.epochs[0]["epoch"]
@@ -190,7 +195,9 @@ def run(config, context):
 """
 
 
-@pytest.mark.parametrize("declared", [{"metric": "score"}, {"stop": {"method": "asha", "metric": "score", "grace_period": 9}}])
+@pytest.mark.parametrize(
+    "declared", [{"metric": "score"}, {"stop": {"method": "asha", "metric": "score", "grace_period": 9}}]
+)
 def test_a_trial_whose_metric_is_no_number_has_diverged_and_is_not_tried_again(yard, declared):
     (yard.folder / "mine.py").write_text(NUMBERS)
     trials = [{"score": 0.5}, {"score": "nan"}, {"score": 0.25}]
@@ -393,7 +400,7 @@ def test_of_a_scaling_script_too_a_corrected_pattern_runs_nothing(yard):
 
 def resumed_from(yard):
     """The checkpoints that attempts have resumed from, and how the attempts ended."""
-    tries = attempts(read_events(yard.results / "sweeps/s/journal.jsonl"))
+    tries = fold_attempts(read_journal(yard.results / "sweeps/s/journal.jsonl"))
     return [(each.resumed.get("name"), each.outcome) for each in tries]
 
 

@@ -12,7 +12,8 @@ import pandas as pd
 import psutil
 import pytest
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
-from trainyard.planning.journal import attempts
+from trainyard.planning.attempts import fold_attempts
+from trainyard.planning.journal import decode_all, read_journal
 from trainyard.utils.jsonl import read_events
 from yard import TINY, Yard
 
@@ -93,7 +94,7 @@ def sweep_command(yard):
 
 
 def journal_of(yard):
-    return attempts(read_events(yard.results / "sweeps/s/journal.jsonl"))
+    return fold_attempts(read_journal(yard.results / "sweeps/s/journal.jsonl"))
 
 
 def outcomes(yard):
@@ -203,10 +204,10 @@ def test_a_killed_driver_loses_only_the_trials_in_progress(plain):
     driver.wait()
     path = plain.results / "sweeps/s/journal.jsonl"
     before = read_events(path)
-    running = next(a.trial for a in attempts(before) if a.outcome == "running")
+    running = next(a.trial for a in fold_attempts(decode_all(before)) if a.outcome == "running")
     with open(path, "a") as journal:
         journal.write(f'{{"event":"finished","trial":"{running}","attempt":1,"ti')
-    done_before = {a.trial: a for a in attempts(before) if a.outcome == "finished"}
+    done_before = {a.trial: a for a in fold_attempts(decode_all(before)) if a.outcome == "finished"}
     assert not (plain.results / "sweeps/s/trials.csv").exists()
     wait_until(lambda: not alive(family), what="Ray and its workers are gone")
 
@@ -216,7 +217,7 @@ def test_a_killed_driver_loses_only_the_trials_in_progress(plain):
     assert all(json.loads(line) for line in path.read_text().splitlines())
     after = read_events(path)
     assert after[: len(before)] == before, "nothing of the journal is rewritten"
-    trained_again = {a.trial for a in attempts(after[len(before) :]) if a.outcome == "finished"}
+    trained_again = {a.trial for a in fold_attempts(decode_all(after[len(before) :])) if a.outcome == "finished"}
     assert trained_again.isdisjoint(done_before)
     assert len(trained_again) + len(done_before) == 6
     assert outcomes(plain)["running"] == 0

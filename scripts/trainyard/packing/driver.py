@@ -20,14 +20,14 @@ from trainyard.data.staged import Staged
 from trainyard.packing.failure_policy import FailurePolicy
 from trainyard.packing.gpu_sharing import Use, trials_per_gpu
 from trainyard.planning import trial_flops
+from trainyard.planning.attempts import Attempt
 from trainyard.planning.forecast import summary
-from trainyard.planning.journal import Attempt, Journal
+from trainyard.planning.journal import Ended, Journal, RayUp, Reread, SessionStarted, Share, TrialEvent, Work
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.task import Task
 from trainyard.programs.command import Kept, blames_checkpoint
 from trainyard.programs.metrics import UNREADABLE_REMEDY, Reading, divergence, read_again
 from trainyard.utils.errors import UserError
-from trainyard.utils.jsonl import Event
 
 if TYPE_CHECKING:
     from trainyard.packing.worker import Setting
@@ -79,7 +79,8 @@ def _close_open_attempts(journal: Journal, plan: Plan) -> None:
     for tries in plan.tries.values():
         for attempt in tries:
             if attempt.outcome == TrialStatus.RUNNING:
-                journal.append(TrialStatus.INTERRUPTED, trial=attempt.trial, attempt=attempt.number, ended=attempt.end)
+                status = TrialStatus.INTERRUPTED
+                journal.record(Ended(trial=attempt.trial, attempt=attempt.number, status=status, ended=attempt.end))
 
 
 def _read_again(journal: Journal, plan: Plan) -> None:
@@ -96,9 +97,18 @@ def _read_again(journal: Journal, plan: Plan) -> None:
                                 "it and others alike, the metrics that were read before are kept")  # fmt: skip
             continue
         outcome, error = _outcome(plan, attempt, reading)
-        if (outcome, error, heard) != (attempt.outcome, attempt.error, attempt.heard):
-            journal.append("reread", trial=attempt.trial, attempt=attempt.number, outcome=outcome, error=error,
-                           rows=reading.rows, metrics=reading.metrics, heard=heard)  # fmt: skip
+        if (outcome, error, heard) != (attempt.outcome, attempt.error, attempt.metrics_digest):
+            journal.record(
+                Reread(
+                    trial=attempt.trial,
+                    attempt=attempt.number,
+                    outcome=outcome,
+                    error=error,
+                    rows=reading.rows,
+                    metrics=reading.metrics,
+                    heard=heard,
+                )
+            )
     for warning in warnings.values():
         log.warning("%s", warning)
     log.info("%d of %d kept outputs could be read again; nothing was run for that", found, len(plan.to_reread))
@@ -122,22 +132,22 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
     from trainyard.packing.live_view import Progress  # these take a second to import: only where there is work
 
     slots, given = plan.sweep.slots, slurm_allocation.current_allocation()
-    journal.append(
-        "session",
-        durable=True,
-        job=slurm_allocation.job_id(),
-        node=host.node_name(),
-        process=os.getpid(),
-        slots=slots.count,
-        nodes=slots.nodes,
-        gpus=slots.gpus,
-        gpus_per_trial=slots.share,
-        walltime_seconds=given.walltime_seconds if given else None,
-        lead_seconds=max(0.0, time.time() - given.start_time) if given else None,
-        pending=len(plan.pending),
-        predicted_seconds=plan.predicted_seconds,
-        predicted_low_seconds=plan.predicted_range and plan.predicted_range[0],
-        predicted_high_seconds=plan.predicted_range and plan.predicted_range[1],
+    journal.record(
+        SessionStarted(
+            job=slurm_allocation.job_id(),
+            node=host.node_name(),
+            process=os.getpid(),
+            slots=slots.count,
+            nodes=slots.nodes,
+            gpus=slots.gpus,
+            gpus_per_trial=slots.share,
+            walltime_seconds=given.walltime_seconds if given else None,
+            lead_seconds=max(0.0, time.time() - given.start_time) if given else None,
+            pending=len(plan.pending),
+            predicted_seconds=plan.predicted_seconds,
+            predicted_low_seconds=plan.predicted_range and plan.predicted_range[0],
+            predicted_high_seconds=plan.predicted_range and plan.predicted_range[1],
+        )
     )
     progress = Progress(plan)
     log.info("starting Ray with %d slots", slots.count)
@@ -146,20 +156,20 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
     with remove_copies_at_exit(how.local), ray_for(slots, folder=folder, local=how.local) as cluster, progress.shown():
         # A polite end is recorded, whoever asks. Not before: Ray installs a handler of its own that skips clean-up.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        journal.append("ray_up", durable=False, **cluster.startup_seconds)
+        journal.record(RayUp(spent=cluster.startup_seconds))
         from trainyard.packing.packer import (  # Ray reads its environment when it is imported: not before
             Packer,
             gpu_is_seen,
         )
-        from trainyard.planning.search import Suggested
+        from trainyard.planning.search import SuggestionSource
 
         if flops := counting.result():
-            journal.append("work", flops=flops)
+            journal.record(Work(flops=flops))
             plan = replace(plan, work=flops)
         tasks = [_task(plan, name) for name in plan.to_run]
-        source = Suggested(plan, journal) if plan.sweep.search else None
+        source = SuggestionSource(plan, journal) if plan.sweep.search else None
 
-        def hear(event: Event) -> None:
+        def hear(event: TrialEvent) -> None:
             progress.see(event)
             if source:
                 source.see(event)
@@ -240,7 +250,7 @@ def _shared(slots: Slots, uses: list[Use], journal: Journal) -> Slots:
         most = max(uses, key=lambda use: use.peak_mib)
         log.info("%d trials share a GPU from now on: the largest took %s", count, most)
         seen = [asdict(use) for use in uses]
-        journal.append("share", durable=True, gpus_per_trial=found.share, slots=found.count, uses=seen)
+        journal.record(Share(gpus_per_trial=found.share, slots=found.count, uses=seen))
     return found
 
 

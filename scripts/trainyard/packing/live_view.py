@@ -11,11 +11,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trainyard.planning.journal import Attempt, attempts
+from trainyard.config.trial_status import TrialStatus
+from trainyard.planning.attempts import Attempt, fold_attempts
+from trainyard.planning.journal import Ended, Epoch, Halved, Resumed, Started, TrialEvent
 from trainyard.planning.plan import Plan
 from trainyard.planning.search import is_place
 from trainyard.programs.metrics import add_row
-from trainyard.utils.jsonl import Event
 from trainyard.utils.text import format_duration
 
 log = logging.getLogger(__name__)
@@ -45,28 +46,35 @@ class Progress:
             yield
         self._live = None
 
-    def see(self, event: Event) -> None:
-        """Take in an event; one that ends an attempt is also said in a line."""
-        trial = event["trial"]
-        if event["event"] == "started":
-            self._running[trial] = attempts([event])[0]
-            place = trial if trial in self._waiting else next(filter(is_place, self._waiting), None)
-            if place is not None:
-                del self._waiting[place]
-                self._waiting_seconds -= self._plan.seconds.get(place, 0.0)
-        elif event["event"] == "epoch":
-            add_row(self._running[trial].epochs, event["metrics"])
-        elif event["event"] == "resumed":
-            self._say(f"{trial} {_values_text(self._plan, trial)}: resumes from {event['checkpoint']['name']}")
-        elif event["event"] == "halved":
-            size = f"{event['micro_batch']} images x {event['accumulation']}"
-            self._say(f"{trial} {_values_text(self._plan, trial)}: out of memory; goes on with micro-batches of {size}")
-        else:
-            del self._running[trial]
-            self._ended += not event.get("retried", False)
-        if event["event"] == "finished":
-            self._seconds_seen.append(event["seconds"])
-        if event["event"] in ("finished", "stopped", "diverged", "unreadable", "failed"):
+    def see(self, event: TrialEvent) -> None:
+        """Take an event into account; the end of an attempt is also shown in a line."""
+        match event:
+            case Started():
+                self._start(event)
+            case Epoch(trial=trial, metrics=row):
+                add_row(self._running[trial].epochs, row)
+            case Resumed(trial=trial, checkpoint=checkpoint):
+                self._say(f"{trial} {_values_text(self._plan, trial)}: resumes from {checkpoint['name']}")
+            case Halved(trial=trial):
+                size = f"{event.micro_batch} images x {event.accumulation}"
+                words = f"out of memory; goes on with micro-batches of {size}"
+                self._say(f"{trial} {_values_text(self._plan, trial)}: {words}")
+            case Ended():
+                self._end(event)
+
+    def _start(self, event: Started) -> None:
+        (self._running[event.trial],) = fold_attempts([event])
+        place = event.trial if event.trial in self._waiting else next(filter(is_place, self._waiting), None)
+        if place is not None:
+            del self._waiting[place]
+            self._waiting_seconds -= self._plan.seconds.get(place, 0.0)
+
+    def _end(self, event: Ended) -> None:
+        del self._running[event.trial]
+        self._ended += not event.retried
+        if event.status == TrialStatus.FINISHED:
+            self._seconds_seen.append(event.seconds or 0.0)
+        if event.status != TrialStatus.INTERRUPTED:
             self._say(self._line(event))
 
     def _say(self, line: str) -> None:
@@ -76,20 +84,20 @@ class Progress:
             if not (self._live and type(handler) is logging.StreamHandler):
                 handler.handle(logging.LogRecord(__name__, logging.INFO, __file__, 0, line, None, None))
 
-    def _line(self, event: Event) -> str:
-        values = _values_text(self._plan, event["trial"])
-        head = f"[{self._ended}/{len(self._plan.pending)}] {event['trial']} {values}"
-        if event["event"] == "failed":
-            again = "will be tried again" if event["retried"] else "gave up"
-            return f"{head}: FAILED ({again}): {event['error']}; see {event['log']}"
-        if event["event"] == "diverged":
-            return f"{head}: DIVERGED, not tried again: {event['error']}"
-        if event["event"] == "unreadable":
-            return f"{head}: {event['seconds']:.1f} s, but {event['error']}; see {event['log']}"
-        told = _metric_text(self._plan, event["metrics"])
-        why = f"; {event['why']}" if event["event"] == "stopped" else ""
-        words = filter(None, [f"{event['seconds']:.1f} s", told])
-        return f"{head}: {', '.join(words)}{why}{self._left()}"
+    def _line(self, event: Ended) -> str:
+        values, seconds = _values_text(self._plan, event.trial), f"{event.seconds or 0.0:.1f} s"
+        head = f"[{self._ended}/{len(self._plan.pending)}] {event.trial} {values}"
+        match event.status:
+            case TrialStatus.FAILED:
+                again = "will be tried again" if event.retried else "gave up"
+                return f"{head}: FAILED ({again}): {event.error}; see {event.log}"
+            case TrialStatus.DIVERGED:
+                return f"{head}: DIVERGED, not tried again: {event.error}"
+            case TrialStatus.UNREADABLE:
+                return f"{head}: {seconds}, but {event.error}; see {event.log}"
+        metric = _metric_text(self._plan, event.metrics or {})
+        why = f"; {event.why}" if event.status == TrialStatus.STOPPED else ""
+        return f"{head}: {', '.join(filter(None, [seconds, metric]))}{why}{self._left()}"
 
     def _left(self) -> str:
         """The time left: the work left, as predicted or else as the mean of what was seen, shared among the slots."""

@@ -16,19 +16,30 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from trainyard.cluster import slurm_allocation
 from trainyard.config.sweep import Slots
+from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import UserProgram
 from trainyard.packing.failure_policy import Failure, FailurePolicy
 from trainyard.packing.gpu_sharing import Use, has_gpu
 from trainyard.packing.slot import Slot
 from trainyard.packing.worker import Order, Setting, Worker
 from trainyard.planning.early_stopping import Rule
-from trainyard.planning.journal import WHERE, Journal
+from trainyard.planning.journal import (
+    PLACE,
+    Ended,
+    Epoch,
+    Halved,
+    Journal,
+    Resumed,
+    SlotDown,
+    SlotUp,
+    Started,
+    TrialEvent,
+)
 from trainyard.planning.task import Source, Task
 from trainyard.programs.command import blames_checkpoint
 from trainyard.programs.metrics import UNREADABLE_REMEDY, divergence
 from trainyard.programs.process import wait_until_free
 from trainyard.utils.errors import UserError
-from trainyard.utils.jsonl import Event
 
 START_ATTEMPTS = 3  # a slot whose worker cannot start this often in a row is given up: its node must be broken
 # A job that is cancelled gets its signals everywhere at about the same time: if the death of a worker or a program is
@@ -64,7 +75,7 @@ class Packer:
         untold: Iterable[str] = (),
         source: Source | None = None,
         predict: Callable[[list[str], dict[str, float]], list[tuple[float, float]]] | None = None,
-        on_event: Callable[[Event], None] = lambda event: None,
+        on_event: Callable[[TrialEvent], None] = lambda event: None,
     ) -> None:
         self._journal, self._on_event, self._setting = journal, on_event, setting
         self._failures, self._predict = failures, predict
@@ -183,7 +194,7 @@ class Packer:
             self._take(slot, ray.get(slot.answer))
         except RayError:  # the workers of a job that is cancelled get SIGTERM, too
             wait_until_free(self._folder_of(slot.task), seconds=seconds)
-            self._end_attempt(slot, "interrupted")
+            self._end_attempt(slot, TrialStatus.INTERRUPTED)
 
     # ---- one slot
 
@@ -227,11 +238,11 @@ class Packer:
             self._start_again(slot, error)
             return
         place |= {"slot": slot.number, "gpu_model": self._gpu_model}
-        slot.place = {name: place[name] for name in WHERE}
+        slot.place = {name: place[name] for name in PLACE}
         if place["copy"]:
             log.info("%s", place["copy"])
-        spent = {name: value for name, value in place.items() if name not in WHERE}
-        self._journal.append("slot_up", slot=slot.number, **spent)
+        spent = {name: value for name, value in place.items() if name not in PLACE}
+        self._journal.record(SlotUp(slot=slot.number, spent=spent))
         if len(self._live) > 1 and self._failures.is_suspect(slot.where):
             slot.checking = slot.worker.check_gpu.remote()
             return
@@ -280,7 +291,7 @@ class Packer:
         if not self._live:
             raise UserError(why)
         log.warning("%s; going on with %d of %d slots", why, len(self._live), len(self._slots))
-        self._journal.append("slot_down", slot=slot.number, error=why)
+        self._journal.record(SlotDown(slot=slot.number, error=why))
         self._feed_idle()
 
     def _feed_idle(self) -> None:
@@ -312,7 +323,7 @@ class Packer:
         self._tried_now[task.trial] = tried
         slot.task, slot.attempt = task, task.earlier_attempts + tried
         expected = {} if task.expected_seconds is None else {"expected_seconds": round(task.expected_seconds, 4)}
-        self._record(slot, "started", generation=task.generation, values=task.values, gpus_per_trial=self._share,
+        self._record(slot, Started, generation=task.generation, values=task.values, gpus_per_trial=self._share,
                      **slot.place, **expected)  # fmt: skip
         order = Order(
             spec=task.spec.model_dump(mode="json", exclude_defaults=True),
@@ -407,20 +418,18 @@ class Packer:
             self._warn_once("metrics", slot, message["warning"])
         if "epoch" in message:
             row, first = message["epoch"], message.get("first_step_time")
-            self._record(
-                slot, "epoch", metrics=row, **({"first_step_time": first} if first and row["epoch"] == 1 else {})
-            )
+            self._record(slot, Epoch, metrics=row, first_step_time=first if first and row["epoch"] == 1 else None)
             if self._rule:
                 slot.pruned = self._rule.verdict(slot.task.trial, message["epoch"])
             slot.answer = slot.worker.go_on.remote(bool(slot.pruned))
             return
         if "resumed" in message:
             slot.resumed = message["resumed"]
-            self._record(slot, "resumed", checkpoint=message["resumed"]._asdict())
+            self._record(slot, Resumed, checkpoint=message["resumed"]._asdict())
             slot.answer = slot.worker.go_on.remote(False)
             return
         if "halved" in message:
-            self._record(slot, "halved", **message["halved"])
+            self._record(slot, Halved, **message["halved"])
             slot.answer = slot.worker.go_on.remote(False)
             return
         said = {
@@ -429,7 +438,7 @@ class Packer:
         seconds = round(message["seconds"], 4) if "seconds" in message else None
         if "stopped" in message or (self._over and "failed" in message):  # the signal of the job has ended it
             self._stopped += 1
-            self._end_attempt(slot, "interrupted", error=message.get("stopped") or message["failed"], **said)
+            self._end_attempt(slot, TrialStatus.INTERRUPTED, error=message.get("stopped") or message["failed"], **said)
             slot.worker = None
             return
         if "failed" in message:
@@ -452,7 +461,7 @@ class Packer:
         failure = Failure(task.trial, slot.where, error, took, said.get("exit_code"), task.values)
         again = self._failures.failed(failure)
         path = said.get("output") or self._write_log(task.trial, slot.attempt, trace or error)
-        self._end_attempt(slot, "failed", error=error, seconds=seconds, **said, log=str(path), retried=again)
+        self._end_attempt(slot, TrialStatus.FAILED, error=error, seconds=seconds, **said, log=str(path), retried=again)
         if again:
             bad = (slot.resumed,) if slot.resumed and blames_checkpoint(error) else ()
             self._queue.append(replace(task, bad_checkpoints=(*task.bad_checkpoints, *bad)))
@@ -479,7 +488,7 @@ class Packer:
         self._failures.succeeded(trial, slot.where)
         self._longest_seen = max(self._longest_seen, seconds)
         self._finished[trial] = seconds
-        self._end_attempt(slot, "unreadable", error=error, seconds=seconds, log=output, output=output, **said)
+        self._end_attempt(slot, TrialStatus.UNREADABLE, error=error, seconds=seconds, log=output, output=output, **said)
         if self._untold and not self._over:  # a search would be blind
             raise UserError(f"trial {trial}, by the metrics of which others are drawn or ended: {warning}")
         self._correct_order()
@@ -498,18 +507,18 @@ class Packer:
         metrics = message.get("finished") or message.get("pruned") or {}
         if why := message.get("diverged") or divergence(metrics, self._metrics):
             early = {"early": slot.pruned} if "pruned" in message else {}
-            self._end_attempt(slot, "diverged", error=why, seconds=seconds, **early, **said)
+            self._end_attempt(slot, TrialStatus.DIVERGED, error=why, seconds=seconds, **early, **said)
             if self._rule:
                 self._rule.diverged(task.trial)
         elif "pruned" in message:
             self._failures.succeeded(task.trial, slot.where)
-            self._end_attempt(slot, "stopped", metrics=metrics, seconds=seconds, why=slot.pruned, **said)
+            self._end_attempt(slot, TrialStatus.STOPPED, metrics=metrics, seconds=seconds, why=slot.pruned, **said)
         else:
             self._failures.succeeded(task.trial, slot.where)
             self._longest_seen = max(self._longest_seen, seconds)
             self._finished[task.trial] = seconds
             self.uses += [Use(**message["use"])] if message.get("use") else []
-            self._end_attempt(slot, "finished", metrics=metrics, seconds=seconds, **said)
+            self._end_attempt(slot, TrialStatus.FINISHED, metrics=metrics, seconds=seconds, **said)
             self._check_told(task, metrics)
         shutil.rmtree(self._checkpoints_of(task), ignore_errors=True)  # most trials are too short to have any
         self._correct_order()
@@ -525,9 +534,9 @@ class Packer:
         raise UserError(f"trial {task.trial} has finished, but tells no {missing}, by which trials are compared; it "
                         f"tells {told}: {remedy}, or name one that it tells as `metric`")  # fmt: skip
 
-    def _end_attempt(self, slot: Slot, outcome: str, **fields: Any) -> None:
+    def _end_attempt(self, slot: Slot, status: TrialStatus, **fields: Any) -> None:
         """Record how the slot's trial ended."""
-        self._record(slot, outcome, **fields)
+        self._record(slot, Ended, status=status, **fields)
         slot.task = slot.answer = None
         slot.due = math.inf
 
@@ -544,17 +553,17 @@ class Packer:
         path.write_text(text.rstrip() + "\n")
         return path
 
-    def _record(self, on: Slot, event: str, **fields: Any) -> None:
+    def _record(self, on: Slot, kind: type[TrialEvent], **fields: Any) -> None:
         """Journal an event of the trial that a slot runs, then show it."""
         assert on.task is not None
-        self._on_event(self._journal.append(event, trial=on.task.trial, attempt=on.attempt, **fields))
+        self._on_event(self._journal.record(kind(trial=on.task.trial, attempt=on.attempt, **fields)))
 
     def _record_interrupted(self) -> int:
         """End the attempts that are still open; returns how many there were."""
         running = [slot for slot in self._slots if slot.task is not None]
         for slot in running:
             self._warn_if_nothing_is_kept(slot)
-            self._end_attempt(slot, "interrupted")
+            self._end_attempt(slot, TrialStatus.INTERRUPTED)
         return len(running)
 
     def _warn_if_nothing_is_kept(self, slot: Slot) -> None:

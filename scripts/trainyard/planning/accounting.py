@@ -10,7 +10,7 @@ import pandas as pd
 
 from trainyard.cluster.slurm_queries import JobRecord, fetch_job_records
 from trainyard.config.trial_status import CONCLUSIVE, FINAL, TrialStatus
-from trainyard.planning.journal import Attempt, Session
+from trainyard.planning.attempts import Attempt, Session
 from trainyard.planning.plan import Plan
 from trainyard.planning.strategies import Request, Strategy, job_array, separate_jobs, strategy
 from trainyard.utils.errors import UserError
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 def records_of(runs: Sequence[Session]) -> dict[str, JobRecord]:
     """What Slurm's accounting knows of the jobs that ran a sweep; nothing where there is no accounting."""
-    jobs = sorted({str(run.began.get("job", "local")) for run in runs} - {"local"})
+    jobs = sorted({run.info.job for run in runs} - {"", "local"})
     if not jobs:
         return {}
     try:
@@ -54,32 +54,32 @@ JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "gpus", "pending", "fin
 def _job_row(plan: Plan, run: Session, records: Mapping[str, JobRecord]) -> dict[str, Any]:
     tries = [each for name, number in run.attempts for each in plan.tries.get(name, ()) if each.number == number]
     judged = [each for each in tries if each.outcome in CONCLUSIVE]
-    began, record = run.began, records.get(str(run.began.get("job")))
+    began, record = run.info, records.get(run.info.job)
     gpus = _gpus(run)
     measured = run.last_end - run.first_start if run.first_start and tries else None
-    predicted = began.get("predicted_seconds")
+    predicted = began.predicted_seconds
     elapsed = _elapsed(run, record)
     requested = _requested(run, record)
     startup = _startup(run, record)
     running = sum(map(_gpu_seconds, judged))
     failed = sum((each.end - each.start) * each.gpus_per_trial for each in tries if each.outcome not in CONCLUSIVE)
-    whole = len({each.trial for each in tries if each.outcome in FINAL}) == began.get("pending")
+    whole = len({each.trial for each in tries if each.outcome in FINAL}) == began.pending
     return {
-        "job": began.get("job", ""),
-        "node": began.get("node", ""),
+        "job": began.job,
+        "node": began.node,
         "start": run.start,
-        "slots": began.get("slots"),
-        "nodes": began.get("nodes"),
+        "slots": began.slots,
+        "nodes": began.nodes,
         "gpus": gpus,
-        "pending": began.get("pending"),
+        "pending": began.pending,
         "finished": sum(each.outcome == TrialStatus.FINISHED for each in tries),
         "stopped": sum(each.outcome == TrialStatus.STOPPED for each in tries),
         "diverged": sum(each.outcome == TrialStatus.DIVERGED for each in tries),
         "failed": sum(each.outcome in (TrialStatus.FAILED, TrialStatus.UNREADABLE) for each in tries),
         "interrupted": sum(each.outcome in (TrialStatus.INTERRUPTED, TrialStatus.RUNNING) for each in tries),
         "predicted_seconds": predicted,
-        "predicted_low_seconds": began.get("predicted_low_seconds"),
-        "predicted_high_seconds": began.get("predicted_high_seconds"),
+        "predicted_low_seconds": began.predicted_low_seconds,
+        "predicted_high_seconds": began.predicted_high_seconds,
         "measured_seconds": measured,
         "gap": measured / predicted - 1 if whole and measured and predicted else None,
         "startup_seconds": run.startup_seconds,
@@ -102,7 +102,7 @@ def _gpu_seconds(attempt: Attempt) -> float:
 
 
 def _gpus(run: Session) -> int:
-    return int(run.began.get("gpus") or run.began.get("slots") or 1)
+    return run.info.gpus or run.info.slots or 1
 
 
 def _elapsed(run: Session, record: JobRecord | None) -> float:
@@ -116,7 +116,7 @@ def _startup(run: Session, record: JobRecord | None) -> float:
 
 def _requested(run: Session, record: JobRecord | None) -> float | None:
     """The walltime that was asked for; None where nobody was asked."""
-    return record.requested_seconds if record else run.began.get("walltime_seconds")
+    return record.requested_seconds if record else run.info.walltime_seconds
 
 
 def _basis(record: JobRecord | None) -> str:
@@ -150,7 +150,7 @@ def _counts(plan: Plan, run: Session) -> bool:
 def _packed(
     durations: Sequence[float], runs: Sequence[Session], records: Mapping[str, JobRecord], *, running: float
 ) -> Strategy:
-    known = [records.get(str(run.began.get("job"))) for run in runs]
+    known = [records.get(run.info.job) for run in runs]
     asked = [_requested(run, record) for run, record in zip(runs, known, strict=True)]
     requests = [Request(seconds=requested or _elapsed(run, record), gpus=_gpus(run))
                 for run, record, requested in zip(runs, known, asked, strict=True)]  # fmt: skip
@@ -160,7 +160,7 @@ def _packed(
         durations,
         running_gpu_seconds=running,
         gpus_total=max((each.gpus for each in requests), default=0),
-        slots=max((int(run.began["slots"]) for run in runs), default=1),
+        slots=max((run.info.slots or 1 for run in runs), default=1),
         makespan=sum(run.last_end - run.first_start for run in runs if run.first_start and run.last_end),
         startup_gpu_seconds=sum(_startup(run, record) * _gpus(run) for run, record in zip(runs, known, strict=True)),
         basis=_basis(known[-1] if known else None) + ("" if all(asked) else "; nobody was asked: what it took"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainyard.config.sweep import Stop
 from trainyard.config.trial_status import TrialStatus
-from trainyard.planning.journal import Attempt
+from trainyard.planning.attempts import Attempt
 
 
 class Rule:

@@ -1,243 +1,282 @@
-"""The journal of a sweep: one JSON line per event, appended by the one driver that holds the lock, never rewritten.
+"""The journal of a sweep: its events, their encoding as JSON lines, and how the driver records them.
 
-Everything known about trials is a fold over it: the pending set, `trials.csv`, `timeline.csv`, the Gantt chart, the
-live status and the evidence for the next plan.
+The one driver that holds the lock appends a line per event; lines are never rewritten. Everything known about trials is
+a fold over the journal (`attempts`, `journal_fold`): the pending set, `trials.csv`, `timeline.csv`, the Gantt chart,
+the live status and the evidence for the next plan.
 
-    {"event": "started", "trial": "3f2a...", "attempt": 1, "time": 1730000000.0, "node": "n1", "gpu": "0", ...}
+    {"event":"started","time":1730000000.0,"trial":"3f2a...","attempt":1,"generation":0,"values":{"lr":0.1},...}
 
-Events of a trial: `started`, `resumed` (from which checkpoint of a command), `epoch` (a row of metrics; of the same
-epoch again, more of that row), `halved` (its micro-batch did not fit the memory), then one that ends the attempt:
-`finished`, `stopped` (early, since others were better), `diverged` (its loss, or the metric that counts, became NaN or
-infinite; `early` tells why its program was ended, if it was), `unreadable` (its program ended well, but no metrics were
-found in what it said), `failed` or `interrupted`.
-After its end there may be `reread`: its kept output, read with other `metrics`; the last such event counts. Events of
-the driver: `session` (it begins), `ray_up` (Ray can hand out slots), `slot_up`, `slot_down`, `work` (the FLOPs of
-trials, counted before any has run), `share` (how many trials share a GPU from now on, and what showed that),
-`suggested` (a search has drawn a configuration).
+Fields of an event are named as in the journal, where they are kept in the order of their definition.
 """
 
-import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Final, TypeVar
 
 from trainyard.config.trial_status import ENDED, TrialStatus
-from trainyard.programs.metrics import add_row
-from trainyard.utils.jsonl import Event, EventLog
+from trainyard.utils.jsonl import EventLog, read_events
+
+Row = dict[str, Any]  # metrics by name
+PLACE: Final = ("job", "node", "gpu", "slot", "gpu_model", "device")  # fields of Started: where an attempt runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened in a sweep. A field that old journals lack has a default."""
+
+    is_durable: ClassVar[bool] = False  # on the disk before the driver goes on
+    optional: ClassVar[frozenset[str]] = frozenset()  # fields that are left out of the journal where they are None
+    time: float = 0.0  # Unix seconds, set when the event is recorded
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialEvent(Event):
+    """An event of one attempt at a trial."""
+
+    trial: str
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started(TrialEvent):
+    """An attempt starts on a slot."""
+
+    optional = frozenset({"expected_seconds"})
+    generation: int = 0  # the `retrain` number it runs for
+    values: Row | None = None  # of the varied keys
+    gpus_per_trial: float = 1.0
+    job: str = ""
+    node: str = ""
+    gpu: str = ""
+    slot: int | str = ""
+    gpu_model: str = ""
+    device: str = ""
+    expected_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed(TrialEvent):
+    """A user's program resumes from a checkpoint: its name, `modified_ns` and size."""
+
+    checkpoint: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch(TrialEvent):
+    """A row of metrics. A second row of the same epoch completes the first."""
+
+    optional = frozenset({"first_step_time"})
+    metrics: Row
+    first_step_time: float | None = None  # Unix seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halved(TrialEvent):
+    """The micro-batch did not fit into the GPU's memory and was halved."""
+
+    micro_batch: int
+    accumulation: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended(TrialEvent):
+    """An attempt ends; `status` names the event in the journal, and END_FIELDS lists what it records."""
+
+    is_durable = True
+    status: TrialStatus
+    metrics: Row | None = None
+    error: str | None = None
+    seconds: float | None = None
+    why: str | None = None  # the trial was stopped early
+    early: str | None = None  # why the program was stopped before it diverged
+    precision: str | None = None
+    exit_code: int | None = None
+    output: str | None = None  # file of the program's output
+    tail: str | None = None
+    heard: str | None = None  # digest of the `metrics` rules that read the output
+    log: str | None = None  # file with details
+    retried: bool | None = None
+    ended: float | None = None  # Unix seconds, where a later driver records the end
+
+
+_PROGRAM: Final = ("precision", "exit_code", "output", "tail", "heard")
+END_FIELDS: Final[
+    dict[TrialStatus, tuple[str, ...]]
+] = {  # in the journal's order; None is left out except of `seconds`
+    TrialStatus.FINISHED: ("metrics", "seconds", *_PROGRAM),
+    TrialStatus.STOPPED: ("metrics", "seconds", "why", *_PROGRAM),
+    TrialStatus.DIVERGED: ("error", "seconds", "early", *_PROGRAM),
+    TrialStatus.UNREADABLE: ("error", "seconds", "log", "output", "precision", "exit_code", "tail", "heard"),
+    TrialStatus.FAILED: ("error", "seconds", *_PROGRAM, "log", "retried"),
+    TrialStatus.INTERRUPTED: ("error", *_PROGRAM, "ended"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reread(TrialEvent):
+    """The kept output of an ended attempt was read with other `metrics` rules; the last such event counts."""
+
+    outcome: str
+    error: str
+    rows: list[Row]
+    metrics: Row
+    heard: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionStarted(Event):
+    """The driver starts. Times are in seconds."""
+
+    is_durable = True
+    job: str = ""  # Slurm's ID, or "local"
+    node: str = ""
+    process: int | None = None
+    slots: int | None = None
+    nodes: int | None = None
+    gpus: int | None = None
+    gpus_per_trial: float | None = None
+    walltime_seconds: float | None = None  # requested
+    lead_seconds: float | None = None  # from the start of the Slurm job
+    pending: int | None = None  # trials
+    predicted_seconds: float | None = None
+    predicted_low_seconds: float | None = None
+    predicted_high_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayUp(Event):
+    """Ray can assign slots; `spent` holds the seconds of each step of its start."""
+
+    spent: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotUp(Event):
+    """The worker process of a slot is ready; `spent` holds the seconds of each step of its start."""
+
+    slot: int
+    spent: dict[str, Any]
+
+    @property
+    def startup_seconds(self) -> float:
+        """Sum over the steps."""
+        return float(sum(value for name, value in self.spent.items() if name.endswith("_seconds")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotDown(Event):
+    """A slot is given up."""
+
+    slot: int
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work(Event):
+    """FLOPs by trial, counted before any has run."""
+
+    is_durable = True
+    flops: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share(Event):
+    """The measured number of trials that share a GPU; `uses` are the measurements."""
+
+    is_durable = True
+    gpus_per_trial: float
+    slots: int
+    uses: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suggested(Event):
+    """A search has drawn a configuration."""
+
+    is_durable = True
+    search: str  # its key
+    values: dict[str, Any]
+    params: dict[str, Any]
+    attrs: dict[str, Any]
+
+
+_KINDS: Final[dict[str, type[Event]]] = {
+    "session": SessionStarted,
+    "ray_up": RayUp,
+    "slot_up": SlotUp,
+    "slot_down": SlotDown,
+    "work": Work,
+    "share": Share,
+    "suggested": Suggested,
+    "started": Started,
+    "resumed": Resumed,
+    "epoch": Epoch,
+    "halved": Halved,
+    "reread": Reread,
+    **dict.fromkeys(ENDED, Ended),
+}
+_STATUS: Final = {status.value: status for status in ENDED}
+_NAMES: Final = {kind: name for name, kind in _KINDS.items()}
+_FIELDS: Final = {kind: tuple(each.name for each in fields(kind) if each.name != "time") for kind in _NAMES}
+
+
+def encode(event: Event) -> dict[str, Any]:
+    """The JSON object of an event."""
+    match event:
+        case Ended():
+            name, names = event.status.value, ("trial", "attempt", *END_FIELDS[event.status])
+            content = {each: getattr(event, each) for each in names}
+            content = {each: value for each, value in content.items() if value is not None or each == "seconds"}
+        case SlotUp(slot=slot, spent=spent):
+            name, content = "slot_up", {"slot": slot, **spent}
+        case RayUp(spent=spent):
+            name, content = "ray_up", dict(spent)
+        case _:
+            name, content = _NAMES[type(event)], {each: getattr(event, each) for each in _FIELDS[type(event)]}
+            content = {
+                each: value for each, value in content.items() if value is not None or each not in event.optional
+            }
+    return {"event": name, "time": event.time, **content}
+
+
+def decode(record: dict[str, Any]) -> Event | None:
+    """The event of a JSON object; None if this version does not know its kind.
+
+    Fields are set without `__init__`, whose calls would take a third of the time to read a large journal.
+    """
+    kind = _KINDS.get(record["event"])
+    if kind is None:
+        return None
+    event = kind.__new__(kind)
+    values = {**record}
+    object.__setattr__(event, "__dict__", values)
+    if kind is Ended:
+        values["status"] = _STATUS[record["event"]]
+    elif kind is SlotUp or kind is RayUp:
+        values["spent"] = {name: value for name, value in record.items() if name not in ("event", "time", "slot")}
+    return event
+
+
+def read_journal(path: Path, *, until: int | None = None) -> list[Event]:
+    """All events of a journal, in order; of its first `until` bytes only, if given. Reading needs no lock."""
+    return decode_all(read_events(path, until=until))
+
+
+def decode_all(records: Iterable[dict[str, Any]]) -> list[Event]:
+    """The events of JSON objects, without those of unknown kinds."""
+    return [event for record in records if (event := decode(record)) is not None]
+
+
+Recorded = TypeVar("Recorded", bound=Event)
 
 
 class Journal(EventLog):
     """Appends to the journal of a sweep; get one from `opened`, which holds the lock."""
 
-    def append(self, event: str, *, durable: bool = False, **fields: Any) -> Event:
-        """Write one event with the time now; it is on the disk when this returns if `durable` or it ends an attempt."""
-        return super().append(event, durable=durable or event in ENDED, **fields)
-
-
-# ---- folds
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One attempt at a trial. `end` is that of the last event seen, also if the attempt is still open."""
-
-    trial: str
-    number: int
-    start: float  # Unix seconds
-    end: float
-    where: dict[str, Any] = field(default_factory=dict)  # job, node, gpu, slot
-    generation: int = 0  # the `retrain` number that it was trained for
-    expected_seconds: float | None = None  # when it started
-    gpus_per_trial: float = 1.0  # on which it ran
-    outcome: TrialStatus = TrialStatus.RUNNING
-    seconds: float | None = None
-    error: str = ""
-    log: str = ""  # where more is said of it
-    metrics: dict[str, float] = field(default_factory=dict)
-    epochs: list[dict[str, Any]] = field(default_factory=list)
-    told_at: dict[int, float] = field(default_factory=dict)  # by epoch: Unix seconds at which it was first told
-    resumed: dict[str, Any] = field(default_factory=dict)  # the checkpoint that it resumed from, if any
-    heard: str | None = None  # digest of the `metrics` that they were read with; None where the journal does not say
-    early: str = ""  # why its program was ended before it had done its work; of what was `stopped`, `error` tells it
-    later: Callable[[], None] | None = field(default=None, repr=False, compare=False)  # reads DETAILS that are not set
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """The value of a detail that was left in the journal (`folding`) until now."""
-            if name not in DETAILS or self.later is None:
-                raise AttributeError(f"an attempt has no {name}")
-            self.later()
-            return getattr(self, name)
-
-
-DETAILS: Final = ("metrics", "epochs", "told_at")  # most of a journal
-WHERE = ("job", "node", "gpu", "slot", "gpu_model", "device")
-
-
-def attempts(events: Iterable[Event]) -> list[Attempt]:
-    """Fold events into attempts, in the order in which they started."""
-    found: dict[tuple[str, int], Attempt] = {}
-    for event in events:
-        take_attempt(found, event)
-    return list(found.values())
-
-
-def take_attempt(found: dict[tuple[str, int], Attempt], event: Event) -> None:
-    """Take one more event into attempts, by trial and number."""
-    if "trial" not in event:
-        return
-    key = (event["trial"], event["attempt"])
-    if event["event"] == "started":
-        where = {name: event.get(name, "") for name in WHERE}
-        generation = event.get("generation", 0)
-        found[key] = Attempt(*key, event["time"], event["time"], where=where, generation=generation,
-                             expected_seconds=event.get("expected_seconds"),
-                             gpus_per_trial=event.get("gpus_per_trial", 1.0))  # fmt: skip
-    elif key in found:
-        _apply(found[key], event)
-
-
-def _apply(attempt: Attempt, event: Event) -> None:
-    if event["event"] == "reread":  # long after its end
-        attempt.outcome, attempt.error = TrialStatus(event["outcome"]), event["error"]
-        attempt.epochs, attempt.metrics, attempt.heard = event["rows"], event["metrics"], event["heard"]
-        return
-    if event["event"] in ENDED and attempt.outcome != TrialStatus.RUNNING:
-        return  # a driver that is told to end while it writes an end may write another one
-    attempt.end = event["time"]
-    if event["event"] == "epoch":
-        add_row(attempt.epochs, event["metrics"])
-        attempt.told_at.setdefault(event["metrics"].get("epoch", len(attempt.epochs)), event["time"])
-    elif event["event"] == "resumed":
-        attempt.resumed = event["checkpoint"]
-    elif event["event"] in ENDED:
-        attempt.outcome = TrialStatus(event["event"])
-        attempt.seconds = event.get("seconds")
-        attempt.error = event.get("error", "") or event.get("why", "")
-        attempt.log = event.get("log", "")
-        attempt.metrics = event.get("metrics", {})
-        attempt.heard = event.get("heard")
-        if attempt.outcome == TrialStatus.DIVERGED:
-            # Old journals record only the exit code of a program that was ended early.
-            attempt.early = event.get("early", "") or ("it was ended early" if event.get("exit_code") else "")
-        attempt.end = event.get("ended") or event["time"]
-
-
-def by_trial(all_attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:
-    """Attempts of each trial, oldest first."""
-    grouped: dict[str, list[Attempt]] = {}
-    for attempt in all_attempts:
-        grouped.setdefault(attempt.trial, []).append(attempt)
-    return grouped
-
-
-def result_of(
-    tries: Iterable[Attempt], generation: int = 0, *, early: bool = False, diverged: bool = False
-) -> Attempt | None:
-    """The latest finished attempt that counts for this `retrain` number, or None.
-
-    Also one that was stopped `early` or that `diverged`, if given.
-    """
-    allowed = {TrialStatus.FINISHED: True, TrialStatus.STOPPED: early, TrialStatus.DIVERGED: diverged}
-    counting = [each for each in tries if allowed.get(each.outcome) and each.generation >= generation]
-    return counting[-1] if counting else None
-
-
-def parts(tries: Iterable[Attempt], last: Attempt) -> list[tuple[Attempt, float]]:
-    """The attempts that an attempt continued, oldest first, and the seconds of each that it did not have to repeat.
-
-    These end with the checkpoint that it resumed from, or else with the epoch before the first that it told. What
-    Trainyard's own loop resumes tells all epochs and seconds itself: it has no parts.
-    """
-    found: list[tuple[Attempt, float]] = []
-    before = [each for each in tries if each.number < last.number and each.generation == last.generation]
-    current, at = last, _checkpoint_time(last)
-    for attempt in reversed(before):
-        kept = at if current.resumed else _told_before(attempt, current)
-        if kept is None:
-            break
-        if kept >= attempt.start:
-            found.append((attempt, min(kept, attempt.end) - attempt.start))
-            current, at = attempt, _checkpoint_time(attempt)
-    return found[::-1]
-
-
-def _checkpoint_time(attempt: Attempt) -> float | None:
-    """Unix seconds at which the checkpoint was written that an attempt resumed from."""
-    return attempt.resumed["modified_ns"] / 1e9 if attempt.resumed else None
-
-
-def _told_before(attempt: Attempt, later: Attempt) -> float | None:
-    """Unix seconds at which an attempt told the epoch before the first one of a later attempt, if it did."""
-    first = later.epochs[0].get("epoch", 1) if later.epochs else 1
-    told = [epoch for epoch in attempt.told_at if epoch < first]
-    return attempt.told_at[max(told)] if told else None
-
-
-def whole_seconds(tries: Iterable[Attempt], last: Attempt) -> float | None:
-    """What an attempt took, with what it continued: what the trial takes if nothing interrupts it."""
-    return None if last.seconds is None else last.seconds + sum(seconds for _, seconds in parts(tries, last))
-
-
-def whole_epochs(tries: Iterable[Attempt], last: Attempt) -> list[dict[str, Any]]:
-    """The rows of an attempt, after those of earlier epochs in the attempts that it continued."""
-    rows = list(last.epochs)
-    for attempt, _ in reversed(parts(tries, last)):
-        first = rows[0].get("epoch", 1) if rows else math.inf
-        rows = [row for row in attempt.epochs if row.get("epoch", math.inf) < first] + rows
-    return rows
-
-
-@dataclass
-class Session:
-    """One run of the driver: one job, where Slurm runs it."""
-
-    began: dict[str, Any]  # its event `session`
-    first_start: float | None = None  # of a trial, Unix seconds
-    last_end: float = 0.0  # of a trial
-    end: float = 0.0  # of all that was heard
-    attempts: list[tuple[str, int]] = field(default_factory=list)  # trial and number
-    slot_startups: list[float] = field(default_factory=list)  # seconds in which the process of a slot came up
-
-    @property
-    def start(self) -> float:
-        """Unix seconds."""
-        return float(self.began["time"])
-
-    @property
-    def startup_seconds(self) -> float | None:
-        """From its beginning to its first trial; None if it had none."""
-        return None if self.first_start is None else self.first_start - self.start
-
-
-def sessions(events: Iterable[Event]) -> list[Session]:
-    """Fold events into runs of the driver."""
-    found: list[Session] = []
-    for event in events:
-        take_session(found, event)
-    return found
-
-
-def take_session(found: list[Session], event: Event) -> None:
-    """Take one more event into runs of the driver."""
-    if event["event"] == "session":
-        found.append(Session(event, end=event["time"]))
-    elif found:
-        _take_part(found[-1], event)
-
-
-def _take_part(session: Session, event: Event) -> None:
-    if event["event"] == "reread":  # by a later run, which may have no session of its own
-        return
-    time_of_it = event.get("ended") or event["time"]  # an attempt that died with its driver was ended by the next
-    session.end = max(session.end, time_of_it)
-    if event["event"] == "share":
-        session.began |= {name: event[name] for name in ("slots", "gpus_per_trial")}
-    elif event["event"] == "slot_up":
-        session.slot_startups.append(sum(value for name, value in event.items() if name.endswith("_seconds")))
-    elif event["event"] == "started":
-        session.attempts.append((event["trial"], event["attempt"]))
-        session.first_start = session.first_start or event["time"]
-    elif event["event"] in ENDED:
-        session.last_end = max(session.last_end, time_of_it)
+    def record(self, event: Recorded) -> Recorded:
+        """Append an event, and return it with the time now."""
+        stamped = replace(event, time=round(time.time(), 4))
+        self.write(encode(stamped), durable=event.is_durable)
+        return stamped

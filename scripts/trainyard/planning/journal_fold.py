@@ -1,9 +1,9 @@
-"""All that the journal of a sweep has told, folded as it grows, and kept beside it so that only what is new is read.
+"""The fold of a sweep's journal, updated as the journal grows and cached beside it.
 
-The kept fold is a file that may be deleted at any time. It counts if it was made by this code, from a journal that is
-unchanged up to where it was read: by inode, size and time of change, or else by digest. It leaves out the metrics and
-epochs of attempts that have ended, which are most of a journal and no part of a plan; they are read from the journal
-when somebody first asks for them.
+The cache is a file that may be deleted at any time. It is valid if the same code wrote it, and if the journal is
+unchanged up to the cached position: by inode, size and modification time, or else by digest. It does not hold the
+metrics and epochs of ended attempts, which are most of a journal and not needed for a plan; they are read from the
+journal on first access.
 """
 
 import hashlib
@@ -15,80 +15,106 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from trainyard.config.trial_status import ENDED, TrialStatus
-from trainyard.planning import journal
-from trainyard.planning.journal import DETAILS, Attempt, Session, attempts, take_attempt, take_session
+from trainyard.config import trial_status
+from trainyard.config.trial_status import TrialStatus
+from trainyard.planning import attempts, journal
+from trainyard.planning.attempts import (
+    DETAILS,
+    Attempt,
+    Attempts,
+    Session,
+    fold_attempts,
+    update_attempts,
+    update_sessions,
+)
+from trainyard.planning.journal import (
+    Ended,
+    Epoch,
+    Event,
+    SessionStarted,
+    Share,
+    Started,
+    Suggested,
+    TrialEvent,
+    Work,
+    decode,
+    decode_all,
+    encode,
+    read_journal,
+)
 from trainyard.programs import metrics
 from trainyard.utils import jsonl
 from trainyard.utils.files import atomic_write, digest_of, file_digest
 from trainyard.utils.garbage_collection import pause_garbage_collection
-from trainyard.utils.jsonl import BLOCK_BYTES, Event, Reader, parse, read_events
+from trainyard.utils.jsonl import BLOCK_BYTES, Reader
 
-LEAST_BYTES: Final = 1 << 20  # that must be new for the fold to be kept: fewer are as quickly read again
-# What most lines are, as `Journal.append` writes them: where no rows are wanted, they need not be parsed.
+MIN_CACHED_BYTES: Final = 1 << 20  # new bytes that make a new cache worthwhile: fewer are read as fast as the cache
+# Most lines have this form, in which `Journal` writes them. Unless their rows are needed, they are not parsed.
 _ROW: Final = re.compile(rb'{"event":"epoch","time":([0-9.]+),"trial":"([^"\\]*)","attempt":([0-9]+),.*}$')
-_KEPT: Final = [each.name for each in fields(Attempt) if each.name not in (*DETAILS, "later")]
+_CACHED: Final = [each.name for each in fields(Attempt) if each.name not in (*DETAILS, "load_details")]
 
 
 @dataclass(frozen=True)
-class Place:
-    """How far a journal was read, and by what it is known again."""
+class JournalPosition:
+    """How far a journal was read, and what identifies it."""
 
     offset: int = 0
     lines: int = 0
     inode: int = 0
-    changed: int = 0  # the file's time of change, in nanoseconds, if it ended at `offset`; else 0
-    digest: str = ""  # of all up to `offset`
+    changed: int = 0  # modification time in nanoseconds if the file ended at `offset`; else 0
+    digest: str = ""  # of the bytes before `offset`
 
 
 @dataclass
 class _Open:
-    """An attempt that has not ended, and the lines of its epochs: if it ends before anybody asks, they are dropped."""
+    """An open attempt and the lines of its epochs, which are dropped unparsed if it ends before they are needed."""
 
     attempt: Attempt
     lines: list[bytes] = field(default_factory=list)
     parsed: int = 0
 
     def parse(self) -> None:
-        """Have the attempt know all its epochs."""
-        found = {(self.attempt.trial, self.attempt.number): self.attempt}
+        """Add all epochs to the attempt."""
+        found = {_key(self.attempt): self.attempt}
         for line in self.lines[self.parsed :]:
-            take_attempt(found, parse(line) or {})
+            record = jsonl.parse(line)
+            if record and isinstance(event := decode(record), TrialEvent):
+                update_attempts(found, event)
         self.parsed = len(self.lines)
 
 
 class Fold:
-    """What a journal has told so far; `update` takes in what was added since."""
+    """The state of a sweep by its journal; `update` reads the lines that were added since."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._kept_in = path, path.with_name(f".{path.stem}-fold.json")
-        self._begin()
-        if not self._restored():
-            self._begin()
+        self.path, self._cache = path, path.with_name(f".{path.stem}-fold.json")
+        self._reset()
+        if not self._restore():
+            self._reset()
 
-    def _begin(self) -> None:
-        self.attempts: dict[tuple[str, int], Attempt] = {}  # by trial and number, in the order in which they started
+    def _reset(self) -> None:
+        self.attempts: Attempts = {}
         self.sessions: list[Session] = []
-        self.suggested: list[Event] = []  # what searches have drawn
+        self.suggested: list[Suggested] = []
         self.work: dict[str, float] = {}  # FLOPs by trial
-        self.share: float | None = None  # GPUs per trial, as found
+        self.share: float | None = None  # measured GPUs per trial
         self._open: dict[tuple[bytes, bytes], _Open] = {}  # by trial and number
-        self._place, self._kept_bytes = Place(), 0
+        self._position, self._cached_bytes = JournalPosition(), 0
 
     def update(self) -> "Fold":
-        """Read what is new; all, if the journal is not the one that was read before."""
+        """Read the new lines; all lines, if the journal was replaced."""
         try:
             found = self.path.stat()
         except FileNotFoundError:
-            self._begin()
+            self._reset()
             return self
-        place = self._place
-        ended_here = found.st_size == place.offset and place.changed
-        if ended_here and found.st_ino == place.inode and found.st_mtime_ns == place.changed:
+        position = self._position
+        ended_here = found.st_size == position.offset and position.changed
+        if ended_here and found.st_ino == position.inode and found.st_mtime_ns == position.changed:
             return self
-        if ended_here or found.st_ino != place.inode or found.st_size < place.offset:
-            self._begin()
-        reader = Reader(self.path, offset=self._place.offset, lines=self._place.lines)
+        if ended_here or found.st_ino != position.inode or found.st_size < position.offset:
+            self._reset()
+        reader = Reader(self.path, offset=self._position.offset, lines=self._position.lines)
         with pause_garbage_collection():
             for first, lines in reader.blocks():
                 for number, line in enumerate(lines, start=first):
@@ -97,9 +123,9 @@ class Fold:
         for each in self._open.values():
             each.parse()
         changed = found.st_mtime_ns if reader.offset == found.st_size else 0
-        self._place = Place(reader.offset, reader.lines, found.st_ino, changed)
-        if reader.offset - self._kept_bytes > max(LEAST_BYTES, reader.offset // 10):
-            self._keep()
+        self._position = JournalPosition(reader.offset, reader.lines, found.st_ino, changed)
+        if reader.offset - self._cached_bytes > max(MIN_CACHED_BYTES, reader.offset // 10):
+            self._write_cache()
         return self
 
     def _take(self, reader: Reader, number: int, line: bytes) -> None:
@@ -108,134 +134,141 @@ class Fold:
             attempt.lines.append(line)
             if self.sessions:
                 self.sessions[-1].end = max(self.sessions[-1].end, float(row[1]))
-        elif event := reader.parsed(line, number):
+        elif (record := reader.parsed(line, number)) and (event := decode(record)):
             self._take_event(event, line)
 
     def _take_event(self, event: Event, line: bytes) -> None:
-        kind, key = event["event"], (event.get("trial", ""), event.get("attempt", 0))
-        name = (key[0].encode(), b"%d" % key[1])
-        take_session(self.sessions, event)
-        if (known := self._open.get(name)) and kind == "epoch":
-            known.lines.append(line)
-            return
-        if known and kind not in ENDED:
-            known.parse()
-        left = (attempt := self.attempts.get(key)) and attempt.later
-        if attempt and left and kind == "epoch":  # of one that has ended: it stays where the others are
-            attempt.end = event["time"]
-            return
-        take_attempt(self.attempts, event)
-        if kind == "started":
-            self._open[name] = _Open(self.attempts[key])
-        elif known and known.attempt.outcome != TrialStatus.RUNNING:
-            del self._open[name]
-            if known.parsed < len(known.lines):
-                self._leave(known.attempt, "epochs", "told_at")
-        elif attempt and left:
-            self._leave(attempt, *DETAILS)
-        elif kind == "suggested":
-            self.suggested.append(event)
-        elif kind == "work":
-            self.work |= event["flops"]
-        elif kind == "share":
-            self.share = event["gpus_per_trial"]
+        update_sessions(self.sessions, event)
+        match event:
+            case TrialEvent():
+                self._take_trial_event(event, line)
+            case Suggested():
+                self.suggested.append(event)
+            case Work(flops=flops):
+                self.work |= flops
+            case Share(gpus_per_trial=share):
+                self.share = share
 
-    def _leave(self, attempt: Attempt, *names: str) -> None:
-        """Leave some details in the journal until somebody asks for them."""
-        attempt.later = None
+    def _take_trial_event(self, event: TrialEvent, line: bytes) -> None:
+        key, name = (event.trial, event.attempt), (event.trial.encode(), b"%d" % event.attempt)
+        opened, attempt = self._open.get(name), self.attempts.get(key)
+        is_incomplete = attempt is not None and attempt.load_details is not None
+        if isinstance(event, Epoch) and opened:
+            opened.lines.append(line)
+            return
+        if isinstance(event, Epoch) and attempt and is_incomplete:  # of an ended attempt: it is read with the others
+            attempt.end = event.time
+            return
+        if opened and not isinstance(event, Ended):
+            opened.parse()
+        update_attempts(self.attempts, event)
+        if isinstance(event, Started):
+            self._open[name] = _Open(self.attempts[key])
+        elif opened and opened.attempt.outcome != TrialStatus.RUNNING:
+            del self._open[name]
+            if opened.parsed < len(opened.lines):
+                self._unload(opened.attempt, "epochs", "epoch_times")
+        elif attempt and is_incomplete:
+            self._unload(attempt, *DETAILS)
+
+    def _unload(self, attempt: Attempt, *names: str) -> None:
+        """Drop some details; they are read from the journal on the next access."""
+        attempt.load_details = None
         for name in names:
             if hasattr(attempt, name):
                 delattr(attempt, name)
-        attempt.later = self._read_details
+        attempt.load_details = self._load_details
 
-    def _read_details(self) -> None:
-        """Read those of all attempts at once; empty ones, where the journal has vanished meanwhile."""
-        events = read_events(self.path, until=self._place.offset)
-        whole = {(each.trial, each.number): each for each in attempts(events)}
+    def _load_details(self) -> None:
+        """Read the details of all attempts; they are empty if the journal does not exist any more."""
+        whole = {_key(each): each for each in fold_attempts(read_journal(self.path, until=self._position.offset))}
         for key, attempt in self.attempts.items():
-            if attempt.later is None:
+            if attempt.load_details is None:
                 continue
-            attempt.later = None
+            attempt.load_details = None
             read = whole.get(key, Attempt(*key, attempt.start, attempt.end))
             for name in DETAILS:
                 if not hasattr(attempt, name):
                     setattr(attempt, name, getattr(read, name))
 
-    # ---- what is kept
+    # ---- the cache
 
-    def _keep(self) -> None:
-        """Write what is known beside the journal; where that cannot be written, it is read again the next time."""
+    def _write_cache(self) -> None:
+        """Write the fold beside the journal; if that fails, the next program reads the journal again."""
         wheres: dict[tuple[Any, ...], int] = {}
         rows = []
         for attempt in self.attempts.values():
-            row = [getattr(attempt, name) for name in _KEPT]
+            row = [getattr(attempt, name) for name in _CACHED]
             row[_WHERE] = wheres.setdefault(tuple(attempt.where.items()), len(wheres))
             rows.append(row)
         content = {
             "code": _code(),
-            "place": asdict(replace(self._place, digest=_digest(self.path, self._place.offset))),
-            "attempts": dict(zip(_KEPT, zip(*rows, strict=True), strict=False)),
+            "position": asdict(replace(self._position, digest=_digest(self.path, self._position.offset))),
+            "attempts": dict(zip(_CACHED, zip(*rows, strict=True), strict=False)),
             "where": [dict(each) for each in wheres],
             "open": [[*_key(each.attempt), [line.decode(errors="replace") for line in each.lines]]
                      for each in self._open.values()],
-            "sessions": [vars(each) for each in self.sessions],
-            "suggested": self.suggested,
+            "sessions": [{**vars(each), "info": encode(each.info)} for each in self.sessions],
+            "suggested": [encode(each) for each in self.suggested],
             "work": self.work,
             "share": self.share,
         }  # fmt: skip
-        with suppress(OSError), atomic_write(self._kept_in) as file:
+        with suppress(OSError), atomic_write(self._cache) as file:
             file.write(json.dumps(content, separators=(",", ":")))
-        self._kept_bytes = self._place.offset
+        self._cached_bytes = self._position.offset
 
-    def _restored(self) -> bool:
-        """Take in what was kept, if it is of this journal."""
+    def _restore(self) -> bool:
+        """Load the cache if it is valid; whether it is."""
         try:
             with pause_garbage_collection():
-                kept = json.loads(self._kept_in.read_bytes())
-                place = Place(**kept["place"])
-                if kept["code"] != _code() or not self._is_at(place):
+                cached = json.loads(self._cache.read_bytes())
+                position = JournalPosition(**cached["position"])
+                if cached["code"] != _code() or not self._is_at(position):
                     return False
-                self._fill(kept)
-        except (OSError, ValueError, TypeError, LookupError, AttributeError):  # none, damaged, or of another version
+                self._fill(cached)
+        except (OSError, ValueError, TypeError, LookupError, AttributeError):  # missing, damaged, or of another version
             return False
-        self._kept_bytes = place.offset
+        self._cached_bytes = position.offset
         return True
 
-    def _is_at(self, place: Place) -> bool:
-        """Whether the journal is the one that was read up to there; then this goes on from there."""
+    def _is_at(self, position: JournalPosition) -> bool:
+        """Whether the journal is the one that was read up to this position; then the fold continues from there."""
         found = self.path.stat()
-        same = (found.st_size, found.st_ino, found.st_mtime_ns) == (place.offset, place.inode, place.changed)
-        if found.st_size < place.offset or not (same or _digest(self.path, place.offset) == place.digest):
+        same = (found.st_size, found.st_ino, found.st_mtime_ns) == (position.offset, position.inode, position.changed)
+        if found.st_size < position.offset or not (same or _digest(self.path, position.offset) == position.digest):
             return False
-        changed = found.st_mtime_ns if found.st_size == place.offset else 0
-        self._place = replace(place, inode=found.st_ino, changed=changed)
+        changed = found.st_mtime_ns if found.st_size == position.offset else 0
+        self._position = replace(position, inode=found.st_ino, changed=changed)
         return True
 
-    def _fill(self, kept: dict[str, Any]) -> None:
-        columns = kept["attempts"]
-        for values in zip(*(columns[name] for name in _KEPT), strict=True) if columns else ():
-            attempt = Attempt(**dict(zip(_KEPT, values, strict=True)))
+    def _fill(self, cached: dict[str, Any]) -> None:
+        columns = cached["attempts"]
+        for values in zip(*(columns[name] for name in _CACHED), strict=True) if columns else ():
+            attempt = Attempt(**dict(zip(_CACHED, values, strict=True)))
             attempt.outcome = TrialStatus(attempt.outcome)
-            attempt.where = kept["where"][values[_WHERE]]
+            attempt.where = cached["where"][values[_WHERE]]
             self.attempts[_key(attempt)] = attempt
-        for trial, number, lines in kept["open"]:
+        for trial, number, lines in cached["open"]:
             attempt = self.attempts[trial, number]
             self._open[trial.encode(), b"%d" % number] = _Open(attempt, [line.encode() for line in lines])
         is_open = {id(each.attempt) for each in self._open.values()}
         for attempt in self.attempts.values():
             if id(attempt) not in is_open:
-                self._leave(attempt, *DETAILS)
+                self._unload(attempt, *DETAILS)
         for each in self._open.values():
             end = each.attempt.end  # may be that of another event
             each.parse()
             each.attempt.end = end
-        self.sessions = [
-            Session(**{**each, "attempts": list(map(tuple, each["attempts"]))}) for each in kept["sessions"]
-        ]
-        self.suggested, self.work, self.share = kept["suggested"], kept["work"], kept["share"]
+        for session in cached["sessions"]:
+            (info,) = decode_all([session["info"]])
+            assert isinstance(info, SessionStarted)
+            started = [(trial, number) for trial, number in session["attempts"]]
+            self.sessions.append(Session(**{**session, "info": info, "attempts": started}))
+        self.suggested = [each for each in decode_all(cached["suggested"]) if isinstance(each, Suggested)]
+        self.work, self.share = cached["work"], cached["share"]
 
 
-_WHERE: Final = _KEPT.index("where")
+_WHERE: Final = _CACHED.index("where")
 
 
 def _key(attempt: Attempt) -> tuple[str, int]:
@@ -245,9 +278,8 @@ def _key(attempt: Attempt) -> tuple[str, int]:
 @cache
 def _code() -> str:
     """Changes with the code that folds."""
-    return digest_of(
-        [file_digest(Path(file)) for file in (__file__, journal.__file__, metrics.__file__, jsonl.__file__)]
-    )
+    modules = (attempts, journal, jsonl, metrics, trial_status)
+    return digest_of([file_digest(Path(file)) for file in (__file__, *(str(each.__file__) for each in modules))])
 
 
 def _digest(path: Path, size: int) -> str:

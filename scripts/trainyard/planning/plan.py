@@ -16,9 +16,9 @@ from trainyard.config.sweep import Slots, Stop, Sweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import RESULT_VERSION, Trial, expand, relative_cost
 from trainyard.config.user_programs import metrics_digest
+from trainyard.planning.attempts import Attempt, Session, find_result, group_by_trial, whole_epochs, whole_seconds
 from trainyard.planning.early_stopping import Rule
 from trainyard.planning.gpu_count import Option, choose, options
-from trainyard.planning.journal import Attempt, Session, by_trial, result_of, whole_epochs, whole_seconds
 from trainyard.planning.journal_fold import Fold
 from trainyard.planning.schedule import jobs_needed, makespan
 from trainyard.planning.search import Suggestion, is_place, search_key, still_to_draw, suggestions
@@ -69,12 +69,12 @@ class Plan:
 
     def result(self, trial: str) -> Attempt | None:
         """The attempt that gave a trial its metrics, or None while it is pending, or if it diverged."""
-        return result_of(self.tries.get(trial, ()), self.generation(trial), early=self.sweep.stop is not None)
+        return find_result(self.tries.get(trial, ()), self.generation(trial), early=self.sweep.stop is not None)
 
     def end(self, trial: str) -> Attempt | None:
         """The attempt after which a trial is not run again: its result, one that diverged or is unreadable."""
         tries, generation = self.tries.get(trial, ()), self.generation(trial)
-        end = result_of(tries, generation, early=self.sweep.stop is not None, diverged=True)
+        end = find_result(tries, generation, early=self.sweep.stop is not None, diverged=True)
         return end or self.unreadable(trial)
 
     def unreadable(self, trial: str) -> Attempt | None:
@@ -111,7 +111,7 @@ class Plan:
         return [each for each in ended if each and self._is_outdated(each) and self.output_of(each).exists()]
 
     def _is_outdated(self, end: Attempt) -> bool:
-        if end.outcome == TrialStatus.UNREADABLE or end.heard != metrics_digest(self.sweep.metrics):
+        if end.outcome == TrialStatus.UNREADABLE or end.metrics_digest != metrics_digest(self.sweep.metrics):
             return True
         if end.outcome != TrialStatus.DIVERGED or end.early:
             return False
@@ -398,7 +398,7 @@ def _last_finished(plan: Plan, name: str) -> Attempt | None:
     """
     tries = plan.tries.get(name, ())
     alike = [each for each in tries if each.gpus_per_trial == plan.share]
-    result = result_of(alike) or result_of(tries)
+    result = find_result(alike) or find_result(tries)
     return result if result and result.seconds else None
 
 
@@ -422,10 +422,10 @@ def plan_sweep(
         name,
         sweep,
         trials,
-        tries=by_trial(known.attempts.values()),
+        tries=group_by_trial(known.attempts.values()),
         sessions=list(runs),
         startups=[run.startup_seconds for run in runs if run.startup_seconds is not None],
-        leads=[seconds for run in runs if (seconds := run.began.get("lead_seconds")) is not None],
+        leads=[run.info.lead_seconds for run in runs if run.info.lead_seconds is not None],
         slot_startups=[seconds for run in runs for seconds in run.slot_startups],
         work=dict(known.work),
         found_share=known.share,

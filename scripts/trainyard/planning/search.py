@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from trainyard.config.sweep import Draw, Search, Sweep
-from trainyard.config.trial_status import ENDED, FINAL, WITH_RESULT, TrialStatus
+from trainyard.config.trial_status import FINAL, WITH_RESULT, TrialStatus
 from trainyard.config.trials import RESULT_VERSION, Trial, expand, in_table, make_trial
-from trainyard.planning.journal import Attempt, Journal, attempts
+from trainyard.planning.attempts import Attempt, fold_attempts
+from trainyard.planning.journal import Ended, Journal, Suggested, TrialEvent
 from trainyard.planning.task import Task
 from trainyard.utils.files import digest_of
-from trainyard.utils.jsonl import Event
 
 if TYPE_CHECKING:
     import optuna  # it takes a second: imported only where there is something to draw
@@ -45,13 +45,13 @@ def search_key(sweep: Sweep, dataset_digest: str) -> str:
     return digest_of([search, sweep.spec_content, dataset_digest, RESULT_VERSION, retrain], length=10)
 
 
-def suggestions(events: Sequence[Event], sweep: Sweep, dataset_digest: str, key: str) -> list[Suggestion]:
+def suggestions(events: Sequence[Suggested], sweep: Sweep, dataset_digest: str, key: str) -> list[Suggestion]:
     """What a search has drawn so far, in order."""
     found = []
     for event in events:
-        if event["event"] == "suggested" and event["search"] == key and sweep.search:
-            trial = make_trial(sweep, event["values"])
-            found.append(Suggestion(trial, trial.identity(dataset_digest), event["params"], event["attrs"]))
+        if event.search == key and sweep.search:
+            trial = make_trial(sweep, event.values)
+            found.append(Suggestion(trial, trial.identity(dataset_digest), event.params, event.attrs))
     return found[: sweep.search.trials] if sweep.search else []
 
 
@@ -160,7 +160,7 @@ def _value(choice: Draw, param: Any) -> Any:
     return choice[param] if isinstance(choice, list) else in_table(param, choice)
 
 
-class Suggested:
+class SuggestionSource:
     """Gives what a search suggests next; it must `see` all events of the journal's trials."""
 
     def __init__(self, plan: "Plan", journal: Journal) -> None:
@@ -171,21 +171,21 @@ class Suggested:
         self._drawn = list(plan.suggestions)
         ends = {each.name: plan.end(each.name) for each in self._drawn}
         self._ends = {name: end for name, end in ends.items() if end}
-        self._events: dict[str, list[Event]] = defaultdict(list)  # of trials that run
+        self._events: dict[str, list[TrialEvent]] = defaultdict(list)  # of trials that run
 
     @property
     def open(self) -> int:
         """How many are still to be drawn."""
         return self._search.trials - len(self._drawn)
 
-    def see(self, event: Event) -> None:
-        """Take in an event of a trial."""
-        name = event["trial"]
+    def see(self, event: TrialEvent) -> None:
+        """Take an event of a trial into account."""
+        name = event.trial
         self._events[name].append(event)
-        if event["event"] not in ENDED:
+        if not isinstance(event, Ended):
             return
-        attempt: Attempt = attempts(self._events[name])[-1]
-        if attempt.outcome in FINAL or (attempt.outcome == TrialStatus.FAILED and not event["retried"]):
+        attempt = fold_attempts(self._events[name])[-1]
+        if event.status in FINAL or (event.status == TrialStatus.FAILED and not event.retried):
             self._ends[name] = attempt
             del self._events[name]
 
@@ -196,9 +196,7 @@ class Suggested:
             trial = make_trial(self._plan.sweep, values)
             name = trial.identity(self._plan.dataset_digest)
             known = any(each.name == name for each in self._drawn)
-            self._journal.append(
-                "suggested", durable=True, search=self._plan.search_key, values=values, params=params, attrs=attrs
-            )
+            self._journal.record(Suggested(search=self._plan.search_key, values=values, params=params, attrs=attrs))
             self._drawn.append(Suggestion(trial, name, params, attrs))
             self._plan.trials[name] = trial  # progress shows its values
             if not known:

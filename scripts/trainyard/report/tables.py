@@ -12,7 +12,7 @@ import pandas as pd
 from trainyard.config.sweep import Mode, guess_mode
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import value_at, varied_keys
-from trainyard.planning.journal import Attempt
+from trainyard.planning.attempts import Attempt
 from trainyard.planning.plan import Plan
 from trainyard.utils.csv_files import write_table
 from trainyard.utils.files import atomic_write
@@ -172,8 +172,8 @@ def _seconds_per_epoch(plan: Plan, trial: str) -> float | None:
         return float(statistics.median([row["seconds"] for row in result.epochs])) if result.epochs else None
     before = [each for each in plan.tries[trial]
               if each.number < result.number and each.generation == result.generation]  # fmt: skip
-    earlier = {epoch for each in before for epoch in each.told_at}
-    new = sorted((epoch, at) for epoch, at in result.told_at.items() if epoch not in earlier)
+    earlier = {epoch for each in before for epoch in each.epoch_times}
+    new = sorted((epoch, at) for epoch, at in result.epoch_times.items() if epoch not in earlier)
     if plan.sweep.command:
         del new[:1]
     if len(new) < 2:

@@ -41,11 +41,15 @@ class EventLog:
     def append(self, event: str, *, durable: bool = False, **fields: Any) -> Event:
         """Write one event with the time now; with `durable` it is on the disk when this returns."""
         record = {"event": event, "time": round(time.time(), 4), **fields}
+        self.write(record, durable=durable)
+        return record
+
+    def write(self, record: Event, *, durable: bool = False) -> None:
+        """Write one event as it is; with `durable` it is on the disk when this returns."""
         self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
         self._file.flush()
         if durable:
             os.fsync(self._file.fileno())
-        return record
 
     def close(self) -> None:
         """Make everything durable and close the file."""

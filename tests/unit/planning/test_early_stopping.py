@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trainyard.config.sweep import Stop
+from trainyard.planning.attempts import Attempt
 from trainyard.planning.early_stopping import Rule
-from trainyard.planning.journal import Attempt
 
 RUNGS = (1, 3, 9)  # of 27 epochs, a third goes on at each
 

@@ -89,7 +89,7 @@ class Resource:
 
 def test_a_partitions_limit_becomes_retries_enough_and_options_of_the_plan(tmp_path, monkeypatch):
     lines = ["cpu*|up|1-00:00:00|1|8|1000|(null)|(null)", "gpu|up|2:00:00|1|8|1000|gpu:4|(null)"]
-    monkeypatch.setattr(workflow, "partitions", lambda: [parse_partition(line) for line in lines])
+    monkeypatch.setattr(workflow, "list_partitions", lambda: [parse_partition(line) for line in lines])
     finished(tmp_path, {1: 1.0, 2: 2.0})
     defaults = {"runtime": Resource(60), "slurm_partition": Resource("gpu")}
     yard = Workflow(CONFIG, results=tmp_path, default_resources=defaults)

@@ -1,9 +1,11 @@
 """The journal survives what happens to files, and everything known about trials is a fold over it."""
 
 import json
+from dataclasses import replace
 
 import pytest
-from trainyard.planning.journal import Journal, attempts, result_of, sessions, whole_epochs, whole_seconds
+from trainyard.planning.attempts import find_result, fold_attempts, fold_sessions, whole_epochs, whole_seconds
+from trainyard.planning.journal import Journal, decode, decode_all, encode, read_journal
 from trainyard.planning.journal_fold import Fold
 from trainyard.utils.jsonl import read_events
 
@@ -21,19 +23,21 @@ def write_one_of_each(path):
 def test_events_fold_into_attempts(tmp_path):
     path = tmp_path / "journal.jsonl"
     write_one_of_each(path)
-    first, second = attempts(read_events(path))
+    first, second = fold_attempts(read_journal(path))
     assert (first.outcome, first.error, first.epochs) == ("failed", "boom", [{"epoch": 1, "val_accuracy": 0.5}])
     assert (second.outcome, second.number, second.seconds, second.where["node"]) == ("finished", 2, 2.0, "n1")
-    assert result_of([first, second]) is second
-    assert result_of([first, second], generation=1) is None, "an attempt for an earlier `retrain` does not count"
+    assert find_result([first, second]) is second
+    assert find_result([first, second], generation=1) is None, "an attempt for an earlier `retrain` does not count"
 
 
 def test_a_trial_that_diverged_is_settled_but_has_no_result():
     of_it = {"trial": "a", "attempt": 1, "time": 0}
-    tries = attempts([{"event": "started", **of_it}, {"event": "diverged", **of_it, "error": "NaN", "seconds": 1.0}])
-    assert result_of(tries) is None
-    assert result_of(tries, diverged=True) is tries[0]
-    assert result_of(tries, 1, diverged=True) is None, "trained again on purpose"
+    tries = fold_attempts(
+        decode_all([{"event": "started", **of_it}, {"event": "diverged", **of_it, "error": "NaN", "seconds": 1.0}])
+    )
+    assert find_result(tries) is None
+    assert find_result(tries, diverged=True) is tries[0]
+    assert find_result(tries, 1, diverged=True) is None, "trained again on purpose"
 
 
 def test_the_first_end_of_an_attempt_counts(tmp_path):
@@ -42,7 +46,7 @@ def test_the_first_end_of_an_attempt_counts(tmp_path):
     told = [{"event": "started", **of_it, "time": 0},
             {"event": "finished", **of_it, "time": 5, "metrics": {"score": 1.0}, "seconds": 5.0},
             {"event": "interrupted", **of_it, "time": 9}]  # fmt: skip
-    (found,) = attempts(told)
+    (found,) = fold_attempts(decode_all(told))
     assert (found.outcome, found.metrics, found.seconds, found.end) == ("finished", {"score": 1.0}, 5.0, 5)
     path = tmp_path / "journal.jsonl"
     path.write_text("".join(json.dumps(event) + "\n" for event in told))
@@ -80,7 +84,7 @@ def test_damage_in_the_middle_costs_the_damaged_lines_only(tmp_path, caplog):
     lines = path.read_bytes().splitlines()
     lines[2] = b"\x00" * 40
     path.write_bytes(b"\n".join(lines) + b"\n")
-    assert attempts(read_events(path))[-1].outcome == "finished"
+    assert fold_attempts(read_journal(path))[-1].outcome == "finished"
     assert "passed over damaged lines: 3" in caplog.text
 
 
@@ -89,7 +93,7 @@ def test_an_attempt_without_an_end_is_open_until_the_last_that_was_heard_of_it(t
     with Journal.opened(path) as journal:
         journal.append("started", trial="a", attempt=1)
         heard = journal.append("epoch", trial="a", attempt=1, metrics={})
-    (attempt,) = attempts(read_events(path))
+    (attempt,) = fold_attempts(read_journal(path))
     assert (attempt.outcome, attempt.end) == ("running", heard["time"])
 
 
@@ -103,7 +107,7 @@ def test_an_epoch_that_is_told_again_is_one_row_with_the_last_values(tmp_path):
         journal.append("started", trial="a", attempt=1)
         for row in ({"epoch": 1, "loss": 3}, {"epoch": 1, "loss": 2, "acc": 0.5}, {"epoch": 2, "loss": 1}):
             journal.append("epoch", trial="a", attempt=1, metrics=row)
-    (attempt,) = attempts(read_events(path))
+    (attempt,) = fold_attempts(read_journal(path))
     assert attempt.epochs == [{"epoch": 1, "loss": 2, "acc": 0.5}, {"epoch": 2, "loss": 1}]
 
 
@@ -114,16 +118,16 @@ def test_what_was_read_again_replaces_what_was_read_and_no_time(tmp_path):
         journal.append("started", trial="a", attempt=1)
         journal.append("epoch", trial="a", attempt=1, metrics={"epoch": 1, "loss": 3})
         end = journal.append("unreadable", trial="a", attempt=1, error="no metrics", seconds=2.0, heard="1")
-    (before,), (run,) = attempts(read_events(path)), sessions(read_events(path))
-    assert (before.outcome, before.heard, result_of([before])) == ("unreadable", "1", None)
+    (before,), (run,) = fold_attempts(read_journal(path)), fold_sessions(read_journal(path))
+    assert (before.outcome, before.metrics_digest, find_result([before])) == ("unreadable", "1", None)
     with Journal.opened(path) as journal:
         rows, metrics = [{"epoch": 1, "loss": 4}], {"loss": 4}
         journal.append(
             "reread", trial="a", attempt=1, outcome="finished", error="", rows=rows, metrics=metrics, heard="2"
         )
-    (after,), (same,) = attempts(read_events(path)), sessions(read_events(path))
-    assert (after.outcome, after.epochs, after.metrics, after.heard) == ("finished", rows, metrics, "2")
-    assert (after.end, after.seconds, result_of([after])) == (end["time"], 2.0, after)
+    (after,), (same,) = fold_attempts(read_journal(path)), fold_sessions(read_journal(path))
+    assert (after.outcome, after.epochs, after.metrics, after.metrics_digest) == ("finished", rows, metrics, "2")
+    assert (after.end, after.seconds, find_result([after])) == (end["time"], 2.0, after)
     assert same == run
 
 
@@ -153,7 +157,7 @@ def resumed_trial(*, checkpoint=None, first=4):
     ids=["from a checkpoint", "by its epochs", "from the beginning", "from what was there before"],
 )
 def test_a_resumed_trial_has_all_of_its_epochs_and_seconds(how, seconds, epochs):
-    tries = attempts(resumed_trial(**how))
+    tries = fold_attempts(decode_all(resumed_trial(**how)))
     assert whole_seconds(tries, tries[-1]) == seconds
     assert [row["epoch"] for row in whole_epochs(tries, tries[-1])] == epochs
 
@@ -166,5 +170,45 @@ def test_of_what_has_diverged_it_is_known_whether_it_was_ended_early(told, early
     of_trial = {"trial": "a", "attempt": 1}
     events = [{"event": "started", "time": 1.0, **of_trial}, {"event": "diverged", "time": 2.0, **of_trial, **told}]
     reread = {"outcome": "stopped", "error": "", "rows": [], "metrics": {}, "heard": "d"}
-    (attempt,) = attempts([*events, {"event": "reread", "time": 3.0, **of_trial, **reread}])
+    (attempt,) = fold_attempts(decode_all([*events, {"event": "reread", "time": 3.0, **of_trial, **reread}]))
     assert (attempt.outcome, attempt.early) == ("stopped", early)
+
+
+PROGRAM = '"exit_code":0,"output":"output-1.log","tail":"","heard":"d"'
+LINES = f"""
+{{"event":"session","time":1.5,"job":"7","node":"n1","process":3,"slots":2,"nodes":1,"gpus":2,"gpus_per_trial":1.0,"walltime_seconds":null,"lead_seconds":4.0,"pending":2,"predicted_seconds":null,"predicted_low_seconds":null,"predicted_high_seconds":null}}
+{{"event":"ray_up","time":1.5,"import_seconds":0.5,"init_seconds":1.0}}
+{{"event":"work","time":1.5,"flops":{{"a":1.0}}}}
+{{"event":"slot_up","time":1.5,"slot":0,"import_torch_seconds":1.0,"data_seconds":0.5,"copy":""}}
+{{"event":"slot_down","time":1.5,"slot":1,"error":"died"}}
+{{"event":"share","time":1.5,"gpus_per_trial":0.5,"slots":4,"uses":[]}}
+{{"event":"suggested","time":1.5,"search":"k","values":{{"lr":1}},"params":{{"lr":1}},"attrs":{{}}}}
+{{"event":"started","time":1.5,"trial":"a","attempt":1,"generation":0,"values":{{"lr":1}},"gpus_per_trial":1.0,"job":"7","node":"n1","gpu":"0","slot":0,"gpu_model":"","device":"cpu"}}
+{{"event":"started","time":1.5,"trial":"a","attempt":1,"generation":0,"values":{{"lr":1}},"gpus_per_trial":1.0,"job":"7","node":"n1","gpu":"0","slot":0,"gpu_model":"","device":"cpu","expected_seconds":2.5}}
+{{"event":"resumed","time":1.5,"trial":"a","attempt":1,"checkpoint":{{"name":"x","modified_ns":1,"size":1}}}}
+{{"event":"epoch","time":1.5,"trial":"a","attempt":1,"metrics":{{"epoch":1}}}}
+{{"event":"epoch","time":1.5,"trial":"a","attempt":1,"metrics":{{"epoch":1}},"first_step_time":1.25}}
+{{"event":"halved","time":1.5,"trial":"a","attempt":1,"micro_batch":8,"accumulation":2}}
+{{"event":"finished","time":1.5,"trial":"a","attempt":1,"metrics":{{"loss":1.0}},"seconds":1.0,"precision":"fp32"}}
+{{"event":"stopped","time":1.5,"trial":"a","attempt":1,"metrics":{{}},"seconds":1.0,"why":"asha",{PROGRAM}}}
+{{"event":"diverged","time":1.5,"trial":"a","attempt":1,"error":"NaN","seconds":1.0,"early":"asha",{PROGRAM}}}
+{{"event":"unreadable","time":1.5,"trial":"a","attempt":1,"error":"no metrics","seconds":1.0,"log":"x.log",\
+"output":"x.log","exit_code":0,"tail":"","heard":"d"}}
+{{"event":"failed","time":1.5,"trial":"a","attempt":1,"error":"boom","seconds":null,"log":"x.log","retried":true}}
+{{"event":"interrupted","time":1.5,"trial":"a","attempt":1}}
+{{"event":"interrupted","time":1.5,"trial":"a","attempt":1,"ended":1.0}}
+{{"event":"interrupted","time":1.5,"trial":"a","attempt":1,"error":"it was told to end",{PROGRAM}}}
+{{"event":"reread","time":1.5,"trial":"a","attempt":1,"outcome":"finished","error":"","rows":[],"metrics":{{}},"heard":"d"}}
+""".split("\n")[1:-1]
+
+
+@pytest.mark.parametrize("line", LINES, ids=[json.loads(line)["event"] for line in LINES])
+def test_an_event_is_written_with_the_fields_and_the_order_that_journals_have(line):
+    event = decode(json.loads(line))
+    assert event is not None
+    assert json.dumps(encode(event), separators=(",", ":")) == line
+    assert replace(event, time=event.time) == event, "as one that was made by its constructor"
+
+
+def test_an_event_of_an_unknown_kind_is_passed_over():
+    assert decode_all([{"event": "of tomorrow", "time": 1.0, "trial": "a", "attempt": 1}]) == []

@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trainyard.config.load import check_config
 from trainyard.planning import journal_fold
+from trainyard.planning.attempts import fold_attempts, fold_sessions
 from trainyard.planning.forecast import summary
-from trainyard.planning.journal import Journal, attempts, sessions
+from trainyard.planning.journal import Journal, Share, Suggested, Work, read_journal
 from trainyard.planning.journal_fold import Fold
 from trainyard.planning.plan import plan_sweep
 from trainyard.utils import jsonl
-from trainyard.utils.jsonl import read_events
 
 KEPT = ".journal-fold.json"
 TRIALS = ("a", "b", 'with "quotes"')
@@ -22,7 +22,7 @@ TRIALS = ("a", "b", 'with "quotes"')
 
 @pytest.fixture(autouse=True)
 def keep_always(monkeypatch):
-    monkeypatch.setattr(journal_fold, "LEAST_BYTES", -1)
+    monkeypatch.setattr(journal_fold, "MIN_CACHED_BYTES", -1)
 
 
 def event(kind, time, trial, number):
@@ -37,9 +37,9 @@ def event(kind, time, trial, number):
         "finished": {**of_trial, "seconds": time / 3, "metrics": {"loss": time / 5}},
         "failed": {**of_trial, "error": "boom", "seconds": 1.0},
         "interrupted": {**of_trial, "ended": time - 1},
-        "share": {"slots": 4, "gpus_per_trial": 0.5},
+        "share": {"slots": 4, "gpus_per_trial": 0.5, "uses": []},
         "work": {"flops": {trial: time}},
-        "suggested": {"search": "s", "values": {"lr": time}},
+        "suggested": {"search": "s", "values": {"lr": time}, "params": {"lr": time}, "attrs": {}},
         "reread": {**of_trial, "outcome": "finished", "error": "", "rows": [{"epoch": 1}], "metrics": {"x": 1.0},
                    "heard": "d"},
     }  # fmt: skip
@@ -58,14 +58,12 @@ def lines_of(told):
 
 def check(fold, path):
     """See that a fold knows what one of the whole journal knows."""
-    events = read_events(path)
-    assert list(fold.attempts.values()) == attempts(events)
-    assert fold.sessions == sessions(events)
-    assert fold.suggested == [each for each in events if each["event"] == "suggested"]
-    assert fold.work == {
-        key: value for each in events if each["event"] == "work" for key, value in each["flops"].items()
-    }
-    assert fold.share == (0.5 if any(each["event"] == "share" for each in events) else None)
+    events = read_journal(path)
+    assert list(fold.attempts.values()) == fold_attempts(events)
+    assert fold.sessions == fold_sessions(events)
+    assert fold.suggested == [each for each in events if isinstance(each, Suggested)]
+    assert fold.work == {key: value for each in events if isinstance(each, Work) for key, value in each.flops.items()}
+    assert fold.share == (0.5 if any(isinstance(each, Share) for each in events) else None)
 
 
 @given(TOLD, st.lists(st.tuples(st.floats(0, 1), st.sampled_from(["same", "kept", "checked"])), max_size=6),
@@ -112,8 +110,7 @@ def path(tmp_path):
 def parsed(monkeypatch):
     """The lines that are parsed from now on."""
     lines, parse = [], jsonl.parse
-    for module in (jsonl, journal_fold):
-        monkeypatch.setattr(module, "parse", lambda line: lines.append(line) or parse(line))
+    monkeypatch.setattr(jsonl, "parse", lambda line: lines.append(line) or parse(line))
     return lines
 
 
@@ -140,7 +137,7 @@ def test_of_a_journal_that_has_vanished_nothing_more_is_known(path):
     fold = Fold(path)
     path.unlink()
     result = fold.attempts["t0", 1]
-    assert (result.outcome, result.metrics, result.epochs, result.told_at) == ("finished", {}, [], {})
+    assert (result.outcome, result.metrics, result.epochs, result.epoch_times) == ("finished", {}, [], {})
 
 
 def edited_in_place(path):
@@ -181,7 +178,7 @@ def test_a_repaired_tail_is_read_on(path):
     check(Fold(path).update(), path)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"code": 1}', '{"place": {"offset": "x"}}', "\x00"])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"code": 1}', '{"position": {"offset": "x"}}', "\x00"])
 def test_what_was_kept_and_is_damaged_does_not_count(path, content):
     (path.parent / KEPT).write_text(content)
     check(Fold(path).update(), path)

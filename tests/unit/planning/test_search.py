@@ -3,7 +3,8 @@
 import pytest
 from trainyard.config.sweep import Sweep
 from trainyard.config.trials import make_trial
-from trainyard.planning.journal import Attempt
+from trainyard.planning.attempts import Attempt
+from trainyard.planning.journal import Suggested
 from trainyard.planning.search import Suggestion, draw, search_key, still_to_draw, suggestions
 
 VALUES = {
@@ -46,8 +47,7 @@ def run(made, count, *, known=()):
 def test_continued_after_any_trial_the_suggestions_are_the_same(method):
     made = sweep(method)
     whole = run(made, 12)
-    events = [{"event": "suggested", "time": 0, "search": "k", "values": each.trial.values, "params": each.params,
-               "attrs": each.attrs} for each in whole]  # fmt: skip
+    events = [Suggested(search="k", values=each.trial.values, params=each.params, attrs=each.attrs) for each in whole]
     for cut in (1, 5, 11):
         known = suggestions(events[:cut], made, "digest", "k")
         assert [each.name for each in run(made, 12, known=known)] == [each.name for each in whole]

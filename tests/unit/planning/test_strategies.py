@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from trainyard.cluster.slurm_queries import JobRecord, parse_job_record
 from trainyard.config.load import check_config
 from trainyard.planning.accounting import jobs_table, strategies_of, strategies_table
-from trainyard.planning.journal import Journal, sessions
+from trainyard.planning.attempts import fold_sessions
+from trainyard.planning.journal import Journal, read_journal
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.schedule import lower_bound, makespan, schedule
 from trainyard.planning.strategies import Request, job_array, separate_jobs, strategy
-from trainyard.utils.jsonl import read_events
 
 DEPTH = [0.2125 * blocks for blocks in range(4, 81, 4)]  # reference A: 20 ResNets of 4 to 80 blocks
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)
@@ -109,7 +109,7 @@ def written(results, monkeypatch, *, walltime=None):
         at(103, "started", trial=first, attempt=1, slot=1, expected_seconds=10.0)
         at(113, "finished", trial=first, attempt=1, seconds=10.0, metrics={})
         at(125, "finished", trial=second, attempt=2, seconds=22.0, metrics={})
-    runs = sessions(read_events(results / "sweeps/depth/journal.jsonl"))
+    runs = fold_sessions(read_journal(results / "sweeps/depth/journal.jsonl"))
     return plan_sweep(check_config(CONFIG), "depth", results), runs
 
 
@@ -165,7 +165,7 @@ def test_every_attempt_of_a_job_is_counted_once(tmp_path):
         lines.append({"event": "started", "trial": trial, "attempt": 1, "time": 1.0})
         lines.append({"event": kind, "trial": trial, "attempt": 1, "time": 2.0 + number, "seconds": 1.0 + number})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    plan, runs = plan_sweep(config, "s", tmp_path), sessions(read_events(path))
+    plan, runs = plan_sweep(config, "s", tmp_path), fold_sessions(read_journal(path))
     output = plan.output_of(plan.tries[list(plan.trials)[-1]][-1])
     output.parent.mkdir(parents=True)
     output.touch()

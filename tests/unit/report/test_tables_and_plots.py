@@ -13,7 +13,7 @@ from PIL import Image
 from trainyard.config.load import check_config
 from trainyard.packing.live_view import slot_table
 from trainyard.planning.accounting import jobs_table, strategies_of, strategies_table
-from trainyard.planning.journal import Attempt
+from trainyard.planning.attempts import Attempt
 from trainyard.planning.plan import plan_sweep
 from trainyard.report import scaling_plots, style, sweep_plots, tree_plots
 from trainyard.report.tables import (

@@ -1,0 +1,240 @@
+"""Attempts at trials and runs of the driver, folded from the events of a journal."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from trainyard.config.trial_status import TrialStatus
+from trainyard.planning.journal import (
+    PLACE,
+    Ended,
+    Epoch,
+    Event,
+    Reread,
+    Resumed,
+    SessionStarted,
+    Share,
+    SlotUp,
+    Started,
+    TrialEvent,
+)
+from trainyard.programs.metrics import add_row
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt at a trial. Of an open attempt, `end` is the time of its last event."""
+
+    trial: str
+    number: int
+    start: float  # Unix seconds
+    end: float
+    where: dict[str, Any] = field(default_factory=dict)  # the fields PLACE
+    generation: int = 0  # the `retrain` number it ran for
+    expected_seconds: float | None = None  # predicted at its start
+    gpus_per_trial: float = 1.0
+    outcome: TrialStatus = TrialStatus.RUNNING
+    seconds: float | None = None
+    error: str = ""
+    log: str = ""  # file with details
+    metrics: dict[str, float] = field(default_factory=dict)
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    epoch_times: dict[int, float] = field(default_factory=dict)  # by epoch: Unix seconds of its first report
+    resumed: dict[str, Any] = field(default_factory=dict)  # the checkpoint it resumed from, if any
+    metrics_digest: str | None = None  # of the `metrics` rules that read its output; None in old journals
+    early: str = ""  # why its program was stopped before it diverged; `error` holds the reason of a stopped attempt
+    load_details: Callable[[], None] | None = field(default=None, repr=False, compare=False)  # sets missing DETAILS
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """A detail that `journal_fold` has not loaded yet."""
+            if name not in DETAILS or self.load_details is None:
+                raise AttributeError(f"an attempt has no {name}")
+            self.load_details()
+            return getattr(self, name)
+
+
+DETAILS: Final = ("metrics", "epochs", "epoch_times")  # most of a journal
+Attempts = dict[tuple[str, int], Attempt]  # by trial and number, in the order in which they started
+
+
+def fold_attempts(events: Iterable[Event]) -> list[Attempt]:
+    """The attempts of events, in the order in which they started."""
+    found: Attempts = {}
+    for event in events:
+        if isinstance(event, TrialEvent):
+            update_attempts(found, event)
+    return list(found.values())
+
+
+def update_attempts(found: Attempts, event: TrialEvent) -> None:
+    """Apply one more event to the attempts."""
+    key = (event.trial, event.attempt)
+    if isinstance(event, Started):
+        where = {name: getattr(event, name) for name in PLACE}
+        found[key] = Attempt(
+            *key,
+            event.time,
+            event.time,
+            where=where,
+            generation=event.generation,
+            expected_seconds=event.expected_seconds,
+            gpus_per_trial=event.gpus_per_trial,
+        )
+    elif key in found:
+        _apply(found[key], event)
+
+
+def _apply(attempt: Attempt, event: TrialEvent) -> None:
+    match event:
+        case Ended():
+            if attempt.outcome == TrialStatus.RUNNING:  # a driver that is killed may record a second end
+                _end(attempt, event)
+        case Reread():  # recorded long after the end
+            attempt.outcome, attempt.error = TrialStatus(event.outcome), event.error
+            attempt.epochs, attempt.metrics, attempt.metrics_digest = event.rows, event.metrics, event.heard
+        case Epoch(metrics=row):
+            attempt.end = event.time
+            add_row(attempt.epochs, row)
+            attempt.epoch_times.setdefault(row.get("epoch", len(attempt.epochs)), event.time)
+        case Resumed(checkpoint=checkpoint):
+            attempt.end, attempt.resumed = event.time, checkpoint
+        case _:
+            attempt.end = event.time
+
+
+def _end(attempt: Attempt, event: Ended) -> None:
+    attempt.end = event.ended or event.time
+    attempt.outcome = event.status
+    attempt.seconds = event.seconds
+    attempt.error = event.error or event.why or ""
+    attempt.log = event.log or ""
+    attempt.metrics = event.metrics or {}
+    attempt.metrics_digest = event.heard
+    if event.status == TrialStatus.DIVERGED:
+        # Old journals record only the exit code of a program that was stopped early.
+        attempt.early = event.early or ("it was ended early" if event.exit_code else "")
+
+
+def group_by_trial(attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:
+    """Attempts of each trial, oldest first."""
+    grouped: dict[str, list[Attempt]] = {}
+    for attempt in attempts:
+        grouped.setdefault(attempt.trial, []).append(attempt)
+    return grouped
+
+
+def find_result(
+    attempts: Iterable[Attempt], generation: int = 0, *, early: bool = False, diverged: bool = False
+) -> Attempt | None:
+    """The latest finished attempt of at least this generation (`retrain`), or None.
+
+    `early` and `diverged` admit attempts that were stopped early or diverged.
+    """
+    allowed = {TrialStatus.FINISHED: True, TrialStatus.STOPPED: early, TrialStatus.DIVERGED: diverged}
+    counting = [each for each in attempts if allowed.get(each.outcome) and each.generation >= generation]
+    return counting[-1] if counting else None
+
+
+def find_continued(attempts: Iterable[Attempt], last: Attempt) -> list[tuple[Attempt, float]]:
+    """The attempts that `last` continues, oldest first, with the seconds of each that were not repeated.
+
+    The part of an attempt that was not repeated ends at the checkpoint from which the next one resumed; without a
+    checkpoint, at the last epoch before the first one that the next attempt reports. Trainyard's own training loop
+    reports all epochs and seconds again when it resumes, so its attempts continue none.
+    """
+    found: list[tuple[Attempt, float]] = []
+    before = [each for each in attempts if each.number < last.number and each.generation == last.generation]
+    current, checkpoint_time = last, _checkpoint_time(last)
+    for attempt in reversed(before):
+        kept = checkpoint_time if current.resumed else _last_epoch_before(attempt, current)
+        if kept is None:
+            break
+        if kept >= attempt.start:
+            found.append((attempt, min(kept, attempt.end) - attempt.start))
+            current, checkpoint_time = attempt, _checkpoint_time(attempt)
+    return found[::-1]
+
+
+def _checkpoint_time(attempt: Attempt) -> float | None:
+    """Unix seconds at which the checkpoint was written from which an attempt resumed."""
+    return attempt.resumed["modified_ns"] / 1e9 if attempt.resumed else None
+
+
+def _last_epoch_before(attempt: Attempt, later: Attempt) -> float | None:
+    """Unix seconds at which an attempt reported the last epoch before the first one of a later attempt, if any."""
+    first = later.epochs[0].get("epoch", 1) if later.epochs else 1
+    reported = [epoch for epoch in attempt.epoch_times if epoch < first]
+    return attempt.epoch_times[max(reported)] if reported else None
+
+
+def whole_seconds(attempts: Iterable[Attempt], last: Attempt) -> float | None:
+    """Seconds of an attempt and of the parts it continued: the duration of the trial without interruptions."""
+    if last.seconds is None:
+        return None
+    return last.seconds + sum(seconds for _, seconds in find_continued(attempts, last))
+
+
+def whole_epochs(attempts: Iterable[Attempt], last: Attempt) -> list[dict[str, Any]]:
+    """The rows of an attempt, after those of earlier epochs in the attempts it continued."""
+    rows = list(last.epochs)
+    for attempt, _ in reversed(find_continued(attempts, last)):
+        first = rows[0].get("epoch", 1) if rows else math.inf
+        rows = [row for row in attempt.epochs if row.get("epoch", math.inf) < first] + rows
+    return rows
+
+
+@dataclass
+class Session:
+    """One run of the driver: one Slurm job, or one process on a machine without Slurm."""
+
+    info: SessionStarted
+    first_start: float | None = None  # of a trial, Unix seconds
+    last_end: float = 0.0  # of a trial
+    end: float = 0.0  # time of the last event
+    attempts: list[tuple[str, int]] = field(default_factory=list)  # trial and number
+    slot_startups: list[float] = field(default_factory=list)  # seconds in which a slot's worker process started
+
+    @property
+    def start(self) -> float:
+        """Unix seconds."""
+        return float(self.info.time)
+
+    @property
+    def startup_seconds(self) -> float | None:
+        """From the start of the driver to its first trial; None if it had none."""
+        return None if self.first_start is None else self.first_start - self.start
+
+
+def fold_sessions(events: Iterable[Event]) -> list[Session]:
+    """The runs of the driver."""
+    found: list[Session] = []
+    for event in events:
+        update_sessions(found, event)
+    return found
+
+
+def update_sessions(found: list[Session], event: Event) -> None:
+    """Apply one more event to the runs of the driver."""
+    if isinstance(event, SessionStarted):
+        found.append(Session(event, end=event.time))
+    elif found and not isinstance(event, Reread):  # which a later run records, maybe without a session of its own
+        _update_session(found[-1], event)
+
+
+def _update_session(session: Session, event: Event) -> None:
+    end = event.time
+    match event:
+        case Started():
+            session.attempts.append((event.trial, event.attempt))
+            session.first_start = session.first_start or event.time
+        case Ended():
+            end = event.ended or event.time  # the end of an attempt whose driver was killed is recorded by the next one
+            session.last_end = max(session.last_end, end)
+        case Share(slots=slots, gpus_per_trial=share):
+            session.info = replace(session.info, slots=slots, gpus_per_trial=share)
+        case SlotUp():
+            session.slot_startups.append(event.startup_seconds)
+    session.end = max(session.end, end)
