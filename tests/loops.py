@@ -5,7 +5,7 @@ from dataclasses import asdict
 import torch
 from trainyard.config.train import Schedule, Train
 from trainyard.training.process_group import single_process
-from trainyard.training.sampler import batch_of
+from trainyard.training.sampler import batch_sizes
 from trainyard.training.trainer import Trainer
 
 SPEC = Train(model="resnet", model_args={"blocks": 2, "width": 4}, epochs=4, batch_size=16, lr=0.05,
@@ -20,7 +20,7 @@ def changed(spec, **values):
 
 
 def start(spec, data, **options):
-    return Trainer(spec, data, single_process(), batch=batch_of(spec), **options)
+    return Trainer(spec, data, single_process(), batch=batch_sizes(spec), **options)
 
 
 def train(spec, data, *, epochs=None, **options):

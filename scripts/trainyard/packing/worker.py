@@ -218,7 +218,7 @@ class Worker:
         halved = list[dict[str, int]]()
         trainer = self._training(order, halved)
         earlier = sum(row.seconds for row in trainer.history) + trainer.state.progress.seconds
-        earlier += trainer.checkpoint_seconds
+        earlier += trainer.checkpoints.total_seconds
         for row in trainer.history:
             yield {"epoch": asdict(row), "first_step_time": None}
         if trainer.spec.compile:
@@ -248,7 +248,7 @@ class Worker:
     def _training(self, order: Order, halved: list[dict[str, int]]) -> Any:
         """The training of an order; micro-batches that turn out not to fit are noted in `halved`."""
         from trainyard.training.checkpoints import CheckpointStore
-        from trainyard.training.sampler import batch_of
+        from trainyard.training.sampler import batch_sizes
         from trainyard.training.trainer import Trainer
 
         def note(batch: "BatchSizes") -> None:
@@ -259,7 +259,7 @@ class Worker:
             spec,
             self._data,
             self._group,
-            batch=batch_of(spec),
+            batch=batch_sizes(spec),
             store=CheckpointStore(order.checkpoints, {"trial": order.trial}),
             save_every_seconds=SAVE_SECONDS,
             deadline=order.deadline,

@@ -30,7 +30,7 @@ def main() -> int:
             run(arguments)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         found = [_failure(rank, node, each) for rank, each in error.failures.items() if not _was_told_to_end(each)]
-        rank_failures.write(found, Path(arguments.log_dir), node=node)
+        rank_failures.write_failures(found, Path(arguments.log_dir), node=node)
         return 1
     except SignalException as error:
         return 128 + error.sigval

@@ -40,7 +40,7 @@ def launch(scale: str, options: Sequence[str]) -> int:
         pass_on_sigterm(process)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches torchrun, too: it is for that to end first
         code = process.wait()
-        if first := rank_failures.cause(Path(log_dir)):
+        if first := rank_failures.first_failure(Path(log_dir)):
             log.error("rank %d on %s ended the training: %s", first.rank, first.node, first.message)
     return code
 

@@ -23,7 +23,7 @@ from trainyard.training import rank_failures
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.loaders import load_input_data
 from trainyard.training.process_group import Group, process_group
-from trainyard.training.sampler import BatchSizes, batch_of
+from trainyard.training.sampler import BatchSizes, batch_sizes
 from trainyard.training.state import epoch_line
 from trainyard.training.step_timing import device_name
 from trainyard.training.summary import write_results
@@ -151,7 +151,7 @@ def _check_world(scale: str, group: Group) -> None:
 
 def _batch(study: Scaling, store: CheckpointStore, group: Group) -> BatchSizes:
     """The batch of each rank, in the micro-batches that an earlier attempt found to fit the memory."""
-    batch = batch_of(study.train, world_size=group.world_size, mode=study.mode)
+    batch = batch_sizes(study.train, world_size=group.world_size, mode=study.mode)
     kept = _kept(store, MICRO_BATCH)
     fits = torch.tensor(kept["images"] if kept else batch.micro, device=group.device)
     if work := group.all_reduce_min(fits):  # a network file system may not yet show it to all

@@ -1,4 +1,4 @@
-"""Checkpoints that can be trusted: written atomically, named after their content, verified before use."""
+"""Checkpoint files: written atomically, named by the digest of their content, verified when they are read."""
 
 import hashlib
 import io
@@ -14,7 +14,7 @@ import torch
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import atomic_write, write_json
 
-KEEP = 2  # the newest, and the one before it in case the newest turns out damaged; the best one beside them
+KEEP = 2  # the latest, and the one before it in case the latest is damaged; besides these, the best one
 _NAME = re.compile(r"epoch-(\d+)-step-(\d+)\.([0-9a-f]+)\.pt")
 log = logging.getLogger(__name__)
 
@@ -22,18 +22,18 @@ log = logging.getLogger(__name__)
 class CheckpointStore:
     """The checkpoints of one training in `folder`: `epoch-0003-step-000000.<digest>.pt`, and `spec.json` beside them.
 
-    `epoch` counts the epochs that were complete, `step` the steps taken since. `spec` is what the training's results
-    depend on: a checkpoint of another one is refused.
+    `epoch` is the number of complete epochs, `step` the number of steps since. `spec` holds everything that the results
+    depend on: a checkpoint with another spec is refused.
     """
 
     def __init__(self, folder: Path, spec: Mapping[str, Any] | None = None) -> None:
         self.folder, self.spec = folder, dict(spec or {})
 
     def save(self, state: dict[str, Any], *, epoch: int, step: int = 0, best_epoch: int | None = None) -> Path:
-        """Write a state, then drop all but the newest `KEEP` and that of the best epoch.
+        """Write a state, then delete all checkpoints but the latest `KEEP` and that of the best epoch.
 
         Raises:
-            UserError: it cannot be written; those before it are as they were.
+            UserError: the checkpoint cannot be written; previous checkpoints are intact.
         """
         buffer = io.BytesIO()
         torch.save({"spec": self.spec, "state": state}, buffer)
@@ -47,19 +47,19 @@ class CheckpointStore:
         except OSError as error:
             raise UserError(
                 f"the checkpoint of {len(content) / 2**20:.1f} MiB cannot be written to {self.folder} "
-                f"({error.strerror}): those before it are whole; make room and run again"
+                f"({error.strerror}): previous checkpoints are intact; make room and run again"
             ) from error
         newest_first = self._newest_first()
         for old in newest_first[KEEP:]:
-            if _progress(old) != (best_epoch, 0):
+            if _position(old) != (best_epoch, 0):
                 old.unlink()
         return path
 
     def latest(self) -> dict[str, Any] | None:
-        """The newest state that is whole; a damaged one is passed over with a line that says so.
+        """The latest state, or None; a damaged checkpoint is skipped with a warning.
 
         Raises:
-            UserError: it is of a training with another spec; the message names what differs.
+            UserError: the checkpoint has another spec; the message names the differences.
         """
         for path in self._newest_first():
             content = path.read_bytes()
@@ -73,24 +73,24 @@ class CheckpointStore:
         return None
 
     def others(self) -> Iterator[str]:
-        """For each training with another spec that has checkpoints beside this folder: its folder and what differs."""
+        """A line for each sibling folder with checkpoints of another spec: the folder and the differences."""
         for path in sorted(self.folder.parent.glob("*/spec.json")):
             if path.parent != self.folder:
                 differing = differences(json.loads(path.read_text()), self.spec)
                 yield f"{path.parent} holds checkpoints of another training: {differing}"
 
     def _newest_first(self) -> list[Path]:
-        return sorted(self.folder.glob("epoch-*.pt"), key=_progress, reverse=True)
+        return sorted(self.folder.glob("epoch-*.pt"), key=_position, reverse=True)
 
 
-def _progress(path: Path) -> tuple[int, int]:
-    """Complete epochs and further steps of a checkpoint."""
+def _position(path: Path) -> tuple[int, int]:
+    """Complete epochs and further steps of a checkpoint, from its name."""
     found = _NAME.fullmatch(path.name)
     return (int(found[1]), int(found[2])) if found else (-1, 0)
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """`lr is 0.1 there and 0.05 here, ...` for the keys that differ, dots reaching inside; "" if none does."""
+    """`lr is 0.1 there and 0.05 here, ...` for all keys that differ, nested keys with dots; "" if none."""
     flat = [dict(_flat(spec)) for spec in (theirs, ours)]
     values = {key: [spec.get(key, "the default") for spec in flat] for key in dict.fromkeys([*flat[0], *flat[1]])}
     differing = [(key, there, here) for key, (there, here) in values.items() if there != here]
@@ -106,5 +106,5 @@ def _flat(spec: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def _digest(content: bytes | memoryview) -> str:
-    """A flipped byte loads silently through torch.load: only a digest tells."""
+    """Detects a flipped byte, which torch.load does not."""
     return hashlib.blake2b(content, digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""How well a GPU is used: the work of an image, what the GPU could do at best, and so the fraction that was reached."""
+"""GPU utilisation: FLOPs and memory traffic of a model, peak performance of a GPU, MFU and roofline."""
 
 import logging
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ _BATCH = 2  # batch normalisation needs more than one value
 
 @dataclass(frozen=True)
 class ModelCost:
-    """What a forward and backward pass of one image takes."""
+    """Cost of a forward and backward pass of one image."""
 
-    flops: float  # as torch.utils.flop_counter counts: a multiply and an add are two
-    eager_bytes: float  # if no kernels are fused, and each reads and writes its tensors once; without the parameters
+    flops: float  # as torch.utils.flop_counter counts: a multiply-add is two
+    eager_bytes: float  # memory traffic if no kernels are fused; parameters are not counted
 
 
 @dataclass(frozen=True)
 class GpuPeak:
-    """What a GPU can do at best, by its maker's data sheet, dense."""
+    """Peak performance of a GPU by its data sheet, dense."""
 
     tflops: dict[str, float]  # by precision
     bandwidth: float  # bytes per second
@@ -36,7 +36,7 @@ def _peak(fp32: float, tf32: float, half: float, terabytes: float) -> GpuPeak:
     return GpuPeak({"fp32": fp32, "tf32": tf32, "bf16": half, "fp16": half}, terabytes * 1e12)
 
 
-# By what torch calls the GPU; the first that is part of the name counts. Sources: NVIDIA's data sheets.
+# By a part of the name that torch reports; the first match counts. Source: NVIDIA's data sheets.
 PEAKS = {
     "H200": _peak(67, 494.5, 989, 4.8),
     "H100 PCIe": _peak(51, 378, 756, 2.0),
@@ -52,14 +52,14 @@ PEAKS = {
 
 
 def gpu_peak(device_name: str) -> GpuPeak | None:
-    """The peak of a GPU by its name; None if it is not known, or a CPU."""
+    """Peak performance of the GPU with this name; None for a CPU or an unknown GPU."""
     return next((peak for name, peak in PEAKS.items() if name in device_name), None)
 
 
 def model_cost(spec: Train, *, shape: tuple[int, int, int], classes: int, precision: str) -> ModelCost | None:
-    """The work of an image of `shape` (height, width, channels), counted without computing it; None if it cannot be.
+    """Cost of one image of `shape` (height, width, channels), counted on the meta device; None if that fails.
 
-    The model is built on the meta device, in 16 bits where `precision` is: kernels move what they then would.
+    The model is built in the data type of `precision`, which decides how many bytes the kernels move.
     """
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     try:
@@ -67,13 +67,13 @@ def model_cost(spec: Train, *, shape: tuple[int, int, int], classes: int, precis
             model = models.build_model(spec, shape=shape, classes=classes).to(dtype)
             images = torch.zeros(_BATCH, shape[2], *shape[:2], dtype=dtype)
             labels = torch.zeros(_BATCH, dtype=torch.int64)
-            with FlopCounterMode(display=False) as flops, _ByteCounter() as moved:
+            with FlopCounterMode(display=False) as flops, _ByteCounter() as traffic:
                 loss = torch.nn.functional.cross_entropy(model(images), labels)
                 loss.backward()  # type: ignore[no-untyped-call]
     except Exception as error:  # a user's own model may do anything
-        log.info("the work of an image cannot be counted for model %r: %s", spec.model, str(error).splitlines()[0])
+        log.info("the FLOPs of model %r cannot be counted: %s", spec.model, str(error).splitlines()[0])
         return None
-    return ModelCost(flops.get_total_flops() / _BATCH, moved.total / _BATCH)
+    return ModelCost(flops.get_total_flops() / _BATCH, traffic.total / _BATCH)
 
 
 def forward_flops(spec: Train, *, shape: tuple[int, int, int], classes: int) -> int | None:
@@ -93,7 +93,7 @@ def forward_flops(spec: Train, *, shape: tuple[int, int, int], classes: int) -> 
 
 
 class _ByteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up what operations read and write; those that only look at memory in another way do neither."""
+    """Counts the bytes that operations read and write; views do neither."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -116,25 +116,25 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Bytes of what grows with the batch: parameters and their gradients are few against it."""
+    """Bytes of a tensor with a batch dimension; parameters and their gradients are small in comparison."""
     return tensor.numel() * tensor.element_size() if tensor.ndim and tensor.shape[0] == _BATCH else 0
 
 
 def utilisation(
-    work: ModelCost | None, *, images_per_second: float, gpus: int, precision: str, device_name: str
+    cost: ModelCost | None, *, images_per_second: float, gpus: int, precision: str, device_name: str
 ) -> dict[str, float | None]:
-    """Per GPU: TFLOP/s reached, the fraction of its peak (MFU, Chowdhery et al. 2022), and the roofline.
+    """TFLOP/s per GPU, model FLOPs utilisation (MFU, Chowdhery et al. 2022), and the roofline in images per second.
 
-    The roofline is the images per second at which either the arithmetic or, with no kernel fused, the memory would be
-    the limit (Williams et al. 2009). None where the work or the peak is not known.
+    The roofline (Williams et al. 2009) is the throughput at which arithmetic or, without fused kernels, memory
+    bandwidth becomes the bottleneck. None where the cost or the peak is unknown.
     """
     none: dict[str, float | None] = {"tflops_per_gpu": None, "mfu": None, "roofline_images_per_second": None}
-    if work is None:
+    if cost is None:
         return none
-    reached = work.flops * images_per_second / gpus / 1e12
+    reached = cost.flops * images_per_second / gpus / 1e12
     peak = gpu_peak(device_name)
     best = peak.tflops.get(precision) if peak else None
     if peak is None or best is None:
         return none | {"tflops_per_gpu": reached}
-    roofline = min(best * 1e12 / work.flops, peak.bandwidth / work.eager_bytes) * gpus
+    roofline = min(best * 1e12 / cost.flops, peak.bandwidth / cost.eager_bytes) * gpus
     return {"tflops_per_gpu": reached, "mfu": reached / best, "roofline_images_per_second": roofline}

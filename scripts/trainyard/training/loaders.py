@@ -22,31 +22,31 @@ from trainyard.data.python_factory import as_pixels, own_datasets
 from trainyard.data.staged import SPLITS, Staged
 
 _Item = TypeVar("_Item")
-RESIDENT_SHARE = 0.5  # of the memory that is free, at most, for images: the rest is the model's
+RESIDENT_SHARE = 0.5  # largest share of the free GPU memory for images; the rest is for the model
 
 
 @dataclass(frozen=True)
 class ImageBatch:
     """A batch on the training device."""
 
-    pixels: Tensor  # uint8 (B, H, W, C); or float32 (B, C, H, W), normalised, from a user's own code
+    pixels: Tensor  # uint8 (B, H, W, C); from a user's dataset also float32 (B, C, H, W), normalised
     labels: Tensor  # int64 (B,)
-    indices: Tensor  # int64 (B,), on the CPU: which images of the split these are
+    indices: Tensor  # int64 (B,), on the CPU: positions of the images in the split
 
 
 class Split(Protocol):
-    """Training or validation images, in whatever way they reach the device."""
+    """The training or validation images of a dataset."""
 
     def __len__(self) -> int:
-        """How many."""
+        """Number of images."""
 
     def batches(self, order: Iterable[Tensor]) -> Generator[ImageBatch, None, None]:
-        """A batch for each tensor of indices. To be closed if it is not used up."""
+        """One batch per tensor of indices. The caller closes the generator if it stops early."""
 
 
 @dataclass(frozen=True)
 class InputData:
-    """A dataset as a training sees it."""
+    """A dataset, opened for a training."""
 
     train: Split
     val: Split
@@ -56,7 +56,7 @@ class InputData:
     shape: tuple[int, int, int]  # height, width, channels
 
     def normalised(self, pixels: Tensor, *, channels_last: bool) -> Tensor:
-        """A batch as the model takes it: float32 (B, C, H, W), of mean 0 and deviation 1 per channel."""
+        """A batch as input of the model: float32 (B, C, H, W), with mean 0 and standard deviation 1 per channel."""
         order = torch.channels_last if channels_last else torch.contiguous_format
         if pixels.dtype != torch.uint8:
             return pixels.contiguous(memory_format=order)
@@ -68,7 +68,7 @@ def load_input_data(staged: Staged, device: torch.device, how: Data | None = Non
     """Open a dataset for a training on `device`.
 
     Raises:
-        DataError: it cannot be opened, or is a table.
+        DataError: the dataset cannot be opened, or is a table.
     """
     how, meta = how or Data(), staged.meta
     splits: list[Split]
@@ -88,17 +88,17 @@ def _staged_split(staged: Staged, name: str, device: torch.device, how: Data) ->
     fits = device.type != "cuda" or split.images.nbytes <= RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
     if fits if how.on_device == "auto" else how.on_device:
         return ResidentSplit(split.images, split.labels, device)
-    return MappedSplit(split.images, split.labels, device, ahead=how.prefetch)
+    return MappedSplit(split.images, split.labels, device, prefetch=how.prefetch)
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:
-    """The same memory, which torch is not told to be read-only."""
+    """A tensor that shares memory with a read-only array; torch would warn about it."""
     with warnings.catch_warnings(action="ignore"):
         return torch.from_numpy(array)
 
 
 class ResidentSplit:
-    """All images on the device: a batch is a gather there. On a CPU that is the mapped file itself, not a copy."""
+    """All images on the device, where a batch is one gather. On a CPU, they stay in the memory-mapped file."""
 
     def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.int64], device: torch.device) -> None:
         self._images, self._labels = _tensor(images).to(device), _tensor(labels).to(device)
@@ -114,13 +114,13 @@ class ResidentSplit:
 
 
 class MappedSplit:
-    """Images that do not fit the device: a thread gathers the next batches from the mapped file and sends them."""
+    """Images that do not fit the device: a thread prefetches batches from the memory-mapped file."""
 
     def __init__(
-        self, images: NDArray[np.uint8], labels: NDArray[np.int64], device: torch.device, *, ahead: int
+        self, images: NDArray[np.uint8], labels: NDArray[np.int64], device: torch.device, *, prefetch: int
     ) -> None:
         self._images, self._labels = _tensor(images), _tensor(labels)
-        self._device, self._ahead = device, ahead
+        self._device, self._prefetch = device, prefetch
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -128,16 +128,16 @@ class MappedSplit:
     def batches(self, order: Iterable[Tensor]) -> Generator[ImageBatch, None, None]:
         """See `Split`."""
         sender = _Sender(self._device)
-        with _ahead((sender.send(self._gathered(indices)) for indices in order), depth=self._ahead) as sent:
+        with _prefetched((sender.send(self._gather(indices)) for indices in order), depth=self._prefetch) as sent:
             for item in sent:
-                yield sender.received(item)
+                yield sender.receive(item)
 
-    def _gathered(self, indices: Tensor) -> ImageBatch:
+    def _gather(self, indices: Tensor) -> ImageBatch:
         return ImageBatch(torch.index_select(self._images, 0, indices), self._labels[indices], indices)
 
 
 class LoaderSplit:
-    """Images that a user's own dataset makes one by one, in the workers of a DataLoader that live as long as this."""
+    """Images of a user's own dataset, loaded by the persistent workers of a DataLoader."""
 
     def __init__(self, dataset: Any, device: torch.device, how: Data) -> None:
         self._dataset, self._device = dataset, device
@@ -163,7 +163,7 @@ class LoaderSplit:
 
 
 class _Order:
-    """A batch sampler that gives what it was last told: the DataLoader outlives an epoch, its order does not."""
+    """A batch sampler whose batches are set before each epoch, because the DataLoader lives longer."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -176,7 +176,7 @@ class _Order:
 
 
 class _WithIndex(torch.utils.data.Dataset[tuple[Any, Any, int]]):
-    """The items of a dataset, each with its number, the images as tensors."""
+    """The items of a dataset as (image tensor, label, index)."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -189,34 +189,34 @@ class _WithIndex(torch.utils.data.Dataset[tuple[Any, Any, int]]):
 
 
 class _Sender:
-    """Copies batches to a GPU from pinned memory on a stream of its own, beside what the GPU computes."""
+    """Copies batches from pinned memory to a GPU on a separate stream, while the GPU computes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def send(self, batch: ImageBatch) -> tuple[ImageBatch, Any]:
-        """Begin the copy; says with what event it ends. For the thread that reads."""
+        """Start the copy; returns the batch and the event of its end. Called by the prefetching thread."""
         if self._stream is None:
             return batch, None
         with torch.cuda.stream(self._stream):
             parts = [part.pin_memory().to(self._device, non_blocking=True) for part in (batch.pixels, batch.labels)]
             return ImageBatch(parts[0], parts[1], batch.indices), self._stream.record_event()
 
-    def received(self, item: tuple[ImageBatch, Any]) -> ImageBatch:
-        """The batch, which the GPU will wait for. For the thread that trains."""
+    def receive(self, item: tuple[ImageBatch, Any]) -> ImageBatch:
+        """The batch; the current stream waits for its copy. Called by the training thread."""
         batch, event = item
         if event is not None:
-            computing = torch.cuda.current_stream(self._device)
-            computing.wait_event(event)
-            batch.pixels.record_stream(computing)
-            batch.labels.record_stream(computing)
+            current = torch.cuda.current_stream(self._device)
+            current.wait_event(event)
+            batch.pixels.record_stream(current)
+            batch.labels.record_stream(current)
         return batch
 
 
 @contextmanager
-def _ahead(items: Iterator[_Item], *, depth: int) -> Iterator[Iterator[_Item]]:
-    """The same items, made up to `depth` ahead by a thread; what goes wrong there is raised here."""
+def _prefetched(items: Iterator[_Item], *, depth: int) -> Iterator[Iterator[_Item]]:
+    """The same items, computed up to `depth` ahead by a thread, whose exceptions are raised here."""
     ready: queue.Queue[Callable[[], _Item] | None] = queue.Queue(depth)
     stop = threading.Event()
 
@@ -227,7 +227,7 @@ def _ahead(items: Iterator[_Item], *, depth: int) -> Iterator[Iterator[_Item]]:
             except queue.Full:
                 continue
 
-    def make() -> None:
+    def produce() -> None:
         try:
             for item in items:
                 put(lambda item=item: item)  # type: ignore[misc]
@@ -237,7 +237,7 @@ def _ahead(items: Iterator[_Item], *, depth: int) -> Iterator[Iterator[_Item]]:
         except BaseException as error:
             put(lambda error=error: _raise(error))  # type: ignore[misc]
 
-    thread = threading.Thread(target=make, name="reading ahead", daemon=True)
+    thread = threading.Thread(target=produce, name="prefetching", daemon=True)
     thread.start()
     try:
         yield (item() for item in iter(ready.get, None))

@@ -1,4 +1,4 @@
-"""Models by name, each built for the images and classes of a dataset; further arguments are the config's."""
+"""Models by name, built for the images and classes of a dataset with the arguments of the config."""
 
 from collections.abc import Callable
 from typing import cast
@@ -12,11 +12,11 @@ from trainyard.utils.import_path import import_object
 
 
 class ModelError(UserError):
-    """The model cannot be built; the message says which, why, and what is known."""
+    """The model cannot be built; the message names the model and the reason."""
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside an identity (He et al. 2015). It starts as the identity: depth costs no learning."""
+    """Two 3x3 convolutions with a shortcut (He et al. 2015), initialised as the identity so that deep models learn."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class ResNet(nn.Sequential):
 
 
 class SmallConvNet(nn.Sequential):
-    """Two convolutions and two linear layers: the small network of many MNIST examples, for any image size."""
+    """Two convolutions and two linear layers, as in many MNIST examples, for any image size."""
 
     def __init__(self, *, channels: int, classes: int, width: int = 32) -> None:
         super().__init__(
@@ -62,25 +62,25 @@ _OWN: dict[str, Callable[..., nn.Module]] = {"resnet": ResNet, "cnn": SmallConvN
 
 
 def is_known(name: str) -> bool:
-    """Whether a model is Trainyard's or torchvision's: these use all parameters in the same way in every step."""
+    """Whether a model is Trainyard's or torchvision's: these use the same parameters in every step."""
     return ":" not in name
 
 
 def build_model(spec: Train, *, shape: tuple[int, int, int], classes: int) -> nn.Module:
     """The model of a training for images of `shape` (height, width, channels): float (N, C, H, W) to (N, classes).
 
-    Its name is one of Trainyard's own, of torchvision's, or a dotted path `package.module:function` that is called
-    with `channels`, `classes` and the arguments.
+    `spec.model` is a name of Trainyard's or torchvision's, or a path `package.module:function`, which is called with
+    `channels`, `classes` and `spec.model_args`.
 
     Raises:
-        ModelError: it is not known, cannot be imported, or does not take the arguments.
+        ModelError: the model is unknown, cannot be imported, or does not accept the arguments.
     """
     name, arguments = spec.model, spec.model_args
     try:
         if name in _OWN or ":" in name:
             factory = _OWN.get(name) or cast(Callable[..., nn.Module], import_object(name, role="model"))
             return factory(channels=shape[2], classes=classes, **arguments)
-        from trainyard.training import torchvision_models  # takes seconds to import: only for those who use it
+        from trainyard.training import torchvision_models  # its import takes seconds
 
         return torchvision_models.build_torchvision_model(
             name, shape=shape, classes=classes, arguments=arguments, small_images=spec.small_images

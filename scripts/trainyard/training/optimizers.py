@@ -1,4 +1,4 @@
-"""Optimisers and learning-rate schedules."""
+"""Optimizers and learning-rate schedules."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from trainyard.utils import fast_start
 
 
 def build_optimizer(spec: Train, model: nn.Module) -> Optimizer:
-    """The optimiser of a training; one kernel updates all parameters ("fused"), on GPUs and on CPUs."""
+    """The fused optimizer of a training, on GPUs and CPUs."""
     arguments: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay, "fused": True}
     if spec.optimizer == "sgd":
         arguments |= {"momentum": spec.momentum, "nesterov": spec.nesterov}
@@ -22,16 +22,16 @@ def build_optimizer(spec: Train, model: nn.Module) -> Optimizer:
 
 
 def _groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Two groups: what is decayed, and biases and the parameters of norms, all of one dimension, which are not."""
+    """Two parameter groups: with weight decay, and (biases and normalisation, which have one dimension) without."""
     decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     spared = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     return [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
 
 
 def lr_factor(schedule: Schedule, steps: int, epochs: int) -> Callable[[int], float]:
-    """The factor on the learning rate as a function of the step, counted from 0 over the whole training.
+    """The learning-rate factor as a function of the step, counted from 0 over the whole training.
 
-    Cosine is that of Loshchilov and Hutter 2016 (without restarts), over the steps that the warm-up leaves.
+    Linear warm-up; then `cosine` is that of Loshchilov and Hutter 2016 without restarts, over the remaining steps.
     """
     total = steps * epochs
     warmup = round(schedule.warmup_fraction * total)

@@ -1,4 +1,4 @@
-"""The arithmetic of a training: what `precision` means on the device at hand."""
+"""The `precision` of a training: data types, autocast and loss scaling on its device."""
 
 from contextlib import AbstractContextManager
 
@@ -8,9 +8,9 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def resolve_precision(precision: str, device: torch.device) -> str:
-    """`precision`, with `auto` made the best that the device is fast at.
+    """`precision`; for `auto`, the best 16-bit type that the device has hardware for, or fp32.
 
-    bf16 needs no loss scaling; NVIDIA's GPUs compute it from Ampere (compute capability 8) on, fp16 from Volta (7) on.
+    bf16 needs no loss scaling. NVIDIA GPUs have it from Ampere (compute capability 8) on, fp16 from Volta (7) on.
     """
     if precision != "auto":
         return precision
@@ -21,23 +21,23 @@ def resolve_precision(precision: str, device: torch.device) -> str:
 
 
 def set_float32(precision: str) -> None:
-    """Have this process multiply float32 exactly for `fp32`, in TF32 otherwise, whatever was set before."""
+    """Set how this process multiplies float32 matrices: exactly for `fp32`, otherwise in TF32."""
     kind = "ieee" if precision == "fp32" else "tf32"
     torch.backends.cuda.matmul.fp32_precision = kind
     torch.backends.cudnn.conv.fp32_precision = kind  # type: ignore[attr-defined]
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
-    """The context in which a forward pass computes in 16 bits what gains by it."""
+    """The autocast context of the forward pass; disabled unless `precision` has 16 bits."""
     dtype = _AUTOCAST.get(precision)
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
 def is_half(precision: str) -> bool:
-    """Whether the forward pass computes in 16 bits."""
+    """Whether the forward pass runs in 16 bits."""
     return precision in _AUTOCAST
 
 
 def gradient_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
-    """Loss scaling, without which small fp16 gradients become zero (Micikevicius et al. 2017)."""
+    """The gradient scaler, enabled for fp16, in which small gradients underflow (Micikevicius et al. 2017)."""
     return torch.amp.GradScaler(device.type, enabled=precision == "fp16")

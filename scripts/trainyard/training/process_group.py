@@ -1,4 +1,4 @@
-"""The process group that a training finds itself in: none, one rank, or many started by torchrun."""
+"""The process group of a training: a single process, or the ranks that torchrun started."""
 
 import ctypes
 import os
@@ -17,12 +17,12 @@ from trainyard.cluster import host
 from trainyard.utils import fast_start
 from trainyard.utils.errors import UserError
 
-NODE_GPUS = Path("/proc/driver/nvidia/gpus")  # one entry per GPU, whatever a job may see of them
+NODE_GPUS = Path("/proc/driver/nvidia/gpus")  # one entry per GPU of the node, also of those that the job cannot use
 
 
 @dataclass(frozen=True)
 class Group:
-    """This process's place among those that train together."""
+    """The rank of this process in its process group, and its device."""
 
     rank: int
     local_rank: int
@@ -31,16 +31,16 @@ class Group:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the rank that prints and writes."""
+        """Whether this is rank 0, which logs and writes files."""
         return self.rank == 0
 
     def wrap(
         self, model: nn.Module, *, static_graph: bool = False, compression: str = "none", compiled: bool = False
     ) -> nn.Module:
-        """The model with gradients averaged over all ranks; itself where there is only one.
+        """The model in DistributedDataParallel; on a single rank, the model itself.
 
-        `static_graph`: every step uses the same parameters in the same way. `compression`: what gradients are sent as.
-        `compiled`: torch's compiler will be used.
+        `static_graph`: every step uses the same parameters. `compression`: data type of the all-reduce (none or bf16).
+        `compiled`: the model will be compiled with torch.compile.
         """
         if self.world_size == 1:
             return model
@@ -54,17 +54,17 @@ class Group:
         return wrapped
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
-        """Element-wise sum over all ranks, in place; the same tensor."""
+        """Sum `values` over all ranks, element-wise and in place; returns the same tensor."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
 
     def all_reduce_min(self, values: Tensor) -> dist.Work | None:
-        """Begin the element-wise minimum over all ranks, in place; what to wait for, None where there is one rank."""
+        """Start the element-wise minimum over all ranks, in place; returns its work handle, None on a single rank."""
         return dist.all_reduce(values, dist.ReduceOp.MIN, async_op=True) if self.world_size > 1 else None
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """What every rank has of something that can be pickled, in their order."""
+        """The values of all ranks, in the order of ranks; they must be picklable."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -73,13 +73,13 @@ class Group:
 
 
 def single_process() -> Group:
-    """The group of a single process: a trial, or a script that torchrun did not start."""
+    """The group of a process without torchrun, such as a trial of a sweep."""
     return Group(rank=0, local_rank=0, world_size=1, device=_device(0))
 
 
 @contextmanager
 def process_group() -> Iterator[Group]:
-    """Join the group that torchrun describes in the environment; without torchrun, be alone."""
+    """Initialise the process group from the environment of torchrun; without torchrun, a single process."""
     if "RANK" not in os.environ:
         yield single_process()
         return
@@ -94,9 +94,9 @@ def process_group() -> Iterator[Group]:
 
 
 def _choose_interface() -> None:
-    """Have gloo and NCCL use the network interface that reaches the first node, if the user has not chosen one.
+    """Set the network interface of gloo and NCCL to the one that reaches the first node, unless the user has set one.
 
-    Left alone, gloo takes the address that the host name resolves to, which on many nodes is a loopback address.
+    By default, gloo uses the address that the host name resolves to, which on many nodes is a loopback address.
     """
     if os.environ["WORLD_SIZE"] == os.environ["LOCAL_WORLD_SIZE"]:
         return
@@ -106,10 +106,10 @@ def _choose_interface() -> None:
 
 
 def _device(local_rank: int) -> torch.device:
-    """The GPU of this rank, or the CPU, made ready: chosen when the program runs, never in a config.
+    """The GPU of this rank, made the current device, or the CPU.
 
     Raises:
-        UserError: this process was given a GPU that its node does not have; a CPU would be no answer to that.
+        UserError: CUDA_VISIBLE_DEVICES names a GPU, but torch finds none. Training on the CPU instead would hide that.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or accelerator.type != "cuda":
@@ -126,15 +126,15 @@ def _device(local_rank: int) -> torch.device:
     return device
 
 
-# Of glibc's malloc.h: https://man7.org/linux/man-pages/man3/mallopt.3.html
+# From malloc.h of glibc: https://man7.org/linux/man-pages/man3/mallopt.3.html
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> None:
-    """Have malloc return nothing to the operating system before the process ends.
+    """Keep malloc from returning freed memory to the operating system. Only glibc has this option.
 
-    Left alone, it returns each large tensor, and the next one costs page faults and zeroing: a fifth of the time of a
-    small ResNet's training on two cores (benchmarks/README.md). With another libc than glibc, nothing is done.
+    By default, it returns each large tensor, and the next one costs page faults and zeroing: a fifth of the training
+    time of a small ResNet on two cores (benchmarks/README.md).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

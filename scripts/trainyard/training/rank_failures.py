@@ -1,8 +1,8 @@
-"""Which rank ended a distributed training, and why: each rank, each node and the launcher add what they know.
+"""The first failure of a distributed training, from the records of ranks, agents and launcher.
 
-A rank that raises says so in the file that torchrun names for it. The agent, torchrun's process on each node, writes
-down how the ranks of its node ended, also those that were killed. The launcher looks for the cause among all of them:
-when one rank is gone, the others fail, too, for want of its answer.
+A rank that raises writes its exception to the error file of torchrun. The agent, which runs torchrun on each node,
+records how its ranks ended, including those that were killed. The launcher finds the cause among all records: after the
+first failure, the other ranks fail, too, because their collectives do not complete.
 """
 
 import json
@@ -18,18 +18,18 @@ from trainyard.utils.files import write_json
 
 @dataclass(frozen=True)
 class RankFailure:
-    """How a rank ended before the training had."""
+    """How a rank failed."""
 
     rank: int
     node: str
     message: str
     time: float  # Unix seconds
-    killed: bool  # by a signal that nobody of the training sent, such as the kernel's when memory is out
+    killed: bool  # by a signal from outside of the training, such as the out-of-memory killer's
 
 
 @contextmanager
 def record_exception() -> Iterator[None]:
-    """Leave word of an exception in the block where torchrun looks for it; without torchrun, only pass it on."""
+    """Write an exception in the block to the error file of torchrun, if there is one, and raise it again."""
     try:
         yield
     except Exception as error:
@@ -38,12 +38,12 @@ def record_exception() -> Iterator[None]:
         raise
 
 
-def write(failures: Sequence[RankFailure], folder: Path, *, node: str) -> None:
-    """Keep the failures of a node's ranks for the launcher."""
+def write_failures(failures: Sequence[RankFailure], folder: Path, *, node: str) -> None:
+    """Write the failures of the ranks of a node for the launcher."""
     write_json(folder / f"failed-{node}.json", [asdict(failure) for failure in failures])
 
 
-def cause(folder: Path) -> RankFailure | None:
-    """The failure that came first, of all nodes; a rank that was killed could not tell when, and goes before all."""
+def first_failure(folder: Path) -> RankFailure | None:
+    """The first failure of all nodes. Killed ranks come first, because nothing recorded the time of their end."""
     found = [RankFailure(**each) for path in folder.glob("failed-*.json") for each in json.loads(path.read_text())]
     return min(found, key=lambda failure: (not failure.killed, failure.time), default=None)

@@ -1,4 +1,4 @@
-"""Who takes which images: how a step's images are shared among ranks, and in what order an epoch goes through them."""
+"""Batch sizes of a training, and the images of each rank and step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from trainyard.utils.errors import UserError
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """The images of one optimiser step: `world_size` ranks take `per_rank` each, at most `micro` of them at once."""
+    """Images of one optimizer step: `per_rank` on each of `world_size` ranks, in micro-batches of at most `micro`."""
 
     per_rank: int
     micro: int
@@ -28,14 +28,14 @@ class BatchSizes:
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches whose gradients are added up for one step."""
+        """Micro-batches per step, whose gradients are accumulated."""
         return -(-self.per_rank // self.micro)
 
     def halved(self) -> "BatchSizes":
         """The same step in micro-batches of half the size.
 
         Raises:
-            UserError: one image is the least.
+            UserError: the micro-batch is one image.
         """
         if self.micro == 1:
             raise UserError("out of memory with a micro-batch of one image: take a smaller model, "
@@ -43,14 +43,14 @@ class BatchSizes:
         return replace(self, micro=(self.micro + 1) // 2)
 
 
-def batch_of(spec: Train, *, world_size: int = 1, mode: Literal["weak", "strong"] = "weak") -> BatchSizes:
-    """What a step takes on so many ranks.
+def batch_sizes(spec: Train, *, world_size: int = 1, mode: Literal["weak", "strong"] = "weak") -> BatchSizes:
+    """The batch sizes of a spec on `world_size` ranks.
 
-    `batch_size` is what a rank takes at once, so the global batch is batch_size x accumulation x ranks; under strong
-    scaling, and as `global_batch_size`, it is the global batch itself.
+    `batch_size` is the micro-batch of a rank: the global batch is batch_size x accumulation x ranks. Under strong
+    scaling, `batch_size` is the global batch, as `global_batch_size` is.
 
     Raises:
-        UserError: the global batch cannot be shared evenly.
+        UserError: the global batch is not divisible by the number of ranks and micro-batches.
     """
     whole = spec.global_batch_size or (spec.batch_size if mode == "strong" else None)
     if whole is None:
@@ -63,10 +63,10 @@ def batch_of(spec: Train, *, world_size: int = 1, mode: Literal["weak", "strong"
 
 
 def steps_per_epoch(size: int, batch: BatchSizes) -> int:
-    """Whole global batches in `size` images; the rest is left out of an epoch, other ones each time.
+    """Number of complete global batches in `size` images; the incomplete one is dropped.
 
     Raises:
-        DataError: there is not even one.
+        DataError: the global batch is larger than `size`.
     """
     if size < batch.images:
         raise DataError(f"the global batch of {batch.images} images is larger than the {size} training images: "
@@ -77,10 +77,10 @@ def steps_per_epoch(size: int, batch: BatchSizes) -> int:
 def training_batches(
     size: int, batch: BatchSizes, *, rank: int, seed: int, epoch: int, first_step: int = 0
 ) -> Iterator[Tensor]:
-    """Indices, int64 (micro,), of the images that `rank` takes in each micro-batch of an epoch, from a step on.
+    """Image indices, int64 (micro,), of each micro-batch of `rank` in an epoch, starting with `first_step`.
 
-    As DistributedSampler with drop_last: every epoch has an order of its own, and all ranks together take the same
-    images at a step, however many ranks there are.
+    As DistributedSampler with drop_last, each epoch is shuffled anew. The images of a step do not depend on the number
+    of ranks.
     """
     order = torch.randperm(size, generator=torch.Generator().manual_seed(derived_seed(seed, epoch)))
     for step in range(first_step, steps_per_epoch(size, batch)):
@@ -89,11 +89,11 @@ def training_batches(
 
 
 def validation_batches(size: int, *, batch: int, rank: int, world_size: int) -> Iterator[Tensor]:
-    """Indices of the images that `rank` validates: every image is somebody's, once, so that there is no padding."""
+    """Image indices of each validation batch of `rank`. Each image is on one rank, once: nothing is padded."""
     mine = torch.arange(size)[rank::world_size]
     yield from torch.split(mine, batch)
 
 
 def derived_seed(*parts: int) -> int:
-    """One seed made of several numbers, so that neighbours do not resemble each other."""
+    """A seed from several numbers; close numbers give unrelated seeds."""
     return int(np.random.SeedSequence(list(parts)).generate_state(1)[0])

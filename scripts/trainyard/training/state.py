@@ -1,5 +1,6 @@
-"""What a training is at a moment: all that a checkpoint must hold for it to go on as if nothing had happened."""
+"""The state of a training, and its checkpoints: all that is needed to continue as if it had not been interrupted."""
 
+import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.process_group import Group
 from trainyard.training.step_timing import StepTimes
 from trainyard.utils.errors import UserError
@@ -15,23 +17,23 @@ from trainyard.utils.errors import UserError
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one epoch came to, over all ranks: a row of `history.csv`."""
+    """Metrics of one epoch over all ranks: a row of `history.csv`."""
 
     epoch: int  # counted from 1
-    lr: float  # at the epoch's first step
-    train_loss: float  # mean per image, as seen while training
-    train_accuracy: float  # fraction, as seen while training
+    lr: float  # at the first step
+    train_loss: float  # mean per image, during training
+    train_accuracy: float  # fraction, during training
     val_loss: float  # mean cross-entropy per image
     val_accuracy: float
-    images_per_second: float  # training images of all ranks, validation not counted
+    images_per_second: float  # training images of all ranks, without validation
     seconds: float  # training and validation
     step_ms_p50: float
     step_ms_p95: float
-    data_wait_fraction: float  # of the training time, that the leading rank waited for images
+    data_wait_fraction: float  # of the training time, in which rank 0 waited for images
 
 
 def epoch_line(row: Epoch, epochs: int) -> str:
-    """The line that is printed for an epoch."""
+    """The log line of an epoch."""
     return (
         f"Epoch [{row.epoch}/{epochs}] LR: {row.lr:.6f} | "
         f"Loss (train, val): {row.train_loss:.3f}, {row.val_loss:.3f} | "
@@ -42,49 +44,49 @@ def epoch_line(row: Epoch, epochs: int) -> str:
 
 @dataclass
 class EpochProgress:
-    """How far the epoch in progress has come."""
+    """The part of the current epoch that has been trained."""
 
     sums: Tensor  # of this rank: [loss sum, correct, images], float64, on the device
-    lr: float  # at the epoch's first step
+    lr: float  # at the first step
     step: int = 0  # steps taken
-    seconds: float = 0.0  # spent in earlier sittings, on validation, too
-    times: StepTimes = field(default_factory=StepTimes)  # of the steps taken in earlier sittings
-    random: dict[str, Tensor] | None = None  # this rank's generators, where a sitting ended
+    seconds: float = 0.0  # spent in previous runs, including validation
+    times: StepTimes = field(default_factory=StepTimes)  # of the steps taken in previous runs
+    random: dict[str, Tensor] | None = None  # state of this rank's generators at the end of the previous run
 
 
 @dataclass
 class TrainingState:
-    """All of a training that changes while it trains."""
+    """Everything that changes during a training."""
 
     module: nn.Module
     optimizer: Optimizer
     schedule: LRScheduler
     scaler: torch.amp.GradScaler
     group: Group
-    history: list[Epoch] = field(default_factory=list)  # of the epochs that are complete
+    history: list[Epoch] = field(default_factory=list)  # complete epochs
     progress: EpochProgress = field(init=False)
 
     def __post_init__(self) -> None:
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
-        """Nothing has been done yet of the next epoch."""
+        """Reset `progress` for the next epoch."""
         sums = torch.zeros(3, dtype=torch.float64, device=self.group.device)
         self.progress = EpochProgress(sums=sums, lr=float(self.schedule.get_last_lr()[0]))
 
     @property
     def is_new(self) -> bool:
-        """Whether no step has been taken, in this sitting or an earlier one."""
+        """Whether no step has been taken, neither now nor in a previous run."""
         return not self.history and not self.progress.step
 
     @property
     def best_epoch(self) -> int | None:
-        """The first one of the highest validation accuracy."""
+        """The first epoch with the highest validation accuracy."""
         accuracies = [row.val_accuracy for row in self.history]
         return 1 + accuracies.index(max(accuracies)) if accuracies else None
 
-    def captured(self) -> dict[str, Any]:
-        """The whole state, to be saved by the leading rank; called on all, as each has numbers of its own."""
+    def state_dict(self) -> dict[str, Any]:
+        """The state of all ranks. Collective: every rank must call it."""
         parts = {name: getattr(self, name).state_dict() for name in _PARTS}
         progress = {name: getattr(self.progress, name) for name in ("lr", "step", "seconds")}
         progress["times"] = asdict(self.progress.times)
@@ -92,10 +94,10 @@ class TrainingState:
         rows = [asdict(row) for row in self.history]
         return {**parts, "history": rows, "progress": progress, "ranks": self.group.all_gather_object(mine)}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Be what was captured, on as many ranks as there are now.
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state, on any number of ranks.
 
-        Within an epoch, other ranks than then take up the sums, but begin with random numbers of their own.
+        Within an epoch, another number of ranks keeps the sums, but gets new random numbers.
         """
         for name in _PARTS:
             getattr(self, name).load_state_dict(state[name])
@@ -116,14 +118,58 @@ class TrainingState:
 _PARTS = ("module", "optimizer", "schedule", "scaler")
 
 
-def check_global_batch(then: int, now: int) -> None:
-    """The rule by which a training may go on on another number of GPUs: the images of a step are the same.
+class Checkpointer:
+    """Restores a training from its store, saves it there, and measures the time that this takes.
+
+    Without a store, it does nothing.
 
     Raises:
-        UserError: they are not.
+        UserError: the last checkpoint has another spec or global batch.
     """
-    if then != now:
-        raise UserError(f"the checkpoint is of a training with {then} images per step, here there would be {now}: on "
+
+    def __init__(
+        self,
+        store: CheckpointStore | None,
+        state: TrainingState,
+        *,
+        global_batch: int,
+        seed: int,
+        every_seconds: float = 0.0,
+    ) -> None:
+        self._store, self._state = store, state
+        self._facts = {"global_batch": global_batch, "seed": seed}
+        self._every_seconds, self._saved_at = every_seconds, time.monotonic()
+        self.last_seconds = self.total_seconds = 0.0  # the total includes previous runs
+        if store and (found := store.latest()):
+            _check_global_batch(found["global_batch"], global_batch)
+            state.load_state_dict(found)
+            self.last_seconds = found.get("saving_seconds", 0.0)
+            # The last save of a run is not in its own checkpoint: assume that it took as long as the one before it.
+            self.total_seconds = found.get("checkpoint_seconds", 0.0) + self.last_seconds
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last checkpoint is older than the interval between two."""
+        return time.monotonic() - self._saved_at >= self._every_seconds
+
+    def save(self) -> None:
+        """Save a checkpoint. Collective: every rank must call it, rank 0 writes."""
+        if self._store is None:
+            return
+        began = time.perf_counter()
+        state = self._state.state_dict() | self._facts
+        state |= {"checkpoint_seconds": self.total_seconds, "saving_seconds": self.last_seconds}
+        if self._state.group.is_main:
+            epoch, step = len(self._state.history), self._state.progress.step
+            self._store.save(state, epoch=epoch, step=step, best_epoch=self._state.best_epoch)
+        self.last_seconds, self._saved_at = time.perf_counter() - began, time.monotonic()
+        self.total_seconds += self.last_seconds
+
+
+def _check_global_batch(saved: int, ours: int) -> None:
+    """A training continues on another number of GPUs only if a step has the same number of images."""
+    if saved != ours:
+        raise UserError(f"the checkpoint is of a training with {saved} images per step, here there would be {ours}: on "
                         "another number of GPUs, it continues with the same `global_batch_size` only")  # fmt: skip
 
 
@@ -135,7 +181,7 @@ def _random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Have the generators go on from where they were."""
+    """Restore the state of the generators of the CPU and of `device`."""
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)

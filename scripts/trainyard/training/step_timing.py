@@ -1,4 +1,4 @@
-"""Where the time of a training goes: its steps, and what they wait for."""
+"""Time of steps, time waiting for data, and throughput of a training."""
 
 import itertools
 import os
@@ -16,9 +16,9 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class StepTimes:
-    """How long some steps took."""
+    """Durations of some steps."""
 
-    seconds: float = 0.0  # all of them together
+    seconds: float = 0.0  # in total
     waited_seconds: float = 0.0  # of which the host waited for data
     steps_ms: list[float] = field(default_factory=list)
 
@@ -28,13 +28,13 @@ class StepTimes:
         )
 
     def percentiles_ms(self) -> tuple[float, float]:
-        """Median and 95th percentile of the steps in milliseconds."""
+        """Median and 95th percentile of the step time in milliseconds."""
         p50, p95 = np.percentile(self.steps_ms, [50, 95])
         return float(p50), float(p95)
 
 
 class StepTimer:
-    """Duration of every step of an epoch: CUDA events on a GPU, where the clock of the host sees only launches."""
+    """Measures each step of an epoch; on a GPU with CUDA events, since the host only launches kernels."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -44,7 +44,7 @@ class StepTimer:
         self.mark()
 
     def mark(self) -> None:
-        """A step ends here, and the next one begins."""
+        """Mark the end of a step and the start of the next one."""
         if self._device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
@@ -53,7 +53,7 @@ class StepTimer:
             self._marks.append(time.perf_counter())
 
     def waiting(self, items: Iterator[_Item]) -> Iterator[_Item]:
-        """The same items; the time until each is there counts as waiting for data."""
+        """The same items; the time to get each one counts as waiting for data."""
         while True:
             began = time.perf_counter()
             try:
@@ -64,27 +64,27 @@ class StepTimer:
             yield item
 
     def times(self) -> StepTimes:
-        """What was measured since the timer was made; waits for the device."""
+        """The times since the timer was created; synchronises the device."""
         synchronise(self._device)
         steps = [_milliseconds(start, end) for start, end in itertools.pairwise(self._marks)]
         return StepTimes(time.perf_counter() - self._began, self._waited, steps)
 
 
 class StepRate:
-    """How fast an epoch goes, now and then: for epochs that take long, so that one sees it move."""
+    """Steps per second at regular intervals, for progress messages within long epochs."""
 
     def __init__(self, step: int, *, every_seconds: float = 30.0) -> None:
         self._every = every_seconds
         self._step, self._at = step, time.monotonic()
 
     def poll(self, step: int) -> float | None:
-        """Steps per second since the last time that there was something to say; None if it is not time yet."""
+        """Steps per second since the previous interval ended; None within an interval."""
         passed = time.monotonic() - self._at
         if passed < self._every:
             return None
-        pace = (step - self._step) / passed
+        rate = (step - self._step) / passed
         self._step, self._at = step, time.monotonic()
-        return pace
+        return rate
 
 
 def _milliseconds(start: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
@@ -94,13 +94,13 @@ def _milliseconds(start: float | torch.cuda.Event, end: float | torch.cuda.Event
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done all it was given."""
+    """Wait until the device has finished all work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def launch_time() -> float:
-    """When this run was launched, in Unix seconds: the start of torchrun if it started us, else of this process."""
+    """Start of this run in Unix seconds: that of torchrun, or of this process without it."""
     process = psutil.Process()
     launcher = process.parent() if "TORCHELASTIC_RUN_ID" in os.environ else None
     return (launcher or process).create_time()

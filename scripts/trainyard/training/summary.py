@@ -1,4 +1,4 @@
-"""What a training came to: the files that its rule declares, derived from what is durable."""
+"""The results of a training: `history.csv` and `summary.json`, derived from its last checkpoint."""
 
 import logging
 import statistics
@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 
 def write_results(trainer: Trainer, probe: WarmUpResult | None, folder: Path, *, scale: str) -> None:
-    """Write `history.csv` and `summary.json` from the history, which is durable in the last checkpoint."""
-    from trainyard.utils.csv_files import write_rows  # pandas takes a second to import: not before the first step
+    """Write `history.csv` and `summary.json` of a complete training to `folder`."""
+    from trainyard.utils.csv_files import write_rows  # imports pandas, which takes a second
 
     rows = [asdict(row) for row in trainer.history]
     memory = gpu_memory(folder / "telemetry")
@@ -32,7 +32,7 @@ def write_results(trainer: Trainer, probe: WarmUpResult | None, folder: Path, *,
     write_json(
         folder / "summary.json", _summary(trainer, probe, scale) | telemetry_summary(folder / "telemetry", memory)
     )
-    spent = trainer.checkpoint_seconds
+    spent = trainer.checkpoints.total_seconds
     total = sum(row.seconds for row in trainer.history) + spent
     log.info("trained %d epochs in %.1f s, %.1f s of it for checkpoints", len(rows), total, spent)
 
@@ -58,8 +58,8 @@ def _summary(trainer: Trainer, probe: WarmUpResult | None, scale: str) -> dict[s
         **{name: statistics.median(asdict(row)[name] for row in history) for name in medians},
         "gradient_mib": _gradient_mib(trainer),
         "exposed_comm_fraction": probe.exposed_comm_fraction if probe else None,
-        "train_seconds": sum(row.seconds for row in history) + trainer.checkpoint_seconds,
-        "checkpoint_seconds": trainer.checkpoint_seconds,
+        "train_seconds": sum(row.seconds for row in history) + trainer.checkpoints.total_seconds,
+        "checkpoint_seconds": trainer.checkpoints.total_seconds,
         "startup_seconds": trainer.first_step_time - launch_time() if trainer.first_step_time else None,
         "warmup_seconds": probe.seconds if probe else None,
         **_utilisation(trainer, statistics.median(row.images_per_second for row in history)),
@@ -74,18 +74,18 @@ def _summary(trainer: Trainer, probe: WarmUpResult | None, scale: str) -> dict[s
 
 
 def _gradient_mib(trainer: Trainer) -> float:
-    """What the ranks must reduce at each step."""
-    learned = (each for each in trainer.module.parameters() if each.requires_grad)
-    return sum(each.numel() * each.element_size() for each in learned) / 2**20
+    """Size of the gradients that the ranks reduce in each step."""
+    trained = (each for each in trainer.module.parameters() if each.requires_grad)
+    return sum(each.numel() * each.element_size() for each in trained) / 2**20
 
 
 def _utilisation(trainer: Trainer, images_per_second: float) -> dict[str, float | None]:
-    """How well GPUs were used; of CPUs nobody knows what they could do at best."""
+    """MFU and roofline of the GPUs; None on CPUs, whose peak is unknown."""
     group, data = trainer.group, trainer.data
-    work = None
+    cost = None
     if group.device.type == "cuda":
-        work = model_cost(trainer.spec, shape=data.shape, classes=data.classes, precision=trainer.precision)
+        cost = model_cost(trainer.spec, shape=data.shape, classes=data.classes, precision=trainer.precision)
     name = device_name(group.device)
     return utilisation(
-        work, images_per_second=images_per_second, gpus=group.world_size, precision=trainer.precision, device_name=name
+        cost, images_per_second=images_per_second, gpus=group.world_size, precision=trainer.precision, device_name=name
     )

@@ -1,7 +1,7 @@
-"""What the hardware of a node does while it trains: GPUs through NVML, CPUs and memory of our processes through psutil.
+"""Telemetry of a node during a training: GPUs with NVML, CPUs and memory of its processes with psutil.
 
-<folder>/gpu-<node>.csv   a row per GPU and look; only its header where there is no GPU
-<folder>/cpu-<node>.csv   a row per look
+<folder>/gpu-<node>.csv   a row per sample and GPU; only the header without GPUs
+<folder>/cpu-<node>.csv   a row per sample
 """
 
 import contextlib
@@ -24,19 +24,19 @@ import torch
 GPU_COLUMNS = ("time", "gpu", "name", "memory_used_mib", "memory_total_mib", "utilization_percent", "power_watts",
                "temperature_celsius")  # fmt: skip
 CPU_COLUMNS = ("time", "cpu_percent", "rss_mib", "processes")
-SHORTEST_SECONDS = 0.2  # between two looks: the kernel counts CPU time in hundredths of a second
+SHORTEST_SECONDS = 0.2  # between two samples: the kernel counts CPU time in hundredths of a second
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """The memory in use on one GPU over the samples of a training, by all processes, in MiB."""
+    """Memory in use on one GPU during a training, by all processes, in MiB."""
 
     node: str
     gpu: int
     peak_mib: float
     avg_mib: float
-    mode_mib: float  # the value seen most often
+    mode_mib: float  # the most frequent value
 
     def __str__(self) -> str:
         return (
@@ -49,10 +49,10 @@ class GpuMemory:
 def record_telemetry(
     folder: Path, node: str, *, seconds: float, overwrite: bool, root: psutil.Process
 ) -> Iterator[None]:
-    """Write a sample every so many seconds while the block runs, one at its beginning and one at its end.
+    """Write a sample every `seconds` while the block runs, at its start and at its end.
 
-    What an earlier sitting of the same training has written is kept, unless it begins `anew`. `root` is the process
-    whose tree is measured. Telemetry that fails says so once and never stops a training.
+    Samples of previous runs are kept unless `overwrite`. `root` is the process whose tree is measured. Telemetry that
+    fails ends with a warning; it never stops a training.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -71,14 +71,14 @@ def record_telemetry(
 
 @contextmanager
 def sample_periodically(sample: Callable[[], None], seconds: float) -> Iterator[None]:
-    """Take a sample every so many seconds while the block runs, one at its beginning and one at its end."""
+    """Call `sample` every `seconds` while the block runs, at its start and at its end."""
     ended, failed = threading.Event(), threading.Event()
 
     def take() -> None:
         try:
             sample()
         except Exception as error:
-            log.warning("telemetry ends here: %s", error)
+            log.warning("telemetry stops: %s", error)
             failed.set()
 
     def keep_sampling() -> None:
@@ -102,7 +102,7 @@ def sample_periodically(sample: Callable[[], None], seconds: float) -> Iterator[
 def _appended(
     path: Path, columns: tuple[str, ...], *, overwrite: bool
 ) -> Iterator[Callable[[Iterable[list[Any]]], None]]:
-    """What adds rows to a CSV; each is on the file system at once, for who looks at a running job."""
+    """A function that appends rows to a CSV file and flushes them, so that they can be read while the job runs."""
     with open(path, "w" if overwrite else "a", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         if file.tell() == 0:
@@ -117,30 +117,30 @@ def _appended(
 
 
 class _ProcessTree:
-    """The processes of this node's training: a parent and all its descendants."""
+    """A process and all its descendants."""
 
     def __init__(self, root: psutil.Process) -> None:
         self._root = root
-        self._looked_at = time.monotonic()
+        self._sampled_at = time.monotonic()
         self._spent = {process: _cpu_seconds(process) for process in self._family()}
 
     def sample(self) -> list[float | int]:
-        """CPU percent since the last look (100 is one CPU), resident memory in MiB, and number of processes.
+        """CPU percent since the last sample (100 is one CPU), resident memory in MiB, and number of processes.
 
-        Not psutil's `cpu_percent`, which is 0 at the first look at each process: one that has started since the last
-        look counts with all that it has spent.
+        psutil's own `cpu_percent` is 0 in the first sample of each process. Here, a process that has started since the
+        last sample counts with all of its CPU time.
         """
-        time.sleep(max(0.0, self._looked_at + SHORTEST_SECONDS - time.monotonic()))
+        time.sleep(max(0.0, self._sampled_at + SHORTEST_SECONDS - time.monotonic()))
         before, seconds, resident = self._spent, 0.0, 0
         self._spent = {}
         for process in self._family():
-            with contextlib.suppress(psutil.Error):  # it has just ended
+            with contextlib.suppress(psutil.Error):  # the process has just ended
                 spent = _cpu_seconds(process)
                 seconds += spent - before.get(process, 0.0)
                 resident += process.memory_info().rss
                 self._spent[process] = spent
-        earlier, self._looked_at = self._looked_at, time.monotonic()
-        percent = 100 * seconds / (self._looked_at - earlier)
+        previous, self._sampled_at = self._sampled_at, time.monotonic()
+        percent = 100 * seconds / (self._sampled_at - previous)
         return [round(percent, 1), round(resident / 2**20, 1), len(self._spent)]
 
     def _family(self) -> list[psutil.Process]:
@@ -148,7 +148,7 @@ class _ProcessTree:
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
-    """What it has computed so far, in user and kernel mode."""
+    """CPU time of a process in user and kernel mode; 0 if it has ended."""
     try:
         times = process.cpu_times()
     except psutil.NoSuchProcess:
@@ -158,7 +158,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 @contextmanager
 def visible_gpus() -> Iterator[list["Gpu"]]:
-    """The GPUs that this process may use, in torch's order."""
+    """The GPUs visible to this process, in the order of torch."""
     if not torch.cuda.is_available():
         yield []
         return
@@ -177,13 +177,13 @@ def visible_gpus() -> Iterator[list["Gpu"]]:
 
 
 class Gpu:
-    """One GPU, by the identity that torch and NVML agree on, however a job numbers the ones it may see."""
+    """One GPU by its UUID, which torch and NVML share: their numbering differs when a job sees some GPUs only."""
 
     def __init__(self, uuid: str) -> None:
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
 
     def sample(self) -> list[Any]:
-        """The values of `GPU_COLUMNS` after the number; "" for what this GPU cannot tell."""
+        """The values of `GPU_COLUMNS` from `name` on; "" for those that this GPU does not support."""
         memory = self._query(pynvml.nvmlDeviceGetMemoryInfo)
         return [
             self._query(pynvml.nvmlDeviceGetName),
@@ -195,7 +195,7 @@ class Gpu:
         ]
 
     def faults(self) -> list[str]:
-        """What NVML knows to be wrong with it, in words."""
+        """Descriptions of the memory errors that NVML reports."""
         ecc = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
         uncorrected = self._query(pynvml.nvmlDeviceGetTotalEccErrors, *ecc)
         remapped = self._query(pynvml.nvmlDeviceGetRemappedRows)  # corrected, uncorrected, is pending, has failed
@@ -206,9 +206,9 @@ class Gpu:
             found.append("rows of its memory could not be remapped")
         return found
 
-    def _query(self, question: Callable[..., Any], *more: Any) -> Any:
+    def _query(self, query: Callable[..., Any], *more: Any) -> Any:
         try:
-            return question(self._handle, *more)
+            return query(self._handle, *more)
         except pynvml.NVMLError_NotSupported:
             return ""
 
@@ -217,11 +217,11 @@ def _watts(milliwatts: Any) -> Any:
     return "" if milliwatts == "" else round(milliwatts / 1000, 1)
 
 
-# ---- what the samples come to
+# ---- statistics of the samples
 
 
 def gpu_memory(folder: Path) -> list[GpuMemory]:
-    """Peak, mean and mode of the memory of every GPU that `folder` has samples of."""
+    """Peak, mean and mode of the memory of each GPU with samples in `folder`."""
     found = []
     for path in sorted(folder.glob("gpu-*.csv")):
         used: dict[int, list[float]] = defaultdict(list)
@@ -236,19 +236,19 @@ def gpu_memory(folder: Path) -> list[GpuMemory]:
 
 
 def peak_resident_mib(folder: Path) -> float | None:
-    """The most memory that the processes of any one node held; None without samples."""
+    """Peak resident memory of the processes of a node, over all nodes; None without samples."""
     values = [float(row["rss_mib"]) for path in folder.glob("cpu-*.csv") for row in _rows(path)]
     return max(values, default=None)
 
 
 def recorded_gpu_name(folder: Path) -> str | None:
-    """The name of the GPUs that were seen; None without any."""
+    """The name of the first GPU with samples in `folder`; None without GPUs."""
     names = (row["name"] for path in sorted(folder.glob("gpu-*.csv")) for row in _rows(path))
     return next(names, None)
 
 
 def telemetry_summary(folder: Path, memory: Sequence[GpuMemory]) -> dict[str, Any]:
-    """What the telemetry came to. Of a GPU that nobody could look at, nothing is known: not zero."""
+    """The fields of `summary.json` about memory; None, not zero, for a GPU without samples."""
     first = memory[0] if memory else None
     return {
         "gpu0_peak_mib": first and first.peak_mib,
@@ -260,6 +260,6 @@ def telemetry_summary(folder: Path, memory: Sequence[GpuMemory]) -> dict[str, An
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
-    """The whole rows of a file that may have been cut off."""
+    """The complete rows of a file whose last row may be cut off."""
     with open(path, newline="") as file:
         return [row for row in csv.DictReader(file) if None not in row.values()]

@@ -14,13 +14,13 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from trainyard.config.train import Train
 from trainyard.training import models, optimizers, precision
-from trainyard.training.activation_checkpointing import recompute_blocks
+from trainyard.training.activation_checkpointing import checkpoint_blocks
 from trainyard.training.augment import Augmenter
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.loaders import ImageBatch, InputData
 from trainyard.training.process_group import Group
 from trainyard.training.sampler import BatchSizes, derived_seed, steps_per_epoch, training_batches, validation_batches
-from trainyard.training.state import Epoch, EpochProgress, TrainingState, check_global_batch, set_random_state
+from trainyard.training.state import Checkpointer, Epoch, EpochProgress, TrainingState, set_random_state
 from trainyard.training.step_sync import StepFlags, StepStatus
 from trainyard.training.step_timing import StepRate, StepTimer, synchronise
 from trainyard.utils.errors import Diverged, UserError
@@ -29,24 +29,24 @@ log = logging.getLogger(__name__)
 
 
 class Stopped(UserError):
-    """The deadline came. Where there is a store, a checkpoint of where the training stopped is in it."""
+    """The deadline came. A checkpoint of the interrupted step is in the store, if there is one."""
 
 
 class OutOfMemory(UserError):
-    """One of several ranks ran out of memory, when it was too late to tell the others."""
+    """One of several ranks ran out of memory in a step, in which the others cannot be told to retry."""
 
 
 class Trainer:
-    """A training in progress: iterate over `epochs()` to train it.
+    """A training in progress: iterating over `epochs()` runs it.
 
-    With a `store`, rank 0 keeps a checkpoint after each epoch (if it is alone, only every `save_every_seconds`), and
-    one when the `deadline` (Unix seconds) comes; a training continues from the last, on as many ranks as there are, if
-    the global batch is what it was. A step that does not fit the memory is taken in smaller parts: `batch` says in
-    which, `on_halved` is told.
+    With a `store`, rank 0 saves a checkpoint after each epoch (at most every `save_every_seconds`) and when the
+    `deadline` (Unix seconds) comes. A new `Trainer` continues from the last checkpoint, on any number of ranks if the
+    global batch is the same. When a step does not fit the memory of a single rank, its micro-batches are halved, and
+    `on_halved` is called with the new sizes.
 
     Raises:
-        models.ModelError, datasets.DataError: the model or the data do not fit the spec.
-        UserError: the checkpoint is of a training with another spec or global batch.
+        models.ModelError, staged.DataError: the model or the data do not fit the spec.
+        UserError: the checkpoint belongs to a training with another spec or global batch.
     """
 
     def __init__(
@@ -68,42 +68,24 @@ class Trainer:
         precision.set_float32(self.precision)
         half_on_gpu = group.device.type == "cuda" and precision.is_half(self.precision)
         self._channels_last = half_on_gpu if spec.channels_last == "auto" else spec.channels_last
-        self._store, self._deadline, self._on_halved = store, deadline, on_halved
-        self._save_every_seconds, self._saved_at = save_every_seconds, time.monotonic()
-        self._saving_seconds = self._validating_seconds = 0.0  # as they were last
-        self.checkpoint_seconds = 0.0  # for saving, in all sittings; the last of each counts like the one before
+        self._deadline, self._on_halved = deadline, on_halved
+        self._validation_seconds = 0.0  # of the last validation
         self._flags = StepFlags(group)
-        self.module = self._built()
+        self.module = _build_module(spec, data, group, channels_last=self._channels_last)
         optimizer = optimizers.build_optimizer(spec, self.module)
         schedule = LambdaLR(optimizer, optimizers.lr_factor(spec.schedule, self.steps, spec.epochs))
         scaler = precision.gradient_scaler(self.precision, group.device)
         self.state = TrainingState(self.module, optimizer, schedule, scaler, group)
-        self.first_step_time: float | None = None  # Unix seconds, when the first step taken now had ended
-        if store and (found := store.latest()):
-            check_global_batch(found["global_batch"], batch.images)
-            self.state.restore(found)
-            self._saving_seconds = found.get("saving_seconds", 0.0)
-            self.checkpoint_seconds = found.get("checkpoint_seconds", 0.0) + self._saving_seconds
+        self.first_step_time: float | None = None  # Unix seconds at the end of the first step of this run
+        self.checkpoints = Checkpointer(
+            store, self.state, global_batch=batch.images, seed=spec.seed, every_seconds=save_every_seconds
+        )
         self.wrap()
 
-    def _built(self) -> nn.Module:
-        spec, group = self.spec, self.group
-        module = models.build_model(spec, shape=self.data.shape, classes=self.data.classes).to(group.device)
-        if self._channels_last:
-            module = module.to(memory_format=torch.channels_last)
-        if spec.sync_batchnorm and group.world_size > 1:
-            if group.device.type == "cpu":
-                log.warning("sync_batchnorm needs GPUs: on these CPUs each rank normalises its own images")
-            else:
-                module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
-        if spec.activation_checkpointing:
-            recompute_blocks(module)
-        return module
-
     def wrap(self, *, for_warm_up: bool = False) -> None:
-        """Make `model` of `module`: with gradients averaged over all ranks, and compiled if so asked for.
+        """Set `model`: `module` with gradients averaged over all ranks, and compiled if the spec says so.
 
-        DDP takes a `static_graph` to be what it is in the first step, so a probe beforehand needs another one.
+        With `static_graph`, DDP records the graph in the first step, so the warm-up needs another wrapper.
         """
         spec = self.spec
         plain = self.batch.accumulation == 1 and not spec.activation_checkpointing and not spec.compile
@@ -118,27 +100,27 @@ class Trainer:
 
     @property
     def history(self) -> list[Epoch]:
-        """The epochs that are complete, those of earlier sittings included."""
+        """The complete epochs, including those of previous runs."""
         return self.state.history
 
     def epochs(self) -> Iterator[Epoch]:
-        """Train the epochs that are missing, each yielded once its checkpoint is durable.
+        """Train the remaining epochs; each is yielded after its checkpoint has been saved.
 
         Raises:
             Diverged: the loss became NaN or infinite.
             Stopped: the deadline came.
-            UserError: out of memory with a micro-batch of one image, or no room for a checkpoint.
+            UserError: out of memory with a micro-batch of one image, or no space for a checkpoint.
         """
         for number in range(len(self.history) + 1, self.spec.epochs + 1):
             row = self._epoch(number)
             self.history.append(row)
             self.state.begin_epoch()
-            if time.monotonic() - self._saved_at >= self._save_every_seconds:
-                self._save()
+            if self.checkpoints.is_due:
+                self.checkpoints.save()
             yield row
 
-    def halve(self) -> None:
-        """From now on, take each step in micro-batches of half the size."""
+    def halve_micro_batch(self) -> None:
+        """Take all further steps in micro-batches of half the size."""
         self.batch = self.batch.halved()
         log.warning("out of memory: micro-batches of %d images from now on, %d of them to a step of %d",
                     self.batch.micro, self.batch.accumulation, self.batch.per_rank)  # fmt: skip
@@ -149,7 +131,7 @@ class Trainer:
         self.wrap()
         self._on_halved(self.batch)
 
-    def loss_of(self, images: ImageBatch, *, model: nn.Module, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    def compute_loss(self, images: ImageBatch, *, model: nn.Module, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
         """Mean loss of a batch, and its [loss sum, correct, images] in float64, both on the device."""
         pixels = self.data.normalised(images.pixels, channels_last=self._channels_last)
         with precision.autocast(self.precision, self.group.device):
@@ -160,15 +142,15 @@ class Trainer:
         sums = torch.stack([loss.detach().double() * len(images.labels), correct.double(), count.double()])
         return loss, sums
 
-    def without_sync(self) -> AbstractContextManager[Any]:
-        """Within it, gradients stay on their rank."""
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """A context in which gradients are accumulated without an all-reduce."""
         ddp = self._synced
         return ddp.no_sync() if isinstance(ddp, DistributedDataParallel) else nullcontext()
 
     # ---- an epoch
 
     def _epoch(self, number: int) -> Epoch:
-        """Train and validate once, or what is left of it."""
+        """Train and validate one epoch, or the rest of it."""
         progress, began = self.state.progress, time.perf_counter()
         self._seed(number, progress)
         timer = StepTimer(self.group.device)
@@ -183,11 +165,11 @@ class Trainer:
             except Stopped:
                 progress.seconds += time.perf_counter() - began
                 progress.times += timer.times()
-                self._save()
+                self.checkpoints.save()
                 raise
             else:
                 break
-            self.halve()  # not above: while an error is handled, it keeps what was in memory
+            self.halve_micro_batch()  # outside of `except`, where the traceback keeps the tensors of the step alive
         times = progress.times + timer.times()
         step_ms_p50, step_ms_p95 = times.percentiles_ms()
         train_loss, train_accuracy, images = self._means(progress.sums.clone())
@@ -207,30 +189,30 @@ class Trainer:
         )
 
     def _seed(self, number: int, progress: EpochProgress) -> None:
-        """Random numbers of every epoch and rank are their own; within an epoch they go on where they were."""
-        begun = [progress.step] if progress.step else []
-        torch.manual_seed(derived_seed(self.spec.seed, number, self.group.rank, *begun))
+        """Seed the generators for this epoch and rank, or restore them within an interrupted epoch."""
+        steps_taken = [progress.step] if progress.step else []
+        torch.manual_seed(derived_seed(self.spec.seed, number, self.group.rank, *steps_taken))
         if progress.random is not None:
             set_random_state(progress.random, self.group.device)
 
     def _train_steps(self, number: int, progress: EpochProgress, timer: StepTimer) -> None:
-        """The steps of an epoch that are left."""
+        """Take the remaining steps of an epoch."""
         self.model.train()
         size, seed = len(self.data.train), self.spec.seed
         order = training_batches(
             size, self.batch, rank=self.group.rank, seed=seed, epoch=number, first_step=progress.step
         )
         augment = Augmenter(self.spec.augment, size=size, seed=seed, epoch=number)
-        pace = StepRate(progress.step)
+        rate = StepRate(progress.step)
         with closing(self.data.train.batches(order)) as batches:
             images = timer.waiting(batches)
             while progress.step < self.steps:
                 status = self._step(images, augment)
                 timer.mark()
                 self.first_step_time = self.first_step_time or time.time()
-                if steps_per_second := pace.poll(progress.step):
-                    rate = steps_per_second * self.batch.images
-                    log.info("epoch %d: step %d of %d, %.1f img/s", number, progress.step, self.steps, rate)
+                if steps_per_second := rate.poll(progress.step):
+                    speed = steps_per_second * self.batch.images
+                    log.info("epoch %d: step %d of %d, %.1f img/s", number, progress.step, self.steps, speed)
                 if status and status.stop:
                     where = f"epoch {number} of {self.spec.epochs}, after step {progress.step} of {self.steps}"
                     raise Stopped(f"stopped before the end of the walltime, in {where}")
@@ -238,19 +220,19 @@ class Trainer:
             self._check(status)
 
     def _step(self, images: Iterator[ImageBatch], augment: Augmenter) -> StepStatus | None:
-        """One update of the parameters, from as many micro-batches as it takes; what the ranks found meanwhile."""
+        """Update the parameters once, from one or more micro-batches; returns the latest status of all ranks."""
         progress = self.state.progress
         state, spec = self.state, self.spec
         sums = torch.zeros_like(progress.sums)
         state.optimizer.zero_grad(set_to_none=True)
-        for part in reversed(range(self.batch.accumulation)):
+        for remaining in reversed(range(self.batch.accumulation)):
             micro = next(images)
             micro = ImageBatch(augment(micro.pixels, micro.indices), micro.labels, micro.indices)
-            with self.without_sync() if part else nullcontext():
-                loss, micro_sums = self.loss_of(micro, model=self.model, smoothing=spec.label_smoothing)
+            with self.no_sync() if remaining else nullcontext():
+                loss, micro_sums = self.compute_loss(micro, model=self.model, smoothing=spec.label_smoothing)
                 sums += micro_sums
-                if not part:
-                    self._flags.start(progress.step + 1, sums[0], stop=self._late())
+                if not remaining:
+                    self._flags.start(progress.step + 1, sums[0], stop=self._is_late())
                 share = len(micro.labels) / self.batch.per_rank
                 state.scaler.scale(loss * share if share < 1 else loss).backward()  # type: ignore[no-untyped-call]
         status = self._flags.finish(state.optimizer)
@@ -266,12 +248,12 @@ class Trainer:
         progress.step += 1
         return status
 
-    def _late(self) -> bool:
-        """Whether there is no time for more than a checkpoint, and for validation if that is what comes next."""
-        return time.time() + 2 * self._saving_seconds + self._validating_seconds > self._deadline
+    def _is_late(self) -> bool:
+        """Whether the time until the deadline is enough for a checkpoint and a validation only."""
+        return time.time() + 2 * self.checkpoints.last_seconds + self._validation_seconds > self._deadline
 
     def _check(self, status: StepStatus) -> None:
-        """End this training, on all ranks, if the loss was not a number on one."""
+        """Raise `Diverged` on all ranks if the loss of one was not finite."""
         if status.bad_rank is not None:
             where = f"epoch {len(self.history) + 1}, step {status.step} of {self.steps}, on rank {status.bad_rank}"
             raise Diverged(f"the loss became NaN or infinite in {where}, before the update: try a lower lr, a warm-up "
@@ -288,9 +270,9 @@ class Trainer:
         )
         with closing(self.data.val.batches(order)) as batches:
             for images in batches:
-                sums += self.loss_of(images, model=self.module)[1]
+                sums += self.compute_loss(images, model=self.module)[1]
         synchronise(self.group.device)
-        self._validating_seconds = time.perf_counter() - began
+        self._validation_seconds = time.perf_counter() - began
         return sums
 
     def _means(self, sums: Tensor) -> tuple[float, float, float]:
@@ -298,15 +280,20 @@ class Trainer:
         loss, correct, images = self.group.all_reduce_sum(sums).tolist()
         return loss / images, correct / images, images
 
-    def _save(self) -> None:
-        """Keep where this training is, if anywhere."""
-        if self._store is None:
-            return
-        began = time.perf_counter()
-        state = self.state.captured() | {"global_batch": self.batch.images, "seed": self.spec.seed}
-        state |= {"checkpoint_seconds": self.checkpoint_seconds, "saving_seconds": self._saving_seconds}
-        if self.group.is_main:
-            best = self.state.best_epoch
-            self._store.save(state, epoch=len(self.history), step=self.state.progress.step, best_epoch=best)
-        self._saving_seconds, self._saved_at = time.perf_counter() - began, time.monotonic()
-        self.checkpoint_seconds += self._saving_seconds
+
+def _build_module(spec: Train, data: InputData, group: Group, *, channels_last: bool) -> nn.Module:
+    """The model of a training on its device, as the spec changes it: memory format, batch normalisation, recomputation.
+
+    A warning says if synchronised batch normalisation is left out, because the ranks have no GPUs.
+    """
+    module = models.build_model(spec, shape=data.shape, classes=data.classes).to(group.device)
+    if channels_last:
+        module = module.to(memory_format=torch.channels_last)
+    if spec.sync_batchnorm and group.world_size > 1:
+        if group.device.type == "cpu":
+            log.warning("sync_batchnorm needs GPUs: on these CPUs each rank normalises its own images")
+        else:
+            module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+    if spec.activation_checkpointing:
+        checkpoint_blocks(module)
+    return module

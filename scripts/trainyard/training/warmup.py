@@ -1,4 +1,4 @@
-"""What is found out on a few steps before the first one that counts, without changing anything."""
+"""Warm-up of a training: a few steps that compile, find the micro-batch and measure, but change nothing."""
 
 import statistics
 import time
@@ -12,43 +12,44 @@ from trainyard.training.loaders import ImageBatch
 from trainyard.training.step_timing import synchronise
 from trainyard.training.trainer import Trainer
 
-STEPS = 3  # of each kind, whose median counts
+STEPS = 3  # with and without gradient sync each; their median counts
 
 
 @dataclass(frozen=True)
 class WarmUpResult:
-    """What warming up found."""
+    """Measurements of the warm-up."""
 
     seconds: float
     exposed_comm_fraction: float | None  # of a step with gradient sync; None on one rank
 
 
 def warm_up(trainer: Trainer) -> WarmUpResult:
-    """Compile, choose kernels, make room: a micro-batch that does not fit the memory of some rank is halved on all.
+    """Compile, select kernels, and halve the micro-batch on all ranks until it fits the memory of each.
 
-    On several ranks, the exposed communication is measured: the share of a step (forward and backward pass of one
-    micro-batch) that it takes longer with gradient sync than without; the mean over the ranks.
+    On several ranks, also measure the exposed communication: the share of a step (forward and backward pass of one
+    micro-batch) that gradient sync adds; the mean over the ranks.
     """
     began = time.perf_counter()
     with _unchanged(trainer):
         while not _fits(trainer):
-            trainer.halve()
+            trainer.halve_micro_batch()
         exposed = None
-        _seconds(trainer, synced=True)  # compiles; on several ranks, lays out the buckets of gradients
+        _seconds(trainer, synced=True)  # compiles, and on several ranks allocates the gradient buckets
         if trainer.group.world_size > 1:
-            synced, alone = (
+            synced, unsynced = (
                 statistics.median(_seconds(trainer, synced=synced) for _ in range(STEPS)) for synced in (True, False)
             )
-            mine = torch.tensor(max(0.0, (synced - alone) / synced), device=trainer.group.device)
+            mine = torch.tensor(max(0.0, (synced - unsynced) / synced), device=trainer.group.device)
             exposed = float(trainer.group.all_reduce_sum(mine)) / trainer.group.world_size
     return WarmUpResult(time.perf_counter() - began, exposed)
 
 
 @contextmanager
 def _unchanged(trainer: Trainer) -> Iterator[None]:
-    """Afterwards the model's buffers are what they were; parameters are not touched, random numbers are seeded anew.
+    """Restore the buffers of the model at the end of the block.
 
-    Not after an error, which ends the training: what is to be done here is done by all ranks together.
+    The block does not update parameters, and each epoch seeds its random numbers. After an error nothing is restored:
+    it ends the training, and wrapping the model again is a collective operation.
     """
     buffers = [(buffer, buffer.clone()) for buffer in trainer.module.buffers()]
     if not trainer.spec.compile:
@@ -63,15 +64,15 @@ def _unchanged(trainer: Trainer) -> Iterator[None]:
 
 
 def _fits(trainer: Trainer) -> bool:
-    """Whether a forward and a backward pass fit the memory on every rank, beside what the optimiser will keep."""
+    """Whether a forward and backward pass fit the memory of every rank, beside the state of the optimizer."""
     device = trainer.group.device
     size = sum(parameter.numel() * parameter.element_size() for parameter in trainer.module.parameters())
-    kept = {"sgd": 1 if trainer.spec.momentum else 0}.get(trainer.spec.optimizer, 2)
+    states = {"sgd": 1 if trainer.spec.momentum else 0}.get(trainer.spec.optimizer, 2)
     fits = torch.ones((), dtype=torch.int64, device=device)
     try:
-        room = torch.empty((kept + (trainer.group.world_size > 1)) * size, dtype=torch.uint8, device=device)
+        reserved = torch.empty((states + (trainer.group.world_size > 1)) * size, dtype=torch.uint8, device=device)
         _pass(trainer, synced=False)
-        del room
+        del reserved
     except torch.OutOfMemoryError:
         fits.zero_()
     work = trainer.group.all_reduce_min(fits)
@@ -95,6 +96,6 @@ def _pass(trainer: Trainer, *, synced: bool) -> None:
     images = ImageBatch(torch.zeros(shape, dtype=torch.uint8, device=device), labels, labels)
     trainer.module.train()
     trainer.state.optimizer.zero_grad(set_to_none=True)
-    with nullcontext() if synced else trainer.without_sync():
-        loss, _ = trainer.loss_of(images, model=trainer.model)
+    with nullcontext() if synced else trainer.no_sync():
+        loss, _ = trainer.compute_loss(images, model=trainer.model)
         trainer.state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]

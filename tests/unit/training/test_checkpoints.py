@@ -115,7 +115,7 @@ def test_a_full_disk_is_said_and_costs_no_checkpoint(data, small_disk):
     before = sorted(path.name for path in small_disk.glob("*.pt"))
     room = os.statvfs(small_disk)
     (small_disk / "filler").write_bytes(bytes((room.f_bavail - 1) * room.f_bsize))
-    with pytest.raises(UserError, match=r"written to .*\(No space left on device\): those before it are whole"):
+    with pytest.raises(UserError, match=r"written to .*\(No space left on device\): previous checkpoints are intact"):
         train(SPEC, data, store=store)
     assert sorted(path.name for path in small_disk.glob("*.pt")) == before, "and nothing half-written is left"
     (small_disk / "filler").unlink()

@@ -44,9 +44,9 @@ def test_a_feed_that_is_not_used_up_ends_its_thread(staged):
 
     feed = load_input_data(staged, CPU, Data(on_device=False)).train.batches(torch.arange(70).split(1))
     next(feed)
-    assert "reading ahead" in [thread.name for thread in threading.enumerate()]
+    assert "prefetching" in [thread.name for thread in threading.enumerate()]
     feed.close()
-    assert "reading ahead" not in [thread.name for thread in threading.enumerate()]
+    assert "prefetching" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_folder_without_a_staged_dataset_is_explained(tmp_path):

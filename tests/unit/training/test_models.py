@@ -55,7 +55,7 @@ def test_on_request_the_stem_leaves_small_images_their_size(name):
         ("resnet", {"model_args": {"depth": 3}}, r"cannot be built with {'depth': 3}"),
         ("nowhere.models:build", {}, "cannot be imported: No module named 'nowhere'"),
         ("trainyard.training.models:nothing", {}, "cannot be imported"),
-        ("vit_b_16", {"small_images": True}, "no stem that could be changed"),
+        ("vit_b_16", {"small_images": True}, "no stem to replace"),
     ],
 )
 def test_a_model_that_cannot_be_built_is_explained(name, more, message):

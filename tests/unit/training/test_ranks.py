@@ -56,7 +56,7 @@ from trainyard.data.staged import Staged
 from trainyard.training.process_group import process_group
 from trainyard.training.loaders import load_input_data
 from trainyard.training.warmup import warm_up
-from trainyard.training.sampler import batch_of
+from trainyard.training.sampler import batch_sizes
 from trainyard.training.trainer import Diverged, Stopped, Trainer
 
 def main(arguments):
@@ -66,7 +66,7 @@ def main(arguments):
         data = load_input_data(Staged(Path(sys.argv[2])), group.device)
 
         def start(spec, **options):
-            batch = batch_of(spec, world_size=group.world_size, mode="strong")
+            batch = batch_sizes(spec, world_size=group.world_size, mode="strong")
             return Trainer(spec, data, group, batch=batch, **options)
 
         def rows(training):

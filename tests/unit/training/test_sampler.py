@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from trainyard.config.train import Train
 from trainyard.data.staged import DataError
-from trainyard.training.sampler import BatchSizes, batch_of, steps_per_epoch, training_batches, validation_batches
+from trainyard.training.sampler import BatchSizes, batch_sizes, steps_per_epoch, training_batches, validation_batches
 from trainyard.utils.errors import UserError
 
 
@@ -65,13 +65,13 @@ def test_a_batch_larger_than_the_data_is_refused():
     ],
 )
 def test_what_each_of_four_ranks_takes(spec, mode, per_rank, micro):
-    batch = batch_of(Train(**spec), world_size=4, mode=mode)
+    batch = batch_sizes(Train(**spec), world_size=4, mode=mode)
     assert (batch.per_rank, batch.micro, batch.images) == (per_rank, micro, 4 * per_rank)
 
 
 def test_a_batch_that_cannot_be_shared_is_refused():
     with pytest.raises(UserError, match="global batch of 30 images cannot be shared evenly by 4 ranks"):
-        batch_of(Train(global_batch_size=30), world_size=4)
+        batch_sizes(Train(global_batch_size=30), world_size=4)
 
 
 def test_halving_keeps_the_step():

@@ -59,7 +59,7 @@ def test_the_first_look_at_a_process_says_what_it_has_computed():
     me = psutil.Process()
     tree, began = telemetry._ProcessTree(me), time.monotonic()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
-        while sum(psutil.Process(child.pid).cpu_times()[:2]) < 0.5:
+        while sum(psutil.Process(child.pid).cpu_times()[:2]) < 0.6:
             time.sleep(0.02)
         percent = tree.sample()[0]
         child.kill()
@@ -160,7 +160,7 @@ def test_a_gpu_that_falls_off_the_bus_ends_telemetry_and_not_the_training(two_gp
 
     two_gpus.nvmlDeviceGetMemoryInfo = gone
     watch(tmp_path)
-    assert caplog.text.count("telemetry ends here: GPU is lost") == 1
+    assert caplog.text.count("telemetry stops: GPU is lost") == 1
 
 
 def test_a_file_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path):

@@ -268,15 +268,15 @@ def test_what_a_training_took_includes_its_checkpoints(data, tmp_path):
     """They are paid for like the epochs; those of an earlier sitting, too."""
     first = start(SPEC, data, store=SlowStore(tmp_path / "checkpoints"))
     list(zip(range(2), first.epochs(), strict=False))  # two epochs, then it is interrupted
-    assert first.checkpoint_seconds >= 2 * 0.05
+    assert first.checkpoints.total_seconds >= 2 * 0.05
     training = start(SPEC, data, store=SlowStore(tmp_path / "checkpoints"))
-    assert training.checkpoint_seconds >= 2 * 0.05
+    assert training.checkpoints.total_seconds >= 2 * 0.05
     list(training.epochs())
-    assert training.checkpoint_seconds >= SPEC.epochs * 0.05
+    assert training.checkpoints.total_seconds >= SPEC.epochs * 0.05
     write_results(training, None, tmp_path, scale="1x1")
     summary, rows = json.loads((tmp_path / "summary.json").read_text()), pd.read_csv(tmp_path / "history.csv")
-    assert summary["checkpoint_seconds"] == training.checkpoint_seconds
-    assert summary["train_seconds"] == pytest.approx(rows["seconds"].sum() + training.checkpoint_seconds)
+    assert summary["checkpoint_seconds"] == training.checkpoints.total_seconds
+    assert summary["train_seconds"] == pytest.approx(rows["seconds"].sum() + training.checkpoints.total_seconds)
     table = scaling_table({"1x1": [tmp_path]}, mode="weak", gpu_hour=2.0).iloc[0]
     assert table["train_seconds"] == summary["train_seconds"]
     assert table["checkpoint_seconds"] == summary["checkpoint_seconds"]
