@@ -1,7 +1,6 @@
-"""Check a Slurm site before anything is submitted: each line passes, fails with a remedy, or says it cannot know.
+"""Check a Slurm site before anything is submitted: each check passes, fails with a remedy, or cannot know.
 
-The jobs that are checked are those that Snakemake would submit with this config and profile. The exit code is 1 if a
-check fails.
+It checks the jobs that Snakemake would submit with this config and profile. The exit code is 1 if a check fails.
 """
 
 import argparse
@@ -16,20 +15,20 @@ from rich.table import Table
 from trainyard.cli import command_line
 from trainyard.config.load import read_config
 from trainyard.doctor import node_probe
-from trainyard.doctor.checks import Finding, Site, guarded
+from trainyard.doctor.checks import Finding, Site, catch_errors
 
 SIGNS = {"ok": "[green]ok[/]", "fails": "[bold red]FAILS[/]", "unknown": "[yellow]unknown[/]"}
 LOG_WIDTH = 160
-NO_JOB = "Python, torch, CUDA, network: only a job can tell"
+NO_JOB = "Python, torch, CUDA and network can be checked by a job only"
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Check, and show each finding as soon as it is there."""
+    """Run the checks, and show each finding as soon as it is known."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else LOG_WIDTH)
     failed, last_remedy = 0, ""
     for finding in _findings(arguments, console):
         failed += finding.verdict == "fails"
-        console.print(_line(finding, said=last_remedy))
+        console.print(_line(finding, last_remedy=last_remedy))
         last_remedy = finding.remedy
     console.print(f"\n[bold]{failed} of these fail.[/]" if failed else "\n[bold]Nothing fails.[/]")
     return int(failed > 0)
@@ -42,29 +41,29 @@ def _findings(arguments: argparse.Namespace, console: Console) -> Iterator[Findi
         found.append(finding)
         yield finding
     if not arguments.job:
-        yield Finding("node", "unknown", NO_JOB, "`make doctor JOB=1` submits one of a minute")
+        yield Finding("node", "unknown", NO_JOB, "`make doctor JOB=1` submits a job of one minute")
     elif any(finding.verdict == "fails" or finding.name == "jobs" for finding in found) or not site.requests:
-        yield Finding("node", "unknown", "no job was submitted, as a check failed", "correct that first")
+        yield Finding("node", "unknown", "no job was submitted, as a check failed", "fix the failures above first")
     else:
-        look = partial(
-            node_probe.look_from_inside,
+        probe = partial(
+            node_probe.probe_nodes,
             site.requests,
             arguments.results,
             program=Path(__file__),
             wait_minutes=arguments.wait_minutes,
-            say=lambda words: console.print(f"[dim]{escape(words)}[/]"),
+            notify=lambda message: console.print(f"[dim]{escape(message)}[/]"),
         )
-        yield from guarded("node", look)
+        yield from catch_errors("node", probe)
 
 
-def _line(finding: Finding, *, said: str) -> Table:
-    """One finding: name, verdict, words; under them the remedy, unless it was just said."""
+def _line(finding: Finding, *, last_remedy: str) -> Table:
+    """Name, verdict and message of a finding; below them the remedy, unless the line before has the same."""
     row = Table.grid(padding=(0, 2))
     row.add_column(width=22)
     row.add_column(width=7)
     row.add_column(overflow="fold")
-    row.add_row(escape(finding.name), SIGNS[finding.verdict], escape(finding.words))
-    if finding.remedy not in ("", said) and finding.verdict != "ok":
+    row.add_row(escape(finding.name), SIGNS[finding.verdict], escape(finding.message))
+    if finding.remedy not in ("", last_remedy) and finding.verdict != "ok":
         row.add_row("", "", f"[italic]-> {escape(finding.remedy)}[/]")
     return row
 
@@ -74,14 +73,14 @@ def _arguments() -> argparse.Namespace:
     parser = command_line.parser("Check a Slurm site before anything is submitted.", example=example)
     parser.add_argument("--profile", type=Path, default=Path("profiles/slurm"), metavar="DIR",
                         help="the Snakemake profile (default: profiles/slurm)")  # fmt: skip
-    parser.add_argument("--job", action="store_true", help="also have a job of a minute look at a node from inside")
+    parser.add_argument("--job", action="store_true", help="also check a node from inside, by a job of one minute")
     parser.add_argument("--wait-minutes", type=float, default=10, metavar="M",
-                        help="give this job up after so many minutes (default: 10)")  # fmt: skip
+                        help="minutes to wait for this job (default: 10)")  # fmt: skip
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--from-inside"]:  # the job itself
-        node_probe.look(Path(sys.argv[2]))
+    if sys.argv[1:2] == ["--from-inside"]:  # in the job
+        node_probe.write_report(Path(sys.argv[2]))
     else:
         command_line.run(main, _arguments())

@@ -1,4 +1,4 @@
-"""The doctor on a real Slurm: it asks about the very lines that would be submitted, and looks at a node from inside."""
+"""The doctor on a real Slurm: it tests the sbatch lines that would be submitted, and checks a node from inside."""
 
 import re
 import subprocess
@@ -27,34 +27,34 @@ def doctor(cluster: Cluster, folder: Path, *options: str, **site: str) -> subpro
     return cluster.run([*command, *options], cwd=folder, check=False)
 
 
-def line_of(said: str, name: str) -> str:
-    return next(line for line in said.splitlines() if line.startswith(name))
+def line_of(output: str, name: str) -> str:
+    return next(line for line in output.splitlines() if line.startswith(name))
 
 
-def test_a_good_site_passes_and_a_node_is_looked_at_from_inside(cluster, shared_dir):
+def test_a_good_site_passes_and_a_node_is_checked_from_inside(cluster, shared_dir):
     done = doctor(cluster, shared_dir, "--job", slurm_account="lab", gpu_type="a100")
-    said = done.stdout
+    output = done.stdout
     for name in ("Slurm", "accounting", "account", "sweep_on_nodes s", "fit_trees t", "free space", "node", "Python"):
-        assert line_of(said, f"{name} ").split()[len(name.split())] == "ok", said
-    assert "2 nodes, 2 CPUs, 2 a100 GPUs a node, 8000 MB, 60 min, partition gpu; could start" in said
-    assert re.search(r"submitted job \d+: sbatch .*--nodes=2 .*--account=lab .*--gres=gpu:a100:1", said)
-    assert re.search(r"node +ok +Slurm job \d+ on n1, n2; GPUs per node: 1 a100", said)
-    assert "n1 reads and writes here" in said
-    assert "eth0 leads to n2" in said
-    assert re.search(r"GPU +FAILS +Slurm gave a GPU, but the node has no NVIDIA driver", said), "they are make-believe"
+        assert line_of(output, f"{name} ").split()[len(name.split())] == "ok", output
+    assert "2 nodes, 2 CPUs, 2 a100 GPUs per node, 8000 MB, 60 min, partition gpu; could start" in output
+    assert re.search(r"submitted job \d+: sbatch .*--nodes=2 .*--account=lab .*--gres=gpu:a100:1", output)
+    assert re.search(r"node +ok +Slurm job \d+ on n1, n2; GPUs per node: 1 a100", output)
+    assert "n1 reads and writes here" in output
+    assert "eth0 reaches n2" in output
+    assert re.search(r"GPU +FAILS +Slurm allocated a GPU, but the node has no NVIDIA driver", output), "fake GPUs"
     assert done.returncode == 1
     assert list((shared_dir / "results").iterdir()) == [], "nothing is left"
 
 
-# What is wrong in the profile, and what is said of it.
+# What is wrong in the profile, and the messages about it.
 WRONG = [
     ({"slurm_account": "labb"}, ["The given account labb appears to be invalid. Available accounts"]),
     (
         {"runtime": "1441", "gpu_type": "h100"},
         [
-            "fit_trees t FAILS .* longer than gpu allows, 1-00:00:00",
+            "fit_trees t FAILS .* above the limit of gpu, 1-00:00:00",
             "sweep_on_nodes s FAILS .* 2 h100 GPUs .* Requested node configuration is not available",
-            "ask for what there is: gpu .*; preempt ",
+            "request what is available: gpu .*; preempt ",
         ],
     ),
 ]
@@ -64,7 +64,7 @@ WRONG = [
 def test_what_is_wrong_fails_with_a_remedy_and_no_job_is_submitted(cluster, shared_dir, site, words):
     done = doctor(cluster, shared_dir, "--job", **site)
     assert done.returncode == 1
-    said = " ".join(done.stdout.split())
-    assert all(re.search(each, said) for each in words), done.stdout
+    output = " ".join(done.stdout.split())
+    assert all(re.search(each, output) for each in words), done.stdout
     assert "no job was submitted, as a check failed" in done.stdout
     assert cluster.run(["squeue", "--noheader"]).stdout == ""

@@ -1,4 +1,4 @@
-"""What a site must have before anything is submitted: a check passes, fails with a remedy, or says it cannot know."""
+"""Checks of a site before anything is submitted: each one passes, fails with a remedy, or cannot know."""
 
 import getpass
 import os
@@ -9,29 +9,37 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from trainyard.cluster import host, slurm_queries
+from trainyard.cluster import host
+from trainyard.cluster.slurm_queries import (
+    Association,
+    Partition,
+    controller_status,
+    list_associations,
+    list_partitions,
+)
 from trainyard.config.config import Config
-from trainyard.doctor.sbatch_rehearsal import Request, SnakemakeFailed, requests
+from trainyard.doctor.sbatch_rehearsal import JobRequest, SnakemakeError, rehearse
 from trainyard.utils.errors import UserError
 
 PROGRAMS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
-LEAST_FREE_GIB = 5  # checkpoints, tables and logs; the data come on top
+MIN_FREE_GIB = 5  # for checkpoints, tables and logs; datasets need more
+MIN_FREE_FILES = 1000
 Verdict = Literal["ok", "fails", "unknown"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check came to."""
+    """The result of one check."""
 
     name: str
     verdict: Verdict
-    words: str
-    remedy: str = ""  # of a failure what to do, of an unknown how to find out
+    message: str
+    remedy: str = ""  # for a failure, what to do; for an unknown, how to find out
 
 
 @dataclass
 class Site:
-    """A cluster, as it is seen from here with a config and a profile."""
+    """A cluster, a config and a Snakemake profile, which are checked together."""
 
     config: Config
     config_file: Path
@@ -40,131 +48,131 @@ class Site:
     user: str = field(default_factory=getpass.getuser)
 
     @cached_property
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[JobRequest]:
         """The jobs that would be submitted."""
-        return requests(self.config, self.config_file, profile=self.profile, results=self.results)
+        return rehearse(self.config, self.config_file, profile=self.profile, results=self.results)
 
     @cached_property
-    def partitions(self) -> list[slurm_queries.Partition]:
-        """What there is."""
-        return slurm_queries.list_partitions()
+    def partitions(self) -> list[Partition]:
+        """The cluster's partitions."""
+        return list_partitions()
 
     def check(self) -> Iterator[Finding]:
-        """All that can be found out from here, one finding after the other; ends early where Slurm does not answer."""
-        yield from guarded("Slurm", lambda: [check_slurm()])
-        yield from guarded("accounting", lambda: [check_accounting(self.user)])
-        yield from guarded("jobs", self._check_jobs)
-        yield from guarded("results", lambda: check_results(self.results))
+        """Yield the findings of all checks that need no job, each as soon as it is known."""
+        yield from catch_errors("Slurm", lambda: [check_slurm()])
+        yield from catch_errors("accounting", lambda: [check_accounting(self.user)])
+        yield from catch_errors("jobs", self._check_jobs)
+        yield from catch_errors("results", lambda: check_results(self.results))
 
     def _check_jobs(self) -> Iterator[Finding]:
         try:
-            asked = self.requests
-        except SnakemakeFailed as error:
-            yield Finding("jobs", "fails", f"Snakemake stopped before it submitted anything:\n{error}",
-                          f"correct what it says, in {self.profile} or {self.config_file}")  # fmt: skip
+            requests = self.requests
+        except SnakemakeError as error:
+            remedy = f"correct the error in {self.profile} or {self.config_file}"
+            yield Finding("jobs", "fails", f"Snakemake stopped before it submitted a job:\n{error}", remedy)
             return
-        yield check_account(asked, lambda: slurm_queries.list_associations(self.user), self.user)
-        for request in asked:
+        yield check_account(requests, lambda: list_associations(self.user), self.user)
+        for request in requests:
             yield check_request(request, self.partitions)
 
 
-def guarded(name: str, check: Callable[[], Sequence[Finding] | Iterator[Finding]]) -> Iterator[Finding]:
-    """The findings of a check; what goes wrong within it is a finding, too."""
+def catch_errors(name: str, check: Callable[[], Sequence[Finding] | Iterator[Finding]]) -> Iterator[Finding]:
+    """Yield the findings of a check; an exception becomes one more finding."""
     try:
         yield from check()
     except UserError as error:
-        yield Finding(name, "fails", str(error), "is this a login node of the cluster, with Slurm's programs on PATH?")
+        remedy = "run this on a login node of the cluster, with Slurm's programs on PATH"
+        yield Finding(name, "fails", str(error), remedy)
     except Exception as error:
-        yield Finding(name, "unknown", f"the check itself went wrong: {type(error).__name__}: {error}")
+        remedy = "this is an error in the doctor, not in your site: please report it"
+        yield Finding(name, "unknown", f"the check itself failed: {type(error).__name__}: {error}", remedy)
 
 
 def check_slurm() -> Finding:
-    """Slurm's programs are here, and its controller answers."""
+    """Slurm's programs are on PATH, and its controller responds."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
-        return Finding("Slurm", "fails", f"not on PATH: {', '.join(missing)}",
-                       "run this on a login node of the cluster; some sites need `module load slurm`")  # fmt: skip
-    return Finding("Slurm", "ok", slurm_queries.controller_status())
+        remedy = "run this on a login node of the cluster; some sites need `module load slurm`"
+        return Finding("Slurm", "fails", f"not on PATH: {', '.join(missing)}", remedy)
+    return Finding("Slurm", "ok", controller_status())
 
 
 def check_accounting(user: str) -> Finding:
-    """Slurm keeps accounts: who may use which, and what became of jobs."""
+    """Slurm keeps accounting, and the user has an account."""
     try:
-        names = sorted({each.account for each in slurm_queries.list_associations(user)})
+        names = sorted({each.account for each in list_associations(user)})
     except UserError as error:
-        return Finding("accounting", "unknown", str(error), "without it, accounts and ended jobs cannot be looked up")
+        remedy = "jobs run all the same, but accounts and ended jobs cannot be looked up"
+        return Finding("accounting", "unknown", str(error), remedy)
     if not names:
-        return Finding(
-            "accounting", "unknown", f"it has no account for {user}", "ask the site's administrators for one"
-        )
+        remedy = "ask the site's administrators for an account"
+        return Finding("accounting", "unknown", f"there is no account for {user}", remedy)
     return Finding("accounting", "ok", f"accounts of {user}: {', '.join(names)}")
 
 
 def check_account(
-    asked: Sequence[Request], associations: Callable[[], list[slurm_queries.Association]], user: str
+    requests: Sequence[JobRequest], get_associations: Callable[[], list[Association]], user: str
 ) -> Finding:
-    """The accounts and qualities of service that jobs name are this user's."""
-    accounts = {each.options.account for each in asked} - {None}
-    wanted_qos = {each.options.qos for each in asked} - {None}
+    """The user may charge the accounts and use the qualities of service that the jobs name."""
+    accounts = {each.options.account for each in requests} - {None}
+    wanted_qos = {each.options.qos for each in requests} - {None}
     try:
-        known = associations()
+        associations = get_associations()
     except UserError as error:
-        return Finding("account", "unknown", str(error))
-    wrong = accounts - {each.account for each in known}
-    if wrong:
-        return Finding("account", "fails", f"{', '.join(sorted(wrong))}: no account of {user}",
-                       f"set slurm_account in the profile to one of: {_names(known)}")  # fmt: skip
-    allowed = {qos for each in known if not accounts or each.account in accounts for qos in each.qos}
+        return Finding("account", "unknown", str(error), "ask the site's administrators which accounts you may use")
+    if wrong := accounts - {each.account for each in associations}:
+        known = ", ".join(sorted({each.account for each in associations})) or "(none)"
+        remedy = f"set slurm_account in the profile to one of: {known}"
+        return Finding("account", "fails", f"{', '.join(sorted(wrong))}: no account of {user}", remedy)
+    allowed = {qos for each in associations if not accounts or each.account in accounts for qos in each.qos}
     if wanted_qos - allowed:
-        return Finding("account", "fails", f"QoS {', '.join(sorted(wanted_qos - allowed))} is not allowed here",
-                       f"set qos in the profile to one of: {', '.join(sorted(allowed))}")  # fmt: skip
-    words = ", ".join(sorted(accounts)) or "none asked for: Slurm takes the user's default"
-    return Finding("account", "ok", words + (f"; QoS {', '.join(sorted(wanted_qos))}" if wanted_qos else ""))
+        remedy = f"set qos in the profile to one of: {', '.join(sorted(allowed))}"
+        return Finding("account", "fails", f"QoS {', '.join(sorted(wanted_qos - allowed))} is not allowed", remedy)
+    message = ", ".join(sorted(accounts)) or "none requested: Slurm uses the user's default"
+    return Finding("account", "ok", message + (f"; QoS {', '.join(sorted(wanted_qos))}" if wanted_qos else ""))
 
 
-def _names(known: Sequence[slurm_queries.Association]) -> str:
-    return ", ".join(sorted({each.account for each in known})) or "(none)"
-
-
-def check_request(request: Request, partitions: Sequence[slurm_queries.Partition]) -> Finding:
-    """Slurm would take a job and could start it one day, within the longest walltime of its partition."""
+def check_request(request: JobRequest, partitions: Sequence[Partition]) -> Finding:
+    """Slurm accepts a job, and its walltime is within the limit of its partition."""
     name = request.options.partition
-    here = [each for each in partitions if (each.name == name if name else each.default)]
-    there = "; ".join(map(str, partitions))
-    if not here:
-        words = f"there is no partition {name!r}" if name else "no partition is named, and Slurm has no default"
-        return Finding(request.job, "fails", words, f"set slurm_partition in the profile; there are: {there}")
-    if not any(each.up for each in here):
-        return Finding(request.job, "fails", f"partition {here[0].name} is not up", f"wait, or take another: {there}")
-    limit = max(each.limit_minutes for each in here)
-    if request.options.time and request.options.time > limit:
-        return Finding(request.job, "fails", f"{request}: longer than {here[0].name} allows, {here[0].limit}",
-                       "lower `runtime` in the profile: what has finished by then stays finished")  # fmt: skip
+    kinds = [each for each in partitions if (each.name == name if name else each.default)]
+    available = "; ".join(map(str, partitions))
+    if not kinds:
+        message = f"there is no partition {name!r}" if name else "no partition is requested, and Slurm has no default"
+        return Finding(request.job, "fails", message, f"set slurm_partition in the profile; available: {available}")
+    if not any(each.up for each in kinds):
+        remedy = f"wait, or use another partition: {available}"
+        return Finding(request.job, "fails", f"partition {kinds[0].name} is not up", remedy)
+    if request.options.time and request.options.time > max(each.limit_minutes for each in kinds):
+        remedy = "lower `runtime` in the profile: trials that finish within it stay finished"
+        message = f"{request}: above the limit of {kinds[0].name}, {kinds[0].limit}"
+        return Finding(request.job, "fails", message, remedy)
     if not request.accepted:
-        asked = f"{request}, constraint {request.options.constraint}" if request.options.constraint else str(request)
-        return Finding(request.job, "fails", f"{asked}: {request.answer}", f"ask for what there is: {there}")
-    return Finding(request.job, "ok", f"{request}, partition {here[0].name}; {_start(request.answer)}")
+        constraint = f", constraint {request.options.constraint}" if request.options.constraint else ""
+        message = f"{request}{constraint}: {request.response}"
+        return Finding(request.job, "fails", message, f"request what is available: {available}")
+    return Finding(request.job, "ok", f"{request}, partition {kinds[0].name}; {_estimated_start(request.response)}")
 
 
-def _start(answer: str) -> str:
-    """Slurm's guess of `sbatch: Job 12 to start at 2026-11-21T03:12:36 using 1 processors on nodes n1 in ...`."""
-    _, _, guess = answer.partition("to start at ")
-    return f"could start {guess.split()[0].replace('T', ' ')}" if guess else "Slurm takes it"
+def _estimated_start(response: str) -> str:
+    """Slurm's estimate in `sbatch: Job 12 to start at 2026-11-21T03:12:36 using 1 processors on nodes n1 in ...`."""
+    _, _, estimate = response.partition("to start at ")
+    return f"could start {estimate.split()[0].replace('T', ' ')}" if estimate else "Slurm accepts it"
 
 
 def check_results(results: Path) -> Iterator[Finding]:
-    """There is room for results, on a file system that the nodes see, too."""
+    """There is space for results, on a file system that the nodes share."""
     folder = next(each for each in (results.absolute(), *results.absolute().parents) if each.exists())
     space, files = shutil.disk_usage(folder), os.statvfs(folder)
-    free = f"{space.free / 2**30:.1f} GiB and {files.f_favail:,} files free at {folder}"
-    if space.free < LEAST_FREE_GIB * 2**30 or (files.f_files and files.f_favail < 1000):
-        yield Finding("free space", "fails", free, f"make room for at least {LEAST_FREE_GIB} GiB and 1,000 files; "
-                      "a quota that you have may be smaller still")  # fmt: skip
+    message = f"{space.free / 2**30:.1f} GiB and {files.f_favail:,} files free in {folder}"
+    if space.free < MIN_FREE_GIB * 2**30 or (files.f_files and files.f_favail < MIN_FREE_FILES):
+        remedy = f"free at least {MIN_FREE_GIB} GiB and {MIN_FREE_FILES:,} files; your quota may be smaller still"
+        yield Finding("free space", "fails", message, remedy)
     else:
-        yield Finding("free space", "ok", f"{free} (a quota of yours is not seen here)")
+        yield Finding("free space", "ok", f"{message} (quotas are not checked)")
     kind = host.file_system_type(folder)
     if host.is_network_file_system(kind):
         yield Finding("shared files", "ok", f"{folder} is on a network file system ({kind})")
     else:
-        yield Finding("shared files", "unknown", f"{folder} is on {kind}, which may be of this machine only",
-                      "`make doctor JOB=1` has a node read and write there")  # fmt: skip
+        remedy = "`make doctor JOB=1` runs a job that reads and writes there"
+        yield Finding("shared files", "unknown", f"{folder} is on {kind}, which may be local to this machine", remedy)

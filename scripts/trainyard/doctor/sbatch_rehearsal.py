@@ -1,8 +1,8 @@
-"""What Snakemake would hand to sbatch, word for word, and what Slurm says to it: nothing is submitted.
+"""The sbatch lines that Snakemake would submit, and Slurm's response to each; no job is submitted.
 
-Snakemake itself is run, with the user's profile, in a folder of its own where all datasets count as staged; in place of
-sbatch it finds a program that asks `sbatch --test-only` and writes down question and answer. So whatever chooses
-account, partition or GPUs, here they are as a real run would have them.
+Snakemake runs with the user's profile in a folder of its own, in which all datasets count as staged. In place of sbatch
+it finds a program that runs `sbatch --test-only` with the same arguments, and records the arguments and the response.
+So the account, partition and GPUs are those of a real run, whichever setting they come from.
 """
 
 import argparse
@@ -22,22 +22,22 @@ from trainyard.config.config import Config
 from trainyard.utils.files import write_json
 
 SNAKEFILE = Path(__file__).parents[3] / "Snakefile"
-ASK = """#!/bin/sh
-answer=$({sbatch} --test-only "$@" 2>&1)
-{python} -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$?" "$answer" "$@" > {asked}/$$.json
-echo "asked, not submitted" >&2
+RECORDER = """#!/bin/sh
+response=$({sbatch} --test-only "$@" 2>&1)
+{python} -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$?" "$response" "$@" > {records}/$$.json
+echo "tested, not submitted" >&2
 exit 1
 """
 
 
 @dataclass(frozen=True)
-class Request:
-    """A job as sbatch would be given it."""
+class JobRequest:
+    """A job as it would be requested of sbatch, and Slurm's response."""
 
     job: str  # rule and wildcards: "train s 4x2"
-    options: argparse.Namespace  # of sbatch, those that are looked at; see `_PARSER`
+    options: argparse.Namespace  # the options of sbatch that `_PARSER` knows
     accepted: bool
-    answer: str  # Slurm's
+    response: str
 
     @property
     def gpus(self) -> str:
@@ -45,28 +45,28 @@ class Request:
         return self.options.gpus or (self.options.gres or "").removeprefix("gpu:")
 
     def __str__(self) -> str:
-        """What it asks for, in words."""
+        """The requested resources."""
         *model, gpus = self.gpus.split(":")
-        asked = [f"{self.options.nodes} node{'s' * (self.options.nodes > 1)}", f"{self.options.cpus_per_task} CPUs"]
-        asked += [" ".join([gpus, *model, "GPUs a node"])] if gpus else []
-        return ", ".join([*asked, f"{self.options.mem or '?'} MB", f"{self.options.time} min"])
+        parts = [f"{self.options.nodes} node{'s' * (self.options.nodes > 1)}", f"{self.options.cpus_per_task} CPUs"]
+        parts += [" ".join([gpus, *model, "GPUs per node"])] if gpus else []
+        return ", ".join([*parts, f"{self.options.mem or '?'} MB", f"{self.options.time} min"])
 
 
-class SnakemakeFailed(Exception):
-    """Snakemake ended before it had handed anything to sbatch; the message is the end of what it said."""
+class SnakemakeError(Exception):
+    """Snakemake ended before it called sbatch; the message is the first error that it printed."""
 
 
-def requests(config: Config, config_file: Path, *, profile: Path, results: Path) -> list[Request]:
-    """The jobs of all sweeps, scales and tree studies, whether or not they have been done already.
+def rehearse(config: Config, config_file: Path, *, profile: Path, results: Path) -> list[JobRequest]:
+    """The requests for all sweeps, scales and tree studies, including those that are already done.
 
     Raises:
-        SnakemakeFailed: with what Snakemake said.
+        SnakemakeError: Snakemake called sbatch for none of them.
     """
-    with _rehearsal(config, results) as folder:
-        asked, program = folder / "asked", folder / "bin/sbatch"
-        asked.mkdir()
+    with _rehearsal_folder(config, results) as folder:
+        records, program = folder / "records", folder / "bin/sbatch"
+        records.mkdir()
         program.parent.mkdir()
-        program.write_text(ASK.format(sbatch=shutil.which("sbatch"), python=sys.executable, asked=asked))
+        program.write_text(RECORDER.format(sbatch=shutil.which("sbatch"), python=sys.executable, records=records))
         program.chmod(0o755)
         snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(SNAKEFILE), "--directory", str(folder)]
         options = ["--profile", str(profile.absolute()), "--configfile", str(config_file.absolute()), "--retries", "0"]
@@ -78,20 +78,20 @@ def requests(config: Config, config_file: Path, *, profile: Path, results: Path)
             stderr=subprocess.STDOUT,
             check=False,
         )
-        found = [parse(*json.loads(path.read_text())) for path in asked.iterdir()]
-        if not found:
-            raise SnakemakeFailed(_complaint(done.stdout))
-        return sorted(found, key=lambda request: request.job)
+        requests = [parse_request(*json.loads(path.read_text())) for path in records.iterdir()]
+        if not requests:
+            raise SnakemakeError(_first_error(done.stdout))
+        return sorted(requests, key=lambda request: request.job)
 
 
 @contextmanager
-def _rehearsal(config: Config, results: Path) -> Iterator[Path]:
-    """A folder in which everything is still to be done, with the evidence of `results` for what that will take."""
+def _rehearsal_folder(config: Config, results: Path) -> Iterator[Path]:
+    """A folder without results, but with the journals of `results`, from which the walltime is predicted."""
     with tempfile.TemporaryDirectory(prefix="trainyard-doctor-") as name:
         folder = Path(name)
         for dataset in config.datasets:
             meta = results / "data" / dataset / "meta.json"
-            write_json(folder / "results/data" / dataset / "meta.json", _read(meta) or {"digest": "not staged"})
+            write_json(folder / "results/data" / dataset / "meta.json", _read_json(meta) or {"digest": "not staged"})
         for sweep in config.sweeps:
             journal = (results / "sweeps" / sweep / "journal.jsonl").absolute()
             if journal.exists():
@@ -100,16 +100,16 @@ def _rehearsal(config: Config, results: Path) -> Iterator[Path]:
         yield folder
 
 
-def _read(meta: Path) -> object:
+def _read_json(path: Path) -> object:
     try:
-        return json.loads(meta.read_text())
+        return json.loads(path.read_text())
     except (OSError, ValueError):
         return None
 
 
-def _complaint(said: str) -> str:
-    """The first error in what Snakemake said, or else the end of it."""
-    lines = said.strip().splitlines()
+def _first_error(output: str) -> str:
+    """Five lines of Snakemake's output from its first error on, or its last five lines."""
+    lines = output.strip().splitlines()
     first = next((number for number, line in enumerate(lines) if re.search(r"Exception|Error", line)), len(lines) - 5)
     return "\n".join(lines[max(0, first) :][:5])
 
@@ -125,11 +125,11 @@ def _targets(config: Config) -> list[str]:
     return [*sweeps, *scales, *(f"results/trees/{name}/trees.csv" for name in config.trees)]
 
 
-def parse(code: str, answer: str, *arguments: str) -> Request:
-    """A request from what was written down: sbatch's exit code, its answer, and its arguments."""
+def parse_request(code: str, response: str, *arguments: str) -> JobRequest:
+    """A request from its record: sbatch's exit code, response and arguments."""
     options, _ = _PARSER.parse_known_args(arguments)
     job = options.comment.removeprefix("rule_").replace("_wildcards_", " ")
-    return Request(job=job, options=options, accepted=code == "0", answer=" ".join(answer.split()))
+    return JobRequest(job=job, options=options, accepted=code == "0", response=" ".join(response.split()))
 
 
 _PARSER = argparse.ArgumentParser(allow_abbrev=False, add_help=False)

@@ -1,4 +1,6 @@
-"""What the doctor makes of a site: each finding passes, fails with a remedy, or says that it cannot know."""
+"""The doctor's findings about a site: each one passes, fails with a remedy, or cannot know."""
+
+from dataclasses import replace
 
 import pytest
 from trainyard.cluster import slurm_queries
@@ -14,9 +16,9 @@ YES = "sbatch: Job 12 to start at 2026-11-21T03:12:36 using 1 processors on node
 NO = "allocation failure: Requested node configuration is not available"
 
 
-def request(*options, code="0", answer=YES):
+def request(*options, code="0", response=YES):
     line = ["--parsable", "--comment", "rule_sweep_wildcards_depth", "--nodes=1", "--cpus-per-task=2", *options]
-    return sbatch_rehearsal.parse(code, answer, *line)
+    return sbatch_rehearsal.parse_request(code, response, *line)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +29,7 @@ def test_a_time_limit_is_read(text, minutes):
     assert slurm_queries.parse_time_limit(text) == minutes
 
 
-def test_a_partition_is_said_in_words():
+def test_a_partition_is_described():
     assert str(GPU) == (
         "gpu (4 nodes of 8 CPUs and 16000 MB, walltime at most 1-00:00:00, gpu:a100:2, features nvlink,ib)"
     )
@@ -37,21 +39,21 @@ def test_a_partition_is_said_in_words():
 
 REQUESTS = [
     (request("-t", "60"), "ok", "1 node, 2 CPUs, ? MB, 60 min, partition gpu; could start 2026-11-21 03:12:36"),
-    (request("-t", "1440", "--gres=gpu:a100:2"), "ok", "2 a100 GPUs a node"),
-    (request("-t", "1441"), "fails", "longer than gpu allows, 1-00:00:00"),
+    (request("-t", "1440", "--gres=gpu:a100:2"), "ok", "2 a100 GPUs per node"),
+    (request("-t", "1441"), "fails", "above the limit of gpu, 1-00:00:00"),
     (request("-t", "99999", "-p", "cpu"), "ok", "partition cpu"),
     (request("-t", "60", "-p", "gpus"), "fails", "there is no partition 'gpus'"),
     (request("-t", "60", "-p", "old"), "fails", "partition old is not up"),
-    (request("-t", "60", "--gpus=h100:3", code="1", answer=NO), "fails", f"3 h100 GPUs a node, ? MB, 60 min: {NO}"),
-    (request("-t", "60", "-C", "x", code="1", answer="Invalid feature"), "fails", "constraint x: Invalid feature"),
+    (request("-t", "60", "--gpus=h100:3", code="1", response=NO), "fails", f"3 h100 GPUs per node, ? MB, 60 min: {NO}"),
+    (request("-t", "60", "-C", "x", code="1", response="Invalid feature"), "fails", "constraint x: Invalid feature"),
 ]
 
 
-@pytest.mark.parametrize(("asked", "verdict", "words"), REQUESTS)
-def test_a_request_is_held_against_the_partitions(asked, verdict, words):
+@pytest.mark.parametrize(("asked", "verdict", "message"), REQUESTS)
+def test_a_request_is_checked_against_the_partitions(asked, verdict, message):
     found = checks.check_request(asked, PARTITIONS)
     assert (found.name, found.verdict) == ("sweep depth", verdict)
-    assert words in found.words
+    assert message in found.message
     assert bool(found.remedy) == (verdict == "fails")
 
 
@@ -63,15 +65,15 @@ ACCOUNTS = [
     ([], "ok", "the user's default", ""),
     (["-A", "lab", "--qos=long"], "ok", "lab; QoS long", ""),
     (["-A", "labb"], "fails", "labb: no account of me", "one of: lab, other"),
-    (["-A", "other", "--qos=long"], "fails", "QoS long is not allowed here", "one of: normal"),
+    (["-A", "other", "--qos=long"], "fails", "QoS long is not allowed", "one of: normal"),
 ]
 
 
-@pytest.mark.parametrize(("options", "verdict", "words", "remedy"), ACCOUNTS)
-def test_an_account_is_held_against_the_users_own(options, verdict, words, remedy):
+@pytest.mark.parametrize(("options", "verdict", "message", "remedy"), ACCOUNTS)
+def test_an_account_is_checked_against_the_users_accounts(options, verdict, message, remedy):
     found = checks.check_account([request("-t", "1", *options)], lambda: KNOWN, "me")
     assert found.verdict == verdict
-    assert words in found.words
+    assert message in found.message
     assert remedy in found.remedy
 
 
@@ -82,52 +84,57 @@ def test_without_accounting_an_account_cannot_be_known():
     assert checks.check_account([request("-A", "lab")], none, "me").verdict == "unknown"
 
 
-GOOD = {
-    "node": "n1",
-    "given": "Slurm job 7 on n1, n2; GPUs per node: 1 a100, CPUs per node: 1",
-    "nonce": "right",
-    "tmp_gib": 50.0,
-    "gpus_given": 1,
-    "driver": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.1",
-    "interface": ["n2", "ib0"],
-    "python": "3.12.1",
-    "torch": "2.11.0",
-    "cuda": "12.8",
-    "ray": "2.60.0",
-    "devices": ["NVIDIA A100-SXM4-80GB"],
-}
-# What a node answers beside that, which finding it is about, and what the finding says.
-ANSWERS = [
-    ({}, "GPU", "ok", "torch sees NVIDIA A100-SXM4-80GB; CUDA 12.8"),
-    ({}, "network", "ok", "ib0 leads to n2"),
-    ({"interface": []}, "network", "ok", "no job of the config has several nodes"),
-    ({"interface": ["n2", "lo"]}, "network", "fails", "no interface leads to n2"),
-    ({"nonce": "wrong"}, "shared files", "fails", "n1 sees another folder"),
+GOOD = node_probe.NodeReport(
+    node="n1",
+    python="3.12.1",
+    nonce="right",
+    tmp_gib=50.0,
+    driver="NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.1",
+    allocation="Slurm job 7 on n1, n2; GPUs per node: 1 a100, CPUs per node: 1",
+    allocated_gpus=1,
+    other_node="n2",
+    interface="ib0",
+    torch="2.11.0",
+    cuda="12.8",
+    ray="2.60.0",
+    devices=["NVIDIA A100-SXM4-80GB"],
+)
+# What a node reports instead, and the finding about it.
+REPORTS = [
+    ({}, "GPU", "ok", "torch finds NVIDIA A100-SXM4-80GB; CUDA 12.8"),
+    ({}, "network", "ok", "ib0 reaches n2"),
+    ({"other_node": "", "interface": ""}, "network", "ok", "no job of the config has several nodes"),
+    ({"interface": "lo"}, "network", "fails", "no interface reaches n2"),
+    ({"nonce": "wrong"}, "shared files", "fails", "n1 has another folder"),
     ({"tmp_gib": 0.2}, "local disk", "fails", "0.2 GiB free in /tmp"),
     ({"devices": []}, "GPU", "fails", "it is built for CUDA 12.8, and the node has NVRM version"),
     ({"devices": [], "cuda": None}, "GPU", "fails", "is built without CUDA"),
     ({"devices": [], "driver": ""}, "GPU", "fails", "the node has no NVIDIA driver"),
-    ({"gpus_given": 0}, "GPU", "unknown", "no job of the config asks for one"),
+    ({"allocated_gpus": 0}, "GPU", "unknown", "no job of the config requests one"),
     ({"import_error": "ImportError: libcuda"}, "Python", "fails", "libcuda"),
+    ({"allocation": "", "slurm_error": "no scontrol"}, "node", "fails", "n1: no scontrol"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "name", "verdict", "words"), ANSWERS)
-def test_a_nodes_answer_is_understood(changes, name, verdict, words):
-    found = {each.name: each for each in node_probe.describe(GOOD | changes, nonce="right")}
-    assert found[name].verdict == verdict
-    assert words in found[name].words
-    assert verdict != "fails" or found[name].remedy
+@pytest.mark.parametrize(("changes", "name", "verdict", "message"), REPORTS)
+def test_a_nodes_report_becomes_findings(changes, name, verdict, message):
+    findings = {each.name: each for each in node_probe.interpret(replace(GOOD, **changes), nonce="right")}
+    assert findings[name].verdict == verdict
+    assert message in findings[name].message
+    assert verdict != "fails" or findings[name].remedy
 
 
-def test_a_node_where_slurm_does_not_answer_is_told():
-    answer = {key: value for key, value in GOOD.items() if key not in ("given", "gpus_given", "interface")}
-    found = next(node_probe.describe(answer | {"slurm_error": "no scontrol"}, nonce="right"))
-    assert (found.verdict, found.words) == ("fails", "n1: no scontrol")
+def test_a_report_is_written_where_slurm_and_the_folder_are_missing(tmp_path, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    node_probe.write_report(tmp_path)
+    report = node_probe._read_report(tmp_path)
+    verdicts = {each.name: each.verdict for each in node_probe.interpret(report, nonce="right")}
+    assert verdicts["node"] == verdicts["shared files"] == "fails"
+    assert verdicts["Python"] == "ok"
 
 
-def test_a_check_that_goes_wrong_is_a_finding():
+def test_a_check_that_raises_is_a_finding():
     def broken():
         raise ZeroDivisionError("planned")
 
-    assert next(checks.guarded("x", broken)).verdict == "unknown"
+    assert next(checks.catch_errors("x", broken)).verdict == "unknown"
