@@ -118,14 +118,14 @@ def test_what_was_packed_is_measured_from_the_journal(tmp_path, monkeypatch):
     table = strategies_table(strategies_of(plan, runs, {})).set_index("strategy")
     packed, array = table.loc["packed"], table.loc["job_array"]
     assert packed["jobs"] == 2
-    assert packed["requested_job_seconds"] == 36 + 24, "nobody was asked: what each took"
+    assert packed["requested_job_seconds"] == 36 + 24, "no walltime was requested: the elapsed time of each"
     assert packed["requested_gpu_seconds"] == 120
     assert packed["running_gpu_seconds"] == array["running_gpu_seconds"] == 62
     assert packed["wasted_fraction"] == pytest.approx(58 / 120)
     assert packed["makespan_seconds"] == 31 + 22
     assert packed["makespan_lower_bound_seconds"] == 32, "of 30, 22 and 10 s on two slots"
     assert packed["startup_gpu_seconds"] == 2 * (5 + 2)
-    assert packed["basis"] == "measured: journal; nobody was asked: what it took"
+    assert packed["basis"] == "measured: journal; no walltime was requested: elapsed time"
     assert array["startup_gpu_seconds"] == 3 * 3.5, "what a slot took to come up, once per trial"
     assert array["requested_job_seconds"] == 90 + 3 * 3.5
     assert array["wasted_gpu_seconds"] == pytest.approx(90 - 62 + array["startup_gpu_seconds"])
