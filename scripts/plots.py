@@ -12,7 +12,7 @@ from trainyard.config.trials import main_key, varied_keys
 from trainyard.data.staged import Staged
 from trainyard.planning.plan import plan_sweep
 from trainyard.report import data_plots, scaling_plots, style, sweep_plots, tree_plots
-from trainyard.report.tables import shown_metric
+from trainyard.report.sweep_tables import find_ranking_metric
 from trainyard.utils.csv_files import read_table
 
 log = logging.getLogger("plots")
@@ -44,7 +44,7 @@ def _sweep(config: Config, name: str, source: Path, target: Path) -> None:
     plan = plan_sweep(config, name, source.parents[1])
     for key in varied_keys(list(plan.trials.values())):
         trials[key], epochs[key] = style.named(trials[key]), style.named(epochs[key])
-    (metric, mode), key = shown_metric(plan, trials), main_key(list(plan.trials.values()))
+    (metric, mode), key = find_ranking_metric(plan, trials), main_key(list(plan.trials.values()))
     log_scale = plan.sweep.is_log(key)
     slots, count = timeline["slot"].nunique(), len(trials)
     gantt = partial(sweep_plots.gantt, timeline=timeline, trials=trials, jobs=jobs, key=key, log=log_scale)

@@ -19,9 +19,9 @@ def main(arguments: argparse.Namespace) -> None:
     command_line.section(config, "sweeps", arguments.sweep)
     plan = driver.run(config, arguments.sweep, arguments.results, wait_seconds=arguments.wait_seconds)
     driver.check_results(plan)
-    from trainyard.report import tables  # pandas: a second
+    from trainyard.report.sweep_tables import write_sweep_tables  # pandas takes a second to import
 
-    tables.write_sweep_tables(plan, arguments.results / "sweeps" / arguments.sweep)
+    write_sweep_tables(plan, arguments.results / "sweeps" / arguments.sweep)
     log.info("%s", driver.how_it_ended(plan))
 
 

@@ -10,7 +10,8 @@ from trainyard.config.config import Config
 from trainyard.config.load import read_config
 from trainyard.planning.accounting import jobs_table, records_of, strategies_of, strategies_table
 from trainyard.planning.plan import plan_sweep
-from trainyard.report.tables import best_words, saved_words, stopping_table, write_page
+from trainyard.report.html_page import write_page
+from trainyard.report.sweep_tables import stopping_table, summarize_best, summarize_savings
 from trainyard.scaling.table import recommendation, scaling_table
 from trainyard.utils.csv_files import read_table, write_parquet, write_table
 from trainyard.utils.text import format_time
@@ -45,9 +46,9 @@ def _sweep(config: Config, name: str, results: Path) -> dict[str, pd.DataFrame |
     stopped = {}
     if plan.sweep.stop:
         rows = stopping_table(plan)
-        stopped = {"Stopped early": rows, "What that saved": saved_words(plan, rows)}
+        stopped = {"Stopped early": rows, "What early stopping saved": summarize_savings(plan, rows)}
     trials = read_table(folder / "trials.csv")
-    best = best_words(plan, trials)
+    best = summarize_best(plan, trials)
     log.info("%s", best)
     turned = strategies.set_index("strategy").T.rename_axis(index=None, columns=None).reset_index(names="")
     return {

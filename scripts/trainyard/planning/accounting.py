@@ -163,7 +163,8 @@ def _packed(
         slots=max((run.info.slots or 1 for run in runs), default=1),
         makespan=sum(run.last_end - run.first_start for run in runs if run.first_start and run.last_end),
         startup_gpu_seconds=sum(_startup(run, record) * _gpus(run) for run, record in zip(runs, known, strict=True)),
-        basis=_basis(known[-1] if known else None) + ("" if all(asked) else "; no walltime was requested: elapsed time"),
+        basis=_basis(known[-1] if known else None)
+        + ("" if all(asked) else "; no walltime was requested: elapsed time"),
     )
 
 

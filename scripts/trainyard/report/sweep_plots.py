@@ -34,7 +34,7 @@ from trainyard.report.style import (
     short,
     thin_names,
 )
-from trainyard.report.tables import best_trial, how_best
+from trainyard.report.sweep_tables import describe_best, find_best_trial
 
 STARTING = COLOURS[5]  # programs
 
@@ -130,7 +130,7 @@ def metric_against(
     """
     done = trials[(trials["status"] == TrialStatus.FINISHED) & trials[metric].notna()]
     early = trials[(trials["status"] == TrialStatus.STOPPED) & trials[metric].notna()]
-    best = best_trial(trials, metric, mode)
+    best = find_best_trial(trials, metric, mode)
     if best is None:
         axes.text(0.5, 0.5, f"no trial has finished with {label(metric)}", ha="center", transform=axes.transAxes)
         return
@@ -161,7 +161,7 @@ def metric_against(
     if percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1))
     value = f"{best[metric]:.1%}" if percent else f"{best[metric]:.4g}"
-    words = f"{how_best(label(metric), mode, of=metric)}:", f"{value} at {label(key)} = {short(best[key])}"
+    words = f"{describe_best(metric, mode, label=label(metric))}:", f"{value} at {label(key)} = {short(best[key])}"
     axes.set_title((" " if len("".join(words)) < 60 else "\n").join(words))
     axes.set_xlabel(label(key))
     axes.set_ylabel(label(metric))

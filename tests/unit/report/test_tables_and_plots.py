@@ -16,12 +16,12 @@ from trainyard.planning.accounting import jobs_table, strategies_of, strategies_
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.plan import plan_sweep
 from trainyard.report import scaling_plots, style, sweep_plots, tree_plots
-from trainyard.report.tables import (
-    best_words,
+from trainyard.report.sweep_tables import (
     epochs_table,
-    saved_words,
-    shown_metric,
+    find_ranking_metric,
     stopping_table,
+    summarize_best,
+    summarize_savings,
     timeline_table,
     trials_table,
 )
@@ -125,7 +125,7 @@ PICTURES = {
     ),
     "metric of which a guess says what is better": (
         lambda axes: sweep_plots.metric_against(axes, TRIALS.assign(rmse=[3, 1, 2]), "blocks", "rmse"),
-        ["best rmse (lowest, by its name): 1 at blocks = 20"],
+        ["best rmse (lowest, guessed from its name): 1 at blocks = 20"],
     ),
     "accuracy in percent": (
         lambda axes: sweep_plots.metric_against(axes, TRIALS.assign(accuracy=[80, 91.5, 0.7]), "blocks", "accuracy"),
@@ -301,7 +301,7 @@ def test_the_metric_that_counts_has_curves_whatever_its_name(tmp_path):
         (0, 1, 0.0, "started", {}), (0, 1, 1.0, "epoch", metrics), (0, 1, 2.0, "finished", {"seconds": 2.0, **metrics})
     ])  # fmt: skip
     axes = Figure().add_subplot()
-    metric, _ = shown_metric(plan, trials_table(plan))
+    metric, _ = find_ranking_metric(plan, trials_table(plan))
     sweep_plots.curves(axes, epochs_table(plan), "lr", metric)
     assert axes.collections, "not only words"
 
@@ -313,11 +313,13 @@ def test_the_best_trial_is_said_as_the_sweep_says(tmp_path):
               for time, event, fields in [(0.0, "started", {}), (1.0, "finished", end)]]  # fmt: skip
     guessed = plan_of(tmp_path / "a", OWN, events)
     first, second = guessed.trials
-    assert best_words(guessed, trials_table(guessed)) == (
-        f"best rmse (lowest, by its name): 3, of trial {first} with lr = 0.1"
+    assert summarize_best(guessed, trials_table(guessed)) == (
+        f"best rmse (lowest, guessed from its name): 3, by trial {first} with lr = 0.1"
     )
     declared = plan_of(tmp_path / "b", {**OWN, "metric": "rmse", "mode": "max"}, events)
-    assert best_words(declared, trials_table(declared)) == f"best rmse (highest): 4, of trial {second} with lr = 0.2"
+    assert (
+        summarize_best(declared, trials_table(declared)) == f"best rmse (highest): 4, by trial {second} with lr = 0.2"
+    )
 
 
 STOP = {**OWN, "stop": {"method": "asha", "metric": "rmse", "mode": "min", "epochs": 10}}
@@ -333,7 +335,7 @@ def test_what_stopping_saved_is_worked_out_from_the_time_between_epochs(tmp_path
     table = stopping_table(plan)
     assert table["saved_epochs"].tolist() == [7, 6, 9]
     assert table["saved_seconds"].tolist() == [7 * 2.0, 6 * 3.0, 9 * 2.5], "of one epoch: the median of the others"
-    assert "that saved 22 of 30 epochs (73.3%), or 54.5 slot-seconds" in saved_words(plan, table)
+    assert "this saved 22 of 30 epochs (73.3%), or 54.5 slot-seconds" in summarize_savings(plan, table)
 
 
 def test_the_first_row_of_a_command_comes_with_the_second_and_tells_no_time(tmp_path):
@@ -347,7 +349,7 @@ def test_nothing_is_claimed_of_seconds_that_nobody_knows(tmp_path):
     plan = plan_of(tmp_path, STOP, told(0, 1, [(1, 200.0)], stopped={"seconds": 200.0, "why": "asha"}))
     table = stopping_table(plan)
     assert table["saved_seconds"].isna().all()
-    assert saved_words(plan, table) == "stopped early: 1 of 2 trials; that saved 9 of 20 epochs (45.0%)"
+    assert summarize_savings(plan, table) == "stopped early: 1 of 2 trials; this saved 9 of 20 epochs (45.0%)"
 
 
 @pytest.mark.parametrize(("accuracy", "words"), [(0.915, "accuracy 91.5%"), (91.5, "accuracy 91.5")])

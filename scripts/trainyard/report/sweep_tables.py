@@ -1,0 +1,193 @@
+"""The tables of a sweep, trials.csv, timeline.csv, epochs.csv and stopping.csv, and what they say about its best trial.
+
+Every row is computed from the sweep's journal.
+"""
+
+import logging
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from trainyard.config.sweep import Mode, guess_mode
+from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trials import value_at, varied_keys
+from trainyard.planning.attempts import Attempt
+from trainyard.planning.plan import Plan
+from trainyard.utils.csv_files import write_table
+
+log = logging.getLogger(__name__)
+METRICS = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "best_val_accuracy", "images_per_second",
+           "step_ms_p50", "step_ms_p95", "micro_batch", "accumulation")  # fmt: skip
+RESERVED = ("trial", "status", "attempts", "seconds")  # columns of trials.csv that are no metrics
+
+
+def write_sweep_tables(plan: Plan, folder: Path) -> None:
+    """Write timeline.csv, epochs.csv, with early stopping also stopping.csv, and last trials.csv, the rule's output."""
+    tries = [attempt for tries in plan.tries.values() for attempt in tries]
+    write_table(timeline_table(tries), folder / "timeline.csv")
+    write_table(epochs_table(plan), folder / "epochs.csv")
+    if plan.sweep.stop:
+        stopped = stopping_table(plan)
+        write_table(stopped, folder / "stopping.csv")
+        log.info("%s", summarize_savings(plan, stopped))
+    write_table(trials_table(plan), folder / "trials.csv")
+
+
+def trials_table(plan: Plan) -> pd.DataFrame:
+    """One row per trial: trial, every varied key, status, attempts, seconds, and the metrics of the last epoch.
+
+    A diverged trial has no metrics, so that no comparison includes it. A metric with the same name as another column is
+    in the column `reported_<name>`.
+    """
+    keys = varied_keys(list(plan.trials.values()))
+    results = {name: plan.result(name) for name in plan.trials}
+    reported = dict.fromkeys(metric for result in results.values() if result for metric in result.metrics)
+    metrics = METRICS if plan.sweep.is_training else tuple(reported)
+    rows = []
+    for name, trial in plan.trials.items():
+        tries, result, settings, end = plan.tries.get(name, []), results[name], trial.settings, plan.end(name)
+        status = end.outcome if end else (tries[-1].outcome if tries else TrialStatus.PENDING)
+        row: dict[str, Any] = {"trial": name, **{key: value_at(settings, key) for key in keys}}
+        row |= {"status": status, "attempts": len(tries), "seconds": plan.seconds_of(end) if end else None}
+        values = {metric: result.metrics.get(metric) if result else None for metric in metrics}
+        rows.append(row | _metric_columns(values, {*RESERVED, *keys}))
+    return pd.DataFrame(rows)
+
+
+def _metric_columns(metrics: Mapping[str, Any], reserved: Collection[str]) -> dict[str, Any]:
+    """Metrics by column name; a metric `lr` becomes `reported_lr` if `lr` is reserved."""
+    return {f"reported_{name}" if name in reserved else name: value for name, value in metrics.items()}
+
+
+def timeline_table(tries: Sequence[Attempt]) -> pd.DataFrame:
+    """One row per attempt; `start` and `end` in Unix seconds.
+
+    `gpu_model` is the GPU type as Slurm names it; `device` is "cpu" or the GPU's full name. `expected_seconds` is the
+    prediction at the attempt's start, `seconds` the duration that the attempt measured itself, and `gpus_per_trial` its
+    share of a GPU.
+    """
+    columns = ("trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome", "gpu_model", "device",
+               "expected_seconds", "gpus_per_trial", "seconds")  # fmt: skip
+    rows = [{"trial": each.trial, "attempt": each.number, **each.where, "start": each.start, "end": each.end,
+             "outcome": each.outcome, "expected_seconds": each.expected_seconds, "gpus_per_trial": each.gpus_per_trial,
+             "seconds": each.seconds}
+            for each in sorted(tries, key=lambda each: each.start)]  # fmt: skip
+    return pd.DataFrame(rows, columns=columns)
+
+
+def epochs_table(plan: Plan) -> pd.DataFrame:
+    """One row per epoch of each trial's result: trial, varied keys, and the epoch's metrics.
+
+    The result of a resumed trial includes the epochs before it was resumed. Metrics have the column names of
+    `trials_table`, except that `seconds` of Trainyard's own loop are those of the epoch.
+    """
+    keys = varied_keys(list(plan.trials.values()))
+    reserved = {*(["trial"] if plan.sweep.is_training else RESERVED), *keys}
+    rows = []
+    for name, trial in plan.trials.items():
+        result, settings = plan.result(name), trial.settings
+        values = {"trial": name, **{key: value_at(settings, key) for key in keys}}
+        rows += [values | _metric_columns(row, reserved) for row in (plan.epochs_of(result) if result else [])]
+    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["trial", *keys, "epoch"])
+
+
+# ---- early stopping
+
+
+def stopping_table(plan: Plan) -> pd.DataFrame:
+    """One row per trial that was stopped early: its epochs, the reason, and the epochs and seconds that this saved.
+
+    `saved_seconds` is the time of the remaining epochs at the trial's own seconds per epoch, or at the median of the
+    other trials if it reported a single epoch; empty if neither is known.
+    """
+    paces = {name: _seconds_per_epoch(plan, name) for name in plan.trials}
+    known = [pace for pace in paces.values() if pace is not None]
+    median = statistics.median(known) if known else None
+    all_epochs, rows = plan.stop.epochs if plan.stop else None, []
+    for name in plan.trials:
+        result = plan.result(name)
+        if result is None or result.outcome != TrialStatus.STOPPED:
+            continue
+        epochs, pace = result.epochs[-1]["epoch"], median if paces[name] is None else paces[name]
+        left = None if all_epochs is None else max(0, all_epochs - epochs)
+        saved = None if left is None or pace is None else pace * left
+        rows.append([name, epochs, left, result.seconds, saved, result.error])
+    return pd.DataFrame(rows, columns=["trial", "epochs", "saved_epochs", "seconds", "saved_seconds", "why"])
+
+
+def _seconds_per_epoch(plan: Plan, trial: str) -> float | None:
+    """Seconds per epoch of a trial: as Trainyard's loop measures it, or from the times at which epochs were reported.
+
+    A resumed attempt may report the epochs of earlier attempts again, all at once; these do not count. The first row of
+    a command does not count either, because it is reported together with the second one.
+    """
+    result = plan.result(trial)
+    if result is None:
+        return None
+    if plan.sweep.is_training:
+        return float(statistics.median([row["seconds"] for row in result.epochs])) if result.epochs else None
+    before = [each for each in plan.tries[trial]
+              if each.number < result.number and each.generation == result.generation]  # fmt: skip
+    earlier = {epoch for each in before for epoch in each.epoch_times}
+    new = sorted((epoch, time) for epoch, time in result.epoch_times.items() if epoch not in earlier)
+    if plan.sweep.command:
+        del new[:1]
+    if len(new) < 2:
+        return None
+    (first, start), (last, end) = new[0], new[-1]
+    return (end - start) / (last - first)
+
+
+def summarize_savings(plan: Plan, stopped: pd.DataFrame) -> str:
+    """One line about what early stopping saved; `stopped` is the `stopping_table`."""
+    all_epochs = plan.stop.epochs if plan.stop else None
+    counts = f"stopped early: {len(stopped)} of {len(plan.trials)} trials"
+    if stopped.empty or all_epochs is None:
+        return counts
+    total = all_epochs * len(plan.trials)
+    epochs, seconds = int(stopped["saved_epochs"].sum()), stopped["saved_seconds"].sum()
+    slot_seconds = f", or {seconds:.1f} slot-seconds" if stopped["saved_seconds"].notna().all() else ""
+    return f"{counts}; this saved {epochs} of {total} epochs ({epochs / total:.1%}){slot_seconds}"
+
+
+# ---- the best trial
+
+
+def find_ranking_metric(plan: Plan, trials: pd.DataFrame) -> tuple[str, Mode | None]:
+    """The column of `trials` that ranks them, and its mode; None if the mode is guessed from the name.
+
+    Trials without metrics are ranked by their seconds.
+    """
+    reported = list(trials.columns)[list(trials.columns).index("seconds") + 1 :]
+    columns = {name.removeprefix("reported_"): name for name in reported}
+    columns.setdefault("seconds", "seconds")
+    metric, mode = plan.sweep.ranking_metric(list(columns)) or ("seconds", None)
+    return columns[metric], mode
+
+
+def find_best_trial(trials: pd.DataFrame, metric: str, mode: Mode | None) -> "pd.Series[Any] | None":
+    """The row of the best finished trial; None if no finished trial has the metric."""
+    values = pd.to_numeric(trials.loc[trials["status"] == TrialStatus.FINISHED, metric], errors="coerce").dropna()
+    if values.empty:
+        return None
+    return trials.loc[values.idxmin() if (mode or guess_mode(metric)) == "min" else values.idxmax()]
+
+
+def summarize_best(plan: Plan, trials: pd.DataFrame) -> str:
+    """One line about the best trial."""
+    metric, mode = find_ranking_metric(plan, trials)
+    best = find_best_trial(trials, metric, mode)
+    if best is None:
+        return f"no trial has finished with {metric}"
+    keys = varied_keys(list(plan.trials.values()))
+    values = " with " * bool(keys) + ", ".join(f"{key} = {best[key]}" for key in keys)
+    return f"{describe_best(metric, mode)}: {best[metric]:.6g}, by trial {best['trial']}{values}"
+
+
+def describe_best(metric: str, mode: Mode | None, *, label: str = "") -> str:
+    """What is best of a metric: `best rmse (lowest)`, with the `label` in place of the metric's name."""
+    extreme = {"min": "lowest", "max": "highest"}[mode or guess_mode(metric)]
+    return f"best {label or metric} ({extreme}{'' if mode else ', guessed from its name'})"
