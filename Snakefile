@@ -1,4 +1,4 @@
-"""Trainyard. The rules are in workflow/rules, what they run in scripts; config/README.md explains the config."""
+"""Trainyard. The rules are in workflow/rules, their programs in scripts; config/README.md explains the config."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ sys.path.insert(0, str(Path(workflow.basedir, "scripts")))
 from trainyard.config.load import compose
 from trainyard.cli.workflow import Workflow
 
-# With --configfile, Snakemake would merge the demo into the user's own config.
+# The demo is the default only: Snakemake would merge it with the files of --configfile.
 if not workflow.overwrite_configfiles:
 
     configfile: Path(workflow.basedir, "config/config.yaml")
@@ -26,8 +26,8 @@ shell.prefix(yard.shell_prefix(workflow.deployment_settings.deployment_method))
 
 
 onstart:
-    yard.check_own_code()
-    yard.check_sweeps()
+    yard.check_user_code()
+    yard.sweep.check()
     yard.write_config()
 
 

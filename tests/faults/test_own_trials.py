@@ -380,7 +380,7 @@ def test_of_a_scaling_script_too_a_corrected_pattern_runs_nothing(yard):
 
     for _ in range(2):
         assert "none were found in its output by scroe=" in launch(r"scroe=(?P<val_loss>{number})", check=False)
-    assert "scaling s: what 1x1 has told is read again, without running anything" in yard.snakemake("-n", "scaling")
+    assert "scaling s: the output of 1x1 is read again; nothing runs" in yard.snakemake("-n", "scaling")
     correct = r"Epoch (?P<epoch>\d+)/2: score=(?P<val_loss>{number})"
     assert "is not run again" in launch(correct)
     assert runs() == 1, "neither for an output that cannot be read, nor when it can"

@@ -3,7 +3,7 @@ rule data:
         expand("results/data/{name}/meta.json", name=yard.config.datasets),
 
 
-rule download:  # where you are: the nodes of a cluster often have no way out
+rule download:  # on this machine: compute nodes often have no internet access
     output:
         "results/data/{name}/download.json",
     log:

@@ -1,3 +1,24 @@
+# Per kind of study: its name in messages and in the report, and the inputs of its tables and plots.
+NOUNS = {"data": "dataset", "sweeps": "sweep", "scaling": "scaling", "trees": "trees"}
+CATEGORIES = {
+    "data": "Data",
+    "sweeps": "Sweeps",
+    "scaling": "Scaling",
+    "trees": "Tree models",
+}
+TABLE_INPUTS = {
+    "sweeps": rules.sweep.output,
+    "scaling": yard.train.summaries,
+    "trees": rules.fit_trees.output,
+}
+PLOT_INPUTS = {
+    "data": rules.stage.output,
+    "sweeps": [rules.sweep.output, "results/sweeps/{name}/strategies.csv"],
+    "scaling": "results/scaling/{name}/scaling.csv",
+    "trees": rules.fit_trees.output,
+}
+
+
 rule plan:
     log:
         "results/logs/plan.log",
@@ -25,175 +46,75 @@ rule plots:
         yard.plots(),
 
 
-rule sweep_tables:
-    input:
-        rules.sweep.output,
-    output:
-        "results/sweeps/{name}/strategies.csv",
-        "results/sweeps/{name}/jobs.csv",
-        report(
-            "results/tables/sweeps/{name}.html",
-            category="Sweeps",
-            subcategory="{name}",
-            labels={"study": "{name}", "content": "table of trials"},
-            caption="../report/trials.rst",
-        ),
-    log:
-        "results/logs/tables/sweeps-{name}.log",
-    localrule: True
-    conda:
-        "../../envs/trainyard.yaml"
-    resources:
-        machine=1,
-    params:
-        forms=yard.table_forms,
-    shell:
-        "python $SCRIPTS/tables.py --config $CONFIG --kind sweeps --name {wildcards.name} --log-file {log}"
+for kind, made_from in TABLE_INPUTS.items():
 
-
-rule trees_page:
-    input:
-        "results/trees/{name}/trees.csv",
-    output:
-        report(
-            "results/tables/trees/{name}.html",
-            category="Tree models",
-            subcategory="{name}",
-            labels={"study": "{name}", "content": "table"},
-            caption="../report/trees.rst",
-        ),
-    log:
-        "results/logs/tables/trees-{name}.log",
-    localrule: True
-    conda:
-        "../../envs/trainyard.yaml"
-    resources:
-        machine=1,
-    params:
-        forms=yard.table_forms,
-    shell:
-        "python $SCRIPTS/tables.py --config $CONFIG --kind trees --name {wildcards.name} --log-file {log}"
-
-
-rule plot_data:
-    input:
-        rules.stage.output,
-    output:
-        [
+    rule:
+        name:
+            f"table_{kind}"
+        input:
+            made_from,
+        output:
+            expand(
+                "results/{kind}/{{name}}/{table}.csv",
+                kind=kind,
+                table=yard.derived_tables[kind],
+            ),
             report(
-                f"results/plots/data/{{name}}/{picture}.svg",
-                category="Data",
+                f"results/tables/{kind}/{{name}}.html",
+                category=CATEGORIES[kind],
                 subcategory="{name}",
-                labels={"dataset": "{name}", "content": content},
-                caption=f"../report/data-{picture}.rst",
-            )
-            for picture, content in yard.pictures("data").items()
-        ],
-        expand(
-            "results/plots/data/{{name}}/{picture}.png", picture=yard.pictures("data")
-        ),
-    log:
-        "results/logs/plots/data-{name}.log",
-    localrule: True
-    conda:
-        "../../envs/trainyard.yaml"
-    resources:
-        machine=1,
-    message:
-        "dataset {wildcards.name}: plots"
-    shell:
-        "python $SCRIPTS/plots.py --config $CONFIG --kind data --name {wildcards.name} --log-file {log}"
+                labels={"study": "{name}", "content": yard.table_labels[kind]},
+                caption=f"../report/{kind}-table.rst",
+            ),
+        log:
+            f"results/logs/tables/{kind}-{{name}}.log",
+        localrule: True
+        conda:
+            "../../envs/trainyard.yaml"
+        resources:
+            machine=1,
+        params:
+            terms=yard.table_terms(kind),
+        message:
+            f"{NOUNS[kind]} {{wildcards.name}}: table"
+        shell:
+            f"python $SCRIPTS/tables.py --config $CONFIG --kind {kind} --name {{wildcards.name}} --log-file {{log}}"
 
 
-rule plot_sweep:
-    input:
-        rules.sweep.output,
-        rules.sweep_tables.output,
-    output:
-        [
-            report(
-                f"results/plots/sweeps/{{name}}/{picture}.svg",
-                category="Sweeps",
-                subcategory="{name}",
-                labels={"study": "{name}", "content": content},
-                caption=f"../report/sweeps-{picture}.rst",
-            )
-            for picture, content in yard.pictures("sweeps").items()
-        ],
-        expand(
-            "results/plots/sweeps/{{name}}/{picture}.png",
-            picture=yard.pictures("sweeps"),
-        ),
-    log:
-        "results/logs/plots/sweeps-{name}.log",
-    localrule: True
-    conda:
-        "../../envs/trainyard.yaml"
-    resources:
-        machine=1,
-    message:
-        "sweep {wildcards.name}: plots"
-    shell:
-        "python $SCRIPTS/plots.py --config $CONFIG --kind sweeps --name {wildcards.name} --log-file {log}"
+for kind, made_from in PLOT_INPUTS.items():
 
-
-rule plot_scaling:
-    input:
-        rules.scaling_table.output,
-    output:
-        [
-            report(
-                f"results/plots/scaling/{{name}}/{picture}.svg",
-                category="Scaling",
-                subcategory="{name}",
-                labels={"study": "{name}", "content": content},
-                caption=f"../report/scaling-{picture}.rst",
-            )
-            for picture, content in yard.pictures("scaling").items()
-        ],
-        expand(
-            "results/plots/scaling/{{name}}/{picture}.png",
-            picture=yard.pictures("scaling"),
-        ),
-    log:
-        "results/logs/plots/scaling-{name}.log",
-    localrule: True
-    conda:
-        "../../envs/trainyard.yaml"
-    resources:
-        machine=1,
-    message:
-        "scaling {wildcards.name}: plots"
-    shell:
-        "python $SCRIPTS/plots.py --config $CONFIG --kind scaling --name {wildcards.name} --log-file {log}"
-
-
-rule plot_trees:
-    input:
-        rules.fit_trees.output,
-    output:
-        [
-            report(
-                f"results/plots/trees/{{name}}/{picture}.svg",
-                category="Tree models",
-                subcategory="{name}",
-                labels={"study": "{name}", "content": content},
-                caption=f"../report/trees-{picture}.rst",
-            )
-            for picture, content in yard.pictures("trees").items()
-        ],
-        expand(
-            "results/plots/trees/{{name}}/{picture}.png",
-            picture=yard.pictures("trees"),
-        ),
-    log:
-        "results/logs/plots/trees-{name}.log",
-    localrule: True
-    conda:
-        "../../envs/trainyard.yaml"
-    resources:
-        machine=1,
-    message:
-        "trees {wildcards.name}: plots"
-    shell:
-        "python $SCRIPTS/plots.py --config $CONFIG --kind trees --name {wildcards.name} --log-file {log}"
+    rule:
+        name:
+            f"plot_{kind}"
+        input:
+            made_from,
+        output:
+            [
+                report(
+                    f"results/plots/{kind}/{{name}}/{plot}.svg",
+                    category=CATEGORIES[kind],
+                    subcategory="{name}",
+                    labels={
+                        "dataset" if kind == "data" else "study": "{name}",
+                        "content": content,
+                    },
+                    caption=f"../report/{kind}-{plot}.rst",
+                )
+                for plot, content in yard.plot_labels[kind].items()
+            ],
+            expand(
+                "results/plots/{kind}/{{name}}/{plot}.png",
+                kind=kind,
+                plot=yard.plot_labels[kind],
+            ),
+        log:
+            f"results/logs/plots/{kind}-{{name}}.log",
+        localrule: True
+        conda:
+            "../../envs/trainyard.yaml"
+        resources:
+            machine=1,
+        message:
+            f"{NOUNS[kind]} {{wildcards.name}}: plots"
+        shell:
+            f"python $SCRIPTS/plots.py --config $CONFIG --kind {kind} --name {{wildcards.name}} --log-file {{log}}"

@@ -15,59 +15,31 @@ rule train:
         scale=r"1x\d+(/repeat-\d+)?",
     conda:
         "../../envs/trainyard.yaml"
-    threads: yard.training_cpus
+    threads: yard.train.cpus
     resources:
-        gpu=yard.ranks_per_node,
-        gpu_model=yard.gpu_model,
-        nodes=yard.training_nodes,
-        hardware=yard.training_hardware,
-        plan=yard.training_summary,
+        gpu=yard.train.gpus,
+        gpu_model=yard.train.gpu_model,
+        nodes=yard.train.nodes,
+        hardware=yard.train.hardware,
+        plan=yard.train.summary,
     params:
-        results=yard.training,
+        results=yard.train.digest,
     message:
         yard.message("{resources.plan}")
     shell:
         "python $SCRIPTS/train.py --scale {wildcards.scale} --config $CONFIG --study {wildcards.name} --log-file {log}"
 
 
-# Slurm wraps a job of one node in an srun of its own; a job of several nodes is told by `mpi` to leave that to us.
+# The executor wraps a job on one node in `srun`. With `mpi`, it leaves that to the command: for jobs on several nodes.
 use rule train as train_on_nodes with:
     wildcard_constraints:
         scale=r"(?!1x)\d+x\d+(/repeat-\d+)?",
     resources:
-        hardware=yard.training_hardware,
-        plan=yard.training_summary,
+        hardware=yard.train.hardware,
+        plan=yard.train.summary,
         mpi="srun",
-        nodes=yard.training_nodes,
-        tasks=yard.training_nodes,
-        gres=yard.training_gres,
+        nodes=yard.train.nodes,
+        tasks=yard.train.nodes,
+        gres=yard.train.gres,
         tasks_per_gpu=0,
         slurm_extra="--ntasks-per-node=1",
-
-
-rule scaling_table:
-    input:
-        yard.summaries,
-    output:
-        "results/scaling/{name}/scaling.csv",
-        report(
-            "results/tables/scaling/{name}.html",
-            category="Scaling",
-            subcategory="{name}",
-            labels={"study": "{name}", "content": "table"},
-            caption="../report/scaling-table.rst",
-        ),
-    log:
-        "results/logs/tables/scaling-{name}.log",
-    localrule: True
-    conda:
-        "../../envs/trainyard.yaml"
-    resources:
-        machine=1,
-    params:
-        terms=yard.scaling_terms,
-        forms=yard.table_forms,
-    message:
-        "scaling {wildcards.name}: table"
-    shell:
-        "python $SCRIPTS/tables.py --config $CONFIG --kind scaling --name {wildcards.name} --log-file {log}"

@@ -17,42 +17,42 @@ rule sweep:
     log:
         "results/logs/sweep/{name}.log",
     wildcard_constraints:
-        name=yard.sweeps_on(nodes="one"),
-    retries: yard.sweep_retries()
+        name=yard.sweep.names(nodes="one"),
+    retries: yard.sweep.retries()
     conda:
         "../../envs/trainyard.yaml"
-    threads: yard.sweep_cpus
+    threads: yard.sweep.cpus
     resources:
-        pending=yard.pending,
-        gpu=yard.sweep_gpus,
-        gpu_model=yard.sweep_gpu_model,
-        nodes=yard.sweep_nodes,
-        runtime=yard.sweep_minutes,
-        plan=yard.sweep_summary,
-        hardware=yard.sweep_hardware,
+        pending=yard.sweep.pending,
+        gpu=yard.sweep.gpus,
+        gpu_model=yard.sweep.gpu_model,
+        nodes=yard.sweep.nodes,
+        runtime=yard.sweep.minutes,
+        plan=yard.sweep.summary,
+        hardware=yard.sweep.hardware,
     params:
-        results=yard.sweep_digest,
+        results=yard.sweep.digest,
     message:
         yard.message("{resources.plan}")
     shell:
         "python $SCRIPTS/sweep.py --config $CONFIG --sweep {wildcards.name} --log-file {log}"
 
 
-# As for trainings: a Slurm job of several nodes is told by `mpi` to leave the sruns to us. The plan may ask for one.
+# With `mpi`, the executor leaves `srun` to the command: for jobs on several nodes. The plan may need only one.
 use rule sweep as sweep_on_nodes with:
     wildcard_constraints:
-        name=yard.sweeps_on(nodes="several"),
+        name=yard.sweep.names(nodes="several"),
     resources:
-        pending=yard.pending,
-        runtime=yard.sweep_minutes,
-        plan=yard.sweep_summary,
-        hardware=yard.sweep_hardware,
-        gpu=yard.sweep_gpus,
-        gpu_model=yard.sweep_gpu_model,
-        nodes=yard.sweep_nodes,
-        mpi=yard.sweep_on_nodes("srun"),
-        tasks=yard.sweep_on_nodes(yard.sweep_nodes),
-        gres=yard.sweep_on_nodes(yard.sweep_gres),
-        tasks_per_gpu=yard.sweep_on_nodes(0),
-        # a dead node costs the trials on it, not the job
-        slurm_extra=yard.sweep_on_nodes("--ntasks-per-node=1 --no-kill"),
+        pending=yard.sweep.pending,
+        runtime=yard.sweep.minutes,
+        plan=yard.sweep.summary,
+        hardware=yard.sweep.hardware,
+        gpu=yard.sweep.gpus,
+        gpu_model=yard.sweep.gpu_model,
+        nodes=yard.sweep.nodes,
+        mpi=yard.sweep.if_on_nodes("srun"),
+        tasks=yard.sweep.if_on_nodes(yard.sweep.nodes),
+        gres=yard.sweep.if_on_nodes(yard.sweep.gres),
+        tasks_per_gpu=yard.sweep.if_on_nodes(0),
+        # when a node fails, the job continues on the others
+        slurm_extra=yard.sweep.if_on_nodes("--ntasks-per-node=1 --no-kill"),

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from trainyard.cli import workflow
+from trainyard.cli import jobs as cluster_jobs
 from trainyard.cli.workflow import Workflow
 from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.load import check_config
@@ -89,18 +89,18 @@ class Resource:
 
 def test_a_partitions_limit_becomes_retries_enough_and_options_of_the_plan(tmp_path, monkeypatch):
     lines = ["cpu*|up|1-00:00:00|1|8|1000|(null)|(null)", "gpu|up|2:00:00|1|8|1000|gpu:4|(null)"]
-    monkeypatch.setattr(workflow, "list_partitions", lambda: [parse_partition(line) for line in lines])
+    monkeypatch.setattr(cluster_jobs, "list_partitions", lambda: [parse_partition(line) for line in lines])
     finished(tmp_path, {1: 1.0, 2: 2.0})
     defaults = {"runtime": Resource(60), "slurm_partition": Resource("gpu")}
     yard = Workflow(CONFIG, results=tmp_path, default_resources=defaults)
     jobs = plan_sweep(check_config(CONFIG), "depth", tmp_path, limit_minutes=120).jobs
     assert jobs >= 3
-    assert yard.sweep_retries() == jobs - 1 + 2
+    assert yard.sweep.retries() == jobs - 1 + 2
     assert yard.plan_options(None) == "--runtime-minutes 60 --limit-minutes 120"
     default = Workflow(CONFIG, results=tmp_path, default_resources={"runtime": Resource(60)})
-    assert default.sweep_retries() is None, "a day is enough"
+    assert default.sweep.retries() is None, "a day is enough"
     here = Workflow(CONFIG, results=tmp_path)
-    assert (here.sweep_retries(), here.plan_options(None)) == (None, "")
+    assert (here.sweep.retries(), here.plan_options(None)) == (None, "")
     settings = type("Settings", (), {"partition_config": "partitions.yaml"})
     found = Workflow(CONFIG, results=tmp_path, default_resources=defaults, executor=lambda: settings)
     assert found.plan_options(None) == "--runtime-minutes 60", "each job finds its own"
