@@ -46,6 +46,7 @@ rule plots:
         yard.plots(),
 
 
+# `shell` is formatted when a job runs, after the loop: it must take the kind from `params`.
 for kind, made_from in TABLE_INPUTS.items():
 
     rule:
@@ -74,11 +75,12 @@ for kind, made_from in TABLE_INPUTS.items():
         resources:
             machine=1,
         params:
+            kind=kind,
             terms=yard.table_terms(kind),
         message:
             f"{NOUNS[kind]} {{wildcards.name}}: table"
         shell:
-            f"python $SCRIPTS/tables.py --config $CONFIG --kind {kind} --name {{wildcards.name}} --log-file {{log}}"
+            "python $SCRIPTS/tables.py --config $CONFIG --kind {params.kind} --name {wildcards.name} --log-file {log}"
 
 
 for kind, made_from in PLOT_INPUTS.items():
@@ -114,7 +116,9 @@ for kind, made_from in PLOT_INPUTS.items():
             "../../envs/trainyard.yaml"
         resources:
             machine=1,
+        params:
+            kind=kind,
         message:
             f"{NOUNS[kind]} {{wildcards.name}}: plots"
         shell:
-            f"python $SCRIPTS/plots.py --config $CONFIG --kind {kind} --name {{wildcards.name}} --log-file {{log}}"
+            "python $SCRIPTS/plots.py --config $CONFIG --kind {params.kind} --name {wildcards.name} --log-file {log}"

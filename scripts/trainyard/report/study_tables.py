@@ -1,0 +1,72 @@
+"""All tables of one study, and their page for the report."""
+
+import logging
+from pathlib import Path
+
+import pandas as pd
+
+from trainyard.config.config import Config
+from trainyard.planning.accounting import jobs_table, records_of, strategies_of, strategies_table
+from trainyard.planning.plan import plan_sweep
+from trainyard.report.html_page import write_page
+from trainyard.report.sweep_tables import stopping_table, summarize_best, summarize_savings
+from trainyard.scaling.table import recommendation, scaling_table
+from trainyard.utils.csv_files import read_table, write_parquet, write_table
+from trainyard.utils.text import format_time
+
+log = logging.getLogger("tables")
+Page = dict[str, pd.DataFrame | str]  # headings, and what is below them
+
+
+def write_tables(config: Config, kind: str, name: str, results: Path) -> Path:
+    """Write the derived tables of a study, its page, and if the config says so, Parquet; return the page."""
+    make = {"sweeps": _write_sweep, "scaling": _write_scaling, "trees": _read_trees}[kind]
+    folder = results / kind / name
+    parts = make(config, name, results)
+    if config.tables.parquet:
+        for path in folder.rglob("*.csv"):
+            if path.parent.name != "telemetry":
+                write_parquet(path)
+    page = results / "tables" / kind / f"{name}.html"
+    write_page(parts, page, title=f"{kind}: {name}")
+    return page
+
+
+def _write_sweep(config: Config, name: str, results: Path) -> Page:
+    folder = results / "sweeps" / name
+    plan = plan_sweep(config, name, results)
+    sessions = plan.sessions
+    records = records_of(sessions)
+    strategies = strategies_table(strategies_of(plan, sessions, records))
+    jobs = jobs_table(plan, sessions, records)
+    write_table(strategies, folder / "strategies.csv")
+    write_table(jobs, folder / "jobs.csv")
+    stopped: Page = {}
+    if plan.sweep.stop:
+        rows = stopping_table(plan)
+        stopped = {"Stopped early": rows, "What early stopping saved": summarize_savings(plan, rows)}
+    trials = read_table(folder / "trials.csv")
+    best = summarize_best(plan, trials)
+    log.info("%s", best)
+    turned = strategies.set_index("strategy").T.rename_axis(index=None, columns=None).reset_index(names="")
+    return {
+        "": best,
+        "Trials": trials,
+        **stopped,
+        "Cost, compared with other strategies": turned,
+        "Jobs: planned and measured": jobs.assign(start=jobs["start"].map(format_time)),
+    }
+
+
+def _write_scaling(config: Config, name: str, results: Path) -> Page:
+    folder, study = results / "scaling" / name, config.scaling[name]
+    runs = {scale: [folder / run for run in study.runs(scale)] for scale in study.scales}
+    table = scaling_table(runs, mode=study.mode, gpu_hour=config.pricing.gpu_hour)
+    write_table(table, folder / "scaling.csv")
+    advice = recommendation(table)
+    log.info("%s", advice)
+    return {"": advice, "Scales": table}
+
+
+def _read_trees(config: Config, name: str, results: Path) -> Page:
+    return {"": read_table(results / "trees" / name / "trees.csv")}
