@@ -1,4 +1,4 @@
-"""Reading a config file, and reporting all that is wrong with it at once: place, value, reason, suggestion."""
+"""Reads and merges config files, and reports all errors at once: place, reason, value and suggestion."""
 
 import json
 import math
@@ -20,20 +20,20 @@ from trainyard.utils.text import suggest
 
 
 class ConfigError(UserError):
-    """The config is wrong; the message has one line per error."""
+    """The config has errors; the message has one line for each."""
 
 
 def read_config(path: Path) -> Config:
-    """Read and check a YAML or JSON file.
+    """The checked config of a YAML or JSON file.
 
     Raises:
-        ConfigError: the file is missing, cannot be parsed, or says something that cannot be meant.
+        ConfigError: the file is missing, cannot be parsed, or has errors.
     """
     return check_config(_read(path), source=str(path))
 
 
 def _read(path: Path) -> Any:
-    """What a config file holds. Snakemake's templates (`__use_yte__`) are filled in."""
+    """The content of a config file; templates (`__use_yte__`) are rendered as by Snakemake."""
     parse, kind = (_parse_json, "JSON") if path.suffix == ".json" else (_parse_yaml, "YAML")
     try:
         raw = parse(path.read_text(encoding="utf-8"))
@@ -51,44 +51,50 @@ def _read(path: Path) -> Any:
 
 
 def check_config(raw: Any, *, source: str = "config") -> Config:
-    """Turn what a config file holds into a `Config`, or raise a `ConfigError` that lists every mistake."""
+    """The checked config of a file's content.
+
+    Raises:
+        ConfigError: the content has errors; the message lists all of them.
+    """
     try:
         config = Config.model_validate(raw)
         problems = list(_cross_checks(config))
     except ValidationError as error:
         problems = [_describe(item) for item in error.errors(include_url=False)]
-    if problems := list(dict.fromkeys(problems)):  # all members of a union may say the same
+    if problems := list(dict.fromkeys(problems)):  # the members of a union can report the same error
         count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
         raise ConfigError(f"{count} in {source}:\n" + "\n".join(f"  {problem}" for problem in problems))
     return config
 
 
 def compose(files: Sequence[Path], command_line: Mapping[str, Any]) -> dict[str, Any]:
-    """What config files and `--config` say together: later files extend earlier ones, and `--config` all of them.
+    """Merge config files and `--config`: later files override earlier ones, and `--config` overrides all of them.
 
-    Snakemake composes them in the same way, but reads numbers by YAML 1.1 (`1e-5` is text), and gives what stands
-    within a value of `--config` as text: here, numbers are read as in a file. Where `--config` says `all`, `none` or
-    names for a section of studies, these are chosen; of the datasets, only those stay that are then needed.
+    Snakemake merges them in the same way, but it reads numbers as YAML 1.1 (`1e-5` is text), and the values of
+    `--config` as text; this function reads numbers as YAML 1.2 in both. `--config` can also select studies: `all`,
+    `none` or names as the value of a section. Then only the datasets that these studies need are kept.
 
     Raises:
-        ConfigError: a file cannot be read, or has no study of such a name.
+        ConfigError: a file cannot be read, or a selected study does not exist.
     """
     whole: dict[str, Any] = {}
     for path in files:
         if not isinstance(content := _read(path), Mapping):
-            raise ConfigError(f"{path}: not a mapping of sections")
-        whole = _merged(whole, content)
-    typed = {name: _typed(value) if isinstance(value, Mapping) else value for name, value in command_line.items()}
-    return _selected(_merged(whole, typed), whole)
+            raise ConfigError(f"{path}: must be a mapping of sections")
+        whole = _merge(whole, content)
+    typed = {
+        name: _parse_values(value) if isinstance(value, Mapping) else value for name, value in command_line.items()
+    }
+    return _select(_merge(whole, typed), whole)
 
 
-def _selected(raw: dict[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with the studies that the command line names, as the files define them."""
-    asked = {section: raw[section] for section in STUDIES if isinstance(raw.get(section), (str, list, int))}
-    if not asked:
+def _select(raw: dict[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with the studies that the command line selects, as the files define them."""
+    selections = {section: raw[section] for section in STUDIES if isinstance(raw.get(section), (str, list, int))}
+    if not selections:
         return raw
-    chosen = {section: dict(raw.get(section) or {}) for section in STUDIES if section not in asked}
-    for section, names in asked.items():
+    chosen = {section: dict(raw.get(section) or {}) for section in STUDIES if section not in selections}
+    for section, names in selections.items():
         known = whole.get(section) or {}
         words = [str(name) for name in names] if isinstance(names, list) else str(names).split(",")
         words = list(known) if words == ["all"] else [] if words == ["none"] else words
@@ -101,20 +107,20 @@ def _selected(raw: dict[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
     return {**raw, **chosen, "datasets": datasets}
 
 
-def _merged(value: Any, more: Any) -> Any:
-    """As Snakemake composes config files: mappings are merged, all else is replaced."""
+def _merge(value: Any, more: Any) -> Any:
+    """Merge two values as Snakemake does: mappings are merged, everything else is replaced."""
     if not isinstance(more, Mapping):
         return more
     known = value if isinstance(value, Mapping) else {}
-    return {**known, **{key: _merged(known.get(key), inner) for key, inner in more.items()}}
+    return {**known, **{key: _merge(known.get(key), inner) for key, inner in more.items()}}
 
 
-def _typed(value: Any) -> Any:
-    """A value of `--config`, which Snakemake gives as text, as it would be in a file."""
+def _parse_values(value: Any) -> Any:
+    """A value of `--config`, which Snakemake passes as text, with the type that it would have in a file."""
     if isinstance(value, Mapping):
-        return {key: _typed(inner) for key, inner in value.items()}
+        return {key: _parse_values(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_typed(inner) for inner in value]
+        return [_parse_values(inner) for inner in value]
     if not isinstance(value, str):
         return value
     loader = _Loader("")
@@ -123,7 +129,7 @@ def _typed(value: Any) -> Any:
     try:
         return loader.construct_object(yaml.ScalarNode(tag, value)) if plain else value
     except (yaml.YAMLError, ValueError):
-        remedy = "if it is text, write it in a config file, in quotes"
+        remedy = "if it is text, put it in a config file, in quotes"
         raise ConfigError(f"--config: {value[:40]} cannot be read as a number; {remedy}") from None
 
 
@@ -131,27 +137,27 @@ STUDIES: Final = ("sweeps", "scaling", "trees")
 
 
 _TAG: Final = "tag:yaml.org,2002:"
-_PLAIN_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML has it
+_PLAIN_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if PyYAML is built with it
 
 
 class _Loader(_PLAIN_LOADER):  # type: ignore[misc]
-    """YAML 1.1, as Snakemake reads it, with the numbers of YAML 1.2: `1e-5` is one, `1:30` is none, `012` is 12."""
+    """YAML 1.1, as in Snakemake, but with the numbers of YAML 1.2: `1e-5` is a number, `1:30` is not, `012` is 12."""
 
-    def construct_whole(self, node: Any) -> int:
-        """An integer; with `0o` or `0x`, octal or hexadecimal."""
+    def construct_integer(self, node: Any) -> int:
+        """An integer; octal with `0o`, hexadecimal with `0x`."""
         text = node.value.replace("_", "")
         return int(text, 0 if text.lstrip("+-")[:2] in ("0o", "0x") else 10)
 
     def construct_finite(self, node: Any) -> float:
-        """A float, unless it is too large for one."""
+        """A float; an error if the number is too large for one."""
         value = float(self.construct_yaml_float(node))
         if math.isinf(value) and "inf" not in node.value.lower():
-            message = f"{node.value} is too large a number; if it is text, write it in quotes"
+            message = f"{node.value} is too large for a number; if it is text, write it in quotes"
             raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
         return value
 
 
-_WHOLE: Final = re.compile(r"[-+]?(?:[0-9][0-9_]*|0o[0-7]+|0x[0-9a-fA-F]+)\Z")
+_INTEGER: Final = re.compile(r"[-+]?(?:[0-9][0-9_]*|0o[0-7]+|0x[0-9a-fA-F]+)\Z")
 _FLOAT: Final = re.compile(
     r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?\Z"
     r"|[-+]?\.(?:inf|Inf|INF)\Z|\.(?:nan|NaN|NAN)\Z"
@@ -160,9 +166,9 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in known if tag not in (_TAG + "int", _TAG + "float")]
     for first, known in _Loader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(_TAG + "int", _WHOLE, list("-+0123456789"))
+_Loader.add_implicit_resolver(_TAG + "int", _INTEGER, list("-+0123456789"))
 _Loader.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+.0123456789"))
-_Loader.add_constructor(_TAG + "int", _Loader.construct_whole)
+_Loader.add_constructor(_TAG + "int", _Loader.construct_integer)
 _Loader.add_constructor(_TAG + "float", _Loader.construct_finite)
 
 
@@ -175,12 +181,16 @@ def _parse_yaml(text: str) -> Any:
 
 
 def _check_keys(node: yaml.Node, seen: set[int], above: tuple[int, ...]) -> None:
-    """Make all keys text, and a key that is given twice an error: PyYAML silently drops the first.
+    """Convert all keys to text, and reject duplicate keys, which PyYAML accepts, and aliases to a parent node.
 
-    Also what stands within itself is an error, by an alias: `above` is what a node stands in.
+    `above` has the ids of the node's parents, `seen` those of all nodes that are checked.
+
+    Raises:
+        ValueError: a node contains itself.
+        yaml.YAMLError: a key is duplicate.
     """
     if id(node) in above:
-        raise ValueError(f"what begins in line {node.start_mark.line + 1} contains itself, by an alias")
+        raise ValueError(f"the node that begins in line {node.start_mark.line + 1} contains itself through an alias")
     if id(node) in seen or isinstance(node, yaml.ScalarNode):
         return
     seen.add(id(node))
@@ -189,7 +199,7 @@ def _check_keys(node: yaml.Node, seen: set[int], above: tuple[int, ...]) -> None
         key, value = item if isinstance(node, yaml.MappingNode) else (None, item)
         if isinstance(key, yaml.ScalarNode) and key.tag != _TAG + "merge":
             if key.value in names:
-                message = f"the key {key.value!r} is given twice"
+                message = f"duplicate key {key.value!r}"
                 raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
             names.add(key.value)
             key.tag = _TAG + "str"
@@ -201,16 +211,16 @@ def _parse_json(text: str) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A mapping of a JSON file."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """A mapping of a JSON file, whose keys must be unique."""
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is given twice")
-    return found
+        raise ValueError(f"duplicate key {next(name for name in names if names.count(name) > 1)!r}")
+    return mapping
 
 
 def _cross_checks(config: Config) -> Iterator[str]:
-    """What one section demands of another."""
+    """Errors in the references between sections, and in trials."""
     for section in STUDIES:
         for name, study in getattr(config, section).items():
             place = f"{section}.{name}"
@@ -226,7 +236,7 @@ def _cross_checks(config: Config) -> Iterator[str]:
 
 
 def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:
-    """Every trial must be a valid training; the same mistake in many trials is told once."""
+    """The errors of all trials; the same error in several trials is reported once."""
     expansion = expand(sweep)
     if not (expansion.trials or expansion.errors or sweep.search):
         yield f"sweeps.{name}: has no trials; give `grid`, `trials`, `sample` or `search`"
@@ -237,7 +247,7 @@ def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:
 
 
 def _cost_error(cost: str, expansion: Expansion) -> CostError | None:
-    """Why the relative cost of a trial cannot be told, if it cannot."""
+    """The error of the first trial whose relative cost cannot be evaluated, if any."""
     for trial in (*expansion.trials, *expansion.examples):
         try:
             relative_cost(cost, trial)
@@ -247,7 +257,7 @@ def _cost_error(cost: str, expansion: Expansion) -> CostError | None:
 
 
 def _trial_errors(name: str, error: Exception) -> list[str]:
-    """What is wrong with one trial, its keys looked up where they come from: in the sweep's `train`."""
+    """The errors of one trial; suggestions for its keys come from the sweep's `train`."""
     if not isinstance(error, ValidationError):
         return [f": {error}"]
     items = error.errors(include_url=False)
@@ -263,7 +273,7 @@ def _describe(item: Any) -> str:
 
 
 def _reason(item: Any) -> str:
-    """What is wrong, what stands there, and what would be right."""
+    """The reason of an error, with the value found or a suggestion."""
     loc = item["loc"]
     if item["type"] == "extra_forbidden":
         return f"unknown key; {suggest(str(loc[-1]), _keys_at(loc[:-1]))}"
@@ -273,22 +283,22 @@ def _reason(item: Any) -> str:
         given = item["ctx"].get("tag", item["input"])
         return f"{given!r} is not known; {suggest(str(given), options)}"
     if item["type"] == "missing":
-        return "is required, but is not there"
+        return "is required, but missing"
     if item["type"] == "string_pattern_mismatch":
-        return f"{item['input']!r} does not fit; {_PATTERN_HINTS.get(item['ctx']['pattern'], item['msg'])}"
+        return f"{item['input']!r} is not valid; {_PATTERN_HINTS.get(item['ctx']['pattern'], item['msg'])}"
     value = "" if isinstance(item["input"], (dict, list, BaseModel)) else f" (is {item['input']!r})"
     return f"{item['msg'][0].lower()}{item['msg'][1:]}{value}"
 
 
 _PATTERN_HINTS = {
-    "^[A-Za-z0-9][A-Za-z0-9_-]*$": "a name becomes a folder: letters, digits, `_` and `-`, the first a letter or digit",
-    "^[1-9][0-9]*x[1-9][0-9]*$": "a scale is written <nodes>x<gpus per node>, as in 2x4",
-    r"^(fastest|cheapest|deadline [0-9]+(\.[0-9]+)? ?(min|h|d))$": "a goal is fastest, cheapest, or as in deadline 2h",
-    r"^(md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})$": "a checksum is written md5:... or sha256:..., in full",
-    r"^https?://[^/]+/.*[^/]$": "an address begins with http:// or https:// and ends in the name of a file",
-    r"\.(jsonl|json|csv)$": "a file of metrics must end in .jsonl, .json or .csv",
-    r"^[\w.]+:\w+$": "a function is written package.module:name",
-    r"\.(csv|parquet)$": "the file's name must end in .csv or .parquet",
+    "^[A-Za-z0-9][A-Za-z0-9_-]*$": "a name is used for a folder: letters, digits, `_` and `-`, beginning with a letter or digit",
+    "^[1-9][0-9]*x[1-9][0-9]*$": "a scale is <nodes>x<gpus per node>, as in 2x4",
+    r"^(fastest|cheapest|deadline [0-9]+(\.[0-9]+)? ?(min|h|d))$": "a goal is fastest, cheapest, or a deadline such as deadline 2h",
+    r"^(md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})$": "a checksum is md5:... or sha256:..., in full",
+    r"^https?://[^/]+/.*[^/]$": "a URL begins with http:// or https:// and ends in the name of a file",
+    r"\.(jsonl|json|csv)$": "a metrics file must end in .jsonl, .json or .csv",
+    r"^[\w.]+:\w+$": "a function is package.module:name",
+    r"\.(csv|parquet)$": "a table must end in .csv or .parquet",
 }
 
 
@@ -296,7 +306,7 @@ _UNION_TAGS = {"list", "mapping", "[key]", "digits", "torchvision", "imagefolder
 
 
 def _visible(loc: tuple[Any, ...]) -> Iterator[Any]:
-    """A place without the parts that only pydantic knows (the branch of a union it tried)."""
+    """A place without the parts that Pydantic adds for the branches of a union."""
     annotation: Any = Config
     for part in loc:
         inner = _step(annotation, part)
@@ -306,7 +316,7 @@ def _visible(loc: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def _keys_at(loc: tuple[Any, ...]) -> list[str]:
-    """The keys that a section at this place may have."""
+    """The keys that the section at this place can have."""
     annotation: Any = Config
     tag = None
     for part in loc:
@@ -322,7 +332,7 @@ def _source_annotation(model: type[BaseModel]) -> Any:
 
 
 def _step(annotation: Any, part: Any) -> Any:
-    """The type found one step further down; the type itself where `part` only names a branch of a union."""
+    """The type of the value at `part`; the type itself if `part` only names a branch of a union."""
     for branch in _branches(annotation):
         if isinstance(branch, type) and issubclass(branch, BaseModel):
             if part in branch.model_fields:
@@ -336,7 +346,7 @@ def _step(annotation: Any, part: Any) -> Any:
 
 
 def _branches(annotation: Any) -> list[Any]:
-    """A union's members, flattened; anything else as the only one."""
+    """The members of a union, flattened; any other type as the only member."""
     if get_origin(annotation) is Annotated:
         return _branches(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):

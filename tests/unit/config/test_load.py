@@ -31,16 +31,16 @@ GOOD = {
 MISTAKES = [
     ("datasets.digits.sed", 1, "datasets.digits.sed: unknown key; did you mean 'seed'?"),
     ("datasets.digits.source", "digit", "datasets.digits: 'digit' is not known; did you mean 'digits'?"),
-    ("datasets.a/b", {"source": "digits"}, "'a/b' does not fit; a name becomes a folder"),
-    ("datasets.table.path", "x.txt", "datasets.table.path: 'x.txt' does not fit; the file's name must end in .csv"),
+    ("datasets.a/b", {"source": "digits"}, "'a/b' is not valid; a name is used for a folder"),
+    ("datasets.table.path", "x.txt", "datasets.table.path: 'x.txt' is not valid; a table must end in .csv"),
     ("datasets.photos", {"source": "imagefolder"}, "datasets.photos: give either root or url"),
     ("datasets.photos", {"source": "imagefolder", "root": "x", "url": "http://x/y.zip"}, "give either root or url"),
     ("datasets.photos", {"source": "imagefolder", "url": "http://x/y.zip"}, "url needs a checksum, as in md5:"),
-    ("datasets.photos", {"source": "imagefolder", "url": "x.zip"}, "'x.zip' does not fit; an address begins with http"),
+    ("datasets.photos", {"source": "imagefolder", "url": "x.zip"}, "'x.zip' is not valid; a URL begins with http"),
     (
         "datasets.photos",
         {"source": "imagefolder", "url": "http://x/y.zip", "checksum": "md5:12"},
-        "datasets.photos.checksum: 'md5:12' does not fit; a checksum is written md5:",
+        "datasets.photos.checksum: 'md5:12' is not valid; a checksum is md5:",
     ),
     ("datasets.photos", {"source": "imagefolder", "root": "x", "width": 3}, "give both height and width, or neither"),
     ("datasets.photos", {"source": "imagefolder", "root": "x", "fitt": "pad"}, "unknown key; did you mean 'fit'?"),
@@ -107,7 +107,7 @@ MISTAKES = [
         {"dataset": "digits", "search": {"trials": 2, "values": {"optimizer": ["sgd", "addam", "adam"], "lr": [1]}}},
         "sweeps.found.search.optimizer: 'addam' is not known; did you mean 'adam'?",
     ),
-    ("scaling.study.scales", ["1x1", "2by2"], "scaling.study.scales.1: '2by2' does not fit; a scale is written"),
+    ("scaling.study.scales", ["1x1", "2by2"], "scaling.study.scales.1: '2by2' is not valid; a scale is"),
     ("scaling.study.scales", ["1x1", "1x1"], "a scale is listed twice"),
     ("scaling.study.mode", "strog", "scaling.study.mode: 'strog' is not known; did you mean 'strong'?"),
     ("trees.trees.models", ["xgbost"], "trees.trees.models.0: 'xgbost' is not known; did you mean 'xgboost'?"),
@@ -193,8 +193,8 @@ MISTAKES = [
     ("sweeps.own", {"command": "./x", "stop": {"method": "asha"}}, "search and stop need the metrics of a command"),
     ("sweeps.own", {"command": "./x", "metrics": {"pattern": "acc ([0-9"}}, "is not a regular expression"),
     ("sweeps.own", {"command": "./x", "metrics": {"pattern": "acc .*"}}, "names no metric: write a group as"),
-    ("sweeps.own", {"command": "./x", "metrics": {"file": "m.txt"}}, "'m.txt' does not fit; a file of metrics"),
-    ("sweeps.own", {"function": "train"}, "'train' does not fit; a function is written package.module:name"),
+    ("sweeps.own", {"command": "./x", "metrics": {"file": "m.txt"}}, "'m.txt' is not valid; a metrics file"),
+    ("sweeps.own", {"function": "train"}, "'train' is not valid; a function is package.module:name"),
     ("sweeps.own", {"function": "a:b", "slots": {"gpus_per_trial": "auto"}}, "gpus_per_trial: auto is for `train`"),
     ("sweeps.own", {}, "sweeps.own: a training needs a `dataset`; or give a `command` or a `function`"),
     ("sweeps.own", {"function": "a:b", "grace_seconds": 5}, "grace_seconds is for a command"),
@@ -310,7 +310,7 @@ def test_json_is_read_as_json(tmp_path):
 
 
 def test_a_number_too_large_to_be_one_is_no_number(tmp_path):
-    with pytest.raises(ConfigError, match="12e4567 is too large a number; if it is text, write it in quotes"):
+    with pytest.raises(ConfigError, match="12e4567 is too large for a number; if it is text, write it in quotes"):
         read_as(tmp_path, "sweeps: {a: {args: {commit: 12e4567}}}")
 
 
@@ -325,8 +325,16 @@ def test_a_number_of_the_command_line_that_cannot_be_read_is_an_error_in_a_line(
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("c.yaml", "sweeps: &a {s: *a}", "not valid YAML: what begins in line 1 contains itself, by an alias"),
-        ("c.yaml", "datasets: &a [[1], [*a]]", "not valid YAML: what begins in line 1 contains itself, by an alias"),
+        (
+            "c.yaml",
+            "sweeps: &a {s: *a}",
+            "not valid YAML: the node that begins in line 1 contains itself through an alias",
+        ),
+        (
+            "c.yaml",
+            "datasets: &a [[1], [*a]]",
+            "not valid YAML: the node that begins in line 1 contains itself through an alias",
+        ),
         ("c.yaml", "sweeps: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
         ("c.json", '{"sweeps": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
     ],
@@ -471,11 +479,11 @@ def test_what_is_not_a_finite_number_is_part_of_the_identity():
     ("text", "message"),
     [
         ("a: [", "not valid YAML"),
-        ("sweeps: {}\nsweeps: {}", "the key 'sweeps' is given twice"),
+        ("sweeps: {}\nsweeps: {}", "duplicate key 'sweeps'"),
         ("- 1", "the file"),
         ("a: \xff", "not valid YAML: 'utf-8' codec can't decode"),
         ('{"a": 1', "not valid JSON: Expecting"),
-        ('{"sweeps": {}, "sweeps": {}}', "not valid JSON: the key 'sweeps' is given twice"),
+        ('{"sweeps": {}, "sweeps": {}}', "not valid JSON: duplicate key 'sweeps'"),
     ],
 )
 def test_a_file_that_is_no_config_is_refused(tmp_path, text, message):
