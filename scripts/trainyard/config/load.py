@@ -82,9 +82,7 @@ def compose(files: Sequence[Path], command_line: Mapping[str, Any]) -> dict[str,
         if not isinstance(content := _read(path), Mapping):
             raise ConfigError(f"{path}: must be a mapping of sections")
         whole = _merge(whole, content)
-    typed = {
-        name: _parse_values(value) if isinstance(value, Mapping) else value for name, value in command_line.items()
-    }
+    typed = {name: _parse_value(value) if isinstance(value, Mapping) else value for name, value in command_line.items()}
     return _select(_merge(whole, typed), whole)
 
 
@@ -115,12 +113,12 @@ def _merge(value: Any, more: Any) -> Any:
     return {**known, **{key: _merge(known.get(key), inner) for key, inner in more.items()}}
 
 
-def _parse_values(value: Any) -> Any:
+def _parse_value(value: Any) -> Any:
     """A value of `--config`, which Snakemake passes as text, with the type that it would have in a file."""
     if isinstance(value, Mapping):
-        return {key: _parse_values(inner) for key, inner in value.items()}
+        return {key: _parse_value(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_parse_values(inner) for inner in value]
+        return [_parse_value(inner) for inner in value]
     if not isinstance(value, str):
         return value
     loader = _Loader("")
@@ -190,7 +188,7 @@ def _check_keys(node: yaml.Node, seen: set[int], above: tuple[int, ...]) -> None
         yaml.YAMLError: a key is duplicate.
     """
     if id(node) in above:
-        raise ValueError(f"the node that begins in line {node.start_mark.line + 1} contains itself through an alias")
+        raise ValueError(f"the node that begins in line {node.start_mark.line + 1} contains itself (alias)")
     if id(node) in seen or isinstance(node, yaml.ScalarNode):
         return
     seen.add(id(node))
@@ -291,9 +289,9 @@ def _reason(item: Any) -> str:
 
 
 _PATTERN_HINTS = {
-    "^[A-Za-z0-9][A-Za-z0-9_-]*$": "a name is used for a folder: letters, digits, `_` and `-`, beginning with a letter or digit",
+    "^[A-Za-z0-9][A-Za-z0-9_-]*$": "a name is used for a folder: letters, digits, `_` and `-`, no leading `_` or `-`",
     "^[1-9][0-9]*x[1-9][0-9]*$": "a scale is <nodes>x<gpus per node>, as in 2x4",
-    r"^(fastest|cheapest|deadline [0-9]+(\.[0-9]+)? ?(min|h|d))$": "a goal is fastest, cheapest, or a deadline such as deadline 2h",
+    r"^(fastest|cheapest|deadline [0-9]+(\.[0-9]+)? ?(min|h|d))$": "use fastest, cheapest or, say, deadline 2h",
     r"^(md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})$": "a checksum is md5:... or sha256:..., in full",
     r"^https?://[^/]+/.*[^/]$": "a URL begins with http:// or https:// and ends in the name of a file",
     r"\.(jsonl|json|csv)$": "a metrics file must end in .jsonl, .json or .csv",
