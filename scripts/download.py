@@ -1,4 +1,4 @@
-"""Download what a dataset is made from, where there is a network; what is there already is checked and left."""
+"""Download the files of a dataset; files that exist are verified and kept."""
 
 import argparse
 import logging
@@ -12,9 +12,9 @@ log = logging.getLogger("download")
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Have the files, and say where they are in `download.json`."""
+    """Download the files, and write their folder and checksums to `download.json`."""
     config = read_config(arguments.config)
-    command_line.section(config, "datasets", arguments.dataset)
+    command_line.check_name(config, "datasets", arguments.dataset)
     dataset = config.datasets[arguments.dataset]
     files = {remote.name: remote.checksum for remote in remotes(dataset)}
     place = str(downloaded(dataset, config.data)) if files else None
@@ -24,8 +24,8 @@ def main(arguments: argparse.Namespace) -> None:
 
 def _arguments() -> argparse.Namespace:
     example = "python scripts/download.py --config config/config.yaml --dataset digits"
-    parser = command_line.parser("Download what a dataset is made from.", example=example)
-    parser.add_argument("--dataset", required=True, metavar="NAME", help="a name in `datasets` of the config")
+    parser = command_line.parser("Download the files of a dataset.", example=example)
+    parser.add_argument("--dataset", required=True, metavar="NAME", help="name in `datasets` of the config")
     return parser.parse_args()
 
 

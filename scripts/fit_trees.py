@@ -17,7 +17,7 @@ log = logging.getLogger("trees")
 def main(arguments: argparse.Namespace) -> None:
     """Fit every model of the study that is not fitted yet."""
     config = read_config(arguments.config)
-    command_line.section(config, "trees", arguments.study)
+    command_line.check_name(config, "trees", arguments.study)
     study = config.trees[arguments.study]
     folder = arguments.results / "trees" / arguments.study
     staged = Staged(arguments.results / "data" / study.dataset)
@@ -37,7 +37,7 @@ def main(arguments: argparse.Namespace) -> None:
 def _arguments() -> argparse.Namespace:
     example = "python scripts/fit_trees.py --config config/config.yaml --study digits"
     parser = command_line.parser("Fit the tree models of a study.", example=example)
-    parser.add_argument("--study", required=True, metavar="NAME", help="a name in `trees` of the config")
+    parser.add_argument("--study", required=True, metavar="NAME", help="name in `trees` of the config")
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
-"""Stage a dataset: turn it into the few large files that training maps into memory.
+"""Stage a dataset: convert it to a few large files that trainings memory-map.
 
-Killed half-way, the same command goes on from there. Bad images are listed in problems.csv, beside the files.
+If it is interrupted, the same command continues. Bad images are listed in problems.csv, beside the files.
 """
 
 import argparse
@@ -15,10 +15,10 @@ log = logging.getLogger("stage")
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Stage one dataset, or say that it is there already."""
-    gc.disable()  # it would look for cycles among a million names of files again and again
+    """Stage one dataset, unless it is staged already."""
+    gc.disable()  # a list of a million file names makes every collection slow
     config = read_config(arguments.config)
-    command_line.section(config, "datasets", arguments.dataset)
+    command_line.check_name(config, "datasets", arguments.dataset)
     dataset, folder = config.datasets[arguments.dataset], arguments.results / "data" / arguments.dataset
     staged = stage(dataset, folder, config.data)
     log.info("dataset %s: %s, in %s", arguments.dataset, staged.description(), staged.folder)
@@ -27,7 +27,7 @@ def main(arguments: argparse.Namespace) -> None:
 def _arguments() -> argparse.Namespace:
     example = "python scripts/stage.py --config config/config.yaml --dataset digits"
     parser = command_line.parser("Stage a dataset.", example=example)
-    parser.add_argument("--dataset", required=True, metavar="NAME", help="a name in `datasets` of the config")
+    parser.add_argument("--dataset", required=True, metavar="NAME", help="name in `datasets` of the config")
     return parser.parse_args()
 
 

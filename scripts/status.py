@@ -1,4 +1,4 @@
-"""Show how the sweeps stand, from their journals; with --watch also while another process runs them."""
+"""Show the progress of all sweeps, from their journals; with --watch, while another process runs them."""
 
 import argparse
 import time
@@ -20,7 +20,7 @@ from trainyard.utils.text import format_duration
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Show the sweeps once, or until interrupted."""
+    """Print the progress once, or until interrupted."""
     config = read_config(arguments.config)
     if not config.sweeps:
         raise UserError(f"{arguments.config} has no sweeps")
@@ -36,7 +36,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def _view(config: Config, results: Path, folds: Mapping[str, Fold]) -> RenderableType:
-    """How the sweeps stand; of the journals, only what is new is read."""
+    """The progress of all sweeps; only new events of the journals are read."""
     plans = [plan_sweep(config, name, results, fold=fold) for name, fold in folds.items()]
     columns = ("finished", "stopped", "diverged", "running", "failed", "pending", "of", "predicted time left")
     table = Table("sweep", *columns, box=None)
@@ -65,15 +65,15 @@ def _running(plans: list[Plan]) -> Iterator[RenderableType]:
     for plan in plans:
         open_attempts = [tries[-1] for tries in plan.tries.values() if tries[-1].outcome == TrialStatus.RUNNING]
         if open_attempts:
-            yield f"\nsweep {plan.name}: running now, or interrupted without a word"
+            yield f"\nsweep {plan.name}: running, or killed without a final event"
             yield slot_table(open_attempts, plan)
 
 
 def _arguments() -> argparse.Namespace:
     example = "python scripts/status.py --config config/config.yaml --watch"
-    parser = command_line.parser("Show how the sweeps stand.", example=example)
-    parser.add_argument("--watch", action="store_true", help="show again and again until interrupted")
-    parser.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between two looks (default: 2)")
+    parser = command_line.parser("Show the progress of all sweeps.", example=example)
+    parser.add_argument("--watch", action="store_true", help="update until interrupted")
+    parser.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between updates (default: 2)")
     return parser.parse_args()
 
 

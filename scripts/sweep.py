@@ -1,6 +1,6 @@
-"""Run what is pending of a sweep: trials packed onto slots, everything recorded in its journal.
+"""Run the pending trials of a sweep on the slots of this job, and record them in its journal.
 
-Killed at any moment, it loses only the trials in progress: the same command trains what is missing.
+If it is killed, the same command continues: finished trials are kept, and trials with checkpoints resume.
 """
 
 import argparse
@@ -14,9 +14,9 @@ log = logging.getLogger("sweep")
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Train what is pending, then write the tables."""
+    """Run the pending trials, then write the tables."""
     config = read_config(arguments.config)
-    command_line.section(config, "sweeps", arguments.sweep)
+    command_line.check_name(config, "sweeps", arguments.sweep)
     plan = driver.run(config, arguments.sweep, arguments.results, wait_seconds=arguments.wait_seconds)
     driver.check_results(plan)
     from trainyard.report.sweep_tables import write_sweep_tables  # pandas takes a second to import
@@ -27,10 +27,10 @@ def main(arguments: argparse.Namespace) -> None:
 
 def _arguments() -> argparse.Namespace:
     example = "python scripts/sweep.py --config config/config.yaml --sweep depth"
-    parser = command_line.parser("Run what is pending of a sweep.", example=example)
-    parser.add_argument("--sweep", required=True, metavar="NAME", help="a name in `sweeps` of the config")
+    parser = command_line.parser("Run the pending trials of a sweep.", example=example)
+    parser.add_argument("--sweep", required=True, metavar="NAME", help="name in `sweeps` of the config")
     parser.add_argument("--wait-seconds", type=float, default=0.0, metavar="S",
-                        help="wait this long if another process works on the sweep (default: do not wait)")  # fmt: skip
+                        help="maximum wait if another process runs the sweep (default: 0)")  # fmt: skip
     return parser.parse_args()
 
 

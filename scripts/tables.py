@@ -13,7 +13,7 @@ log = logging.getLogger("tables")
 def main(arguments: argparse.Namespace) -> None:
     """Write the tables and the page."""
     config = read_config(arguments.config)
-    command_line.section(config, arguments.kind, arguments.name)
+    command_line.check_name(config, arguments.kind, arguments.name)
     page = write_tables(config, arguments.kind, arguments.name, arguments.results)
     log.info("tables: %s; page: %s", arguments.results / arguments.kind / arguments.name, page)
 

@@ -1,10 +1,10 @@
-"""Train one scale of a scaling study on every GPU of this job: what rule `train` runs.
+"""Train one scale of a scaling study on all GPUs of this job.
 
 1 node:   python scripts/train.py --scale 1x2 --config config/config.yaml --study width
-N nodes:  the same within a Slurm job of N nodes; `snakemake --profile profiles/slurm` submits one.
+N nodes:  the same in a Slurm job on N nodes; `snakemake --profile profiles/slurm` submits one.
 
-It starts torchrun, which runs this program once per rank. Interrupted, the same command continues from the last
-checkpoint. A `script` of the user's is started by the launcher that the study names instead.
+It starts torchrun, which runs this program once per rank, or the launcher of the user's own `script`. If it is
+interrupted, the same command continues from the last checkpoint.
 """
 
 import argparse
@@ -17,12 +17,12 @@ from trainyard.scaling.user_script import UserScript
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Be a rank where torchrun started this program; else launch what the study trains."""
+    """Train as a rank if torchrun has started this program; otherwise launch the training."""
     config = read_config(arguments.config)
-    command_line.section(config, "scaling", arguments.study)
+    command_line.check_name(config, "scaling", arguments.study)
     folder = arguments.results / "scaling" / arguments.study
     if "RANK" in os.environ:
-        from trainyard.scaling.rank import train  # torch: only for those who train
+        from trainyard.scaling.rank import train  # torch: ranks only
 
         train(config, arguments.study, arguments.scale, results=arguments.results)
         return 0
@@ -32,7 +32,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> list[str]:
-    """The options of this program, for its ranks."""
+    """The options of this program that its ranks get."""
     given = {"--config": arguments.config, "--results": arguments.results, "--study": arguments.study}
     given |= {"--log-file": arguments.log_file} if arguments.log_file else {}
     return ["--scale", arguments.scale, *(word for name, value in given.items() for word in (name, str(value)))]
@@ -41,8 +41,10 @@ def _options(arguments: argparse.Namespace) -> list[str]:
 def _arguments() -> argparse.Namespace:
     example = "python scripts/train.py --scale 1x2 --config config/config.yaml --study width"
     parser = command_line.parser(str(__doc__), example=example)
-    parser.add_argument("--study", required=True, metavar="NAME", help="a name in `scaling` of the config")
-    parser.add_argument("--scale", required=True, metavar="NxG", help="nodes x GPUs per node, or 1x2/repeat-2")
+    parser.add_argument("--study", required=True, metavar="NAME", help="name in `scaling` of the config")
+    parser.add_argument(
+        "--scale", required=True, metavar="NxG", help="<nodes>x<GPUs per node>, e.g. 1x2 or 1x2/repeat-2"
+    )
     return parser.parse_args()
 
 

@@ -236,7 +236,7 @@ def test_a_driver_asked_to_end_records_it_and_leaves_nothing_running(plain, sent
     driver.send_signal(sent)
     said, _ = driver.communicate(timeout=PATIENCE_SECONDS)
     assert driver.returncode == 130
-    assert "interrupted: what has finished is kept" in said
+    assert "interrupted: finished work is kept" in said
     assert "Traceback" not in said
     assert outcomes(plain) == {"interrupted": 2}
     wait_until(lambda: not alive(family), what="Ray and its workers are gone")
@@ -283,7 +283,7 @@ def test_what_cannot_be_run_is_said_in_a_line(yard, options):
     done = yard.run(*yard.script("sweep", *options), check=False)
     assert done.returncode == 1
     assert done.stdout.strip() in (
-        "the config has no 't' in `sweeps`; known: s",
+        "`sweeps` has no 't'; known: s",
         f"{yard.results}/data/tiny holds no staged dataset: run `snakemake data` first",
     )
 

@@ -223,7 +223,7 @@ def test_the_report_has_every_picture_and_table_with_its_caption(done):
         "prices.html",
     ):
         assert name in report
-    captions = ("as they were staged", "Images per class of dataset", "What each slot of sweep", "Speedup of study")
+    captions = ("without augmentation", "Images per class of dataset", "Attempts of sweep", "Speedup of study")
     for text in (*captions, "All trials of sweep", "Tree models"):
         assert text in report
 

@@ -1,4 +1,4 @@
-"""What all programs have in common: options, logging, one clear line for a mistake and a stack trace for a bug."""
+"""The command line of all programs: options, logging, exit codes, and a stack trace for bugs only."""
 
 import argparse
 import atexit
@@ -18,20 +18,22 @@ from trainyard.utils.errors import UserError
 
 
 def parser(description: str, *, example: str) -> argparse.ArgumentParser:
-    """A parser with the options that every program has; `example` is a command that works with the embedded demo."""
-    made = argparse.ArgumentParser(
+    """A parser with the options that all programs share; `example` is a command that works with the demo."""
+    shared = argparse.ArgumentParser(
         description=description, epilog=f"example: {example}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--config", type=Path, required=True, metavar="FILE", help="the config file (YAML or JSON)")
-    made.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="default: results")
-    made.add_argument("--log-file", type=Path, metavar="FILE", help="write what is said to this file, too")
-    return made
+    shared.add_argument("--config", type=Path, required=True, metavar="FILE", help="config file (YAML or JSON)")
+    shared.add_argument(
+        "--results", type=Path, default=Path("results"), metavar="DIR", help="folder of the results (default: results)"
+    )
+    shared.add_argument("--log-file", type=Path, metavar="FILE", help="also append the log to this file")
+    return shared
 
 
 def run(main: Callable[[argparse.Namespace], int | None], arguments: argparse.Namespace) -> NoReturn:
-    """Run `main` and end the process: 0, what it returns, 1 for a mistake, 130 if interrupted.
+    """Run `main` and exit with its return value or 0; with 1 after an error, with 130 after an interrupt.
 
-    Ctrl-C and SIGINT interrupt it also where it was started with SIGINT ignored, as a script's `&` does.
+    SIGINT interrupts it even if the parent process ignores SIGINT, as a script does for `program &`.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     set_up_logging(arguments.log_file)
@@ -43,27 +45,27 @@ def run(main: Callable[[argparse.Namespace], int | None], arguments: argparse.Na
 
 def _exit_code(main: Callable[[argparse.Namespace], int | None], arguments: argparse.Namespace) -> int:
     try:
-        _say_what_was_given()
+        _log_allocation()
         return main(arguments) or 0
     except KeyboardInterrupt:
-        logging.error("interrupted: what has finished is kept; the same command continues from there")
+        logging.error("interrupted: finished work is kept; the same command continues from there")
         return 130
     except UserError as error:
         logging.error("%s", error)
         return 1
     except Exception:
-        logging.exception("this is a bug in Trainyard, or in code that it was given")
+        logging.exception("this is a bug in Trainyard or in your own code")
         return 1
 
 
 def _end_rank(code: int) -> NoReturn:
-    """End a rank after its threads and exit handlers, but without finalizing the interpreter, which could abort it.
+    """Exit a rank after its threads and exit handlers, without finalizing the interpreter, which could abort it.
 
-    A thread of gloo's ProcessGroup holds the last collective's tensors for a moment after the collective has ended, and
-    takes the GIL to let go of them. If the interpreter is finalized while the thread waits for the GIL, Python ends the
-    thread within that C++ destructor, and the process with it: SIGABRT, "terminate called without an active exception".
-    torch joins the thread when the last reference to the group goes, and DDP models, also those of users, hold such
-    references. multiprocessing ends its children as this does.
+    After a collective has completed, a thread of gloo's ProcessGroup holds its tensors for a moment, and needs the GIL
+    to release them. If the interpreter is finalized while the thread waits for the GIL, Python terminates the thread
+    inside that C++ destructor, and with it the process: SIGABRT, "terminate called without an active exception". torch
+    joins the thread when the last reference to the group is released, but DDP models, including those of users, hold
+    references. multiprocessing exits its child processes in the same way.
     """
     try:
         with suppress(Exception):
@@ -75,23 +77,23 @@ def _end_rank(code: int) -> NoReturn:
         os._exit(code)
 
 
-def _say_what_was_given() -> None:
-    """Have the log of a Slurm job begin with its allocation, and with the line that asked for it."""
+def _log_allocation() -> None:
+    """Log the allocation of a Slurm job and the command line that submitted it."""
     try:
         given = slurm_allocation.current_allocation() if os.environ.get("RANK", "0") == "0" else None
-    except UserError as error:  # who needs to know will say so
+    except UserError as error:  # code that needs the allocation reports this error
         logging.warning("%s", error)
         return
     if given:
         logging.info("%s", given)
         logging.info(
             "submitted with: %s",
-            slurm_queries.find_submit_line(given.job) or "(a line that is not in Slurm's accounting)",
+            slurm_queries.find_submit_line(given.job) or "(unknown: Slurm's accounting does not have it)",
         )
 
 
 def set_up_logging(log_file: Path | None) -> None:
-    """Say things on stdout and, if given, append them to a file."""
+    """Log to stdout, and append to a file if there is one."""
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
     if log_file:
         log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -100,8 +102,12 @@ def set_up_logging(log_file: Path | None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=handlers, force=True)
 
 
-def section(config: Config, kind: str, name: str) -> None:
-    """Check that the config has a study of this kind and name, and say which there are if not."""
+def check_name(config: Config, kind: str, name: str) -> None:
+    """Check that a section of the config has this name.
+
+    Raises:
+        UserError: it has not; the message lists the names that it has.
+    """
     known = getattr(config, kind)
     if name not in known:
-        raise UserError(f"the config has no {name!r} in `{kind}`; known: {', '.join(known) or 'none'}")
+        raise UserError(f"`{kind}` has no {name!r}; known: {', '.join(known) or 'none'}")

@@ -75,4 +75,4 @@ def test_a_program_started_in_the_background_of_a_script_can_be_interrupted_and_
         finally:
             program.kill()
     assert program.returncode == 130
-    assert said == "interrupted: what has finished is kept; the same command continues from there\n"
+    assert said == "interrupted: finished work is kept; the same command continues from there\n"
