@@ -22,9 +22,9 @@ def main(arguments: argparse.Namespace) -> int:
     command_line.check_name(config, "scaling", arguments.study)
     folder = arguments.results / "scaling" / arguments.study
     if "RANK" in os.environ:
-        from trainyard.scaling.rank import train  # torch: ranks only
+        from trainyard.scaling.rank import train_scale  # torch: ranks only
 
-        train(config, arguments.study, arguments.scale, results=arguments.results)
+        train_scale(config, arguments.study, arguments.scale, results=arguments.results)
         return 0
     if config.scaling[arguments.study].script is None:
         return launch(arguments.scale, _options(arguments))

@@ -166,7 +166,7 @@ class TrainJobs:
     def summary(self, wildcards: Wildcards) -> str:
         """What the job does, for messages; with its cost if there is a scheduler."""
         study, folder = self._config.scaling[wildcards.name], self._results / "scaling" / wildcards.name
-        if study.script and UserScript(study, wildcards.scale, folder).kept(self._results):
+        if study.script and UserScript(study, wildcards.scale, folder).reusable(self._results):
             return f"scaling {wildcards.name}: the output of {wildcards.scale} is read again; nothing runs"
         what = f"scaling {wildcards.name}: training at {wildcards.scale}"
         if not self._profile.has_scheduler:

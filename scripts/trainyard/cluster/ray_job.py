@@ -1,9 +1,8 @@
-"""Ray over all nodes of a Slurm job: the driver's node is the head, the others join it through one srun.
+"""Ray on all nodes of a Slurm job: the node of the driver is the head, and one srun starts Ray on the others.
 
-On each of the others srun runs `ray_node`. Its standard input is the line to the driver: the token comes first,
-so that Ray is being imported there while the head starts; then the head's address; and its end, whatever the end of
-the driver was, takes the node's Ray down. The token is on no shared file system, in no command line, and in no
-environment.
+On each of the others, srun runs `ray_node` and connects its standard input to the driver. The token comes first, so
+that the node imports Ray while the head starts, then the address of the head. When the input closes, however the driver
+ends, the node stops its Ray. The token is on no shared file system, in no command line, and in no environment variable.
 """
 
 import contextlib
@@ -23,56 +22,56 @@ from trainyard.config.sweep import Slots
 from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import helper_command
 
-JOIN_TIMEOUT_SECONDS = 120  # a cold shared file system may take a minute to give each node its Python
-LEAVE_TIMEOUT_SECONDS = 8  # then srun is told to end, and after as long again killed: a dead node never answers
+JOIN_TIMEOUT_SECONDS = 120  # loading Python from a cold shared file system may take a minute
+LEAVE_TIMEOUT_SECONDS = 8  # then srun gets SIGTERM, and later SIGKILL: a dead node never answers
 log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def ray_for(slots: Slots, *, folder: Path, local: str) -> Iterator[LocalRay]:
-    """A private Ray with all slots: on this machine, or on as many nodes of this job.
+def start_ray(slots: Slots, *, folder: Path, local: str) -> Iterator[LocalRay]:
+    """Run a private Ray with all slots, on this machine or on several nodes of this job.
 
-    What the other nodes say goes to `ray-nodes.log` in `folder`; `local` is the config's `data.local`.
+    The output of the other nodes is written to `ray-nodes.log` in `folder`; `local` is `data.local` of the config.
 
     Raises:
-        UserError: the job has another number of nodes, or too few GPUs, or one of the nodes does not join.
+        UserError: the job has another number of nodes or too few GPUs, or a node does not join.
     """
-    gpus, cpus, litter = slots.gpus_per_node, slots.cpus_per_node, copy_patterns(local)
+    gpus, cpus, cleanup = slots.gpus_per_node, slots.cpus_per_node, copy_patterns(local)
     if slots.nodes == 1:
-        with local_ray(gpus=gpus, cpus=cpus, litter=litter) as cluster:
+        with local_ray(gpus=gpus, cpus=cpus, cleanup=cleanup) as cluster:
             yield cluster
         return
     others = _other_nodes(slots)
     address = host.source_address(others[0])
     with (
-        _Joining(others, gpus=gpus, cpus=cpus, local=local, log=folder / "ray-nodes.log") as joining,
-        local_ray(gpus=gpus, cpus=cpus, address=address, litter=litter) as cluster,
+        _OtherNodes(others, gpus=gpus, cpus=cpus, local=local, log=folder / "ray-nodes.log") as nodes,
+        local_ray(gpus=gpus, cpus=cpus, address=address, cleanup=cleanup) as cluster,
     ):
         try:
             began = time.perf_counter()
-            joining.meet()
+            nodes.join()
             cluster.startup_seconds["join_nodes_seconds"] = time.perf_counter() - began
             log.info("Ray is up on %d nodes after %.1f s", slots.nodes, sum(cluster.startup_seconds.values()))
             yield cluster
         finally:
-            joining.dismiss()  # they end while this node's Ray does
+            nodes.leave()  # concurrently with Ray on this node
 
 
 def _other_nodes(slots: Slots) -> list[str]:
-    """The job's nodes but this one."""
+    """The nodes of the job except this one."""
     given = slurm_allocation.current_allocation()
     if given is None or len(given.nodes) != slots.nodes:
         held = "this is not a Slurm job" if given is None else f"the job has {len(given.nodes)}"
         raise UserError(
             f"the sweep needs {slots.nodes} nodes, but {held}: run it with `snakemake --profile profiles/slurm`"
         )
-    if 0 < given.gpus_per_node < slots.gpus_per_node:  # without GPUs they are only counted
+    if 0 < given.gpus_per_node < slots.gpus_per_node:  # in a job without GPUs, they are logical resources
         raise UserError(f"the sweep needs {slots.gpus_per_node} GPUs a node, but the job has {given.gpus_per_node}")
     return [name for name in given.nodes if name.split(".")[0] != host.node_name()]
 
 
-class _Joining:
-    """The srun that has the other nodes join, for the length of the block."""
+class _OtherNodes:
+    """The srun that runs Ray on the other nodes during the block."""
 
     def __init__(self, nodes: list[str], *, gpus: int, cpus: int, local: str, log: Path) -> None:
         self._nodes, self._log = nodes, log
@@ -84,63 +83,63 @@ class _Joining:
                 stderr=subprocess.STDOUT,
                 text=True,
             )
-        self._say({"token": token(), "gpus": gpus, "cpus": cpus, "local": local})
+        self._send({"token": token(), "gpus": gpus, "cpus": cpus, "local": local})
 
-    def __enter__(self) -> "_Joining":
+    def __enter__(self) -> "_OtherNodes":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.dismiss()
+        self.leave()
         for end in (self._srun.terminate, self._srun.kill):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._srun.wait(timeout=LEAVE_TIMEOUT_SECONDS)
                 return
             end()
 
-    def meet(self) -> None:
-        """Tell the nodes where the head is, and wait until they are all there."""
+    def join(self) -> None:
+        """Send the address of the head, and wait until all nodes have joined."""
         import ray
 
-        self._say({"address": ray.get_runtime_context().gcs_address})
+        self._send({"address": ray.get_runtime_context().gcs_address})
         deadline = time.monotonic() + JOIN_TIMEOUT_SECONDS
         while missing := self._missing():
-            said = self._log.read_text(errors="replace")
-            ended = [name for name in missing if f"{name.split('.')[0]}: {ENDED}" in said]
+            output = self._log.read_text(errors="replace")
+            ended = [name for name in missing if f"{name.split('.')[0]}: {ENDED}" in output]
             if ended or self._srun.poll() is not None or time.monotonic() > deadline:
-                tail = "\n".join(said.splitlines()[-10:])
+                tail = "\n".join(output.splitlines()[-10:])
                 raise UserError(f"Ray did not start on {', '.join(ended or missing)}; the end of {self._log}:\n{tail}")
             time.sleep(0.05)
 
-    def dismiss(self) -> None:
-        """Have the nodes take their Ray down; does not wait for it."""
+    def leave(self) -> None:
+        """Make the nodes stop their Ray, without waiting for it."""
         assert self._srun.stdin is not None
-        with contextlib.suppress(OSError):  # srun has ended already
+        with contextlib.suppress(OSError):  # srun has ended
             self._srun.stdin.close()
 
     def _missing(self) -> list[str]:
         import ray
 
         known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-        here = {node["NodeManagerHostname"].split(".")[0] for node in known if node["Alive"]}
-        return [name for name in self._nodes if name.split(".")[0] not in here]
+        joined = {node["NodeManagerHostname"].split(".")[0] for node in known if node["Alive"]}
+        return [name for name in self._nodes if name.split(".")[0] not in joined]
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         assert self._srun.stdin is not None
-        with contextlib.suppress(OSError):  # srun has ended: meet() tells what it said
+        with contextlib.suppress(OSError):  # srun has ended: join() reports its output
             print(json.dumps(message), file=self._srun.stdin, flush=True)
 
 
 def _srun_line(nodes: list[str], command: list[str]) -> list[str]:
-    """What runs a command once on each of these nodes, with all that the job has there."""
+    """The srun command that runs `command` once on each of these nodes, with all resources of the job there."""
     count = str(len(nodes))
     where = ["--nodes", count, "--ntasks", count, "--ntasks-per-node", "1", "--nodelist", ",".join(nodes)]
     return [
         "srun",
-        "--overlap",  # the driver may be in a step that holds the nodes' resources
+        "--overlap",  # the driver may run in a step that holds the resources of the nodes
         *where,
         "--export=ALL",  # the job may have been submitted without its environment
-        "--cpu-bind=none",  # one task would otherwise be bound to one CPU
-        "--no-kill",  # a node that dies, or whose Ray does, must not take the others along
+        "--cpu-bind=none",  # otherwise the task is bound to one CPU
+        "--no-kill",  # the failure of one node must not end the others
         "--kill-on-bad-exit=0",
         "--wait=0",
         "--label",

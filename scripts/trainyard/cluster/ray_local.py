@@ -16,9 +16,9 @@ from typing import Final
 from trainyard.cluster import held_folders
 from trainyard.utils.fast_start import trimmed_ray_init
 
-# A Unix socket path holds 107 characters, and "/r/session_<date>_<time>_<pid>/sockets/plasma_store" has 66 of them.
+# A Unix socket path has at most 107 characters; "/r/session_<date>_<time>_<pid>/sockets/plasma_store" takes 66.
 LONGEST_DIRECTORY: Final = 38
-# Trials get their data by path: the object store carries only what is too big for a message. Ray's minimum is 75 MiB.
+# Trials read their data from files: the object store only holds large messages. Ray requires at least 75 MiB.
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024
 
 ENVIRONMENT: Final[Mapping[str, str | None]] = {  # None: must not be set
@@ -27,51 +27,51 @@ ENVIRONMENT: Final[Mapping[str, str | None]] = {  # None: must not be set
     "RAY_AUTH_TOKEN": None,
     "RAY_AUTH_MODE": "token",  # without a token anyone who reaches the port runs code as this user
     "RAY_USAGE_STATS_ENABLED": "0",
-    # The monitor judges the whole machine and kills the newest worker; the job's memory limit is Slurm's business.
+    # It watches the memory of the whole machine and kills the newest worker. Slurm enforces the limit of the job.
     "RAY_memory_monitor_refresh_ms": "0",
-    # Otherwise the driver's connection waits for `cpus` idle workers, and for ever if one of them dies at birth.
+    # Otherwise the driver waits for `cpus` idle workers when it connects, and hangs if one of them fails to start.
     "RAY_prestart_worker_first_driver": "0",
-    # Loopback only: unset, every Ray process listens on all interfaces (`_node_ip_address="127.0.0.1"` is ignored).
+    # Listen on loopback only. `_node_ip_address="127.0.0.1"` does not have this effect.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # It would kill the guards of users' programs, which are nobody's children.
+    # Otherwise Ray kills the guards of users' programs, whose parents have ended.
     "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "0",
-    # Ray's coming default; unset, it warns about it on stderr.
+    # The future default of Ray, which warns on stderr when it is unset.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LocalRay:
-    """A running local Ray, as its driver sees it."""
+    """A running local Ray instance."""
 
     directory: Path
     startup_seconds: dict[str, float]
 
 
 @contextlib.contextmanager
-def local_ray(*, gpus: int, cpus: int, address: str | None = None, litter: Sequence[str] = ()) -> Iterator[LocalRay]:
-    """Run Ray on this machine with so many GPU and CPU slots; on leaving, no process and no file of it remains.
+def local_ray(*, gpus: int, cpus: int, address: str | None = None, cleanup: Sequence[str] = ()) -> Iterator[LocalRay]:
+    """Run Ray on this machine with `gpus` and `cpus`; at the end of the block, its processes and files are removed.
 
-    With an `address` of this host, it listens there instead of on loopback only, and nodes with the token can join.
-    Call it from the main thread: Ray's daemons carry PR_SET_PDEATHSIG, which fires when the *thread* that started them
-    ends. That signal and a watchdog take everything down when the driver is killed with SIGKILL, also the folders
-    that match the patterns of `litter`.
-    `cpus` also bounds how many workers start at once: make it at least the number of actors.
-    Import Ray nowhere before this: its C++ part reads the environment while it is imported.
+    With an `address` of this host, Ray listens there instead of on loopback, and nodes with the token can join.
+    If the driver is killed with SIGKILL, the kernel and a watchdog clean up, including folders that match a pattern in
+    `cleanup`. `cpus` also limits how many workers start concurrently: it should be at least the number of actors.
+
+    Do not import Ray before: its C++ part reads the environment on import. Call this from the main thread: Ray's
+    daemons use PR_SET_PDEATHSIG, which is sent when the *thread* that started them ends.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("start the local Ray from the main thread, or it ends with the thread that started it")
     seconds: dict[str, float] = {}
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(private_directory())
-        protect = stack.enter_context(_watchdog(directory=directory, litter=litter))
+        register = stack.enter_context(_watchdog(directory=directory, cleanup=cleanup))
         stack.enter_context(ray_environment(directory, token=token(), networked=address is not None))
         with _timed(into=seconds, name="import_ray_seconds"):
             import ray
         stack.callback(ray.shutdown)
         with _timed(into=seconds, name="ray_init_seconds"), trimmed_ray_init():
             ray.init(
-                address="local",  # anything else may join a cluster that an earlier job left behind
+                address="local",  # otherwise it may connect to a cluster that an earlier job left behind
                 num_gpus=gpus,
                 num_cpus=cpus,
                 object_store_memory=OBJECT_STORE_BYTES,
@@ -79,9 +79,11 @@ def local_ray(*, gpus: int, cpus: int, address: str | None = None, litter: Seque
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 _node_ip_address=address,
-                _temp_dir=str(directory / "r"),  # Ray opens its own directory to everybody; its parent stays 0700
+                _temp_dir=str(
+                    directory / "r"
+                ),  # Ray makes its own directory readable for everyone; the parent has mode 0700
             )
-        protect()
+        register()
         yield LocalRay(directory=directory, startup_seconds=seconds)
 
 
@@ -93,59 +95,59 @@ def _timed(*, into: dict[str, float], name: str) -> Iterator[None]:
 
 
 def private_directory() -> contextlib.AbstractContextManager[Path]:
-    """A short directory on this node for Ray's files, that only this user can enter."""
+    """A directory on this node for the files of Ray, with a short path and mode 0700."""
     return held_folders.private_folder("ty-ray-", max_path_length=LONGEST_DIRECTORY)
 
 
 @contextlib.contextmanager
-def _watchdog(*, directory: Path, litter: Sequence[str]) -> Iterator[Callable[[], None]]:
-    """Have a shell clean up when this program dies without doing so: it notices the end of the pipe to it.
+def _watchdog(*, directory: Path, cleanup: Sequence[str]) -> Iterator[Callable[[], None]]:
+    """Run a shell that cleans up if this program is killed: the pipe to the shell closes.
 
-    The kernel takes Ray's two daemons down with the driver, and the workers follow in 1.6 s, but Ray's two agents
-    stay for 62 s, trying to report the death to the server that died with it. Yields what tells it of these processes:
-    of those that were started since, as the srun that has other nodes join must live to tell them of the end.
+    The kernel ends the two daemons of Ray with the driver, and the workers exit within 1.6 s, but the two agents would
+    stay for 62 s, trying to reach a server that is gone. Yields a function that registers all processes started since
+    then. Earlier ones are excepted: the srun of the other nodes must survive to stop Ray there.
     """
-    import psutil  # a requirement or a part of every Ray
+    import psutil  # a dependency of Ray
 
-    others = psutil.Process().children()
+    earlier = psutil.Process().children()
     script = """trap "" TERM
         while read -r pid; do daemons="$daemons $pid"; done
         kill -9 $daemons 2>/dev/null; sleep 1
         rm -rf "$0"; IFS=""; for pattern in "$@"; do rm -rf $pattern; done"""
     with subprocess.Popen(
-        ["/bin/sh", "-c", script, str(directory), *litter], stdin=subprocess.PIPE, start_new_session=True, text=True
+        ["/bin/sh", "-c", script, str(directory), *cleanup], stdin=subprocess.PIPE, start_new_session=True, text=True
     ) as watchdog:
         pipe = watchdog.stdin
         assert pipe is not None
 
-        def protect() -> None:
-            new = [child for child in psutil.Process().children() if child not in others and child.pid != watchdog.pid]
+        def register() -> None:
+            new = [child for child in psutil.Process().children() if child not in earlier and child.pid != watchdog.pid]
             family = [*new, *(grandchild for child in new for grandchild in child.children(recursive=True))]
             print(*(process.pid for process in family), sep="\n", file=pipe, flush=True)
 
         try:
-            yield protect
+            yield register
         finally:
             watchdog.kill()
 
 
 @functools.cache
 def token() -> str:
-    """One token for the life of this process: Ray's C++ part reads the file once, and never again."""
+    """The authentication token of this process; Ray's C++ part reads it only once."""
     return secrets.token_hex(32)
 
 
 @contextlib.contextmanager
 def ray_environment(directory: Path, *, token: str, networked: bool) -> Iterator[None]:
-    """What Ray, imported within, reads from the environment; the token is in a file that only this user can read."""
+    """Set the environment variables of Ray within the block; the token is in a file with mode 0600."""
     path = directory / "token"
     with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
         file.write(token)
-    wanted = {**ENVIRONMENT, "RAY_AUTH_TOKEN_PATH": str(path)}
-    if networked:  # this one would shut the other nodes out
-        wanted["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = None
-    before = {name: os.environ.get(name) for name in wanted}
-    _set_environment(wanted)
+    variables = {**ENVIRONMENT, "RAY_AUTH_TOKEN_PATH": str(path)}
+    if networked:  # otherwise other nodes cannot connect
+        variables["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = None
+    before = {name: os.environ.get(name) for name in variables}
+    _set_environment(variables)
     try:
         yield
     finally:

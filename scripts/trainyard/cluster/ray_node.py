@@ -1,6 +1,6 @@
-"""One more node of a sweep's Ray, for as long as the driver holds the line: the other end of `ray_job`.
+"""Ray on one more node of a sweep's job, until the driver closes the connection: the counterpart of `ray_job`.
 
-srun starts it on the nodes of a sweep's job, as `python scripts/trainyard cluster.ray_node`.
+srun starts it on the nodes of the job, as `python scripts/trainyard cluster.ray_node`.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ from trainyard.cluster.ray_local import OBJECT_STORE_BYTES, private_directory, r
 POLL_SECONDS: Final = 0.2
 LOG_LINES: Final = 8
 ENDED: Final = "Ray ended; its logs, if any, end:"
-PR_SET_CHILD_SUBREAPER: Final = 36
+_PR_SET_CHILD_SUBREAPER: Final = 36
 
-# Imports Ray while the head starts, then is `ray start` with the arguments that it reads.
+# Imports Ray while the head starts, then runs `ray start` with the arguments from standard input.
 RAY: Final = """
 import json, sys
 from ray.scripts.scripts import start
@@ -34,9 +34,9 @@ start.main(json.loads(sys.stdin.readline()), prog_name="ray start")
 """
 
 
-def join() -> int:
-    """Be a node of the Ray whose driver is on standard input, and leave nothing behind when that ends."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a request to end goes through the clean-up, too
+def run_node() -> int:
+    """Run Ray for the driver at standard input until that closes, then remove all processes and files."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the clean-up runs
     first = json.loads(sys.stdin.readline() or "null")
     if first is None:
         return 0
@@ -53,11 +53,11 @@ def join() -> int:
             if second is None:
                 return 0
             arguments = _start_arguments(directory, gpus=first["gpus"], cpus=first["cpus"], address=second["address"])
-            with contextlib.suppress(BrokenPipeError):  # it has ended already
+            with contextlib.suppress(BrokenPipeError):  # Ray has ended
                 assert ray.stdin is not None
                 ray.stdin.write(f"{json.dumps(arguments)}\n".encode())
             while ray.poll() is None:
-                if select.select([sys.stdin], [], [], POLL_SECONDS)[0]:  # nothing more is said: this is the end of it
+                if select.select([sys.stdin], [], [], POLL_SECONDS)[0]:  # readable: standard input is closed
                     return 0
             print(f"{host.node_name()}: {ENDED}\n{_tails(directory)}")
             return 1
@@ -68,19 +68,19 @@ def join() -> int:
 
 
 def _start_arguments(directory: Path, *, gpus: int, cpus: int, address: str) -> list[str]:
-    """Options of `ray start`: in the foreground, on every port a free one that the kernel chooses."""
-    here = ["--address", address, "--node-ip-address", host.source_address(address.rpartition(":")[0])]
-    shares = ["--num-gpus", str(gpus), "--num-cpus", str(cpus), "--object-store-memory", str(OBJECT_STORE_BYTES)]
-    # The default range of the workers' ports is the same for every Ray on a node.
+    """Options of `ray start`: in the foreground, with free ports that the kernel chooses."""
+    address_options = ["--address", address, "--node-ip-address", host.source_address(address.rpartition(":")[0])]
+    resources = ["--num-gpus", str(gpus), "--num-cpus", str(cpus), "--object-store-memory", str(OBJECT_STORE_BYTES)]
+    # By default, every Ray instance on a node has the same range of worker ports.
     ports = ["--min-worker-port", "0", "--max-worker-port", "0", "--dashboard-agent-listen-port", "0"]
     trimmed = ["--include-log-monitor", "false", "--disable-usage-stats", "--temp-dir", str(directory / "r")]
-    return ["--block", *here, *shares, *ports, *trimmed]
+    return ["--block", *address_options, *resources, *ports, *trimmed]
 
 
 @contextlib.contextmanager
 def _no_orphans() -> Iterator[None]:
-    """Adopt whatever outlives its parent within, and kill all descendants at the end."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    """Adopt orphaned descendants during the block, and kill all descendants at its end."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
     finally:
@@ -93,10 +93,10 @@ def _no_orphans() -> Iterator[None]:
 
 
 def _tails(directory: Path) -> str:
-    """The last lines of the logs that say why Ray ended."""
+    """The last lines of the logs that explain why Ray ended."""
     logs = sorted(directory.glob("r/session_*/logs/*.err")) + sorted(directory.glob("r/session_*/logs/raylet.out"))
     return "\n".join(line for path in logs for line in path.read_text(errors="replace").splitlines()[-LOG_LINES:])
 
 
 if __name__ == "__main__":
-    sys.exit(join())
+    sys.exit(run_node())

@@ -128,7 +128,7 @@ def _outcome(plan: Plan, attempt: Attempt, reading: Reading) -> tuple[TrialStatu
 def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
     """Start Ray, feed its slots until nothing is pending, and take it down."""
     from trainyard.cluster.held_folders import remove_copies_at_exit
-    from trainyard.cluster.ray_job import ray_for
+    from trainyard.cluster.ray_job import start_ray
     from trainyard.packing.live_view import Progress  # these take a second to import: only where there is work
 
     slots, given = plan.sweep.slots, slurm_allocation.current_allocation()
@@ -153,7 +153,11 @@ def _train(plan: Plan, journal: Journal, results: Path, *, how: Data) -> None:
     log.info("starting Ray with %d slots", slots.count)
     folder = results / "sweeps" / plan.name
     counting = _work_counted(plan, results)  # while Ray starts
-    with remove_copies_at_exit(how.local), ray_for(slots, folder=folder, local=how.local) as cluster, progress.shown():
+    with (
+        remove_copies_at_exit(how.local),
+        start_ray(slots, folder=folder, local=how.local) as cluster,
+        progress.shown(),
+    ):
         # A polite end is recorded, whoever asks. Not before: Ray installs a handler of its own that skips clean-up.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         journal.record(RayUp(spent=cluster.startup_seconds))

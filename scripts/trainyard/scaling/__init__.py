@@ -1,1 +1,1 @@
-"""Launching the scales of a scaling study, and judging them."""
+"""Scaling studies: launching each scale, and the table that compares them."""

@@ -1,6 +1,6 @@
-"""torchrun, which keeps for the launcher how the ranks of its node ended: what runs once on each node of a training.
+"""torchrun on one node of a training, which records how its ranks failed.
 
-Its options are torchrun's. `launchers.launch` starts it as `python scripts/trainyard scaling.agent`.
+It has the options of torchrun. `launchers.launch` starts it as `python scripts/trainyard scaling.agent`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from trainyard.training import rank_failures
 
 
 def main() -> int:
-    """Run torchrun; 1 if a rank failed, 128 and the signal's number if told to end."""
+    """Run torchrun; returns 1 if a rank failed, 128 + the number of a signal that ended it, otherwise 0."""
     parser = get_args_parser()
     parser.description = __doc__
     arguments = parser.parse_args()
@@ -29,7 +29,7 @@ def main() -> int:
         with remove_copies_at_exit(read_config(training.config).data.local):
             run(arguments)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
-        found = [_failure(rank, node, each) for rank, each in error.failures.items() if not _was_told_to_end(each)]
+        found = [_failure(rank, node, each) for rank, each in error.failures.items() if not _was_terminated(each)]
         rank_failures.write_failures(found, Path(arguments.log_dir), node=node)
         return 1
     except SignalException as error:
@@ -37,22 +37,24 @@ def main() -> int:
     return 0
 
 
-_TRAINING = argparse.ArgumentParser(add_help=False, allow_abbrev=False)  # what of the options of train.py matters here
+_TRAINING = argparse.ArgumentParser(add_help=False, allow_abbrev=False)  # the option of train.py that is needed here
 _TRAINING.add_argument("--config", type=Path)
 
 
-def _was_told_to_end(failure: ProcessFailure) -> bool:
-    """Whether torchrun ended the rank itself, as another one had failed."""
+def _was_terminated(failure: ProcessFailure) -> bool:
+    """Whether torchrun terminated the rank, because another one had failed."""
     return failure.exitcode == -signal.SIGTERM
 
 
 def _failure(rank: int, node: str, failure: ProcessFailure) -> rank_failures.RankFailure:
-    word = failure.error_file_data.get("timestamp")
+    raised_at = failure.error_file_data.get("timestamp")  # None: no exception was recorded
     return rank_failures.RankFailure(
         rank=rank,
         node=node,
-        message=failure.message if word or failure.exitcode < 0 else f"exit code {failure.exitcode}, without a word",
-        time=word or failure.timestamp,
+        message=failure.message
+        if raised_at or failure.exitcode < 0
+        else f"exit code {failure.exitcode}, no error message",
+        time=raised_at or failure.timestamp,
         killed=failure.exitcode < 0,
     )
 

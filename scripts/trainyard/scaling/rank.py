@@ -1,4 +1,4 @@
-"""A rank of a scaling study: every rank that torchrun starts trains here."""
+"""The training on one rank of a scaling study, started by torchrun."""
 
 import json
 import logging
@@ -33,17 +33,17 @@ from trainyard.training.warmup import WarmUpResult, warm_up
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, hold_lock, write_json
 
-# Beside the checkpoints, for the next attempt:
-MICRO_BATCH = "micro-batch.json"  # what was found to fit the memory
-PROBE = "probe.json"  # what warming up found
+# Files beside the checkpoints, for the next attempt:
+MICRO_BATCH = "micro-batch.json"  # the micro-batch that fits the memory
+WARM_UP = "probe.json"  # the measurements of the warm-up
 log = logging.getLogger(__name__)
 
 
-def train(config: Config, study_name: str, scale: str, *, results: Path) -> None:
+def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -> None:
     """Join the process group and train a scale, such as `1x2` or `1x2/repeat-2`.
 
     Raises:
-        UserError: there are fewer or more ranks than the scale has, the walltime is nearly over, ...
+        UserError: the number of ranks is not that of the scale, the end of the walltime is near, ...
     """
     with rank_failures.record_exception(), process_group() as group:
         if not group.is_main:
@@ -58,12 +58,12 @@ def _train(config: Config, study: Scaling, scale: str, results: Path, group: Gro
     with ExitStack() as stack:
         if group.is_main:
             stack.enter_context(hold_lock(folder / ".lock"))
-        staged = Staged(results / "data" / str(study.dataset))  # a study without a script has one
+        staged = Staged(results / "data" / str(study.dataset))  # a study without `script` has a dataset
         store = _store(study, staged, scale, folder)
         batch = _batch(study, store, group)
         copy = stack.enter_context(local_copy(staged, config.data.local))
         if copy.words:
-            log.warning("%s", copy.words)  # whichever rank it was
+            log.warning("%s", copy.words)
         data = load_input_data(copy.staged, group.device, config.data)
         trainer = Trainer(
             study.train,
@@ -74,31 +74,31 @@ def _train(config: Config, study: Scaling, scale: str, results: Path, group: Gro
             deadline=_deadline(group),
             on_halved=partial(_remember_micro_batch, store),
         )
-        _say_what_begins(trainer, store)
+        _log_start(trainer, store)
         with ExitStack() as watching:
             if group.local_rank == 0:
                 watching.enter_context(_telemetry(folder, study, overwrite=trainer.state.is_new))
             if len(trainer.history) < study.train.epochs:
                 _train_on(trainer, store)
-        group.all_gather_object(None)  # all nodes have written their telemetry
+        group.all_gather_object(None)  # wait until all nodes have written their telemetry
         if group.is_main:
-            probe = _kept(store, PROBE)
-            write_results(trainer, WarmUpResult(**probe) if probe else None, folder, scale=scale)
+            measured = _kept(store, WARM_UP)
+            write_results(trainer, WarmUpResult(**measured) if measured else None, folder, scale=scale)
 
 
 def _repeated(study: Scaling, run: str) -> Scaling:
-    """The study as this repeat of a scale trains it: with a seed of its own."""
+    """The study with the seed of this repeat of a scale."""
     train = study.train.model_copy(update={"seed": study.train.seed + repeat_of(run) - 1})
     return study.model_copy(update={"train": train}) if repeat_of(run) > 1 else study
 
 
 def _train_on(trainer: Trainer, store: CheckpointStore) -> None:
-    """Train the epochs that are missing."""
+    """Train the remaining epochs."""
     group = trainer.group
     if group.world_size > 1 or trainer.spec.compile or group.device.type == "cuda":
-        probe = warm_up(trainer)
+        measured = warm_up(trainer)
         if group.is_main:
-            write_json(store.folder / PROBE, asdict(probe))
+            write_json(store.folder / WARM_UP, asdict(measured))
     try:
         for row in trainer.epochs():
             log.info(epoch_line(row, trainer.spec.epochs))
@@ -106,13 +106,13 @@ def _train_on(trainer: Trainer, store: CheckpointStore) -> None:
         raise UserError(f"{error}: the same command continues from here, and so do Snakemake's retries") from None
     except OutOfMemory as error:
         _remember_micro_batch(store, trainer.batch.halved())
-        raise UserError(f"{error}: the next attempt takes micro-batches of half the size") from None
+        raise UserError(f"{error}: the next attempt uses micro-batches of half the size") from None
 
 
-def _say_what_begins(trainer: Trainer, store: CheckpointStore) -> None:
+def _log_start(trainer: Trainer, store: CheckpointStore) -> None:
     group, done = trainer.group, len(trainer.history)
     if done == trainer.spec.epochs:
-        log.info("trained already: all %d epochs are in %s", done, store.folder)
+        log.info("already trained: all %d epochs are in %s", done, store.folder)
     elif not trainer.state.is_new:
         step = f" and step {trainer.state.progress.step}" if trainer.state.progress.step else ""
         log.info("continuing after epoch %d%s, from %s", done, step, store.folder)
@@ -124,7 +124,7 @@ def _say_what_begins(trainer: Trainer, store: CheckpointStore) -> None:
 
 
 def _telemetry(folder: Path, study: Scaling, *, overwrite: bool) -> AbstractContextManager[None]:
-    """Samples of this node, of torchrun and all ranks that it started here."""
+    """Record telemetry of this node: torchrun and all ranks that it has started here."""
     me = psutil.Process()
     root = (me.parent() if "TORCHELASTIC_RUN_ID" in os.environ else None) or me
     return record_telemetry(
@@ -137,7 +137,7 @@ def _telemetry(folder: Path, study: Scaling, *, overwrite: bool) -> AbstractCont
 
 
 def _deadline(group: Group) -> float:
-    """When to have stopped, in Unix seconds: the leading rank's word counts."""
+    """Deadline in Unix seconds; infinite on all ranks but rank 0, whose clock decides."""
     given = slurm_allocation.current_allocation() if group.is_main else None
     return given.deadline if given else math.inf
 
@@ -150,11 +150,11 @@ def _check_world(scale: str, group: Group) -> None:
 
 
 def _batch(study: Scaling, store: CheckpointStore, group: Group) -> BatchSizes:
-    """The batch of each rank, in the micro-batches that an earlier attempt found to fit the memory."""
+    """The batch sizes, with the micro-batch that previous attempts found to fit the memory."""
     batch = batch_sizes(study.train, world_size=group.world_size, mode=study.mode)
     kept = _kept(store, MICRO_BATCH)
     fits = torch.tensor(kept["images"] if kept else batch.micro, device=group.device)
-    if work := group.all_reduce_min(fits):  # a network file system may not yet show it to all
+    if work := group.all_reduce_min(fits):  # not all nodes may see the file yet
         work.wait()
     return replace(batch, micro=int(fits))
 
@@ -164,13 +164,13 @@ def _remember_micro_batch(store: CheckpointStore, batch: BatchSizes) -> None:
 
 
 def _kept(store: CheckpointStore, name: str) -> Any:
-    """What an attempt at this training has noted beside its checkpoints; None if nothing."""
+    """The content of a file beside the checkpoints, written by a previous attempt; None without it."""
     path = store.folder / name
     return json.loads(path.read_text()) if path.exists() else None
 
 
 def _store(study: Scaling, staged: Staged, scale: str, folder: Path) -> CheckpointStore:
-    """The checkpoints of this training: a folder of its own for each spec, so that none is lost to another one."""
+    """The checkpoints of this training. Each spec has its own folder: a changed config does not overwrite them."""
     spec = {
         "train": study.train.model_dump(mode="json", exclude_defaults=True),
         "mode": study.mode,

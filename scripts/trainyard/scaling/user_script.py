@@ -1,4 +1,4 @@
-"""A user's own distributed script as the training of a scale: launched, timed, watched, and heard for its metrics."""
+"""A user's own distributed script at one scale: launched and monitored; its metrics are parsed from its output."""
 
 import json
 import logging
@@ -29,15 +29,15 @@ from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, hold_lock, write_json
 
 OUTPUT_TIMEOUT_SECONDS: Final = 1.0
-# What a script may tell, under the names that the tables have for it; other metrics are in history.csv only.
-LAST: Final = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "global_batch")
+# Metrics that the tables have columns for, if a script reports them; others are in history.csv only.
+LAST_VALUES: Final = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "global_batch")
 MEDIANS: Final = ("images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction", "exposed_comm_fraction")
-OF_THE_END: Final = ("train_seconds", "device", "job", "node", "node_names", "gpu_model")
+RUN_FIELDS: Final = ("train_seconds", "device", "job", "node", "node_names", "gpu_model")
 log = logging.getLogger(__name__)
 
 
 class UserScript:
-    """One run of a study's script at one scale."""
+    """The script of a study at one scale; `run` is the scale, such as `1x2` or `1x2/repeat-2`."""
 
     def __init__(self, study: Scaling, run: str, folder: Path) -> None:
         self._study, self._run, self._folder = study, run, folder / run
@@ -45,22 +45,23 @@ class UserScript:
         what = study.model_dump(mode="json", include={"launcher", "python", "args", "retrain"}) | {
             "script": study.program
         }
-        self._out = (self._folder / "out" / digest_of(what, length=10)).absolute()  # another one begins anew
+        # A changed script starts in a new folder.
+        self._out = (self._folder / "out" / digest_of(what, length=10)).absolute()
         self._rows: list[dict[str, Any]] = []
 
     def run(self, results: Path) -> int:
-        """Run it to its end, and write what it came to. One that did its work is not run again for other `metrics`.
+        """Run the script and write its results. If only `metrics` has changed, parse the output of the last run again.
 
         Raises:
-            UserError: it cannot be started, it failed, or it told no metrics though it is said where it does.
+            UserError: the script cannot be started, failed, or reported none of the configured metrics.
         """
         self._out.mkdir(parents=True, exist_ok=True)
         with hold_lock(self._folder / ".lock"):
-            end = self.kept(results)
+            end = self.reusable(results)
             if end is None:
                 end, untold = self._launch(results), self._untold
             else:
-                log.info("the script is not run again: what it has left is read anew")
+                log.info("the script is not run again: its output is parsed anew")
                 untold = self._read_again(end)
             end |= {"heard": metrics_digest(self._study.metrics), "told": not untold}
             write_json(self._out / "ended.json", end)
@@ -77,22 +78,22 @@ class UserScript:
     def _output(self) -> Path:
         return self._out / "output.log"
 
-    def kept(self, results: Path) -> dict[str, Any] | None:
-        """How a run ended of which all is as it would be now, but for the `metrics` that it was heard by."""
+    def reusable(self, results: Path) -> dict[str, Any] | None:
+        """The record of the last run, if it differs from a new run only in how `metrics` are parsed."""
         try:
             end: dict[str, Any] = json.loads((self._out / "ended.json").read_text())
         except FileNotFoundError:
             return None
         to_read = end["heard"] != metrics_digest(self._study.metrics) or not end["told"]
-        return end if to_read and end["what"] == self._what(results) and self._output.exists() else None
+        return end if to_read and end["what"] == self._digest(results) and self._output.exists() else None
 
-    def _what(self, results: Path) -> str:
-        """Changes with what changes the result, beside what has a folder of its own."""
+    def _digest(self, results: Path) -> str:
+        """Digest of what changes the result, other than the script and its arguments, which change the folder."""
         return digest_of([self._study.launcher_options, self._study.mode, dataset_digest(results, self._study)])
 
     def _launch(self, results: Path) -> dict[str, Any]:
-        """Run the script, and tell how it ended: what is not known later."""
-        from trainyard.training.telemetry import recorded_gpu_name  # it takes torch
+        """Run the script; returns a record of the run that cannot be derived later from its output."""
+        from trainyard.training.telemetry import recorded_gpu_name  # imports torch
 
         (self._out / "ended.json").unlink(missing_ok=True)
         began = time.time()
@@ -100,7 +101,7 @@ class UserScript:
             self._run_from_checkpoint(results, claimed)
         times = [began, *(row.pop("_time") for row in self._rows)]
         return {
-            "what": self._what(results),
+            "what": self._digest(results),
             "train_seconds": time.time() - began,  # from the launch to the end
             "row_seconds": [later - earlier for earlier, later in pairwise(times)],
             "device": recorded_gpu_name(self._folder / "telemetry") or "cpu",
@@ -111,43 +112,43 @@ class UserScript:
         }
 
     def _read_again(self, end: dict[str, Any]) -> str:
-        """Take in what the script told, from what it has left; why, if that is nothing."""
+        """Parse the output of the last run again; returns why there are no metrics, or an empty string."""
         reading = read_again(self._study.metrics, self._out, self._output, seconds=end["train_seconds"])
         self._rows = [dict(row) for row in reading.rows]
-        if len(self._rows) != len(end["row_seconds"]):  # it is not known when these were told
+        if len(self._rows) != len(end["row_seconds"]):  # the times of these rows are unknown
             end["row_seconds"] = [None] * len(self._rows)
         if reading.warning:
             log.warning("%s", reading.warning)
         return reading.untold
 
     def _run_from_checkpoint(self, results: Path, claimed: Claim) -> None:
-        """Run the script from what an earlier run has left, but not from what that has failed to resume from."""
+        """Run the script from the latest checkpoint that it has not failed to resume from."""
         bad = self._bad_checkpoints()
         kept = resumable(self._out, self._study.checkpoint, bad=bad)
-        line = self._line(results, self._out / kept.name if kept else None)
+        line = self._command(results, self._out / kept.name if kept else None)
         log.info("launching: %s", " ".join(line))
-        code, told = self._follow(line, claimed, goes_on=kept is not None)
-        if told:
-            raise UserError(f"{told}: the same command continues from what the script has kept")
+        code, reason = self._monitor(line, claimed, resumed=kept is not None)
+        if reason:
+            raise UserError(f"{reason}: the same command continues from the last checkpoint")
         if code and kept:
             write_json(self._bad, [*bad, kept])
         if code:
-            raise UserError(f"the script ended with exit code {code}; what it said is above")
+            raise UserError(f"the script ended with exit code {code}; its output is above")
 
     @property
     def _bad(self) -> Path:
         return self._out / "bad-checkpoints.json"
 
     def _bad_checkpoints(self) -> list[Kept]:
-        """Checkpoints that the script has failed to go on from."""
+        """Checkpoints that the script has failed to resume from."""
         return [Kept(*each) for each in json.loads(self._bad.read_text())] if self._bad.exists() else []
 
-    def _line(self, results: Path, left: Path | None) -> list[str]:
+    def _command(self, results: Path, checkpoint: Path | None) -> list[str]:
         study = self._study
         dataset = str((results / "data" / study.dataset).absolute()) if study.dataset else ""
         own = {
             "out_dir": str(self._out),
-            "resume_from": str(left or ""),
+            "resume_from": str(checkpoint or ""),
             "nodes": self._nodes,
             "gpus": self._nodes * self._gpus,
             "gpus_per_node": self._gpus,
@@ -157,12 +158,12 @@ class UserScript:
         }
         values = make_lookup(study.args, own)
         assert study.script is not None
-        command = insert_resume_option(study.script, study.resume if left else None, study.args)
+        command = insert_resume_option(study.script, study.resume if checkpoint else None, study.args)
         words = build_argv(command, values, in_shell=False)
-        if words[0] in ("python", "python3"):  # the launcher starts it
+        if words[0] in ("python", "python3"):  # the launcher runs it with the interpreter
             del words[0]
-        watching = ["--folder", str(self._folder / "telemetry"), "--seconds", f"{study.telemetry_seconds:g}"]
-        watching += ["--threads", str(study.cpus_per_gpu), *([] if left else ["--overwrite"])]
+        watch_options = ["--folder", str(self._folder / "telemetry"), "--seconds", f"{study.telemetry_seconds:g}"]
+        watch_options += ["--threads", str(study.cpus_per_gpu), *([] if checkpoint else ["--overwrite"])]
         given = check_allocation(self._run, self._given)
         return script_command(
             self._run,
@@ -170,22 +171,22 @@ class UserScript:
             launcher=study.launcher,
             launcher_options=study.launcher_options,
             python=study.python or sys.executable,
-            meeting=rendezvous_of(self._given) if self._given else Rendezvous("127.0.0.1", _free_port()),
-            watching=watching,
+            rendezvous=rendezvous_of(self._given) if self._given else Rendezvous("127.0.0.1", _free_port()),
+            watch_options=watch_options,
             hostfile=self._hostfile(list(given.nodes) if given else [host.node_name()]),
             cpus_per_gpu=study.cpus_per_gpu,
             in_slurm=self._given is not None,
         )
 
     def _hostfile(self, nodes: list[str]) -> Path:
-        """Which nodes there are, as DeepSpeed reads it."""
+        """The nodes of the job, in the format of DeepSpeed."""
         path = self._folder / "hostfile"
         path.write_text("".join(f"{node} slots={self._gpus}\n" for node in nodes))
         return path
 
-    def _follow(self, line: list[str], claimed: Claim, *, goes_on: bool) -> tuple[int, str]:
-        """Run a line, say what it says, and keep the metrics that it tells; its exit code, and why it was ended."""
-        reported = Reported(self._study.metrics, self._out, goes_on=goes_on, judged=False)
+    def _monitor(self, line: list[str], claimed: Claim, *, resumed: bool) -> tuple[int, str]:
+        """Run a command, log its output and collect its metrics; returns its exit code, and why it was ended or ""."""
+        reported = Reported(self._study.metrics, self._out, goes_on=resumed, judged=False)
         grace = self._study.grace_seconds
         try:
             process = Guard().start(
@@ -201,15 +202,15 @@ class UserScript:
         signalled = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: signalled.set())
-        told = ""
-        said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=_read, args=(process, said, self._output), daemon=True).start()
+        reason = ""
+        lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=_read, args=(process, lines, self._output), daemon=True).start()
         running = True
         while running:
-            if not told and (told := self._must_end(signalled)):
+            if not reason and (reason := self._reason_to_end(signalled)):
                 threading.Thread(target=process.end, args=(grace,), daemon=True).start()
             with suppress(queue.Empty):
-                text = said.get(timeout=OUTPUT_TIMEOUT_SECONDS)
+                text = lines.get(timeout=OUTPUT_TIMEOUT_SECONDS)
                 running = text is not None
                 if text is not None:
                     log.info("%s", text)
@@ -218,14 +219,14 @@ class UserScript:
             for warning in reported.warning().values():
                 log.warning("%s", warning)
         self._untold = "" if reported.latest else reported.problem or untold(self._study.metrics)
-        return process.wait(), told
+        return process.wait(), reason
 
-    def _must_end(self, signalled: threading.Event) -> str:
-        """Why the script must end now, if it must."""
+    def _reason_to_end(self, signalled: threading.Event) -> str:
+        """Why the script must end now; an empty string if it need not."""
         if signalled.is_set():
-            return "the script was told to end"
+            return "the script was asked to end"
         end = self._given.deadline - self._study.grace_seconds if self._given else math.inf
-        if self._study.checkpoint is not None and time.time() > end:  # else it gains nothing from an earlier end
+        if self._study.checkpoint is not None and time.time() > end:  # without one, an earlier end saves nothing
             return "the script was ended before the end of the walltime"
         return ""
 
@@ -234,16 +235,16 @@ class UserScript:
             add_row(self._rows, {**row, "_time": time.time()})
 
     def _write(self, end: dict[str, Any]) -> None:
-        """`history.csv` and `summary.json`. Of a metric that was not told, nothing is known."""
+        """Write `history.csv` and `summary.json`; metrics that were not reported are empty."""
         from trainyard.training.telemetry import gpu_memory, telemetry_summary
-        from trainyard.utils.csv_files import write_rows  # pandas: a second
+        from trainyard.utils.csv_files import write_rows  # imports pandas, which takes a second
 
         seconds = end["train_seconds"]
         rows = [{**row, "seconds": row.get("seconds", took)}
                 for row, took in zip(self._rows, end["row_seconds"], strict=True)]  # fmt: skip
-        told = {name: [row[name] for row in rows if row.get(name) is not None] for name in (*LAST, *MEDIANS)}
-        if not told["images_per_second"]:
-            log.warning("no `images_per_second` was told: what more GPUs bring is known from the time only")
+        reported = {name: [row[name] for row in rows if row.get(name) is not None] for name in (*LAST_VALUES, *MEDIANS)}
+        if not reported["images_per_second"]:
+            log.warning("the script reports no `images_per_second`: the speedup is known from the time only")
         write_rows(rows or [{"epoch": 1, "seconds": seconds}], self._folder / "history.csv")
         summary = {
             "scale": self._run.partition("/")[0],
@@ -252,27 +253,27 @@ class UserScript:
             "gpus": self._nodes * self._gpus,
             "launcher": self._study.launcher,
             "epochs": len(rows),
-            **{name: told[name][-1] if told[name] else None for name in LAST},
-            **{name: statistics.median(told[name]) if told[name] else None for name in MEDIANS},
-            **{name: end[name] for name in OF_THE_END},
+            **{name: reported[name][-1] if reported[name] else None for name in LAST_VALUES},
+            **{name: statistics.median(reported[name]) if reported[name] else None for name in MEDIANS},
+            **{name: end[name] for name in RUN_FIELDS},
         }
         memory = gpu_memory(self._folder / "telemetry")
         write_json(self._folder / "summary.json", summary | telemetry_summary(self._folder / "telemetry", memory))
-        log.info("the script ran %.1f s and told %d rows of metrics", seconds, len(rows))
+        log.info("the script ran %.1f s and reported %d rows of metrics", seconds, len(rows))
 
 
-def _read(process: Process, said: "queue.SimpleQueue[str | None]", output: Path) -> None:
-    """Keep what a process says, and hand it on line by line; None at its end."""
-    lines = Lines()
-    with open(output, "wb") as kept:
+def _read(process: Process, lines: "queue.SimpleQueue[str | None]", output: Path) -> None:
+    """Write the output of a process to a file, and put its lines into a queue; None at the end."""
+    splitter = Lines()
+    with open(output, "wb") as file:
         while chunk := os.read(process.stdout.fileno(), 65536):
-            kept.write(chunk)
-            kept.flush()
-            for line in lines.feed(chunk):
-                said.put(line)
-    for line in lines.feed(b"", last=True):
-        said.put(line)
-    said.put(None)
+            file.write(chunk)
+            file.flush()
+            for line in splitter.feed(chunk):
+                lines.put(line)
+    for line in splitter.feed(b"", last=True):
+        lines.put(line)
+    lines.put(None)
 
 
 def _free_port() -> int:

@@ -16,39 +16,41 @@ import psutil
 
 from trainyard.cluster import host
 from trainyard.packing import gpu_sharing
-from trainyard.scaling.launchers import NODE_RANK, pass_on_sigterm
+from trainyard.scaling.launchers import NODE_RANK, forward_sigterm
 
-# What torchrun tells a rank, and the end of Slurm's name for it.
+# Variables that torchrun sets for a rank, and the suffixes of Slurm's names for them.
 RANKS = {"RANK": "PROCID", "LOCAL_RANK": "LOCALID", "WORLD_SIZE": "NTASKS", "LOCAL_WORLD_SIZE": "NTASKS_PER_NODE"}
 
 
 def main() -> int:
-    """Run the command to its end; its exit code."""
+    """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True, metavar="DIR", help="for the telemetry")
-    parser.add_argument("--seconds", type=float, default=5.0, metavar="S", help="between two looks (default: 5)")
-    parser.add_argument("--overwrite", action="store_true", help="what an earlier run has written does not count")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPUs of a GPU's process")
-    parser.add_argument("--rendezvous", metavar="HOST:PORT", help="run once per GPU; ranks meet there")
-    parser.add_argument("command", nargs="+", help="what to run, after --")
+    parser.add_argument("--folder", type=Path, required=True, metavar="DIR", help="folder for the telemetry")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, metavar="S", help="interval of the telemetry (default: 5)"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the telemetry of previous runs")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads per process")
+    parser.add_argument("--rendezvous", metavar="HOST:PORT", help="run once per GPU; the address of the rendezvous")
+    parser.add_argument("command", nargs="+", help="command to run, after --")
     arguments = parser.parse_args()
     line = [word.replace(NODE_RANK, os.environ.get("SLURM_NODEID", "0")) for word in arguments.command]
     process = subprocess.Popen(line, env=os.environ | _environment(arguments))
-    pass_on_sigterm(process)
+    forward_sigterm(process)
     if arguments.rendezvous and os.environ.get("SLURM_LOCALID", "0") != "0":
-        return process.wait()  # another one watches this node
+        return process.wait()  # local rank 0 records the telemetry of this node
     ended = threading.Event()
-    watching = threading.Thread(target=_watch, args=(arguments, ended))
-    watching.start()
+    sampler = threading.Thread(target=_sample, args=(arguments, ended))
+    sampler.start()
     code = process.wait()
     ended.set()
-    watching.join()
+    sampler.join()
     return code
 
 
-def _watch(arguments: argparse.Namespace, ended: threading.Event) -> None:
-    """Sample until the command has ended. All ranks of a node are its descendants, or with srun its siblings."""
-    from trainyard.training.telemetry import record_telemetry  # torch: while the command starts
+def _sample(arguments: argparse.Namespace, ended: threading.Event) -> None:
+    """Record telemetry until the command ends. The ranks of a node are its descendants, with srun its siblings."""
+    from trainyard.training.telemetry import record_telemetry  # imports torch while the command starts
 
     me = psutil.Process()
     root = (me.parent() if arguments.rendezvous else None) or me
@@ -63,7 +65,7 @@ def _watch(arguments: argparse.Namespace, ended: threading.Event) -> None:
 
 
 def _environment(arguments: argparse.Namespace) -> dict[str, str]:
-    """What the command sees beside what is there."""
+    """Environment variables added for the command."""
     given = {"OMP_NUM_THREADS": str(arguments.threads)}
     if not gpu_sharing.has_gpu():
         given |= {"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}

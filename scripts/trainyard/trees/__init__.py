@@ -1,1 +1,1 @@
-"""Tree models on CPUs."""
+"""Gradient-boosted tree models on CPUs."""

@@ -1,4 +1,4 @@
-"""Tree models on a staged dataset: XGBoost and LightGBM, with as many threads as the job has CPUs."""
+"""Gradient-boosted trees on a staged dataset: XGBoost and LightGBM."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Tabular:
-    """Features (N rows; an array or a data frame) and targets of both splits."""
+    """Features (N rows, an array or a data frame) and targets (N) of both splits."""
 
     train: Any
     train_target: Array
@@ -32,7 +32,7 @@ class Tabular:
 
 
 def tabular(staged: Staged) -> Tabular:
-    """A staged dataset as rows of features: images flattened to height x width x channels columns."""
+    """A staged dataset as a table; images are flattened to height x width x channels columns."""
     if staged.meta["kind"] == "images":
         train, val = staged.split("train"), staged.split("val")
         rows = [split.images.reshape(len(split.images), -1) for split in (train, val)]
@@ -45,16 +45,16 @@ def tabular(staged: Staged) -> Tabular:
 
 
 def fit(study: Trees, name: str, staged: Staged, folder: Path, *, threads: int) -> dict[str, Any]:
-    """Fit one model and save it in its own format; a fit that is there already is not made again.
+    """Fit one model and save it in its library's format, unless an identical fit exists.
 
     Returns:
-        A row of `trees.csv`; `metric` says what train and val are: accuracy (a fraction) or RMSE (the target's unit).
+        A row of `trees.csv`. `metric` names the metric of `train` and `val`: accuracy (a fraction) or RMSE.
     """
     params = study.params.get(name, {})  # type: ignore[call-overload]
     identity = digest_of([name, study.rounds, study.seed, params, study.retrain, staged.digest, RESULT_VERSION])
     receipt = folder / f"{name}.json"
     if receipt.exists() and (known := json.loads(receipt.read_text()))["identity"] == identity:
-        log.info("%s: fitted already", name)
+        log.info("%s: already fitted", name)
         return dict(known["row"])
     row = _fit(name, params, study, tabular(staged), folder, threads)
     write_json(receipt, {"identity": identity, "row": row})
@@ -69,7 +69,7 @@ def _fit(name: str, params: dict[str, Any], study: Trees, data: Tabular, folder:
         model.fit(data.train, data.train_target)
     except (ValueError, TypeError) as error:
         raise UserError(f"{name} cannot be fitted with {settings}: {error}") from error
-    except Exception as error:  # each library has an error class of its own, which says what it does not like
+    except Exception as error:  # each library has its own error classes
         if type(error).__module__.split(".")[0] not in ("xgboost", "lightgbm"):
             raise
         raise DataError(f"{name} does not accept the data or its parameters: {error}") from error
@@ -91,12 +91,12 @@ def _fit(name: str, params: dict[str, Any], study: Trees, data: Tabular, folder:
 
 
 def accuracy(truth: Array, predicted: Array) -> float:
-    """Share of rows predicted right."""
+    """Fraction of correct predictions."""
     return float(np.mean(truth == predicted))
 
 
 def rmse(truth: Array, predicted: Array) -> float:
-    """Root of the mean squared error, in the target's unit."""
+    """Root mean squared error, in the unit of the target."""
     return float(np.sqrt(np.mean((truth - predicted) ** 2)))
 
 
@@ -116,7 +116,7 @@ _MODELS: dict[str, Callable[[str, dict[str, Any]], Any]] = {"xgboost": _xgboost,
 
 
 def _saved(model: Any, name: str) -> bytes:
-    """The fitted model in its library's own format."""
+    """The fitted model in the format of its library."""
     if name == "xgboost":
         return bytes(model.get_booster().save_raw("ubj"))
     text: str = model.booster_.model_to_string()

@@ -60,8 +60,8 @@ def own(launcher, scale="2x4", **fields):
         launcher=launcher,
         launcher_options=["--more"],
         python="/env/python",
-        meeting=rendezvous_of(allocation),
-        watching=["--folder", "/out"],
+        rendezvous=rendezvous_of(allocation),
+        watch_options=["--folder", "/out"],
         hostfile=Path("/out/hostfile"),
         cpus_per_gpu=3,
         **{"in_slurm": True, **fields},
@@ -84,7 +84,7 @@ def test_srun_starts_the_script_itself_once_per_gpu():
         f"--kill-on-bad-exit=1 --more {WATCH} --folder /out --rendezvous n3:24567 -- /env/python "
         "train.py --lr 0.1"
     )
-    with pytest.raises(UserError, match="here, take torchrun"):
+    with pytest.raises(UserError, match="use torchrun here"):
         own("srun", scale="1x4", in_slurm=False)
 
 
@@ -101,7 +101,7 @@ def test_a_script_has_its_option_to_resume_where_it_says(tmp_path, script):
     study = Scaling.model_validate({"script": script, **options})
     (tmp_path / "1x1").mkdir()
     made = UserScript(study, "1x1", tmp_path)
-    assert made._line(tmp_path, None)[-2:] == ["t.py", "--n=a b"]
-    assert made._line(tmp_path, tmp_path / "x y.pt")[-4:] == ["t.py", "--from", f"{tmp_path}/x y.pt", "--n=a b"]
+    assert made._command(tmp_path, None)[-2:] == ["t.py", "--n=a b"]
+    assert made._command(tmp_path, tmp_path / "x y.pt")[-4:] == ["t.py", "--from", f"{tmp_path}/x y.pt", "--n=a b"]
     at_the_end = UserScript(study.model_copy(update={"script": "t.py\n--n={n}\n"}), "1x1", tmp_path)
-    assert at_the_end._line(tmp_path, tmp_path / "x.pt")[-4:] == ["t.py", "--n=a b", "--from", f"{tmp_path}/x.pt"]
+    assert at_the_end._command(tmp_path, tmp_path / "x.pt")[-4:] == ["t.py", "--n=a b", "--from", f"{tmp_path}/x.pt"]

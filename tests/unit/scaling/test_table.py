@@ -37,9 +37,8 @@ def test_the_guides_tables_are_filled_as_the_guide_has_them(tmp_path):
     assert table["verdict"].tolist() == ["baseline", "good value", best, "diminishing returns"]
     assert table["recommended"].tolist() == [False, False, True, False]
     assert recommendation(table) == (
-        "Take 1x4: the best time (3 h 30 min) for at most 20% more GPU-hours than 1x1 (+17%). 1x8 is the largest scale "
-        "of which the efficiency is at least 70% (75%, +33% GPU-hours). None of these scales is so large that it stops "
-        "paying."
+        "Use 1x4: the best time (3 h 30 min) for at most 20% more GPU-hours than 1x1 (+17%). The largest scale with an "
+        "efficiency of at least 70% is 1x8 (75%, +33% GPU-hours). All scales of this study pay off."
     )
 
 
@@ -47,7 +46,7 @@ def test_where_it_stops_paying_is_said(tmp_path):
     rows = [*GUIDE, ("2x8", 16, 6000, 280)]
     table = scaling_table(summaries(tmp_path, rows), mode="strong", gpu_hour=None)
     assert table["verdict"].tolist()[-1] == "does not pay"
-    assert "From 2x8 on it stops paying." in recommendation(table)
+    assert "Scales from 2x8 on do not pay off." in recommendation(table)
     assert table["cost"].isna().all()
 
 
