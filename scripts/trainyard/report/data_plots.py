@@ -1,4 +1,4 @@
-"""Pictures of a staged dataset: some of its images, and how many there are of each class."""
+"""The plots of a staged dataset: some of its images, and the number of images per class."""
 
 from typing import Any, Final
 
@@ -9,17 +9,17 @@ from numpy.typing import NDArray
 
 from trainyard.data.sources import shuffled_ranks
 from trainyard.data.staged import SPLITS, Images
-from trainyard.report.style import COLOURS
+from trainyard.report.style import COLORS
 
 COLUMNS: Final = 10
-SHOWN: Final = 50
-NAMED_CLASSES: Final = 30  # with more, bars have no names
-TITLE_LETTERS: Final = 11
+MAX_IMAGES: Final = 50
+MAX_NAMED_CLASSES: Final = 30
+MAX_TITLE_LENGTH: Final = 11
 
 
-def sample_grid(axes: Axes, split: Images, meta: dict[str, Any]) -> None:
-    """Some training images in a grid, each under the name of its class."""
-    rows = chosen(split.labels)
+def plot_samples(axes: Axes, split: Images, meta: dict[str, Any]) -> None:
+    """Some training images in a grid, each below the name of its class."""
+    rows = choose_rows(split.labels)
     height, width, _ = meta["shape"]
     gap, head = max(1, width // 8), 0.34 * height
     for place, row in enumerate(rows):
@@ -27,50 +27,50 @@ def sample_grid(axes: Axes, split: Images, meta: dict[str, Any]) -> None:
         pixels = split.images[row] if meta["shape"][2] == 3 else split.images[row][..., 0]
         extent = (left, left + width, top + height, top)
         axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, extent=extent, interpolation="nearest")
-        axes.text(left, top - 0.04 * height, title_of(meta, int(split.labels[row])), fontsize=7, va="bottom")
+        axes.text(left, top - 0.04 * height, class_title(meta, int(split.labels[row])), fontsize=7, va="bottom")
     lines = -(-len(rows) // COLUMNS)
     axes.set_xlim(-gap, min(COLUMNS, len(rows)) * (width + gap))
     axes.set_ylim(lines * (height + gap + head) - head, -head - gap)
     axes.axis("off")
     train, val = (sum(meta["counts"][name]) for name in SPLITS)
-    shape = f"{height}x{width} {'RGB' if meta['shape'][2] == 3 else 'grey'}"
-    axes.set_title(f"{train:,} training and {val:,} validation images of {shape} in {len(meta['classes'])} classes")
+    shape = f"{height}x{width} {'RGB' if meta['shape'][2] == 3 else 'grayscale'}"
+    axes.set_title(f"{train:,} training and {val:,} validation images, {shape}, {len(meta['classes'])} classes")
 
 
-def chosen(labels: NDArray[np.int64]) -> list[int]:
-    """Rows to show: as even over the classes as their number allows, the same ones every time, sorted by class."""
+def choose_rows(labels: NDArray[np.int64]) -> list[int]:
+    """A deterministic selection of rows, spread evenly over the classes and sorted by class."""
     shuffled, rank = shuffled_ranks(labels, seed=0)
-    first = shuffled[np.argsort(rank[shuffled], kind="stable")][:SHOWN]
+    first = shuffled[np.argsort(rank[shuffled], kind="stable")][:MAX_IMAGES]
     return [int(row) for row in first[np.argsort(labels[first], kind="stable")]]
 
 
-def title_of(meta: dict[str, Any], label: int) -> str:
-    """A class in a word: what its number means, where the source says so."""
+def class_title(meta: dict[str, Any], label: int) -> str:
+    """The short title of a class: its first title in the source, or else its name."""
     name = meta["classes"][label]
     title = str(meta.get("titles", {}).get(name, name)).split(",")[0]
-    return title if len(title) <= TITLE_LETTERS else f"{title[: TITLE_LETTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
+    return title if len(title) <= MAX_TITLE_LENGTH else f"{title[: MAX_TITLE_LENGTH - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
-def class_balance(axes: Axes, meta: dict[str, Any]) -> None:
-    """Images per class: bars by name where they fit, else sorted by number."""
+def plot_class_balance(axes: Axes, meta: dict[str, Any]) -> None:
+    """Images per class: one named bar each, or, with many classes, an area in order of size."""
     train, val = (np.array(meta["counts"][name]) for name in SPLITS)
-    if len(train) > NAMED_CLASSES:
+    if len(train) > MAX_NAMED_CLASSES:
         order = np.argsort(-train, kind="stable")
-        axes.fill_between(range(len(train)), train[order], step="mid", color=COLOURS[4], label="training")
-        axes.fill_between(range(len(val)), val[order], step="mid", color=COLOURS[0], label="validation")
-        axes.set_xlabel("classes, the largest first")
+        axes.fill_between(range(len(train)), train[order], step="mid", color=COLORS[4], label="training")
+        axes.fill_between(range(len(val)), val[order], step="mid", color=COLORS[0], label="validation")
+        axes.set_xlabel("classes in order of size")
         axes.set_xlim(-0.5, len(train) - 0.5)
     else:
         places = np.arange(len(train))
-        axes.bar(places - 0.2, train, width=0.4, color=COLOURS[4], label="training")
-        axes.bar(places + 0.2, val, width=0.4, color=COLOURS[0], label="validation")
-        names = [title_of(meta, label) for label in range(len(train))]
+        axes.bar(places - 0.2, train, width=0.4, color=COLORS[4], label="training")
+        axes.bar(places + 0.2, val, width=0.4, color=COLORS[0], label="validation")
+        names = [class_title(meta, label) for label in range(len(train))]
         turned = max(map(len, names)) * len(names) > 60
         axes.set_xticks(places, names, rotation=45 if turned else 0, ha="right" if turned else "center")
         axes.grid(axis="x", visible=False)
     axes.set_ylabel("images")
     axes.set_ylim(0, 1.18 * train.max())
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    least, most = f"{train.min():,}", f"{train.max():,}"
-    axes.set_title(f"{len(train)} classes of {most if least == most else f'{least} to {most}'} training images")
+    low, high = f"{train.min():,}", f"{train.max():,}"
+    axes.set_title(f"{len(train)} classes of {high if low == high else f'{low} to {high}'} training images")
     axes.legend(ncols=2, loc="upper right")

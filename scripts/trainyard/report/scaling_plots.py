@@ -1,4 +1,4 @@
-"""Pictures of a scaling study: what more GPUs bring, where a step's time goes, and what the hardware does."""
+"""The plots of a scaling study: speedup, losses, the parts of a step, and telemetry."""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -10,13 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from trainyard.config.scaling import EFFICIENT
-from trainyard.report.style import COLOURS
+from trainyard.report.style import COLORS, write_in_center
 
-History = tuple[str, pd.DataFrame]  # a scale, and the history.csv of its first training
+History = tuple[str, pd.DataFrame]  # a scale and the history.csv of its first repeat
 
 
-def speedup(left: Axes, right: Axes, scaling: pd.DataFrame) -> None:
-    """Speedup and efficiency against the number of GPUs, beside the ideal; bars span the repeats."""
+def plot_speedup(left: Axes, right: Axes, scaling: pd.DataFrame) -> None:
+    """Speedup and efficiency over the number of GPUs, and their ideal; error bars span the repeats."""
     base, gpus = scaling.iloc[0], scaling["gpus"]
     ratio = gpus / base["gpus"]
     for axes, over in ((left, 1), (right, ratio)):
@@ -43,7 +43,7 @@ def speedup(left: Axes, right: Axes, scaling: pd.DataFrame) -> None:
     left.margins(y=0.15)
     left.set_ylabel(f"speedup over {base['scale']}")
     left.legend(loc="upper left")
-    right.axhline(EFFICIENT, color=COLOURS[1], linewidth=0.8, linestyle=":")
+    right.axhline(EFFICIENT, color=COLORS[1], linewidth=0.8, linestyle=":")
     right.set_ylim(0, max(1.1, np.nan_to_num(1.05 * scaling["speedup_high"].div(ratio).max())))
     right.yaxis.set_major_formatter(PercentFormatter(1))
     right.set_ylabel("parallel efficiency")
@@ -56,29 +56,29 @@ def _ranks(scaling: pd.DataFrame) -> str:
 
 def _repeats(scaling: pd.DataFrame) -> str:
     count = int(scaling["repeats"].max())
-    return f"medians of {count} repeats, bars from lowest to highest" if count > 1 else ""
+    return f"medians of {count} repeats; bars: minimum to maximum" if count > 1 else ""
 
 
-def losses(left: Axes, right: Axes, histories: Sequence[History], scaling: pd.DataFrame) -> None:
-    """Training and validation loss against epochs, and against the GPU time spent; a colour per scale.
+def plot_losses(left: Axes, right: Axes, histories: Sequence[History], scaling: pd.DataFrame) -> None:
+    """Training and validation loss over epochs and over the GPU time, with a color for each scale.
 
-    The time is that of epochs, and of checkpoints, which count as evenly spread over the epochs.
+    The GPU time is that of the epochs and of the checkpoints, which are spread evenly over the epochs.
     """
     on_gpu = (scaling["device"] != "cpu").all()
     gpus = scaling.set_index("scale")["gpus"]
     saving = scaling.set_index("scale").get("checkpoint_seconds", pd.Series(dtype=float)).fillna(0.0)  # by scale
-    for (scale, rows), colour in zip(histories, cycle(COLOURS), strict=False):
+    for (scale, rows), color in zip(histories, cycle(COLORS), strict=False):
         seconds = rows["seconds"].cumsum() + saving.get(scale, 0.0) * np.arange(1, len(rows) + 1) / len(rows)
         spent = seconds * gpus[scale] / (3600 if on_gpu else 1)
         for axes, x in ((left, rows["epoch"]), (right, spent)):
-            for name, line, words in (("val_loss", "o-", "validation"), ("train_loss", "--", "training")):
-                if name in rows:  # a user's script need not tell them
-                    axes.plot(x, rows[name], line, color=colour, label=f"{scale} {words}")
+            for name, line, split in (("val_loss", "o-", "validation"), ("train_loss", "--", "training")):
+                if name in rows:  # a user's script may not report it
+                    axes.plot(x, rows[name], line, color=color, label=f"{scale} {split}")
     for axes in (left, right):
         if axes.lines:
             axes.set_yscale("log")
         else:
-            axes.text(0.5, 0.5, "no loss was told", ha="center", transform=axes.transAxes)
+            write_in_center(axes, "no loss was reported")
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     left.set_xlabel("epoch")
     left.set_ylabel("loss (cross-entropy)")
@@ -87,17 +87,21 @@ def losses(left: Axes, right: Axes, histories: Sequence[History], scaling: pd.Da
         left.legend(ncols=1 + (len(histories) > 4), fontsize=8)
 
 
-def steps(axes: Axes, scaling: pd.DataFrame) -> None:
-    """Where the time of the median step goes, a bar per scale."""
+def plot_steps(axes: Axes, scaling: pd.DataFrame) -> None:
+    """The parts of the median step: a stacked bar per scale."""
     if scaling["step_ms_p50"].isna().all():
-        axes.text(0.5, 0.5, "no time of a step was told", ha="center", transform=axes.transAxes)
+        write_in_center(axes, "no step times were reported")
         return
-    data, talk = (scaling[name].fillna(0) for name in ("data_wait_fraction", "exposed_comm_fraction"))
-    shares = {"computing": 1 - data - talk, "communication that shows": talk, "waiting for data": data}
+    data, communication = (scaling[name].fillna(0) for name in ("data_wait_fraction", "exposed_comm_fraction"))
+    shares = {
+        "computation": 1 - data - communication,
+        "exposed communication": communication,
+        "waiting for data": data,
+    }
     bottom = pd.Series(0.0, scaling.index)
-    for (name, share), colour in zip(shares.items(), (COLOURS[0], COLOURS[1], COLOURS[5]), strict=True):
+    for (name, share), color in zip(shares.items(), (COLORS[0], COLORS[1], COLORS[5]), strict=True):
         height = share * scaling["step_ms_p50"]
-        axes.bar(scaling["scale"], height, bottom=bottom, width=0.6, color=colour, label=name)
+        axes.bar(scaling["scale"], height, bottom=bottom, width=0.6, color=color, label=name)
         bottom += height
     for place, row in enumerate(scaling.itertuples()):
         text = "\n".join(f"{share[row.Index]:.0%}" for share in reversed(shares.values()))
@@ -113,36 +117,36 @@ def steps(axes: Axes, scaling: pd.DataFrame) -> None:
 
 
 def read_telemetry(folder: Path) -> pd.DataFrame:
-    """What the hardware did over time, in seconds: of each GPU, or where none was seen, of each node's processes."""
+    """Memory (MiB) and utilization (%) over seconds, of each GPU; without GPUs, of all processes of each node."""
     frames: dict[str, list[pd.DataFrame]] = {"gpu": [], "cpu": []}
     for path in sorted((folder / "telemetry").glob("?pu-*.csv")):
         kind, _, node = path.stem.partition("-")
         frames[kind].append(pd.read_csv(path).assign(node=node))
-    seen = pd.concat(frames["gpu"]) if frames["gpu"] else pd.DataFrame()
-    if len(seen):
-        names = seen["node"] + " GPU " + seen["gpu"].astype(str)
+    samples = pd.concat(frames["gpu"]) if frames["gpu"] else pd.DataFrame()
+    if len(samples):
+        names = samples["node"] + " GPU " + samples["gpu"].astype(str)
         columns = {"memory_used_mib": "memory", "utilization_percent": "busy"}
     else:
-        seen = pd.concat(frames["cpu"])
-        names, columns = seen["node"], {"rss_mib": "memory", "cpu_percent": "busy"}
-    seconds = seen["time"] - seen["time"].min()
-    return seen.rename(columns=columns).assign(seconds=seconds, of=names)[["of", "seconds", "memory", "busy"]]
+        samples = pd.concat(frames["cpu"])
+        names, columns = samples["node"], {"rss_mib": "memory", "cpu_percent": "busy"}
+    seconds = samples["time"] - samples["time"].min()
+    return samples.rename(columns=columns).assign(seconds=seconds, of=names)[["of", "seconds", "memory", "busy"]]
 
 
-def _unit_of_time(seconds: float) -> tuple[str, float]:
-    """A name and a length in seconds, so that there are neither many of it nor few."""
+def _time_unit(seconds: float) -> tuple[str, float]:
+    """The name and length in seconds of the unit for an axis of so many seconds."""
     units = (("hours", 3600.0), ("minutes", 60.0))
     return next((unit for unit in units if seconds > 3 * unit[1]), ("seconds", 1.0))
 
 
-def telemetry(*panels: Axes, samples: Mapping[str, pd.DataFrame], on_gpu: bool) -> None:
-    """Memory and utilisation over time, a column per scale and a line per GPU (or node); panels row by row."""
+def plot_telemetry(*panels: Axes, samples: Mapping[str, pd.DataFrame], on_gpu: bool) -> None:
+    """Memory and utilization over time: a column of panels per scale, a line per GPU (without GPUs, per node)."""
     memory, busy = panels[: len(samples)], panels[len(samples) :]
-    unit, length = _unit_of_time(max(frame["seconds"].max() for frame in samples.values()))
+    unit, length = _time_unit(max(frame["seconds"].max() for frame in samples.values()))
     for (scale, frame), upper, lower in zip(samples.items(), memory, busy, strict=True):
-        for (name, rows), colour in zip(frame.groupby("of"), cycle(COLOURS), strict=False):
-            upper.plot(rows["seconds"] / length, rows["memory"], color=colour, label=name)
-            lower.plot(rows["seconds"] / length, rows["busy"], color=colour)
+        for (name, rows), color in zip(frame.groupby("of"), cycle(COLORS), strict=False):
+            upper.plot(rows["seconds"] / length, rows["memory"], color=color, label=name)
+            lower.plot(rows["seconds"] / length, rows["busy"], color=color)
         upper.set_title(scale)
         upper.set_ylim(0, 1.1 * frame["memory"].max())
         lower.set_ylim(0, max(105.0, 1.05 * frame["busy"].max()))
@@ -150,4 +154,4 @@ def telemetry(*panels: Axes, samples: Mapping[str, pd.DataFrame], on_gpu: bool) 
         if frame["of"].nunique() <= 8:
             upper.legend(fontsize=7, loc="lower right")
     memory[0].set_ylabel("GPU memory (MiB)" if on_gpu else "memory of all\nprocesses (MiB)")
-    busy[0].set_ylabel("GPU utilisation (%)" if on_gpu else "CPU (% of one)")
+    busy[0].set_ylabel("GPU utilization (%)" if on_gpu else "CPU utilization\n(% of one core)")

@@ -1,4 +1,4 @@
-"""Pictures from tables, in one style: that of a paper, legible in grey and to the colour-blind."""
+"""The common style of all plots: suitable for papers, for grayscale printing and for color-blind readers."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -18,14 +18,14 @@ from matplotlib.ticker import MaxNLocator
 
 from trainyard.utils.files import atomic_write
 
-# Okabe and Ito 2008: eight colours that the colour-blind can tell apart, less yellow, which is too light for a line.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+# Okabe and Ito 2008: colors that color-blind readers can tell apart, without yellow, which is too light for a line.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 SEQUENCE = ListedColormap(mpl.colormaps["viridis"](np.linspace(0.04, 0.94, 256)), "viridis without its ends")
 FAILED = "#D55E00"
 IDLE = "#EDEDED"
 UNKNOWN = "#888888"
-LANE_NAMES = 32  # that an axis has room for
-MANY = 1000  # marks, above which an SVG holds them as an image: each takes 150 bytes or more as a shape
+MAX_TICK_LABELS = 32
+MANY = 1000  # with more marks, an SVG contains them as an image: as a shape, each takes 150 bytes or more
 STYLE: Any = {
     "figure.figsize": (6.4, 3.8),
     "figure.dpi": 150,
@@ -42,7 +42,7 @@ STYLE: Any = {
     "legend.frameon": False,
     "lines.linewidth": 1.6,
     "lines.markersize": 5,
-    "axes.prop_cycle": cycler(color=list(COLOURS)),
+    "axes.prop_cycle": cycler(color=list(COLORS)),
     "svg.fonttype": "none",
     "svg.hashsalt": "trainyard",  # the same data give the same file
 }
@@ -55,9 +55,9 @@ def draw(
     size: tuple[float, float] | None = None,
     panels: tuple[int, int] = (1, 1),
 ) -> None:
-    """Let `painter` paint one picture in the common style, and write it as `path`.svg and `path`.png, atomically.
+    """Write one figure in the common style as `path`.svg and `path`.png, atomically.
 
-    It is given the axes of each panel, row by row.
+    `painter` gets the axes of all panels, row by row, and draws into them. `size` is in inches.
     """
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=size)
@@ -69,62 +69,68 @@ def draw(
                 file.write(content.getvalue())
 
 
-def bars(
+def draw_bars(
     axes: Axes,
     lanes: Any,
-    begins: Any,
+    starts: Any,
     ends: Any,
     *,
-    colour: Any,
+    color: Any,
     height: Any = 1.0,
     edge: float = 0.6,
     hatch: str | None = None,
 ) -> None:
-    """Draw horizontal bars as one artist; `colour` is that of all, or one for each. Of `height`, four fifths are seen.
+    """Draw horizontal bars as one artist, centered on `lanes`, four fifths of `height` high.
 
-    Bars of less than two pixels have no white edges, which would cover them, but edges by which they can be seen.
+    `color` is one color, or one for each bar. Bars wider than two pixels have white edges; on narrower bars these would
+    cover the face, so their edges have the color of the face.
     """
     if not np.size(lanes):
         return
-    lanes, begins, ends, height = map(
-        partial(np.asarray, dtype=float), np.broadcast_arrays(lanes, begins, ends, height)
+    lanes, starts, ends, height = map(
+        partial(np.asarray, dtype=float), np.broadcast_arrays(lanes, starts, ends, height)
     )
     low, high = lanes - 0.4 * height, lanes + 0.4 * height
-    corners = np.stack([begins, low, begins, high, ends, high, ends, low], axis=-1)
-    span, pixels = ends.max(initial=0) - begins.min(initial=0), axes.get_window_extent().size
-    is_seen = ((ends - begins) * pixels[0] > 2 * span) & (np.ptp(lanes) < pixels[1] / 2 * height)
-    faces = np.broadcast_to(to_rgba_array(colour), (len(corners), 4))
-    drawn = PolyCollection(
+    corners = np.stack([starts, low, starts, high, ends, high, ends, low], axis=-1)
+    span, pixels = ends.max(initial=0) - starts.min(initial=0), axes.get_window_extent().size
+    is_wide = ((ends - starts) * pixels[0] > 2 * span) & (np.ptp(lanes) < pixels[1] / 2 * height)
+    faces = np.broadcast_to(to_rgba_array(color), (len(corners), 4))
+    bars = PolyCollection(
         list(corners.reshape(-1, 4, 2)),
         facecolors=faces,
-        edgecolors=np.where(is_seen[:, None], to_rgba("white"), faces),
-        linewidths=np.where(is_seen, edge, min(edge, 0.2)),
-        antialiaseds=is_seen,
+        edgecolors=np.where(is_wide[:, None], to_rgba("white"), faces),
+        linewidths=np.where(is_wide, edge, min(edge, 0.2)),
+        antialiaseds=is_wide,
         hatch=hatch,
         rasterized=len(corners) > MANY,
         zorder=2,
     )
-    drawn.sticky_edges.x.append(0)
-    axes.add_collection(drawn)
+    bars.sticky_edges.x.append(0)
+    axes.add_collection(bars)
     axes.autoscale_view()
 
 
-def name_lanes(axes: Axes, names: Sequence[str]) -> None:
-    """Name the lanes of bars from above, not each of them where there are many."""
-    step = -(-len(names) // LANE_NAMES)
+def label_lanes(axes: Axes, names: Sequence[str]) -> None:
+    """Label the lanes of bars, the first one at the top; with many lanes, only some."""
+    step = -(-len(names) // MAX_TICK_LABELS)
     axes.set_yticks(range(0, len(names), step), list(names)[::step])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
 
 
-def thin_names(axes: Axes, values: pd.Series) -> None:
-    """Let the x axis name only some of its names where there are many."""
-    if values.nunique() > LANE_NAMES:
+def limit_tick_labels(axes: Axes, values: pd.Series) -> None:
+    """Label only some of many names on the x axis."""
+    if values.nunique() > MAX_TICK_LABELS:
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
 
 
-def label(key: str) -> str:
-    """A config key or column as a person would write it on an axis."""
+def write_in_center(axes: Axes, text: str) -> None:
+    """Write a text into the middle of otherwise empty axes."""
+    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
+
+
+def readable_name(key: str) -> str:
+    """The label of a config key or column on an axis."""
     known = {
         "val_accuracy": "validation accuracy",
         "train_accuracy": "training accuracy",
@@ -136,48 +142,48 @@ def label(key: str) -> str:
     return known.get(key, key.split(".")[-1].replace("_", " "))
 
 
-def colours(values: pd.Series, *, log: bool | None = None) -> Callable[[Any], Any]:
-    """From a value of a varied key to its colour: along a scale for numbers, from the palette for names."""
-    if is_number(values):
-        scale = colour_scale(values, log=log)
-        return lambda value: SEQUENCE(float(scale(value)))
-    names = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(dict.fromkeys(values.astype(str)))}
+def color_map(values: pd.Series, *, log: bool | None = None) -> Callable[[Any], Any]:
+    """A function from a value of a varied key to its color: on a scale for numbers, from the palette for names."""
+    if is_numeric(values):
+        norm = color_norm(values, log=log)
+        return lambda value: SEQUENCE(float(norm(value)))
+    names = {name: COLORS[index % len(COLORS)] for index, name in enumerate(dict.fromkeys(values.astype(str)))}
     return lambda value: names.get(str(value), UNKNOWN)
 
 
-def colour_scale(values: pd.Series, *, log: bool | None = None) -> Normalize:
-    """What maps numbers to the range of a scale of colours."""
-    return (LogNorm if on_log_scale(values, log) else Normalize)(values.min(), values.max())
+def color_norm(values: pd.Series, *, log: bool | None = None) -> Normalize:
+    """The normalization of numbers to the range of a color map."""
+    return (LogNorm if is_log_scale(values, log) else Normalize)(values.min(), values.max())
 
 
-def on_log_scale(values: pd.Series, declared: bool | None = None) -> bool:
-    """Whether numbers are shown on a logarithmic scale: as was declared, or else if they span two decades."""
+def is_log_scale(values: pd.Series, declared: bool | None = None) -> bool:
+    """Whether the scale of positive numbers is logarithmic: as declared, or else if they span two decades."""
     if declared is None:
         declared = bool(values.max() > 99 * values.min())
     return bool(declared and values.min() > 0)
 
 
 def are_fractions(metric: str, values: pd.Series) -> bool:
-    """Whether values of a metric can be shown in percent: an accuracy, and none above 1."""
+    """Whether a metric can be shown in percent: it is an accuracy, and no value is above 1."""
     return metric.endswith("accuracy") and bool(values.dropna().between(0, 1).all())
 
 
-def named(values: pd.Series) -> pd.Series:
-    """The values of a key, those that are empty in the table under a name, unless all others are numbers."""
-    return values if is_number(values) else values.astype(object).fillna("(none)")
+def fill_missing(values: pd.Series) -> pd.Series:
+    """The values of a key, with the name `(none)` for missing values unless all others are numbers."""
+    return values if is_numeric(values) else values.astype(object).fillna("(none)")
 
 
-def is_number(values: pd.Series) -> bool:
-    """Whether a column is a scale, rather than names or truths."""
+def is_numeric(values: pd.Series) -> bool:
+    """Whether a column contains numbers, rather than names or booleans."""
     return bool(pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values))
 
 
-def readable(face: Any) -> str:
-    """The colour of a text on a face of this colour."""
+def text_color(face: Any) -> str:
+    """Black or white, whichever is legible on a face of this color."""
     red, green, blue, _ = to_rgba(face)
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else "white"
 
 
-def short(value: Any) -> str:
-    """A value in few letters."""
+def format_value(value: Any) -> str:
+    """A value in at most 12 characters."""
     return f"{value:.4g}" if isinstance(value, (int, float, np.number)) else str(value)[:12]

@@ -1,18 +1,18 @@
-"""The picture of a study of tree models."""
+"""The plot of a tree study."""
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from trainyard.report.style import COLOURS
+from trainyard.report.style import COLORS
 
 
-def trees_scores(axes: Axes, trees: pd.DataFrame) -> None:
-    """Training and validation score of every tree model, and the seconds that fitting it took."""
+def plot_scores(axes: Axes, trees: pd.DataFrame) -> None:
+    """Training and validation score of every tree model; its label contains the seconds of the fit."""
     rows = np.arange(len(trees))
-    for offset, split, colour in ((-0.17, "train", COLOURS[4]), (0.17, "val", COLOURS[0])):
+    for offset, split, color in ((-0.17, "train", COLORS[4]), (0.17, "val", COLORS[0])):
         name = {"train": "training", "val": "validation"}[split]
-        bars = axes.barh(rows + offset, trees[split], height=0.32, color=colour, label=name)
+        bars = axes.barh(rows + offset, trees[split], height=0.32, color=color, label=name)
         axes.bar_label(bars, fmt="{:.4g}", padding=3, fontsize=8)
     axes.set_yticks(rows, [f"{row.model}\n{row.seconds:.2g} s, {row.threads} threads" for row in trees.itertuples()])
     axes.invert_yaxis()

@@ -100,74 +100,80 @@ ON_GPU = SCALING.assign(device="NVIDIA H200")
 
 PICTURES = {
     "gantt": (
-        lambda axes: sweep_plots.gantt(axes, TIMELINE, TRIALS, JOBS, "blocks"),
+        lambda axes: sweep_plots.plot_gantt(axes, TIMELINE, TRIALS, JOBS, "blocks"),
         ["n1 GPU 0", "n1 GPU 1", "labels: blocks"],
     ),
-    "gantt by name": (lambda axes: sweep_plots.gantt(axes, TIMELINE, TRIALS, JOBS, "model"), ["labels: model"]),
-    "gantt of trials": (lambda axes: sweep_plots.gantt(axes, TIMELINE, TRIALS, JOBS, "trial"), ["labels: trial"]),
-    "gantt by truth": (lambda axes: sweep_plots.gantt(axes, TIMELINE, TRIALS, JOBS, "nesterov"), ["labels: nesterov"]),
+    "gantt by name": (lambda axes: sweep_plots.plot_gantt(axes, TIMELINE, TRIALS, JOBS, "model"), ["labels: model"]),
+    "gantt of trials": (lambda axes: sweep_plots.plot_gantt(axes, TIMELINE, TRIALS, JOBS, "trial"), ["labels: trial"]),
+    "gantt by truth": (
+        lambda axes: sweep_plots.plot_gantt(axes, TIMELINE, TRIALS, JOBS, "nesterov"),
+        ["labels: nesterov"],
+    ),
     "metric by truth": (
-        lambda axes: sweep_plots.metric_against(axes, TRIALS, "nesterov", "val_accuracy"),
+        lambda axes: sweep_plots.plot_metric(axes, TRIALS, "nesterov", "val_accuracy"),
         ["nesterov = True"],
     ),
-    "metric with gaps": (lambda axes: sweep_plots.metric_against(axes, TRIALS, "width", "val_accuracy"), ["width"]),
+    "metric with gaps": (lambda axes: sweep_plots.plot_metric(axes, TRIALS, "width", "val_accuracy"), ["width"]),
     "metric": (
-        lambda axes: sweep_plots.metric_against(axes, TRIALS, "blocks", "val_accuracy"),
+        lambda axes: sweep_plots.plot_metric(axes, TRIALS, "blocks", "val_accuracy"),
         ["90.0% at blocks = 20"],
     ),
     "metric by name": (
-        lambda axes: sweep_plots.metric_against(axes, TRIALS, "model", "val_accuracy"),
+        lambda axes: sweep_plots.plot_metric(axes, TRIALS, "model", "val_accuracy"),
         ["at model = y"],
     ),
     "metric of which less is better": (
-        lambda axes: sweep_plots.metric_against(axes, TRIALS.assign(rmse=[3, 1, 2]), "blocks", "rmse", mode="min"),
+        lambda axes: sweep_plots.plot_metric(axes, TRIALS.assign(rmse=[3, 1, 2]), "blocks", "rmse", mode="min"),
         ["best rmse (lowest): 1 at blocks = 20"],
     ),
     "metric of which a guess says what is better": (
-        lambda axes: sweep_plots.metric_against(axes, TRIALS.assign(rmse=[3, 1, 2]), "blocks", "rmse"),
+        lambda axes: sweep_plots.plot_metric(axes, TRIALS.assign(rmse=[3, 1, 2]), "blocks", "rmse"),
         ["best rmse (lowest, guessed from its name): 1 at blocks = 20"],
     ),
     "accuracy in percent": (
-        lambda axes: sweep_plots.metric_against(axes, TRIALS.assign(accuracy=[80, 91.5, 0.7]), "blocks", "accuracy"),
+        lambda axes: sweep_plots.plot_metric(axes, TRIALS.assign(accuracy=[80, 91.5, 0.7]), "blocks", "accuracy"),
         ["91.5 at blocks = 20"],
     ),
     "gantt on CPUs": (
-        lambda axes: sweep_plots.gantt(axes, TIMELINE.assign(device="cpu"), TRIALS, JOBS, "blocks"),
+        lambda axes: sweep_plots.plot_gantt(axes, TIMELINE.assign(device="cpu"), TRIALS, JOBS, "blocks"),
         ["n1 slot 0", "n1 slot 1"],
     ),
-    "losses": (lambda axes: sweep_plots.curves(axes, EPOCHS, "blocks", "val_loss"), ["validation loss", "epoch"]),
-    "losses by name": (lambda axes: sweep_plots.curves(axes, EPOCHS, "model", "val_loss"), ["x", "y"]),
+    "losses": (lambda axes: sweep_plots.plot_epochs(axes, EPOCHS, "blocks", "val_loss"), ["validation loss", "epoch"]),
+    "losses by name": (lambda axes: sweep_plots.plot_epochs(axes, EPOCHS, "model", "val_loss"), ["x", "y"]),
     "packing": (
-        lambda axes: sweep_plots.packing(axes, TIMELINE, TRIALS, JOBS, STRATEGIES),
-        ["3 jobs", "53% wasted", "2 x 2 slots", "35% wasted", "36 by the array, 26 packed", "programs start"],
+        lambda axes: sweep_plots.plot_packing(axes, TIMELINE, TRIALS, JOBS, STRATEGIES),
+        ["3 jobs", "53% wasted", "2 x 2 slots", "35% wasted", "36 as job array, 26 packed", "orange: start-up"],
     ),
     "waste": (
-        lambda axes: sweep_plots.waste(axes, STRATEGIES),
-        ["job array", "3 x 12 s", "53% wasted", "35% wasted", "starting"],
+        lambda axes: sweep_plots.plot_waste(axes, STRATEGIES),
+        ["job array", "3 x 12 s", "53% wasted", "35% wasted", "start-up"],
     ),
     "predictions": (
-        lambda axes: sweep_plots.predictions(axes, EXPECTED, JOBS),
-        ["off by at most 17%", "11.5 s predicted, 12 s measured"],
+        lambda axes: sweep_plots.plot_predictions(axes, EXPECTED, JOBS),
+        ["median error of the trials: 17%", "last job: 11.5 s predicted, 12 s measured"],
     ),
     "no predictions": (
-        lambda axes: sweep_plots.predictions(axes, TIMELINE.assign(expected_seconds=float("nan")), JOBS.iloc[:0]),
+        lambda axes: sweep_plots.plot_predictions(axes, TIMELINE.assign(expected_seconds=float("nan")), JOBS.iloc[:0]),
         ["no trial was predicted"],
     ),
     "speedup": (
-        lambda left, right: scaling_plots.speedup(left, right, SCALING),
+        lambda left, right: scaling_plots.plot_speedup(left, right, SCALING),
         ["ranks (on CPUs)", "speedup over 1x1", "parallel efficiency", "medians of 3 repeats"],
     ),
     "losses by GPU time": (
-        lambda left, right: scaling_plots.losses(left, right, HISTORIES, ON_GPU),
+        lambda left, right: scaling_plots.plot_losses(left, right, HISTORIES, ON_GPU),
         ["1x2 validation", "GPU-hours of training"],
     ),
-    "losses on CPUs": (lambda left, right: scaling_plots.losses(left, right, HISTORIES, SCALING), ["rank-seconds"]),
-    "steps": (lambda axes: scaling_plots.steps(axes, SCALING), ["waiting for data", "30%", "50%", "on CPUs"]),
-    "telemetry": (
-        lambda upper, lower: scaling_plots.telemetry(upper, lower, samples=SAMPLES, on_gpu=True),
-        ["n1 GPU 0", "GPU memory (MiB)", "GPU utilisation", "minutes"],
+    "losses on CPUs": (
+        lambda left, right: scaling_plots.plot_losses(left, right, HISTORIES, SCALING),
+        ["rank-seconds"],
     ),
-    "trees": (lambda axes: tree_plots.trees_scores(axes, TREES), ["RMSE", "xgboost"]),
+    "steps": (lambda axes: scaling_plots.plot_steps(axes, SCALING), ["waiting for data", "30%", "50%", "on CPUs"]),
+    "telemetry": (
+        lambda upper, lower: scaling_plots.plot_telemetry(upper, lower, samples=SAMPLES, on_gpu=True),
+        ["n1 GPU 0", "GPU memory (MiB)", "GPU utilization", "minutes"],
+    ),
+    "trees": (lambda axes: tree_plots.plot_scores(axes, TREES), ["RMSE", "xgboost"]),
 }
 
 
@@ -182,7 +188,7 @@ def test_every_picture_says_what_it_shows(tmp_path, painter, texts):
 
 def test_the_same_data_give_the_same_picture(tmp_path):
     for name in ("one", "other"):
-        style.draw(lambda axes: scaling_plots.steps(axes, SCALING), tmp_path / name)
+        style.draw(lambda axes: scaling_plots.plot_steps(axes, SCALING), tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
 
 
@@ -200,13 +206,13 @@ MANY_BARS = pd.DataFrame(
 MANY_JOBS = JOBS.tail(1).assign(start=-1.0, slots=8, gpus=8, elapsed_seconds=1252.0)
 MANY_EPOCHS = pd.concat([MANY_TRIALS.assign(epoch=epoch, val_loss=1 / epoch) for epoch in (1, 2, 3)])
 LARGE_PICTURES = {
-    "gantt": lambda axes: sweep_plots.gantt(axes, MANY_BARS, MANY_TRIALS, MANY_JOBS, "seed"),
-    "packing": lambda axes: sweep_plots.packing(axes, MANY_BARS, MANY_TRIALS, MANY_JOBS, STRATEGIES),
-    "metric": lambda axes: sweep_plots.metric_against(axes, MANY_TRIALS, "seed", "val_accuracy"),
-    "metric by name": lambda axes: sweep_plots.metric_against(axes, MANY_TRIALS, "file", "val_accuracy"),
-    "losses": lambda axes: sweep_plots.curves(axes, MANY_EPOCHS, "seed", "val_loss"),
-    "losses by name": lambda axes: sweep_plots.curves(axes, MANY_EPOCHS, "file", "val_loss"),
-    "predictions": lambda axes: sweep_plots.predictions(axes, MANY_BARS, JOBS),
+    "gantt": lambda axes: sweep_plots.plot_gantt(axes, MANY_BARS, MANY_TRIALS, MANY_JOBS, "seed"),
+    "packing": lambda axes: sweep_plots.plot_packing(axes, MANY_BARS, MANY_TRIALS, MANY_JOBS, STRATEGIES),
+    "metric": lambda axes: sweep_plots.plot_metric(axes, MANY_TRIALS, "seed", "val_accuracy"),
+    "metric by name": lambda axes: sweep_plots.plot_metric(axes, MANY_TRIALS, "file", "val_accuracy"),
+    "losses": lambda axes: sweep_plots.plot_epochs(axes, MANY_EPOCHS, "seed", "val_loss"),
+    "losses by name": lambda axes: sweep_plots.plot_epochs(axes, MANY_EPOCHS, "file", "val_loss"),
+    "predictions": lambda axes: sweep_plots.plot_predictions(axes, MANY_BARS, JOBS),
 }
 
 
@@ -229,14 +235,14 @@ def test_bars_too_narrow_for_edges_are_not_hidden_by_them(tmp_path):
 def test_a_gantt_leaves_out_the_time_in_which_no_job_was_held(pause):
     axes, second = Figure().add_subplot(), 110 + pause
     timeline = TIMELINE.assign(start=[100, 100, 104, second], end=[110, 104, 109, second + 2])
-    sweep_plots.gantt(axes, timeline, TRIALS, JOBS.assign(start=[99.5, second - 0.5]), "blocks")
+    sweep_plots.plot_gantt(axes, timeline, TRIALS, JOBS.assign(start=[99.5, second - 0.5]), "blocks")
     assert axes.get_xlim()[1] == 12, "ten seconds, then two more after the pause"
     assert f"{(10 + 4 + 5 + 2) / (2 * 12):.1%} busy" in axes.get_title(loc="left") + axes.get_title()
 
 
 def test_a_gantt_has_no_idle_time_on_slots_that_a_job_did_not_have():
     axes = Figure().add_subplot()
-    sweep_plots.gantt(axes, TIMELINE, TRIALS, JOBS.assign(slots=[2, 1]), "blocks")
+    sweep_plots.plot_gantt(axes, TIMELINE, TRIALS, JOBS.assign(slots=[2, 1]), "blocks")
     assert f"{(10 + 4 + 5 + 2) / (10 + 10 + 2):.1%} busy" in axes.get_title(loc="left") + axes.get_title()
 
 
@@ -244,18 +250,18 @@ def test_a_gantt_has_no_idle_time_on_slots_that_a_job_did_not_have():
 def test_axes_and_colours_follow_the_declared_scale(log, scale):
     axes, others = Figure().subplots(1, 2)
     trials = TRIALS.assign(blocks=[0.001, 0.03, 0.9])
-    sweep_plots.metric_against(axes, trials, "blocks", "val_accuracy", log=log)
+    sweep_plots.plot_metric(axes, trials, "blocks", "val_accuracy", log=log)
     assert axes.get_xscale() == scale
-    sweep_plots.curves(others, EPOCHS.assign(blocks=[0.001, 0.001, 0.9]), "blocks", "val_loss", log=log)
+    sweep_plots.plot_epochs(others, EPOCHS.assign(blocks=[0.001, 0.001, 0.9]), "blocks", "val_loss", log=log)
     assert others.figure.axes[-1].get_yscale() == scale, "of the colours"
-    face = style.colours(trials["blocks"], log=log)(0.03)
+    face = style.color_map(trials["blocks"], log=log)(0.03)
     assert (face == style.SEQUENCE(0.5)) == (scale == "log"), "half-way between 0.001 and 0.9, by factors"
 
 
 @pytest.mark.parametrize("joined", [True, False])
 def test_a_line_joins_what_is_a_series_and_nothing_else(joined):
     axes = Figure().add_subplot()
-    sweep_plots.metric_against(axes, TRIALS, "blocks", "val_accuracy", joined=joined)
+    sweep_plots.plot_metric(axes, TRIALS, "blocks", "val_accuracy", joined=joined)
     assert [line.get_linestyle() for line in axes.lines].count("-") == joined
 
 
@@ -302,7 +308,7 @@ def test_the_metric_that_counts_has_curves_whatever_its_name(tmp_path):
     ])  # fmt: skip
     axes = Figure().add_subplot()
     metric, _ = find_ranking_metric(plan, trials_table(plan))
-    sweep_plots.curves(axes, epochs_table(plan), "lr", metric)
+    sweep_plots.plot_epochs(axes, epochs_table(plan), "lr", metric)
     assert axes.collections, "not only words"
 
 
@@ -441,7 +447,7 @@ def test_the_picture_of_packing_covers_what_the_tables_count(tmp_path, runs, cha
     """Grey and orange is what was asked for; of it, blue is where trials ran, and the rest is what is wasted."""
     timeline, trials, jobs, strategies = swept(tmp_path, runs, **changes)
     axes = Figure().add_subplot()
-    sweep_plots.packing(axes, timeline, trials, jobs, strategies)
+    sweep_plots.plot_packing(axes, timeline, trials, jobs, strategies)
     if "resumes" in changes:
         assert trials["seconds"].tolist() == [10, 60 + 8, 6]
     table, kinds = strategies.set_index("strategy"), ("requested", "startup", "running")
@@ -488,5 +494,5 @@ def test_values_that_look_like_nothing_are_values(tmp_path):
     frame = pd.DataFrame({"aug": ["None", None, "cutout"], "clip": [None, 1.0, 2.0]})
     write_table(frame, tmp_path / "trials.csv")
     read = read_table(tmp_path / "trials.csv")
-    assert style.named(read["aug"]).tolist() == ["None", "(none)", "cutout"]
-    assert style.named(read["clip"]).dropna().tolist() == [1.0, 2.0], "numbers stay numbers"
+    assert style.fill_missing(read["aug"]).tolist() == ["None", "(none)", "cutout"]
+    assert style.fill_missing(read["clip"]).dropna().tolist() == [1.0, 2.0], "numbers stay numbers"
