@@ -5,7 +5,7 @@ import logging
 
 from trainyard.cli import command_line
 from trainyard.config.load import read_config
-from trainyard.data.staging import downloaded, remotes
+from trainyard.data.staging import download_dataset, remote_files
 from trainyard.utils.files import write_json
 
 log = logging.getLogger("download")
@@ -16,8 +16,8 @@ def main(arguments: argparse.Namespace) -> None:
     config = read_config(arguments.config)
     command_line.check_name(config, "datasets", arguments.dataset)
     dataset = config.datasets[arguments.dataset]
-    files = {remote.name: remote.checksum for remote in remotes(dataset)}
-    place = str(downloaded(dataset, config.data)) if files else None
+    files = {remote.name: remote.checksum for remote in remote_files(dataset)}
+    place = str(download_dataset(dataset, config.data)) if files else None
     write_json(arguments.results / "data" / arguments.dataset / "download.json", {"place": place, "files": files})
     log.info("dataset %s: %s", arguments.dataset, f"downloaded to {place}" if files else "needs no download")
 

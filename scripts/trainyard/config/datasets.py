@@ -56,9 +56,10 @@ class ImageFolder(Section):
         None, description="Where to download such an archive from, instead.", pattern=r"^https?://[^/]+/.*[^/]$"
     )
     checksum: str | None = Field(
-        None, description="The checksum of what `url` gives: `md5:...` or `sha256:...`.",
+        None,
+        description="The checksum of what `url` gives: `md5:...` or `sha256:...`.",
         pattern=r"^(md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})$",
-    )  # fmt: skip
+    )
     height: PositiveInt | None = Field(None, description="Height in pixels; by default that of most images.")
     width: PositiveInt | None = Field(None, description="Width in pixels.")
     fit: Literal["crop", "stretch", "pad"] = Field(

@@ -1,7 +1,10 @@
-"""A collection of many small files: a folder, a zip or a tar, read in place, by many processes at once.
+"""Collections of many small files (a folder, a zip or a tar), read in place by many processes at once.
 
-Nothing is ever unpacked to where an archive says. A compressed tar, which can only be read from its start, is
-decompressed once into a plain one in the folder that `opened` is given.
+Archives are not extracted, so a member's path is never written to. Only a compressed tar, which cannot be read at an
+offset, is first decompressed to a plain one, in a folder that `open_collection` is given.
+
+`zipfile` and `tarfile` list the members; their content is read with `pread` at known offsets. With `zipfile` alone,
+every process would parse and hold the directory of the whole archive, which may have a million members.
 """
 
 import bz2
@@ -26,75 +29,75 @@ from trainyard.data.problems import Problem
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import atomic_write
 
-LISTING_THREADS: Final = 16  # network file systems are slow to answer, but answer many questions at once
-BOMB_RATIO: Final = 100  # images do not compress; what unpacks to more than this times its size ...
-BOMB_BYTES: Final = 2**30  # ... and to more than this, was made to fill a disk
-LARGEST_FILE: Final = 2**28  # bytes of one image
-CHUNK: Final = 2**20
-ZIP_HEADER: Final = 30  # bytes, before a member's name, extra field and data
+LISTING_THREADS: Final = 16  # network file systems have a high latency, but serve many requests at once
+BOMB_RATIO: Final = 100  # an archive that decompresses to more than this times its size ...
+BOMB_BYTES: Final = 2**30  # ... and to more than this is refused: images hardly compress
+MAX_FILE_BYTES: Final = 2**28
+CHUNK_BYTES: Final = 2**20
+ZIP_HEADER_BYTES: Final = 30  # of a member's local header, before its name, extra field and data
 
 
 class ArchiveError(UserError):
-    """The collection cannot be read as a whole."""
+    """The folder or archive cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """One file of a collection, and where its bytes are."""
+class CollectedFile:
+    """A file of a collection, and where its bytes are."""
 
     name: str  # relative, with "/"
     size: int  # bytes
-    stamp: int  # changes with the content: the time of its last change, or a checksum
+    stamp: int  # changes with the content: the modification time, or a checksum
     offset: int = 0  # in the archive
-    packed: int = -1  # bytes in a zip; -1 elsewhere
-    deflated: bool = False
+    compressed_size: int = -1  # bytes in a zip; -1 elsewhere
+    is_deflated: bool = False
 
 
 @dataclass
 class Collection(ABC):
-    """Files below one path; what goes to another process is the path alone."""
+    """Files below one path. Only the path is pickled for other processes."""
 
     path: Path
-    refused: list[Problem] = field(default_factory=list)  # by `files`
-    folders: list[str] = field(default_factory=list)  # names of those that `files` came by
+    rejected: list[Problem] = field(default_factory=list)  # files that `files` leaves out
+    folders: list[str] = field(default_factory=list)  # names of the folders that `files` finds
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "refused": [], "folders": []}
+        return {"path": self.path, "rejected": [], "folders": []}
 
     @abstractmethod
-    def files(self) -> list[File]:
-        """All files, by name."""
+    def files(self) -> list[CollectedFile]:
+        """All files, sorted by name, except hidden ones."""
 
     @abstractmethod
-    def read(self, file: File) -> bytes:
+    def read(self, file: CollectedFile) -> bytes:
         """The bytes of a file.
 
         Raises:
-            OSError: they cannot be read, or are damaged.
+            OSError: it cannot be read, or is damaged.
         """
 
 
 class Folder(Collection):
-    """The files below a folder. Links are followed, each folder is entered once."""
+    """The files below a folder. Links are followed; each folder is visited once."""
 
-    def files(self) -> list[File]:
-        """All files, by name; those whose name begins with a dot are passed over."""
+    def files(self) -> list[CollectedFile]:
+        """All files, sorted by name, except hidden ones."""
         if not self.path.is_dir():
-            raise ArchiveError(f"{self.path}: there is no such folder")
+            raise ArchiveError(f"{self.path}: no such folder")
         seen: set[tuple[int, int]] = set()
         with ThreadPoolExecutor(LISTING_THREADS if is_network_file_system(file_system_type(self.path)) else 1) as pool:
-            found, waiting = list[File](), [""]
-            while waiting:
-                listed = list(pool.map(self._list, waiting))
-                waiting = []
+            found, pending = list[CollectedFile](), [""]
+            while pending:
+                listed = list(pool.map(self._list, pending))
+                pending = []
                 for files, folders in listed:
                     found += files
-                    waiting += [name for name, identity in folders if identity not in seen]
+                    pending += [name for name, identity in folders if identity not in seen]
                     self.folders += [name for name, _ in folders]
                     seen.update(identity for _, identity in folders)
         return sorted(found, key=lambda file: file.name)
 
-    def _list(self, folder: str) -> tuple[list[File], list[tuple[str, tuple[int, int]]]]:
+    def _list(self, folder: str) -> tuple[list[CollectedFile], list[tuple[str, tuple[int, int]]]]:
         files, folders = [], []
         with os.scandir(self.path / folder) as entries:
             for entry in entries:
@@ -104,37 +107,37 @@ class Folder(Collection):
                 try:
                     state = entry.stat()
                 except OSError as error:
-                    self.refused.append(Problem(name, "", "unreadable", error.strerror or ""))
+                    self.rejected.append(Problem(name, "", "unreadable", error.strerror or ""))
                     continue
                 if stat.S_ISDIR(state.st_mode):
                     folders.append((name, (state.st_dev, state.st_ino)))
                 elif stat.S_ISREG(state.st_mode):
-                    files.append(File(name, state.st_size, state.st_mtime_ns))
+                    files.append(CollectedFile(name, state.st_size, state.st_mtime_ns))
         return files, folders
 
-    def read(self, file: File) -> bytes:
+    def read(self, file: CollectedFile) -> bytes:
         """The bytes of a file."""
-        with open(f"{self.path}/{file.name}", "rb", buffering=0) as opened_file:  # a Path would take longer than this
-            return opened_file.read()
+        with open(f"{self.path}/{file.name}", "rb", buffering=0) as content:  # faster than with a Path
+            return content.read()
 
 
 class Archive(Collection):
-    """What zip and tar have in common: they are read at offsets, by each process through an open file of its own."""
+    """A zip or tar, which each process reads at offsets through a file object of its own."""
 
     @cached_property
     def _file(self) -> IO[bytes]:
         return open(self.path, "rb", buffering=0)
 
-    def _at(self, offset: int, size: int) -> bytes:
+    def _read_at(self, offset: int, size: int) -> bytes:
         return os.pread(self._file.fileno(), size, offset)
 
     def _accepts(self, name: str, size: int) -> bool:
-        """Whether a member can be used; if not, that is said."""
+        """Whether a member is used: it is not if it is hidden, or rejected for its path or size."""
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name:
-            self.refused.append(Problem(name, "", "path leaves the archive"))
-        elif size > LARGEST_FILE:
-            self.refused.append(Problem(name, "", "too large", f"{size:,} bytes"))
+            self.rejected.append(Problem(name, "", "path leaves the archive"))
+        elif size > MAX_FILE_BYTES:
+            self.rejected.append(Problem(name, "", "too large", f"{size:,} bytes"))
         else:
             return bool(path.parts) and not any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
         return False
@@ -143,17 +146,17 @@ class Archive(Collection):
 class Zip(Archive):
     """The members of a zip."""
 
-    def files(self) -> list[File]:
-        """All files, by name."""
+    def files(self) -> list[CollectedFile]:
+        """All files, sorted by name, except hidden ones."""
         try:
             with zipfile.ZipFile(self.path) as archive:
                 members = archive.infolist()
         except (zipfile.BadZipFile, OSError, ValueError) as error:
-            raise ArchiveError(f"{self.path}: cannot be read as a zip: {error}") from None
+            raise ArchiveError(f"{self.path}: is not a readable zip ({error})") from None
         _check_for_bomb(self.path, sum(member.file_size for member in members))
         return sorted(self._usable(members), key=lambda file: file.name)
 
-    def _usable(self, members: list[zipfile.ZipInfo]) -> Iterator[File]:
+    def _usable(self, members: list[zipfile.ZipInfo]) -> Iterator[CollectedFile]:
         for member in members:
             if not self._accepts(member.filename, member.file_size):
                 continue
@@ -161,23 +164,23 @@ class Zip(Archive):
                 self.folders.append(member.filename.rstrip("/"))
                 continue
             if stat.S_ISLNK(member.external_attr >> 16):
-                self.refused.append(Problem(member.filename, "", "link in an archive"))
+                self.rejected.append(Problem(member.filename, "", "link in an archive"))
             elif member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                self.refused.append(Problem(member.filename, "", "encrypted or of an unknown compression"))
+                self.rejected.append(Problem(member.filename, "", "encrypted or of an unknown compression"))
             else:
-                deflated = member.compress_type == zipfile.ZIP_DEFLATED
-                place = (member.header_offset, member.compress_size, deflated)
-                yield File(member.filename, member.file_size, member.CRC, *place)
+                is_deflated = member.compress_type == zipfile.ZIP_DEFLATED
+                location = (member.header_offset, member.compress_size, is_deflated)
+                yield CollectedFile(member.filename, member.file_size, member.CRC, *location)
 
-    def read(self, file: File) -> bytes:
-        """The bytes of a file, held against their checksum."""
-        header = self._at(file.offset, ZIP_HEADER)
-        if header[:4] != b"PK\3\4" or len(header) < ZIP_HEADER:
-            raise OSError("the zip is damaged here")
+    def read(self, file: CollectedFile) -> bytes:
+        """The bytes of a file, verified by their checksum."""
+        header = self._read_at(file.offset, ZIP_HEADER_BYTES)
+        if header[:4] != b"PK\3\4" or len(header) < ZIP_HEADER_BYTES:
+            raise OSError("damaged in the zip: no local header")
         name, extra = struct.unpack("<HH", header[26:30])
-        content = self._at(file.offset + ZIP_HEADER + name + extra, file.packed)
+        content = self._read_at(file.offset + ZIP_HEADER_BYTES + name + extra, file.compressed_size)
         try:
-            content = zlib.decompressobj(-15).decompress(content, file.size + 1) if file.deflated else content
+            content = zlib.decompressobj(-15).decompress(content, file.size + 1) if file.is_deflated else content
         except zlib.error as error:
             raise OSError(f"damaged in the zip: {error}") from None
         if len(content) != file.size or zlib.crc32(content) != file.stamp:
@@ -188,43 +191,44 @@ class Zip(Archive):
 class Tar(Archive):
     """The members of a plain tar."""
 
-    def files(self) -> list[File]:
-        """All files, by name; of two of one name, the later."""
+    def files(self) -> list[CollectedFile]:
+        """All files, sorted by name, except hidden ones; of two with the same name, the later one."""
         try:
             with tarfile.open(self.path, "r:") as archive:
                 return sorted({file.name: file for file in self._usable(archive)}.values(), key=lambda file: file.name)
         except (tarfile.TarError, OSError) as error:
-            raise ArchiveError(f"{self.path}: cannot be read as a tar: {error}") from None
+            raise ArchiveError(f"{self.path}: is not a readable tar ({error})") from None
 
-    def _usable(self, archive: tarfile.TarFile) -> Iterator[File]:
+    def _usable(self, archive: tarfile.TarFile) -> Iterator[CollectedFile]:
         for member in archive:
-            archive.members = []  # type: ignore[attr-defined]  # it would keep them all
+            archive.members = []  # type: ignore[attr-defined]  # else it keeps all members in memory
             name = member.name.removeprefix("./")
             if member.isdir():
                 if self._accepts(name, 0):
                     self.folders.append(name)
             elif not member.isreg():
-                self.refused.append(Problem(name, "", "link in an archive" if member.islnk() or member.issym()
-                                            else "not a file"))  # fmt: skip
+                self.rejected.append(
+                    Problem(name, "", "link in an archive" if member.islnk() or member.issym() else "not a file")
+                )
             elif self._accepts(name, member.size):
-                yield File(name, member.size, int(member.mtime), member.offset_data)
+                yield CollectedFile(name, member.size, int(member.mtime), member.offset_data)
 
-    def read(self, file: File) -> bytes:
+    def read(self, file: CollectedFile) -> bytes:
         """The bytes of a file."""
-        content = self._at(file.offset, file.size)
+        content = self._read_at(file.offset, file.size)
         if len(content) != file.size:
-            raise OSError("the tar ends within it")
+            raise OSError("the tar ends in the middle of it")
         return content
 
 
 _COMPRESSED: Final[dict[bytes, Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 
 
-def opened(path: Path, work: Path) -> Collection:
-    """What is at `path`, by its content and not by its name. A decompressed tar goes into the folder `work`.
+def open_collection(path: Path, work: Path) -> Collection:
+    """The folder, zip or tar at `path`, recognized by its content; a compressed tar is decompressed to `work`.
 
     Raises:
-        ArchiveError: it is none of these, or unpacks to a suspicious size.
+        ArchiveError: it is something else, or decompresses to a suspicious size.
     """
     if path.is_dir():
         return Folder(path)
@@ -232,40 +236,42 @@ def opened(path: Path, work: Path) -> Collection:
         with open(path, "rb") as file:
             head = file.read(512)
     except OSError as error:
-        raise ArchiveError(f"{path}: cannot be read ({error.strerror}); give a folder, a zip or a tar") from None
+        raise ArchiveError(f"{path}: cannot be read ({error.strerror}); expected a folder, a zip or a tar") from None
     if head[:2] == b"PK":
         return Zip(path)
     for magic, opener in _COMPRESSED.items():
         if head.startswith(magic):
-            return Tar(_decompressed(path, opener, work))
+            return Tar(_decompress(path, opener, work))
     if head[257:262] == b"ustar" or (tarfile.is_tarfile(path) and head):
         return Tar(path)
-    raise ArchiveError(f"{path}: is neither a folder nor a zip nor a tar (begins with {head[:8]!r})")
+    raise ArchiveError(f"{path}: is not a folder, a zip or a tar (begins with {head[:8]!r})")
 
 
-def _decompressed(path: Path, opener: Any, work: Path) -> Path:
+def _decompress(path: Path, opener: Any, work: Path) -> Path:
     state = path.stat()
     target = work / f"{path.name}-{state.st_size}-{state.st_mtime_ns}.tar"
     if not target.exists():
         try:
-            with opener(path, "rb") as packed, atomic_write(target, "wb") as plain:
-                _copy(packed, plain, path)
+            with opener(path, "rb") as compressed, atomic_write(target, "wb") as plain:
+                _copy_limited(compressed, plain, path)
         except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
-            if isinstance(error, OSError) and error.errno:  # of the disk, not of what is read
+            if isinstance(error, OSError) and error.errno:  # of the disk, not of the content
                 raise
-            raise ArchiveError(f"{path}: is damaged or was cut off: {error}") from None
+            raise ArchiveError(f"{path}: is damaged or truncated: {error}") from None
     return target
 
 
-def _copy(packed: IO[bytes], plain: IO[bytes], path: Path) -> None:
+def _copy_limited(compressed: IO[bytes], plain: IO[bytes], path: Path) -> None:
     size = 0
-    while chunk := packed.read(CHUNK):
+    while chunk := compressed.read(CHUNK_BYTES):
         size += len(chunk)
         _check_for_bomb(path, size)
         plain.write(chunk)
 
 
-def _check_for_bomb(path: Path, unpacked: int) -> None:
-    if unpacked > max(BOMB_BYTES, BOMB_RATIO * path.stat().st_size):
-        raise ArchiveError(f"{path}: unpacks to over {unpacked:,} bytes, more than {BOMB_RATIO} times its size: an "
-                           "archive bomb? Unpack it yourself if you trust it, and give the folder")  # fmt: skip
+def _check_for_bomb(path: Path, decompressed_bytes: int) -> None:
+    if decompressed_bytes > max(BOMB_BYTES, BOMB_RATIO * path.stat().st_size):
+        raise ArchiveError(
+            f"{path}: decompresses to over {decompressed_bytes:,} bytes, more than {BOMB_RATIO} times "
+            "its size: an archive bomb? If you trust it, extract it and use the folder as `root`"
+        )

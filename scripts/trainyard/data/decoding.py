@@ -1,4 +1,4 @@
-"""One image file as pixels, whatever mode, size and orientation it has."""
+"""Decoding an image file of any mode, size and orientation to an array of pixels."""
 
 import io
 import struct
@@ -12,20 +12,31 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp", ".gif")
-ORIENTATION: Final = 0x0112  # the EXIF tag
-# What Pillow raises at a damaged file, one format this and another that.
-DAMAGE: Final = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, struct.error)
-JPEG: Final = b"\xff\xd8\xff"
-EXIF_BYTES: Final = 2**17  # within which EXIF begins: it is one of the first segments, each of 64 KiB at most
-MODES: Final = {"L": "grey", "1": "grey", "P": "palette", "PA": "palette", "RGBA": "transparent", "LA": "transparent",
-                "CMYK": "CMYK", "I;16": "16 bits", "I;16B": "16 bits", "I;16L": "16 bits", "I": "16 bits"}  # fmt: skip
+ORIENTATION_TAG: Final = 0x0112  # in EXIF
+# What Pillow raises for a damaged file, depending on the format.
+DECODING_ERRORS: Final = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, struct.error)
+JPEG_MAGIC: Final = b"\xff\xd8\xff"
+EXIF_BYTES: Final = 2**17  # EXIF is one of the first segments of a JPEG, each of at most 64 KiB
+MODES: Final = {
+    "L": "grey",
+    "1": "grey",
+    "P": "palette",
+    "PA": "palette",
+    "RGBA": "transparent",
+    "LA": "transparent",
+    "CMYK": "CMYK",
+    "I;16": "16 bits",
+    "I;16B": "16 bits",
+    "I;16L": "16 bits",
+    "I": "16 bits",
+}
 
-# Pillow refuses images of more than 179 million pixels, and would warn from half of that.
+# Pillow refuses images of more than 179 million pixels; its warning from half of that on is not needed.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
-class BadImage(Exception):
-    """The file cannot be used."""
+class BadImageError(Exception):
+    """The file cannot be used as an image."""
 
     def __init__(self, problem: str, detail: str = "") -> None:
         super().__init__(problem, detail)
@@ -33,59 +44,59 @@ class BadImage(Exception):
 
 
 @dataclass(frozen=True)
-class Form:
-    """What every image is brought to."""
+class ImageFormat:
+    """The size and channels that every image is converted to."""
 
     height: int
     width: int
     channels: int  # 3: RGB; 1: grey
-    fit: str | None  # crop, stretch or pad; None: an image of another size is not taken
+    fit: str | None  # crop, stretch or pad; None: images of another size are refused
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of one image: (H, W, C)."""
+        """The shape (H, W, C) of one image."""
         return self.height, self.width, self.channels
 
 
-def decode(content: bytes, form: Form) -> tuple[NDArray[np.uint8], list[str]]:
-    """The pixels, uint8 of shape (H, W) or (H, W, C), and what had to be done for them.
+def decode(content: bytes, target: ImageFormat) -> tuple[NDArray[np.uint8], list[str]]:
+    """The pixels, uint8 of shape (H, W) or (H, W, C), and the names of the conversions that were necessary.
 
-    Colours are Pillow's `convert("RGB")`, which is what torchvision's ImageFolder gives.
+    Colours are converted by Pillow's `convert("RGB")`, as in torchvision's ImageFolder.
 
     Raises:
-        BadImage: it is not one, or not a whole one.
+        BadImageError: the file is damaged, is not an image, or cannot be converted.
     """
     if not content:
-        raise BadImage("empty file")
-    plain = _plain_jpeg(content, form)
-    if plain is not None:
-        return plain, []
+        raise BadImageError("empty file")
+    pixels = _decode_plain_jpeg(content, target)
+    if pixels is not None:
+        return pixels, []
     try:
         image = Image.open(io.BytesIO(content))
-        if form.fit and image.format == "JPEG":  # decode a large one at half, a quarter or an eighth of its size
-            image.draft(None, (2 * form.width, 2 * form.height))
+        if target.fit and image.format == "JPEG":  # decodes a large one at 1/2, 1/4 or 1/8 of its size
+            image.draft(None, (2 * target.width, 2 * target.height))
         image.load()
-        return _formed(image, form)
-    except BadImage:
+        return _convert(image, target)
+    except BadImageError:
         raise
     except UnidentifiedImageError:
-        raise BadImage("not an image", f"begins with {content[:12]!r}") from None
+        raise BadImageError("not an image", f"begins with {content[:12]!r}") from None
     except Image.DecompressionBombError as error:
-        raise BadImage("too many pixels", str(error)) from None
-    except (*DAMAGE, MemoryError) as error:
-        raise BadImage("truncated" if "truncated" in str(error).lower() else "damaged", str(error)) from None
+        raise BadImageError("too many pixels", str(error)) from None
+    except (*DECODING_ERRORS, MemoryError) as error:
+        raise BadImageError("truncated" if "truncated" in str(error).lower() else "damaged", str(error)) from None
 
 
-def _plain_jpeg(content: bytes, form: Form) -> NDArray[np.uint8] | None:
-    """What needs nothing but decoding, by libjpeg-turbo itself, which is also within Pillow: the same pixels.
+def _decode_plain_jpeg(content: bytes, target: ImageFormat) -> NDArray[np.uint8] | None:
+    """The pixels of an undamaged JPEG that needs no conversion; None for any other file, which is left to Pillow.
 
-    Of anything else, and of what is damaged, None: Pillow has the say.
+    simplejpeg uses libjpeg-turbo, as Pillow does: the same pixels, for small images five times as fast.
     """
-    if content[:3] != JPEG or form.channels != 3 or b"Exif\0" in content[:EXIF_BYTES]:
+    if content[:3] != JPEG_MAGIC or target.channels != 3 or b"Exif\0" in content[:EXIF_BYTES]:
         return None
     try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
-        if (height, width) != (form.height, form.width) or colours != "YCbCr":
+        height, width, colour_space, _ = simplejpeg.decode_jpeg_header(content)
+        if (height, width) != (target.height, target.width) or colour_space != "YCbCr":
             return None
         pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(content)
     except ValueError:
@@ -93,56 +104,56 @@ def _plain_jpeg(content: bytes, form: Form) -> NDArray[np.uint8] | None:
     return pixels
 
 
-def _formed(image: Any, form: Form) -> tuple[NDArray[np.uint8], list[str]]:
-    done = []
+def _convert(image: Any, target: ImageFormat) -> tuple[NDArray[np.uint8], list[str]]:
+    conversions = []
     if _orientation(image) not in (0, 1):
         image = ImageOps.exif_transpose(image)
-        done.append("rotated by EXIF")
+        conversions.append("rotated by EXIF")
     if image.format in ("GIF", "WEBP", "TIFF") and getattr(image, "is_animated", False):
-        done.append("first frame")
-    wanted = "RGB" if form.channels == 3 else "L"
-    if image.mode != wanted:
+        conversions.append("first frame")
+    mode = "RGB" if target.channels == 3 else "L"
+    if image.mode != mode:
         if image.mode in MODES:
-            done.append(MODES[image.mode])
-        image = _converted(image, wanted)
-    if image.size != (form.width, form.height):
-        image = _fitted(image, form)
-        done.append("resized")
-    return np.asarray(image), done
+            conversions.append(MODES[image.mode])
+        image = _convert_mode(image, mode)
+    if image.size != (target.width, target.height):
+        image = _resize(image, target)
+        conversions.append("resized")
+    return np.asarray(image), conversions
 
 
 def _orientation(image: Any) -> int:
-    """How EXIF says to turn the image: 1 to 8, and 1 is not at all."""
-    return int(image.getexif().get(ORIENTATION, 1)) if "exif" in image.info else 1
+    """The orientation in EXIF, 1 to 8; 1 means upright."""
+    return int(image.getexif().get(ORIENTATION_TAG, 1)) if "exif" in image.info else 1
 
 
-def _converted(image: Any, wanted: str) -> Any:
+def _convert_mode(image: Any, mode: str) -> Any:
     if image.mode == "F":
-        raise BadImage("floating-point pixels")
-    if image.mode.startswith("I"):  # 16 bits: the upper eight
+        raise BadImageError("floating-point pixels")
+    if image.mode.startswith("I"):  # 16 bits: keep the upper eight
         values = np.asarray(image)
         if values.size and (values.min() < 0 or values.max() > 0xFFFF):
-            raise BadImage("32-bit pixels")
+            raise BadImageError("32-bit pixels")
         image = Image.fromarray((values >> 8).astype(np.uint8))
-    return image.convert(wanted)
+    return image.convert(mode)
 
 
-def _fitted(image: Any, form: Form) -> Any:
-    size = (form.width, form.height)
-    if form.fit is None:
+def _resize(image: Any, target: ImageFormat) -> Any:
+    size = (target.width, target.height)
+    if target.fit is None:
         width, height = image.size
-        raise BadImage("other size", f"{height}x{width} pixels, others are {form.height}x{form.width}")
-    if form.fit == "stretch":
+        raise BadImageError("other size", f"{height}x{width} pixels, others are {target.height}x{target.width}")
+    if target.fit == "stretch":
         return image.resize(size, Image.Resampling.BILINEAR)
-    return {"crop": ImageOps.fit, "pad": ImageOps.pad}[form.fit](image, size, Image.Resampling.BILINEAR)
+    return {"crop": ImageOps.fit, "pad": ImageOps.pad}[target.fit](image, size, Image.Resampling.BILINEAR)
 
 
-def size_of(content: bytes) -> tuple[int, int] | None:
-    """Height and width in pixels, as it is to be seen, from the file's head; None if it cannot be told."""
+def read_size(content: bytes) -> tuple[int, int] | None:
+    """Height and width in pixels after rotation by EXIF, from the file's header; None if it cannot be read."""
     try:
         image = Image.open(io.BytesIO(content))
         width, height = image.size
-        turned = _orientation(image) in (5, 6, 7, 8)
-    except (*DAMAGE, Image.DecompressionBombError):
+        is_transposed = _orientation(image) in (5, 6, 7, 8)
+    except (*DECODING_ERRORS, Image.DecompressionBombError):
         return None
-    return (width, height) if turned else (height, width)
+    return (width, height) if is_transposed else (height, width)

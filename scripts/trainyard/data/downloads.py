@@ -56,8 +56,10 @@ def download(remote: RemoteFile, folder: Path) -> Path:
                 return target
             except (_PermanentFailure, RequestException, ValueError) as error:
                 failures.append(f"{url}: {_root_cause(error)}")
-    raise DownloadError(f"{remote.name} cannot be downloaded ({'; '.join(failures)}): copy it to {folder} "
-                        "from a machine with access, or set `root` to a local copy")  # fmt: skip
+    raise DownloadError(
+        f"{remote.name} cannot be downloaded ({'; '.join(failures)}): copy it to {folder} "
+        "from a machine with access, or set `root` to a local copy"
+    )
 
 
 def has_checksum(path: Path, checksum: str) -> bool:

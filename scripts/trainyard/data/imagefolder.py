@@ -1,4 +1,4 @@
-"""A source of images that are files: in a folder, a zip or a tar, of whatever size and mode."""
+"""A data source of image files in a folder, a zip or a tar."""
 
 import time
 import zlib
@@ -15,21 +15,21 @@ import PIL
 from numpy.typing import NDArray
 
 from trainyard.config.datasets import ImageFolder
-from trainyard.data.archives import Collection, File, opened
-from trainyard.data.decoding import BadImage, Form, decode, size_of
+from trainyard.data.archives import CollectedFile, Collection, open_collection
+from trainyard.data.decoding import BadImageError, ImageFormat, decode, read_size
 from trainyard.data.layouts import Layout, find_layout
 from trainyard.data.problems import Problem
-from trainyard.data.sources import Block, Part, Source
+from trainyard.data.sources import Block, BlockTask, DataSource
 from trainyard.data.staged import DataError
 from trainyard.utils.files import digest_of
 
-PROBES: Final = 64  # images that are looked at to learn the usual size, and how long one takes
-PROBE_SECONDS: Final = 2.0
+SAMPLE_IMAGES: Final = 64  # read to find the most frequent size, and the time that an image takes
+SAMPLE_SECONDS: Final = 2.0
 
 
 @dataclass
-class ImageFiles(Source):
-    """The images of a folder or archive, sorted out; `work` is a folder for what has to be unpacked."""
+class ImageFileSource(DataSource):
+    """The images of a folder or archive; `work` is a folder for temporary files."""
 
     dataset: ImageFolder
     path: Path
@@ -37,7 +37,7 @@ class ImageFiles(Source):
 
     @cached_property
     def state(self) -> dict[str, Any]:
-        """Names, sizes and times of all files of a folder; size and time of an archive."""
+        """Names, sizes and modification times of all files of a folder; size and modification time of an archive."""
         if self.path.is_file():
             state = self.path.stat()
             return {"archive": [state.st_size, state.st_mtime_ns]}
@@ -45,135 +45,137 @@ class ImageFiles(Source):
 
     @cached_property
     def _collection(self) -> Collection:
-        return opened(self.path, self.work)
+        return open_collection(self.path, self.work)
 
     @cached_property
-    def _files(self) -> list[File]:
+    def _files(self) -> list[CollectedFile]:
         return self._collection.files()
 
     @cached_property
     def layout(self) -> Layout:
-        """What belongs where."""
+        """The split and label of each image."""
         dataset = self.dataset
         return find_layout(self._collection, self._files, val_fraction=dataset.val_fraction, seed=dataset.seed)
 
     @property
     def problems(self) -> list[Problem]:
-        """What does not fit in."""
+        """Problems of the layout."""
         return self.layout.problems
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Images per split."""
+        """The number of images of each split."""
         return {name: len(images) for name, images in self.layout.images.items()}
 
     @cached_property
-    def form(self) -> Form:
-        """The size asked for, or else that of most images of a sample.
+    def image_format(self) -> ImageFormat:
+        """The size in the config, or else the most frequent one in a sample.
 
         Raises:
             DataError: no image of the sample can be read.
         """
         dataset = self.dataset
         if dataset.height and dataset.width:
-            return Form(dataset.height, dataset.width, dataset.channels, dataset.fit)
+            return ImageFormat(dataset.height, dataset.width, dataset.channels, dataset.fit)
         found = Counter(size for file in self._sample() if (size := self._size_of(file)))
         if not found:
-            raise DataError(f"{self.path}: none of {len(self._sample())} images that were tried can be read")
+            raise DataError(f"{self.path}: none of a sample of {len(self._sample())} images can be read")
         (height, width), _ = found.most_common(1)[0]
-        return Form(height, width, dataset.channels, None)
+        return ImageFormat(height, width, dataset.channels, None)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Height, width, channels."""
-        return self.form.shape
+        """Height, width and channels of all images."""
+        return self.image_format.shape
 
-    def _sample(self) -> list[File]:
+    def _sample(self) -> list[CollectedFile]:
         train = self.layout.images["train"]
-        return [file for file, _ in train[:: -(-len(train) // PROBES)]]
+        return [file for file, _ in train[:: -(-len(train) // SAMPLE_IMAGES)]]
 
-    def _size_of(self, file: File) -> tuple[int, int] | None:
+    def _size_of(self, file: CollectedFile) -> tuple[int, int] | None:
         try:
-            return size_of(self._collection.read(file))
+            return read_size(self._collection.read(file))
         except OSError:
             return None
 
     def seconds_per_image(self) -> float:
-        """What reading and decoding takes one CPU, from a sample."""
+        """The time in which one CPU reads and decodes an image, from a sample."""
         began, tried = time.perf_counter(), 0
         for file in self._sample():
-            with suppress(BadImage):
-                _read(self._collection, file, self.form)
+            with suppress(BadImageError):
+                _read(self._collection, file, self.image_format)
             tried += 1
-            if time.perf_counter() - began > PROBE_SECONDS:
+            if time.perf_counter() - began > SAMPLE_SECONDS:
                 break
         return (time.perf_counter() - began) / tried
 
-    def part(self, split: str, start: int, stop: int) -> Part:
-        """Read and decoded by whoever makes it; its key knows the files by name, size and time of change."""
+    def block_task(self, split: str, start: int, stop: int) -> BlockTask:
+        """Reads and decodes images; the key has the names, sizes and modification times of their files."""
         images = self.layout.images[split][start:stop]
         labels = [label for _, label in images]
-        key = digest_of([_digest(file for file, _ in images), labels, asdict(self.form), PIL.__version__])
-        return Part(key, _Decode(self._collection, images, self.form, split))
+        key = digest_of([_digest(file for file, _ in images), labels, asdict(self.image_format), PIL.__version__])
+        return BlockTask(key, _DecodeImages(self._collection, images, self.image_format, split))
 
     def classes(self, highest_label: int) -> list[str]:
-        """The names of their folders."""
+        """The names of the class folders."""
         return self.layout.classes
 
     @property
     def handled(self) -> dict[str, int]:
-        """Files that are no images by their names, or in no split."""
+        """The number of files without an image's extension, or in no split."""
         return {"ignored": self.layout.ignored} if self.layout.ignored else {}
 
     @property
     def titles(self) -> dict[str, str]:
-        """Classes in words, where the source has them."""
+        """Readable names of classes, if the dataset has them."""
         return self.layout.titles
 
     def name_of(self, split: str, row: int) -> str:
-        """The file that an image is."""
+        """The name of the image's file."""
         return self.layout.images[split][row][0].name
 
 
-def _digest(files: Iterable[File]) -> str:
-    """Changes with the files by name, size and time; of a million it must not take long."""
+def _digest(files: Iterable[CollectedFile]) -> str:
+    """Changes with the files' names, sizes and stamps; joins them as text because a million must not take long."""
     return digest_of("\n".join(f"{file.name}\t{file.size}\t{file.stamp}" for file in files))
 
 
 @dataclass(frozen=True)
-class _Decode:
+class _DecodeImages:
     collection: Collection
-    images: Sequence[tuple[File, int]]
-    form: Form
+    images: Sequence[tuple[CollectedFile, int]]
+    image_format: ImageFormat
     split: str
 
     def __call__(self) -> Block:
         count = len(self.images)
-        images = np.zeros((count, *self.form.shape), np.uint8)
-        rows = images[..., 0] if self.form.channels == 1 else images
+        images = np.zeros((count, *self.image_format.shape), np.uint8)
+        rows = images[..., 0] if self.image_format.channels == 1 else images
         labels = np.fromiter((label for _, label in self.images), np.int64, count)
-        prints, good = np.zeros(count, np.uint64), np.ones(count, np.bool_)
+        hashes, is_good = np.zeros(count, np.uint64), np.ones(count, np.bool_)
         problems, handled = list[Problem](), Counter[str]()
         for row, (file, _) in enumerate(self.images):
             try:
-                rows[row], done, prints[row] = _read(self.collection, file, self.form)
-            except BadImage as error:
-                good[row] = False
+                rows[row], conversions, hashes[row] = _read(self.collection, file, self.image_format)
+            except BadImageError as error:
+                is_good[row] = False
                 problems.append(Problem(file.name, self.split, error.problem, error.detail))
             else:
-                handled.update(done)
-        return Block(images, labels, prints, good, problems, handled)
+                handled.update(conversions)
+        return Block(images, labels, hashes, is_good, problems, handled)
 
 
-def _read(collection: Collection, file: File, form: Form) -> tuple[NDArray[np.uint8], list[str], int]:
-    """Pixels, what had to be done for them, and a number that is equal for equal files.
+def _read(
+    collection: Collection, file: CollectedFile, image_format: ImageFormat
+) -> tuple[NDArray[np.uint8], list[str], int]:
+    """The pixels, the conversions that were necessary, and a hash of the file (its length and CRC-32).
 
     Raises:
-        BadImage: it cannot be used.
+        BadImageError: the file cannot be used.
     """
     try:
         content = collection.read(file)
     except OSError as error:
-        raise BadImage("unreadable", str(error)) from None
-    pixels, done = decode(content, form)
-    return pixels, done, len(content) << 32 | zlib.crc32(content)
+        raise BadImageError("unreadable", str(error)) from None
+    pixels, conversions = decode(content, image_format)
+    return pixels, conversions, len(content) << 32 | zlib.crc32(content)

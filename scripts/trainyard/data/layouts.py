@@ -1,7 +1,7 @@
-"""Which image of a collection belongs to which split and class: ImageFolder's layout, and TinyImageNet's.
+"""Layouts of image folders: the split and class of each image, as in torchvision's ImageFolder or TinyImageNet.
 
-- train/<class>/**/*.jpg and val/<class>/**/*.jpg; without the latter, a split is drawn
-- <class>/**/*.jpg: a split is drawn
+- train/<class>/**/*.jpg and val/<class>/**/*.jpg; without the latter, the split is random
+- <class>/**/*.jpg: the split is random
 - train/<wnid>/images/*.JPEG, val/images/*.JPEG, val/val_annotations.txt, wnids.txt, words.txt
 """
 
@@ -11,61 +11,63 @@ from typing import Final
 
 import numpy as np
 
-from trainyard.data.archives import Collection, File
+from trainyard.data.archives import CollectedFile, Collection
 from trainyard.data.decoding import EXTENSIONS
 from trainyard.data.problems import Problem
 from trainyard.data.sources import stratified_split
 from trainyard.data.staged import SPLITS, DataError
 
 TRAIN_FOLDER: Final = "train"
-VAL_FOLDERS: Final = ("val", "valid", "validation", "test")  # the first that is there
+VAL_FOLDERS: Final = ("val", "valid", "validation", "test")  # the first one that exists
 ANNOTATIONS: Final = "val_annotations.txt"
 
 
 @dataclass
 class Layout:
-    """The images by split, with their labels, and what does not fit in."""
+    """The images of each split with their labels, and the problems of the layout."""
 
     classes: list[str]
-    images: dict[str, list[tuple[File, int]]]  # by split: file and label
+    images: dict[str, list[tuple[CollectedFile, int]]]  # by split: file and label
     problems: list[Problem] = field(default_factory=list)
-    titles: dict[str, str] = field(default_factory=dict)  # a class in words, where its name is a number
-    ignored: int = 0  # files that are no images, by their names
+    titles: dict[str, str] = field(default_factory=dict)  # readable names of classes that are named by an id
+    ignored: int = 0  # files without an image's extension, or in no split
 
 
-def find_layout(collection: Collection, files: Sequence[File], *, val_fraction: float, seed: int) -> Layout:
-    """Sort out these files of a collection.
+def find_layout(collection: Collection, files: Sequence[CollectedFile], *, val_fraction: float, seed: int) -> Layout:
+    """The layout of these files of a collection.
 
     Raises:
-        DataError: there is no image in a folder of a class.
+        DataError: no image is in a class folder.
     """
-    base = _base([file.name for file in files if _is_image(file.name)])
+    base = _common_folder([file.name for file in files if _is_image(file.name)])
     inside = {file.name.removeprefix(base): file for file in files}
     images = {name: file for name, file in inside.items() if _is_image(name)}
     top = {name.split("/")[0] for name in images if "/" in name}
     if TRAIN_FOLDER in top:
-        layout, base = _with_train_folder(collection, inside, images, top), f"{base}{TRAIN_FOLDER}/"
+        layout, base = _read_split_folders(collection, inside, images, top), f"{base}{TRAIN_FOLDER}/"
     else:
-        layout = _folders(images, "", "train")
-    _look_for_empty(layout, collection, base)
-    layout.problems += collection.refused
+        layout = _read_class_folders(images, "", "train")
+    _add_empty_classes(layout, collection, base)
+    layout.problems += collection.rejected
     layout.ignored += len(inside) - len(images)
     if not layout.images["train"]:
-        raise DataError(f"{collection.path}: holds no image in a folder of its class; expected train/<class>/*.jpg and "
-                        "val/<class>/*.jpg, or <class>/*.jpg")  # fmt: skip
+        raise DataError(
+            f"{collection.path}: no image is in a class folder; expected train/<class>/*.jpg and "
+            "val/<class>/*.jpg, or <class>/*.jpg"
+        )
     if "val" not in layout.images:
-        _draw_split(layout, val_fraction, seed)
+        _split_randomly(layout, val_fraction, seed)
     return layout
 
 
-def _base(images: Sequence[str]) -> str:
-    """The folders that all images lie in, as `tiny-imagenet-200/` in its zip: not part of the layout."""
+def _common_folder(images: Sequence[str]) -> str:
+    """The path that all images have in common, such as `tiny-imagenet-200/` in its zip; it is no part of the layout."""
     base = ""
     while images:
         first, _, below = images[0].removeprefix(base).partition("/")
         deeper = f"{base}{first}/"
-        together = first != TRAIN_FOLDER and below and all(name.startswith(deeper) for name in images)
-        if not together or not any("/" in name.removeprefix(deeper) for name in images):
+        is_common = first != TRAIN_FOLDER and below and all(name.startswith(deeper) for name in images)
+        if not is_common or not any("/" in name.removeprefix(deeper) for name in images):
             break
         base = deeper
     return base
@@ -75,16 +77,20 @@ def _is_image(name: str) -> bool:
     return name.lower().endswith(EXTENSIONS)
 
 
-def _with_train_folder(
-    collection: Collection, inside: dict[str, File], images: dict[str, File], top: set[str]
+def _read_split_folders(
+    collection: Collection, inside: dict[str, CollectedFile], images: dict[str, CollectedFile], top: set[str]
 ) -> Layout:
-    layout = _folders(images, f"{TRAIN_FOLDER}/", "train", listed=_lines(collection, inside.get("wnids.txt")))
+    """A layout with a folder `train`, and perhaps one of VAL_FOLDERS."""
+    layout = _read_class_folders(
+        images, f"{TRAIN_FOLDER}/", "train", listed=_lines(collection, inside.get("wnids.txt"))
+    )
     annotations = inside.get(f"val/{ANNOTATIONS}")
     val_folder = "val" if annotations else next((name for name in VAL_FOLDERS if name in top), None)
     if annotations:
-        _annotated(layout, collection, annotations, {name: file for name, file in images.items() if name[:4] == "val/"})
+        val_images = {name: file for name, file in images.items() if name.startswith("val/")}
+        _read_annotations(layout, collection, annotations, val_images)
     elif val_folder:
-        val = _folders(images, f"{val_folder}/", "val", listed=layout.classes)
+        val = _read_class_folders(images, f"{val_folder}/", "val", listed=layout.classes)
         layout.images["val"], layout.problems = val.images["val"], layout.problems + val.problems
     layout.ignored += sum(name.split("/")[0] not in (TRAIN_FOLDER, val_folder) for name in images)
     words, classes = _lines(collection, inside.get("words.txt")), set(layout.classes)
@@ -92,8 +98,10 @@ def _with_train_folder(
     return layout
 
 
-def _folders(images: dict[str, File], prefix: str, split: str, listed: Sequence[str] = ()) -> Layout:
-    """Images whose class is the first folder below `prefix`; the classes are those `listed`, or else those found."""
+def _read_class_folders(
+    images: dict[str, CollectedFile], prefix: str, split: str, listed: Sequence[str] = ()
+) -> Layout:
+    """Images whose class is the first folder below `prefix`; `listed` are the classes if they are known."""
     members = [(name.removeprefix(prefix), file) for name, file in images.items() if name.startswith(prefix)]
     classes = sorted(listed or {name.split("/")[0] for name, _ in members if "/" in name})
     label_of = {name: label for label, name in enumerate(classes)}
@@ -101,7 +109,7 @@ def _folders(images: dict[str, File], prefix: str, split: str, listed: Sequence[
     for name, file in members:
         folder, inside, _ = name.partition("/")
         if not inside:
-            layout.problems.append(Problem(file.name, split, "image without label", "is in no folder of a class"))
+            layout.problems.append(Problem(file.name, split, "image without label", "is in no class folder"))
         elif folder not in label_of:
             layout.problems.append(Problem(file.name, split, "unknown class", f"{folder} is not a training class"))
         else:
@@ -109,20 +117,22 @@ def _folders(images: dict[str, File], prefix: str, split: str, listed: Sequence[
     return layout
 
 
-def _look_for_empty(layout: Layout, collection: Collection, prefix: str) -> None:
-    """Folders of classes, and classes that are listed, without an image to train on."""
-    held = {layout.classes[label] for _, label in layout.images["train"]}
-    held |= {each.file.removeprefix(prefix).split("/")[0] for each in layout.problems}  # those have been told already
+def _add_empty_classes(layout: Layout, collection: Collection, prefix: str) -> None:
+    """Add a problem for each class (a folder, or listed) without a training image."""
+    used = {layout.classes[label] for _, label in layout.images["train"]}
+    used |= {each.file.removeprefix(prefix).split("/")[0] for each in layout.problems}  # these have a problem already
     found = {name.removeprefix(prefix).split("/")[0] for name in collection.folders if name.startswith(prefix)}
-    for name in sorted((found | set(layout.classes)) - held - {""}):
+    for name in sorted((found | set(layout.classes)) - used - {""}):
         layout.problems.append(Problem(f"{prefix}{name}", "train", "class without images"))
 
 
-def _annotated(layout: Layout, collection: Collection, annotations: File, images: dict[str, File]) -> None:
-    """TinyImageNet's validation images: `val_0.JPEG <tab> n03444034 <tab> box` a line."""
+def _read_annotations(
+    layout: Layout, collection: Collection, annotations: CollectedFile, images: dict[str, CollectedFile]
+) -> None:
+    """Add TinyImageNet's validation images; a line is `val_0.JPEG <tab> n03444034 <tab> bounding box`."""
     label_of = {name: label for label, name in enumerate(layout.classes)}
     by_name = {name.rpartition("/")[2]: file for name, file in images.items()}
-    chosen: list[tuple[File, int]] = []
+    labelled: list[tuple[CollectedFile, int]] = []
     for number, line in enumerate(_lines(collection, annotations), start=1):
         name, _, rest = line.partition("\t")
         wnid, file = rest.split("\t")[0], by_name.pop(name, None)
@@ -131,19 +141,19 @@ def _annotated(layout: Layout, collection: Collection, annotations: File, images
         elif wnid not in label_of:
             layout.problems.append(Problem(file.name, "val", "unknown class", f"{wnid!r} is not a training class"))
         else:
-            chosen.append((file, label_of[wnid]))
+            labelled.append((file, label_of[wnid]))
     missing = f"has no line in {annotations.name}"
     layout.problems += [Problem(file.name, "val", "image without label", missing) for file in by_name.values()]
-    layout.images["val"] = sorted(chosen, key=lambda item: item[0].name)
+    layout.images["val"] = sorted(labelled, key=lambda item: item[0].name)
 
 
-def _lines(collection: Collection, file: File | None) -> list[str]:
+def _lines(collection: Collection, file: CollectedFile | None) -> list[str]:
     if file is None:
         return []
     return [line for line in collection.read(file).decode("utf-8", "replace").splitlines() if line.strip()]
 
 
-def _draw_split(layout: Layout, val_fraction: float, seed: int) -> None:
+def _split_randomly(layout: Layout, val_fraction: float, seed: int) -> None:
     images = layout.images["train"]
     parts = stratified_split(np.array([label for _, label in images]), val_fraction, seed)
     layout.images = {name: [images[index] for index in part] for name, part in zip(SPLITS, parts, strict=True)}

@@ -1,4 +1,4 @@
-"""Mean and standard deviation of pixels, from whole numbers: the same however the images are shared out."""
+"""Mean and standard deviation of pixels, computed with integers: exact, and independent of how images are sharded."""
 
 import math
 from collections.abc import Sequence
@@ -7,34 +7,32 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-SUMMED_PIXELS: Final = 256  # side by side: their sums are worked out all at once
-SUMMED_LINES: Final = 512  # one below another: with their squares they stay in the processor's cache
+ROW_PIXELS: Final = 256  # summed side by side, in one vectorized operation
+CHUNK_ROWS: Final = 512  # summed at a time: with their squares they fit into the CPU's cache
 
 
 def channel_sums(images: NDArray[np.uint8]) -> tuple[list[int], list[int]]:
-    """Per channel of images (N, H, W, C) the sum of all pixels and that of their squares.
-
-    Whole numbers, so that they are the same in any order of adding.
-    """
+    """For each channel of images (N, H, W, C), the sum of all pixels and the sum of their squares."""
     values, channels = images.reshape(-1), images.shape[-1]
-    width = SUMMED_PIXELS * channels
+    width = ROW_PIXELS * channels
     whole = len(values) // width * width
     rest = np.zeros(width, np.uint64)
     rest[: len(values) - whole] = values[whole:]
     sums, squares = rest, rest**2
-    lines = values[:whole].reshape(-1, width)  # a channel has the same columns in each
-    for start in range(0, len(lines), SUMMED_LINES):
-        part = lines[start : start + SUMMED_LINES]
-        squares = squares + np.add.reduce(np.multiply(part, part, dtype=np.uint16), axis=0, dtype=np.uint32)
-        sums = sums + np.add.reduce(part, axis=0, dtype=np.uint32)
+    rows = values[:whole].reshape(-1, width)  # a column belongs to one channel
+    for start in range(0, len(rows), CHUNK_ROWS):
+        chunk = rows[start : start + CHUNK_ROWS]
+        squares = squares + np.add.reduce(np.multiply(chunk, chunk, dtype=np.uint16), axis=0, dtype=np.uint32)
+        sums = sums + np.add.reduce(chunk, axis=0, dtype=np.uint32)
     totals = [array.reshape(-1, channels).sum(axis=0).tolist() for array in (sums, squares)]
     return totals[0], totals[1]
 
 
-def moments(pixels: int, sums: Sequence[int], squares: Sequence[int]) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation per channel of so many pixels, from their sums and those of their squares.
+def mean_and_std(pixels: int, sums: Sequence[int], squares: Sequence[int]) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each channel, from the number of pixels, their sums and the sums of their squares.
 
-    n * sum(x^2) - sum(x)^2 is exact. A deviation below 1 would only enlarge noise.
+    The variance is (n * sum(x^2) - sum(x)^2) / n^2, whose numerator is an exact integer. A standard deviation below 1
+    is set to 1: dividing by it would only amplify noise.
     """
     deviations = [math.sqrt(pixels * square - total**2) / pixels for total, square in zip(sums, squares, strict=True)]
     return [total / pixels for total in sums], [max(1.0, deviation) for deviation in deviations]

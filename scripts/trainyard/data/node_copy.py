@@ -1,4 +1,4 @@
-"""The copy of a staged dataset on a node's own disk: made once per node, shared by all processes of the job there."""
+"""Copies of staged datasets on a node's local disk: one per node, shared by all processes of the job."""
 
 import os
 import shutil
@@ -15,45 +15,45 @@ from trainyard.cluster.held_folders import candidate_folders, copy_prefix
 from trainyard.data.staged import DataError, Staged
 from trainyard.utils.files import file_digest
 
-MARGIN_BYTES: Final = 2**30  # that a disk must have free beyond the copy and a tenth of it
-MEMORY_SHARE: Final = 0.25  # of what is free on a file system that is memory, at most
+MARGIN_BYTES: Final = 2**30  # must be free on a disk beyond 1.1 times the size of the copy
+MEMORY_FRACTION: Final = 0.25  # of the free space of a tmpfs that a copy may take
 
 
 @dataclass
 class LocalCopy:
-    """What a process reads its data from."""
+    """The dataset that a process reads: the copy, or the shared files."""
 
     staged: Staged
-    words: str = ""  # what there is to say: that it was copied just now, or why it was not
-    seconds: float = 0.0  # spent on copying, or on waiting for another process that did
+    message: str = ""  # for the log: that the dataset was copied, or why not
+    seconds: float = 0.0  # spent copying, or waiting for a process that copies
 
 
 @contextmanager
 def local_copy(staged: Staged, policy: str) -> Iterator[LocalCopy]:
-    """Have the dataset on this node's own disk for the length of the block, or say why the shared files are read.
+    """The dataset on this node's local disk for the duration of the block, or the shared files if it is not copied.
 
-    `policy` is `off`, the folder to use, or `auto`: in a Slurm job, for data on a network file system.
+    `policy` is `off`, a folder, or `auto`: in a Slurm job, copy data from a network file system.
 
     Raises:
-        DataError: the staged files are not what was staged.
+        DataError: the staged files have changed since they were staged.
     """
     began = time.perf_counter()
-    base, words = choose(staged, policy, os.environ)
-    if base is None:
-        yield LocalCopy(staged, words)
+    parent, message = choose_local_folder(staged, policy, os.environ)
+    if parent is None:
+        yield LocalCopy(staged, message)
         return
-    path, made = base / f"{copy_prefix()}{staged.digest}", list[str]()
+    path, messages = parent / f"{copy_prefix()}{staged.digest}", list[str]()
     with ExitStack() as stack:
         try:
-            fill = partial(_copy, staged, made.append)
+            fill = partial(_copy, staged, messages.append)
             stack.enter_context(held_folders.shared_folder(path, is_complete=_is_complete, fill=fill))
         except OSError as error:
             yield LocalCopy(staged, _not_copied(staged, str(error)))
             return
-        yield LocalCopy(Staged(path), "".join(made), time.perf_counter() - began)
+        yield LocalCopy(Staged(path), "".join(messages), time.perf_counter() - began)
 
 
-def choose(
+def choose_local_folder(
     staged: Staged,
     policy: str,
     environment: Mapping[str, str],
@@ -61,7 +61,7 @@ def choose(
     kind_of: Callable[[Path], str] = host.file_system_type,
     free: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
 ) -> tuple[Path | None, str]:
-    """Where to copy to, or None and what there is to say about it."""
+    """The folder to copy to, or None and a message with the reason (empty where no copy is wanted)."""
     if policy == "off" or not staged.meta["files"]:
         return None, ""
     if policy == "auto" and (
@@ -70,25 +70,25 @@ def choose(
         return None, ""
     need = sum((staged.folder / name).stat().st_size for name in staged.meta["files"])
     reasons = []
-    for base in candidate_folders(policy, environment):
-        kind = kind_of(base)
+    for folder in candidate_folders(policy, environment):
+        kind = kind_of(folder)
         if policy == "auto" and host.is_network_file_system(kind):
-            reasons.append(f"{base} is on {kind}")
-        elif not _has_room(free(base), need, kind):
-            reasons.append(f"{base} has too little room")
+            reasons.append(f"{folder} is on {kind}")
+        elif not _has_room(free(folder), need, kind):
+            reasons.append(f"{folder} has too little space")
         else:
-            return base, ""
-    return None, _not_copied(staged, "; ".join(reasons) or f"{policy} cannot be written to")
+            return folder, ""
+    return None, _not_copied(staged, "; ".join(reasons) or f"{policy} is not writable")
 
 
-def _not_copied(staged: Staged, why: str) -> str:
-    return f"{host.node_name()} reads {staged.folder} itself, without a copy on its own disk: {why}"
+def _not_copied(staged: Staged, reason: str) -> str:
+    return f"{host.node_name()} reads {staged.folder} without a copy on its local disk: {reason}"
 
 
 def _has_room(free: int, need: int, kind: str) -> bool:
-    """A file system that is memory counts against the job's own: only for what is small there."""
+    """Whether the copy fits; files in a tmpfs count as memory of the job, so only a small copy does there."""
     if kind in ("tmpfs", "ramfs"):
-        return need <= MEMORY_SHARE * free
+        return need <= MEMORY_FRACTION * free
     return free >= 1.1 * need + MARGIN_BYTES
 
 
@@ -96,19 +96,21 @@ def _is_complete(folder: Path) -> bool:
     return (folder / "meta.json").exists()
 
 
-def _copy(staged: Staged, say: Callable[[str], None], folder: Path) -> None:
-    """Copy the files, each compared with the digest that it had when it was staged; `meta.json` comes last."""
+def _copy(staged: Staged, notify: Callable[[str], None], folder: Path) -> None:
+    """Copy the files and verify their digests; `meta.json` comes last."""
     began, size = time.perf_counter(), 0
     for name, digest in staged.meta["files"].items():
         shutil.copyfile(staged.folder / name, folder / name)
         size += (folder / name).stat().st_size
         if file_digest(folder / name) != digest:
             if file_digest(staged.folder / name) != digest:
-                raise DataError(f"{staged.folder / name} is not what was staged: "
-                                f"remove {staged.folder / 'meta.json'} and run `snakemake data`")  # fmt: skip
-            raise OSError(f"{folder / name} is not what was written to it")
+                raise DataError(
+                    f"{staged.folder / name} has changed since it was staged: "
+                    f"remove {staged.folder / 'meta.json'} and run `snakemake data`"
+                )
+            raise OSError(f"{folder / name} differs from what was written to it")
     shutil.copyfile(staged.folder / "meta.json", folder / ".meta.json")
     (folder / ".meta.json").rename(folder / "meta.json")
     took = time.perf_counter() - began
     place = f"{host.node_name()}:{folder}"
-    say(f"copied {staged.folder.name} to {place} in {took:.1f} s ({size / 2**20:,.0f} MiB)")
+    notify(f"copied {staged.folder.name} to {place} in {took:.1f} s ({size / 2**20:,.0f} MiB)")

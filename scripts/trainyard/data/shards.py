@@ -1,10 +1,10 @@
-"""Turning a source into its large files shard by shard, on all cores, so that a shard that is done stays done.
+"""Staging a source's images in shards, on all CPUs; a shard that is recorded as done is not made again.
 
-Memory: a process holds one shard of at most 16 MiB of pixels, and the source's list of files (about 0.3 KiB each).
+Memory: each process holds one shard of at most 16 MiB of pixels, and the list of its files (about 0.3 KiB each).
 
-While a dataset is being staged, `.staging/` below its folder holds the files, each of its final length from the start:
+While a dataset is staged, the folder `.staging/` has these files, the arrays at their final size from the start:
 
-    {train,val}-images.npy, {train,val}-labels.npy, {train,val}-prints.npy     rows are written in place
+    {train,val}-images.npy, {train,val}-labels.npy, {train,val}-hashes.npy     shards are written in place
     shards.jsonl                                                               a line per shard that is on the disk
 """
 
@@ -31,20 +31,21 @@ from numpy.typing import NDArray
 
 from trainyard.data.mean_std import channel_sums
 from trainyard.data.problems import Problem
-from trainyard.data.sources import Part, Source
+from trainyard.data.sources import BlockTask, DataSource
 from trainyard.data.staged import SPLITS, DataError
 from trainyard.utils import jsonl
 from trainyard.utils.progress_bar import show_progress
 
-SHARD_BYTES: Final = 2**24  # of pixels
+SHARD_BYTES: Final = 2**24  # of pixels, at most
 SHARD_IMAGES: Final = 4096  # at most
-AHEAD: Final = 2  # shards per process that are handed out before they are asked for
+QUEUED_PER_CPU: Final = 2  # shards that are submitted ahead of time, so that no process waits for work
+SHARDS_FILE: Final = "shards.jsonl"
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Rows of one split."""
+    """Consecutive rows of a split."""
 
     split: str
     start: int
@@ -54,170 +55,194 @@ class Shard:
         return self.stop - self.start
 
 
+@dataclass(frozen=True)
+class ShardRecord:
+    """What `shards.jsonl` says about a shard that is on the disk."""
+
+    split: str
+    start: int
+    stop: int
+    key: str  # of the task that made it
+    bad: list[int]  # rows
+    problems: list[Problem]
+    handled: dict[str, int]
+    count: int  # good training images
+    sums: list[int]  # per channel, over the pixels of the training images
+    squares: list[int]
+
+    @property
+    def shard(self) -> Shard:
+        """Which shard it is."""
+        return Shard(self.split, self.start, self.stop)
+
+
 @dataclass
-class Outcome:
-    """What is known of a shard, or of several together, besides its rows."""
+class StagedShards:
+    """The results of all shards, except their rows."""
 
     bad: dict[str, list[int]] = field(default_factory=dict)  # rows by split
     problems: list[Problem] = field(default_factory=list)
     handled: Counter[str] = field(default_factory=Counter)
     count: int = 0  # good training images
-    sums: list[int] = field(default_factory=list)  # per channel, over the pixels of those
+    sums: list[int] = field(default_factory=list)  # per channel, over the pixels of the training images
     squares: list[int] = field(default_factory=list)
-    digests: dict[str, str] = field(default_factory=dict)  # of the image files, bad rows included
+    digests: dict[str, str] = field(default_factory=dict)  # SHA-256 of the image files, bad rows included
 
-    def add(self, record: dict[str, Any]) -> None:
-        """Take in what a shard's line says."""
-        self.bad.setdefault(record["split"], []).extend(record["bad"])
-        self.problems += [Problem(**each) for each in record["problems"]]
-        self.handled.update(record["handled"])
-        self.count += record["count"]
-        self.sums = [sum(pair) for pair in zip_longest(self.sums, record["sums"], fillvalue=0)]
-        self.squares = [sum(pair) for pair in zip_longest(self.squares, record["squares"], fillvalue=0)]
+    def add(self, record: ShardRecord) -> None:
+        """Add the results of a shard."""
+        self.bad.setdefault(record.split, []).extend(record.bad)
+        self.problems += record.problems
+        self.handled.update(record.handled)
+        self.count += record.count
+        self.sums = [sum(pair) for pair in zip_longest(self.sums, record.sums, fillvalue=0)]
+        self.squares = [sum(pair) for pair in zip_longest(self.squares, record.squares, fillvalue=0)]
 
 
-def shards_of(sizes: dict[str, int], shape: tuple[int, int, int]) -> list[Shard]:
-    """All rows of all splits, cut where the number of processes has no say."""
+def divide_into_shards(sizes: dict[str, int], shape: tuple[int, int, int]) -> list[Shard]:
+    """The shards of all splits; they do not depend on the number of CPUs."""
     rows = max(1, min(SHARD_IMAGES, SHARD_BYTES // math.prod(shape)))
-    return [Shard(name, start, min(start + rows, sizes[name]))
-            for name in SPLITS for start in range(0, sizes[name], rows)]  # fmt: skip
+    return [
+        Shard(name, start, min(start + rows, sizes[name])) for name in SPLITS for start in range(0, sizes[name], rows)
+    ]
 
 
-def make_shards(source: Source, work: Path, *, cpus: int, what: str) -> Outcome:
-    """Have all rows of the source in `work`; shards that are there already, of the same files, are not made again.
+def stage_shards(source: DataSource, work: Path, *, cpus: int, name: str) -> StagedShards:
+    """Write all images of the source to the folder `work`, except shards that are there and have not changed.
 
     Raises:
-        DataError: a process that worked on them died.
-        UserError: what a user's own code raises in one.
+        DataError: a process died.
+        UserError: from a user's function.
     """
-    shards = shards_of(source.sizes, source.shape)
-    parts = {shard: source.part(shard.split, shard.start, shard.stop) for shard in shards}
-    with jsonl.EventLog.opened(work / RECORD) as record:
-        known = known_shards(work) if prepare(source, work) else {}
-        there = [shard for shard, part in parts.items() if shard in known and known[shard]["key"] == part.key]
-        missing = [shard for shard in parts if shard not in set(there)]
+    shards = divide_into_shards(source.sizes, source.shape)
+    tasks = {shard: source.block_task(shard.split, shard.start, shard.stop) for shard in shards}
+    with jsonl.EventLog.opened(work / SHARDS_FILE) as events:
+        recorded = read_records(work) if allocate_files(source, work) else {}
+        done = [shard for shard, task in tasks.items() if shard in recorded and recorded[shard].key == task.key]
+        missing = [shard for shard in tasks if shard not in set(done)]
         for shard in missing:
-            if shard in known:  # of other files: its rows are about to be overwritten
-                record.append("void", durable=True, **asdict(shard))
-        notes, outcome, digests = Notes(record, work), Outcome(), Digests(work, source)
-        for shard in there:
-            outcome.add(known[shard])
+            if shard in recorded:  # the source has changed: the rows are about to be overwritten
+                events.append("void", durable=True, **asdict(shard))
+        writer, staged, digests = _RecordWriter(events, work), StagedShards(), _ImageDigests(work, source)
+        for shard in done:
+            staged.add(recorded[shard])
             digests.add(shard)
-        total, pending = sum(map(len, parts)), sum(map(len, missing))
+        total, pending = sum(map(len, tasks)), sum(map(len, missing))
         if pending < total:
-            log.info("%s: %d of %d shards are there already", what, len(there), len(parts))
-        small = source.in_process or pending * math.prod(source.shape) <= SHARD_BYTES
-        with show_progress(what, total, unit="images", completed=total - pending) as advance, notes.kept():
-            for shard, line in _made(missing, parts, work, 1 if small else cpus):
-                outcome.add(notes.take({**asdict(shard), "key": parts[shard].key, **line}))
-                digests.add(shard)
-                advance(len(shard))
-    outcome.digests = digests.finished()
-    return outcome
+            log.info("%s: %d of %d shards are already staged", name, len(done), len(tasks))
+        is_small = source.is_in_memory or pending * math.prod(source.shape) <= SHARD_BYTES
+        with show_progress(name, total, unit="images", completed=total - pending) as advance, writer.flushed_at_end():
+            for record in _make_shards(missing, tasks, work, 1 if is_small else cpus):
+                staged.add(record)
+                writer.write(record)
+                digests.add(record.shard)
+                advance(len(record.shard))
+    staged.digests = digests.finish()
+    return staged
 
 
-# ---- in another process, or in this one
+# ---- making shards, in processes or in this one
 
 
-def _made(
-    shards: list[Shard], parts: dict[Shard, Part], work: Path, cpus: int
-) -> Iterator[tuple[Shard, dict[str, Any]]]:
-    """Make each shard, and give what is to be noted of it as soon as it is written."""
+def _make_shards(shards: list[Shard], tasks: dict[Shard, BlockTask], work: Path, cpus: int) -> Iterator[ShardRecord]:
+    """Make the shards; yields the record of each as soon as it is written, in any order."""
     if cpus == 1:
         for shard in shards:
-            yield shard, write_shard(parts[shard], shard, work)
+            yield make_shard(tasks[shard], shard, work)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(cpus, len(shards)), context, _end_with_parent) as pool:
-        waiting, running = iter(shards), dict[Future[dict[str, Any]], Shard]()
+    with ProcessPoolExecutor(min(cpus, len(shards)), context, _exit_with_parent) as pool:
+        waiting, running = iter(shards), dict[Future[ShardRecord], Shard]()
         try:
             while True:
                 for shard in waiting:
-                    running[pool.submit(write_shard, parts[shard], shard, work)] = shard
-                    if len(running) >= AHEAD * cpus:
+                    running[pool.submit(make_shard, tasks[shard], shard, work)] = shard
+                    if len(running) >= QUEUED_PER_CPU * cpus:
                         break
                 if not running:
                     return
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    yield running[future], future.result()
+                    yield future.result()
                     del running[future]
         except BrokenProcessPool:
-            place = ", ".join(f"{each.split} {each.start} to {each.stop}" for each in running.values())
-            raise DataError(f"a process that read images died, perhaps for lack of memory, at one of: {place}; what is "
-                            "done is kept: run this again, with more memory or fewer CPUs") from None  # fmt: skip
+            candidates = ", ".join(f"{each.split} {each.start} to {each.stop}" for each in running.values())
+            raise DataError(
+                f"a process that reads images died, perhaps out of memory, at one of: {candidates}; "
+                "finished shards are kept: run this again with more memory or fewer CPUs"
+            ) from None
         finally:
             for future in running:
                 future.cancel()
 
 
-def _end_with_parent() -> None:
-    """A process of the pool does not outlive the one that started it, and leaves Ctrl-C to it."""
+def _exit_with_parent() -> None:
+    """Have a process of the pool ignore Ctrl-C, which its parent handles, and exit when the parent does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_follow, args=[parent], daemon=True).start()
+        threading.Thread(target=_wait_and_exit, args=[parent], daemon=True).start()
 
 
-def _follow(parent: Any) -> None:
+def _wait_and_exit(parent: Any) -> None:
     parent.join()
     os._exit(1)
 
 
-def write_shard(part: Part, shard: Shard, work: Path) -> dict[str, Any]:
-    """Make one shard and write its rows; gives what is to be noted of it once they are on the disk."""
-    block = part.make()
-    write_rows(work / f"{shard.split}-images.npy", shard.start, block.images)
-    write_rows(work / f"{shard.split}-labels.npy", shard.start, block.labels)
-    prints = np.zeros(len(shard), np.uint64) if block.prints is None else block.prints
-    write_rows(work / f"{shard.split}-prints.npy", shard.start, prints)
-    bad = [] if block.good is None else (np.flatnonzero(~block.good) + shard.start).tolist()
-    trained_on = shard.split == "train"
-    sums, squares = channel_sums(block.images) if trained_on else ([], [])
-    return {
-        "bad": bad,
-        "problems": [asdict(problem) for problem in block.problems],
-        "handled": dict(block.handled),
-        "count": (len(shard) - len(bad)) * trained_on,
-        "sums": sums,
-        "squares": squares,
-    }
+def make_shard(task: BlockTask, shard: Shard, work: Path) -> ShardRecord:
+    """Make one shard and write its rows; the record is valid once they are on the disk."""
+    block = task.make()
+    _write_array_rows(work / f"{shard.split}-images.npy", shard.start, block.images)
+    _write_array_rows(work / f"{shard.split}-labels.npy", shard.start, block.labels)
+    hashes = np.zeros(len(shard), np.uint64) if block.hashes is None else block.hashes
+    _write_array_rows(work / f"{shard.split}-hashes.npy", shard.start, hashes)
+    bad = [] if block.is_good is None else (np.flatnonzero(~block.is_good) + shard.start).tolist()
+    is_train = shard.split == "train"
+    sums, squares = channel_sums(block.images) if is_train else ([], [])
+    return ShardRecord(
+        **asdict(shard),
+        key=task.key,
+        bad=bad,
+        problems=block.problems,
+        handled=dict(block.handled),
+        count=(len(shard) - len(bad)) * is_train,
+        sums=sums,
+        squares=squares,
+    )
 
 
-RECORD: Final = "shards.jsonl"
+# ---- files
 
 
-def known_shards(work: Path) -> dict[Shard, dict[str, Any]]:
-    """What was last noted of each shard that is there."""
-    known = dict[Shard, dict[str, Any]]()
-    for event in jsonl.read_events(work / RECORD):
+def read_records(work: Path) -> dict[Shard, ShardRecord]:
+    """The latest record of each shard that is on the disk."""
+    records = dict[Shard, ShardRecord]()
+    for event in jsonl.read_events(work / SHARDS_FILE):
         shard = Shard(event["split"], event["start"], event["stop"])
-        known.pop(shard, None)
+        records.pop(shard, None)
         if event["event"] == "shard":
-            known[shard] = event
-    return known
+            values = {name: event[name] for name in ShardRecord.__dataclass_fields__}
+            records[shard] = ShardRecord(**values | {"problems": [Problem(**each) for each in event["problems"]]})
+    return records
 
 
-def prepare(source: Source, work: Path) -> bool:
-    """Whether all files are laid out; if one is not, it is, and nothing counts as done."""
-    laid_out = True
-    for name, size in source.sizes.items():
-        for kind, dtype, shape in _KINDS:
-            path, whole = work / f"{name}-{kind}.npy", (size, *(source.shape if shape is None else shape))
-            if not _is_laid_out(path, dtype, whole):
-                (work / RECORD).write_text("")
-                open_memmap(path, mode="w+", dtype=dtype, shape=whole).flush()
-                laid_out = False
-    return laid_out
+def allocate_files(source: DataSource, work: Path) -> bool:
+    """Create the arrays that do not exist at the right size, and then drop all records; whether all existed."""
+    all_exist = True
+    for split, size in source.sizes.items():
+        arrays: dict[str, tuple[Any, tuple[int, ...]]] = {
+            "images": (np.uint8, (size, *source.shape)),
+            "labels": (np.int64, (size,)),
+            "hashes": (np.uint64, (size,)),
+        }
+        for kind, (dtype, shape) in arrays.items():
+            path = work / f"{split}-{kind}.npy"
+            if not _is_allocated(path, dtype, shape):
+                (work / SHARDS_FILE).write_text("")
+                open_memmap(path, mode="w+", dtype=dtype, shape=shape).flush()
+                all_exist = False
+    return all_exist
 
 
-_KINDS: Final[tuple[tuple[str, Any, tuple[int, ...] | None], ...]] = (
-    ("images", np.uint8, None),  # of the source's shape
-    ("labels", np.int64, ()),
-    ("prints", np.uint64, ()),
-)
-
-
-def _is_laid_out(path: Path, dtype: Any, shape: tuple[int, ...]) -> bool:
+def _is_allocated(path: Path, dtype: Any, shape: tuple[int, ...]) -> bool:
     try:
         found = np.load(path, mmap_mode="r")
     except (OSError, ValueError, EOFError):
@@ -225,98 +250,97 @@ def _is_laid_out(path: Path, dtype: Any, shape: tuple[int, ...]) -> bool:
     return bool(found.dtype == dtype and found.shape == shape)
 
 
-def write_rows(path: Path, start: int, rows: NDArray[Any]) -> None:
-    """Write rows into a file that is laid out, from the row `start` on."""
+def _write_array_rows(path: Path, start: int, rows: NDArray[Any]) -> None:
+    """Write rows to an allocated array, from the row `start` on."""
     with open(path, "r+b", buffering=0) as file:
-        file.seek(_offset(path) + start * rows[:1].nbytes)
+        file.seek(_data_offset(path) + start * rows[:1].nbytes)
         content = memoryview(np.ascontiguousarray(rows).view(np.uint8).reshape(-1))  # type: ignore[arg-type]
         while content:
             content = content[file.write(content) :]
 
 
-def _offset(path: Path) -> int:
-    """Where the rows begin, behind the header.
+def _data_offset(path: Path) -> int:
+    """The number of bytes before the first row.
 
-    The header is not parsed: numpy has Python's parser do it, which in Python 3.11 fails now and then when two threads
-    use it at once ("AST constructor recursion depth mismatch").
+    numpy parses the header with Python's parser, which in Python 3.11 sometimes fails when two threads use it at once
+    ("AST constructor recursion depth mismatch"). So this reads only the header's length.
     """
     with open(path, "rb") as file:
         length = file.read(2 if read_magic(file) == (1, 0) else 4)
         return file.tell() + int.from_bytes(length, "little")
 
 
-class Notes:
-    """Notes shards once their rows are on the disk; while it waits for the disk, others are made and taken."""
+class _RecordWriter:
+    """Records shards once their rows are on the disk; the fsync runs in a thread, while more shards are made."""
 
-    def __init__(self, record: jsonl.EventLog, work: Path) -> None:
-        self._record, self._work = record, work
-        self._waiting: list[dict[str, Any]] = []
-        self._keeper = ThreadPoolExecutor(1)
-        self._keeping: Future[None] | None = None
+    def __init__(self, events: jsonl.EventLog, work: Path) -> None:
+        self._events, self._work = events, work
+        self._pending: list[ShardRecord] = []
+        self._thread = ThreadPoolExecutor(1)
+        self._flush: Future[None] | None = None
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """When the block ends, however it does, all that was taken is on the disk."""
+    def flushed_at_end(self) -> Iterator[None]:
+        """When the block ends, also by an exception, all records are on the disk."""
         try:
             yield
         finally:
-            with self._keeper:
-                self._keep().result()
+            with self._thread:
+                self._start_flush().result()
 
-    def take(self, line: dict[str, Any]) -> dict[str, Any]:
-        """Take a line, to be noted soon."""
-        self._waiting.append(line)
-        if self._keeping is None or self._keeping.done():
-            self._keep()
-        return line
+    def write(self, record: ShardRecord) -> None:
+        """Write a record soon: with all that arrive until the fsync before it has ended."""
+        self._pending.append(record)
+        if self._flush is None or self._flush.done():
+            self._start_flush()
 
-    def _keep(self) -> Future[None]:
-        """Have what waits kept, after what is being kept."""
-        if self._keeping is not None:
-            self._keeping.result()
-        lines, self._waiting = self._waiting, []
-        self._keeping = self._keeper.submit(self._note, lines)
-        return self._keeping
+    def _start_flush(self) -> Future[None]:
+        """Flush the pending records, after the flush that is running."""
+        if self._flush is not None:
+            self._flush.result()
+        records, self._pending = self._pending, []
+        self._flush = self._thread.submit(self._sync_and_append, records)
+        return self._flush
 
-    def _note(self, lines: list[dict[str, Any]]) -> None:
+    def _sync_and_append(self, records: list[ShardRecord]) -> None:
         for path in self._work.glob("*.npy"):
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
-        for line in lines:
-            self._record.append("shard", durable=line is lines[-1], **line)
+        for record in records:
+            self._events.append("shard", durable=record is records[-1], **asdict(record))
 
 
-class Digests:
-    """The digests of the image files, worked out while they grow: at the end, one core would be busy long with it."""
+class _ImageDigests:
+    """SHA-256 of the image files, updated in a thread while they are written: at the end it would keep one CPU busy."""
 
-    def __init__(self, work: Path, source: Source) -> None:
+    def __init__(self, work: Path, source: DataSource) -> None:
         self._paths = {split: work / f"{split}-images.npy" for split in source.sizes}
         self._row_bytes = math.prod(source.shape)
-        self._done: dict[tuple[str, int], Shard] = {}  # by split and first row, of those that are not read yet
-        self._rows = dict.fromkeys(source.sizes, 0)  # that have been read
-        self._digests = {split: hashlib.sha256(self._head(split)) for split in source.sizes}
-        self._reader = ThreadPoolExecutor(1)
-        self._reads: list[Future[None]] = []
+        self._unread: dict[tuple[str, int], Shard] = {}  # written shards by split and first row
+        self._rows = dict.fromkeys(source.sizes, 0)  # that are part of the digest
+        self._digests = {split: hashlib.sha256(self._read_header(split)) for split in source.sizes}
+        self._thread = ThreadPoolExecutor(1)
+        self._updates: list[Future[None]] = []
 
-    def _head(self, split: str) -> bytes:
+    def _read_header(self, split: str) -> bytes:
         with open(self._paths[split], "rb") as file:
-            return file.read(_offset(self._paths[split]))
+            return file.read(_data_offset(self._paths[split]))
 
     def add(self, shard: Shard) -> None:
-        """A shard is there, and will be read when what lies before it has been."""
-        self._reads.append(self._reader.submit(self._read, shard))
+        """Add a written shard; it is read once all shards before it have been."""
+        self._updates.append(self._thread.submit(self._update, shard))
 
-    def _read(self, shard: Shard) -> None:
-        self._done[shard.split, shard.start] = shard
-        while ready := self._done.pop((shard.split, self._rows[shard.split]), None):
+    def _update(self, shard: Shard) -> None:
+        self._unread[shard.split, shard.start] = shard
+        while ready := self._unread.pop((shard.split, self._rows[shard.split]), None):
             with open(self._paths[ready.split], "rb", buffering=0) as file:
-                file.seek(_offset(self._paths[ready.split]) + ready.start * self._row_bytes)
+                file.seek(_data_offset(self._paths[ready.split]) + ready.start * self._row_bytes)
                 self._digests[ready.split].update(file.read(len(ready) * self._row_bytes))
             self._rows[ready.split] = ready.stop
 
-    def finished(self) -> dict[str, str]:
-        """SHA-256 by file name, as `files.file_digest` would give it."""
-        with self._reader:
-            for read in self._reads:
-                read.result()
+    def finish(self) -> dict[str, str]:
+        """The digests by file name, equal to those of `files.file_digest`."""
+        with self._thread:
+            for update in self._updates:
+                update.result()
         return {self._paths[split].name: digest.hexdigest() for split, digest in self._digests.items()}

@@ -1,4 +1,4 @@
-"""Where images come from, in parts: what staging asks of a source, and the sources that need no files."""
+"""The interface of a data source, and the sources that read no files. A source is staged in blocks of images."""
 
 import math
 from abc import ABC, abstractmethod
@@ -18,28 +18,28 @@ from trainyard.utils.files import digest_of
 
 @dataclass
 class Block:
-    """Some images one after another; of a bad one, the row is black and `good` false."""
+    """Consecutive images of a split. A bad image is black, and `is_good` is false for it."""
 
     images: NDArray[np.uint8]  # (N, H, W, C)
     labels: NDArray[np.int64]  # (N,)
-    prints: NDArray[np.uint64] | None = None  # (N,): equal where the files are; None: not asked for
-    good: NDArray[np.bool_] | None = None  # (N,); None: all
+    hashes: NDArray[np.uint64] | None = None  # (N,), equal for equal files; None: not computed
+    is_good: NDArray[np.bool_] | None = None  # (N,); None: all are
     problems: list[Problem] = field(default_factory=list)
-    handled: Counter[str] = field(default_factory=Counter)  # how many images had to be converted, by what they were
+    handled: Counter[str] = field(default_factory=Counter)  # number of images by conversion
 
 
 @dataclass(frozen=True)
-class Part:
-    """One shard of the work: goes to another process, and makes its block there."""
+class BlockTask:
+    """Makes a block; it can be pickled and run in another process unless its source is in memory."""
 
-    key: str  # changes with everything that the block is made from
+    key: str  # changes with everything that the block depends on
     make: Callable[[], Block]
 
 
-class Source(ABC):
-    """A set of images, of which any part can be made by itself."""
+class DataSource(ABC):
+    """Images of which any block can be made independently of the others."""
 
-    in_process = False  # whether its parts are only views of what is in memory
+    is_in_memory = False  # then its blocks are views, and are made in this process
 
     @property
     @abstractmethod
@@ -49,42 +49,42 @@ class Source(ABC):
     @property
     @abstractmethod
     def sizes(self) -> dict[str, int]:
-        """Images per split."""
+        """The number of images of each split."""
 
     @property
     def problems(self) -> Sequence[Problem]:
-        """What is wrong with the source, as far as can be told without reading an image."""
+        """Problems that are known before any image is read."""
         return ()
 
     @property
     def state(self) -> dict[str, Any]:
-        """Changes when the source does."""
+        """What `meta.json` records of the source's files; if it changes, the dataset is staged again."""
         return {}
 
     @property
     def handled(self) -> dict[str, int]:
-        """How many files needed no image to be read for what is done with them."""
+        """Numbers for `meta.json` that no block counts."""
         return {}
 
     @property
     def titles(self) -> dict[str, str]:
-        """Classes in words, where their names are not."""
+        """Readable names of classes that are named by an id."""
         return {}
 
     def seconds_per_image(self) -> float:
-        """What one CPU needs for an image, from a sample; 0 if that is not worth saying."""
+        """An estimate of the CPU time per image; 0 if it is negligible."""
         return 0.0
 
     @abstractmethod
-    def part(self, split: str, start: int, stop: int) -> Part:
-        """The images from `start` to `stop` of a split."""
+    def block_task(self, split: str, start: int, stop: int) -> BlockTask:
+        """The task that makes the images from `start` to `stop` of a split."""
 
     @abstractmethod
     def classes(self, highest_label: int) -> list[str]:
-        """The names of the classes, once all labels are known."""
+        """The names of the classes; called once all labels are known."""
 
     def name_of(self, split: str, row: int) -> str:
-        """What to call an image."""
+        """A name of an image for messages."""
         return f"{split} image {row}"
 
 
@@ -92,25 +92,26 @@ class Source(ABC):
 
 
 def stratified_split(labels: NDArray[Any], val_fraction: float, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Indices of the training and the validation part, in ascending order, the same ones for the same seed.
+    """Indices of the training and validation images, each in ascending order; deterministic for a seed.
 
-    Of each class, the validation part gets its share rounded down or up, most remainder first, so that it has
-    `val_fraction` of all, rounded up; of every class, one image at least is trained on.
+    The validation split has ceil(val_fraction * N) images. The share of each class is rounded down, and then up for the
+    classes with the largest remainders; at least one image of each class stays in the training split. scikit-learn's
+    `train_test_split` would refuse classes of one image, and split staged datasets differently.
     """
     _, classes = np.unique(labels, return_inverse=True)
     counts = np.bincount(classes)
-    wanted = counts * val_fraction
-    taken = np.minimum(np.floor(wanted + 1e-9).astype(np.int64), counts - 1)
-    missing = math.ceil(len(labels) * val_fraction - 1e-9) - taken.sum()
-    can_give = taken < np.minimum(wanted - 1e-9, counts - 1)
-    order = np.argsort(np.where(can_give, taken - wanted, 1.0), kind="stable")
-    taken[order[: min(missing, can_give.sum())]] += 1
-    held_out = shuffled_ranks(classes, seed)[1] < taken[classes]
-    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+    exact = counts * val_fraction
+    held_out = np.minimum(np.floor(exact + 1e-9).astype(np.int64), counts - 1)
+    missing = math.ceil(len(labels) * val_fraction - 1e-9) - held_out.sum()
+    can_round_up = held_out < np.minimum(exact - 1e-9, counts - 1)
+    order = np.argsort(np.where(can_round_up, held_out - exact, 1.0), kind="stable")
+    held_out[order[: min(missing, can_round_up.sum())]] += 1
+    is_val = shuffled_ranks(classes, seed)[1] < held_out[classes]
+    return np.flatnonzero(~is_val), np.flatnonzero(is_val)
 
 
 def shuffled_ranks(labels: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """All indices in a random order, and of each index the how-manieth of its label it is in that order, from 0."""
+    """A random permutation of all indices, and for each index its position within its class in that order."""
     counts = np.bincount(labels)
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     rank = np.empty(len(labels), np.int64)
@@ -119,85 +120,85 @@ def shuffled_ranks(labels: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int
     return shuffled, rank
 
 
-# ---- sources that need no files
+# ---- sources that read no files
 
 
 @dataclass
-class Arrays(Source):
+class InMemorySource(DataSource):
     """Images that are in memory."""
 
     splits: dict[str, tuple[NDArray[np.uint8], NDArray[np.int64]]]  # images (N, H, W, C) and labels (N,)
-    names: list[str]
-    read_from: dict[str, Any] = field(default_factory=dict)
-    in_process = True
+    class_names: list[str]
+    file_state: dict[str, Any] = field(default_factory=dict)
+    is_in_memory = True
 
     @property
     def state(self) -> dict[str, Any]:
-        """The files that they were read from."""
-        return self.read_from
+        """The files that the images were read from."""
+        return self.file_state
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Height, width, channels."""
+        """Height, width and channels of all images."""
         height, width, channels = self.splits["train"][0].shape[1:]
         return height, width, channels
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Images per split."""
+        """The number of images of each split."""
         return {name: len(labels) for name, (_, labels) in self.splits.items()}
 
-    def part(self, split: str, start: int, stop: int) -> Part:
-        """A view."""
+    def block_task(self, split: str, start: int, stop: int) -> BlockTask:
+        """Returns a view."""
         images, labels = self.splits[split]
         key = digest_of([self.state, split, start, stop])
-        return Part(key, lambda: Block(images[start:stop], labels[start:stop]))
+        return BlockTask(key, lambda: Block(images[start:stop], labels[start:stop]))
 
     def classes(self, highest_label: int) -> list[str]:
-        """As they were given."""
-        return self.names
+        """The names that were given."""
+        return self.class_names
 
 
-def digits(dataset: Digits) -> Arrays:
-    """scikit-learn's digits, their 17 shades of grey spread over 0..255, one to one."""
+def digits_source(dataset: Digits) -> InMemorySource:
+    """scikit-learn's digits, with their 17 shades of grey scaled to 0..255."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    images = np.round(found.images * (255 / 16)).astype(np.uint8)[..., None]
-    labels = found.target.astype(np.int64)
-    parts = stratified_split(labels, dataset.val_fraction, dataset.seed)
-    splits = {name: (images[part], labels[part]) for name, part in zip(SPLITS, parts, strict=True)}
-    return Arrays(splits, [str(name) for name in found.target_names])
+    digits = load_digits()
+    images = np.round(digits.images * (255 / 16)).astype(np.uint8)[..., None]
+    labels = digits.target.astype(np.int64)
+    indices = stratified_split(labels, dataset.val_fraction, dataset.seed)
+    splits = {name: (images[part], labels[part]) for name, part in zip(SPLITS, indices, strict=True)}
+    return InMemorySource(splits, [str(name) for name in digits.target_names])
 
 
 @dataclass
-class Generated(Source):
-    """Noise around one random pattern per class; every part has a seed of its own."""
+class SyntheticSource(DataSource):
+    """Noise around one random pattern per class; each block has a seed of its own."""
 
     dataset: Synthetic
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Height, width, channels."""
+        """Height, width and channels of all images."""
         return self.dataset.height, self.dataset.width, self.dataset.channels
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Images per split."""
+        """The number of images of each split."""
         return dict(zip(SPLITS, (self.dataset.images, self.dataset.val_images), strict=True))
 
-    def part(self, split: str, start: int, stop: int) -> Part:
-        """Made of nothing but its place and the seed."""
+    def block_task(self, split: str, start: int, stop: int) -> BlockTask:
+        """Generates images from the seed and their position."""
         key = digest_of([self.dataset.model_dump(), split, start, stop])
-        return Part(key, _Generate(self.dataset, SPLITS.index(split), start, stop))
+        return BlockTask(key, _GenerateImages(self.dataset, SPLITS.index(split), start, stop))
 
     def classes(self, highest_label: int) -> list[str]:
-        """Numbered."""
+        """Numbered names."""
         return [f"class {index}" for index in range(self.dataset.classes)]
 
 
 @dataclass(frozen=True)
-class _Generate:
+class _GenerateImages:
     dataset: Synthetic
     split: int
     start: int

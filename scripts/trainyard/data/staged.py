@@ -1,4 +1,4 @@
-"""A staged dataset, as training and tree models open it; `staging.py` makes it and says what its files are."""
+"""A staged dataset, as training and tree models open it. `staging.py` makes it and documents its files."""
 
 import json
 from dataclasses import dataclass
@@ -12,33 +12,33 @@ from numpy.typing import NDArray
 from trainyard.utils.errors import UserError
 
 SPLITS = ("train", "val")
-TARGET = "(target)"  # the column to predict in a staged table; no name that a real column is likely to have
+TARGET = "(target)"  # the target column of a staged table; a name that no real column is likely to have
 
 
 class DataError(UserError):
-    """The data cannot be used; the message names the file, what is wrong and what to do."""
+    """The data cannot be used; the message names the file, the problem and the remedy."""
 
 
 @dataclass(frozen=True)
-class Images:
-    """Images as staged: uint8 (N, H, W, C), with int64 labels (N,)."""
+class StagedImages:
+    """The images and labels of a split, mapped into memory."""
 
-    images: NDArray[np.uint8]
-    labels: NDArray[np.int64]
+    images: NDArray[np.uint8]  # (N, H, W, C)
+    labels: NDArray[np.int64]  # (N,)
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A staged dataset, opened; arrays are mapped into memory, not read."""
+    """The staged dataset in a folder; nothing is read before it is used."""
 
     folder: Path
 
     @cached_property
     def meta(self) -> dict[str, Any]:
-        """What `meta.json` says.
+        """The content of `meta.json`.
 
         Raises:
-            DataError: the folder holds no staged dataset.
+            DataError: the folder has no staged dataset.
         """
         try:
             found: dict[str, Any] = json.loads((self.folder / "meta.json").read_text())
@@ -48,11 +48,11 @@ class Staged:
 
     @property
     def digest(self) -> str:
-        """Identifies the content: equal data, equal digest."""
+        """A digest of the content: equal for equal data."""
         return str(self.meta["digest"])
 
     def description(self) -> str:
-        """What it is, in words."""
+        """One line for people: how many images, of which size."""
         meta = self.meta
         if meta["kind"] == "table":
             return f"a table of {len(meta['columns'])} columns for {meta['task']}"
@@ -63,22 +63,22 @@ class Staged:
         return f"{sizes} images of {height}x{width}x{channels} in {len(meta['classes'])} classes"
 
     def check_images(self) -> None:
-        """Find out before anything is started whether a training could open it.
+        """Check that the images can be opened, before a job starts.
 
         Raises:
-            DataError: it could not.
+            DataError: they cannot.
         """
         if self.meta["kind"] != "python":
             self.split("train")
 
-    def split(self, name: str) -> Images:
+    def split(self, name: str) -> StagedImages:
         """The images and labels of `train` or `val`."""
         if self.meta["kind"] != "images":
-            held = {"table": "a table", "python": "the name of a function"}[self.meta["kind"]]
-            raise DataError(f"{self.folder} holds {held}, not images")
-        return Images(images=self._mapped(f"{name}-images.npy"), labels=self._mapped(f"{name}-labels.npy"))
+            content = {"table": "a table", "python": "the name of a function"}[self.meta["kind"]]
+            raise DataError(f"{self.folder} holds {content}, not images")
+        return StagedImages(images=self._map(f"{name}-images.npy"), labels=self._map(f"{name}-labels.npy"))
 
-    def _mapped(self, name: str) -> NDArray[Any]:
+    def _map(self, name: str) -> NDArray[Any]:
         try:
             array: NDArray[Any] = np.load(self.folder / name, mmap_mode="r")
         except (OSError, ValueError, EOFError) as error:

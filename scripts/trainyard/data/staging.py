@@ -1,9 +1,9 @@
-"""Staging: turns a dataset of the config into a few large files that training maps into memory.
+"""Staging: converts a dataset of the config to a few large files that training maps into memory.
 
 <folder>/{train,val}-{images,labels}.npy   uint8 of shape (N, H, W, C); int64 of shape (N,)
-<folder>/{train,val}.parquet               instead, for a table
-<folder>/problems.csv                      what was wrong with the source, file by file
-<folder>/meta.json                         written last: if it is there, the rest is whole
+<folder>/{train,val}.parquet               for a table, instead
+<folder>/problems.csv                      problems of the source, file by file
+<folder>/meta.json                         written last: if it exists, so do the others
 """
 
 import logging
@@ -26,33 +26,33 @@ from trainyard.config.config import Data
 from trainyard.config.datasets import Dataset, Digits, ImageFolder, Python, Synthetic, Table, Torchvision, is_downloaded
 from trainyard.data import torchvision_datasets
 from trainyard.data.downloads import RemoteFile, download
-from trainyard.data.duplicates import duplicates
-from trainyard.data.imagefolder import ImageFiles
-from trainyard.data.mean_std import moments
-from trainyard.data.problems import counted, summary, write_problems
-from trainyard.data.python_factory import Own, describe, module_digest
-from trainyard.data.shards import Outcome, make_shards
-from trainyard.data.sources import Generated, Source, digits
+from trainyard.data.duplicates import find_duplicates
+from trainyard.data.imagefolder import ImageFileSource
+from trainyard.data.mean_std import mean_and_std
+from trainyard.data.problems import count_by_kind, summarize_problems, write_problems
+from trainyard.data.python_factory import PythonSource, describe_on_the_fly, module_digest
+from trainyard.data.shards import StagedShards, stage_shards
+from trainyard.data.sources import DataSource, SyntheticSource, digits_source
 from trainyard.data.staged import SPLITS, DataError, Staged
 from trainyard.data.table import stage_table, table_digest
 from trainyard.utils.files import digest_of, file_digest, hold_lock, write_json
 from trainyard.utils.text import format_duration
 
-VERSION: Final = 1  # raise it when the same source is to give other files
-COPIED_ROWS: Final = 1024  # images that are in memory at once while bad ones are left out
+STAGING_VERSION: Final = 1  # to be raised when the same source results in other files
+CHUNK_IMAGES: Final = 1024  # copied at a time where bad images are left out
 log = logging.getLogger(__name__)
 
 
 def stage(dataset: Dataset, folder: Path, data: Data | None = None) -> Staged:
-    """Make `folder` hold the dataset; what is there already, from the same source, is left as it is.
+    """The dataset, staged in `folder`; does nothing if it is there already and the source has not changed.
 
     Raises:
-        DataError: the source cannot be used, or holds bad images that are not to be skipped.
+        DataError: the source cannot be used, or has bad images and `on_bad_image` is `fail`.
     """
     with hold_lock(folder / ".lock", wait_seconds=3600, notify=log.info):
-        images = _source(dataset, folder / ".staging", data or Data())
-        state = images.state if images else _state_of_other(dataset)
-        source = dataset.model_dump(mode="json") | {"staging_version": VERSION} | state
+        images = _open_source(dataset, folder / ".staging", data or Data())
+        state = images.state if images else _other_state(dataset)
+        source = dataset.model_dump(mode="json") | {"staging_version": STAGING_VERSION} | state
         if _is_staged(Staged(folder), source):
             return Staged(folder)
         (folder / "meta.json").unlink(missing_ok=True)
@@ -68,15 +68,15 @@ def stage(dataset: Dataset, folder: Path, data: Data | None = None) -> Staged:
 
 
 def _is_staged(staged: Staged, source: dict[str, Any]) -> bool:
-    """Whether the folder holds what this source gives, byte for byte."""
+    """Whether the folder has the dataset of this source, verified by the digests of its files."""
     if not (staged.folder / "meta.json").exists() or staged.meta["source"] != source:
         return False
     paths = {staged.folder / name: digest for name, digest in staged.meta["files"].items()}
     return all(path.exists() and file_digest(path) == digest for path, digest in paths.items())
 
 
-def _state_of_other(dataset: Dataset) -> dict[str, Any]:
-    """What tells that a source without images to stage is no longer the same."""
+def _other_state(dataset: Dataset) -> dict[str, Any]:
+    """The state of a source without images to stage; if it changes, the dataset is staged again."""
     if isinstance(dataset, Table):
         return {"source_digest": table_digest(dataset)}
     return {"module_digest": module_digest(dataset)} if isinstance(dataset, Python) else {}
@@ -86,32 +86,32 @@ def _stage_other(dataset: Dataset, folder: Path) -> dict[str, Any]:
     if isinstance(dataset, Table):
         details = stage_table(dataset, folder)
         return details | {"files": {f"{name}.parquet": file_digest(folder / f"{name}.parquet") for name in SPLITS}}
-    return (describe(dataset) if isinstance(dataset, Python) else {}) | {"files": {}}
+    return (describe_on_the_fly(dataset) if isinstance(dataset, Python) else {}) | {"files": {}}
 
 
-# ---- where images come from
+# ---- sources
 
 
-def _source(dataset: Dataset, work: Path, data: Data) -> Source | None:
-    """The dataset's images, downloaded if need be; None for one without images to stage."""
+def _open_source(dataset: Dataset, work: Path, data: Data) -> DataSource | None:
+    """The source of the dataset's images, downloaded if necessary; None if there are no images to stage."""
     match dataset:
         case Digits():
-            return digits(dataset)
+            return digits_source(dataset)
         case Synthetic():
-            return Generated(dataset)
+            return SyntheticSource(dataset)
         case Torchvision() | ImageFolder():
-            root = _path(dataset.root) if dataset.root else downloaded(dataset, data)
+            root = _expand(dataset.root) if dataset.root else download_dataset(dataset, data)
             if isinstance(dataset, Torchvision):
                 return torchvision_datasets.read_published(dataset, root, work)
-            return ImageFiles(dataset, root, work)
+            return ImageFileSource(dataset, root, work)
         case Python(on_the_fly=False):
-            return Own(dataset)
+            return PythonSource(dataset)
         case _:
             return None
 
 
-def remotes(dataset: Dataset) -> list[RemoteFile]:
-    """What has to be downloaded for a dataset."""
+def remote_files(dataset: Dataset) -> list[RemoteFile]:
+    """The files to download for a dataset; none for one that is local."""
     if not is_downloaded(dataset):
         return []
     if isinstance(dataset, ImageFolder) and dataset.url and dataset.checksum:
@@ -119,101 +119,107 @@ def remotes(dataset: Dataset) -> list[RemoteFile]:
     return torchvision_datasets.published_files(dataset) if isinstance(dataset, Torchvision) else []
 
 
-def downloaded(dataset: Dataset, data: Data) -> Path:
-    """Download what is not there yet of a dataset that needs it; the folder that holds the files, or the one file.
+def download_dataset(dataset: Dataset, data: Data) -> Path:
+    """Download the files that are missing; returns their folder, or for an archive its path.
 
     Raises:
-        DownloadError: it cannot be had.
+        DownloadError: a file cannot be downloaded.
     """
-    wanted = remotes(dataset)
-    name = dataset.name if isinstance(dataset, Torchvision) else digest_of(wanted[0].urls, 8)
-    paths = [download(remote, _path(data.downloads) / name) for remote in wanted]
+    remotes = remote_files(dataset)
+    name = dataset.name if isinstance(dataset, Torchvision) else digest_of(remotes[0].urls, 8)
+    paths = [download(remote, _expand(data.downloads) / name) for remote in remotes]
     return paths[0].parent if isinstance(dataset, Torchvision) else paths[0]
 
 
-def _path(text: str) -> Path:
+def _expand(text: str) -> Path:
     return Path(os.path.expandvars(text)).expanduser()
 
 
 # ---- images
 
 
-def _stage_images(source: Source, folder: Path, *, skip: bool) -> dict[str, Any]:
+def _stage_images(source: DataSource, folder: Path, *, skip: bool) -> dict[str, Any]:
     work, cpus = folder / ".staging", slurm_allocation.available_cpus()
     work.mkdir(parents=True, exist_ok=True)
-    _announce(source, folder, cpus)
-    outcome = make_shards(source, work, cpus=cpus, what=folder.name)
-    _check(source, outcome, folder, skip=skip)
-    files = _good_files(work, outcome.bad)
+    _check_disk_space(folder, sum(source.sizes.values()) * math.prod(source.shape))
+    _log_size(source, folder, cpus)
+    staged = stage_shards(source, work, cpus=cpus, name=folder.name)
+    _report_problems(source, staged, folder, skip=skip)
+    files = _drop_bad_rows(work, staged.bad)
     labels = {name: np.load(files[f"{name}-labels.npy"]) for name in SPLITS}
     empty = [name for name in SPLITS if not len(labels[name])]
     if empty:
-        raise DataError(f"{folder.name}: there is no image to {'train on' if 'train' in empty else 'validate with'}")
+        raise DataError(f"{folder.name}: no image is left in the {empty[0]} split")
     classes = source.classes(int(max(each.max() for each in labels.values())))
-    known = {path: outcome.digests[name] for name, path in files.items() if path.name in outcome.digests}
+    known = {path: staged.digests[name] for name, path in files.items() if path.name in staged.digests}
     digests = {name: known.get(path) or file_digest(path) for name, path in files.items()}
     for name, path in files.items():
         path.replace(folder / name)
     height, width, channels = source.shape
-    mean, std = moments(outcome.count * height * width, outcome.sums, outcome.squares)
+    mean, std = mean_and_std(staged.count * height * width, staged.sums, staged.squares)
     return {
         "kind": "images",
         "classes": classes,
         **({"titles": source.titles} if source.titles else {}),
         "shape": [height, width, channels],
-        "mean": mean,  # per channel, on the 0..255 scale
+        "mean": mean,  # per channel, in 0..255
         "std": std,
         "counts": {name: np.bincount(labels[name], minlength=len(classes)).tolist() for name in SPLITS},
-        "handled": dict(sorted((outcome.handled + Counter(source.handled)).items())),
-        "problems": counted(outcome.problems),
+        "handled": dict(sorted((staged.handled + Counter(source.handled)).items())),
+        "problems": count_by_kind(staged.problems),
         "files": digests,
     }
 
 
-def _announce(source: Source, folder: Path, cpus: int) -> None:
-    """Say what there is to do, and find out whether there is room for it."""
+def _log_size(source: DataSource, folder: Path, cpus: int) -> None:
     count = sum(source.sizes.values())
-    size = count * math.prod(source.shape)
-    _look_for_room(folder, size)
     seconds = source.seconds_per_image() * count / cpus
     about = f", about {format_duration(seconds)} on {cpus} CPUs" if seconds >= 1 else ""
-    form = "x".join(map(str, source.shape))
-    log.info("%s: %s images of %s, %s MiB%s", folder.name, f"{count:,}", form, f"{size / 2**20:,.1f}", about)
+    shape, size = "x".join(map(str, source.shape)), count * math.prod(source.shape)
+    log.info("%s: %s images of %s, %s MiB%s", folder.name, f"{count:,}", shape, f"{size / 2**20:,.1f}", about)
 
 
-def _look_for_room(folder: Path, size: int) -> None:
-    """Find out before hours of work whether the result will fit; what an earlier run has written is there already."""
+def _check_disk_space(folder: Path, size: int) -> None:
+    """Check that the images fit; an interrupted run may have written some of them.
+
+    Raises:
+        DataError: they do not fit.
+    """
     written = sum(path.stat().st_blocks * 512 for path in (folder / ".staging").glob("*.npy"))
     free = shutil.disk_usage(folder).free
     if size - written > free:
-        raise DataError(f"{folder}: {(size - written) / 2**30:,.1f} GiB more will be needed here, "
-                        f"{free / 2**30:,.1f} GiB are free")  # fmt: skip
+        raise DataError(
+            f"{folder}: staging needs {(size - written) / 2**30:,.1f} GiB of disk space, "
+            f"{free / 2**30:,.1f} GiB are free"
+        )
 
 
-def _check(source: Source, outcome: Outcome, folder: Path, *, skip: bool) -> None:
-    """List all that is wrong, then go on without the bad images, or stop.
+def _report_problems(source: DataSource, staged: StagedShards, folder: Path, *, skip: bool) -> None:
+    """Write `problems.csv`, then log the bad images or fail.
 
     Raises:
-        DataError: there are some, and they are not to be skipped.
+        DataError: there are bad images, and `skip` is false.
     """
-    found = [*source.problems, *outcome.problems]
-    judged = [each if each.action else replace(each, action="skip" if skip else "fail") for each in found]
-    outcome.problems = sorted(judged + duplicates(folder / ".staging", source.name_of), key=astuple)
+    found = [*source.problems, *staged.problems]
+    with_action = [each if each.action else replace(each, action="skip" if skip else "fail") for each in found]
+    staged.problems = sorted(with_action + find_duplicates(folder / ".staging", source.name_of), key=astuple)
     path = folder / "problems.csv"
-    write_problems(path, outcome.problems)
-    bad = [each for each in outcome.problems if each.action != "keep"]
+    write_problems(path, staged.problems)
+    bad = [each for each in staged.problems if each.action != "keep"]
     if bad and not skip:
-        raise DataError(f"{folder.name}: {summary(bad)}\nall are in {path}: repair them, or leave them out with "
-                        "`on_bad_image: skip`")  # fmt: skip
+        raise DataError(
+            f"{folder.name}: {summarize_problems(bad)}\nall are listed in {path}: repair them, or leave "
+            "them out with `on_bad_image: skip`"
+        )
     if bad:
-        log.warning("%s: left out: %s\nall are in %s", folder.name, summary(bad), path)
-    if len(bad) < len(outcome.problems):
-        kept = [each for each in outcome.problems if each.action == "keep"]
-        log.info("%s: worth knowing: %s", folder.name, summary(kept))
+        log.warning("%s: left out: %s\nall are listed in %s", folder.name, summarize_problems(bad), path)
+    if len(bad) < len(staged.problems):
+        kept = [each for each in staged.problems if each.action == "keep"]
+        log.info("%s: kept: %s", folder.name, summarize_problems(kept))
 
 
-def _good_files(work: Path, bad: dict[str, list[int]]) -> dict[str, Path]:
-    """By their names, the files of images and labels; of a split with bad rows, copies without them."""
+def _drop_bad_rows(work: Path, bad: dict[str, list[int]]) -> dict[str, Path]:
+    """The files of images and labels by name; for a split with bad rows, copies without them."""
     files = {f"{split}-{kind}.npy": work / f"{split}-{kind}.npy" for split in SPLITS for kind in ("images", "labels")}
     for name, path in files.items():
         if rows := bad.get(name.split("-")[0]):
@@ -226,6 +232,6 @@ def _copy_without(rows: list[int], path: Path, target: Path) -> None:
     whole = np.load(path, mmap_mode="r")
     good = np.setdiff1d(np.arange(len(whole)), rows)
     copy = open_memmap(target, mode="w+", dtype=whole.dtype, shape=(len(good), *whole.shape[1:]))
-    for start in range(0, len(good), COPIED_ROWS):
-        copy[start : start + COPIED_ROWS] = whole[good[start : start + COPIED_ROWS]]
+    for start in range(0, len(good), CHUNK_IMAGES):
+        copy[start : start + CHUNK_IMAGES] = whole[good[start : start + CHUNK_IMAGES]]
     copy.flush()

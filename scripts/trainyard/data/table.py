@@ -20,26 +20,27 @@ def table_digest(dataset: Table) -> str:
     try:
         return file_digest(Path(dataset.path))
     except OSError as error:
-        raise DataError(f"{dataset.path}: cannot be read ({error.strerror}); `path` is taken from the folder where "
-                        "snakemake runs") from None  # fmt: skip
+        raise DataError(
+            f"{dataset.path}: cannot be read ({error.strerror}); `path` is relative to the folder where snakemake runs"
+        ) from None
 
 
 def stage_table(dataset: Table, folder: Path) -> dict[str, Any]:
-    """Write both parts, and give what `meta.json` is to say of them.
+    """Write both splits; returns what `meta.json` says about them.
 
     Raises:
         DataError: the table cannot be used.
     """
-    frame = _read(Path(dataset.path))
+    frame = _read_table(Path(dataset.path))
     if dataset.target not in frame.columns:
         columns = ", ".join(map(str, frame.columns))
-        raise DataError(f"{dataset.path}: there is no column {dataset.target!r} to predict; columns: {columns}")
+        raise DataError(f"{dataset.path}: there is no target column {dataset.target!r}; columns: {columns}")
     unlabelled = int(frame[dataset.target].isna().sum())
     if unlabelled:
         raise DataError(f"{dataset.path}: {unlabelled} rows have no value in the target column {dataset.target!r}")
     target = frame.pop(dataset.target)
-    floating = target.dtype.kind == "f"
-    task = dataset.task if dataset.task != "auto" else ("regression" if floating else "classification")
+    is_floating = target.dtype.kind == "f"
+    task = dataset.task if dataset.task != "auto" else ("regression" if is_floating else "classification")
     classes: list[str] = []
     if task == "classification":
         names, codes = np.unique(target.astype(str) if target.dtype.kind not in "iuf" else target, return_inverse=True)
@@ -47,19 +48,19 @@ def stage_table(dataset: Table, folder: Path) -> dict[str, Any]:
         frame[TARGET] = codes.astype(np.int64)
     else:
         frame[TARGET] = target.astype(np.float64)
-    for column in frame.columns[frame.dtypes.map(lambda kind: kind.kind not in "iufb")]:
+    for column in frame.columns[frame.dtypes.map(lambda dtype: dtype.kind not in "iufb")]:
         frame[column] = frame[column].astype("category")
     strata = frame[TARGET].to_numpy() if classes else np.zeros(len(frame), np.int64)
-    for name, part in zip(SPLITS, stratified_split(strata, dataset.val_fraction, dataset.seed), strict=True):
+    for name, rows in zip(SPLITS, stratified_split(strata, dataset.val_fraction, dataset.seed), strict=True):
         with atomic_write(folder / f"{name}.parquet", "wb") as file:
-            frame.iloc[part].to_parquet(file)
+            frame.iloc[rows].to_parquet(file)
     return {"kind": "table", "task": task, "classes": classes, "columns": [str(name) for name in frame.columns[:-1]]}
 
 
-def _read(path: Path) -> Any:
+def _read_table(path: Path) -> Any:
     import pandas as pd
 
     try:
         return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
     except (ValueError, OSError) as error:
-        raise DataError(f"{path}: cannot be read as {path.suffix[1:]}: {error}") from None
+        raise DataError(f"{path}: is not a readable {path.suffix[1:]} file ({error})") from None

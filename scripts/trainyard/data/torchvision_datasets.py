@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.config.datasets import Torchvision
-from trainyard.data.archives import opened
+from trainyard.data.archives import open_collection
 from trainyard.data.downloads import RemoteFile, has_checksum
-from trainyard.data.sources import Arrays
+from trainyard.data.sources import InMemorySource
 from trainyard.data.staged import SPLITS, DataError
 from trainyard.utils.files import file_digest
 
@@ -28,23 +28,26 @@ def published_files(dataset: Torchvision) -> list[RemoteFile]:
     """The files to download, with torchvision's addresses and checksums."""
     published = _class_of(dataset)
     if hasattr(published, "resources"):  # MNIST and its kin
-        return [RemoteFile(name, tuple(f"{mirror}{name}" for mirror in published.mirrors), f"md5:{md5}")
-                for name, md5 in published.resources]  # fmt: skip
+        return [
+            RemoteFile(name, tuple(f"{mirror}{name}" for mirror in published.mirrors), f"md5:{md5}")
+            for name, md5 in published.resources
+        ]
     if hasattr(published, "split_list"):  # SVHN, USPS
         parts = [published.split_list[split] for split in ("train", "test")]
         return [RemoteFile(name, (url,), f"md5:{md5}") for url, name, md5 in parts]
     return [RemoteFile(published.filename, (published.url,), f"md5:{published.tgz_md5}")]
 
 
-def read_published(dataset: Torchvision, root: Path, work: Path) -> Arrays:
+def read_published(dataset: Torchvision, root: Path, work: Path) -> InMemorySource:
     """The images in the copy at `root`; `work` is a folder for temporary files.
 
     Raises:
         DataError: a file is missing, or is not what torchvision expects.
     """
     if not root.exists():
-        raise DataError(f"{root}: no such folder; `root` must be a copy of {dataset.name}; without it, the dataset is "
-                        "downloaded")  # fmt: skip
+        raise DataError(
+            f"{root}: no such folder; `root` must be a copy of {dataset.name}; without it, the dataset is downloaded"
+        )
     published = _class_of(dataset)
     copy_files = _copy_batches if hasattr(published, "train_list") else _copy_files
     work.mkdir(parents=True, exist_ok=True)
@@ -56,14 +59,16 @@ def read_published(dataset: Torchvision, root: Path, work: Path) -> Arrays:
             held = published(str(work), **part)
         except Exception as error:  # a damaged file raises whatever its bytes happen to spell
             reason = str(error) or type(error).__name__
-            raise DataError(f"{root}: torchvision cannot read the {split} files of {dataset.name} ({reason}): replace "
-                            "them, or leave out `root` to download them") from None  # fmt: skip
+            raise DataError(
+                f"{root}: torchvision cannot read the {split} files of {dataset.name} ({reason}): replace "
+                "them, or leave out `root` to download them"
+            ) from None
         images = np.asarray(held.data)
         labels = np.asarray(held.targets if hasattr(held, "targets") else held.labels, np.int64)
         classes = [text.partition(" - ")[0] for text in getattr(held, "classes", classes)]
         _check(images, labels, len(classes), f"{root}: the {split} part of {dataset.name}")
         splits[split] = (_channels_last(images), labels)
-    return Arrays(splits, classes, read_from={"files": state})
+    return InMemorySource(splits, classes, file_state={"files": state})
 
 
 def _class_of(dataset: Torchvision) -> Any:
@@ -100,8 +105,9 @@ def _copy_files(dataset: Torchvision, root: Path, work: Path) -> dict[str, str]:
         found = (path for folder in folders for path in (folder / name, folder / f"{name}.gz") if path.is_file())
         source = next(found, None)
         if source is None:
-            raise DataError(f"{root}: {remote.name} of {dataset.name} is missing; torchvision expects {name} in "
-                            f"{root / raw}")  # fmt: skip
+            raise DataError(
+                f"{root}: {remote.name} of {dataset.name} is missing; torchvision expects {name} in {root / raw}"
+            )
         (work / raw).mkdir(parents=True, exist_ok=True)
         _copy(source, work / raw / name)
         if not raw and not has_checksum(work / name, remote.checksum):
@@ -122,13 +128,15 @@ def _copy_batches(dataset: Torchvision, root: Path, work: Path) -> dict[str, lis
     """Copy CIFAR's batches out of a folder or an archive; sizes and times of its files by name."""
     published = _class_of(dataset)
     places = [root / published.base_folder, root / published.filename, root]
-    collection = opened(next(path for path in places if path.exists()), work)
+    collection = open_collection(next(path for path in places if path.exists()), work)
     files = {PurePosixPath(file.name).name: file for file in collection.files()}
     meta = [published.meta["filename"], published.meta["md5"]]
     for name, md5 in [*published.train_list, *published.test_list, meta]:
         if name not in files:
-            raise DataError(f"{collection.path}: {name} of {dataset.name} is missing; torchvision reads the Python "
-                            f"version, {published.filename}")  # fmt: skip
+            raise DataError(
+                f"{collection.path}: {name} of {dataset.name} is missing; torchvision reads the Python "
+                f"version, {published.filename}"
+            )
         target = work / published.base_folder / name
         target.parent.mkdir(exist_ok=True)
         target.write_bytes(collection.read(files[name]))

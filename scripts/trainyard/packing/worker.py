@@ -145,7 +145,7 @@ class Worker:
 
         copy = self._held.enter_context(local_copy(Staged(self._setting.dataset), self._setting.how.local))
         self._dataset = copy.staged
-        return {"copy_seconds": copy.seconds, "copy": copy.words}
+        return {"copy_seconds": copy.seconds, "copy": copy.message}
 
     # ---- one trial
 

@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from trainyard.data.sources import shuffled_ranks
-from trainyard.data.staged import SPLITS, Images
+from trainyard.data.staged import SPLITS, StagedImages
 from trainyard.report.style import COLORS
 
 COLUMNS: Final = 10
@@ -17,7 +17,7 @@ MAX_NAMED_CLASSES: Final = 30
 MAX_TITLE_LENGTH: Final = 11
 
 
-def plot_samples(axes: Axes, split: Images, meta: dict[str, Any]) -> None:
+def plot_samples(axes: Axes, split: StagedImages, meta: dict[str, Any]) -> None:
     """Some training images in a grid, each below the name of its class."""
     rows = choose_rows(split.labels)
     height, width, _ = meta["shape"]

@@ -62,8 +62,8 @@ def _train(config: Config, study: Scaling, scale: str, results: Path, group: Gro
         store = _store(study, staged, scale, folder)
         batch = _batch(study, store, group)
         copy = stack.enter_context(local_copy(staged, config.data.local))
-        if copy.words:
-            log.warning("%s", copy.words)
+        if copy.message:
+            log.warning("%s", copy.message)
         data = load_input_data(copy.staged, group.device, config.data)
         trainer = Trainer(
             study.train,

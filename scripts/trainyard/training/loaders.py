@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainyard.config.config import Data
-from trainyard.data.python_factory import as_pixels, own_datasets
+from trainyard.data.python_factory import as_pixels, call_factory
 from trainyard.data.staged import SPLITS, Staged
 
 _Item = TypeVar("_Item")
@@ -73,7 +73,7 @@ def load_input_data(staged: Staged, device: torch.device, how: Data | None = Non
     how, meta = how or Data(), staged.meta
     splits: list[Split]
     if meta["kind"] == "python":
-        splits = [LoaderSplit(dataset, device, how) for dataset in own_datasets(meta["source"])]
+        splits = [LoaderSplit(dataset, device, how) for dataset in call_factory(meta["source"])]
     else:
         splits = [_staged_split(staged, name, device, how) for name in SPLITS]
     train, val = splits

@@ -7,10 +7,10 @@ import pytest
 from imagesets import pixels
 from PIL import Image, ImageFilter
 from trainyard.data import decoding
-from trainyard.data.decoding import Form, decode
+from trainyard.data.decoding import ImageFormat, decode
 
 SMOOTH = Image.fromarray(pixels(1, (47, 61, 3))[0]).filter(ImageFilter.GaussianBlur(1.5))
-FORM = Form(height=47, width=61, channels=3, fit=None)
+FORM = ImageFormat(height=47, width=61, channels=3, fit=None)
 
 
 def jpeg(image=SMOOTH, **options):
@@ -41,7 +41,7 @@ def test_a_plain_jpeg_is_what_pillow_makes_of_it(options, monkeypatch):
 
 def with_exif():
     exif = Image.Exif()
-    exif[decoding.ORIENTATION] = 3
+    exif[decoding.ORIENTATION_TAG] = 3
     return exif
 
 
@@ -61,5 +61,5 @@ def test_what_is_odd_about_a_jpeg_is_counted(content, done):
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.99])
 def test_a_jpeg_that_was_cut_off_is_never_taken_for_whole(share):
     content = jpeg(quality=95)
-    with pytest.raises(decoding.BadImage, match="truncated"):
+    with pytest.raises(decoding.BadImageError, match="truncated"):
         decode(content[: int(share * len(content))], FORM)

@@ -13,7 +13,7 @@ from trainyard.cluster import held_folders, host
 from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.config.datasets import Synthetic
 from trainyard.data import node_copy
-from trainyard.data.node_copy import choose, local_copy
+from trainyard.data.node_copy import choose_local_folder, local_copy
 from trainyard.data.staged import DataError, Staged
 from trainyard.data.staging import stage
 from yard import ROOT
@@ -49,37 +49,37 @@ CHOICES = [
     ("auto", {}, "nfs4", "xfs", 100 * GIB, False, ""),
     ("off", {"SLURM_JOB_ID": "7"}, "nfs4", "xfs", 100 * GIB, False, ""),
     ("auto", {"SLURM_JOB_ID": "7"}, "nfs4", "lustre", 100 * GIB, False, "is on lustre"),
-    ("auto", {"SLURM_JOB_ID": "7"}, "nfs4", "xfs", GIB, False, "has too little room"),
+    ("auto", {"SLURM_JOB_ID": "7"}, "nfs4", "xfs", GIB, False, "has too little space"),
     ("auto", {"SLURM_JOB_ID": "7"}, "nfs4", "tmpfs", GIB, True, ""),
-    ("auto", {"SLURM_JOB_ID": "7"}, "nfs4", "tmpfs", 1000, False, "has too little room"),
+    ("auto", {"SLURM_JOB_ID": "7"}, "nfs4", "tmpfs", 1000, False, "has too little space"),
     ("{disk}", {}, "ext4", "lustre", 100 * GIB, True, ""),
     ("{disk}/$SLURM_JOB_ID", {}, "ext4", "xfs", 100 * GIB, True, ""),
-    ("{disk}", {}, "ext4", "xfs", GIB, False, "has too little room"),
-    ("/proc/nowhere", {}, "ext4", "xfs", 100 * GIB, False, "cannot be written to"),
+    ("{disk}", {}, "ext4", "xfs", GIB, False, "has too little space"),
+    ("/proc/nowhere", {}, "ext4", "xfs", 100 * GIB, False, "is not writable"),
 ]
 
 
 @pytest.mark.parametrize(("policy", "environment", "data", "kind", "free", "used", "said"), CHOICES)
 def test_where_a_copy_is_made(staged, disk, monkeypatch, policy, environment, data, kind, free, used, said):
     monkeypatch.setattr(node_copy.os, "access", lambda path, mode: path.is_relative_to(disk))
-    base, words = choose(
+    folder, message = choose_local_folder(
         staged,
         policy.format(disk=disk),
         environment | {"TMPDIR": str(disk)},
         kind_of=lambda path: data if path == staged.folder else kind,
         free=lambda path: free,
     )
-    assert (base is not None and base.is_relative_to(disk)) == used
-    assert said in words
-    assert bool(words) == bool(said)
+    assert (folder is not None and folder.is_relative_to(disk)) == used
+    assert said in message
+    assert bool(message) == bool(said)
 
 
 def test_a_copy_is_equal_shared_and_removed_by_the_last(staged, disk):
     with local_copy(staged, str(disk)) as first:
-        assert first.words.startswith("copied data to ")
+        assert first.message.startswith("copied data to ")
         assert (first.staged.split("train").images == staged.split("train").images).all()
         with local_copy(staged, str(disk)) as second:
-            assert (second.staged.folder, second.words) == (first.staged.folder, "")
+            assert (second.staged.folder, second.message) == (first.staged.folder, "")
         assert first.staged.folder.exists(), "it is still used"
     assert list(disk.iterdir()) == []
 
@@ -91,7 +91,7 @@ def test_a_copy_that_goes_wrong_leaves_nothing_and_the_shared_files_are_read(sta
     monkeypatch.setattr(node_copy.shutil, "copyfile", cut_short)
     with local_copy(staged, str(disk)) as copy:
         assert copy.staged is staged
-        assert "is not what was written to it" in copy.words
+        assert "differs from what was written to it" in copy.message
         assert list(disk.iterdir()) == []
 
 
@@ -99,7 +99,10 @@ def test_data_that_are_not_what_was_staged_are_an_error(staged, disk):
     with open(staged.folder / "val-labels.npy", "r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\1")
-    with pytest.raises(DataError, match=r"val-labels.npy is not what was staged"), local_copy(staged, str(disk)):
+    with (
+        pytest.raises(DataError, match=r"val-labels.npy has changed since it was staged"),
+        local_copy(staged, str(disk)),
+    ):
         pass
     assert list(disk.iterdir()) == []
 
@@ -111,7 +114,7 @@ from pathlib import Path
 from trainyard.data.staged import Staged
 from trainyard.data.node_copy import local_copy
 with local_copy(Staged(Path({data!r})), {disk!r}) as copy:
-    print(copy.staged.folder.name, "made" if copy.words else "found", flush=True)
+    print(copy.staged.folder.name, "made" if copy.message else "found", flush=True)
     time.sleep(600)
 """
 

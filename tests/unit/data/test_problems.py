@@ -213,7 +213,7 @@ def test_a_class_that_loses_all_its_images_keeps_its_number(tree, tmp_path):
 def test_a_split_that_loses_all_its_images_is_an_error(tree, tmp_path):
     for path in (tree / "val").rglob("*.png"):
         path.write_bytes(b"no image")
-    with pytest.raises(DataError, match="there is no image to validate with"):
+    with pytest.raises(DataError, match="no image is left in the val split"):
         stage(ImageFolder(source="imagefolder", root=str(tree), on_bad_image="skip"), tmp_path / "staged")
 
 

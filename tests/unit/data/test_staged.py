@@ -81,14 +81,14 @@ BAD_TABLES = [
     (
         lambda path: write_table(path, frame()),
         "prize",
-        "no column 'prize' to predict; columns: size, colour, kind, price",
+        "no target column 'prize'; columns: size, colour, kind, price",
     ),
     (
         lambda path: write_table(path, frame().assign(price=[None] + [1.0] * 39)),
         "price",
         "1 rows have no value in the target",
     ),
-    (lambda path: path.write_bytes(b"\x00\xff\x00"), "price", "cannot be read as csv"),
+    (lambda path: path.write_bytes(b"\x00\xff\x00"), "price", "is not a readable csv file"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Staging shard by shard: what is done stays done, memory is bounded, and the bytes do not depend on how it went."""
+"""Staging in shards: finished shards are kept, memory is bounded, and an interruption does not change the bytes."""
 
 import contextlib
 import gc
@@ -21,11 +21,10 @@ from hypothesis.extra.numpy import arrays
 from imagesets import pixels, write_image, write_tree
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.config.datasets import ImageFolder, Synthetic
-from trainyard.data import shards
-from trainyard.data import shards as sharding
+from trainyard.data import shards as shards_module
 from trainyard.data.mean_std import channel_sums
-from trainyard.data.shards import make_shards, shards_of
-from trainyard.data.sources import Block, Part, Source, stratified_split
+from trainyard.data.shards import divide_into_shards, stage_shards
+from trainyard.data.sources import Block, BlockTask, DataSource, stratified_split
 from trainyard.data.staged import DataError
 from trainyard.data.staging import stage
 from trainyard.utils.files import digest_of, file_digest
@@ -65,13 +64,13 @@ def shards_done(results):
     return path.read_text().count('"shard"') if path.exists() else 0
 
 
-def test_killed_half_way_it_goes_on_and_gives_the_same_bytes(many, tmp_path):
-    """Those of a straight run on one CPU."""
+def test_a_killed_staging_continues_and_results_in_the_same_bytes(many, tmp_path):
+    """The same as of an uninterrupted run on one CPU."""
     cpu = min(os.sched_getaffinity(0))
     straight = staging(many, tmp_path / "straight", preexec_fn=lambda: os.sched_setaffinity(0, [cpu]))
     text = straight.communicate(timeout=PATIENCE_SECONDS)[0]
     assert "many: 4,000 images of 128x128x3, 187.5 MiB" in text
-    assert "are there already" not in text
+    assert "are already staged" not in text
     for least in (2, 6):
         started = staging(many, tmp_path)
         wait_until(lambda: shards_done(tmp_path) >= least, what="some shards are done")  # noqa: B023
@@ -83,7 +82,7 @@ def test_killed_half_way_it_goes_on_and_gives_the_same_bytes(many, tmp_path):
         assert not (tmp_path / "data/many/meta.json").exists()
     done = shards_done(tmp_path)
     text = staging(many, tmp_path).communicate(timeout=PATIENCE_SECONDS)[0]
-    assert f"many: {done} of 13 shards are there already" in text
+    assert f"many: {done} of 13 shards are already staged" in text
     assert digests(tmp_path / "data/many") == digests(tmp_path / "straight/data/many")
     assert not (tmp_path / "data/many/.staging").exists()
 
@@ -118,7 +117,7 @@ def test_memory_does_not_grow_with_the_set(tmp_path):
 
 
 def test_an_image_that_is_repaired_redoes_only_its_shard(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(sharding, "SHARD_IMAGES", 4)
+    monkeypatch.setattr(shards_module, "SHARD_IMAGES", 4)
     root = write_tree(tmp_path / "set", pixels(12, (8, 8, 3)), np.arange(12) % 3)
     root = write_tree(root, pixels(4, (8, 8, 3), 1), np.arange(4) % 3, split="val")
     dataset, folder = ImageFolder(source="imagefolder", root=str(root)), tmp_path / "staged"
@@ -129,7 +128,7 @@ def test_an_image_that_is_repaired_redoes_only_its_shard(tmp_path, monkeypatch, 
     (root / "train/class1/00001.png").write_bytes(good)
     with caplog.at_level(logging.INFO):
         repaired = digests(stage(dataset, folder).folder)
-    assert "staged: 3 of 4 shards are there already" in caplog.text
+    assert "staged: 3 of 4 shards are already staged" in caplog.text
     names = [name for name in repaired if name.endswith(".npy")]
     fresh = digests(stage(dataset, tmp_path / "fresh").folder)
     assert {name: repaired[name] for name in names} == {name: fresh[name] for name in names}
@@ -145,8 +144,8 @@ def test_a_set_that_gains_an_image_is_staged_again(tmp_path):
     assert sum(map(sum, stage(dataset, folder).meta["counts"].values())) == 13
 
 
-def test_room_is_looked_for_before_the_work(tmp_path):
-    with pytest.raises(DataError, match=r"GiB more will be needed here, .* GiB are free"):
+def test_disk_space_is_checked_before_staging(tmp_path):
+    with pytest.raises(DataError, match=r"staging needs .* GiB of disk space, .* GiB are free"):
         stage(Synthetic(source="synthetic", images=2**31, height=512, width=512), tmp_path / "staged")
 
 
@@ -154,24 +153,24 @@ def test_room_is_looked_for_before_the_work(tmp_path):
 
 
 class Deadly:
-    """A part whose process is ended by force, as the kernel does when memory is short."""
+    """A task that kills its process, as the kernel does when memory is short."""
 
-    def __init__(self, alone):
-        self.alone = alone
+    def __init__(self, parent):
+        self.parent = parent
 
     def __call__(self):
-        if os.getpid() != self.alone:
+        if os.getpid() != self.parent:
             os.kill(os.getpid(), signal.SIGKILL)
         return Block(np.zeros((1, 8, 8, 3), np.uint8), np.zeros(1, np.int64))
 
 
-class Numbers(Source):
-    """Images in memory whose parts count how often they are made, and fail on request."""
+class Numbers(DataSource):
+    """Images in memory; counts how often blocks are made, and fails on request."""
 
     def __init__(self, train, val, *, fails=(), version=0, deadly=False):
         self.splits, self.fails, self.version, self.deadly = {"train": train, "val": val}, set(fails), version, deadly
         self.made = []
-        self.in_process = not deadly
+        self.is_in_memory = not deadly
 
     @property
     def shape(self):
@@ -181,15 +180,15 @@ class Numbers(Source):
     def sizes(self):
         return {name: len(rows) for name, rows in self.splits.items()}
 
-    def part(self, split, start, stop):
+    def block_task(self, split, start, stop):
         key = digest_of([split, start, stop, self.version if (split, start) == ("train", 0) else 0])
         if self.deadly:
-            return Part(key, Deadly(os.getpid()))
-        return Part(key, lambda: self._make(split, start, stop))
+            return BlockTask(key, Deadly(os.getpid()))
+        return BlockTask(key, lambda: self._make(split, start, stop))
 
     def _make(self, split, start, stop):
         if (split, start) in self.fails:
-            raise DataError("as was asked for")
+            raise DataError("on request")
         self.made.append((split, start))
         images = self.splits[split][start:stop]
         images = images ^ np.uint8(self.version) if (split, start) == ("train", 0) else images
@@ -199,22 +198,22 @@ class Numbers(Source):
         return list(map(str, range(highest_label + 1)))
 
 
-def test_a_process_that_dies_is_named_with_what_it_did(tmp_path, monkeypatch):
-    monkeypatch.setattr(sharding, "SHARD_BYTES", 200)
+def test_a_process_that_dies_is_reported_with_its_shards(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards_module, "SHARD_BYTES", 200)
     source = Numbers(np.zeros((6, 8, 8, 3), np.uint8), np.zeros((1, 8, 8, 3), np.uint8), deadly=True)
     with pytest.raises(
-        DataError, match=r"died, perhaps for lack of memory, at one of: .*train 0 to 1.*what is done is kept"
+        DataError, match=r"died, perhaps out of memory, at one of: .*train 0 to 1.*finished shards are kept"
     ):
-        make_shards(source, tmp_path, cpus=2, what="numbers")
+        stage_shards(source, tmp_path, cpus=2, name="numbers")
 
 
-def test_several_threads_may_look_into_a_file_at_once(tmp_path):
+def test_several_threads_can_read_a_header_at_once(tmp_path):
     """Also while a garbage collection runs Python code, in which the interpreter changes threads."""
     path = tmp_path / "rows.npy"
     np.save(path, np.zeros((3, 4), np.uint8))
 
     def offset(calls):
-        return offset(calls - 1) if calls else shards._offset(path)
+        return offset(calls - 1) if calls else shards_module._data_offset(path)
 
     collected = []
     gc.callbacks.append(lambda *_: collected.append(sum(range(200))))
@@ -239,7 +238,7 @@ SHAPES = some.tuples(some.integers(1, 3), some.integers(1, 3), some.sampled_from
 
 @settings(deadline=None, max_examples=60)
 @given(data=some.data())
-def test_however_it_is_interrupted_the_files_are_those_of_a_straight_run(data):
+def test_interruptions_do_not_change_the_files(data):
     shape = data.draw(SHAPES)
     sets = [data.draw(arrays(np.uint8, (data.draw(some.integers(1, 9)), *shape))) for _ in range(2)]
     shards = [(shard.split, shard.start) for shard in cut(sets, shape)]
@@ -250,7 +249,7 @@ def test_however_it_is_interrupted_the_files_are_those_of_a_straight_run(data):
             source = Numbers(*sets, fails=fails)
             with contextlib.suppress(DataError):
                 run(source, other)
-            assert not done & set(source.made), "what was done is not done again"
+            assert not done & set(source.made), "finished shards are not made again"
             done |= set(source.made)
         source = Numbers(*sets)
         assert run(source, other) == straight
@@ -259,18 +258,20 @@ def test_however_it_is_interrupted_the_files_are_those_of_a_straight_run(data):
 
 
 def cut(sets, shape):
-    return with_small_shards(lambda: shards_of(dict(zip(("train", "val"), map(len, sets), strict=True)), shape))
+    return with_small_shards(
+        lambda: divide_into_shards(dict(zip(("train", "val"), map(len, sets), strict=True)), shape)
+    )
 
 
 def with_small_shards(work):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharding, "SHARD_IMAGES", 2)
+        patch.setattr(shards_module, "SHARD_IMAGES", 2)
         return work()
 
 
 def run(source, folder):
-    """What is in the files, and what is known of the pixels."""
-    outcome = with_small_shards(lambda: make_shards(source, Path(folder), cpus=1, what="numbers"))
+    """The content of the files, and the sums of the pixels."""
+    outcome = with_small_shards(lambda: stage_shards(source, Path(folder), cpus=1, name="numbers"))
     return [
         outcome.count,
         outcome.sums,
@@ -289,7 +290,7 @@ def test_a_source_that_changes_and_changes_back_is_followed(tmp_path):
     assert run(Numbers(*sets), tmp_path) == first
 
 
-def test_a_file_in_the_making_that_is_lost_is_begun_anew(tmp_path):
+def test_an_array_that_is_lost_is_allocated_again(tmp_path):
     sets = pixels(5, (2, 2, 3)), pixels(3, (2, 2, 3), 1)
     first = run(Numbers(*sets), tmp_path)
     (tmp_path / "train-labels.npy").write_bytes(b"")
@@ -320,15 +321,17 @@ def test_sums_of_the_largest_shard_do_not_overflow():
 @given(sizes=some.tuples(some.integers(0, 10**5), some.integers(0, 10**5)), shape=some.tuples(
     some.integers(1, 5000), some.integers(1, 5000), some.sampled_from([1, 3])))  # fmt: skip
 def test_shards_hold_every_row_once_and_are_bounded(sizes, shape):
-    shards = shards_of(dict(zip(("train", "val"), sizes, strict=True)), shape) if np.prod(shape) < 10**6 else []
+    shards = (
+        divide_into_shards(dict(zip(("train", "val"), sizes, strict=True)), shape) if np.prod(shape) < 10**6 else []
+    )
     for split, size in zip(("train", "val"), sizes, strict=True):
         mine = [shard for shard in shards if shard.split == split]
         if shards:
             assert [shard.start for shard in mine] == [0, *(shard.stop for shard in mine)][:-1] or not mine
             assert sum(map(len, mine)) == size
     for shard in shards:
-        assert 1 <= len(shard) <= sharding.SHARD_IMAGES
-        assert len(shard) == 1 or len(shard) * np.prod(shape) <= sharding.SHARD_BYTES
+        assert 1 <= len(shard) <= shards_module.SHARD_IMAGES
+        assert len(shard) == 1 or len(shard) * np.prod(shape) <= shards_module.SHARD_BYTES
 
 
 LABELS = some.lists(some.integers(-3, 6), min_size=1, max_size=200).map(np.array)
@@ -343,7 +346,7 @@ def test_a_split_is_stratified_whole_and_seeded(labels, fraction, seed):
     for label in np.unique(labels):
         count, held = (labels == label).sum(), (labels[val] == label).sum()
         assert np.floor(count * fraction + 1e-9) - 1 <= held <= np.ceil(count * fraction)
-        assert held < count, "something of each class is trained on"
+        assert held < count, "at least one image of each class is in the training split"
         assert held >= min(np.floor(count * fraction + 1e-9), count - 1)
     possible = sum(
         min(np.ceil(count * fraction - 1e-9), count - 1) for count in np.unique(labels, return_counts=True)[1]

@@ -270,12 +270,12 @@ def test_a_folder_that_does_not_exist_is_explained(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda root: None, "cannot be read .*give a folder, a zip or a tar"),
-        (lambda root: root.mkdir(), "holds no image in a folder of its class; expected train/<class>"),
-        (lambda root: root.write_text("no archive at all"), "is neither a folder nor a zip nor a tar"),
-        (lambda root: root.write_bytes(b"PK\3\4 and then nonsense"), "cannot be read as a zip"),
-        (lambda root: root.write_bytes(gzip.compress(bytes(range(256)) * 99)[:300]), "is damaged or was cut off"),
-        (lambda root: root.write_bytes(gzip.compress(b"no tar " * 999)), "cannot be read as a tar"),
+        (lambda root: None, "cannot be read .*expected a folder, a zip or a tar"),
+        (lambda root: root.mkdir(), "no image is in a class folder; expected train/<class>"),
+        (lambda root: root.write_text("no archive at all"), "is not a folder, a zip or a tar"),
+        (lambda root: root.write_bytes(b"PK\3\4 and then nonsense"), "is not a readable zip"),
+        (lambda root: root.write_bytes(gzip.compress(bytes(range(256)) * 99)[:300]), "is damaged or truncated"),
+        (lambda root: root.write_bytes(gzip.compress(b"no tar " * 999)), "is not a readable tar"),
     ],
 )
 def test_a_root_that_is_something_else_is_explained(tmp_path, make, message):

@@ -136,10 +136,13 @@ def test_own_code_is_staged_again_when_its_file_changes(own, tmp_path):
     ("section", "message"),
     [
         ({"factory": "own_blocks:nothing"}, "dataset 'own_blocks:nothing' cannot be imported"),
-        ({"factory": "own_blocks:odd"}, "must give two torch datasets that have a length"),
-        ({"factory": "own_blocks:build", "args": {"count": 6, "kind": "float"}}, r"image 0 is .* give uint8 of shape"),
+        ({"factory": "own_blocks:odd"}, "must return two torch datasets with a length"),
+        (
+            {"factory": "own_blocks:build", "args": {"count": 6, "kind": "float"}},
+            r"image 0 is .* return uint8 of shape",
+        ),
         ({"factory": "own_blocks:build", "args": {"count": 6}, "classes": ["a"]}, "label 2, but `classes` has 1 names"),
-        ({"factory": "own_blocks:build", "args": {"count": 6}, "on_the_fly": True}, "name the `classes`"),
+        ({"factory": "own_blocks:build", "args": {"count": 6}, "on_the_fly": True}, "needs the names of the `classes`"),
     ],
 )
 def test_own_code_that_cannot_be_used_is_explained(own, tmp_path, section, message):
