@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp", ".gif")
+# The formats to recognize, whatever the extension. Without a list, Pillow also opens PostScript: it runs Ghostscript.
+FORMATS: Final = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", "AVIF", "JPEG2000")
 ORIENTATION_TAG: Final = 0x0112  # in EXIF
 # What Pillow raises for a damaged file, depending on the format.
 DECODING_ERRORS: Final = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, struct.error)
@@ -72,7 +74,7 @@ def decode(content: bytes, target: ImageFormat) -> tuple[NDArray[np.uint8], list
     if pixels is not None:
         return pixels, []
     try:
-        image = Image.open(io.BytesIO(content))
+        image = Image.open(io.BytesIO(content), formats=FORMATS)
         if target.fit and image.format == "JPEG":  # decodes a large one at 1/2, 1/4 or 1/8 of its size
             image.draft(None, (2 * target.width, 2 * target.height))
         image.load()
@@ -151,7 +153,7 @@ def _resize(image: Any, target: ImageFormat) -> Any:
 def read_size(content: bytes) -> tuple[int, int] | None:
     """Height and width in pixels after rotation by EXIF, from the file's header; None if it cannot be read."""
     try:
-        image = Image.open(io.BytesIO(content))
+        image = Image.open(io.BytesIO(content), formats=FORMATS)
         width, height = image.size
         is_transposed = _orientation(image) in (5, 6, 7, 8)
     except (*DECODING_ERRORS, Image.DecompressionBombError):

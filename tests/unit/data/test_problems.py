@@ -66,6 +66,7 @@ def rotated(form):
 PICTURE = Image.fromarray(IMAGES[0])
 SQUARE = Image.fromarray(np.kron(np.arange(4, dtype=np.uint8).reshape(2, 2) * 60, np.ones((8, 8), np.uint8)))
 PNG, JPEG = encoded(PICTURE), encoded(PICTURE, "JPEG")
+EPS = encoded(PICTURE, "EPS")
 HUGE_HEAD = b"IHDR" + (20000).to_bytes(4, "big") * 2 + PNG[24:29]
 HUGE_PNG = PNG[:12] + HUGE_HEAD + zlib.crc32(HUGE_HEAD).to_bytes(4, "big") + PNG[33:]
 SIXTEEN_BITS = np.arange(256, dtype=np.uint16).reshape(16, 16) * 256 + 255
@@ -82,6 +83,7 @@ CASES = [
     Case("only the head of a PNG", PNG[:20], "truncated"),
     Case("text", b"<!DOCTYPE html> Not found", "not an image", "begins with b'<!DOCTYPE ht'"),
     Case("random bytes", bytes(range(256)), "not an image"),
+    Case("PostScript, which Ghostscript would run", EPS, "not an image"),
     Case("bit rot", PNG[:60] + bytes([PNG[60] ^ 255]) + PNG[61:], "damaged"),
     Case("more pixels than one would want", HUGE_PNG, "too many pixels"),
     Case("other size", encoded(PICTURE.resize((8, 20))), "other size", "20x8 pixels, others are 16x16"),
