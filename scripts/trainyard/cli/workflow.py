@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainyard.cli.jobs import Profile, SweepJobs, TrainJobs, Wildcards
-from trainyard.config.datasets import ImageFolder, Python, holds_images, is_downloaded
+from trainyard.config.datasets import ImageFolder, Python, has_images, needs_download
 from trainyard.config.load import check_config
 from trainyard.config.train import NAME_PATTERN, Train
 from trainyard.config.trials import expand
@@ -134,7 +134,7 @@ class Workflow:
 
     def download(self, wildcards: Wildcards) -> list[str]:
         """The receipt of a dataset's download, if it needs one."""
-        needed = is_downloaded(self.config.datasets[wildcards.name])
+        needed = needs_download(self.config.datasets[wildcards.name])
         return [str(self._results / "data" / wildcards.name / "download.json")] if needed else []
 
     def staging_cpus(self, wildcards: Wildcards) -> int:
@@ -167,7 +167,7 @@ class Workflow:
 
     def plots(self) -> list[str]:
         """All plots. Of the datasets, those that hold images after staging have some."""
-        images = [name for name, dataset in self.config.datasets.items() if holds_images(dataset)]
+        images = [name for name, dataset in self.config.datasets.items() if has_images(dataset)]
         named = {"data": images, **{kind: list(getattr(self.config, kind)) for kind in ("sweeps", "scaling", "trees")}}
         return [
             str(self._results / "plots" / kind / name / f"{plot}.svg")

@@ -1,4 +1,4 @@
-"""What the section `datasets` of the config may say: one model per source of data."""
+"""The section `datasets` of the config: one model per data source."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,24 +9,26 @@ from trainyard.config.train import Section
 
 
 class Digits(Section):
-    """scikit-learn's handwritten digits: 1,797 grey images of 8x8 pixels in 10 classes. Needs no download."""
+    """scikit-learn's handwritten digits: 1,797 greyscale images of 8x8 pixels in 10 classes. Needs no download."""
 
-    source: Literal["digits"] = Field(description="The digits that ship with scikit-learn.")
-    val_fraction: float = Field(0.2, gt=0, lt=1, description="Share of the images held out, stratified by class.")
-    seed: int = Field(0, description="Seed of the split.")
+    source: Literal["digits"] = Field(description="scikit-learn's digits.")
+    val_fraction: float = Field(
+        0.2, gt=0, lt=1, description="Fraction of the images for validation, stratified by class."
+    )
+    seed: int = Field(0, description="Seed of the random split.")
 
 
 class Synthetic(Section):
-    """Generated images, of any size: noise around one random pattern per class, so that models can learn them."""
+    """Generated images of any size: noise around one random pattern per class, which a model can learn."""
 
     source: Literal["synthetic"] = Field(description="Images generated from a seed.")
     images: PositiveInt = Field(1024, description="Training images.")
     val_images: PositiveInt = Field(256, description="Validation images.")
     height: PositiveInt = Field(32, description="Height in pixels.")
     width: PositiveInt = Field(32, description="Width in pixels.")
-    channels: PositiveInt = Field(3, description="Channels of an image.")
+    channels: PositiveInt = Field(3, description="Channels per image.")
     classes: int = Field(10, ge=2, description="Number of classes.")
-    seed: int = Field(0, description="Seed of patterns, labels and noise.")
+    seed: int = Field(0, description="Seed of the patterns, labels and noise.")
 
 
 class Torchvision(Section):
@@ -44,40 +46,48 @@ class Torchvision(Section):
 
 
 class ImageFolder(Section):
-    """Images in folders named as their classes, or TinyImageNet as it is published: a folder, a zip or a tar.
+    """Image files in class folders, or TinyImageNet as published: a folder, a zip or a tar.
 
-    `train/<class>/*.jpg` and `val/<class>/*.jpg` (also `valid`, `validation` or `test`), or `<class>/*.jpg` alone, of
-    which a part is then held out.
+    The layout is `train/<class>/*.jpg` and `val/<class>/*.jpg` (or `valid`, `validation`, `test`). Without a validation
+    folder, or with `<class>/*.jpg` alone, the split is random.
     """
 
     source: Literal["imagefolder"] = Field(description="Image files.")
-    root: str | None = Field(None, description="The folder, `.zip`, `.tar`, `.tar.gz`, `.tar.bz2` or `.tar.xz`.")
+    root: str | None = Field(None, description="A folder, or a `.zip`, `.tar`, `.tar.gz`, `.tar.bz2` or `.tar.xz`.")
     url: str | None = Field(
-        None, description="Where to download such an archive from, instead.", pattern=r"^https?://[^/]+/.*[^/]$"
+        None,
+        description="Instead of `root`: the URL of such an archive to download.",
+        pattern=r"^https?://[^/]+/.*[^/]$",
     )
     checksum: str | None = Field(
         None,
-        description="The checksum of what `url` gives: `md5:...` or `sha256:...`.",
+        description="Checksum of the archive at `url`: `md5:...` or `sha256:...`.",
         pattern=r"^(md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})$",
     )
-    height: PositiveInt | None = Field(None, description="Height in pixels; by default that of most images.")
-    width: PositiveInt | None = Field(None, description="Width in pixels.")
+    height: PositiveInt | None = Field(
+        None,
+        description="Height in pixels. By default it is the most frequent one, and images of another size count as bad.",
+    )
+    width: PositiveInt | None = Field(None, description="Width in pixels; to be set with `height`.")
     fit: Literal["crop", "stretch", "pad"] = Field(
         "crop",
-        description="How an image gets this height and width: its middle, the whole of it out of shape, or the whole "
-        "of it with a black border.",
+        description="How images are resized to `height` and `width`: center crop, stretch or letterbox (black border).",
     )
-    channels: Literal[1, 3] = Field(3, description="3: colours. 1: grey.")
+    channels: Literal[1, 3] = Field(3, description="3: RGB; 1: greyscale.")
     on_bad_image: Literal["fail", "skip"] = Field(
-        "fail", description="When all is read and bad images are listed in `problems.csv`: `fail`, or `skip` them."
+        "fail",
+        description="`fail` after all images are read and the bad ones are listed in `problems.csv`, or `skip` them.",
     )
     val_fraction: float = Field(
-        0.2, gt=0, lt=1, description="Share of the images held out, stratified by class, where there is no such part."
+        0.2,
+        gt=0,
+        lt=1,
+        description="Fraction of the images for validation, stratified by class, if the split is random.",
     )
-    seed: int = Field(0, description="Seed of the split.")
+    seed: int = Field(0, description="Seed of the random split.")
 
     @model_validator(mode="after")
-    def _has_one_place(self) -> "ImageFolder":
+    def _check_combinations(self) -> "ImageFolder":
         if (self.root is None) == (self.url is None):
             raise PydanticCustomError("place", "give either root or url")
         if self.url and not self.checksum:
@@ -90,42 +100,46 @@ class ImageFolder(Section):
 class Table(Section):
     """A CSV or Parquet table with a target column, for tree models."""
 
-    source: Literal["table"] = Field(description="A table on disk.")
-    path: str = Field(description="The file, ending in `.csv` or `.parquet`.", pattern=r"\.(csv|parquet)$")
-    target: str = Field(description="The column to predict.")
+    source: Literal["table"] = Field(description="A table file.")
+    path: str = Field(description="The `.csv` or `.parquet` file.", pattern=r"\.(csv|parquet)$")
+    target: str = Field(description="The target column.")
     task: Literal["auto", "classification", "regression"] = Field(
-        "auto", description="`auto`: regression for a target of floating-point numbers, else classification."
+        "auto", description="`auto`: regression for a floating-point target, else classification."
     )
-    val_fraction: float = Field(0.2, gt=0, lt=1, description="Share of the rows held out, stratified by class.")
-    seed: int = Field(0, description="Seed of the split.")
+    val_fraction: float = Field(
+        0.2, gt=0, lt=1, description="Fraction of the rows for validation, stratified by class."
+    )
+    seed: int = Field(0, description="Seed of the random split.")
 
 
 class Python(Section):
-    """Your own code: a function that is called with `args` and gives two torch datasets, to train on and to validate.
+    """A function of yours, called with `args`, that returns two torch datasets: for training and for validation.
 
     Their items are `(image, label)`: uint8 of shape (H, W) or (H, W, C), as an array, a tensor or a PIL image.
     """
 
     source: Literal["python"] = Field(description="A function of yours.")
-    factory: str = Field(description="Where it is: `package.module:function`.", pattern=r"^[\w.]+:\w+$")
-    args: dict[str, Any] = Field({}, description="Its keyword arguments.")
-    classes: list[str] | None = Field(None, description="Names of the classes; without it, their numbers.")
-    version: str = Field("", description="Change it when the function gives other images, to have them staged anew.")
+    factory: str = Field(description="The function: `package.module:function`.", pattern=r"^[\w.]+:\w+$")
+    args: dict[str, Any] = Field({}, description="Keyword arguments of the function.")
+    classes: list[str] | None = Field(None, description="Names of the classes; by default their numbers.")
+    version: str = Field(
+        "", description="Change it when the function returns other images: they are then staged again."
+    )
     on_the_fly: bool = Field(
         False,
-        description="Ask your code for every image in every epoch, in DataLoader workers, instead of once: for random "
-        "changes of your own. Such images may also be normalised float32 of shape (C, H, W).",
+        description="Do not stage the images, but read them from your datasets in every epoch, in DataLoader workers: "
+        "for augmentation of your own. Such images may also be normalized float32 of shape (C, H, W).",
     )
 
 
 Dataset = Annotated[Digits | Torchvision | ImageFolder | Synthetic | Table | Python, Field(discriminator="source")]
 
 
-def is_downloaded(dataset: Dataset) -> bool:
-    """Whether its files have to be fetched from elsewhere."""
+def needs_download(dataset: Dataset) -> bool:
+    """Whether the dataset has no local copy."""
     return isinstance(dataset, (Torchvision, ImageFolder)) and dataset.root is None
 
 
-def holds_images(dataset: Dataset) -> bool:
-    """Whether images lie in its folder once it is staged."""
+def has_images(dataset: Dataset) -> bool:
+    """Whether the staged dataset has images (not a table, or images that are made on the fly)."""
     return not (isinstance(dataset, Table) or (isinstance(dataset, Python) and dataset.on_the_fly))

@@ -23,7 +23,16 @@ from numpy.lib.format import open_memmap
 
 from trainyard.cluster import slurm_allocation
 from trainyard.config.config import Data
-from trainyard.config.datasets import Dataset, Digits, ImageFolder, Python, Synthetic, Table, Torchvision, is_downloaded
+from trainyard.config.datasets import (
+    Dataset,
+    Digits,
+    ImageFolder,
+    Python,
+    Synthetic,
+    Table,
+    Torchvision,
+    needs_download,
+)
 from trainyard.data import torchvision_datasets
 from trainyard.data.downloads import RemoteFile, download
 from trainyard.data.duplicates import find_duplicates
@@ -112,7 +121,7 @@ def _open_source(dataset: Dataset, work: Path, data: Data) -> DataSource | None:
 
 def remote_files(dataset: Dataset) -> list[RemoteFile]:
     """The files to download for a dataset; none for one that is local."""
-    if not is_downloaded(dataset):
+    if not needs_download(dataset):
         return []
     if isinstance(dataset, ImageFolder) and dataset.url and dataset.checksum:
         return [RemoteFile(PurePosixPath(urlparse(dataset.url).path).name, (dataset.url,), dataset.checksum)]
