@@ -11,7 +11,7 @@ UV := $(or $(shell command -v uv),.tools/uv/bin/uv)
 BIN := .venv/bin
 say = @printf '\033[1m== %s\033[0m\n'
 
-.PHONY: help run report test test-slow lint format docs lock env doctor bench cluster-up cluster-down cluster-shell clean
+.PHONY: help run report test test-unit test-slow lint format docs lock env doctor bench cluster-up cluster-down cluster-shell clean
 
 help: ## List the commands
 	@grep -E '^[a-z -]+:.*## ' Makefile | sed -E 's/^([a-z -]+):.*## (.*)/  make \1\t\2/; s/(cluster-up) (.*)-(.*) (.*)-(.*)\t/\1, -\3, -\5\t/' | expand -t 38
@@ -26,9 +26,12 @@ report: env
 	$(say) 'writing report.html'
 	@$(BIN)/snakemake --profile $(PROFILE) --configfile $(CONFIG) --report report.html --quiet all
 
-test: env ## Run all tests
+test: env ## Run all tests (13 minutes on two cores)
 	$(say) 'running the tests'
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3
+
+test-unit: env ## Run the unit tests (2 minutes)
+	$(BIN)/python -m pytest -n 2 tests/unit
 
 test-slow: env ## Run what `make test` leaves out: the ready-made configs, made small, on the test cluster (3 minutes)
 	$(BIN)/python -m pytest -m slow

@@ -1,10 +1,26 @@
-"""What all tests share: a yard, and who runs beside whom with `pytest -n 2`."""
+"""What all tests share: a yard, and the groups into which pytest-xdist puts them."""
 
 from pathlib import Path
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 from yard import Yard
+
+TESTS = Path(__file__).parent
+
+# Where tests run with `-n`: the first path (below tests/) that a test's own begins with decides. The tests of a named
+# group run one after another in one process; without a name, each file is a group. Groups start in this order.
+GROUPS = {
+    "cluster/test_walltimes.py": None,  # a Slurm of its own, for which it mostly waits
+    "cluster": "slurm",
+    "workflow/test_demo.py": "ray",
+    "workflow/test_workflow.py": "ray",
+    "faults/test_broken_slots.py": "ray",
+    "faults/test_sweep_faults.py": "ray",
+    "faults": None,
+    "workflow": None,
+    "integration": None,
+    "unit": None,
+}
 
 
 @pytest.fixture
@@ -12,25 +28,19 @@ def yard(tmp_path: Path) -> Yard:
     return Yard(tmp_path)
 
 
-# The first two mostly wait, and the others are short.
-BESIDE = (
-    "tests/cluster/test_walltimes.py",
-    "tests/faults/test_deadline.py",
-    "tests/faults/test_own_trials.py",
-    "tests/faults/test_sharing.py",
-    "tests/unit/",
-    "tests/workflow/test_data.py",
-    "tests/workflow/test_plans.py",
-    "tests/workflow/test_tutorial.py",
-)
+def path_of(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).as_posix()
 
 
-class OneByOne(LoadScopeScheduling):
-    """What starts Slurm, Ray or Snakemake runs one after another; beside it, file by file, what disturbs it little."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return nodeid.split("::")[0] if nodeid.startswith(BESIDE) else "one by one"
+def rank_of(item: pytest.Item) -> int:
+    """The place of a test's entry in GROUPS."""
+    return next(number for number, start in enumerate(GROUPS) if path_of(item).startswith(start))
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneByOne:
-    return OneByOne(config, log)
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test with its group, and put the groups that take longest first."""
+    items.sort(key=rank_of)
+    names = list(GROUPS.values())
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(names[rank_of(item)] or path_of(item)))

@@ -1,9 +1,13 @@
-"""What tests of the training loop share: a small training, run in this process, and what of it must not change."""
+"""What tests of the training loop share: a staged dataset, a small training in this process, and comparisons."""
 
 from dataclasses import asdict
 
+import pytest
 import torch
+from trainyard.config.datasets import Synthetic
 from trainyard.config.train import Schedule, Train
+from trainyard.data.staging import stage
+from trainyard.training.loaders import load_input_data
 from trainyard.training.process_group import single_process
 from trainyard.training.sampler import batch_sizes
 from trainyard.training.trainer import Trainer
@@ -13,8 +17,21 @@ SPEC = Train(model="resnet", model_args={"blocks": 2, "width": 4}, epochs=4, bat
 LEARNER = Train(model="cnn", model_args={"width": 8}, epochs=6, batch_size=16, optimizer="adam", lr=0.01)
 
 
+@pytest.fixture(scope="session")
+def staged(tmp_path_factory):
+    """70 training images and 23 validation images of 8x8 pixels, which no batch size of the tests divides."""
+    torch.set_num_threads(1)
+    dataset = Synthetic(source="synthetic", images=70, val_images=23, height=8, width=8)
+    return stage(dataset, tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="session")
+def data(staged):
+    return load_input_data(staged, torch.device("cpu"))
+
+
 def changed(spec, **values):
-    """The spec with other values, as if it had been written so."""
+    """The spec with other values; None removes a value."""
     kept = {name: value for name, value in spec if name in spec.model_fields_set and values.get(name, 0) is not None}
     return Train.model_validate(kept | {name: value for name, value in values.items() if value is not None})
 
@@ -24,7 +41,7 @@ def start(spec, data, **options):
 
 
 def train(spec, data, *, epochs=None, **options):
-    """The numbers of every epoch up to `epochs`, and the parameters at the end."""
+    """The metrics of every epoch up to `epochs`, and the final parameters."""
     training = start(spec, data, **options)
     for row in training.epochs():
         if row.epoch == epochs:
@@ -33,10 +50,15 @@ def train(spec, data, *, epochs=None, **options):
 
 
 def numbers(row):
-    """The part of an epoch that is not a measurement of time."""
+    """An epoch without its time measurements."""
     timings = ("seconds", "images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction")
     return {name: value for name, value in asdict(row).items() if name not in timings}
 
 
 def assert_equal_states(one, other):
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def assert_close(one, other):
+    """Gradients summed in another order differ in the last of float32's seven digits, and steps add that up."""
+    assert all(row == pytest.approx(same, abs=1e-5) for row, same in zip(one, other, strict=True))

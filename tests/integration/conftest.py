@@ -1,0 +1,3 @@
+from loops import data, staged
+
+__all__ = ["data", "staged"]
