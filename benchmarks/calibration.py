@@ -1,11 +1,10 @@
-"""How honest predictions are: simulated sweeps, interrupted after a few trials, beside what the rest then takes.
+"""Calibration of predictions: simulated sweeps are interrupted after a few trials, and the rest is predicted.
 
 python benchmarks/calibration.py [--sweeps 200] [--seed 0]
 
-A cell of the table has, of so many simulated sweeps: in how many of 100 the true makespan of the remaining trials is
-inside the predicted interval / the median of its upper end over the truth / in how many of 100 the job that is asked
-for would be too short. The truth is what the remaining trials take on four slots in
-the order of the plan.
+A cell of the table has three numbers, over all simulated sweeps of its kind: the percentage whose true makespan is
+inside the predicted interval / the median ratio of the interval's upper end to the true makespan / the percentage whose
+requested job would be too short. The true makespan is that of the remaining trials on four slots, in the plan's order.
 """
 
 import argparse
@@ -25,22 +24,22 @@ from trainyard.planning.plan import Plan
 from trainyard.planning.schedule import makespan
 
 SLOTS = 4
-EVIDENCE = (1, 2, 4, 8, 12)  # trials that have finished
-NOISE = 0.03  # of a duration
+EVIDENCE = (1, 2, 4, 8, 12)  # finished trials
+NOISE = 0.03  # relative standard deviation of durations
 ORDERS = ("longest first", "random")
 Generator = np.random.Generator
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of sweep: its trials, what each is expected to take, and what is added by chance."""
+    """A kind of sweep: its trials, their expected durations, and random noise."""
 
     sweep: Callable[[Generator], Sweep]
-    law: Callable[[Generator, list[Trial]], list[float]]  # seconds, apart from noise
+    law: Callable[[Generator, list[Trial]], list[float]]  # seconds without noise
     noise: Callable[[Generator, int], np.ndarray] = lambda generator, count: generator.normal(
         0, NOISE, count
-    )  # of logs
-    has_flops: bool = False  # whether relative costs are known, from FLOPs or `cost`
+    )  # of the logarithm of the durations
+    has_flops: bool = False  # relative costs are known
 
 
 def _train(**grid: object) -> Callable[[Generator], Sweep]:
@@ -64,7 +63,7 @@ def _of(function: Callable[[dict[str, float]], float]) -> Callable[[Generator, l
 
 
 def _by_subject(generator: Generator, trials: list[Trial]) -> list[float]:
-    """Each subject's own, between 60 and 180 s."""
+    """A random duration per subject, between 60 and 180 s."""
     own = {
         subject: generator.uniform(60, 180) for subject in dict.fromkeys(trial.values["subject"] for trial in trials)
     }
@@ -72,7 +71,7 @@ def _by_subject(generator: Generator, trials: list[Trial]) -> list[float]:
 
 
 def _stragglers(generator: Generator, count: int) -> np.ndarray:
-    """The noise of all, and in 5 of 100 trials, two to three times the duration."""
+    """The usual noise; for 5 % of the trials, two to three times the duration."""
     longer = np.log(generator.uniform(2, 3, count)) * (generator.random(count) < 0.05)
     return generator.normal(0, NOISE, count) + longer
 
@@ -92,7 +91,7 @@ KINDS = {
     "100 subjects x 3 seeds": Kind(
         _command(subject=[f"s{number:03}" for number in range(100)], seed=[1, 2, 3]), _by_subject
     ),
-    "lr and dropout drawn, of no effect": Kind(_sampled, _of(lambda _: 100.0)),
+    "random lr and dropout without effect": Kind(_sampled, _of(lambda _: 100.0)),
     "blocks x 3 seeds, 5 % stragglers; FLOPs known": Kind(
         _train(model_args__blocks=list(range(4, 81, 4)), seed=[1, 2, 3]),
         _of(lambda values: 0.2125 * values["model_args.blocks"]),
@@ -104,23 +103,23 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was predicted of a sweep, and what was true."""
+    """Predicted and true makespan of a sweep, in seconds."""
 
     low: float
     high: float
-    sure: float  # what the job is asked for
-    truth: float
+    requested: float  # walltime of the job
+    true: float
 
     @property
     def inside(self) -> bool:
-        """Whether the truth is in the interval."""
-        return self.low <= self.truth <= self.high
+        """Whether the true makespan is in the predicted interval."""
+        return self.low <= self.true <= self.high
 
 
 def simulate(kind: str, order: str, finished: int, seed: int) -> Outcome:
-    """One sweep of a kind, interrupted after so many of its trials.
+    """Simulate a sweep that is interrupted after `finished` trials.
 
-    Longest first is by what trials take apart from noise, which no order can know; of equal ones, the config's order.
+    Longest first means by the duration without noise; equal durations keep the order of the config.
     """
     parts, generator = KINDS[kind], np.random.default_rng([seed, finished, ORDERS.index(order), *kind.encode()])
     sweep = parts.sweep(generator).model_copy(update={"slots": Slots(gpus_per_node=SLOTS)})
@@ -146,20 +145,20 @@ def simulate(kind: str, order: str, finished: int, seed: int) -> Outcome:
 
 
 def cell(outcomes: Sequence[Outcome]) -> tuple[float, float, float]:
-    """(inside in so many of 100, upper end over the truth in the median, too short in so many of 100)."""
+    """Percentage inside the interval, median ratio of its upper end to the true makespan, percentage too short."""
     share = 100 / len(outcomes)
     return (
         share * sum(each.inside for each in outcomes),
-        statistics.median(each.high / each.truth for each in outcomes),
-        share * sum(each.truth > each.sure for each in outcomes),
+        statistics.median(each.high / each.true for each in outcomes),
+        share * sum(each.true > each.requested for each in outcomes),
     )
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sweeps", type=int, default=200, help="simulated for each cell (default: 200)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first sweep (default: 0)")
+    parser.add_argument("--sweeps", type=int, default=200, help="simulated sweeps per cell (default: 200)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first sweep (default: 0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one per CPU core)")
     arguments = parser.parse_args()
     seeds = range(arguments.seed, arguments.seed + arguments.sweeps)

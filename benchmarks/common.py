@@ -1,4 +1,4 @@
-"""What the benchmarks share: a folder with a config, Trainyard's programs, and a table at the end."""
+"""Helpers of the benchmarks: a folder with a config, Trainyard's programs, and a table of results."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ TRIVIAL = {"model": "cnn", "model_args": {"width": 2}, "batch_size": 32}
 
 
 def sweep_config(trials: int, *, slots: int = 2) -> dict[str, Any]:
-    """A sweep of so many trials of one step each."""
+    """The config of a sweep of one-step trials."""
     grid = {"seed": {"start": 1, "stop": trials}}
     sweep = {"dataset": "tiny", "train": TRIVIAL, "grid": grid, "slots": {"gpus_per_node": slots}}
     return {"datasets": {"tiny": TINY}, "sweeps": {"s": sweep}}
@@ -27,7 +27,7 @@ def sweep_config(trials: int, *, slots: int = 2) -> dict[str, Any]:
 
 @contextmanager
 def folder_with(config: dict[str, Any]) -> Iterator[Path]:
-    """A temporary folder with this config.yaml, its dataset staged."""
+    """A temporary folder with the config as config.yaml and its dataset staged."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -36,7 +36,7 @@ def folder_with(config: dict[str, Any]) -> Iterator[Path]:
 
 
 def run_program(folder: Path, program: str, *options: str) -> float:
-    """Run a program of scripts/ on the folder's config; returns when it was started, in Unix seconds."""
+    """Run a program of scripts/ on the folder's config; return the time of its start in Unix seconds."""
     command = [sys.executable, str(ROOT / "scripts" / f"{program}.py"), "--config", "config.yaml", *options]
     started = time.time()
     subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
@@ -44,6 +44,6 @@ def run_program(folder: Path, program: str, *options: str) -> float:
 
 
 def print_table(header: list[str], rows: list[list[str]]) -> None:
-    """A table in Markdown, to be pasted into benchmarks/README.md."""
+    """Print a Markdown table for benchmarks/README.md."""
     for row in [header, ["---"] * len(header), *rows]:
         print("| " + " | ".join(row) + " |")

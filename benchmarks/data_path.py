@@ -1,7 +1,7 @@
-"""How fast images reach the device as uint8, each cropped and flipped at random: staged, and decoded by a DataLoader.
+"""Images per second that reach the device, randomly cropped and flipped: staged, and decoded by a DataLoader.
 
-Both on the same cores, from the same JPEGs of 64x64 pixels, in the same run: the staged path maps the file that staging
-made of them; the other is what most scripts do, torchvision's ImageFolder, PIL and transforms in DataLoader workers.
+Both paths use the same cores and the same JPEGs of 64x64 pixels. The staged path maps the staged file into memory; the
+other path is that of most scripts: torchvision's ImageFolder, PIL and transforms in DataLoader workers.
 
     python benchmarks/data_path.py --images 20000
 """
@@ -36,7 +36,7 @@ BATCH, SIDE, PADDING = 512, 64, 4
 
 
 def write_images(folder: Path, count: int) -> None:
-    """JPEGs with the detail of a small photograph, about 2 KB each, in ten classes."""
+    """Write JPEGs with the detail of a small photo, about 2 KB each, in ten classes."""
     generator = np.random.default_rng(0)
     for index in range(count):
         path = folder / f"class{index % 10}" / f"{index}.jpg"
@@ -46,12 +46,12 @@ def write_images(folder: Path, count: int) -> None:
 
 
 def build(root: str) -> tuple[ImageFolder, ImageFolder]:
-    """The same images to train on and to validate: what staging asks for."""
+    """The factory that staging calls: the same images for training and validation."""
     return ImageFolder(root), ImageFolder(root)
 
 
-AS_MOST_SCRIPTS = [transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.5] * 3)]  # float32 to the device
-AS_FEW_SCRIPTS = [transforms.PILToTensor()]  # uint8 to the device
+TO_FLOAT32 = [transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.5] * 3)]
+TO_UINT8 = [transforms.PILToTensor()]
 
 
 def decoded(root: Path, workers: int, to_tensor: list[Any]) -> Iterator[float]:
@@ -89,7 +89,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=20_000)
-    parser.add_argument("--epochs", type=int, default=5, help="epochs of each path, after one to warm up")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs of each path, after one warm-up epoch")
     arguments = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(cores)
@@ -101,8 +101,8 @@ def main() -> None:
             Python(source="python", factory="data_path:build", args={"root": str(root)}), Path(name) / "data"
         )
         paths = {
-            f"ImageFolder, PIL, DataLoader with {cores} workers, float32": decoded(root, cores, AS_MOST_SCRIPTS),
-            "the same, uint8": decoded(root, cores, AS_FEW_SCRIPTS),
+            f"ImageFolder, PIL, DataLoader with {cores} workers, float32": decoded(root, cores, TO_FLOAT32),
+            "the same, uint8": decoded(root, cores, TO_UINT8),
             "staged, uint8, all on the device": staged_path(staged, Data()),
             "staged, uint8, read ahead": staged_path(staged, Data(on_device=False)),
         }

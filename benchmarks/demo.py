@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def seconds_of(command: list[str]) -> float:
-    """What a command takes."""
+    """Wall-clock seconds of a command."""
     began = time.monotonic()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return time.monotonic() - began

@@ -1,4 +1,4 @@
-"""Seconds of `snakemake -n` for sweeps of 20, 1,000 and 10,000 trials, against an empty workflow.
+"""Seconds of `snakemake -n` for sweeps of 20, 1,000 and 10,000 trials, compared with an empty workflow.
 
 python benchmarks/dry_run.py [--repeats 5]
 """
@@ -19,7 +19,7 @@ SNAKEMAKE = str(Path(sys.executable).with_name("snakemake"))
 
 
 def main() -> None:
-    """Time dry runs: an empty workflow; nothing done yet; half of the trials in the journal, with two epochs each."""
+    """Time dry runs of an empty workflow, of new sweeps, and of sweeps with half of the trials finished."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
@@ -46,12 +46,13 @@ def main() -> None:
                 [f"{trials:,} trials", f"{fresh:.2f}", f"{fresh / empty:.2f}", f"{half:.2f} ({half / empty:.2f})"]
             )
     print_table(
-        ["`snakemake -n`", "seconds", "times the empty one", "half of the trials finished: seconds (times)"], rows
+        ["`snakemake -n`", "seconds", "relative to the empty one", "half of the trials finished: seconds (relative)"],
+        rows,
     )
 
 
 def seconds_of(command: list[str], folder: Path, repeats: int) -> float:
-    """Median wall-clock seconds of a command, after one run that does not count."""
+    """Median wall-clock seconds of a command, after one warm-up run."""
     times = []
     for _ in range(repeats + 1):
         began = time.perf_counter()
@@ -61,7 +62,7 @@ def seconds_of(command: list[str], folder: Path, repeats: int) -> float:
 
 
 def finish_half(folder: Path) -> None:
-    """Write a journal in which every other trial has finished."""
+    """Write a journal in which every other trial has finished after two epochs."""
     import yaml
 
     config = check_config(yaml.safe_load((folder / "config.yaml").read_text()))

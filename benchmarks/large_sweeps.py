@@ -1,4 +1,4 @@
-"""CPU seconds, memory and file sizes of what reads the journal of a large sweep: `-n`, the status, tables and pictures.
+"""CPU seconds, memory and file sizes of the programs that read the journal of a large sweep.
 
 python benchmarks/large_sweeps.py [--trials 10000 --epochs 10] [--kind train|command] [--dry-run-only]
 """
@@ -28,17 +28,17 @@ SLOTS = 8
 
 
 def main() -> None:
-    """Make a sweep that has finished, and measure each program that reads its journal."""
+    """Make the journal of a finished sweep, and measure each program that reads it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--kind", choices=["train", "command"], default="train")
-    parser.add_argument("--dry-run-only", action="store_true", help="no other programs")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="make the sweep here, and keep it")
+    parser.add_argument("--dry-run-only", action="store_true", help="measure `snakemake -n` only")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="make the sweep in this folder, and keep it")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.keep or Path(temporary)
-        size = _elsewhere(make_sweep, folder, arguments.trials, arguments.epochs, arguments.kind)
+        size = _run_in_process(make_sweep, folder, arguments.trials, arguments.epochs, arguments.kind)
         print(f"{arguments.trials:,} trials ({arguments.kind}) x {arguments.epochs} epochs: {size / 1e6:.0f} MB")
         print_table(
             ["what", "CPU seconds", "MiB", "largest file (MB)"],
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def make_sweep(folder: Path, trials: int, epochs: int, kind: str) -> int:
-    """A config and the journal of its sweep, as the driver writes it; returns the journal's bytes."""
+    """Write a config and the journal of its sweep as the driver writes it; return the journal's size in bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     lr = [round(0.001 * 1.07**index, 6) for index in range(100)]
     grid: dict[str, Any] = {"lr": lr, "seed": {"start": 1, "stop": trials // len(lr)}}
@@ -69,7 +69,7 @@ def make_sweep(folder: Path, trials: int, epochs: int, kind: str) -> int:
 
 
 def _events(trials: dict[str, dict[str, Any]], epochs: int) -> Iterator[dict[str, Any]]:
-    """The events of a sweep on eight slots, one trial of 97 failing once, in the order of their times."""
+    """The events of a sweep on eight slots, in which one trial in 97 fails once, in the order of their times."""
     generator = random.Random(0)
     began = 1.8e9
     yield {"event": "session", "time": began, "job": "local", "node": "n1", "process": 1, "slots": SLOTS, "nodes": 1,
@@ -118,7 +118,7 @@ def measured(folder: Path, *, dry_run_only: bool) -> Iterator[list[str]]:
     """Rows of the table."""
     journal = folder / "results/sweeps/s/journal.jsonl"
     for what in ("the fold of the journal, first", "the fold of the journal, again"):
-        yield [what, f"{_elsewhere(fold_seconds, journal):.2f}", "", ""]
+        yield [what, f"{_run_in_process(fold_seconds, journal):.2f}", "", ""]
     journal.with_name(".journal-fold.json").unlink(missing_ok=True)
     (folder / "Empty").write_text("rule all:\n    input: []\n")
     dry_run = [SNAKEMAKE, "-n", "--snakefile", str(ROOT / "Snakefile"), "--profile", str(ROOT / "profiles/local"),
@@ -136,26 +136,26 @@ def measured(folder: Path, *, dry_run_only: bool) -> Iterator[list[str]]:
 
 
 def fold_seconds(journal: Path) -> float:
-    """CPU seconds in which a plan learns what is in a journal."""
+    """CPU seconds of reading a journal."""
     began = time.process_time()
     Fold(journal).update()
     return time.process_time() - began
 
 
-def _elsewhere(function: Any, *given: Any) -> Any:
-    """What a function returns, in a process of its own: the memory of this one would count as that of its children."""
+def _run_in_process(function: Any, *arguments: Any) -> Any:
+    """Call a function in another process: memory of this process would be counted for its children, too."""
     with ProcessPoolExecutor(1) as pool:
-        return pool.submit(function, *given).result()
+        return pool.submit(function, *arguments).result()
 
 
 def row_of(what: str, command: list[str], folder: Path, *, made: Path | None = None) -> list[str]:
-    """CPU seconds and peak memory of a command, those of its children included."""
+    """CPU seconds and peak memory of a command and its children."""
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    said = process.stderr.read()
+    errors = process.stderr.read()
     _, status, used = os.wait4(process.pid, 0)
     if status:
-        sys.exit(f"{' '.join(command)} failed:\n{said}")
+        sys.exit(f"{' '.join(command)} failed:\n{errors}")
     sizes = [path.stat().st_size for path in made.rglob("*.*")] if made else []
     largest = f"{max(sizes) / 1e6:.2f}" if sizes else ""
     return [what, f"{used.ru_utime + used.ru_stime:.2f}", f"{used.ru_maxrss / 1024:.0f}", largest]

@@ -1,7 +1,7 @@
-"""What a user would write by hand: one epoch after the other with DDP, DataLoader and loss.item(). Not Trainyard's.
+"""A training script as users write it, with DDP, DataLoader and loss.item(); the baseline of benchmarks/training.py.
 
-The counterpart of Trainyard's loop in benchmarks/training.py, which starts it with torchrun; the data are the staged
-arrays as float tensors, or with --imagefolder the JPEGs of a folder.
+benchmarks/training.py starts it with torchrun. Its data are the staged arrays as float tensors, or with --imagefolder
+the JPEGs of a folder.
 """
 
 import argparse

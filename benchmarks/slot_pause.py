@@ -1,4 +1,4 @@
-"""The pause on a slot between two trivial trials, from the end of one in its worker to the beginning of the next.
+"""The pause on a slot between two trivial trials, from the end of one in its worker to the start of the next.
 
 python benchmarks/slot_pause.py [--trials 400]
 """
@@ -16,7 +16,7 @@ KINDS = {"a training of one step": {}, "a command, `true`": {"command": "true {s
 
 
 def main() -> None:
-    """Run sweeps of trivial trials of each kind, and take the pauses from their journals."""
+    """Run a sweep of trivial trials of each kind, and compute the pauses from its journal."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=400)
     trials = parser.parse_args().trials
@@ -34,11 +34,11 @@ def main() -> None:
         taken = 1000 * float(np.median([each.seconds for each in tries]))
         p50, p95 = np.percentile(pauses, [50, 95])
         rows.append([name, str(trials), *(f"{value:.1f}" for value in (taken, p50, p95, pauses.max()))])
-    print_table(["trial", "trials", "takes p50 (ms)", "pause p50 (ms)", "pause p95 (ms)", "pause max (ms)"], rows)
+    print_table(["trial", "trials", "duration p50 (ms)", "pause p50 (ms)", "pause p95 (ms)", "pause max (ms)"], rows)
 
 
 def pauses_of(tries: list) -> list[float]:
-    """Milliseconds between two ends on a slot that were not spent in the later trial; the first ten are left out."""
+    """Milliseconds between two ends on a slot, less the duration of the later trial; without the first ten trials."""
     return [(later.end - earlier.end - later.seconds) * 1000 for earlier, later in itertools.pairwise(tries[10:])]
 
 

@@ -1,12 +1,12 @@
-"""Staging image files beside a bare loop that only decodes them: images/s on one core and on all, and memory.
+"""Staging of image files, compared with a bare loop that only decodes them: images/s on one and all cores, memory.
 
     python benchmarks/staging.py
     python benchmarks/staging.py --images 10000 --side 224
 
-The images are JPEGs made for this, 500 a folder, read once before anything is timed. The bare loop is
-`np.asarray(Image.open(path).convert("RGB"))` for each path, in one process, and keeps nothing. Staging is the whole
-program, from its start to its end: it finds the files, decodes, checks, counts and writes them durably, hashes what it
-wrote and looks for duplicates. Memory is the largest sum over its processes, shared pages counted once (PSS).
+The images are generated JPEGs, 500 per folder, in the page cache. The bare loop is
+`np.asarray(Image.open(path).convert("RGB"))` for each path, in one process. Staging is the whole program, from start to
+end: it lists, decodes and checks the files, writes and hashes the result, and searches for duplicates. Memory is the
+largest sum over its processes, with shared pages counted once (PSS).
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=100_000)
     parser.add_argument("--side", type=int, default=64, help="pixels")
-    parser.add_argument("--turns", type=int, default=3, help="of which the fastest counts")
+    parser.add_argument("--turns", type=int, default=3, help="runs of each, of which the fastest counts")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -56,14 +56,14 @@ def main() -> None:
     count = len(paths)
     rows = [["bare loop", 1, bare, ""], ["staging", 1, *one], ["staging", len(cpus), *every]]
     print_table(
-        ["", "cores", "seconds", "images/s", "of the bare loop", "memory (MiB)"],
+        ["", "cores", "seconds", "images/s", "relative to the bare loop", "memory (MiB)"],
         [[what, str(cores), f"{seconds:.1f}", f"{count / seconds:,.0f}", f"{bare / seconds:.2f}", str(mib)]
          for what, cores, seconds, mib in rows],
     )  # fmt: skip
 
 
 def make_images(root: Path, count: int, side: int) -> list[Path]:
-    """Smooth noise as JPEGs, no two alike."""
+    """Write JPEGs of smooth noise, without duplicates."""
     generator = np.random.default_rng(0)
     noise = Image.fromarray(generator.integers(0, 256, (1024, 1024, 3), np.uint8)).filter(ImageFilter.GaussianBlur(1.5))
     paths = []
@@ -77,7 +77,7 @@ def make_images(root: Path, count: int, side: int) -> list[Path]:
 
 
 def bare_seconds(folder: Path, cpus: list[int]) -> float:
-    """Seconds of the loop alone."""
+    """Seconds of the bare loop."""
     done = subprocess.run(
         [sys.executable, "-c", BARE, str(folder / "paths")], text=True, stdout=subprocess.PIPE, check=True,
         preexec_fn=lambda: os.sched_setaffinity(0, cpus),
@@ -86,7 +86,7 @@ def bare_seconds(folder: Path, cpus: list[int]) -> float:
 
 
 def staging(folder: Path, cpus: list[int]) -> tuple[float, int]:
-    """Seconds of the program, and the MiB that its processes had at most."""
+    """Seconds and peak memory (MiB) of the program."""
     command = [sys.executable, str(ROOT / "scripts/stage.py"), "--config", "config.yaml", "--dataset", "set"]
     subprocess.run(["rm", "-rf", "results"], cwd=folder, check=True)
     began, peak = time.perf_counter(), 0
@@ -102,7 +102,7 @@ def staging(folder: Path, cpus: list[int]) -> tuple[float, int]:
 
 
 def memory(program: psutil.Process) -> int:
-    """Bytes of a program and its children; 0 where one is just ending."""
+    """Bytes of a program and its children; 0 if one of them ends meanwhile."""
     try:
         return sum(each.memory_full_info().pss for each in [program, *program.children(recursive=True)])
     except psutil.Error:

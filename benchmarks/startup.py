@@ -12,7 +12,7 @@ import time
 from common import folder_with, print_table, run_program, sweep_config
 from trainyard.utils.jsonl import read_events
 
-# What a program does that leaves Ray alone: start it, then one actor per slot that imports torch.
+# The same with an unchanged Ray: start it, then one actor per slot that imports torch.
 PLAIN_RAY = """
 import ray
 ray.init(address="local", num_gpus=2, num_cpus=2, include_dashboard=False)
@@ -36,7 +36,7 @@ PARTS = [
 
 
 def main() -> None:
-    """Run the sweep program on two trivial trials, and read the parts from its journal."""
+    """Run the sweep program on two trivial trials, and compute the parts from its journal."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def parts_of_a_start() -> list[float]:
-    """Seconds of each of PARTS, on the slot that was up first."""
+    """Seconds of each of PARTS, on the slot that was ready first."""
     with folder_with(sweep_config(2)) as folder:
         started = run_program(folder, "sweep", "--sweep", "s")
         events = read_events(folder / "results/sweeps/s/journal.jsonl")
@@ -72,7 +72,7 @@ def parts_of_a_start() -> list[float]:
 
 
 def seconds_of_plain_ray() -> float:
-    """Seconds of a program that does no more than start Ray and import torch on two slots."""
+    """Seconds of a program that only starts Ray and imports torch on two slots."""
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", PLAIN_RAY], check=True, capture_output=True)
     return time.perf_counter() - began

@@ -1,8 +1,9 @@
-"""Images per second of Trainyard's loop beside a plain script that a user would write with torchrun (plain_ddp.py).
+"""Images per second of Trainyard's loop, compared with a plain torchrun script (plain_ddp.py).
 
-The same model, data, batch, precision and number of ranks, in turns on the same cores; the median of all epochs but the
-first of each run counts. On a CPU a small ResNet in fp32; on a GPU ResNet-50 of 200 classes on 64x64 images in bf16,
-beside the roofline, and a loop over JPEGs in fp16 as many scripts have it.
+Both use the same model, data, batch size, precision and number of ranks, and run alternately on the same cores. The
+result is the median over all epochs but the first of each run. On a CPU, the model is a small ResNet in fp32. On a GPU,
+it is ResNet-50 with 200 classes on 64x64 images in bf16, which is also compared with the roofline and with a loop over
+JPEGs in fp16.
 
     python benchmarks/training.py --turns 3
 """
@@ -67,7 +68,7 @@ def plain(data: Path, ranks: int, *options: str) -> list[float]:
 
 
 def write_jpegs(staged: Staged, folder: Path) -> None:
-    """The training images as files in a folder per class."""
+    """Write the training images as files into one folder per class."""
     split = staged.split("train")
     for index, (image, label) in enumerate(zip(split.images, split.labels, strict=True)):
         path = folder / f"class{label:03d}" / f"{index}.jpg"
@@ -78,8 +79,8 @@ def write_jpegs(staged: Staged, folder: Path) -> None:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=3, help="runs of each, in turns")
-    parser.add_argument("--epochs", type=int, default=8, help="epochs of each run; the first is left out")
+    parser.add_argument("--turns", type=int, default=3, help="alternating runs of each")
+    parser.add_argument("--epochs", type=int, default=8, help="epochs per run; the first does not count")
     arguments = parser.parse_args()
     gpu = torch.cuda.is_available()
     what, cores = ON_GPU if gpu else ON_CPU, len(os.sched_getaffinity(0))
@@ -110,13 +111,13 @@ def main() -> None:
             spread = f"{min(each):,.0f} to {max(each):,.0f}"
             rows.append([scale, who, f"{rate:,.0f}", spread, f"{rate / base:.2f}"])
         if gpu:
-            rows.append([scale, "roofline, no kernel fused", f"{roofline(ranks):,.0f}", "", ""])
+            rows.append([scale, "roofline without kernel fusion", f"{roofline(ranks):,.0f}", "", ""])
     device = torch.cuda.get_device_name() if gpu else f"{cores} CPU cores"
-    print_table([f"ranks ({device})", "loop", "images/s (median)", "of epochs", "times"], rows)
+    print_table([f"ranks ({device})", "loop", "images/s (median)", "range over epochs", "relative"], rows)
 
 
 def roofline(gpus: int) -> float:
-    """Images per second that the GPU's memory or arithmetic allow."""
+    """Maximum images per second by the GPU's memory bandwidth and arithmetic throughput."""
     spec = Train(**ON_GPU["train"])
     work = model_cost(spec, shape=(64, 64, 3), classes=200, precision="bf16")
     name = torch.cuda.get_device_name()

@@ -32,7 +32,7 @@ def cluster():
 
 
 def test_the_second_time_a_walltime_is_asked_for_that_does(cluster, shared_dir):
-    """How close it comes is for benchmarks/foreseen.py to measure."""
+    """How close it comes is for benchmarks/predictions.py to measure."""
     first, second = depth_sweep_twice(cluster, shared_dir, seconds_per_block=0.05)
     unforeseen = pd.read_csv(first / "jobs.csv").iloc[0]
     assert pd.isna(unforeseen["predicted_seconds"])

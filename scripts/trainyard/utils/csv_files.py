@@ -1,4 +1,4 @@
-"""CSV tables: read, and written atomically."""
+"""CSV tables: reading and atomic writing."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,22 +10,22 @@ from trainyard.utils.files import atomic_write
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read a CSV of `write_table`. Only an empty cell is a missing value: `None` and `nan` may be values of a key."""
+    """The table in a CSV file. Only an empty cell is a missing value: `None` and `nan` may be values of a key."""
     return pd.read_csv(path, keep_default_na=False, na_values=[""])
 
 
 def write_table(frame: pd.DataFrame, path: Path) -> None:
-    """Write a CSV, atomically, with as many digits as tell two measurements apart."""
+    """Write a table as CSV, with 15 significant digits."""
     with atomic_write(path) as file:
         frame.to_csv(file, index=False, float_format="%.15g")
 
 
 def write_parquet(path: Path) -> None:
-    """Write a CSV table as Parquet, too, beside it, atomically: the same columns and values."""
+    """Write a Parquet file with the same columns and values beside a CSV table."""
     with atomic_write(path.with_suffix(".parquet"), "wb") as file:
         read_table(path).to_parquet(file, index=False)
 
 
 def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write equal mappings as a CSV, as `write_table` does."""
+    """Write mappings with the same keys as the rows of a CSV."""
     write_table(pd.DataFrame(list(rows)), path)

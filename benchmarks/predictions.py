@@ -1,6 +1,6 @@
-"""How close a sweep's makespan and walltime come to what was foreseen, on the test cluster (as root; 7 minutes).
+"""Predicted and measured makespan and walltime of a sweep on the test cluster (as root; 7 minutes).
 
-python benchmarks/foreseen.py
+python benchmarks/predictions.py
 """
 
 import sys
@@ -14,7 +14,7 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("tools", "tests", "tests/clust
 
 
 def main() -> None:
-    """Run 20 trials that sleep 2 to 53 s without evidence, then again with it, and print the second run."""
+    """Run 20 trials that sleep 2 to 53 s, first without and then with evidence, and print the second run."""
     from slurm_cluster.cluster import Cluster
     from submitting import depth_sweep_twice
 
@@ -27,8 +27,8 @@ def main() -> None:
         ["predicted makespan", f"{job['predicted_seconds']:.1f} ({low:.1f} to {high:.1f})"],
         ["measured makespan", f"{job['measured_seconds']:.1f}"],
         ["lower bound", f"{strategies.loc['packed', 'makespan_lower_bound_seconds']:.1f}"],
-        ["walltime asked for", f"{job['requested_seconds']:.0f}"],
-        ["of it used, by sacct", f"{job['elapsed_seconds']:.0f}"],
+        ["requested walltime", f"{job['requested_seconds']:.0f}"],
+        ["elapsed time (sacct)", f"{job['elapsed_seconds']:.0f}"],
     ]
     print_table(["second run", "seconds"], rows)
     print()
