@@ -66,7 +66,7 @@ class ImageFolder(Section):
     )
     height: PositiveInt | None = Field(
         None,
-        description="Height in pixels. By default it is the most frequent one, and images of another size count as bad.",
+        description="Height in pixels. By default it is the most frequent one, and images of another size are bad.",
     )
     width: PositiveInt | None = Field(None, description="Width in pixels; to be set with `height`.")
     fit: Literal["crop", "stretch", "pad"] = Field(

@@ -23,16 +23,7 @@ from numpy.lib.format import open_memmap
 
 from trainyard.cluster import slurm_allocation
 from trainyard.config.config import Data
-from trainyard.config.datasets import (
-    Dataset,
-    Digits,
-    ImageFolder,
-    Python,
-    Synthetic,
-    Table,
-    Torchvision,
-    needs_download,
-)
+from trainyard.config.datasets import Dataset, Digits, ImageFolder, Python, Synthetic, Table, Torchvision
 from trainyard.data import torchvision_datasets
 from trainyard.data.downloads import RemoteFile, download
 from trainyard.data.duplicates import find_duplicates
@@ -62,16 +53,15 @@ def stage(dataset: Dataset, folder: Path, data: Data | None = None) -> Staged:
         images = _open_source(dataset, folder / ".staging", data or Data())
         state = images.state if images else _other_state(dataset)
         source = dataset.model_dump(mode="json") | {"staging_version": STAGING_VERSION} | state
-        if _is_staged(Staged(folder), source):
-            return Staged(folder)
-        (folder / "meta.json").unlink(missing_ok=True)
-        if images is not None:
-            details = _stage_images(images, folder, skip=getattr(dataset, "on_bad_image", "fail") == "skip")
-        else:
-            details = _stage_other(dataset, folder)
-        versions = {"python": platform.python_version(), "numpy": np.__version__, "pillow": PIL.__version__}
-        digest = digest_of(details["files"] or source)
-        write_json(folder / "meta.json", {"source": source, **details, "versions": versions, "digest": digest})
+        if not _is_staged(Staged(folder), source):
+            (folder / "meta.json").unlink(missing_ok=True)
+            if images is not None:
+                details = _stage_images(images, folder, skip=getattr(dataset, "on_bad_image", "fail") == "skip")
+            else:
+                details = _stage_other(dataset, folder)
+            versions = {"python": platform.python_version(), "numpy": np.__version__, "pillow": PIL.__version__}
+            digest = digest_of(details["files"] or source)
+            write_json(folder / "meta.json", {"source": source, **details, "versions": versions, "digest": digest})
         shutil.rmtree(folder / ".staging", ignore_errors=True)
         return Staged(folder)
 
@@ -121,11 +111,13 @@ def _open_source(dataset: Dataset, work: Path, data: Data) -> DataSource | None:
 
 def remote_files(dataset: Dataset) -> list[RemoteFile]:
     """The files to download for a dataset; none for one that is local."""
-    if not needs_download(dataset):
-        return []
-    if isinstance(dataset, ImageFolder) and dataset.url and dataset.checksum:
-        return [RemoteFile(PurePosixPath(urlparse(dataset.url).path).name, (dataset.url,), dataset.checksum)]
-    return torchvision_datasets.published_files(dataset) if isinstance(dataset, Torchvision) else []
+    match dataset:
+        case Torchvision(root=None):
+            return torchvision_datasets.published_files(dataset)
+        case ImageFolder(url=str(url), checksum=str(checksum)):
+            return [RemoteFile(PurePosixPath(urlparse(url).path).name, (url,), checksum)]
+        case _:
+            return []
 
 
 def download_dataset(dataset: Dataset, data: Data) -> Path:

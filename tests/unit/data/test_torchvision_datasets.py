@@ -120,6 +120,7 @@ def test_a_staged_copy_is_not_staged_again(tmp_path, monkeypatch):
     before = (tmp_path / "staged/meta.json").stat().st_mtime_ns
     stage_copy("MNIST", tmp_path / "mnist", tmp_path / "staged")
     assert (tmp_path / "staged/meta.json").stat().st_mtime_ns == before
+    assert not (tmp_path / "staged/.staging").exists(), "temporary copies are removed"
     folder = tmp_path / "cifar-10-batches-py"
     write_cifar10(folder, *[labelled(20, (32, 32, 3), 10, 0)] * 2)
     publish(monkeypatch, "CIFAR10", folder)
