@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -46,17 +47,15 @@ def _view(config: Config, results: Path, folds: Mapping[str, Fold]) -> Renderabl
 
 
 def _row(plan: Plan) -> Iterator[str]:
+    """The cells of a sweep: its name, the counts of its trials, and the predicted time left."""
     last = {name: tries[-1].outcome for name, tries in plan.tries.items() if name in plan.trials and tries}
-    outcomes = [last.get(name) for name in plan.pending]
+    open_ends = Counter(last.get(name) for name in plan.pending)
+    ends = Counter(end.outcome for name in plan.trials if (end := plan.end(name)))
+    running, failed = open_ends[TrialStatus.RUNNING], open_ends[TrialStatus.FAILED]
+    final = [ends[status] for status in (TrialStatus.FINISHED, TrialStatus.STOPPED, TrialStatus.DIVERGED)]
+    waiting = len(plan.pending) - running - failed
     yield plan.name
-    ends = [end.outcome for name in plan.trials if (end := plan.end(name))]
-    yield str(ends.count(TrialStatus.FINISHED))
-    yield str(ends.count(TrialStatus.STOPPED))
-    yield str(ends.count(TrialStatus.DIVERGED))
-    yield str(outcomes.count(TrialStatus.RUNNING))
-    yield str(outcomes.count(TrialStatus.FAILED) + ends.count(TrialStatus.UNREADABLE))
-    yield str(len(outcomes) - outcomes.count(TrialStatus.RUNNING) - outcomes.count(TrialStatus.FAILED))
-    yield str(len(plan.trials))
+    yield from map(str, [*final, running, failed + ends[TrialStatus.UNREADABLE], waiting, len(plan.trials)])
     left = plan.predicted_seconds
     yield "-" if not plan.pending else "unknown yet" if left is None else format_duration(left)
 

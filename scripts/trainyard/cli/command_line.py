@@ -86,10 +86,8 @@ def _log_allocation() -> None:
         return
     if given:
         logging.info("%s", given)
-        logging.info(
-            "submitted with: %s",
-            slurm_queries.find_submit_line(given.job) or "(unknown: Slurm's accounting does not have it)",
-        )
+        line = slurm_queries.find_submit_line(given.job)
+        logging.info("submitted with: %s", line or "(unknown: it is not in Slurm's accounting)")
 
 
 def set_up_logging(log_file: Path | None) -> None:
@@ -103,11 +101,7 @@ def set_up_logging(log_file: Path | None) -> None:
 
 
 def check_name(config: Config, kind: str, name: str) -> None:
-    """Check that a section of the config has this name.
-
-    Raises:
-        UserError: it has not; the message lists the names that it has.
-    """
+    """Raise a UserError if a section of the config does not have this name."""
     known = getattr(config, kind)
     if name not in known:
         raise UserError(f"`{kind}` has no {name!r}; known: {', '.join(known) or 'none'}")

@@ -139,11 +139,7 @@ class SweepJobs:
         return "|".join(names) or "(?!)"
 
     def check(self) -> None:
-        """Check that `retrain` names trials of its sweep.
-
-        Raises:
-            UserError: it names something else.
-        """
+        """Raise a UserError if `retrain` of a sweep names something else than its trials."""
         for name in self._config.sweeps:
             self._plan(name, 1).check_retrain()
 

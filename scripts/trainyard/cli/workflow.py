@@ -82,11 +82,7 @@ class Workflow:
         write_json(self.config_file, self._resolved)
 
     def check_user_code(self) -> None:
-        """Check that users' models, datasets and functions can be imported, before anything is submitted.
-
-        Raises:
-            UserError: one cannot.
-        """
+        """Raise a UserError if a user's model, dataset or function cannot be imported."""
         paths: dict[str, tuple[str, str]] = {}
         for name, dataset in self.config.datasets.items():
             if isinstance(dataset, Python):

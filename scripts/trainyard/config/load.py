@@ -51,11 +51,7 @@ def _read(path: Path) -> Any:
 
 
 def check_config(raw: Any, *, source: str = "config") -> Config:
-    """The checked config of a file's content.
-
-    Raises:
-        ConfigError: the content has errors; the message lists all of them.
-    """
+    """The checked config of a file's content, or a ConfigError that lists all errors."""
     try:
         config = Config.model_validate(raw)
         problems = list(_cross_checks(config))
@@ -182,10 +178,6 @@ def _check_keys(node: yaml.Node, seen: set[int], above: tuple[int, ...]) -> None
     """Convert all keys to text, and reject duplicate keys, which PyYAML accepts, and aliases to a parent node.
 
     `above` has the ids of the node's parents, `seen` those of all nodes that are checked.
-
-    Raises:
-        ValueError: a node contains itself.
-        yaml.YAMLError: a key is duplicate.
     """
     if id(node) in above:
         raise ValueError(f"the node that begins in line {node.start_mark.line + 1} contains itself (alias)")

@@ -104,15 +104,14 @@ GridValues = Annotated[
     Annotated[Choices, Tag("list")] | Annotated[Range, Tag("mapping")], Discriminator(_list_or_mapping)
 ]
 Draw = Annotated[Annotated[Choices, Tag("list")] | Annotated[Uniform, Tag("mapping")], Discriminator(_list_or_mapping)]
+Draws = Annotated[dict[str, Draw], Field(min_length=1)]
 
 
 class Sample(Section):
     """Random configurations, drawn from a seed."""
 
     count: PositiveInt = Field(description="Number of configurations.")
-    values: dict[str, Draw] = Field(
-        description="For each key, a list of choices or a range `{low: , high: , log: , integer: }`.", min_length=1
-    )
+    values: Draws = Field(description="For each key, a list of choices or a range `{low: , high: , log: , integer: }`.")
     seed: int = Field(0, description="Random seed.")
 
 
@@ -123,12 +122,8 @@ class Search(Section):
         "tpe", description="Sampler. `tpe`: for all kinds of values; `cmaes`: for correlated parameters; `random`."
     )
     trials: PositiveInt = Field(description="Number of trials.")
-    values: dict[str, Draw] = Field(
-        description="For each key, a list of choices or a range `{low: , high: , log: , integer: }`.", min_length=1
-    )
-    metric: str = Field(
-        "val_accuracy", description="Metric to optimize. By default the sweep's `metric`, if it is set."
-    )
+    values: Draws = Field(description="For each key, a list of choices or a range `{low: , high: , log: , integer: }`.")
+    metric: str = Field("val_accuracy", description="Metric to optimize. By default the sweep's `metric`, if set.")
     mode: Mode = Field(
         "max",
         description="Whether a larger or a smaller value is better. By default the sweep's `mode`, or else `min` for "
@@ -152,15 +147,9 @@ class Stop(Section):
     metric: str = Field("val_accuracy", description="Metric to compare. By default the sweep's `metric`, if it is set.")
     mode: Mode = Field("max", description="Whether a larger or a smaller value is better, as in `search`.")
     grace_period: PositiveInt = Field(1, description="Epochs before a trial can be stopped.")
-    reduction_factor: int = Field(
-        3, ge=2, description="For `asha`: the best 1/`reduction_factor` of the trials continue."
-    )
-    min_samples: PositiveInt = Field(
-        5, description="For `median`: number of other trials that must have reached an epoch."
-    )
-    epochs: PositiveInt | None = Field(
-        None, description="Epochs of a complete trial, from which savings are computed. Known for `train`."
-    )
+    reduction_factor: int = Field(3, ge=2, description="For `asha`: inverse of the fraction of trials that continue.")
+    min_samples: PositiveInt = Field(5, description="For `median`: other trials that must have reached an epoch.")
+    epochs: PositiveInt | None = Field(None, description="Epochs of a complete trial, for savings; known for `train`.")
 
     @model_validator(mode="before")
     @classmethod
@@ -198,9 +187,7 @@ class Slots(Section):
         "a `command` or `function`). `auto`: each of the first trials gets a GPU; from their memory and GPU "
         "utilization follows how many trials share one after that.",
     )
-    trials_per_gpu: PositiveInt = Field(
-        4, description="With `gpus_per_trial: auto`, the maximum per GPU; CPUs are requested for that many."
-    )
+    trials_per_gpu: PositiveInt = Field(4, description="Maximum with `gpus_per_trial: auto`; it determines the CPUs.")
     cpus_per_trial: PositiveInt = Field(1, description="CPUs, and therefore threads, per trial.")
 
     @field_validator("gpus_per_trial")
@@ -291,15 +278,11 @@ class Workload(Study):
         return [name for name in ("train", "command", "function") if name in self.model_fields_set]
 
 
-OPTIONS_OF: Final = {  # options that only some kinds of trials have
-    "metrics": ("command",),
-    "checkpoint": ("command",),
-    "resume": ("command",),
-    "grace_seconds": ("command",),
-    "args": ("command", "function"),
-    "timeout_minutes": ("command", "function"),
-    "resumable": ("function",),
-}
+OPTIONS_OF: Final = (  # options that only some kinds of trials have
+    dict.fromkeys(("metrics", "checkpoint", "resume", "grace_seconds"), ("command",))
+    | dict.fromkeys(("args", "timeout_minutes"), ("command", "function"))
+    | {"resumable": ("function",)}
+)
 
 
 class Sweep(ProgramOptions, Workload):
@@ -308,9 +291,7 @@ class Sweep(ProgramOptions, Workload):
     A trial runs Trainyard's training loop (`train`), a `command` or a Python `function`.
     """
 
-    timeout_minutes: PositiveFloat | None = Field(
-        None, description="Time limit of an attempt of a `command` or `function`; a longer attempt fails."
-    )
+    timeout_minutes: PositiveFloat | None = Field(None, description="Time limit of an attempt, for your own program.")
     resumable: bool = Field(
         True,
         description="Whether a `function` resumes from its `checkpoint_dir`. If `false`, and for a `command` without "
@@ -465,11 +446,7 @@ class Sweep(ProgramOptions, Workload):
         return {"base": self.base, **{name: value for name, value in kind.items() if value is not None}}
 
     def spec_of(self, settings: dict[str, Any]) -> Train | UserProgram:
-        """What a trial with these settings runs.
-
-        Raises:
-            ValueError: the settings are not valid; Pydantic's errors are ValueErrors.
-        """
+        """What a trial with these settings runs; a ValueError (such as Pydantic's) if they are not valid."""
         if self.is_training:
             return Train.model_validate(settings)
         if taken := sorted(settings.keys() & RESERVED_COLUMNS):

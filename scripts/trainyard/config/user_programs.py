@@ -26,17 +26,8 @@ _IN_PATTERN: Final = re.compile(r"(?<!\\)\{number\}")
 GRACE_SECONDS: Final = 30.0  # Slurm's and torchrun's default between SIGTERM and SIGKILL: a checkpoint of several GB
 
 # Placeholders that a command may use beside its arguments.
-TRIAL_PLACEHOLDERS: Final = ("trial_dir", "trial", "attempt", "resume_from", "dataset", "cpus")
-SCALE_PLACEHOLDERS: Final = (
-    "out_dir",
-    "resume_from",
-    "nodes",
-    "gpus",
-    "gpus_per_node",
-    "cpus_per_gpu",
-    "dataset",
-    "seed",
-)
+TRIAL_PLACEHOLDERS = ("trial_dir", "trial", "attempt", "resume_from", "dataset", "cpus")
+SCALE_PLACEHOLDERS = ("out_dir", "resume_from", "nodes", "gpus", "gpus_per_node", "cpus_per_gpu", "dataset", "seed")
 
 
 class UserProgram(Section):
@@ -148,11 +139,7 @@ class ProgramOptions(Section):
         return {name.partition(".")[0] for name in used}
 
     def check_resume(self, command: Command, args: Collection[str], *, in_shell: bool = True) -> None:
-        """Check that a command can resume in the way that the options say.
-
-        Raises:
-            PydanticCustomError: it cannot.
-        """
+        """Raise a PydanticCustomError if the command cannot resume in the way that the options say."""
         if "resume_from" in self.find_names(command) and self.checkpoint is None:
             raise PydanticCustomError("resume", "`resume_from` needs `checkpoint`, a pattern of files such as *.pt")
         _check_resume_option(command, self.resume, args, in_shell=in_shell)
@@ -171,11 +158,7 @@ def _names(part: str) -> frozenset[str]:
 
 
 def check_quoting(command: Command, *, in_shell: bool = True) -> Command:
-    """Return the command if every placeholder in its text can be replaced by a quoted value.
-
-    Raises:
-        PydanticCustomError: a placeholder is where quoting does not work.
-    """
+    """The command; a PydanticCustomError if a placeholder in its text is where a quoted value does not work."""
     for name, where in _parse(command).placeholders if isinstance(command, str) else ():
         if where in _REMEDIES and (in_shell or where in _IN_WORDS):
             message = f"{{{name}}} is in {where}: {_REMEDIES[where].format(name=f'{{{name}}}')}"
@@ -204,11 +187,7 @@ def _parse(command: str) -> shell_syntax.CommandLine:
 
 
 def check_arithmetic(command: Command, values: Callable[[str], Any]) -> None:
-    """Check that all placeholders in arithmetic expansions have numbers as values.
-
-    Raises:
-        ValueError: the value of a placeholder in $((...)) is not a number.
-    """
+    """Raise a ValueError if the value of a placeholder in an arithmetic expansion, $((...)), is not a number."""
     for name, where in _parse(command).placeholders if isinstance(command, str) else ():
         if where == shell_syntax.ARITHMETIC and type(value := values(name)) not in (int, float):
             remedy = _ASSIGN.format(name=f"{{{name}}}")
@@ -265,10 +244,7 @@ def build_argv(command: Command, values: Callable[[str], Any], *, in_shell: bool
 
 
 def make_lookup(*mappings: Mapping[str, Any]) -> Callable[[str], Any]:
-    """A function that returns the value of a dotted name from the first nested mapping that has it.
-
-    It raises a KeyError if none has it.
-    """
+    """A function from a dotted name to its value in the first nested mapping that has it, or to a KeyError."""
 
     def look_up(name: str) -> Any:
         for mapping in mappings:
