@@ -516,7 +516,7 @@ def test_a_scaling_script_too_has_its_grace_passes_over_torn_checkpoints_and_out
     polite = started(0)
     polite.terminate()
     said, _ = polite.communicate(timeout=PATIENCE_SECONDS)
-    assert "the script was asked to end: the same command continues from the last checkpoint" in said
+    assert "the script was ended by a signal: the same command continues from the last checkpoint" in said
     assert yard.run(*launch, check=False).returncode == 1, "the newest is torn"
     yard.run(*launch)
     killed = started(1)

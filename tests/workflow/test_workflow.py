@@ -311,7 +311,7 @@ def test_a_scale_interrupted_between_epochs_continues_and_ends_the_same_and_anot
     yard.write(other)
     said = yard.run(*command).stdout
     assert said.count("Epoch [") == 2
-    assert f"beginning anew: {folder} holds checkpoints of another training: train.lr" in said
+    assert f"starting over: {folder} holds checkpoints of another training: train.lr" in said
     assert len(list(folder.glob("epoch-*.pt"))) == 2, "nothing of the other one is lost"
 
 

@@ -7,7 +7,7 @@ from rich.table import Table
 from trainyard.planning.forecast import Row
 from trainyard.utils.text import format_duration
 
-COLUMNS = ("job", "pending", "jobs", "nodes", "GPUs", "walltime", "predicted", "GPU-hours", "asked for", "cost")
+COLUMNS = ("job", "pending", "jobs", "nodes", "GPUs", "walltime", "predicted", "GPU-hours", "requested", "cost")
 NAMES = {"job_array": "  as a job array", "separate_jobs": "  as separate jobs"}
 
 
@@ -23,7 +23,7 @@ def plan_table(rows: Sequence[Row]) -> Table:
     ]
     table.add_section()
     jobs = sum(row.jobs for row in submitted)
-    table.add_row("all that is known", "", str(jobs), "", "", "", "", *map(_number, totals))
+    table.add_row("total of known values", "", str(jobs), "", "", "", "", *map(_number, totals))
     return table
 
 

@@ -118,7 +118,7 @@ def _log_start(trainer: Trainer, store: CheckpointStore) -> None:
         log.info("continuing after epoch %d%s, from %s", done, step, store.folder)
     elif group.is_main:
         for other in store.others():
-            log.info("beginning anew: %s", other)
+            log.info("starting over: %s", other)
     log.info("training on %d x %s in %s, global batch %d",
              group.world_size, device_name(group.device), trainer.precision, trainer.batch.images)  # fmt: skip
 

@@ -61,7 +61,7 @@ class UserScript:
             if end is None:
                 end, untold = self._launch(results), self._untold
             else:
-                log.info("the script is not run again: its output is parsed anew")
+                log.info("the script is not run again: its output is parsed again")
                 untold = self._read_again(end)
             end |= {"heard": metrics_digest(self._study.metrics), "told": not untold}
             write_json(self._out / "ended.json", end)
@@ -224,7 +224,7 @@ class UserScript:
     def _reason_to_end(self, signalled: threading.Event) -> str:
         """Why the script must end now; an empty string if it need not."""
         if signalled.is_set():
-            return "the script was asked to end"
+            return "the script was ended by a signal"
         end = self._given.deadline - self._study.grace_seconds if self._given else math.inf
         if self._study.checkpoint is not None and time.time() > end:  # without one, an earlier end saves nothing
             return "the script was ended before the end of the walltime"

@@ -117,7 +117,7 @@ def _device(local_rank: int) -> torch.device:
         if present and given:
             raise UserError(
                 f"GPU {given} was given to this process, but torch finds none of that number among the {present} here: "
-                "ask for at most the GPUs of a node, and check that torch was built for the driver"
+                "request at most the GPUs of a node, and check that torch was built for the driver"
             )
         keep_freed_memory()
         return torch.device("cpu")
