@@ -8,7 +8,8 @@ import logging
 
 from trainyard.cli import command_line
 from trainyard.config.load import read_config
-from trainyard.packing import driver
+from trainyard.packing.driver import run_sweep
+from trainyard.packing.sweep_results import check_sweep, summarize_sweep
 
 log = logging.getLogger("sweep")
 
@@ -17,12 +18,12 @@ def main(arguments: argparse.Namespace) -> None:
     """Run the pending trials, then write the tables."""
     config = read_config(arguments.config)
     command_line.check_name(config, "sweeps", arguments.sweep)
-    plan = driver.run(config, arguments.sweep, arguments.results, wait_seconds=arguments.wait_seconds)
-    driver.check_results(plan)
+    plan = run_sweep(config, arguments.sweep, arguments.results, wait_seconds=arguments.wait_seconds)
+    check_sweep(plan)
     from trainyard.report.sweep_tables import write_sweep_tables  # pandas takes a second to import
 
     write_sweep_tables(plan, arguments.results / "sweeps" / arguments.sweep)
-    log.info("%s", driver.how_it_ended(plan))
+    log.info("%s", summarize_sweep(plan))
 
 
 def _arguments() -> argparse.Namespace:

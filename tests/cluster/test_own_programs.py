@@ -139,7 +139,7 @@ def test_programs_of_any_kind_are_trials_and_one_that_never_ends_is_ended(finish
     assert rows.loc[["./shell.sh", "./compiled"], "score"].tolist() == [1, 2]
     tries = {attempt.trial: attempt for attempt in journal_of(finished, "programs")}
     assert tries[rows.loc["./failing.sh", "trial"]].error == "exit code 3: cannot open the data"
-    assert tries[rows.loc["./endless.sh", "trial"]].error == "it took longer than its timeout_minutes, 0.2"
+    assert tries[rows.loc["./endless.sh", "trial"]].error == "it exceeded timeout_minutes (0.2)"
     shell = tries[rows.loc["./shell.sh", "trial"]]
     said = (finished / f"results/sweeps/programs/trials/{shell.trial}/output-1.log").read_text()
     assert said == f"hello from {shell.where['node']} GPU {shell.where['gpu']}\n"

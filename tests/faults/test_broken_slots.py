@@ -117,13 +117,13 @@ def test_the_same_mistake_in_every_trial_ends_the_sweep_after_the_first_ones(yar
 def test_a_sweep_whose_ray_starts_no_workers_any_more_ends_in_an_error(yard):
     impatient = """
 import runpy, sys
-from trainyard.packing.live_view import Progress
-shown = Progress.shown
-def shown_impatiently(progress):
-    from trainyard.packing import packer  # it imports Ray, which reads its environment then: not before it is up
-    packer.START_SECONDS = 5.0
-    return shown(progress)
-Progress.shown = shown_impatiently
+from trainyard.packing.live_view import LiveView
+show = LiveView.show
+def show_impatiently(view):
+    from trainyard.packing import slot_pool  # it imports Ray, which reads its environment then: not before it is up
+    slot_pool.START_SECONDS = 5.0
+    return show(view)
+LiveView.show = show_impatiently
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -144,6 +144,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def test_a_gpu_is_checked_in_a_process_of_its_own():
-    is_broken, found = gpu_health.checked()
-    assert not is_broken
-    assert found == "there is no GPU to check" or gpu_sharing.has_gpu()
+    check = gpu_health.check_gpu()
+    assert not check.is_broken
+    assert check.finding == "there is no GPU to check" or gpu_sharing.has_gpu()

@@ -156,7 +156,7 @@ def test_a_function_that_never_ends_is_ended_with_its_process(yard):
     trials = [{"lasts": 600}, {"lasts": 0}]
     yard.write({"sweeps": {"s": {"function": "mine:run", "trials": trials, "timeout_minutes": 0.1, "retries": 0}}})
     said = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
-    assert "gave up): it took longer than its timeout_minutes, 0.1" in said
+    assert "gave up): it exceeded timeout_minutes (0.1)" in said
     assert [attempt.outcome for attempt in attempts_of(yard, "started", "failed", "finished")] == [
         "failed", "finished",
     ]  # fmt: skip
@@ -220,7 +220,10 @@ def test_a_search_for_a_metric_that_nobody_tells_ends_after_the_first_trial(yard
     yard.write({"sweeps": {"s": {"function": "mine:run", "search": search}}})
     done = yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
     assert done.returncode == 1
-    assert "tells no accuracy, by which trials are compared; it tells score, size: let the function" in done.stdout
+    assert (
+        "does not report accuracy, by which trials are compared; it reports score, size: let the function"
+        in done.stdout
+    )
     assert len(events_of(yard, "finished")) == 1
     assert not (yard.results / "sweeps/s/trials.csv").exists()
 
@@ -280,7 +283,7 @@ def test_a_corrected_pattern_is_applied_to_what_is_kept_and_nothing_runs_again(y
 
     write(r"Epoch (?P<epoch>\d+)/2: score=(?P<score>[\d.]+)")
     said = yard.snakemake("sweeps")
-    assert said.count("takes '1' out of '1e-05' for score: write (?P<score>{number})") == 1
+    assert said.count("matches only '1' of '1e-05' for score: write (?P<score>{number})") == 1
     assert [row["score"] for row in rows_of(yard, "trials")] == ["2", "4", "6"]
     timeline = rows_of(yard, "timeline")
 
@@ -302,7 +305,7 @@ def test_a_corrected_pattern_is_applied_to_what_is_kept_and_nothing_runs_again(y
     write(r"nothing (?P<score>{number})", grid={"x": [1, 2, 3, 4]})
     said = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
     assert "0 of 4 trials pending, 1 output to re-read" in said
-    assert f"see {first}. Of it and others alike, the metrics that were read before are kept" in said
+    assert f"see {first}. The metrics that were read before are kept, also those of similar trials" in said
     assert rows_of(yard, "trials") == trials
     assert runs() == 4
 
@@ -337,7 +340,7 @@ def test_what_has_diverged_is_judged_anew_and_what_was_ended_early_never_finishe
     (early,) = [event for event in events_of(yard, "diverged") if "early" in event]
     assert early["early"].startswith("asha: 2 of the 2")
     said, ends = sweep("best", told)
-    assert "1 of 1 kept outputs could be read again" in said, "that of the one which has ended by itself"
+    assert "1 of 1 saved outputs could be read again" in said, "that of the one which has ended by itself"
     assert ends == ["finished", "diverged", "finished"]
     assert "to re-read" not in sweep("best", told)[0]
     assert sweep("best", told + "$")[1] == ["finished", "stopped", "finished"]
@@ -360,7 +363,7 @@ def test_a_search_whose_metric_cannot_be_read_stops_at_once_and_goes_on_by_what_
         assert "correct `metrics`" in said
         assert runs == 1, "what was drawn next would be drawn blindly"
     said, runs = sweep(r"score=(?P<score>{number})", check=True)
-    assert "1 of 1 kept outputs could be read again" in said
+    assert "1 of 1 saved outputs could be read again" in said
     assert "2 trials finished" in said
     assert runs == 2
 

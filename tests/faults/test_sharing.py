@@ -2,7 +2,7 @@
 
 import pandas as pd
 import pytest
-from trainyard.packing.gpu_sharing import Use, trials_per_gpu
+from trainyard.packing.gpu_sharing import GpuUse, trials_per_gpu
 from trainyard.utils.jsonl import read_events
 from yard import TINY
 
@@ -36,19 +36,19 @@ def build(*, channels, classes, mib, busy, seconds=1.0):
     return SmallConvNet(channels=channels, classes=classes, width=4)
 """
 SHARES = [
-    ([Use(2000, 10000, 0.2)], 4, 4),  # memory for four (4.5), time for five
-    ([Use(2000, 10000, 0.2), Use(4000, 10000, 0.2)], 4, 2),  # after the largest
-    ([Use(2000, 10000, 0.2), Use(1000, 10000, 0.5)], 4, 2),  # after the busiest
-    ([Use(2000, 10000, 0.98)], 4, 1),  # the others would only wait
-    ([Use(9500, 10000, 0.1)], 4, 1),  # never over the memory
-    ([Use(100, 10000, 0.01)], 3, 3),  # no more than there are CPUs for
+    ([GpuUse(2000, 10000, 0.2)], 4, 4),  # memory for four (4.5), time for five
+    ([GpuUse(2000, 10000, 0.2), GpuUse(4000, 10000, 0.2)], 4, 2),  # after the largest
+    ([GpuUse(2000, 10000, 0.2), GpuUse(1000, 10000, 0.5)], 4, 2),  # after the busiest
+    ([GpuUse(2000, 10000, 0.98)], 4, 1),  # the others would only wait
+    ([GpuUse(9500, 10000, 0.1)], 4, 1),  # never over the memory
+    ([GpuUse(100, 10000, 0.01)], 3, 3),  # no more than there are CPUs for
     ([], 4, 1),
 ]
 
 
 @pytest.mark.parametrize(("uses", "most", "count"), SHARES)
 def test_as_many_share_a_gpu_as_fit_its_memory_and_its_time(uses, most, count):
-    assert trials_per_gpu(uses, most=most) == count
+    assert trials_per_gpu(uses, limit=most) == count
 
 
 @pytest.fixture
@@ -100,6 +100,6 @@ def test_without_a_gpu_each_trial_has_a_slot_to_itself_and_that_is_said(yard):
     yard.write(config(count=3, mib=1, busy=1, seconds=0))
     yard.stage()
     done = yard.run(*yard.script("sweep", "--sweep", "s"))
-    assert "gpus_per_trial: auto is 1 here, for there is no GPU" in done.stdout
+    assert "gpus_per_trial: auto is 1 here, because there is no GPU" in done.stdout
     assert {share for share, _ in started(yard)} == {1}
     assert "share" not in {event["event"] for event in events_of(yard)}

@@ -1,32 +1,42 @@
-"""Whether the GPU of this process works: tried in a process of its own, which a broken GPU may hang or end."""
+"""Whether the GPU of this process works. The check runs in its own process, which a broken GPU may hang or end."""
 
 import subprocess
+from dataclasses import dataclass
 from typing import Final
 
 from trainyard.packing import gpu_sharing
 from trainyard.utils.import_path import helper_command
 
-CHECK_SECONDS: Final = 120.0  # torch's import included
-SIZE: Final = 1024  # rows and columns of the matrices that are multiplied
-PATTERN_MIB: Final = 256  # of its memory, written and read back: other trials may have the rest
+CHECK_SECONDS: Final = 120.0  # including the import of torch
+SIZE: Final = 1024  # rows and columns of the matrices
+PATTERN_MIB: Final = 256  # of GPU memory to write and read back; other trials may use the rest
 
 
-def checked() -> tuple[bool, str]:
-    """Whether this process's GPU is broken, and what a check of it has found, in words."""
-    line = helper_command("packing.gpu_health")
+@dataclass(frozen=True)
+class GpuChecked:
+    """The result of a check of a GPU."""
+
+    is_broken: bool
+    finding: str
+
+
+def check_gpu() -> GpuChecked:
+    """The result of a check of this process's GPU."""
     try:
-        done = subprocess.run(line, text=True, capture_output=True, check=False, timeout=CHECK_SECONDS)
+        done = subprocess.run(
+            helper_command("packing.gpu_health"), text=True, capture_output=True, check=False, timeout=CHECK_SECONDS
+        )
     except subprocess.TimeoutExpired:
-        return True, f"it gave no answer within {CHECK_SECONDS:.0f} s"
-    said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-    return done.returncode != 0, said[-1] if said else f"it ended with exit code {done.returncode} and without a word"
+        return GpuChecked(True, f"no answer within {CHECK_SECONDS:.0f} s")
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    return GpuChecked(done.returncode != 0, lines[-1] if lines else f"exit code {done.returncode} without a message")
 
 
-def look() -> str:
-    """Try the GPU; says what was tried.
+def probe_gpu() -> str:
+    """Test the GPU; returns what was tested.
 
     Raises:
-        RuntimeError: something is wrong with it. CUDA's own errors are RuntimeErrors, too.
+        RuntimeError: it does not work. CUDA errors are RuntimeErrors, too.
     """
     if not gpu_sharing.has_gpu():
         return "there is no GPU to check"
@@ -48,13 +58,13 @@ def look() -> str:
 
 
 def _compute(device: str) -> None:
-    """Multiply small whole numbers, whose products are exact in any precision, and fill some memory."""
+    """Multiply small integers, whose products are exact in any precision, and write and read back some memory."""
     import torch
 
     factor = torch.randint(-8, 9, (SIZE, SIZE), generator=torch.Generator().manual_seed(0)).float()
     on_gpu = factor.to(device)
     if not torch.equal((on_gpu @ on_gpu).cpu(), factor @ factor):
-        raise RuntimeError("a product of matrices is wrong")
+        raise RuntimeError("a matrix product is wrong")
     pattern = torch.arange(PATTERN_MIB * 2**18, dtype=torch.int32, device=device)
     copy = pattern.clone()
     if not torch.equal(copy, pattern) or int(copy[-1]) != copy.numel() - 1:
@@ -62,4 +72,4 @@ def _compute(device: str) -> None:
 
 
 if __name__ == "__main__":
-    print(look())
+    print(probe_gpu())

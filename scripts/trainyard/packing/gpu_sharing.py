@@ -1,4 +1,4 @@
-"""How many trials can share a GPU: worked out from what the first ones take of it, which have one each."""
+"""How many trials can share a GPU, from what the first trials use of it while each has one to itself."""
 
 import logging
 import os
@@ -7,36 +7,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-MEMORY: Final = 0.9  # of a GPU's memory that trials may take together
-BUSY: Final = 1.1  # of a GPU's time that trials may want together: with more, each only waits for the others
-CONTEXT_MIB: Final = 600  # of a process on the GPU, beside its tensors
+MEMORY_FRACTION: Final = 0.9  # of a GPU's memory that all its trials may use together
+TOTAL_UTILIZATION: Final = 1.1  # of all trials of a GPU; beyond it, they only wait for each other
+CONTEXT_MIB: Final = 600  # GPU memory of a process beside its tensors
 SAMPLE_SECONDS: Final = 0.2
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Use:
-    """What a trial took of the GPU that it had to itself."""
+class GpuUse:
+    """What a trial used of a GPU that it had to itself."""
 
     peak_mib: float
     total_mib: float
-    busy: float  # fraction of the time in which some kernel ran, as NVML tells it
+    busy: float  # utilization as NVML reports it: the fraction of time in which a kernel ran
 
     def __str__(self) -> str:
         return f"{self.peak_mib:.0f} of {self.total_mib:.0f} MiB at the peak, busy {self.busy:.0%} of the time"
 
 
-def trials_per_gpu(uses: Sequence[Use], *, most: int) -> int:
-    """How many trials to put on a GPU, after the largest and the busiest of those that were looked at; at least 1."""
+def trials_per_gpu(uses: Sequence[GpuUse], *, limit: int) -> int:
+    """How many trials to run on a GPU, for the largest and the busiest of the measured ones: 1 to `limit`."""
     if not uses:
         return 1
-    fit = min(MEMORY * use.total_mib / max(use.peak_mib, 1.0) for use in uses)
-    idle = min(BUSY / max(use.busy, 0.01) for use in uses)
-    return max(1, min(most, int(fit), int(idle)))
+    by_memory = min(MEMORY_FRACTION * use.total_mib / max(use.peak_mib, 1.0) for use in uses)
+    by_utilization = min(TOTAL_UTILIZATION / max(use.busy, 0.01) for use in uses)
+    return max(1, min(limit, int(by_memory), int(by_utilization)))
 
 
 def has_gpu() -> bool:
-    """Whether this machine has a GPU, without loading torch."""
+    """Whether this machine has a GPU. Does not import torch."""
     import pynvml
 
     try:
@@ -48,8 +48,8 @@ def has_gpu() -> bool:
     return bool(count)
 
 
-def gpu_name() -> str:
-    """The name of this process's GPU, without loading torch; "" where there is none."""
+def own_gpu_name() -> str:
+    """The model of this process's first GPU; "" without a GPU. Does not import torch."""
     import pynvml
 
     try:
@@ -67,15 +67,15 @@ def gpu_name() -> str:
 
 
 @contextmanager
-def measure_gpu() -> Iterator[list[Use]]:
-    """What the block takes of this process's GPU is in the list at its end; nothing where there is none."""
-    from trainyard.training.telemetry import sample_periodically, visible_gpus  # torch
+def measure_gpu() -> Iterator[list[GpuUse]]:
+    """Measure what the block uses of this process's GPU; at its end, the list holds the result, if there is a GPU."""
+    from trainyard.training.telemetry import sample_periodically, visible_gpus  # imports torch
 
-    found: list[Use] = []
+    uses: list[GpuUse] = []
     samples: list[tuple[float, float, float]] = []
     with visible_gpus() as gpus:
         if not gpus:
-            yield found
+            yield uses
             return
 
         def sample() -> None:
@@ -83,17 +83,17 @@ def measure_gpu() -> Iterator[list[Use]]:
             samples.append((used or 0.0, total or 0.0, busy or 0.0))
 
         with sample_periodically(sample, SAMPLE_SECONDS):
-            yield found
+            yield uses
     if samples and all(total for _, total, _ in samples):
         used, totals, busy = zip(*samples, strict=True)
-        found.append(Use(max(used), totals[0], sum(busy) / len(busy) / 100))
+        uses.append(GpuUse(max(used), totals[0], sum(busy) / len(busy) / 100))
 
 
-def keep_to(share: float) -> None:
-    """Have torch take no more of the GPU than a share of its memory, so that no trial takes that of another."""
+def limit_gpu_memory(fraction: float) -> None:
+    """Limit torch to a fraction of the GPU's memory, so that no trial takes the memory of another."""
     import torch
 
-    if share >= 1 or not torch.cuda.is_available():
+    if fraction >= 1 or not torch.cuda.is_available():
         return
     total = torch.cuda.get_device_properties(0).total_memory / 2**20
-    torch.cuda.set_per_process_memory_fraction(max(0.02, share - CONTEXT_MIB / total))
+    torch.cuda.set_per_process_memory_fraction(max(0.02, fraction - CONTEXT_MIB / total))

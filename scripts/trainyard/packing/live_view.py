@@ -1,4 +1,4 @@
-"""What a sweep is doing now, for people: a table that updates itself on a terminal, plain lines elsewhere."""
+"""The progress of a running sweep: a table that updates itself on a terminal, log lines elsewhere."""
 
 import logging
 import time
@@ -16,28 +16,28 @@ from trainyard.planning.attempts import Attempt, fold_attempts
 from trainyard.planning.journal import Ended, Epoch, Halved, Resumed, Started, TrialEvent
 from trainyard.planning.plan import Plan
 from trainyard.planning.search import is_place
-from trainyard.programs.metrics import add_row
+from trainyard.programs.metrics import merge_row
 from trainyard.utils.text import format_duration
 
 log = logging.getLogger(__name__)
 
 
-class Progress:
-    """Follows the events of one run of a sweep. Each event costs the same, however many trials there are."""
+class LiveView:
+    """Follows the events of a sweep. An event takes the same time, however many trials there are."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._began = time.time()
         self._live: Live | None = None
         self._running: dict[str, Attempt] = {}  # by trial
-        self._waiting = dict.fromkeys(plan.pending)  # trials that have not begun
+        self._waiting = dict.fromkeys(plan.pending)  # trials that have not started
         self._waiting_seconds = sum(plan.seconds.values())  # as predicted; 0 without evidence
-        self._ended = 0  # trials that finished or failed for good
-        self._seconds_seen: list[float] = []
+        self._ended = 0  # trials that will not run again
+        self._finished_seconds: list[float] = []
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Show the table for the length of the block, where there is a terminal."""
+    def show(self) -> Iterator[None]:
+        """Show the table for the length of the block, if there is a terminal."""
         console = Console()
         if not console.is_terminal:
             yield
@@ -46,87 +46,89 @@ class Progress:
             yield
         self._live = None
 
-    def see(self, event: TrialEvent) -> None:
-        """Take an event into account; the end of an attempt is also shown in a line."""
+    def update(self, event: TrialEvent) -> None:
+        """Take an event of a trial. The end of an attempt is also logged."""
         match event:
             case Started():
                 self._start(event)
             case Epoch(trial=trial, metrics=row):
-                add_row(self._running[trial].epochs, row)
+                merge_row(self._running[trial].epochs, row)
             case Resumed(trial=trial, checkpoint=checkpoint):
-                self._say(f"{trial} {_values_text(self._plan, trial)}: resumes from {checkpoint['name']}")
+                self._log(f"{trial} {_values_text(self._plan, trial)}: resumes from {checkpoint['name']}")
             case Halved(trial=trial):
                 size = f"{event.micro_batch} images x {event.accumulation}"
-                words = f"out of memory; goes on with micro-batches of {size}"
-                self._say(f"{trial} {_values_text(self._plan, trial)}: {words}")
+                values = _values_text(self._plan, trial)
+                self._log(f"{trial} {values}: out of memory; goes on with micro-batches of {size}")
             case Ended():
                 self._end(event)
 
     def _start(self, event: Started) -> None:
         (self._running[event.trial],) = fold_attempts([event])
-        place = event.trial if event.trial in self._waiting else next(filter(is_place, self._waiting), None)
-        if place is not None:
-            del self._waiting[place]
-            self._waiting_seconds -= self._plan.seconds.get(place, 0.0)
+        waiting = event.trial if event.trial in self._waiting else next(filter(is_place, self._waiting), None)
+        if waiting is not None:
+            del self._waiting[waiting]
+            self._waiting_seconds -= self._plan.seconds.get(waiting, 0.0)
 
     def _end(self, event: Ended) -> None:
         del self._running[event.trial]
         self._ended += not event.retried
         if event.status == TrialStatus.FINISHED:
-            self._seconds_seen.append(event.seconds or 0.0)
+            self._finished_seconds.append(event.seconds or 0.0)
         if event.status != TrialStatus.INTERRUPTED:
-            self._say(self._line(event))
+            self._log(self._end_line(event))
 
-    def _say(self, line: str) -> None:
+    def _log(self, line: str) -> None:
         if self._live:
             self._live.console.print(line, highlight=False, markup=False)
         for handler in logging.getLogger().handlers:
             if not (self._live and type(handler) is logging.StreamHandler):
                 handler.handle(logging.LogRecord(__name__, logging.INFO, __file__, 0, line, None, None))
 
-    def _line(self, event: Ended) -> str:
+    def _end_line(self, event: Ended) -> str:
         values, seconds = _values_text(self._plan, event.trial), f"{event.seconds or 0.0:.1f} s"
         head = f"[{self._ended}/{len(self._plan.pending)}] {event.trial} {values}"
         match event.status:
             case TrialStatus.FAILED:
-                again = "will be tried again" if event.retried else "gave up"
-                return f"{head}: FAILED ({again}): {event.error}; see {event.log}"
+                retry = "will be tried again" if event.retried else "gave up"
+                return f"{head}: FAILED ({retry}): {event.error}; see {event.log}"
             case TrialStatus.DIVERGED:
                 return f"{head}: DIVERGED, not tried again: {event.error}"
             case TrialStatus.UNREADABLE:
                 return f"{head}: {seconds}, but {event.error}; see {event.log}"
         metric = _metric_text(self._plan, event.metrics or {})
-        why = f"; {event.why}" if event.status == TrialStatus.STOPPED else ""
-        return f"{head}: {', '.join(filter(None, [seconds, metric]))}{why}{self._left()}"
+        reason = f"; {event.why}" if event.status == TrialStatus.STOPPED else ""
+        return f"{head}: {', '.join(filter(None, [seconds, metric]))}{reason}{self._time_left()}"
 
-    def _left(self) -> str:
-        """The time left: the work left, as predicted or else as the mean of what was seen, shared among the slots."""
-        if not self._seconds_seen:
+    def _time_left(self) -> str:
+        """The remaining time: the predicted seconds of all trials, or else their mean so far, shared by the slots."""
+        if not self._finished_seconds:
             return ""
-        mean, now = sum(self._seconds_seen) / len(self._seconds_seen), time.time()
+        mean, now = sum(self._finished_seconds) / len(self._finished_seconds), time.time()
         waiting = self._waiting_seconds if self._plan.seconds else len(self._waiting) * mean
-        running = [self._plan.seconds.get(each.trial, mean) - (now - each.start) for each in self._running.values()]
-        rest = [max(0.0, seconds) for seconds in running]
-        left = max([*rest, (waiting + sum(rest)) / self._plan.slots.count])
+        running = [
+            max(0.0, self._plan.seconds.get(attempt.trial, mean) - (now - attempt.start))
+            for attempt in self._running.values()
+        ]
+        left = max([*running, (waiting + sum(running)) / self._plan.slots.count])
         return f", about {format_duration(left)} left" if left >= 1 else ""
 
     def render(self) -> Group:
-        """The table of slots, and a bar."""
+        """The table of slots, and a progress bar."""
         total, since = len(self._plan.pending), format_duration(time.time() - self._began)
-        head = Text(f"sweep {self._plan.name}: {self._ended} of {total} trials done, {since}{self._left()}")
+        head = Text(f"sweep {self._plan.name}: {self._ended} of {total} trials done, {since}{self._time_left()}")
         bar = ProgressBar(total=total, completed=self._ended, width=60)
         return Group(head, bar, slot_table(list(self._running.values()), self._plan))
 
 
 def _values_text(plan: Plan, trial: str) -> str:
-    """The varied values of a trial in short: `blocks=4, lr=0.1`."""
+    """The varied values of a trial, as in `blocks=4, lr=0.1`."""
     if trial not in plan.trials:
         return ""
     return ", ".join(f"{key.split('.')[-1]}={value}" for key, value in plan.trials[trial].values.items())
 
 
 def _metric_text(plan: Plan, metrics: dict[str, float]) -> str:
-    """The metric that counts, or else the first that was told: `validation accuracy 91.2%`."""
+    """The metric that ranks trials, as in `validation accuracy 91.2%`; "" if it was not reported."""
     judged = plan.sweep.ranking_metric([name for name in metrics if name != "epoch"])
     if judged is None or metrics.get(judged[0]) is None:
         return ""
@@ -136,7 +138,7 @@ def _metric_text(plan: Plan, metrics: dict[str, float]) -> str:
 
 
 def slot_table(running: list[Attempt], plan: Plan) -> Table:
-    """One line per trial that runs now."""
+    """A table with one row per running trial."""
     table = Table("slot", "node", "GPU", "trial", "configuration", "epoch", "metric", "seconds", box=None)
     for attempt in sorted(running, key=lambda each: int(each.where["slot"])):
         where, trial = attempt.where, plan.trials.get(attempt.trial)

@@ -1,44 +1,59 @@
-"""A slot as the driver sees it: its worker, and what it does now."""
+"""A slot as the driver sees it: its worker and what the worker is doing."""
 
 import math
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from trainyard.packing.failure_policy import Place
 from trainyard.planning.task import Task
-from trainyard.programs.command import Kept
+from trainyard.programs.command import CheckpointFile
+
+
+class Phase(Enum):
+    """What the worker of a slot is doing."""
+
+    IDLE = "idle"
+    STARTING = "starting"
+    CHECKING = "checking its GPU"
+    WAKING = "waking"  # an idle worker shows that it is still alive before it gets a trial
+    RUNNING = "running a trial"
 
 
 @dataclass
 class Slot:
-    """A slot as the driver sees it: its worker, and what it does now."""
+    """A slot as the driver sees it: its worker and what the worker is doing."""
 
     number: int
-    worker: Any = None
-    place: dict[str, Any] = field(default_factory=dict)
-    starting: Any = None  # answers once the worker is up
-    checking: Any = None  # answers once its GPU has been checked
-    waking: Any = None  # answers if its worker, which had nothing to do, is still there
-    answer: Any = None  # comes when the trial that runs has something to say
+    worker: Any = None  # the handle of a Ray actor
+    place_fields: dict[str, Any] = field(default_factory=dict)  # as the journal stores where a trial runs
+    phase: Phase = Phase.IDLE
+    answer: Any = None  # the Ray reference of the worker's next message; None if it is idle
+    due: float = math.inf  # when that message is overdue, on the monotonic clock
     task: Task | None = None
     attempt: int = 0
-    began: float = 0.0  # when the trial did, on the monotonic clock
-    due: float = math.inf  # when the trial must have ended, or the worker be up, on the monotonic clock
-    resumed: Kept | None = None  # what the attempt has gone on from
-    pruned: str = ""  # why its trial is told to end
+    began: float = 0.0  # when the attempt did, on the monotonic clock
+    resumed: CheckpointFile | None = None  # the checkpoint that the attempt resumed from
+    stop_reason: str = ""  # why early stopping ends the trial
     failed_starts: int = 0
-    late: bool = False  # its worker should have been up long ago: nothing waits for it
-    retired: bool = False
+    is_late: bool = False  # the worker did not start in time: no trial waits for it
+    is_retired: bool = False
+
+    def expect(self, phase: Phase, answer: Any, *, due: float = math.inf) -> None:
+        """Wait for the next message of the worker."""
+        self.phase, self.answer, self.due = phase, answer, due
+
+    def take_answer(self) -> Any:
+        """The Ray reference of a message that has arrived. The slot is idle then."""
+        answer = self.answer
+        self.expect(Phase.IDLE, None)
+        return answer
 
     @property
-    def waits_for(self) -> Any:
-        """What the driver must wait for to hear of this slot; None if it is idle."""
-        return self.starting or self.checking or self.waking or self.answer
-
-    @property
-    def where(self) -> Place:
-        """Where its process runs, or ran last."""
-        return Place(self.place.get("node", ""), self.place.get("gpu", ""), self.number)
+    def place(self) -> Place:
+        """Where its worker runs, or ran last."""
+        return Place(self.place_fields.get("node", ""), self.place_fields.get("gpu", ""), self.number)
 
     def __str__(self) -> str:
-        return f"slot {self.number} ({self.where.node}, GPU {self.where.gpu})" if self.place else f"slot {self.number}"
+        where = f" ({self.place.node}, GPU {self.place.gpu})" if self.place_fields else ""
+        return f"slot {self.number}{where}"

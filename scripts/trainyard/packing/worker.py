@@ -1,116 +1,92 @@
-"""What runs in the process of a slot: one trial after another, in a process that has all that they need ready."""
+"""The process of a slot: it runs one trial after another and keeps ready what they all need."""
 
-import math
 import os
 import threading
 import time
 import traceback
 from collections.abc import Generator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import ray
 
 from trainyard.cluster import host, slurm_allocation
-from trainyard.config.config import Data
 from trainyard.config.train import Train
-from trainyard.config.user_programs import Metrics, UserProgram
+from trainyard.config.trial_status import TrialStatus
+from trainyard.config.user_programs import UserProgram
 from trainyard.packing import gpu_health, gpu_sharing
+from trainyard.packing.messages import (
+    CheckpointResumed,
+    MicroBatchHalved,
+    TrainingEnded,
+    TrialMessage,
+    TrialRequest,
+    WorkerSetup,
+    WorkerStarted,
+)
 from trainyard.planning.task import output_name
-from trainyard.programs import command, function
-from trainyard.programs.process import Claim, Guard, claim
+from trainyard.programs.command import CommandTrial, find_checkpoint, run_command
+from trainyard.programs.function import Context, run_function
+from trainyard.programs.process import FolderClaim, ProcessGuard, claim_folder
+from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.utils.errors import Diverged, UserError
 
-if TYPE_CHECKING:  # here and below: importing torch takes seconds, which only a process that trains should spend
+if TYPE_CHECKING:  # here and in functions: importing torch takes seconds, and only a training needs it
     from trainyard.training.sampler import BatchSizes
+    from trainyard.training.trainer import Trainer
 
-# A trial keeps where it is at the first end of an epoch after so long: short ones never do, since shared file systems
-# charge by the inode.
-SAVE_SECONDS = 60.0
-Messages = Generator[dict[str, Any], bool | None, None]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What all trials of a sweep have in common."""
-
-    folder: Path  # the sweep's, absolute
-    how: Data
-    threads: int
-    trains: bool = True  # whether trials are trainings by Trainyard's own loop
-    dataset: Path | None = None
-    share: float | None = None  # of the GPU's memory, and no more
-    metrics: Metrics | None = None
-    checkpoint: str | None = None  # files that a command can go on from
-    resume: str | None = None  # what a command is then given
-    resumes: bool = True  # whether a trial that was interrupted continues where it was
-    timeout_seconds: float | None = None
-    grace_seconds: float = 0.0  # from SIGTERM to SIGKILL, for a command
-    cwd: str = ""  # where users' programs run
-
-
-@dataclass(frozen=True)
-class Order:
-    """A trial for a slot to run."""
-
-    spec: dict[str, Any]
-    trial: str
-    attempt: int
-    folder: Path  # its own, for what a user's program is to leave; another one when it is trained anew on purpose
-    checkpoints: Path  # a folder of its own, which is there only while the trial has begun and not finished
-    deadline: float = math.inf  # Unix seconds at which to stop
-    bad_checkpoints: tuple[command.Kept, ...] = ()  # attempts that went on from these have failed
-    looked_at: bool = False  # whether to measure what it takes of its GPU
+# A training writes its first checkpoint at the first end of an epoch after this time. Short trials never write one:
+# shared file systems have quotas of files.
+SAVE_SECONDS: Final = 60.0
+TrialRun = Generator[TrialMessage, bool | None, TrialEnded]
 
 
 class Worker:
-    """Gets ready once, then runs one trial after another, each message of which waits for an answer."""
+    """Prepares once, then runs one trial after another. After each message of a trial, it waits for an answer."""
 
-    def start(self, setting: Setting) -> dict[str, Any]:
-        """Get ready; says where this slot is, and how many seconds that took of what.
+    def start(self, setup: WorkerSetup) -> WorkerStarted:
+        """Prepare for trials.
 
-        Not `__init__`, whose errors Ray reports as the death of the process.
+        This is not `__init__`, because Ray reports an exception there as the death of the process.
         """
-        self._setting, self._held = setting, ExitStack()  # until the process ends
-        self._messages: Messages | None = None
-        self._told_to_end = threading.Event()
-        os.chdir(setting.cwd or ".")  # where users' modules and files are looked for
-        spent = self._start_training() if setting.trains else self._start_own()
+        self._setup, self._resources = setup, ExitStack()  # held until the process ends
+        self._run: TrialRun | None = None
+        self._interrupt = threading.Event()
+        os.chdir(setup.cwd or ".")  # users' modules and files are relative to it
+        device, startup = self._prepare_training() if setup.is_training else self._prepare_user_programs()
         gpus = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
-        return {"job": slurm_allocation.job_id(), "node": host.node_name(), "gpu": gpus, **spent}
+        return WorkerStarted(slurm_allocation.job_id(), host.node_name(), gpus, device, startup)
 
-    def begin(self, order: Order) -> dict[str, Any]:
-        """Run a trial until it has something to say: `{"epoch": row}` or `{"halved": ...}`, after which it waits.
+    def begin(self, request: TrialRequest) -> TrialMessage:
+        """Run a trial until its first message. The last message of a trial is a `TrialEnded`."""
+        self._interrupt.clear()
+        self._run = self._run_trial(request)
+        return self.resume(None)
 
-        At its end it says `{"finished": ...}`, `{"pruned": ...}`, `{"diverged": ...}`, `{"stopped": ...}`,
-        `{"unreadable": ...}` or `{"failed": ...}`.
-        """
-        self._told_to_end.clear()
-        self._messages = self._run(order)
-        return next(self._messages)
-
-    def go_on(self, prune: bool) -> dict[str, Any]:
-        """Let the trial go on until it has something to say again, or with `prune` end it, since others are better."""
-        assert self._messages is not None
-        return self._messages.send(prune)
+    def resume(self, stops: bool | None) -> TrialMessage:
+        """Let the trial continue, or stop it early, until its next message."""
+        assert self._run is not None
+        try:
+            return self._run.send(stops)
+        except StopIteration as end:
+            message: TrialEnded = end.value
+            return message
 
     def wake(self) -> None:
-        """Answers only if this process and its node are still there."""
+        """Answers only if this process and its node are alive."""
 
-    def check_gpu(self) -> tuple[bool, str]:
-        """Whether this slot's GPU is broken, and what a check of it has found, in words."""
-        return gpu_health.checked()
+    def check_gpu(self) -> gpu_health.GpuChecked:
+        """Check this slot's GPU."""
+        return gpu_health.check_gpu()
 
-    def tell_to_end(self) -> None:
-        """Have a command end now, with its grace: called beside `begin` and `go_on`, in a thread of its own."""
-        self._told_to_end.set()
+    def interrupt(self) -> None:
+        """End the running command, with its grace period. Called in another thread, beside `begin` and `resume`."""
+        self._interrupt.set()
 
-    # ---- getting ready
-
-    def _start_training(self) -> dict[str, Any]:
-        """Import torch and open the data."""
+    def _prepare_training(self) -> tuple[str, dict[str, Any]]:
+        """Import torch and load the data; returns the device and the seconds by step."""
         began = time.perf_counter()
         import torch
 
@@ -120,156 +96,160 @@ class Worker:
         from trainyard.training.step_timing import device_name
 
         imported = time.perf_counter()
-        torch.set_num_threads(self._setting.threads)
-        if self._setting.share is not None:
-            gpu_sharing.keep_to(self._setting.share)
+        torch.set_num_threads(self._setup.threads)
+        if self._setup.gpu_share is not None:
+            gpu_sharing.limit_gpu_memory(self._setup.gpu_share)
         self._group = single_process()
-        copied = self._copy()
+        copied = self._copy_dataset()
         opened = time.perf_counter()
         assert self._dataset is not None
-        self._data = load_input_data(self._dataset, self._group.device, self._setting.how)
-        spent = {"import_torch_seconds": imported - began, "data_seconds": time.perf_counter() - opened}
-        return {**spent, **copied, "device": device_name(self._group.device)}
+        self._data = load_input_data(self._dataset, self._group.device, self._setup.data)
+        seconds = {"import_torch_seconds": imported - began, "data_seconds": time.perf_counter() - opened}
+        return device_name(self._group.device), {**seconds, **copied}
 
-    def _start_own(self) -> dict[str, Any]:
-        """Nothing is imported for users' programs; a function is, when it is first called."""
-        self._guard = Guard()
-        return {**self._copy(), "device": gpu_sharing.gpu_name() or "cpu"}
+    def _prepare_user_programs(self) -> tuple[str, dict[str, Any]]:
+        """Users' programs need no imports. A function is imported when it is first called."""
+        self._guard = ProcessGuard()
+        return gpu_sharing.own_gpu_name() or "cpu", self._copy_dataset()
 
-    def _copy(self) -> dict[str, Any]:
+    def _copy_dataset(self) -> dict[str, Any]:
         self._dataset = None
-        if self._setting.dataset is None:
+        if self._setup.dataset is None:
             return {"copy_seconds": 0.0, "copy": ""}
         from trainyard.data.node_copy import local_copy
         from trainyard.data.staged import Staged
 
-        copy = self._held.enter_context(local_copy(Staged(self._setting.dataset), self._setting.how.local))
+        copy = self._resources.enter_context(local_copy(Staged(self._setup.dataset), self._setup.data.local))
         self._dataset = copy.staged
         return {"copy_seconds": copy.seconds, "copy": copy.message}
 
-    # ---- one trial
-
-    def _run(self, order: Order) -> Messages:
-        """One trial, from where an earlier attempt has kept it."""
-        started = time.perf_counter()
+    def _run_trial(self, request: TrialRequest) -> TrialRun:
+        """Run a trial; an exception is a failure."""
+        began = time.perf_counter()
         try:
-            if self._setting.trains:
-                yield from self._train(order, started)
-            elif order.spec.get("command"):
-                yield from self._command(order)
-            else:
-                yield from self._function(order)
+            if self._setup.is_training:
+                return (yield from self._train(request, began))
+            if request.spec.get("command"):
+                return (yield from self._run_command(request))
+            return (yield from self._run_function(request))
         except Diverged as error:
-            yield {"diverged": str(error), "seconds": time.perf_counter() - started}
+            seconds = time.perf_counter() - began
+            return TrialEnded(status=TrialStatus.DIVERGED, error=str(error), seconds=seconds)
         except Exception as error:
             message = f"{type(error).__name__}: {error}".splitlines()[0]
-            if isinstance(error, UserError):
-                message = str(error)
-            seconds = time.perf_counter() - started
-            yield {"failed": message, "traceback": traceback.format_exc(), "seconds": seconds}
+            return TrialEnded(
+                status=TrialStatus.FAILED,
+                error=str(error) if isinstance(error, UserError) else message,
+                traceback=traceback.format_exc(),
+                seconds=time.perf_counter() - began,
+            )
 
-    def _command(self, order: Order) -> Messages:
-        setting, folder = self._setting, order.folder
+    def _run_command(self, request: TrialRequest) -> TrialRun:
+        setup, folder = self._setup, request.folder
         folder.mkdir(parents=True, exist_ok=True)
-        with claim(folder, what=f"trial {order.trial}", grace_seconds=setting.grace_seconds) as claimed:
-            kept = command.resumable(folder, setting.checkpoint, bad=order.bad_checkpoints)
-            left = folder / kept.name if kept and order.attempt > 1 else None
-            if kept and left:
-                yield {"resumed": kept}
-            end = yield from _until_end(command.run(self._call(order, left, claimed), self._guard))
-        yield end  # when nothing is held any more
+        with claim_folder(folder, owner=f"trial {request.trial}", grace_seconds=setup.grace_seconds) as claim:
+            checkpoint = find_checkpoint(folder, setup.checkpoint, bad=request.bad_checkpoints)
+            if request.attempt == 1:
+                checkpoint = None
+            if checkpoint:
+                yield CheckpointResumed(checkpoint)
+            resume_from = folder / checkpoint.name if checkpoint else None
+            return (yield from run_command(self._command_trial(request, resume_from, claim), self._guard))
 
-    def _call(self, order: Order, left: Path | None, claimed: Claim) -> command.Call:
-        setting, folder = self._setting, order.folder
-        words = {"trial": order.trial, "attempt": order.attempt, "trial_dir": str(folder), "cpus": setting.threads}
-        words |= {"resume_from": str(left or ""), "dataset": str(self._dataset.folder) if self._dataset else ""}
-        return command.Call(
-            UserProgram.model_validate(order.spec),
-            words,
+    def _command_trial(self, request: TrialRequest, resume_from: Path | None, claim: FolderClaim) -> CommandTrial:
+        setup, folder = self._setup, request.folder
+        placeholders = {
+            "trial": request.trial,
+            "attempt": request.attempt,
+            "trial_dir": str(folder),
+            "cpus": setup.threads,
+            "resume_from": str(resume_from or ""),
+            "dataset": str(self._dataset.folder) if self._dataset else "",
+        }
+        return CommandTrial(
+            UserProgram.model_validate(request.spec),
+            placeholders,
             folder,
-            setting.cwd,
-            folder / output_name(order.attempt),
-            setting.metrics,
-            setting.resume if left else None,
-            setting.timeout_seconds,
-            order.deadline,
-            setting.grace_seconds,
-            claimed,
-            self._told_to_end,
+            cwd=setup.cwd,
+            output=folder / output_name(request.attempt),
+            metrics=setup.metrics,
+            resume=setup.resume if resume_from else None,
+            timeout_seconds=setup.timeout_seconds,
+            deadline=request.deadline,
+            grace_seconds=setup.grace_seconds,
+            claim=claim,
+            interrupt=self._interrupt,
         )
 
-    def _function(self, order: Order) -> Messages:
+    def _run_function(self, request: TrialRequest) -> TrialRun:
         from trainyard.utils.import_path import import_object
 
-        spec = UserProgram.model_validate(order.spec)
+        spec = UserProgram.model_validate(request.spec)
         assert spec.function is not None
-        for folder in (order.folder, order.checkpoints):
+        for folder in (request.folder, request.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
         dataset = self._dataset.folder if self._dataset else None
-        context = function.Context(order.trial, order.attempt, order.folder, order.checkpoints, dataset, order.deadline)
-        with claim(order.folder, what=f"trial {order.trial}", grace_seconds=0.0):
-            end = yield from _until_end(function.run(import_object(spec.function, role="function"), spec.args, context))
-        yield end
+        context = Context(
+            request.trial, request.attempt, request.folder, request.checkpoints, dataset, request.deadline
+        )
+        with claim_folder(request.folder, owner=f"trial {request.trial}", grace_seconds=0.0):
+            return (yield from run_function(import_object(spec.function, role="function"), spec.args, context))
 
-    def _train(self, order: Order, started: float) -> Messages:
+    def _train(self, request: TrialRequest, began: float) -> TrialRun:
         from trainyard.training.trainer import Stopped
         from trainyard.training.warmup import warm_up
 
-        halved = list[dict[str, int]]()
-        trainer = self._training(order, halved)
+        halvings = list[MicroBatchHalved]()
+        trainer = self._create_trainer(request, halvings)
         earlier = sum(row.seconds for row in trainer.history) + trainer.state.progress.seconds
         earlier += trainer.checkpoints.total_seconds
         for row in trainer.history:
-            yield {"epoch": asdict(row), "first_step_time": None}
+            yield EpochReported(asdict(row))
         if trainer.spec.compile:
             warm_up(trainer)
-        pruned = False
+        status = TrialStatus.FINISHED
         try:
-            with ExitStack() as looking:
-                uses = looking.enter_context(gpu_sharing.measure_gpu()) if order.looked_at else []
+            with ExitStack() as measuring:
+                uses = measuring.enter_context(gpu_sharing.measure_gpu()) if request.measures_gpu else []
                 for row in trainer.epochs():
-                    for each in list(halved):
-                        yield {"halved": each}
-                        halved.remove(each)
-                    pruned = bool((yield {"epoch": asdict(row), "first_step_time": trainer.first_step_time}))
-                    if pruned:
+                    while halvings:
+                        yield halvings.pop(0)
+                    if (yield EpochReported(asdict(row), first_step_time=trainer.first_step_time)):
+                        status = TrialStatus.STOPPED
                         break
         except Stopped as error:
-            yield {"stopped": str(error)}
-            return
-        metrics = asdict(trainer.history[-1])
-        metrics["best_val_accuracy"] = max(row.val_accuracy for row in trainer.history)
-        metrics |= {"micro_batch": trainer.batch.micro, "accumulation": trainer.batch.accumulation}
-        seconds = earlier + time.perf_counter() - started
-        use = asdict(uses[0]) if uses else None
-        end = "pruned" if pruned else "finished"
-        yield {end: metrics, "precision": trainer.precision, "seconds": seconds, "use": use}
+            return TrainingEnded(status=TrialStatus.INTERRUPTED, error=str(error))
+        return TrainingEnded(
+            status=status,
+            metrics=_training_metrics(trainer),
+            precision=trainer.precision,
+            seconds=earlier + time.perf_counter() - began,
+            gpu_use=uses[0] if uses else None,
+        )
 
-    def _training(self, order: Order, halved: list[dict[str, int]]) -> Any:
-        """The training of an order; micro-batches that turn out not to fit are noted in `halved`."""
+    def _create_trainer(self, request: TrialRequest, halvings: list[MicroBatchHalved]) -> "Trainer":
+        """The trainer of a trial. It appends to `halvings` when a micro-batch does not fit into memory."""
         from trainyard.training.checkpoints import CheckpointStore
         from trainyard.training.sampler import batch_sizes
         from trainyard.training.trainer import Trainer
 
         def note(batch: "BatchSizes") -> None:
-            halved.append({"micro_batch": batch.micro, "accumulation": batch.accumulation})
+            halvings.append(MicroBatchHalved(batch.micro, batch.accumulation))
 
-        spec = Train.model_validate(order.spec)
+        spec = Train.model_validate(request.spec)
         return Trainer(
             spec,
             self._data,
             self._group,
             batch=batch_sizes(spec),
-            store=CheckpointStore(order.checkpoints, {"trial": order.trial}),
+            store=CheckpointStore(request.checkpoints, {"trial": request.trial}),
             save_every_seconds=SAVE_SECONDS,
-            deadline=order.deadline,
+            deadline=request.deadline,
             on_halved=note,
         )
 
 
-def _until_end(messages: Messages) -> Generator[dict[str, Any], bool | None, dict[str, Any]]:
-    """Pass on all messages of a program or function but the last, which is returned."""
-    message = next(messages)
-    while "epoch" in message:
-        message = messages.send((yield message))
-    return message
+def _training_metrics(trainer: "Trainer") -> dict[str, Any]:
+    metrics = asdict(trainer.history[-1])
+    metrics["best_val_accuracy"] = max(row.val_accuracy for row in trainer.history)
+    return metrics | {"micro_batch": trainer.batch.micro, "accumulation": trainer.batch.accumulation}

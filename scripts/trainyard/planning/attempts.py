@@ -19,7 +19,7 @@ from trainyard.planning.journal import (
     Started,
     TrialEvent,
 )
-from trainyard.programs.metrics import add_row
+from trainyard.programs.metrics import merge_row
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ def _apply(attempt: Attempt, event: TrialEvent) -> None:
             attempt.epochs, attempt.metrics, attempt.metrics_digest = event.rows, event.metrics, event.heard
         case Epoch(metrics=row):
             attempt.end = event.time
-            add_row(attempt.epochs, row)
+            merge_row(attempt.epochs, row)
             attempt.epoch_times.setdefault(row.get("epoch", len(attempt.epochs)), event.time)
         case Resumed(checkpoint=checkpoint):
             attempt.end, attempt.resumed = event.time, checkpoint

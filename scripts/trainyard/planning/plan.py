@@ -23,7 +23,7 @@ from trainyard.planning.journal_fold import Fold
 from trainyard.planning.schedule import jobs_needed, makespan
 from trainyard.planning.search import Suggestion, is_place, search_key, still_to_draw, suggestions
 from trainyard.planning.task import folder_name, output_name
-from trainyard.programs.metrics import divergence
+from trainyard.programs.metrics import find_divergence
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of
 from trainyard.utils.text import format_duration
@@ -115,7 +115,7 @@ class Plan:
             return True
         if end.outcome != TrialStatus.DIVERGED or end.early:
             return False
-        return end.error not in {divergence({name: None}, [name]) for name in self.sweep.monitored_metrics}
+        return end.error not in {find_divergence({name: None}, [name]) for name in self.sweep.monitored_metrics}
 
     @cached_property
     def pending(self) -> list[str]:

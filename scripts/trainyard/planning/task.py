@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from trainyard.config.train import Train
 from trainyard.config.user_programs import UserProgram
-from trainyard.programs.command import Kept
+from trainyard.programs.command import CheckpointFile
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Task:
     generation: int
     earlier_attempts: int
     expected_seconds: float | None = None  # None before there is evidence
-    bad_checkpoints: tuple[Kept, ...] = ()  # attempts that went on from these have failed by themselves
+    bad_checkpoints: tuple[CheckpointFile, ...] = ()  # attempts that went on from these have failed by themselves
     least_seconds: float | None = None  # that it hardly falls short of
 
     @property

@@ -1,4 +1,4 @@
-"""A command as a trial: heard while it runs, and ended together with all that it has started."""
+"""A command as a trial: started, monitored for metrics, and ended together with all processes that it started."""
 
 import errno
 import os
@@ -13,8 +13,9 @@ from collections.abc import Collection, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import (
     GRACE_SECONDS,
     Metrics,
@@ -24,207 +25,209 @@ from trainyard.config.user_programs import (
     make_lookup,
     metrics_digest,
 )
-from trainyard.programs.metrics import Lines, Reported, untold
-from trainyard.programs.process import Claim, Guard
+from trainyard.programs.metrics import MetricsCollector
+from trainyard.programs.output_lines import LineSplitter
+from trainyard.programs.process import FolderClaim, ProcessGuard
+from trainyard.programs.trial_messages import EpochReported, ProgramOutput, TrialEnded, timeout_error
 from trainyard.utils.errors import UserError
 
-LOOK_SECONDS: Final = 0.25  # between two looks at a file of metrics
+POLL_SECONDS: Final = 0.25  # between two reads of a metrics file
 TAIL_LINES: Final = 30  # of the output, for the journal
 TAIL_CHARACTERS: Final = 2000
-# Programs would take these for a request to join the job's own Ray or Slurm step.
-NOT_PASSED_ON: Final = re.compile(r"RAY_|PMI_|PMIX_|SLURM_(?!JOB_|JOBID|CLUSTER_NAME|SUBMIT_|TMPDIR)")
+# With these variables, a program would join the Ray or the Slurm step of this job.
+HIDDEN_VARIABLES: Final = re.compile(r"RAY_|PMI_|PMIX_|SLURM_(?!JOB_|JOBID|CLUSTER_NAME|SUBMIT_|TMPDIR)")
 
 
 @dataclass(frozen=True)
-class Call:
-    """A command, and what is to be known of it while it runs."""
+class CommandTrial:
+    """A command and how it runs."""
 
     spec: UserProgram
-    words: Mapping[str, Any]  # what placeholders stand for, beside its arguments
-    folder: Path  # its own
+    placeholders: Mapping[str, Any]  # values of placeholders that are not arguments
+    folder: Path  # the trial's own
     cwd: str
     output: Path
     metrics: Metrics | None
-    resume: str | None = None  # added to it
+    resume: str | None = None  # the option that makes it resume, if it does
     timeout_seconds: float | None = None
     deadline: float = float("inf")  # Unix seconds
-    grace_seconds: float = GRACE_SECONDS  # that it has to end after SIGTERM: to keep where it is
-    claim: Claim | None = None  # to its folder
-    told_to_end: threading.Event = field(default_factory=threading.Event)  # from outside
+    grace_seconds: float = GRACE_SECONDS  # from SIGTERM to SIGKILL
+    claim: FolderClaim | None = None  # to its folder
+    interrupt: threading.Event = field(default_factory=threading.Event)  # set by the worker to end it
 
 
-def run(call: Call, guard: Guard) -> Generator[dict[str, Any], bool | None, None]:
-    """Run a command, which must tell some metrics if it is known how.
+def run_command(trial: CommandTrial, guard: ProcessGuard) -> Generator[EpochReported, bool | None, TrialEnded]:
+    """Run a command; send True after an epoch to stop it early.
 
-    Yields `{"epoch": row}` for each row of metrics, to which True may be sent to end it, and at the end `{"finished":
-    ...}`, `{"pruned": ...}`, `{"stopped": ...}`, `{"unreadable": ...}` or `{"failed": ...}` with exit code and the end
-    of the output. Any of these may have a `warning` for the user.
+    If `metrics` says where the command reports metrics, one that reports none is `unreadable`.
     """
     began = time.monotonic()
-    reported = Reported(call.metrics, call.folder, goes_on=bool(call.words["resume_from"]))
-    program = _Program(call, guard)
-    end: _End | None = None
+    collector = MetricsCollector(trial.metrics, trial.folder, resumes=bool(trial.placeholders["resume_from"]))
+    program = _Program(trial, guard)
+    status, reason = TrialStatus.RUNNING, ""
     try:
-        while end is None:
-            lines, running = program.listen(LOOK_SECONDS)
+        while status is TrialStatus.RUNNING:
+            lines, is_running = program.read_lines(POLL_SECONDS)
             for line in lines:
-                reported.hear(line)
-            end = _late(call, began) if running else _End("finished")
-            for row in reported.look(last=end is not None):
-                if (yield {"epoch": row, **reported.warning()}) and end is None:
-                    end = _End("pruned")
+                collector.add_line(line)
+            status, reason = _check_limits(trial, began) if is_running else (TrialStatus.FINISHED, "")
+            for row in collector.new_rows(final=status is not TrialStatus.RUNNING):
+                stops = yield EpochReported(row, warning=collector.take_warning())
+                if stops and status is TrialStatus.RUNNING:
+                    status = TrialStatus.STOPPED
                     break
     finally:
-        code = program.end()
+        exit_code = program.end()
     tail = program.tail()
-    how = {"seconds": time.monotonic() - began, "exit_code": code, "output": str(call.output), "tail": tail}
-    how |= {"heard": metrics_digest(call.metrics), **reported.warning()}
-    latest = reported.latest
-    if end.kind == "finished":
-        end = _judged(call, code, tail, untold="" if latest else reported.problem or untold(call.metrics))
-    said = latest if end.kind in ("finished", "pruned") else end.why
-    yield {end.kind: said, **how, **({"traceback": tail} if end.kind == "failed" else {})}
+    if status is TrialStatus.FINISHED:
+        status, reason = _judge_exit(exit_code, tail, missing_metrics=collector.missing)
+    has_result = status in (TrialStatus.FINISHED, TrialStatus.STOPPED)
+    return TrialEnded(
+        status=status,
+        metrics=collector.latest if has_result else {},
+        error=reason,
+        seconds=time.monotonic() - began,
+        traceback=tail if status is TrialStatus.FAILED else "",
+        warning=collector.take_warning(),
+        program=ProgramOutput(exit_code, str(trial.output), tail, metrics_digest(trial.metrics)),
+    )
 
 
-@dataclass(frozen=True)
-class _End:
-    kind: Literal["finished", "pruned", "stopped", "unreadable", "failed"]
-    why: str = ""
+def _check_limits(trial: CommandTrial, began: float) -> tuple[TrialStatus, str]:
+    """Whether a running program must end now, and why."""
+    timeout = trial.timeout_seconds
+    if timeout is not None and time.monotonic() - began > timeout:
+        return TrialStatus.FAILED, timeout_error(timeout)
+    if trial.interrupt.is_set():
+        return TrialStatus.INTERRUPTED, "it was told to end"
+    if time.time() > trial.deadline:
+        return TrialStatus.INTERRUPTED, "ended before the end of the walltime"
+    return TrialStatus.RUNNING, ""
 
 
-def _late(call: Call, began: float) -> _End | None:
-    """How the program must end now, if it must."""
-    limit = call.timeout_seconds
-    if limit is not None and time.monotonic() - began > limit:
-        return _End("failed", f"it took longer than its timeout_minutes, {limit / 60:g}")
-    if call.told_to_end.is_set():
-        return _End("stopped", "it was told to end")
-    return _End("stopped", "ended before the end of the walltime") if time.time() > call.deadline else None
+def _judge_exit(exit_code: int, tail: str, *, missing_metrics: str) -> tuple[TrialStatus, str]:
+    """The status of a program that ended by itself, and the error if it did not finish."""
+    if exit_code == 0:
+        return (TrialStatus.UNREADABLE, missing_metrics) if missing_metrics else (TrialStatus.FINISHED, "")
+    last_line = (tail.strip().splitlines() or ["no output"])[-1].strip()
+    cause = f"exit code {exit_code}" if exit_code > 0 else f"killed by {signal.Signals(-exit_code).name}"
+    return TrialStatus.FAILED, f"{cause}: {last_line}"
 
 
-def _judged(call: Call, code: int, tail: str, *, untold: str) -> _End:
-    """Whether a program that has ended by itself has done what it should, `untold` being why no metric was found."""
-    if code == 0 and call.metrics and untold:
-        return _End("unreadable", untold)
-    if code == 0:
-        return _End("finished")
-    last = (tail.strip().splitlines() or ["it said nothing"])[-1].strip()
-    how = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
-    return _End("failed", f"{how}: {last}")
+def failed_by_itself(error: str) -> bool:
+    """Whether a program with this error ended by itself: then the checkpoint that it resumed from may be damaged.
 
-
-def blames_checkpoint(error: str) -> bool:
-    """Whether a program that has failed in this way ended by itself: then what it has resumed from may be damaged.
-
-    It may not if its time was up, if its worker or node died, or if a signal was sent to it: by the end of the job,
-    or by the kernel when memory is out. A shell tells such a signal as exit code 128 and more.
+    False if it exceeded its timeout, if its worker or node died, or if it received a signal: at the end of the job, or
+    from the kernel when memory ran out. A shell reports such a signal as exit code 128 plus its number.
     """
-    sent = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
+    external = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
     if found := re.match(r"exit code (\d+): ", error):
-        return int(found[1]) - 128 not in sent
+        return int(found[1]) - 128 not in external
     killed = re.match(r"killed by (\w+): ", error)
-    return killed is not None and killed[1] not in {each.name for each in sent}
+    return killed is not None and killed[1] not in {each.name for each in external}
 
 
-class Kept(NamedTuple):
-    """A checkpoint as a program left it: one that is written anew under the same name is another one."""
+class CheckpointFile(NamedTuple):
+    """A checkpoint as a program wrote it. If it is overwritten under the same name, it is another checkpoint."""
 
-    name: str  # in its folder
+    name: str  # relative to the trial's folder
     modified_ns: int
     size: int
 
 
-def resumable(folder: Path, pattern: str | None, *, bad: Collection[Kept] = ()) -> Kept | None:
-    """What to go on from: the newest checkpoint; if an attempt that did so has failed, the one before it, then none."""
+def find_checkpoint(
+    folder: Path, pattern: str | None, *, bad: Collection[CheckpointFile] = ()
+) -> CheckpointFile | None:
+    """The newest checkpoint; if it is `bad` (an attempt that resumed from it failed), the one before; then None."""
     found = [(path.relative_to(folder), path.stat()) for path in folder.glob(pattern)] if pattern else []
-    kept = [Kept(str(name), info.st_mtime_ns, info.st_size) for name, info in found]
-    newest = sorted(kept, key=lambda each: (each.modified_ns, each.name), reverse=True)[:2]
+    files = [CheckpointFile(str(name), stat.st_mtime_ns, stat.st_size) for name, stat in found]
+    newest = sorted(files, key=lambda each: (each.modified_ns, each.name), reverse=True)[:2]
     return next((each for each in newest if each not in bad), None)
 
 
-def cannot_be_started(program: str, error: OSError) -> UserError:
-    """What to say of a program that the system has refused to start.
+def start_error(program: str, error: OSError) -> UserError:
+    """The error for a program that the system refuses to start.
 
-    Of one that is in no folder of PATH, the system may tell the error of a folder that it could not look into.
+    If a program is in no folder of PATH, the system may report the error of a folder that it could not read.
     """
-    nowhere = os.sep not in program and shutil.which(program, mode=os.F_OK) is None
-    return UserError(f"{program} cannot be started: {os.strerror(errno.ENOENT) if nowhere else error.strerror}")
+    is_missing = os.sep not in program and shutil.which(program, mode=os.F_OK) is None
+    return UserError(f"{program} cannot be started: {os.strerror(errno.ENOENT) if is_missing else error.strerror}")
 
 
 class _Program:
-    """A process in a session of its own. What it says is kept in a file, and heard line by line."""
+    """A guarded process. Its output goes to a file and is read line by line."""
 
-    def __init__(self, call: Call, guard: Guard) -> None:
-        self._grace_seconds, self._heard = call.grace_seconds, queue.SimpleQueue[str | None]()
+    def __init__(self, trial: CommandTrial, guard: ProcessGuard) -> None:
+        self._grace_seconds, self._lines = trial.grace_seconds, queue.SimpleQueue[str | None]()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._output = open(call.output, "wb")  # noqa: SIM115  (closed by `end`)
-        command = call.spec.command
-        assert command is not None
-        args = call.spec.args
-        line = build_argv(insert_resume_option(command, call.resume, args), make_lookup(args, call.words))
+        self._output = open(trial.output, "wb")  # noqa: SIM115  (closed by `end`)
+        assert trial.spec.command is not None
+        args = trial.spec.args
+        values = make_lookup(args, trial.placeholders)
+        command = build_argv(insert_resume_option(trial.spec.command, trial.resume, args), values)
         try:
             self._process = guard.start(
-                line,
-                cwd=call.cwd,
-                environment=_environment(call),
-                grace_seconds=call.grace_seconds,
-                claim=call.claim,
-                log=call.output,
+                command,
+                cwd=trial.cwd,
+                environment=_environment(trial),
+                grace_seconds=trial.grace_seconds,
+                claim=trial.claim,
+                log=trial.output,
             )
         except OSError as error:
             self._output.close()
-            raise cannot_be_started(line[0], error) from None
+            raise start_error(command[0], error) from None
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         threading.Thread(target=self._wait, daemon=True).start()
 
-    def listen(self, seconds: float) -> tuple[list[str], bool]:
-        """What it has said, waiting at most so long for something; and whether it still runs."""
-        lines, running = list[str](), True
+    def read_lines(self, timeout_seconds: float) -> tuple[list[str], bool]:
+        """The new lines, waiting for the first one at most so long; and whether the process still runs."""
+        lines, is_running = list[str](), True
         with suppress(queue.Empty):
-            heard = self._heard.get(timeout=seconds)
+            line = self._lines.get(timeout=timeout_seconds)
             while True:
-                if heard is None:
-                    running = False
+                if line is None:
+                    is_running = False
                 else:
-                    lines.append(heard)
-                heard = self._heard.get_nowait()
-        return lines, running
+                    lines.append(line)
+                line = self._lines.get_nowait()
+        return lines, is_running
 
     def end(self) -> int:
-        """End what still runs of it, politely first; its exit code, or minus the signal that ended it."""
-        code = self._process.end(self._grace_seconds)
+        """End all its processes, with the grace period; returns the exit code, or minus the signal that ended it."""
+        exit_code = self._process.end(self._grace_seconds)
         self._reader.join(1.0)
         self._output.close()
-        return code
+        return exit_code
 
     def tail(self) -> str:
-        """The end of what it said."""
+        """The last lines of the output."""
         return "\n".join(self._tail)[-TAIL_CHARACTERS:]
 
     def _read(self) -> None:
         pipe = self._process.stdout
-        lines = Lines()
+        splitter = LineSplitter()
         while chunk := os.read(pipe.fileno(), 65536):
-            with suppress(ValueError):  # closed: it ended, but something that it started goes on
+            with suppress(ValueError):  # closed by `end`, while a process that it started still writes
                 self._output.write(chunk)
                 self._output.flush()
-            self._say(lines.feed(chunk))
-        self._say(lines.feed(b"", last=True))
+            self._put(splitter.feed(chunk))
+        self._put(splitter.feed(b"", final=True))
 
-    def _say(self, lines: list[str]) -> None:
+    def _put(self, lines: list[str]) -> None:
         self._tail += lines
         for line in lines:
-            self._heard.put(line)
+            self._lines.put(line)
 
     def _wait(self) -> None:
         self._process.wait()
         self._reader.join(1.0)
-        self._heard.put(None)
+        self._lines.put(None)
 
 
-def _environment(call: Call) -> dict[str, str]:
-    """What a program sees: its own GPU, where its trial is, and nothing of this job's Ray."""
-    passed = {name: value for name, value in os.environ.items() if not NOT_PASSED_ON.match(name)}
-    own = {"TRAINYARD_TRIAL": str(call.words["trial"]), "TRAINYARD_TRIAL_DIR": str(call.folder)}
-    return passed | own | {"PYTHONUNBUFFERED": "1"}
+def _environment(trial: CommandTrial) -> dict[str, str]:
+    """The environment of a program: its own GPU and its trial, without the Ray of this job."""
+    inherited = {name: value for name, value in os.environ.items() if not HIDDEN_VARIABLES.match(name)}
+    own = {"TRAINYARD_TRIAL": str(trial.placeholders["trial"]), "TRAINYARD_TRIAL_DIR": str(trial.folder)}
+    return inherited | own | {"PYTHONUNBUFFERED": "1"}

@@ -1,4 +1,4 @@
-"""A Python function as a trial: called as `run(config, context)` in a process that stays warm from trial to trial."""
+"""A Python function as a trial: called with `(config, context)` in a process that stays warm from trial to trial."""
 
 import math
 import queue
@@ -6,91 +6,97 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainyard.programs.metrics import Row, Sieve, as_row
+from trainyard.config.trial_status import TrialStatus
+from trainyard.programs.metrics import numeric_row
+from trainyard.programs.row_limiter import Row, RowLimiter
+from trainyard.programs.trial_messages import EpochReported, TrialEnded
 
 
-class TrialEnds(BaseException):
-    """Ends a function from within; not an Exception, so that no `except Exception` of the user's catches it."""
+class EndTrial(BaseException):
+    """Ends a function from within. It is not an Exception, so that `except Exception` does not catch it."""
+
+    def __init__(self, status: TrialStatus) -> None:
+        super().__init__(status)
+        self.status = status
 
 
 @dataclass
 class Context:
-    """What a function may ask of Trainyard, and tell it."""
+    """What a function gets from Trainyard, and how it reports to it."""
 
     trial: str
     attempt: int  # 1 for the first
-    trial_dir: Path  # for what the trial is to leave
-    checkpoint_dir: Path  # empty at the first attempt; kept while the trial is not finished, removed when it is
-    dataset: Path | None  # the staged dataset, on this node's own disk if it is copied
-    deadline: float = math.inf  # Unix seconds by which to have kept where it is
-    _told: "queue.SimpleQueue[dict[str, Any]]" = field(default_factory=queue.SimpleQueue, repr=False)
+    trial_dir: Path  # for the files that the trial leaves
+    checkpoint_dir: Path  # empty in the first attempt; kept until the trial has finished, then removed
+    dataset: Path | None  # the staged dataset; on a local disk of this node if it is copied there
+    deadline: float = math.inf  # Unix seconds by which a checkpoint must be written
+    _reports: "queue.SimpleQueue[Row | TrialEnded]" = field(default_factory=queue.SimpleQueue, repr=False)
     _answers: "queue.SimpleQueue[bool]" = field(default_factory=queue.SimpleQueue, repr=False)
-    _rows: int = 0
+    _row_count: int = 0
 
     @property
     def time_is_up(self) -> bool:
-        """Whether the deadline has come: keep where you are, then call `interrupt`."""
+        """Whether the deadline has passed: write a checkpoint, then call `interrupt`."""
         return time.time() >= self.deadline
 
     def report(self, **metrics: float) -> None:
-        """Tell metrics, as of an `epoch` (counted, if it is left out). The trial may end here, if others are better.
+        """Report metrics of an `epoch` (counted if it is omitted). Early stopping may end the trial here.
 
-        Of an epoch that is told again, the last values count. Of very many rows, not all are kept (see `Sieve`), but
-        the last value of each metric is. Each row is judged at once: tell an epoch when it has ended.
+        If an epoch is reported again, its last values count. Of very many rows, not all are kept (see `RowLimiter`),
+        but the last value of each metric is. Each row is judged at once: report an epoch when it is complete.
         """
-        self._rows += 1
-        row = as_row(metrics)
+        self._row_count += 1
+        row = numeric_row(metrics)
         epoch = row.pop("epoch", None)
-        self._told.put({"epoch": {"epoch": self._rows if epoch is None else epoch, **row}})
+        self._reports.put({"epoch": self._row_count if epoch is None else epoch, **row})
         if self._answers.get():
-            raise TrialEnds("pruned")
+            raise EndTrial(TrialStatus.STOPPED)
 
     def interrupt(self) -> NoReturn:
-        """End here, to be called again with the same `checkpoint_dir` by the next job."""
-        raise TrialEnds("interrupted")
+        """End here. The next job calls the function again with the same `checkpoint_dir`."""
+        raise EndTrial(TrialStatus.INTERRUPTED)
 
 
-def run(
+def run_function(
     function: Callable[..., Any], config: dict[str, Any], context: Context
-) -> Generator[dict[str, Any], bool | None, None]:
-    """Call a function, in a thread of its own.
+) -> Generator[EpochReported, bool | None, TrialEnded]:
+    """Call a function in its own thread; send True after an epoch to stop it early.
 
-    Yields and is sent what `commands.run` does. What the function returns, if a mapping, are further metrics.
+    If the function returns a mapping, its numbers are further metrics.
     """
     began = time.monotonic()
-    latest: Row = {}
-    told = context._told
-
-    def call() -> None:
-        try:
-            returned = function(config, context)
-            told.put({"finished": as_row(returned) if isinstance(returned, dict) else {}})
-        except TrialEnds as end:
-            told.put({str(end): None})
-        except BaseException as error:
-            line = f"{type(error).__name__}: {error}".splitlines()[0]
-            told.put({"failed": line, "traceback": traceback.format_exc()})
-
-    threading.Thread(target=call, daemon=True).start()
-    sieve = Sieve()
-    while "epoch" in (message := told.get()):
-        latest |= message["epoch"]
-        sieve.put(message["epoch"], whole=True)
-        prune = False
-        for row in sieve.passed(last=False):
-            prune = prune or bool((yield {"epoch": row}))
-        context._answers.put(prune)
-    for row in sieve.passed(last=True) if "pruned" not in message else ():
-        yield {"epoch": row}
+    threading.Thread(target=_call, args=(function, config, context), daemon=True).start()
+    latest, limiter = Row(), RowLimiter()
+    while not isinstance(report := context._reports.get(), TrialEnded):
+        latest |= report
+        limiter.add(report, complete=True)
+        stops = False
+        for row in limiter.take_rows(final=False):
+            stops = bool((yield EpochReported(row))) or stops
+        context._answers.put(stops)
+    for row in limiter.take_rows(final=True) if report.status is not TrialStatus.STOPPED else ():
+        yield EpochReported(row)
     latest.pop("epoch", None)
-    seconds = {"seconds": time.monotonic() - began}
-    if "failed" in message:
-        yield message | seconds
-    elif "interrupted" in message:
-        yield {"stopped": "it kept where it was before the end of the walltime", **seconds}
-    else:
-        yield {"pruned" if "pruned" in message else "finished": latest | (message.get("finished") or {}), **seconds}
+    has_result = report.status in (TrialStatus.FINISHED, TrialStatus.STOPPED)
+    metrics = latest | report.metrics if has_result else {}
+    return replace(report, metrics=metrics, seconds=time.monotonic() - began)
+
+
+def _call(function: Callable[..., Any], config: dict[str, Any], context: Context) -> None:
+    """Call the function, and report how it ended."""
+    try:
+        returned = function(config, context)
+        metrics = numeric_row(returned) if isinstance(returned, dict) else {}
+        end = TrialEnded(status=TrialStatus.FINISHED, metrics=metrics)
+    except EndTrial as request:
+        is_interrupted = request.status is TrialStatus.INTERRUPTED
+        error = "it wrote a checkpoint before the end of the walltime" if is_interrupted else ""
+        end = TrialEnded(status=request.status, error=error)
+    except BaseException as error:
+        line = f"{type(error).__name__}: {error}".splitlines()[0]
+        end = TrialEnded(status=TrialStatus.FAILED, error=line, traceback=traceback.format_exc())
+    context._reports.put(end)

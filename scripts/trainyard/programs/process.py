@@ -1,4 +1,4 @@
-"""Users' programs under guard: started, told to end and ended together with all that they have started."""
+"""Users' programs, started by a guard that ends them together with all processes that they started."""
 
 import contextlib
 import json
@@ -19,32 +19,32 @@ import psutil
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import LockHeldError, hold_inheritable_lock
 
-PROGRAM: Final = Path(__file__).with_name("guard.py")
-TREE: Final = "TRAINYARD_TREE"  # in the environment of a program and of all that it starts
-KILL_SECONDS: Final = 10.0  # after SIGKILL, before it is said that a program cannot be ended
-CLAIM_SECONDS: Final = 10.0  # beyond the grace of an earlier attempt, until that is said to be in the way
+GUARD_PROGRAM: Final = Path(__file__).with_name("guard.py")
+TREE_VARIABLE: Final = "TRAINYARD_TREE"  # in the environment of a program and of all its descendants
+KILL_SECONDS: Final = 10.0  # after SIGKILL, before a program counts as impossible to end
+CLAIM_SECONDS: Final = 10.0  # after the grace period of an earlier attempt, before its folder counts as in use
 
 
-class Claim:
-    """A folder that this process, and the programs that it starts for it, have for themselves."""
+class FolderClaim:
+    """Exclusive use of a folder by this process and the programs that it starts."""
 
     def __init__(self, record: Mapping[str, Any]) -> None:
-        self.fd: int | None = None  # None: the file system knows no such locks
+        self.fd: int | None = None  # None: the file system has no such locks
         self._record = dict(record)
 
-    def note(self, **more: Any) -> None:
-        """Write down who has it."""
-        self._record |= more
+    def update_record(self, **fields: Any) -> None:
+        """Write to the lock file who holds it."""
+        self._record |= fields
         if self.fd is not None:
             content = json.dumps(self._record).encode()
             os.pwrite(self.fd, content, 0)
             os.ftruncate(self.fd, len(content))
 
 
-class Guard:
-    """Starts programs of which nothing is left at their end, nor at that of this process, whatever dies first.
+class ProcessGuard:
+    """Starts programs. None of their processes outlives them or this process, whichever dies first.
 
-    See guard.py for how. It has a keeper of its own, started with the first program and anew if it was killed.
+    `guard.py` explains how. The guard's keeper is started with the first program, and again if it was killed.
     """
 
     def __init__(self) -> None:
@@ -52,76 +52,77 @@ class Guard:
 
     def start(
         self,
-        line: Sequence[str],
+        command: Sequence[str],
         *,
         cwd: str,
         environment: Mapping[str, str],
         grace_seconds: float,
-        claim: "Claim | None" = None,
+        claim: FolderClaim | None = None,
         log: Path | None = None,
-    ) -> "Process":
-        """Start a program in a session of its own, its output a pipe; what it says after this process goes to `log`.
+    ) -> "GuardedProcess":
+        """Start a program in its own session, with a pipe for its output; output after this process dies goes to `log`.
 
         Raises:
             OSError: it cannot be started.
         """
         tree = secrets.token_hex(8)
-        request = {"line": list(line), "cwd": cwd, "environment": {**environment, TREE: tree}, "grace": grace_seconds}
+        environment = {**environment, TREE_VARIABLE: tree}
+        request = {"command": list(command), "cwd": cwd, "environment": environment, "grace": grace_seconds}
         request |= {"log": str(log.absolute())} if log else {}
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel, guard_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reading, writing = os.pipe()
-        with theirs, os.fdopen(os.memfd_create("request"), "w+") as file, os.fdopen(writing, "wb"):
+        with guard_channel, os.fdopen(os.memfd_create("request"), "w+") as file, os.fdopen(writing, "wb"):
             json.dump(request, file)
             file.flush()
             os.lseek(file.fileno(), 0, os.SEEK_SET)
             lock = [claim.fd] if claim and claim.fd is not None else []
-            self._send([file.fileno(), theirs.fileno(), writing, reading, *lock])
-        process = Process(mine, os.fdopen(reading, "rb"), tree)
+            self._send([file.fileno(), guard_channel.fileno(), writing, reading, *lock])
+        process = GuardedProcess(channel, os.fdopen(reading, "rb"), tree)
         if claim:
-            claim.note(tree=tree, guards=[_identity(pid) for pid in process.guards])
+            claim.update_record(tree=tree, guards=[_identity(pid) for pid in process.guards])
         return process
 
     def _send(self, fds: list[int]) -> None:
-        """Ask the keeper, a new one if there is none or it was killed."""
+        """Send a request to the keeper. Starts one if there is none, or if it was killed."""
         if self._control is not None:
             with contextlib.suppress(OSError):
                 socket.send_fds(self._control, [b"1"], fds)
                 return
             self._control.close()
-        self._control = _keeper()
+        self._control = _start_keeper()
         socket.send_fds(self._control, [b"1"], fds)
 
 
-def _keeper() -> socket.socket:
-    """Start a keeper; what it is told through."""
-    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def _start_keeper() -> socket.socket:
+    """Start a keeper; returns the socket for requests."""
+    control, keeper_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        me = os.pidfd_open(os.getpid())
-    except OSError:  # a kernel before 5.3: the end of the socket tells the same, if nothing else holds it
-        me = -1
-    with theirs:
-        fds = [theirs.fileno(), me]
+        owner = os.pidfd_open(os.getpid())
+    except OSError:  # a kernel before 5.3: then the end of the socket shows the same, if nothing else holds it
+        owner = -1
+    with keeper_control:
+        fds = [keeper_control.fileno(), owner]
         subprocess.run(
-            [sys.executable, "-I", "-S", str(PROGRAM), *map(str, fds)],
+            [sys.executable, "-I", "-S", str(GUARD_PROGRAM), *map(str, fds)],
             pass_fds=[fd for fd in fds if fd >= 0],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             check=True,
         )
-    if me >= 0:
-        os.close(me)
-    return mine
+    if owner >= 0:
+        os.close(owner)
+    return control
 
 
-class Process:
-    """A program under guard, as `subprocess.Popen` has it: `poll` and `wait` tell of all that it has started, too."""
+class GuardedProcess:
+    """A guarded program. As with `subprocess.Popen`, there are `poll` and `wait`; both include its descendants."""
 
     def __init__(self, channel: socket.socket, output: IO[bytes], tree: str) -> None:
         self.stdout, self._channel, self._tree = output, channel, tree
-        self._code: int | None = None
+        self._exit_code: int | None = None
         self._ended = threading.Event()
-        first = self._hear()
+        first = self._receive()
         if "error" in first:
             output.close()
             raise OSError(first["error"], os.strerror(first["error"]))
@@ -130,87 +131,84 @@ class Process:
         threading.Thread(target=self._await_end, daemon=True).start()
 
     def poll(self) -> int | None:
-        """The exit code, or minus the signal that ended it; None while anything of it runs."""
-        return self._code
+        """The exit code, or minus the signal that ended it; None while any of its processes runs."""
+        return self._exit_code
 
     def wait(self, timeout: float | None = None) -> int:
-        """The same, once nothing of it runs.
+        """The exit code, or minus the signal that ended it, once none of its processes runs.
 
         Raises:
-            subprocess.TimeoutExpired: something does.
+            subprocess.TimeoutExpired: one still runs.
         """
         if not self._ended.wait(timeout):
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
-        assert self._code is not None
-        return self._code
+        assert self._exit_code is not None
+        return self._exit_code
 
     def end(self, grace_seconds: float) -> int:
-        """Have it end: SIGTERM, and after so many seconds SIGKILL, to all that runs of it.
+        """Send SIGTERM to all its processes, and SIGKILL after the grace period; returns as `wait` does.
 
         Raises:
             UserError: it cannot be killed.
         """
         if not self._ended.is_set():
-            with contextlib.suppress(OSError):  # the guard has died: then this thread hears of the end, too
+            with contextlib.suppress(OSError):  # the guard died: `_await_end` handles that
                 self._channel.send(str(grace_seconds).encode())
         try:
             return self.wait(grace_seconds + KILL_SECONDS)
         except subprocess.TimeoutExpired:
-            left = ", ".join(f"{each.pid} ({each.name()})" for each in _of(self._tree)) or str(self.pid)
+            left = ", ".join(f"{each.pid} ({each.name()})" for each in _processes_of(self._tree)) or str(self.pid)
             raise UserError(f"these processes do not end, even by SIGKILL: {left}") from None
 
-    def _hear(self) -> dict[str, Any]:
-        """What the guard says next; nothing if it has died."""
+    def _receive(self) -> dict[str, Any]:
+        """The next message of the guard; empty if it died."""
         try:
             return dict(json.loads(self._channel.recv(4096) or b"{}"))
         except ConnectionError:
             return {}
 
     def _await_end(self) -> None:
-        """The end of the channel means that nothing of the guard holds anything of this program any more."""
-        said: dict[str, Any] = {}
-        while heard := self._hear():
-            said |= heard
-        if "code" not in said:  # all of the guard was killed at once
+        """Read messages until the channel closes: then the guard holds no resource of this program any more."""
+        fields: dict[str, Any] = {}
+        while message := self._receive():
+            fields |= message
+        if "code" not in fields:  # keeper and watcher were killed at once
             _kill_tree(self._tree)
-        self._code = int(said.get("code", -signal.SIGKILL))
+        self._exit_code = int(fields.get("code", -signal.SIGKILL))
         self._channel.close()
         self._ended.set()
 
 
 @contextlib.contextmanager
-def claim(folder: Path, *, what: str, grace_seconds: float) -> Iterator[Claim]:
-    """Have a trial's folder for the length of the block, and for as long as a program that was started for it lives.
+def claim_folder(folder: Path, *, owner: str, grace_seconds: float) -> Iterator[FolderClaim]:
+    """Hold a trial's folder for the length of the block, and for as long as a program started for it lives.
 
-    An earlier attempt that is still ending is waited for. If its guard was killed, what is left of it is killed.
+    Waits for an earlier attempt that is still ending. If its guard was killed, its remaining processes are killed.
 
     Raises:
-        LockHeldError: it is in use; the message says by whom.
+        LockHeldError: the folder is in use; the message names the process that holds it.
     """
     since = time.strftime("%Y-%m-%d %H:%M:%S")
-    made = Claim({"process": os.getpid(), "host": socket.gethostname(), "since": since, "what": what})
-    with hold_inheritable_lock(
-        _lock_of(folder), wait_seconds=grace_seconds + CLAIM_SECONDS, on_record=_end_orphans
-    ) as made.fd:
-        made.note()
-        yield made
+    claim = FolderClaim({"process": os.getpid(), "host": socket.gethostname(), "since": since, "what": owner})
+    wait_seconds = grace_seconds + CLAIM_SECONDS
+    with hold_inheritable_lock(_lock_path(folder), wait_seconds=wait_seconds, on_record=_kill_orphans) as claim.fd:
+        claim.update_record()
+        yield claim
 
 
-def wait_until_free(folder: Path, *, seconds: float) -> None:
-    """Wait until nothing has a trial's folder any more, at most so long."""
-    with (
-        contextlib.suppress(LockHeldError),
-        hold_inheritable_lock(_lock_of(folder), wait_seconds=seconds, on_record=_end_orphans),
-    ):
+def wait_for_folder(folder: Path, *, timeout_seconds: float) -> None:
+    """Wait until no process holds a trial's folder, at most so long."""
+    lock = hold_inheritable_lock(_lock_path(folder), wait_seconds=timeout_seconds, on_record=_kill_orphans)
+    with contextlib.suppress(LockHeldError), lock:
         pass
 
 
-def _lock_of(folder: Path) -> Path:
+def _lock_path(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.lock")
 
 
-def _end_orphans(record: Mapping[str, Any], held: bool) -> None:
-    """Kill what a program has left on this host whose guard was killed: a guard that lives holds the lock."""
+def _kill_orphans(record: Mapping[str, Any], held: bool) -> None:
+    """Kill what is left on this host of a program whose guard was killed. A living guard holds the lock."""
     if record.get("host") != socket.gethostname() or "tree" not in record:
         return
     if not held or not any(each and _identity(each[0]) == each for each in record["guards"]):
@@ -218,7 +216,7 @@ def _end_orphans(record: Mapping[str, Any], held: bool) -> None:
 
 
 def _identity(pid: int) -> list[Any]:
-    """A process and its beginning, as its number will be another's some day; empty if it has ended."""
+    """The PID and the start time of a process, as PIDs are reused; empty if it has ended."""
     try:
         process = psutil.Process(pid)
         return [] if process.status() == psutil.STATUS_ZOMBIE else [pid, process.create_time()]
@@ -227,19 +225,19 @@ def _identity(pid: int) -> list[Any]:
 
 
 def _kill_tree(tree: str) -> None:
-    """Kill the processes of a program by what is in their environment."""
-    end = time.monotonic() + KILL_SECONDS
-    while (left := _of(tree)) and time.monotonic() < end:
+    """Kill the processes of a program, found by their environment."""
+    deadline = time.monotonic() + KILL_SECONDS
+    while (left := _processes_of(tree)) and time.monotonic() < deadline:
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(left, timeout=1.0)
 
 
-def _of(tree: str) -> list[psutil.Process]:
+def _processes_of(tree: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get(TREE) == tree and process.status() != psutil.STATUS_ZOMBIE:
+            if process.environ().get(TREE_VARIABLE) == tree and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found

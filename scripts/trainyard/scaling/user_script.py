@@ -21,9 +21,11 @@ from trainyard.cluster import host, slurm_allocation
 from trainyard.config.scaling import Scaling, repeat_of, split_scale
 from trainyard.config.user_programs import build_argv, insert_resume_option, make_lookup, metrics_digest
 from trainyard.planning.plan import dataset_digest
-from trainyard.programs.command import Kept, cannot_be_started, resumable
-from trainyard.programs.metrics import UNREADABLE_REMEDY, Lines, Reported, Row, add_row, read_again, untold
-from trainyard.programs.process import Claim, Guard, Process, claim
+from trainyard.programs.command import CheckpointFile, find_checkpoint, start_error
+from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector, merge_row, parse_saved_output
+from trainyard.programs.output_lines import LineSplitter
+from trainyard.programs.process import FolderClaim, GuardedProcess, ProcessGuard, claim_folder
+from trainyard.programs.row_limiter import Row
 from trainyard.scaling.launchers import Rendezvous, check_allocation, rendezvous_of, script_command
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, hold_lock, write_json
@@ -97,7 +99,7 @@ class UserScript:
 
         (self._out / "ended.json").unlink(missing_ok=True)
         began = time.time()
-        with claim(self._out, what=f"scale {self._run}", grace_seconds=self._study.grace_seconds) as claimed:
+        with claim_folder(self._out, owner=f"scale {self._run}", grace_seconds=self._study.grace_seconds) as claimed:
             self._run_from_checkpoint(results, claimed)
         times = [began, *(row.pop("_time") for row in self._rows)]
         return {
@@ -113,18 +115,18 @@ class UserScript:
 
     def _read_again(self, end: dict[str, Any]) -> str:
         """Parse the output of the last run again; returns why there are no metrics, or an empty string."""
-        reading = read_again(self._study.metrics, self._out, self._output, seconds=end["train_seconds"])
+        reading = parse_saved_output(self._study.metrics, self._out, self._output, seconds=end["train_seconds"])
         self._rows = [dict(row) for row in reading.rows]
         if len(self._rows) != len(end["row_seconds"]):  # the times of these rows are unknown
             end["row_seconds"] = [None] * len(self._rows)
         if reading.warning:
             log.warning("%s", reading.warning)
-        return reading.untold
+        return reading.missing
 
-    def _run_from_checkpoint(self, results: Path, claimed: Claim) -> None:
+    def _run_from_checkpoint(self, results: Path, claimed: FolderClaim) -> None:
         """Run the script from the latest checkpoint that it has not failed to resume from."""
         bad = self._bad_checkpoints()
-        kept = resumable(self._out, self._study.checkpoint, bad=bad)
+        kept = find_checkpoint(self._out, self._study.checkpoint, bad=bad)
         line = self._command(results, self._out / kept.name if kept else None)
         log.info("launching: %s", " ".join(line))
         code, reason = self._monitor(line, claimed, resumed=kept is not None)
@@ -139,9 +141,9 @@ class UserScript:
     def _bad(self) -> Path:
         return self._out / "bad-checkpoints.json"
 
-    def _bad_checkpoints(self) -> list[Kept]:
+    def _bad_checkpoints(self) -> list[CheckpointFile]:
         """Checkpoints that the script has failed to resume from."""
-        return [Kept(*each) for each in json.loads(self._bad.read_text())] if self._bad.exists() else []
+        return [CheckpointFile(*each) for each in json.loads(self._bad.read_text())] if self._bad.exists() else []
 
     def _command(self, results: Path, checkpoint: Path | None) -> list[str]:
         study = self._study
@@ -184,12 +186,12 @@ class UserScript:
         path.write_text("".join(f"{node} slots={self._gpus}\n" for node in nodes))
         return path
 
-    def _monitor(self, line: list[str], claimed: Claim, *, resumed: bool) -> tuple[int, str]:
+    def _monitor(self, line: list[str], claimed: FolderClaim, *, resumed: bool) -> tuple[int, str]:
         """Run a command, log its output and collect its metrics; returns its exit code, and why it was ended or ""."""
-        reported = Reported(self._study.metrics, self._out, goes_on=resumed, judged=False)
+        reported = MetricsCollector(self._study.metrics, self._out, resumes=resumed, hold_first_row=False)
         grace = self._study.grace_seconds
         try:
-            process = Guard().start(
+            process = ProcessGuard().start(
                 line,
                 cwd=str(Path.cwd()),
                 environment=os.environ,
@@ -198,7 +200,7 @@ class UserScript:
                 log=self._output,
             )
         except OSError as error:
-            raise cannot_be_started(line[0], error) from None
+            raise start_error(line[0], error) from None
         signalled = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: signalled.set())
@@ -214,11 +216,11 @@ class UserScript:
                 running = text is not None
                 if text is not None:
                     log.info("%s", text)
-                    reported.hear(text)
-            self._keep(reported.look(last=not running))
-            for warning in reported.warning().values():
+                    reported.add_line(text)
+            self._keep(reported.new_rows(final=not running))
+            if warning := reported.take_warning():
                 log.warning("%s", warning)
-        self._untold = "" if reported.latest else reported.problem or untold(self._study.metrics)
+        self._untold = reported.missing
         return process.wait(), reason
 
     def _reason_to_end(self, signalled: threading.Event) -> str:
@@ -232,7 +234,7 @@ class UserScript:
 
     def _keep(self, rows: list[Row]) -> None:
         for row in rows:
-            add_row(self._rows, {**row, "_time": time.time()})
+            merge_row(self._rows, {**row, "_time": time.time()})
 
     def _write(self, end: dict[str, Any]) -> None:
         """Write `history.csv` and `summary.json`; metrics that were not reported are empty."""
@@ -262,16 +264,16 @@ class UserScript:
         log.info("the script ran %.1f s and reported %d rows of metrics", seconds, len(rows))
 
 
-def _read(process: Process, lines: "queue.SimpleQueue[str | None]", output: Path) -> None:
+def _read(process: GuardedProcess, lines: "queue.SimpleQueue[str | None]", output: Path) -> None:
     """Write the output of a process to a file, and put its lines into a queue; None at the end."""
-    splitter = Lines()
+    splitter = LineSplitter()
     with open(output, "wb") as file:
         while chunk := os.read(process.stdout.fileno(), 65536):
             file.write(chunk)
             file.flush()
             for line in splitter.feed(chunk):
                 lines.put(line)
-    for line in splitter.feed(b"", last=True):
+    for line in splitter.feed(b"", final=True):
         lines.put(line)
     lines.put(None)
 

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from trainyard.packing.failure_policy import QUICK_SECONDS, Failure, FailurePolicy, Place
+from trainyard.packing.failure_policy import QUICK_SECONDS, FailurePolicy, Place, TrialFailure
 
 HERE, BESIDE = Place("n1", "0", 0), Place("n1", "1", 1)
 THERE = Place("n2", "0", 2)
@@ -11,45 +11,45 @@ ALL = [HERE, BESIDE, THERE]
 
 
 def failure(trial, place=HERE, error="ValueError: no such key", seconds=1.0, exit_code=None):
-    return Failure(trial, place, error, seconds, exit_code)
+    return TrialFailure(trial, place, error, seconds, exit_code)
 
 
 def test_a_trial_has_as_many_retries_as_it_is_given():
     policy = FailurePolicy(retries=2)
-    assert [policy.failed(failure("a", error=f"{number}")) for number in range(3)] == [True, True, False]
-    assert policy.failed(failure("b"))
+    assert [policy.record_failure(failure("a", error=f"{number}")) for number in range(3)] == [True, True, False]
+    assert policy.record_failure(failure("b"))
 
 
 def test_a_usage_error_that_comes_twice_is_not_tried_again():
     usage = {"error": "exit code 2: train.py: error: unrecognized arguments: --lrr", "exit_code": 2}
     policy = FailurePolicy(retries=5)
-    assert [policy.failed(failure("a", **usage)) for _ in range(2)] == [True, False]
-    assert [policy.failed(failure("b", **usage, seconds=2 * QUICK_SECONDS)) for _ in range(3)] == [True] * 3, (
+    assert [policy.record_failure(failure("a", **usage)) for _ in range(2)] == [True, False]
+    assert [policy.record_failure(failure("b", **usage, seconds=2 * QUICK_SECONDS)) for _ in range(3)] == [True] * 3, (
         "not quick"
     )
-    assert [policy.failed(failure("c", **usage | {"exit_code": 1})) for _ in range(3)] == [True] * 3
+    assert [policy.record_failure(failure("c", **usage | {"exit_code": 1})) for _ in range(3)] == [True] * 3
     others = itertools.count()
-    assert [policy.failed(failure("d", error=f"exit code 2: {next(others)}", exit_code=2)) for _ in range(3)] == [
-        True
-    ] * 3
+    assert [
+        policy.record_failure(failure("d", error=f"exit code 2: {next(others)}", exit_code=2)) for _ in range(3)
+    ] == [True] * 3
 
 
 def suitable(policy, trial, places):
-    return [place for place in places if policy.suits(trial, place, places)]
+    return [place for place in places if policy.allows(trial, place, places)]
 
 
 def test_a_trial_is_tried_again_on_another_node_gpu_or_slot_if_there_is_one():
     policy = FailurePolicy(retries=9)
     assert suitable(policy, "a", ALL) == ALL
-    policy.failed(failure("a", HERE))
+    policy.record_failure(failure("a", HERE))
     assert suitable(policy, "a", ALL) == [THERE], "another node"
     assert suitable(policy, "a", [HERE, BESIDE]) == [BESIDE], "another GPU"
     shared = Place("n1", "0", 3)
     assert suitable(policy, "a", [HERE, shared]) == [shared], "another slot"
     assert suitable(policy, "a", [HERE]) == [HERE], "there is no other"
-    policy.failed(failure("a", THERE))
+    policy.record_failure(failure("a", THERE))
     assert suitable(policy, "a", ALL) == [BESIDE]
-    policy.failed(failure("a", BESIDE))
+    policy.record_failure(failure("a", BESIDE))
     assert suitable(policy, "a", ALL) == [THERE], "all have failed it, but this node only once"
     assert suitable(policy, "b", ALL) == ALL
 
@@ -58,7 +58,7 @@ def test_a_trial_is_tried_again_on_another_node_gpu_or_slot_if_there_is_one():
 def test_some_slot_always_suits(failed):
     policy = FailurePolicy(retries=9)
     for place in failed:
-        policy.failed(failure("a", place))
+        policy.record_failure(failure("a", place))
     for count in (1, 2, 3):
         for places in itertools.combinations(ALL, count):
             assert suitable(policy, "a", places)
@@ -68,35 +68,35 @@ def test_a_gpu_is_to_blame_if_different_trials_that_failed_there_finish_elsewher
     policy = FailurePolicy(retries=1)
     for number in range(3):
         assert not policy.is_suspect(HERE)
-        assert not policy.witnesses
-        policy.failed(failure(f"t{number}"))
-        policy.succeeded(f"other{number}", BESIDE)
+        assert not policy.suspect_trials
+        policy.record_failure(failure(f"t{number}"))
+        policy.record_success(f"other{number}", BESIDE)
     assert policy.is_suspect(HERE), "so look at it"
     assert not policy.is_to_blame(HERE), "others have succeeded, but not these"
     for number in range(3):
         assert not policy.is_to_blame(HERE)
-        assert f"t{number}" in policy.witnesses
-        policy.succeeded(f"t{number}", BESIDE)
+        assert f"t{number}" in policy.suspect_trials
+        policy.record_success(f"t{number}", BESIDE)
     assert policy.is_to_blame(HERE)
     assert not policy.is_to_blame(BESIDE)
-    policy.succeeded("x", Place("n1", "0", 9))
+    policy.record_success("x", Place("n1", "0", 9))
     assert not policy.is_suspect(HERE), "another slot of the same GPU has had a success"
 
 
 def test_trials_that_fail_on_a_second_gpu_too_blame_no_gpu():
     policy = FailurePolicy(retries=1)
     for number in range(9):
-        policy.failed(failure(f"t{number}", HERE))
-        policy.failed(failure(f"t{number}", BESIDE))
-        policy.succeeded(f"other{number}", THERE)
+        policy.record_failure(failure(f"t{number}", HERE))
+        policy.record_failure(failure(f"t{number}", BESIDE))
+        policy.record_success(f"other{number}", THERE)
         assert not any(policy.is_suspect(place) or policy.is_to_blame(place) for place in ALL)
 
 
 def test_without_retries_a_gpu_is_checked_after_every_third_failure_in_a_row():
     policy, suspected = FailurePolicy(retries=0), []
     for number in range(9):
-        policy.failed(failure(f"t{number}"))
-        policy.succeeded(f"other{number}", THERE)
+        policy.record_failure(failure(f"t{number}"))
+        policy.record_success(f"other{number}", THERE)
         suspected.append(policy.is_suspect(HERE))
     assert suspected == [False, False, True] * 3
     assert not policy.is_to_blame(HERE)
@@ -105,17 +105,17 @@ def test_without_retries_a_gpu_is_checked_after_every_third_failure_in_a_row():
 def test_one_trial_that_fails_again_and_again_is_not_the_fault_of_its_gpu():
     policy = FailurePolicy(retries=9)
     for _ in range(9):
-        policy.failed(failure("a"))
-        policy.succeeded("b", THERE)
+        policy.record_failure(failure("a"))
+        policy.record_success("b", THERE)
     assert not policy.is_to_blame(HERE)
 
 
-def all_fail(*places, live=(HERE, BESIDE), running=(), has_succeeded=False, patient=False, **fields):
+def all_fail(*places, live=(HERE, BESIDE), running=(), has_succeeded=False, ignores=False, **fields):
     fields = {"error": "exit code 2: t.py: error: unrecognized arguments: --lrr", "exit_code": 2} | fields
-    policy = FailurePolicy(retries=1, has_succeeded=has_succeeded, patient=patient)
+    policy = FailurePolicy(retries=1, has_succeeded=has_succeeded, ignores_common_failures=ignores)
     for number, place in enumerate(places):
-        policy.failed(failure(f"t{number}", place, **fields))
-    return policy.fault_of_all(list(live), running) is not None
+        policy.record_failure(failure(f"t{number}", place, **fields))
+    return policy.common_failure(list(live), running) is not None
 
 
 def test_what_the_first_trials_have_in_common_is_the_fault_of_all():
@@ -126,7 +126,7 @@ def test_what_the_first_trials_have_in_common_is_the_fault_of_all():
     assert not all_fail(HERE, BESIDE, HERE, live=ALL), "it may be the node"
     assert all_fail(HERE, THERE, HERE, live=ALL)
     assert not all_fail(HERE, BESIDE, HERE, has_succeeded=True)
-    assert not all_fail(HERE, BESIDE, HERE, patient=True)
+    assert not all_fail(HERE, BESIDE, HERE, ignores=True)
     assert not all_fail(HERE, BESIDE, HERE, seconds=2 * QUICK_SECONDS)
     assert not all_fail(HERE, BESIDE, HERE, error="RuntimeError: CUDA out of memory"), "the next may be smaller"
     assert not all_fail(HERE, BESIDE, HERE, error="exit code -9: killed by SIGKILL: ...", exit_code=-9)
@@ -151,26 +151,30 @@ def test_only_what_cannot_depend_on_values_is_the_fault_of_all(error, exit_code,
 def test_a_usage_error_that_names_a_value_is_the_fault_of_all_only_if_it_comes_with_other_values():
     policy, values = FailurePolicy(retries=0), ["adamw", "adamw", "adamw", "sgdd"]
     for number, (value, place) in enumerate(zip(values, [HERE, BESIDE, HERE, BESIDE], strict=True)):
-        assert policy.fault_of_all([HERE, BESIDE], []) is None
+        assert policy.common_failure([HERE, BESIDE], []) is None
         error = f"exit code 2: error: invalid choice: '{value}'"
-        policy.failed(Failure(f"t{number}", place, error, 1.0, 2, values={"opt": value, "seed": number}))
-    assert policy.fault_of_all([HERE, BESIDE], [])
+        policy.record_failure(TrialFailure(f"t{number}", place, error, 1.0, 2, values={"opt": value, "seed": number}))
+    assert policy.common_failure([HERE, BESIDE], [])
 
 
 def test_different_mistakes_are_not_the_fault_of_all_and_names_of_trials_make_no_difference():
     policy = FailurePolicy(retries=0)
     for number, place in enumerate([HERE, BESIDE, HERE]):
-        policy.failed(failure(f"t{number}", place, error=f"exit code 2: {number}", exit_code=2))
-    assert policy.fault_of_all([HERE, BESIDE], []) is None
+        policy.record_failure(failure(f"t{number}", place, error=f"exit code 2: {number}", exit_code=2))
+    assert policy.common_failure([HERE, BESIDE], []) is None
     for number, place in enumerate([HERE, BESIDE, HERE]):
-        policy.failed(failure(f"t{number}", place, error=f"No such file: trials/t{number}/in.csv --lr {number}"))
-    assert policy.fault_of_all([HERE, BESIDE], []) is None
+        policy.record_failure(
+            failure(f"t{number}", place, error=f"No such file: trials/t{number}/in.csv --lr {number}")
+        )
+    assert policy.common_failure([HERE, BESIDE], []) is None
     for number, place in enumerate([HERE, BESIDE, HERE]):
-        policy.failed(Failure(f"t{number}", place, f"No such file: {number}.csv", 1.0, values={"subject": number}))
-    assert policy.fault_of_all([HERE, BESIDE], []) is None, "other subjects may have their files"
+        policy.record_failure(
+            TrialFailure(f"t{number}", place, f"No such file: {number}.csv", 1.0, values={"subject": number})
+        )
+    assert policy.common_failure([HERE, BESIDE], []) is None, "other subjects may have their files"
     for number, place in enumerate([HERE, BESIDE, HERE]):
         error = f"exit code 2: in trials/t{number}: no such option: --lrr {number}"
-        policy.failed(Failure(f"t{number}", place, error, 1.0, 2, values={"lr": number}))
-    assert policy.fault_of_all([HERE, BESIDE], []).error.startswith("exit code 2: in trials")
-    policy.succeeded("b", HERE)
-    assert policy.fault_of_all([HERE, BESIDE], []) is None
+        policy.record_failure(TrialFailure(f"t{number}", place, error, 1.0, 2, values={"lr": number}))
+    assert policy.common_failure([HERE, BESIDE], []).error.startswith("exit code 2: in trials")
+    policy.record_success("b", HERE)
+    assert policy.common_failure([HERE, BESIDE], []) is None

@@ -11,10 +11,11 @@ import time
 import psutil
 import pytest
 from slurm_cluster.waiting import wait_until
+from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import Metrics, UserProgram
-from trainyard.programs import command as commands
-from trainyard.programs.command import Call
-from trainyard.programs.process import Guard
+from trainyard.programs.command import CommandTrial, failed_by_itself, find_checkpoint, run_command
+from trainyard.programs.process import ProcessGuard
+from trainyard.programs.trial_messages import EpochReported
 from yard import ROOT
 
 PATTERN = Metrics(pattern=r"epoch (?P<epoch>\d+): acc (?P<val_accuracy>\S+)")
@@ -22,7 +23,7 @@ PATTERN = Metrics(pattern=r"epoch (?P<epoch>\d+): acc (?P<val_accuracy>\S+)")
 
 @pytest.fixture(scope="module")
 def guard():
-    return Guard()
+    return ProcessGuard()
 
 
 def call(folder, command, *, args=None, resume_from="", **fields):
@@ -35,48 +36,59 @@ def call(folder, command, *, args=None, resume_from="", **fields):
         "dataset": "",
     }
     given = {"metrics": None, **fields}
-    return Call(
+    return CommandTrial(
         UserProgram(command=command, args=args or {}), words, folder, str(folder), folder / "output-1.log", **given
     )
 
 
-def run(made, guard, *, prune_at=None):
-    """All messages of a command; it is told to end at an epoch."""
-    messages, answer = [], None
-    running = commands.run(made, guard)
-    while not messages or "epoch" in messages[-1]:
-        messages.append(running.send(answer))
-        answer = messages[-1].get("epoch", {}).get("epoch") == prune_at
-    return messages
+def run(made, guard, *, stop_at=None):
+    """The rows that a command reports, and how it ends; it is stopped at an epoch."""
+    rows, answer = [], None
+    running = run_command(made, guard)
+    while True:
+        try:
+            rows.append(running.send(answer).row)
+        except StopIteration as end:
+            return rows, end.value
+        answer = rows[-1]["epoch"] == stop_at
+
+
+def end_of(made, guard, **options):
+    """How a command ends."""
+    return run(made, guard, **options)[1]
 
 
 def test_values_reach_the_program_whole_whatever_they_hold(tmp_path, guard):
     args = {"text": "it's $HOME; `ls` *", "list": [1, 2], "yes": True, "deep": {"number": 1e-4}}
     line = "printf '%s|' {text} {list} {yes} {deep.number} ${HOME:+home}"
-    last = run(call(tmp_path, line, args=args), guard)[-1]
-    assert last["tail"] == "it's $HOME; `ls` *|[1, 2]|true|0.0001|home|"
-    last = run(call(tmp_path, ["printf", "%s|", "{text}", "a{yes}b"], args=args), guard)[-1]
-    assert last["tail"] == "it's $HOME; `ls` *|atrueb|"
+    end = end_of(call(tmp_path, line, args=args), guard)
+    assert end.program.tail == "it's $HOME; `ls` *|[1, 2]|true|0.0001|home|"
+    end = end_of(call(tmp_path, ["printf", "%s|", "{text}", "a{yes}b"], args=args), guard)
+    assert end.program.tail == "it's $HOME; `ls` *|atrueb|"
 
 
 def test_epochs_are_told_while_it_runs(tmp_path, guard):
     line = "echo 'epoch 1: acc 0.5\nepoch 2: acc 0.6'; while [ ! -e go ]; do sleep 0.05; done; echo 'epoch 3: acc 0.75'"
-    running = commands.run(call(tmp_path, line, metrics=PATTERN), guard)
-    assert next(running) == {"epoch": {"epoch": 1, "val_accuracy": 0.5}}
-    assert running.send(False)["epoch"]["epoch"] == 2
+    running = run_command(call(tmp_path, line, metrics=PATTERN), guard)
+    assert next(running) == EpochReported({"epoch": 1, "val_accuracy": 0.5})
+    assert running.send(False).row["epoch"] == 2
     (tmp_path / "go").touch()
-    assert running.send(False)["epoch"]["epoch"] == 3
-    last = running.send(False)
-    assert last["finished"] == {"val_accuracy": 0.75}
-    assert last["exit_code"] == 0
+    assert running.send(False).row["epoch"] == 3
+    with pytest.raises(StopIteration) as end:
+        running.send(False)
+    assert end.value.value.status == TrialStatus.FINISHED
+    assert end.value.value.metrics == {"val_accuracy": 0.75}
+    assert end.value.value.program.exit_code == 0
     assert (tmp_path / "output-1.log").read_text() == "epoch 1: acc 0.5\nepoch 2: acc 0.6\nepoch 3: acc 0.75\n"
 
 
 def test_one_that_has_ended_by_itself_is_not_ended_early_by_its_last_row(tmp_path, guard):
-    messages = run(call(tmp_path, "echo 'epoch 1: acc 0.5'", metrics=PATTERN), guard, prune_at=1)
-    assert messages[-1]["finished"] == {"val_accuracy": 0.5}
-    last = run(call(tmp_path, "echo 'epoch 1: acc 0.5'; exit 3", metrics=PATTERN), guard, prune_at=1)[-1]
-    assert last["failed"] == "exit code 3: epoch 1: acc 0.5"
+    end = end_of(call(tmp_path, "echo 'epoch 1: acc 0.5'", metrics=PATTERN), guard, stop_at=1)
+    assert end.status == TrialStatus.FINISHED
+    assert end.metrics == {"val_accuracy": 0.5}
+    end = end_of(call(tmp_path, "echo 'epoch 1: acc 0.5'; exit 3", metrics=PATTERN), guard, stop_at=1)
+    assert end.status == TrialStatus.FAILED
+    assert end.error == "exit code 3: epoch 1: acc 0.5"
 
 
 STEPS = """
@@ -90,25 +102,26 @@ for step in range(2000):
 def test_of_steps_that_come_fast_the_last_value_of_each_metric_is_its_result(tmp_path, guard):
     (tmp_path / "steps.py").write_text(STEPS)
     metrics = Metrics(pattern=r"loss=(?P<loss>{number})|val_accuracy=(?P<val_accuracy>{number})")
-    *rows, last = run(call(tmp_path, [sys.executable, "steps.py"], metrics=metrics), guard)
-    assert last["finished"] == {"loss": 1999, "val_accuracy": 0.5}
-    assert any("val_accuracy" in row["epoch"] for row in rows)
+    rows, end = run(call(tmp_path, [sys.executable, "steps.py"], metrics=metrics), guard)
+    assert end.metrics == {"loss": 1999, "val_accuracy": 0.5}
+    assert any("val_accuracy" in row for row in rows)
 
 
 # What goes wrong, and how that is told.
 FAILURES = {
     "echo reading; echo 'no such file: x' >&2; exit 3": "exit code 3: no such file: x",
-    "kill -SEGV $$": "killed by SIGSEGV: it said nothing",
+    "kill -SEGV $$": "killed by SIGSEGV: no output",
     "./nowhere": "exit code 127: /bin/sh: 1: ./nowhere: not found",
-    "sleep 60": "it took longer than its timeout_minutes, 0.01",
+    "sleep 60": "it exceeded timeout_minutes (0.01)",
 }
 
 
 @pytest.mark.parametrize("line", FAILURES)
 def test_what_goes_wrong_is_told_in_a_line(tmp_path, guard, line):
     limit = 0.6 if line.startswith("sleep") else None
-    last = run(call(tmp_path, line, metrics=PATTERN, timeout_seconds=limit), guard)[-1]
-    assert last["failed"].startswith(FAILURES[line].partition("/bin/sh")[0])
+    end = end_of(call(tmp_path, line, metrics=PATTERN, timeout_seconds=limit), guard)
+    assert end.status == TrialStatus.FAILED
+    assert end.error.startswith(FAILURES[line].partition("/bin/sh")[0])
 
 
 SAYS = """
@@ -136,22 +149,24 @@ def test_one_that_ended_well_and_told_nothing_has_not_failed(tmp_path, guard):
         ("true", Metrics(file="m.jsonl"), "none were found in m.jsonl"),
         ("echo '{]' > m.jsonl", Metrics(file="m.jsonl"), "m.jsonl cannot be read as jsonl"),
     ):
-        last = run(call(tmp_path, line, metrics=metrics), guard)[-1]
-        assert re.search(why, last["unreadable"])
-        assert last["heard"] == metrics.digest
-    last = run(call(tmp_path, "echo '{]' > m.jsonl; exit 3", metrics=Metrics(file="m.jsonl")), guard)[-1]
-    assert last["failed"].startswith("exit code 3")
+        end = end_of(call(tmp_path, line, metrics=metrics), guard)
+        assert end.status == TrialStatus.UNREADABLE
+        assert re.search(why, end.error)
+        assert end.program.heard == metrics.digest
+    end = end_of(call(tmp_path, "echo '{]' > m.jsonl; exit 3", metrics=Metrics(file="m.jsonl")), guard)
+    assert end.status == TrialStatus.FAILED
+    assert end.error.startswith("exit code 3")
 
 
 def test_what_it_says_is_heard_whatever_it_is(tmp_path, guard):
     program = tmp_path / "says.py"
     program.write_text(SAYS)
     metrics = Metrics(pattern=r"epoch (?P<epoch>\d+): acc (?P<val_accuracy>{number})")
-    messages = run(call(tmp_path, [sys.executable, "says.py"], metrics=metrics), guard)
-    assert [message["epoch"] for message in messages[:-1]] == [
+    rows, end = run(call(tmp_path, [sys.executable, "says.py"], metrics=metrics), guard)
+    assert rows == [
         {"epoch": 1, "val_accuracy": 0.5}, {"epoch": 2, "val_accuracy": 1.2e-05}, {"epoch": 3, "val_accuracy": 0.925},
     ]  # fmt: skip
-    assert messages[-1]["tail"].endswith("naïve epoch 3: acc 92.5%")
+    assert end.program.tail.endswith("naïve epoch 3: acc 92.5%")
     assert (tmp_path / "output-1.log").stat().st_size > 16 * 2**20, "all of it is kept"
 
 
@@ -159,10 +174,9 @@ def test_a_progress_bar_tells_an_epoch_once(tmp_path, guard):
     program = tmp_path / "bars.py"
     program.write_text(BARS)
     metrics = Metrics(pattern=r"epoch (?P<epoch>\d+): .* loss=(?P<loss>{number})")
-    *rows, last = run(call(tmp_path, [sys.executable, "bars.py"], metrics=metrics), guard)
-    told = [message["epoch"] for message in rows]
-    assert told == [{"epoch": epoch, "loss": 0} for epoch in (1, 2, 3)]
-    assert last["finished"] == {"loss": 0}
+    rows, end = run(call(tmp_path, [sys.executable, "bars.py"], metrics=metrics), guard)
+    assert rows == [{"epoch": epoch, "loss": 0} for epoch in (1, 2, 3)]
+    assert end.metrics == {"loss": 0}
 
 
 def test_a_program_that_is_not_there_is_named(tmp_path, guard):
@@ -184,11 +198,13 @@ def test_a_folder_on_path_that_cannot_be_read_does_not_hide_that_a_program_is_no
 
 def test_told_to_end_it_has_time_to_keep_where_it_is(tmp_path, guard):
     line = "trap 'touch kept; exit 1' TERM; echo 'epoch 1: acc 0.1\nepoch 2: acc 0.2'; while true; do sleep 0.05; done"
-    last = run(call(tmp_path, line, metrics=PATTERN), guard, prune_at=1)[-1]
-    assert last["pruned"] == {"val_accuracy": 0.2}
+    end = end_of(call(tmp_path, line, metrics=PATTERN), guard, stop_at=1)
+    assert end.status == TrialStatus.STOPPED
+    assert end.metrics == {"val_accuracy": 0.2}
     assert (tmp_path / "kept").exists()
-    last = run(call(tmp_path, line, metrics=PATTERN, deadline=time.time() + 0.5), guard)[-1]
-    assert last["stopped"] == "ended before the end of the walltime"
+    end = end_of(call(tmp_path, line, metrics=PATTERN, deadline=time.time() + 0.5), guard)
+    assert end.status == TrialStatus.INTERRUPTED
+    assert end.error == "ended before the end of the walltime"
 
 
 def sleeping(folder):
@@ -211,8 +227,8 @@ def test_killed_with_what_runs_it_a_command_ends_too(tmp_path):
                         {str(ROOT / "tools")!r}]
         from pathlib import Path
         from test_command import call, run
-        from trainyard.programs.process import Guard
-        run(call(Path({str(tmp_path)!r}), "sleep 9304 & sleep 9305"), Guard())
+        from trainyard.programs.process import ProcessGuard
+        run(call(Path({str(tmp_path)!r}), "sleep 9304 & sleep 9305"), ProcessGuard())
     """
     runner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
     wait_until(lambda: len(sleeping(tmp_path)) == 2, what="it runs")
@@ -224,7 +240,7 @@ def test_killed_with_what_runs_it_a_command_ends_too(tmp_path):
 def test_it_sees_its_gpu_and_nothing_of_the_jobs_ray_and_steps(tmp_path, guard, monkeypatch):
     for name in ("CUDA_VISIBLE_DEVICES", "RAY_ADDRESS", "SLURM_PROCID", "SLURM_JOB_ID", "SLURM_NTASKS"):
         monkeypatch.setenv(name, "7")
-    tail = run(call(tmp_path, "env | grep -E 'CUDA|RAY|SLURM|TRAINY'"), guard)[-1]["tail"]
+    tail = end_of(call(tmp_path, "env | grep -E 'CUDA|RAY|SLURM|TRAINY'"), guard).program.tail
     seen = {line.partition("=")[0] for line in tail.splitlines()}
     ours = {"TRAINYARD_TRIAL", "TRAINYARD_TRIAL_DIR", "TRAINYARD_TREE"}
     assert seen == {"CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", *ours}
@@ -234,13 +250,13 @@ def test_it_goes_on_from_what_an_earlier_attempt_has_left(tmp_path, guard):
     for age, name in ((5, "a.pt"), (1, "b.pt"), (9, "c.pt")):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (time.time() - age, time.time() - age))
-    left = tmp_path / commands.resumable(tmp_path, "*.pt").name
+    left = tmp_path / find_checkpoint(tmp_path, "*.pt").name
     assert left == tmp_path / "b.pt"
     made = call(tmp_path, "echo run", resume_from=str(left), resume="--resume {resume_from}")
-    assert run(made, guard)[-1]["tail"] == f"run --resume {left}"
+    assert end_of(made, guard).program.tail == f"run --resume {left}"
     made = call(tmp_path, ["echo", "run"], resume_from=str(left), resume="--resume {resume_from}")
-    assert run(made, guard)[-1]["tail"] == f"run --resume {left}"
-    assert commands.resumable(tmp_path, "*.ckpt") is None
+    assert end_of(made, guard).program.tail == f"run --resume {left}"
+    assert find_checkpoint(tmp_path, "*.ckpt") is None
 
 
 RESUMED = {  # commands, and what they say at first and when they resume from a file whose name has a space
@@ -258,12 +274,12 @@ def test_the_option_to_resume_stands_in_its_place(tmp_path, guard, command):
     for resumes, expected in zip((None, "--resume {resume_from}"), RESUMED[command], strict=True):
         line = list(command) if isinstance(command, tuple) else command
         made = call(tmp_path, line, args={"x": "$"}, resume_from="a b.pt", resume=resumes)
-        assert run(made, guard)[-1]["tail"].splitlines()[0] == expected
+        assert end_of(made, guard).program.tail.splitlines()[0] == expected
 
 
 def test_an_argument_called_resume_keeps_its_place(tmp_path, guard):
     made = call(tmp_path, "echo {resume}", args={"resume": "auto"}, resume_from="a.pt", resume="--from {resume_from}")
-    assert run(made, guard)[-1]["tail"] == "auto --from a.pt"
+    assert end_of(made, guard).program.tail == "auto --from a.pt"
 
 
 def test_what_an_attempt_has_failed_to_go_on_from_is_left_out(tmp_path):
@@ -274,14 +290,14 @@ def test_what_an_attempt_has_failed_to_go_on_from_is_left_out(tmp_path):
         os.utime(tmp_path / name, (time.time() - age, time.time() - age))
 
     def resumable(*bad):
-        kept = commands.resumable(tmp_path, "*.pt", bad=bad)
+        kept = find_checkpoint(tmp_path, "*.pt", bad=bad)
         return kept and kept.name
 
     for number in (1, 2, 3):
         write(f"{number}.pt", 10 - number, "state")
-    third = commands.resumable(tmp_path, "*.pt")
+    third = find_checkpoint(tmp_path, "*.pt")
     assert third.name == "3.pt"
-    second = commands.resumable(tmp_path, "*.pt", bad=[third])
+    second = find_checkpoint(tmp_path, "*.pt", bad=[third])
     assert second.name == "2.pt"
     assert resumable(third, second) is None
     write("3.pt", 0, "another state")
@@ -302,8 +318,8 @@ def test_what_an_attempt_has_failed_to_go_on_from_is_left_out(tmp_path):
 )
 def test_a_checkpoint_is_to_blame_only_where_the_program_itself_has_failed(tmp_path, guard, line, bad):
     limit = 0.2 if line.startswith("sleep") else None
-    last = run(call(tmp_path, line, timeout_seconds=limit), guard)[-1]
-    assert commands.blames_checkpoint(last["failed"]) == bad
+    end = end_of(call(tmp_path, line, timeout_seconds=limit), guard)
+    assert failed_by_itself(end.error) == bad
 
 
 FILTER = 'while IFS= read -r line; do sleep 0.01; echo "[now] $line"; done'
@@ -315,6 +331,6 @@ BEHIND = {
 
 @pytest.mark.parametrize("line", BEHIND.values(), ids=BEHIND)
 def test_what_passes_through_a_filter_is_heard_to_its_end(tmp_path, guard, line):
-    last = run(call(tmp_path, ["bash", "-c", line], metrics=PATTERN), guard)[-1]
-    assert last["finished"] == {"val_accuracy": 0.5}
-    assert last["tail"].endswith("epoch 5: acc 0.5")
+    end = end_of(call(tmp_path, ["bash", "-c", line], metrics=PATTERN), guard)
+    assert end.metrics == {"val_accuracy": 0.5}
+    assert end.program.tail.endswith("epoch 5: acc 0.5")

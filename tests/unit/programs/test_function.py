@@ -3,21 +3,25 @@
 import contextlib
 import time
 
-from trainyard.programs.function import Context, run
-from trainyard.programs.metrics import BURST_ROWS
+from trainyard.config.trial_status import TrialStatus
+from trainyard.programs.function import Context, run_function
+from trainyard.programs.row_limiter import BURST_ROWS
 
 
 def context(folder, **fields):
     return Context("t1", 1, folder / "trial", folder / "checkpoints", None, **fields)
 
 
-def messages(function, made, *, prune_at=None):
-    found, answer = [], None
-    running = run(function, {"lr": 0.1}, made)
-    while not found or "epoch" in found[-1]:
-        found.append(running.send(answer))
-        answer = found[-1].get("epoch", {}).get("epoch") == prune_at
-    return found
+def run(function, made, *, stop_at=None):
+    """The rows that a function reports, and how it ends; it is stopped at an epoch."""
+    rows, answer = [], None
+    running = run_function(function, {"lr": 0.1}, made)
+    while True:
+        try:
+            rows.append(running.send(answer).row)
+        except StopIteration as end:
+            return rows, end.value
+        answer = rows[-1]["epoch"] == stop_at
 
 
 def test_reports_are_epochs_and_what_it_returns_are_metrics_too(tmp_path):
@@ -26,10 +30,10 @@ def test_reports_are_epochs_and_what_it_returns_are_metrics_too(tmp_path):
         context.report(epoch=5, val_accuracy=0.5)
         return {"size": 12, "name": "x"}
 
-    first, second, last = messages(train, context(tmp_path))
-    assert first == {"epoch": {"epoch": 1, "val_accuracy": 0.1}}
-    assert second == {"epoch": {"epoch": 5, "val_accuracy": 0.5}}
-    assert last["finished"] == {"val_accuracy": 0.5, "size": 12}
+    rows, end = run(train, context(tmp_path))
+    assert rows == [{"epoch": 1, "val_accuracy": 0.1}, {"epoch": 5, "val_accuracy": 0.5}]
+    assert end.status == TrialStatus.FINISHED
+    assert end.metrics == {"val_accuracy": 0.5, "size": 12}
 
 
 def test_one_that_reports_each_step_tells_no_more_than_a_journal_can_take(tmp_path):
@@ -44,12 +48,12 @@ def test_one_that_reports_each_step_tells_no_more_than_a_journal_can_take(tmp_pa
             context.report(epoch=step // 1000, loss=step)
 
     began = time.monotonic()
-    *rows, last = messages(train, context(tmp_path))
+    rows, end = run(train, context(tmp_path))
     assert len(rows) <= BURST_ROWS + time.monotonic() - began + 1
-    assert rows[-1]["epoch"] == {"epoch": 5005, "loss": 4999, "val_accuracy": 0.9}
-    assert last["finished"] == {"loss": 4999, "val_accuracy": 0.9}
-    *rows, last = messages(train_in_epochs, context(tmp_path))
-    told = [(row["epoch"]["epoch"], row["epoch"]["loss"]) for row in rows]
+    assert rows[-1] == {"epoch": 5005, "loss": 4999, "val_accuracy": 0.9}
+    assert end.metrics == {"loss": 4999, "val_accuracy": 0.9}
+    rows, end = run(train_in_epochs, context(tmp_path))
+    told = [(row["epoch"], row["loss"]) for row in rows]
     assert told == [(0, 0), (0, 999), (1, 1999), (2, 2999), (3, 3999), (4, 4999)]
 
 
@@ -59,8 +63,9 @@ def test_it_ends_at_a_report_even_if_it_catches_all_exceptions(tmp_path):
             with contextlib.suppress(Exception):
                 context.report(val_accuracy=0.5)
 
-    last = messages(train, context(tmp_path), prune_at=3)[-1]
-    assert last["pruned"] == {"val_accuracy": 0.5}
+    _, end = run(train, context(tmp_path), stop_at=3)
+    assert end.status == TrialStatus.STOPPED
+    assert end.metrics == {"val_accuracy": 0.5}
 
 
 def test_it_may_stop_at_the_deadline_and_is_then_called_again(tmp_path):
@@ -69,14 +74,16 @@ def test_it_may_stop_at_the_deadline_and_is_then_called_again(tmp_path):
             time.sleep(0.01)
         context.interrupt()
 
-    last = messages(train, context(tmp_path, deadline=time.time() + 0.05))[-1]
-    assert last["stopped"] == "it kept where it was before the end of the walltime"
+    _, end = run(train, context(tmp_path, deadline=time.time() + 0.05))
+    assert end.status == TrialStatus.INTERRUPTED
+    assert end.error == "it wrote a checkpoint before the end of the walltime"
 
 
 def test_what_it_raises_is_told_with_its_traceback(tmp_path):
     def train(config, context):
         raise KeyError("nothing")
 
-    last = messages(train, context(tmp_path))[-1]
-    assert last["failed"] == "KeyError: 'nothing'"
-    assert "in train" in last["traceback"]
+    _, end = run(train, context(tmp_path))
+    assert end.status == TrialStatus.FAILED
+    assert end.error == "KeyError: 'nothing'"
+    assert "in train" in end.traceback

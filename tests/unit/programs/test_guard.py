@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from slurm_cluster.waiting import wait_until
-from trainyard.programs.process import Guard, claim
+from trainyard.programs.process import ProcessGuard, claim_folder
 from trainyard.utils import files
 from trainyard.utils.files import LockHeldError
 from yard import ROOT
@@ -41,11 +41,11 @@ OWNER = """
 import json, os, sys
 sys.path.insert(0, {scripts!r})
 from pathlib import Path
-from trainyard.programs.process import Guard, claim
+from trainyard.programs.process import ProcessGuard, claim_folder
 folder = Path(sys.argv[1])
-with claim(folder, what="trial t1", grace_seconds=0.5) as claimed:
+with claim_folder(folder, owner="trial t1", grace_seconds=0.5) as claimed:
     line = ["/bin/sh", "-c", f"python3 {{folder}}/hold.py 1 && true"]
-    process = Guard().start(line, cwd=str(folder), environment=os.environ, grace_seconds=0.5, claim=claimed)
+    process = ProcessGuard().start(line, cwd=str(folder), environment=os.environ, grace_seconds=0.5, claim=claimed)
     print(json.dumps([process.pid, *process.guards]), flush=True)
     code = process.wait()
 print(code, flush=True)
@@ -133,13 +133,13 @@ def test_nothing_of_a_command_outlives_its_guards_and_no_other_attempt_starts_be
         wait_until(lambda: not group_lives(running["group"]), timeout_seconds=PATIENCE, what=what)
     elif order != ("owner",):  # the one case in which the next attempt has something to wait for
         wait_until(lambda: not tree(folder), timeout_seconds=PATIENCE, what="the end of the command")
-    with claim(folder, what="trial t1", grace_seconds=PATIENCE):
+    with claim_folder(folder, owner="trial t1", grace_seconds=PATIENCE):
         assert tree(folder) == []
     assert not folder.with_name(".t1.lock").exists()
 
 
 def test_an_owner_whose_guards_were_killed_hears_of_it_and_can_go_on(folder):
-    guard = Guard()
+    guard = ProcessGuard()
     for kills in (["watcher"], ["keeper"], ["keeper", "watcher"], []):
         line = ["/bin/sh", "-c", "sleep 600 && true" if kills else "exit 3"]
         process = guard.start(line, cwd=str(folder), environment=os.environ, grace_seconds=1.0)
@@ -150,7 +150,7 @@ def test_an_owner_whose_guards_were_killed_hears_of_it_and_can_go_on(folder):
 
 
 def test_a_second_attempt_is_told_who_is_in_its_folder(folder, running):
-    with pytest.raises(LockHeldError) as error, claim(folder, what="trial t1", grace_seconds=-10.0):
+    with pytest.raises(LockHeldError) as error, claim_folder(folder, owner="trial t1", grace_seconds=-10.0):
         pass
     owner = running["owner"].pid
     assert str(error.value).startswith(f"{folder} is in use by process {owner} on {os.uname().nodename} since ")
@@ -162,8 +162,8 @@ def test_without_locks_on_the_file_system_a_trial_runs_all_the_same(folder, monk
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(files.fcntl, "flock", flock)
-    with claim(folder, what="trial t1", grace_seconds=0.0) as claimed:
-        process = Guard().start(["true"], cwd="/", environment={}, grace_seconds=0.0, claim=claimed)
+    with claim_folder(folder, owner="trial t1", grace_seconds=0.0) as claimed:
+        process = ProcessGuard().start(["true"], cwd="/", environment={}, grace_seconds=0.0, claim=claimed)
         assert process.wait(PATIENCE) == 0
     assert "cannot be locked (No locks available)" in caplog.text
 
@@ -172,7 +172,7 @@ def test_all_that_it_has_started_has_the_grace_not_only_the_shell(folder):
     """The shell ends at SIGTERM at once; the program behind it is still writing its checkpoint."""
     (folder / "save.py").write_text(SAVE)
     line = ["/bin/sh", "-c", f"{sys.executable} save.py && true"]
-    process = Guard().start(line, cwd=str(folder), environment=os.environ, grace_seconds=PATIENCE)
+    process = ProcessGuard().start(line, cwd=str(folder), environment=os.environ, grace_seconds=PATIENCE)
     wait_until((folder / "up").exists, timeout_seconds=PATIENCE, what="the program")
     threading.Thread(target=process.end, args=(20 * PATIENCE,)).start()
     assert process.wait(PATIENCE) == -signal.SIGTERM, "one that ends sooner costs less"
@@ -183,7 +183,7 @@ def test_when_the_whole_job_is_told_to_end_what_the_shell_leaves_has_its_grace(f
     """The shell dies of the job's signal at once, before anybody has told the guard to end the program behind it."""
     (folder / "save.py").write_text(SAVE)
     line = ["/bin/sh", "-c", f"{sys.executable} save.py && true"]
-    process = Guard().start(line, cwd=str(folder), environment=os.environ, grace_seconds=20 * PATIENCE)
+    process = ProcessGuard().start(line, cwd=str(folder), environment=os.environ, grace_seconds=20 * PATIENCE)
     wait_until((folder / "up").exists, timeout_seconds=PATIENCE, what="the program")
     shell = psutil.Process(process.pid)
     for pid in (*process.guards, shell.children()[0].pid, shell.pid):
@@ -208,10 +208,11 @@ TALKED_TO = """
 import os, sys
 sys.path.insert(0, {scripts!r})
 from pathlib import Path
-from trainyard.programs.process import Guard
+from trainyard.programs.process import ProcessGuard
 folder = sys.argv[1]
 line = ["/bin/sh", "-c", f"{{sys.executable}} talk.py && true"]
-process = Guard().start(line, cwd=folder, environment=os.environ, grace_seconds=60.0, log=Path(folder, "said.log"))
+log = Path(folder, "said.log")
+process = ProcessGuard().start(line, cwd=folder, environment=os.environ, grace_seconds=60.0, log=log)
 process.wait()
 """
 

@@ -6,43 +6,37 @@ import operator
 
 import pytest
 from trainyard.config.user_programs import Metrics
-from trainyard.programs.metrics import (
-    BURST_ROWS,
-    LINE_CHARACTERS,
-    Lines,
-    Reading,
-    Reported,
-    _GrowingFile,
-    as_row,
-    read_again,
-)
+from trainyard.programs.metric_files import LineMetricsFile
+from trainyard.programs.metrics import MetricsCollector, ParsedOutput, numeric_row, parse_saved_output
+from trainyard.programs.output_lines import LINE_CHARACTERS, LineSplitter
+from trainyard.programs.row_limiter import BURST_ROWS
 
 
 def reported(folder, **where):
-    return Reported(Metrics.model_validate(where), folder)
+    return MetricsCollector(Metrics.model_validate(where), folder)
 
 
 def test_lines_of_the_output_are_rows(tmp_path):
     found = reported(tmp_path, pattern=r"epoch (?P<epoch>\d+): loss (?P<loss>\S+)")
     for line in ("hello", "epoch 1: loss 0.5", "epoch 2: loss nan", "epoch 3: loss bad"):
-        found.hear(line)
+        found.add_line(line)
     assert found.latest == {}
-    assert found.look() == [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": None}, {"epoch": 3}]
-    assert found.look() == []
+    assert found.new_rows() == [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": None}, {"epoch": 3}]
+    assert found.new_rows() == []
 
 
 def test_a_row_of_several_patterns_is_whole_when_each_was_seen(tmp_path):
     found = reported(tmp_path, pattern=[r"train (?P<train_loss>\S+)", r"val (?P<val_loss>\S+)"])
     for line in ("train 3", "val 4", "train 2", "train 1", "val 1"):
-        found.hear(line)
-    assert found.look() == [
+        found.add_line(line)
+    assert found.new_rows() == [
         {"epoch": 1, "train_loss": 3, "val_loss": 4},
         {"epoch": 2, "train_loss": 2},
         {"epoch": 3, "train_loss": 1, "val_loss": 1},
     ]
-    found.hear("train 7")
-    assert found.look() == []
-    assert found.look(last=True) == [{"epoch": 4, "train_loss": 7}]
+    found.add_line("train 7")
+    assert found.new_rows() == []
+    assert found.new_rows(final=True) == [{"epoch": 4, "train_loss": 7}]
 
 
 @pytest.mark.parametrize(
@@ -54,30 +48,30 @@ def test_a_row_of_several_patterns_is_whole_when_each_was_seen(tmp_path):
 )
 def test_a_row_that_is_half_written_is_waited_for(tmp_path, name, first, second):
     found = reported(tmp_path, file=name)
-    assert found.look() == []
+    assert found.new_rows() == []
     (tmp_path / name).write_text(first)
-    assert found.look() == [{"epoch": 1, "acc": 0.5}]
+    assert found.new_rows() == [{"epoch": 1, "acc": 0.5}]
     (tmp_path / name).write_text(first + second)
-    assert found.look() == [{"epoch": 2, "acc": 0.75}]
-    assert found.look(last=True) == []
+    assert found.new_rows() == [{"epoch": 2, "acc": 0.75}]
+    assert found.new_rows(final=True) == []
 
 
 def test_json_is_a_row_each_time_it_is_written_or_a_list_that_grows(tmp_path):
     found, path = reported(tmp_path, file="m.json"), tmp_path / "m.json"
     path.write_text('{"acc": 1}')
-    assert found.look() == [{"epoch": 1, "acc": 1}]
+    assert found.new_rows() == [{"epoch": 1, "acc": 1}]
     path.write_text('{"acc":')
-    assert found.look() == []
+    assert found.new_rows() == []
     path.write_text('{"acc": 2}')
-    assert found.look() == [{"epoch": 2, "acc": 2}]
+    assert found.new_rows() == [{"epoch": 2, "acc": 2}]
     path.write_text('[{"acc": 2}, {"acc": 3}]')
-    assert found.look() == [{"epoch": 3, "acc": 3}]
+    assert found.new_rows() == [{"epoch": 3, "acc": 3}]
 
 
 def test_what_an_earlier_attempt_told_does_not_count_unless_it_is_continued(tmp_path):
     (tmp_path / "m.jsonl").write_text('{"acc": 1}\n')
-    assert Reported(Metrics(file="m.jsonl"), tmp_path, goes_on=True).look() == [{"epoch": 1, "acc": 1}]
-    assert Reported(Metrics(file="m.jsonl"), tmp_path).look() == []
+    assert MetricsCollector(Metrics(file="m.jsonl"), tmp_path, resumes=True).new_rows() == [{"epoch": 1, "acc": 1}]
+    assert MetricsCollector(Metrics(file="m.jsonl"), tmp_path).new_rows() == []
     assert (tmp_path / "m.jsonl.before").read_text() == '{"acc": 1}\n', "it is kept all the same"
 
 
@@ -87,11 +81,11 @@ def test_what_an_earlier_attempt_told_does_not_count_unless_it_is_continued(tmp_
 def test_what_is_no_row_is_a_problem_at_the_end(tmp_path, content, message):
     found = reported(tmp_path, file="m.jsonl")
     (tmp_path / "m.jsonl").write_text(content + '{"acc": 1}\n')
-    assert found.look() == [{"epoch": 1, "acc": 1}]
-    assert found.look(last=True) == []
-    assert message in found.problem
-    assert message in found.warning()["warning"]
-    assert found.warning() == {}
+    assert found.new_rows() == [{"epoch": 1, "acc": 1}]
+    assert found.new_rows(final=True) == []
+    assert message in found.error
+    assert message in found.take_warning()
+    assert found.take_warning() == ""
 
 
 def test_only_numbers_are_metrics():
@@ -99,14 +93,14 @@ def test_only_numbers_are_metrics():
         def item(self):
             return 2.5
 
-    assert as_row({"a": True, "b": "x", "c": Scalar(), "d": float("inf"), "e": "7", "f": "1e-3"}) == {
+    assert numeric_row({"a": True, "b": "x", "c": Scalar(), "d": float("inf"), "e": "7", "f": "1e-3"}) == {
         "a": 1, "c": 2.5, "d": None, "e": 7, "f": 0.001,
     }  # fmt: skip
 
 
 def lines_of(*chunks):
-    lines = Lines()
-    return [line for chunk in chunks for line in lines.feed(chunk)] + lines.feed(b"", last=True)
+    lines = LineSplitter()
+    return [line for chunk in chunks for line in lines.feed(chunk)] + lines.feed(b"", final=True)
 
 
 def test_output_is_cut_into_lines_wherever_it_is_torn():
@@ -118,7 +112,7 @@ def test_output_is_cut_into_lines_wherever_it_is_torn():
 
 
 def test_of_a_line_without_an_end_only_the_beginning_is_held():
-    lines = Lines()
+    lines = LineSplitter()
     for _ in range(1000):
         assert lines.feed(b"x" * 2**14) == []
     assert sum(map(len, lines._parts)) == LINE_CHARACTERS
@@ -134,15 +128,15 @@ def test_of_a_line_without_an_end_only_the_beginning_is_held():
 )  # fmt: skip
 def test_number_in_a_pattern_takes_any(tmp_path, text, number):
     found = reported(tmp_path, pattern=r"^a=(?P<a>{number}), b=(?P<b>{number}){1}s$")
-    found.hear(f"a={text}, b=1e-3s")
-    assert found.look() == [{"epoch": 1, "a": pytest.approx(number) if number else number, "b": 0.001}]
+    found.add_line(f"a={text}, b=1e-3s")
+    assert found.new_rows() == [{"epoch": 1, "a": pytest.approx(number) if number else number, "b": 0.001}]
 
 
 @pytest.mark.parametrize("line", ["a=loss information", "a=nanosecond", "a=infinite", "a=NaNs"])
 def test_a_word_is_no_number(tmp_path, line):
     found = reported(tmp_path, pattern=r"a=.*?(?P<a>{number})")
-    found.hear(line)
-    assert found.look() == []
+    found.add_line(line)
+    assert found.new_rows() == []
 
 
 @pytest.mark.parametrize("line", ["1" * LINE_CHARACTERS, "1." * (LINE_CHARACTERS // 2)])
@@ -153,38 +147,38 @@ def test_a_line_of_digits_is_searched_in_a_time_that_is_no_cube_of_its_length(li
 
 def test_braces_that_are_not_number_mean_what_they_meant(tmp_path):
     found = reported(tmp_path, pattern=r"\{number\} x{2} (?P<a>\d{1,3})")
-    found.hear("{number} xx 12")
-    assert found.look() == [{"epoch": 1, "a": 12}]
+    found.add_line("{number} xx 12")
+    assert found.new_rows() == [{"epoch": 1, "a": 12}]
 
 
 @pytest.mark.parametrize(
     ("pattern", "line", "part"),
-    [(r"loss (?P<loss>[\d.]+)", "loss 1.2e-05", "takes '1.2' out of '1.2e-05' for loss"),
-     (r"loss (?P<loss>[\d.]+).* acc (?P<acc>\S+)", "loss 1.2e-05 acc 1", "out of '1.2e-05' for loss"),
-     (r"loss.*?(?P<loss>[\d.]+)", "loss: -0.5", "takes '0.5' out of '-0.5'"),
-     (r"loss (?P<loss>[\d.e]+)", "loss 1.2e-05", "takes '1.2e' out of '1.2e-05'")],
+    [(r"loss (?P<loss>[\d.]+)", "loss 1.2e-05", "matches only '1.2' of '1.2e-05' for loss"),
+     (r"loss (?P<loss>[\d.]+).* acc (?P<acc>\S+)", "loss 1.2e-05 acc 1", "of '1.2e-05' for loss"),
+     (r"loss.*?(?P<loss>[\d.]+)", "loss: -0.5", "matches only '0.5' of '-0.5'"),
+     (r"loss (?P<loss>[\d.e]+)", "loss 1.2e-05", "matches only '1.2e' of '1.2e-05'")],
 )  # fmt: skip
 def test_a_pattern_that_cuts_a_number_is_told_of_once(tmp_path, pattern, line, part):
     found = reported(tmp_path, pattern=pattern)
     for _ in range(2):
-        found.hear(line)
-    warning = found.warning()["warning"]
+        found.add_line(line)
+    warning = found.take_warning()
     assert part in warning
     assert "(?P<loss>{number})" in warning
-    assert found.warning() == {}
+    assert found.take_warning() == ""
 
 
 @pytest.mark.parametrize(
     ("line", "part"),
-    [("n=12,345", "takes '12' out of '12,345' for n"), ("n=-1,234,567.8", "takes '-1' out of '-1,234,567.8'"),
-     ("n=1_000", "takes '1' out of '1_000'")],
+    [("n=12,345", "matches only '12' of '12,345' for n"), ("n=-1,234,567.8", "matches only '-1' of '-1,234,567.8'"),
+     ("n=1_000", "matches only '1' of '1_000'")],
 )  # fmt: skip
 def test_a_number_with_separators_is_told_of(tmp_path, line, part):
     found = reported(tmp_path, pattern="n=(?P<n>{number})")
-    found.hear(line)
-    warning = found.warning()["warning"]
+    found.add_line(line)
+    warning = found.take_warning()
     assert part in warning
-    assert "have the program print it without them" in warning
+    assert "have the program print them without" in warning
 
 
 @pytest.mark.parametrize(
@@ -197,9 +191,9 @@ def test_a_number_with_separators_is_told_of(tmp_path, line, part):
 )  # fmt: skip
 def test_a_pattern_that_takes_whole_numbers_is_not_warned_of(tmp_path, pattern, line):
     found = reported(tmp_path, pattern=pattern)
-    found.hear(line)
-    assert found.look(last=True)
-    assert found.warning() == {}
+    found.add_line(line)
+    assert found.new_rows(final=True)
+    assert found.take_warning() == ""
 
 
 class Clock:
@@ -214,25 +208,25 @@ def test_rows_of_one_epoch_are_one_with_the_last_values(tmp_path):
     told = []
     for epoch in (1, 2, 3):
         for loss in range(1000, -1, -1):
-            found.hear(f"{epoch} {loss}")
-            told += found.look()
-    told += found.look(last=True)
+            found.add_line(f"{epoch} {loss}")
+            told += found.new_rows()
+    told += found.new_rows(final=True)
     assert [(row["epoch"], row["loss"]) for row in told] == [(1, 0), (2, 0), (3, 0)]
 
 
 def test_the_first_row_waits_until_it_is_known_whether_its_epoch_is_told_again(tmp_path):
     def look_at(*lines, **how):
-        found = Reported(Metrics(pattern=r"(?P<epoch>\d+) (?P<loss>\d+)"), tmp_path, **how)
+        found = MetricsCollector(Metrics(pattern=r"(?P<epoch>\d+) (?P<loss>\d+)"), tmp_path, **how)
         looks = []
         for line in lines:
-            found.hear(line)
-            looks.append([(row["epoch"], row["loss"]) for row in found.look()])
-        return looks, [(row["epoch"], row["loss"]) for row in found.look(last=True)]
+            found.add_line(line)
+            looks.append([(row["epoch"], row["loss"]) for row in found.new_rows()])
+        return looks, [(row["epoch"], row["loss"]) for row in found.new_rows(final=True)]
 
     assert look_at("1 9", "1 8", "1 7", "2 9", "2 6") == ([[], [], [], [(1, 7)], []], [(2, 6)])
     assert look_at("1 9", "2 8", "3 7") == ([[], [(1, 9), (2, 8)], [(3, 7)]], [])
     assert look_at("1 9") == ([[]], [(1, 9)])
-    assert look_at("1 9", judged=False) == ([[(1, 9)]], []), "then the time at which it was told counts"
+    assert look_at("1 9", hold_first_row=False) == ([[(1, 9)]], []), "then the time at which it was told counts"
 
 
 @pytest.mark.parametrize("count", [1000, 5000])
@@ -242,9 +236,9 @@ def test_the_last_value_of_each_metric_is_kept_however_fast_rows_come(tmp_path, 
     for place, accuracy in ((400, 0.5), (count - 333, 0.75)):
         rows.insert(place, {"val_accuracy": accuracy})
     (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = Reported(metrics, tmp_path, goes_on=True, burst=BURST_ROWS, clock=Clock())
-    told = found.look() + found.look(last=True)
-    again = read_again(metrics, tmp_path, tmp_path / "none", seconds=10)
+    found = MetricsCollector(metrics, tmp_path, resumes=True, burst=BURST_ROWS, clock=Clock())
+    told = found.new_rows() + found.new_rows(final=True)
+    again = parse_saved_output(metrics, tmp_path, tmp_path / "none", seconds=10)
     assert len(told) == BURST_ROWS + 1
     assert len(again.rows) <= BURST_ROWS + 10
     for kept in (told, again.rows):
@@ -255,27 +249,27 @@ def test_the_last_value_of_each_metric_is_kept_however_fast_rows_come(tmp_path, 
 
 def test_more_rows_than_a_journal_can_take_are_told_at_a_rate_and_the_last_always(tmp_path):
     clock = Clock()
-    found = Reported(Metrics(pattern=r"loss (?P<loss>\d+)"), tmp_path, clock=clock)
+    found = MetricsCollector(Metrics(pattern=r"loss (?P<loss>\d+)"), tmp_path, clock=clock)
     told = []
     for number in range(5000):
-        found.hear(f"loss {number}")
-        told += found.look()
+        found.add_line(f"loss {number}")
+        told += found.new_rows()
     assert [row["epoch"] for row in told] == [*range(1, BURST_ROWS + 1)]
     clock.now = 3.0
-    assert found.look() == [{"epoch": 5000, "loss": 4999}], "when there is room, the latest is told on"
-    assert found.look() == []
+    assert found.new_rows() == [{"epoch": 5000, "loss": 4999}], "when there is room, the latest is told on"
+    assert found.new_rows() == []
     for number in range(9):
-        found.hear(f"loss {number}")
-    assert [row["loss"] for row in found.look()] == [0, 1]
-    assert found.look(last=True) == [{"epoch": 5009, "loss": 8}]
+        found.add_line(f"loss {number}")
+    assert [row["loss"] for row in found.new_rows()] == [0, 1]
+    assert found.new_rows(final=True) == [{"epoch": 5009, "loss": 8}]
 
 
 def test_an_honest_program_of_a_hundred_quick_epochs_has_them_all(tmp_path):
     for pattern in (r"epoch (?P<epoch>\d+) (?P<loss>\d+)", r"epoch \d+ (?P<loss>\d+)"):
-        found = Reported(Metrics(pattern=pattern), tmp_path, clock=Clock())
+        found = MetricsCollector(Metrics(pattern=pattern), tmp_path, clock=Clock())
         for number in range(1, 101):
-            found.hear(f"epoch {number} {number}")
-        assert [row["epoch"] for row in found.look()] == [*range(1, 101)]
+            found.add_line(f"epoch {number} {number}")
+        assert [row["epoch"] for row in found.new_rows()] == [*range(1, 101)]
 
 
 @pytest.mark.parametrize(
@@ -286,27 +280,27 @@ def test_a_character_that_is_half_written_is_waited_for(tmp_path, name, text):
     found, path = reported(tmp_path, file=name), tmp_path / name
     half = text.encode().index("ä".encode()) + 1
     path.write_bytes(text.encode()[:half])
-    assert found.look() == []
+    assert found.new_rows() == []
     path.write_bytes(text.encode())
-    assert found.look() == [{"epoch": 1, "acc": 1}]
-    assert found.look(last=True) == []
-    assert found.problem == ""
+    assert found.new_rows() == [{"epoch": 1, "acc": 1}]
+    assert found.new_rows(final=True) == []
+    assert found.error == ""
 
 
 def test_of_a_file_that_grows_only_what_is_new_is_read(tmp_path, monkeypatch):
     found, path = reported(tmp_path, file="m.jsonl"), tmp_path / "m.jsonl"
-    read, new_bytes = [], _GrowingFile._new_bytes
+    read, new_bytes = [], LineMetricsFile._new_bytes
 
-    def noted(self, *, last):
-        read.append(new_bytes(self, last=last))
+    def noted(self, *, final):
+        read.append(new_bytes(self, final=final))
         return read[-1]
 
-    monkeypatch.setattr(_GrowingFile, "_new_bytes", noted)
+    monkeypatch.setattr(LineMetricsFile, "_new_bytes", noted)
     told = []
     for epoch in range(200):
         with open(path, "a") as file:
             file.write(json.dumps({"acc": epoch, "note": "x" * 100}) + "\n")
-        told += found.look()
+        told += found.new_rows()
     assert [row["acc"] for row in told] == [*range(200)]
     assert sum(map(len, read)) == path.stat().st_size
 
@@ -315,31 +309,45 @@ def test_a_file_that_is_written_anew_is_read_anew_once_it_is_whole(tmp_path):
     found, path = reported(tmp_path, file="m.csv"), tmp_path / "m.csv"
     first = "epoch,acc\n1,0.5\n2,0.6\n"
     path.write_text(first)
-    assert len(found.look()) == 2
+    assert len(found.new_rows()) == 2
     path.write_text(first[:12])  # as pandas writes it: the same again, and more
-    assert found.look() == []
+    assert found.new_rows() == []
     path.write_text(first + "3,0.7\n")
-    assert found.look() == [{"epoch": 3, "acc": 0.7}]
+    assert found.new_rows() == [{"epoch": 3, "acc": 0.7}]
     path.write_text("epoch,loss,acc\n1,9,0.5\n")
-    assert found.look() == [{"epoch": 1, "loss": 9, "acc": 0.5}]
+    assert found.new_rows() == [{"epoch": 1, "loss": 9, "acc": 0.5}]
+
+
+@pytest.mark.parametrize("name", ["m.jsonl", "m.csv"])
+def test_an_incomplete_line_does_not_survive_that_its_file_is_written_anew(tmp_path, name):
+    first, second = {
+        "m.jsonl": ('{"acc": 1}\n{"ac', '{"loss": 1}\n{"loss": 2}\n'),
+        "m.csv": ("acc\n1\n2", "loss\n1\n2\n3\n"),
+    }[name]
+    found = reported(tmp_path, file=name)
+    (tmp_path / name).write_text(first)
+    assert found.new_rows() == [{"epoch": 1, "acc": 1}]
+    (tmp_path / name).write_text(second)
+    assert [row["loss"] for row in found.new_rows()][:2] == [1, 2]
+    assert found.error == ""
 
 
 def test_what_is_kept_is_read_again_with_another_setting(tmp_path):
     def again(seconds=1, **metrics):
-        return read_again(Metrics.model_validate(metrics), tmp_path, output, seconds=seconds)
+        return parse_saved_output(Metrics.model_validate(metrics), tmp_path, output, seconds=seconds)
 
     output = tmp_path / "output-1.log"
     output.write_bytes(b"\x1b[1macc=0.5\n" + b"." * 50 + "\nloss=9 ä\nloss=8 ä".encode())
     rows = [{"epoch": 1, "loss": 9}, {"epoch": 2, "loss": 8}]
-    assert again(pattern="loss=(?P<loss>{number})") == Reading(rows, {"loss": 8})
+    assert again(pattern="loss=(?P<loss>{number})") == ParsedOutput(rows, {"loss": 8})
     assert again(pattern="acc=(?P<acc>{number})").metrics == {"acc": 0.5}
-    assert again(pattern="acc (?P<acc>{number})").untold.endswith(
+    assert again(pattern="acc (?P<acc>{number})").missing.endswith(
         "none were found in its output by acc (?P<acc>{number})"
     )
-    assert "takes '0'" in again(pattern=r"acc=(?P<acc>\d+)").warning
+    assert "only '0'" in again(pattern=r"acc=(?P<acc>\d+)").warning
     (tmp_path / "m.jsonl").write_text('{"acc": 1}\n')
     assert again(file="m.jsonl").rows == [{"epoch": 1, "acc": 1}]
-    assert again(file="n.jsonl").untold.endswith("none were found in n.jsonl")
+    assert again(file="n.jsonl").missing.endswith("none were found in n.jsonl")
     output.write_text("".join(f"loss={number}\n" for number in range(10_000)))
     rows = again(pattern="loss=(?P<loss>{number})", seconds=10).rows
     assert 150 <= len(rows) <= BURST_ROWS + 10

@@ -1,0 +1,100 @@
+"""What the driver and the workers of the slots send each other. These messages cross Ray by pickle."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainyard.config.config import Data
+from trainyard.config.user_programs import Metrics
+from trainyard.packing.gpu_sharing import GpuUse
+from trainyard.planning.task import Task
+from trainyard.programs.command import CheckpointFile
+from trainyard.programs.trial_messages import EpochReported, TrialEnded
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What all trials of a sweep have in common."""
+
+    folder: Path  # the sweep's, absolute
+    data: Data
+    threads: int
+    is_training: bool = True  # whether trials run Trainyard's own training loop
+    dataset: Path | None = None
+    gpu_share: float | None = None  # the limit of a trial's GPU memory, as a fraction; None: no limit
+    metrics: Metrics | None = None
+    checkpoint: str | None = None  # pattern of the files that a command can resume from
+    resume: str | None = None  # the option that makes a command resume
+    can_resume: bool = True  # whether an interrupted trial continues where it was
+    timeout_seconds: float | None = None
+    grace_seconds: float = 0.0  # from SIGTERM to SIGKILL, for a command
+    cwd: str = ""  # where users' programs run
+
+    def trial_folder(self, task: Task) -> Path:
+        """The folder for the files that a user's program leaves."""
+        return self.folder / "trials" / task.folder_name
+
+    def checkpoint_folder(self, task: Task) -> Path:
+        """The folder for the checkpoints of a trial. It is removed when the trial has finished."""
+        return self.folder / "checkpoints" / f"{task.trial}-{task.generation}"
+
+
+@dataclass(frozen=True)
+class TrialRequest:
+    """A trial for a worker to run."""
+
+    spec: dict[str, Any]
+    trial: str
+    attempt: int
+    folder: Path
+    checkpoints: Path
+    deadline: float = math.inf  # Unix seconds at which to stop
+    bad_checkpoints: tuple[CheckpointFile, ...] = ()  # attempts that resumed from these have failed
+    measures_gpu: bool = False  # whether to measure its GPU memory and utilization
+
+
+@dataclass(frozen=True)
+class WorkerStarted:
+    """Where a worker runs, and what its start took."""
+
+    job: str
+    node: str
+    gpu: str  # the IDs of its GPUs, separated by commas
+    device: str  # the model of its GPU, or "cpu"
+    startup: dict[str, Any]  # fields of the journal's event `slot_up`: seconds by step, and `copy`
+
+    @property
+    def copy_message(self) -> str:
+        """How the dataset was copied to this node; "" if it was not."""
+        return str(self.startup.get("copy", ""))
+
+
+@dataclass(frozen=True)
+class CheckpointResumed:
+    """A command resumes from a checkpoint."""
+
+    checkpoint: CheckpointFile
+
+
+@dataclass(frozen=True)
+class MicroBatchHalved:
+    """A training ran out of GPU memory and continues with smaller micro-batches."""
+
+    micro_batch: int  # images
+    accumulation: int  # micro-batches per step
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingEnded(TrialEnded):
+    """How a training by Trainyard's own loop ended."""
+
+    precision: str = ""
+    gpu_use: GpuUse | None = None  # if it was measured
+
+    def details(self) -> dict[str, Any]:
+        """Further fields of the journal's event."""
+        return {"precision": self.precision} if self.precision else {}
+
+
+TrialMessage = EpochReported | CheckpointResumed | MicroBatchHalved | TrialEnded

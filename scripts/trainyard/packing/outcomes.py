@@ -1,0 +1,165 @@
+"""What the end of an attempt means: for the journal, for a retry, and for the sweep."""
+
+import logging
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from trainyard.config.trial_status import TrialStatus
+from trainyard.config.user_programs import UserProgram
+from trainyard.packing.attempt_recorder import AttemptRecorder
+from trainyard.packing.failure_policy import FailurePolicy, TrialFailure
+from trainyard.packing.gpu_sharing import GpuUse
+from trainyard.packing.messages import TrainingEnded, WorkerSetup
+from trainyard.packing.slot import Slot
+from trainyard.packing.slot_pool import SlotPool
+from trainyard.packing.trial_queue import TrialQueue
+from trainyard.planning.early_stopping import Rule
+from trainyard.planning.task import Task
+from trainyard.programs.command import failed_by_itself
+from trainyard.programs.metrics import UNREADABLE_REMEDY, find_divergence
+from trainyard.programs.trial_messages import TrialEnded
+from trainyard.utils.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+class OutcomeHandler:
+    """Records how attempts end, tries failed trials again, and checks that the sweep still makes sense.
+
+    A trial with one of `monitored_metrics` NaN or infinite has diverged. All trials must report `required_metrics`,
+    unless an earlier one has.
+    """
+
+    def __init__(
+        self,
+        setup: WorkerSetup,
+        *,
+        recorder: AttemptRecorder,
+        queue: TrialQueue,
+        pool: SlotPool,
+        failures: FailurePolicy,
+        rule: Rule | None,
+        monitored_metrics: set[str],
+        required_metrics: set[str],
+    ) -> None:
+        self._setup, self._recorder, self._queue, self._pool = setup, recorder, queue, pool
+        self._failures, self._rule = failures, rule
+        self._monitored, self._required = monitored_metrics, required_metrics
+        self._warned = set[str]()  # subjects
+        self.gpu_uses: list[GpuUse] = []  # of trials whose GPU use was measured
+        self.interrupted = 0  # trials that ended at the deadline and can continue
+
+    def handle(self, slot: Slot, end: TrialEnded) -> bool:
+        """Handle the end of an attempt; returns whether the slot is ready for the next trial."""
+        self.warn_once("metrics", slot, end.warning)
+        if end.status is TrialStatus.FAILED and self._queue.is_closed:  # the job's signal ended it
+            end = replace(end, status=TrialStatus.INTERRUPTED)
+        match end.status:
+            case TrialStatus.INTERRUPTED:
+                self.interrupted += 1
+                self._recorder.record_end(slot, end.status, error=end.error, **end.details())
+                slot.worker = None
+                return False
+            case TrialStatus.FAILED:
+                self.handle_failure(slot, end)
+                return False
+            case TrialStatus.UNREADABLE:
+                self._handle_unreadable(slot, end)
+            case _:
+                self._handle_result(slot, end)
+        return True
+
+    def handle_failure(self, slot: Slot, end: TrialEnded) -> None:
+        """Record a failed attempt, try its trial again on another slot, and give this slot a new worker."""
+        assert slot.task is not None
+        task, took, program = slot.task, time.monotonic() - slot.began, end.program
+        exit_code = program.exit_code if program else None
+        is_retried = self._failures.record_failure(
+            TrialFailure(task.trial, slot.place, end.error, took, exit_code, task.values)
+        )
+        path = program.output if program else self._recorder.write_log(slot, end.traceback or end.error)
+        fields = {"error": end.error, "seconds": _rounded(end.seconds), **end.details()}
+        self._recorder.record_end(slot, end.status, **fields, log=str(path), retried=is_retried)
+        if is_retried:
+            bad = (slot.resumed,) if slot.resumed and failed_by_itself(end.error) else ()
+            self._queue.add([replace(task, bad_checkpoints=(*task.bad_checkpoints, *bad))])
+        self._pool.replace_worker(slot)
+        self._check_common_failure()
+        self._pool.wake_idle()
+
+    def _check_common_failure(self) -> None:
+        """Stop the sweep if all its trials fail in the same way."""
+        running = [time.monotonic() - slot.began for slot in self._pool.running]
+        if failure := self._failures.common_failure(self._pool.known_places, running):
+            raise UserError(
+                "stopped: the first trials failed in the same way, and none has succeeded: "
+                f"{failure.error}. Correct it and run the same command; with `max_failed_fraction: 1`, all trials run "
+                "in spite of that"
+            )
+
+    def _handle_unreadable(self, slot: Slot, end: TrialEnded) -> None:
+        """A program succeeded, but reported no metrics. It has not failed, and its output is kept."""
+        assert slot.task is not None
+        assert end.program is not None
+        trial, output, seconds = slot.task.trial, end.program.output, _rounded(end.seconds) or 0.0
+        warning = f"{end.error}; see {output}. {UNREADABLE_REMEDY}"
+        self.warn_once("unreadable", slot, warning)
+        self._failures.record_success(trial, slot.place)
+        self._queue.note_finished(trial, seconds)
+        fields = {"error": end.error, "seconds": seconds, "log": output, **end.details()}
+        self._recorder.record_end(slot, end.status, **fields)
+        if self._required and not self._queue.is_closed:  # search and early stopping would have no values
+            raise UserError(f"trial {trial}, with whose metrics trials are suggested or stopped: {warning}")
+        self._queue.update_order()
+
+    def _handle_result(self, slot: Slot, end: TrialEnded) -> None:
+        """A trial finished, was stopped early, or diverged."""
+        assert slot.task is not None
+        task, seconds = slot.task, _rounded(end.seconds) or 0.0
+        fields = {"seconds": seconds, **end.details()}
+        is_stopped = end.status is TrialStatus.STOPPED
+        is_diverged = end.status is TrialStatus.DIVERGED
+        if reason := end.error if is_diverged else find_divergence(end.metrics, self._monitored):
+            early = {"early": slot.stop_reason} if is_stopped else {}
+            self._recorder.record_end(slot, TrialStatus.DIVERGED, error=reason, **early, **fields)
+            if self._rule:
+                self._rule.diverged(task.trial)
+        elif is_stopped:
+            self._failures.record_success(task.trial, slot.place)
+            self._recorder.record_end(slot, end.status, metrics=end.metrics, why=slot.stop_reason, **fields)
+        else:
+            self._failures.record_success(task.trial, slot.place)
+            self._queue.note_finished(task.trial, seconds)
+            if isinstance(end, TrainingEnded) and end.gpu_use:
+                self.gpu_uses.append(end.gpu_use)
+            self._recorder.record_end(slot, end.status, metrics=end.metrics, **fields)
+            self._check_required_metrics(task, end.metrics)
+        shutil.rmtree(self._setup.checkpoint_folder(task), ignore_errors=True)  # most trials are too short to have any
+        self._queue.update_order()
+
+    def _check_required_metrics(self, task: Task, metrics: Mapping[str, Any]) -> None:
+        """Check that some trial has reported each metric by which trials are compared, now that one has finished."""
+        self._required -= metrics.keys()
+        if not self._required or self._queue.is_closed:
+            return
+        missing, reported = ", ".join(sorted(self._required)), ", ".join(metrics) or "no metrics"
+        is_function = isinstance(task.spec, UserProgram) and task.spec.function is not None
+        remedy = "let the function report or return it" if is_function else "let `metrics` find it"
+        raise UserError(
+            f"trial {task.trial} has finished, but does not report {missing}, by which trials are compared; it "
+            f"reports {reported}: {remedy}, or name a reported one as `metric`"
+        )
+
+    def warn_once(self, subject: str, slot: Slot, warning: str) -> None:
+        """Log the first warning on a subject: it will be true of other trials, too."""
+        assert slot.task is not None
+        if warning and subject not in self._warned:
+            self._warned.add(subject)
+            log.warning("trial %s: %s", slot.task.trial, warning)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)

@@ -1,0 +1,57 @@
+"""Reading the saved output of commands again, after `metrics` of the config was changed."""
+
+import logging
+
+from trainyard.config.trial_status import TrialStatus
+from trainyard.config.user_programs import metrics_digest
+from trainyard.planning.attempts import Attempt
+from trainyard.planning.journal import Journal, Reread
+from trainyard.planning.plan import Plan
+from trainyard.programs.metrics import ParsedOutput, find_divergence, parse_saved_output
+
+log = logging.getLogger(__name__)
+
+
+def reread_outputs(journal: Journal, plan: Plan) -> None:
+    """Apply the current `metrics` to the saved outputs, without running anything."""
+    heard, warnings, readable = metrics_digest(plan.sweep.metrics), dict[str, str](), 0
+    for attempt in plan.to_reread:
+        output = plan.output_of(attempt)
+        parsed = parse_saved_output(plan.sweep.metrics, output.parent, output, seconds=attempt.seconds or 0.0)
+        readable += not parsed.missing
+        if parsed.warning:
+            warnings.setdefault("pattern", f"trial {attempt.trial}: {parsed.warning}")
+        if parsed.missing and attempt.outcome != TrialStatus.UNREADABLE:
+            warnings.setdefault(
+                "kept",
+                f"trial {attempt.trial}, read again: {parsed.missing}; see {output}. The metrics that were read "
+                "before are kept, also those of similar trials",
+            )
+            continue
+        outcome, error = _judge(plan, attempt, parsed)
+        if (outcome, error, heard) != (attempt.outcome, attempt.error, attempt.metrics_digest):
+            journal.record(
+                Reread(
+                    trial=attempt.trial,
+                    attempt=attempt.number,
+                    outcome=outcome,
+                    error=error,
+                    rows=parsed.rows,
+                    metrics=parsed.metrics,
+                    heard=heard,
+                )
+            )
+    for warning in warnings.values():
+        log.warning("%s", warning)
+    log.info("%d of %d saved outputs could be read again; nothing was run for that", readable, len(plan.to_reread))
+
+
+def _judge(plan: Plan, attempt: Attempt, parsed: ParsedOutput) -> tuple[TrialStatus, str]:
+    """The status of an attempt by its output as it is read now, and the error or the reason for its early end."""
+    if attempt.outcome == TrialStatus.STOPPED:
+        return attempt.outcome, attempt.error
+    if parsed.missing:
+        return TrialStatus.UNREADABLE, parsed.missing
+    if diverged := find_divergence(parsed.metrics, plan.sweep.monitored_metrics):
+        return TrialStatus.DIVERGED, diverged
+    return (TrialStatus.STOPPED, attempt.early) if attempt.early else (TrialStatus.FINISHED, "")

@@ -1,0 +1,74 @@
+"""The end of a sweep that was interrupted: running programs get their grace period, and all attempts are recorded."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+import ray
+from ray.exceptions import RayError
+
+from trainyard.config.trial_status import TrialStatus
+from trainyard.config.user_programs import UserProgram
+from trainyard.packing.attempt_recorder import AttemptRecorder
+from trainyard.packing.messages import TrialMessage, WorkerSetup
+from trainyard.packing.slot import Phase, Slot
+from trainyard.packing.time_limits import STOP_SECONDS, TimeLimits
+from trainyard.programs.process import wait_for_folder
+
+LOSS_WARNING: Final = (
+    "trial %s was interrupted by the end of the walltime and has nothing in its checkpoint_dir: it will start from the "
+    "beginning; if the function cannot resume, set `resumable: false`, so that a trial starts only if it can end"
+)
+log = logging.getLogger(__name__)
+
+
+def end_commands(
+    slots: list[Slot],
+    setup: WorkerSetup,
+    *,
+    recorder: AttemptRecorder,
+    handle_message: Callable[[Slot, TrialMessage], None],
+) -> None:
+    """End the running commands, with their grace period, and record how they ended."""
+    running = [slot for slot in slots if slot.phase is Phase.RUNNING]
+    if not running or not setup.grace_seconds:
+        return
+    log.info("%d programs have up to %g s to end", len(running), setup.grace_seconds)
+    deadline = time.monotonic() + setup.grace_seconds + STOP_SECONDS
+    for slot in running:
+        slot.worker.interrupt.options(concurrency_group="control").remote()
+    while answers := {slot.answer: slot for slot in running if slot.answer is not None}:
+        left = max(0.0, deadline - time.monotonic())
+        ready, _ = ray.wait(list(answers), num_returns=1, timeout=left, fetch_local=False)
+        if not ready:
+            return
+        slot = answers[ready[0]]
+        assert slot.task is not None
+        try:
+            message = ray.get(slot.answer)
+        except RayError:  # a cancelled job sends SIGTERM to the workers, too; then the guard ends the command
+            wait_for_folder(setup.trial_folder(slot.task), timeout_seconds=left)
+            recorder.record_end(slot, TrialStatus.INTERRUPTED)
+        else:
+            handle_message(slot, message)
+
+
+def record_interrupted(
+    running: list[Slot], setup: WorkerSetup, *, recorder: AttemptRecorder, limits: TimeLimits
+) -> int:
+    """Record the attempts that still run as interrupted; returns how many there were."""
+    for slot in running:
+        if limits.seconds_left() == 0 and setup.can_resume and _loses_progress(slot, setup):
+            assert slot.task is not None
+            log.warning(LOSS_WARNING, slot.task.trial)
+        recorder.record_end(slot, TrialStatus.INTERRUPTED)
+    return len(running)
+
+
+def _loses_progress(slot: Slot, setup: WorkerSetup) -> bool:
+    """Whether a slot runs a function that has written no checkpoint."""
+    assert slot.task is not None
+    spec, checkpoints = slot.task.spec, setup.checkpoint_folder(slot.task)
+    is_function = isinstance(spec, UserProgram) and spec.function is not None
+    return is_function and not (checkpoints.exists() and any(checkpoints.iterdir()))

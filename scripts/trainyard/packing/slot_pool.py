@@ -1,0 +1,210 @@
+"""The workers of the slots: started, checked, woken, replaced and retired."""
+
+import logging
+import time
+from typing import Any, Final
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from trainyard.config.sweep import Slots
+from trainyard.packing.failure_policy import FailurePolicy, Place
+from trainyard.packing.gpu_health import GpuChecked
+from trainyard.packing.messages import WorkerSetup, WorkerStarted
+from trainyard.packing.slot import Phase, Slot
+from trainyard.packing.trial_queue import TrialQueue
+from trainyard.packing.worker import Worker
+from trainyard.planning.journal import PLACE, Journal, SlotDown, SlotUp
+from trainyard.utils.errors import UserError
+
+START_ATTEMPTS: Final = 3  # in a row, after which a slot is retired: its node must be broken
+START_SECONDS: Final = 300.0  # after which no trial waits for a worker to start
+log = logging.getLogger(__name__)
+
+
+class SlotPool:
+    """The slots of a sweep. A slot whose worker cannot start, or whose GPU is broken, is retired."""
+
+    def __init__(
+        self,
+        slots: Slots,
+        setup: WorkerSetup,
+        *,
+        journal: Journal,
+        failures: FailurePolicy,
+        queue: TrialQueue,
+        gpu_model: str,
+    ) -> None:
+        self._setup, self._journal, self._failures, self._queue = setup, journal, failures, queue
+        self._options = {"num_cpus": slots.cpus_per_trial, "num_gpus": slots.share, "max_restarts": 0}
+        self._gpu_model = gpu_model
+        self.slots = [Slot(number) for number in range(slots.count)]
+
+    @property
+    def usable(self) -> list[Slot]:
+        """The slots that are not retired."""
+        return [slot for slot in self.slots if not slot.is_retired]
+
+    @property
+    def busy(self) -> list[Slot]:
+        """The slots whose workers will send a message."""
+        return [slot for slot in self.slots if slot.answer is not None]
+
+    @property
+    def running(self) -> list[Slot]:
+        """The slots that run a trial."""
+        return [slot for slot in self.slots if slot.task is not None]
+
+    @property
+    def places(self) -> list[Place]:
+        """Where trials may run, also places that are not known yet."""
+        return [slot.place for slot in self.usable if not slot.is_late]
+
+    @property
+    def known_places(self) -> list[Place]:
+        """Where the usable slots are that have started at least once."""
+        return [slot.place for slot in self.usable if slot.place_fields]
+
+    def start_all(self, count: int) -> None:
+        """Start the workers of at most so many slots."""
+        del self.slots[count:]
+        for slot in self.slots:
+            self._start(slot)
+
+    def _start(self, slot: Slot) -> None:
+        # `interrupt` needs its own thread. With it, Ray runs nothing in a worker's main thread, where training belongs:
+        # so only for commands.
+        grouped = ray.remote(concurrency_groups={"control": 1})  # type: ignore[call-overload]  # missing in Ray's stubs
+        actor = grouped(Worker) if self._setup.grace_seconds else ray.remote(Worker)
+        slot.worker = actor.options(**self._options).remote()
+        slot.expect(Phase.STARTING, slot.worker.start.remote(self._setup), due=time.monotonic() + START_SECONDS)
+
+    def replace_worker(self, slot: Slot) -> None:
+        """Kill the worker of a slot, and start a new one if trials wait.
+
+        What a failed trial leaves in its process, such as a CUDA error, would fail all later ones.
+        """
+        ray.kill(slot.worker)
+        slot.worker = None
+        if self._queue.waiting:
+            self._start(slot)
+
+    def wake_idle(self) -> None:
+        """Wake the idle slots for which a trial waits."""
+        for slot in self.usable:
+            if slot.answer is not None or not self._queue.has_task(slot.place, self.places):
+                continue
+            if slot.worker is None:
+                self._start(slot)
+            else:
+                slot.expect(Phase.WAKING, slot.worker.wake.remote(), due=time.monotonic() + START_SECONDS)
+
+    def handle_started(self, slot: Slot, answer: Any) -> bool:
+        """Record that a worker has started; returns whether the slot is ready for a trial."""
+        slot.is_late = False
+        try:
+            started: WorkerStarted = ray.get(answer)
+        except RayTaskError as error:  # it would fail again
+            reason = str(error.cause) if isinstance(error.cause, UserError) else repr(error.cause)
+            self._retire(slot, f"slot {slot.number} cannot be started: {reason}")
+            return False
+        except RayActorError as error:
+            self._restart(slot, error)
+            return False
+        where = vars(started) | {"slot": slot.number, "gpu_model": self._gpu_model}
+        slot.place_fields = {name: where[name] for name in PLACE}
+        if started.copy_message:
+            log.info("%s", started.copy_message)
+        self._journal.record(SlotUp(slot=slot.number, spent=started.startup))
+        if len(self.usable) > 1 and self._failures.is_suspect(slot.place):
+            slot.expect(Phase.CHECKING, slot.worker.check_gpu.remote())
+            return False
+        slot.failed_starts = 0
+        return True
+
+    def handle_checked(self, slot: Slot, answer: Any) -> bool:
+        """Retire a slot whose GPU is broken; returns whether the slot is ready for a trial."""
+        try:
+            check: GpuChecked = ray.get(answer)
+        except RayError as error:
+            self._restart(slot, error)
+            return False
+        count, finished = self._failures.failures_in_a_row(slot.place), self._failures.finished_elsewhere(slot.place)
+        if len(self.usable) > 1 and (check.is_broken or self._failures.is_to_blame(slot.place)):
+            self._retire(
+                slot,
+                f"{slot} is retired: {count} trials in a row failed there, {finished} of them finished elsewhere; "
+                f"check of its GPU: {check.finding}",
+            )
+            return False
+        log.warning("%s: %d trials in a row failed there; check of its GPU: %s", slot, count, check.finding)
+        slot.failed_starts = 0
+        return True
+
+    def handle_woken(self, slot: Slot, answer: Any) -> bool:
+        """Whether an idle worker is still alive. Without this check, a trial on a dead one would lose an attempt."""
+        slot.is_late = False
+        try:
+            ray.get(answer)
+        except RayError as error:
+            self._restart(slot, error)
+            return False
+        return True
+
+    def handle_late(self, slot: Slot) -> None:
+        """Stop waiting for a worker that did not start in time, so that trials go to other slots."""
+        slot.is_late = True
+        self.wake_idle()
+
+    def _restart(self, slot: Slot, error: RayError) -> None:
+        """Start a worker again that died before it could run a trial."""
+        slot.worker = None
+        slot.failed_starts += 1
+        if slot.failed_starts >= START_ATTEMPTS:
+            self._retire(slot, f"slot {slot.number} cannot be started: {death_reason(error)}")
+        elif self._queue.waiting:
+            self._start(slot)
+
+    def _retire(self, slot: Slot, reason: str) -> None:
+        """Go on without a slot.
+
+        A worker that it still has keeps the broken GPU, which Ray would otherwise give to another slot.
+
+        Raises:
+            UserError: it was the last one.
+        """
+        slot.is_retired = True
+        if not self.usable:
+            raise UserError(reason)
+        log.warning("%s; going on with %d of %d slots", reason, len(self.usable), len(self.slots))
+        self._journal.record(SlotDown(slot=slot.number, error=reason))
+        self.wake_idle()
+
+    def check_startable(self) -> None:
+        """Raise an error if no worker starts any more. The first start of a slot may take long, as it may copy data.
+
+        Raises:
+            UserError: none starts.
+        """
+        if not all(slot.is_late for slot in self.usable):
+            return
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        if self.known_places or not any(node["Alive"] for node in nodes):
+            raise UserError(
+                f"Ray does not start workers any more: none has started in {START_SECONDS:g} s, and "
+                f"{self._queue.waiting} trials wait. The same command continues from here"
+            )
+
+    def release(self) -> None:
+        """End all workers: dropping the last handle ends the process and frees its memory."""
+        for slot in self.slots:
+            slot.worker = None
+
+
+def death_reason(error: Exception) -> str:
+    """Why a worker sent no message, in one line."""
+    if isinstance(error, RayActorError) and "creation task" in str(error):  # it never started: the last line says why
+        return str(error).strip().splitlines()[-1]
+    if isinstance(error, RayActorError):
+        return "the worker's process ended: it was killed, or it crashed"
+    return f"{type(error).__name__}: {error}".splitlines()[0]

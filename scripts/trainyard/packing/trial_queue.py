@@ -1,0 +1,88 @@
+"""The trials that wait: which one starts next on a slot."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from trainyard.packing.failure_policy import FailurePolicy, Place
+from trainyard.packing.time_limits import TimeLimits
+from trainyard.planning.task import Source, Task
+
+# Expected and minimum seconds of trials, from the seconds of finished ones.
+Predict = Callable[[list[str], dict[str, float]], list[tuple[float, float]]]
+
+
+class TrialQueue:
+    """The trials that wait, in their order, and then the trials that a search suggests."""
+
+    def __init__(
+        self, *, limits: TimeLimits, failures: FailurePolicy, source: Source | None, predict: Predict | None
+    ) -> None:
+        self._limits, self._failures, self._source, self._predict = limits, failures, source, predict
+        self._tasks: deque[Task] = deque()
+        self._attempts: Counter[str] = Counter()  # of this run, by trial
+        self._finished: dict[str, float] = {}  # seconds, by trial
+        self._predict_at = 1  # number of finished trials at which the order is updated next
+        self.longest_seconds = 0.0  # of all finished trials
+        self.is_closed = False  # whether no trial starts any more
+
+    def add(self, tasks: Iterable[Task]) -> None:
+        """Add tasks at the end."""
+        self._tasks.extend(tasks)
+
+    @property
+    def waiting(self) -> int:
+        """How many trials have not started."""
+        return 0 if self.is_closed else len(self._tasks) + (self._source.open if self._source else 0)
+
+    def start_attempt(self, task: Task) -> int:
+        """The number of an attempt that starts now."""
+        self._attempts[task.trial] += 1
+        return task.earlier_attempts + self._attempts[task.trial]
+
+    def take(self, place: Place, others: Sequence[Place]) -> Task | None:
+        """The next task for a slot, if there is one for it; `others` are the places of all slots."""
+        if task := self._find(place, others):
+            self._tasks.remove(task)
+            return task
+        return self._source.next_task() if self._source and self._may_suggest() else None
+
+    def has_task(self, place: Place, others: Sequence[Place]) -> bool:
+        """Whether `take` has a task for a slot."""
+        is_source_open = self._source is not None and self._source.open > 0
+        return self._find(place, others) is not None or (is_source_open and self._may_suggest())
+
+    def _find(self, place: Place, others: Sequence[Place]) -> Task | None:
+        if self.is_closed:
+            return None
+        suspects = self._failures.suspect_trials  # first, so that a broken GPU fails few trials
+        tasks = sorted(self._tasks, key=lambda task: task.trial not in suspects) if suspects else self._tasks
+        for task in tasks:
+            if self._is_worthwhile(task) and self._failures.allows(task.trial, place, others):
+                return task
+        return None
+
+    def _is_worthwhile(self, task: Task) -> bool:
+        needed = task.expected_seconds if self._limits.can_resume else task.least_seconds
+        return self._limits.is_worthwhile(self.longest_seconds if needed is None else needed)
+
+    def _may_suggest(self) -> bool:
+        return not self.is_closed and self._limits.is_worthwhile(self.longest_seconds)
+
+    def note_finished(self, trial: str, seconds: float) -> None:
+        """Record how long a trial took, from which others are predicted."""
+        self.longest_seconds = max(self.longest_seconds, seconds)
+        self._finished[trial] = seconds
+
+    def update_order(self) -> None:
+        """Predict the waiting trials and sort them, longest first, whenever a quarter more has finished."""
+        if self._predict is None or len(self._finished) < self._predict_at or not self._tasks:
+            return
+        self._predict_at = len(self._finished) + 1 + len(self._finished) // 4
+        predicted = self._predict([task.trial for task in self._tasks], self._finished)
+        tasks = [
+            replace(task, expected_seconds=expected, least_seconds=least)
+            for task, (expected, least) in zip(self._tasks, predicted, strict=True)
+        ]
+        tasks.sort(key=lambda task: (self._attempts[task.trial], -(task.expected_seconds or 0.0)))
+        self._tasks = deque(tasks)

@@ -1,0 +1,134 @@
+"""Files of metrics, read while a program still writes them."""
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+SHOWN_CHARACTERS: Final = 80  # of an invalid row, in an error
+LINE_BYTES: Final = 2**20  # a longer line is an error
+CHECKED_BYTES: Final = 4096  # at both ends of what was read: if they change, the file was rewritten
+
+
+class MetricsFile(Protocol):
+    """A file of metrics and the position up to which it has been read."""
+
+    error: str  # why a part of it cannot be read; "" if nothing is wrong
+
+    def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
+        """The rows since the last call. An invalid row may be incomplete: it is an error only in the `final` call."""
+
+
+def open_metrics_file(path: Path) -> MetricsFile:
+    """The reader for a file with this suffix. The file does not have to exist yet."""
+    return JsonMetricsFile(path) if path.suffix == ".json" else LineMetricsFile(path)
+
+
+class JsonMetricsFile:
+    """A `.json` file: one row, which the program overwrites, or a growing list of rows."""
+
+    def __init__(self, path: Path) -> None:
+        self.error = ""
+        self._path, self._content, self._row_count = path, b"", 0
+        self._state: tuple[int, ...] = ()
+
+    def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
+        """The rows since the last call."""
+        try:
+            state = _file_state(self._path.stat())
+            content = self._content if state == self._state and not final else self._path.read_bytes()
+        except FileNotFoundError:
+            return []
+        self._state = state
+        if content == self._content:
+            return []
+        try:
+            parsed = json.loads(content)
+            rows = [_checked_row(row) for row in (parsed if isinstance(parsed, list) else [parsed])]
+        except (ValueError, TypeError) as error:
+            if final:
+                self.error = f"{self._path} cannot be read as json: {error}"
+            return []
+        self._content = content
+        new = rows if isinstance(parsed, dict) else rows[self._row_count :]
+        self._row_count = len(rows)
+        return new
+
+
+class LineMetricsFile:
+    """A `.jsonl` or `.csv` file: one row per line. Only new bytes are read, unless the file was rewritten."""
+
+    def __init__(self, path: Path) -> None:
+        self.error = ""
+        self._path, self._state = path, tuple[int, ...]()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._offset, self._head, self._tail, self._incomplete = 0, b"", b"", b""
+        self._header: list[str] | None = None
+
+    def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
+        """The rows since the last call."""
+        new = self._new_bytes(final=final)  # first: it discards the incomplete line of a rewritten file
+        text = self._incomplete + new
+        end = len(text) if final else text.rfind(b"\n") + 1
+        self._incomplete = text[end:]
+        if len(self._incomplete) > LINE_BYTES:
+            self._incomplete = b""
+            self._set_error(f"a line is longer than {LINE_BYTES} bytes")
+        rows = []
+        for line in text[:end].decode(errors="replace").splitlines():
+            try:
+                rows += self._parse(line) if line.strip() else []
+            except (ValueError, TypeError, csv.Error) as error:
+                self._set_error(str(error))
+        return rows
+
+    def _parse(self, line: str) -> list[dict[str, Any]]:
+        if self._path.suffix == ".jsonl":
+            return [_checked_row(json.loads(line))]
+        (cells,) = csv.reader([line])
+        if self._header is None:
+            self._header = cells
+        if cells == self._header:  # a program that resumes may write the header again
+            return []
+        return [dict(zip(self._header, cells, strict=False))]
+
+    def _set_error(self, reason: str) -> None:
+        self.error = f"{self._path} cannot be read as {self._path.suffix[1:]}: {reason}"
+
+    def _new_bytes(self, *, final: bool) -> bytes:
+        try:
+            file = open(self._path, "rb")  # noqa: SIM115  (closed below)
+        except FileNotFoundError:
+            return b""
+        with file:
+            state = _file_state(os.fstat(file.fileno()))
+            if state == self._state and not final:
+                return b""
+            self._state = state
+            if not self._head.startswith(file.read(len(self._head))):
+                self._reset()
+            elif os.fstat(file.fileno()).st_size < self._offset:  # it is being rewritten
+                return b""
+            file.seek(self._offset - len(self._tail))
+            if file.read(len(self._tail)) != self._tail:
+                self._reset()
+            file.seek(self._offset)
+            new = file.read()
+        self._head = (self._head + new[:CHECKED_BYTES])[:CHECKED_BYTES]
+        self._tail = (self._tail + new[-CHECKED_BYTES:])[-CHECKED_BYTES:]
+        self._offset += len(new)
+        return new
+
+
+def _file_state(stat: os.stat_result) -> tuple[int, ...]:
+    """Changes when the file is written."""
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _checked_row(row: Any) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise TypeError(f"a row must be a mapping of names to numbers, not {str(row)[:SHOWN_CHARACTERS]}")
+    return row

@@ -1,0 +1,48 @@
+"""What a running trial reports. These messages cross Ray by pickle."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainyard.config.trial_status import TrialStatus
+from trainyard.programs.row_limiter import Row
+
+
+@dataclass(frozen=True)
+class EpochReported:
+    """A row of metrics. The trial waits until it is told whether to stop or to continue."""
+
+    row: Row  # with its `epoch`
+    warning: str = ""  # about how metrics are read
+    first_step_time: float | None = None  # of a training: Unix seconds
+
+
+@dataclass(frozen=True)
+class ProgramOutput:
+    """What is known about a command that ended, as the journal stores it."""
+
+    exit_code: int  # or minus the signal that ended it
+    output: str  # the path of its whole output
+    tail: str  # the last lines of it
+    heard: str  # the digest of the `metrics` section that its output was read with
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialEnded:
+    """How an attempt at a trial ended."""
+
+    status: TrialStatus
+    metrics: Row = field(default_factory=dict)  # the last value of each, if it finished or was stopped
+    error: str = ""  # why it did not finish
+    seconds: float | None = None
+    traceback: str = ""
+    warning: str = ""  # about how metrics are read
+    program: ProgramOutput | None = None
+
+    def details(self) -> dict[str, Any]:
+        """Further fields of the journal's event."""
+        return dict(vars(self.program)) if self.program else {}
+
+
+def timeout_error(seconds: float) -> str:
+    """The error of a trial that ran longer than its timeout."""
+    return f"it exceeded timeout_minutes ({seconds / 60:g})"
