@@ -138,6 +138,8 @@ def test_an_unprivileged_user_may_submit(cluster: Cluster, shared_dir: Path) -> 
 
 def test_a_signal_reaches_a_command_on_the_head(cluster: Cluster) -> None:
     with subprocess.Popen(cluster.command(["sleep", "1234"]), env=job_environment()) as sleeper:
-        wait_until(lambda: Path(f"/proc/{sleeper.pid}/comm").read_text() == "sleep\n", what="sleep")
+        wait_until(
+            lambda: Path(f"/proc/{sleeper.pid}/comm").read_text() == "sleep\n", what="sleep", while_running=sleeper
+        )
         sleeper.terminate()
         assert sleeper.wait(timeout=PATIENCE_SECONDS) == -signal.SIGTERM

@@ -90,7 +90,7 @@ def test_a_killed_test_run_leaves_nothing_that_the_next_one_keeps(state: Path, s
     """Killed while it starts the cluster, early or late, or while it uses it."""
     before = machine()
     with subprocess.Popen([sys.executable, "-c", WITH_CLUSTER]) as run:
-        wait_until((state / stage).exists, what=stage, poll_seconds=0.01)
+        wait_until((state / stage).exists, what=stage, while_running=run, poll_seconds=0.01)
         run.send_signal(signal.SIGKILL)
     killed = processes_with_mount(Cluster().mark)
     assert killed

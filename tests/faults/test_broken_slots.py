@@ -134,7 +134,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     yard.environment["PYTHONPATH"] += f":{ROOT / 'scripts'}"
     driver = yard.start(python, str(yard.folder / "impatient.py"), *line)
     journal = yard.results / "sweeps/s/journal.jsonl"
-    wait_until(lambda: journal.exists() and journal.read_text().count('"started"') == 2, what="two trials to run")
+    wait_until(
+        lambda: journal.exists() and journal.read_text().count('"started"') == 2,
+        what="two trials to run",
+        while_running=driver,
+    )
     (raylet,) = (each for each in psutil.Process(driver.pid).children(recursive=True) if each.name() == "raylet")
     raylet.kill()
     said, _ = driver.communicate(timeout=PATIENCE_SECONDS)

@@ -134,7 +134,7 @@ def test_a_killed_search_goes_on_with_the_suggestions_of_one_that_was_not(tmp_pa
         yard.write({"sweeps": {"s": SEARCH}})
     whole.run(*whole.script("sweep", "--sweep", "s"))
     started = killed.start(*killed.script("sweep", "--sweep", "s"))
-    wait_until(lambda: len(drawn(killed)) >= 6, what="the sixth trial")
+    wait_until(lambda: len(drawn(killed)) >= 6, what="the sixth trial", while_running=started)
     killed.kill_session(started)
     said = killed.run(*killed.script("sweep", "--sweep", "s")).stdout
     assert drawn(killed) == drawn(whole)
@@ -168,7 +168,7 @@ def test_a_killed_program_leaves_nothing_and_goes_on_from_what_it_has_kept(yard)
     sweep = {"command": command, "checkpoint": "at.txt", "resume": "{resume_from}"}
     yard.write({"sweeps": {"s": {**sweep, "metrics": {"pattern": r"step (?P<epoch>\d+) score (?P<score>\S+)"}}}})
     started = yard.start(*yard.script("sweep", "--sweep", "s"))
-    wait_until(lambda: len(events_of(yard, "epoch")) >= 4, what="the fourth step")
+    wait_until(lambda: len(events_of(yard, "epoch")) >= 4, what="the fourth step", while_running=started)
     driver = psutil.Process(started.pid)
     driver.kill()
     started.wait()
@@ -423,7 +423,7 @@ def test_a_driver_that_is_told_to_end_gives_its_programs_their_time_to_keep_wher
     metrics = {"pattern": r"step 1 score (?P<score>\S+)"}
     yard.write({"sweeps": {"s": {"command": command, "checkpoint": "*.pt", "metrics": metrics}}})
     started = yard.start(*yard.script("sweep", "--sweep", "s"))
-    wait_until(lambda: events_of(yard, "epoch"), what="the first step")
+    wait_until(lambda: events_of(yard, "epoch"), what="the first step", while_running=started)
     started.terminate()
     said, _ = started.communicate(timeout=PATIENCE_SECONDS)
     assert "1 programs have up to 30 s to end" in said
@@ -441,7 +441,11 @@ def test_a_job_that_is_told_to_end_interrupts_its_programs_and_trusts_what_they_
     yard.write({"sweeps": {"s": {"command": command, "checkpoint": "*.pt", "metrics": metrics}}})
     for attempt in (1, 2):
         started = yard.start(*yard.script("sweep", "--sweep", "s"))
-        wait_until(lambda attempt=attempt: len(events_of(yard, "epoch")) == attempt, what="the first step")
+        wait_until(
+            lambda attempt=attempt: len(events_of(yard, "epoch")) == attempt,
+            what="the first step",
+            while_running=started,
+        )
         for process in psutil.process_iter(["cmdline"]):
             if f"{yard.folder}/heedless.py" in " ".join(process.info["cmdline"] or []):
                 process.terminate()
@@ -483,7 +487,7 @@ def test_whatever_is_killed_of_what_runs_it_nothing_of_a_command_is_left(yard):
         return found
 
     def is_up(attempt):
-        wait_until(lambda: len(holding(attempt)) == 4, what=f"attempt {attempt}")
+        wait_until(lambda: len(holding(attempt)) == 4, what=f"attempt {attempt}", while_running=started)
         return holding(attempt)
 
     shell = min(is_up(1), key=lambda process: process.pid)
@@ -513,7 +517,7 @@ def test_a_scaling_script_too_has_its_grace_passes_over_torn_checkpoints_and_out
             new = set((yard.results / "scaling").glob("s/1x1/out/*/output.log")) - logs
             return any("it is up" in log.read_text() for log in new)
 
-        wait_until(is_up, what="the script")
+        wait_until(is_up, what="the script", while_running=running)
         return running
 
     polite = started(0)

@@ -198,6 +198,7 @@ def test_a_killed_driver_loses_only_the_trials_in_progress(plain):
     wait_until(
         lambda: outcomes(plain)["finished"] >= 2 and outcomes(plain)["running"],
         what="trials run",
+        while_running=driver,
     )
     family = descendants(driver.pid)
     driver.send_signal(signal.SIGKILL)
@@ -231,7 +232,7 @@ def test_a_driver_asked_to_end_records_it_and_leaves_nothing_running(plain, sent
     """Also where it was started with SIGINT ignored, as `&` in a script does."""
     plain.write(lasting(3600, 3600))
     driver = plain.start("env", "--ignore-signal=INT", *sweep_command(plain))
-    wait_until(lambda: outcomes(plain)["running"] == 2, what="both trials run")
+    wait_until(lambda: outcomes(plain)["running"] == 2, what="both trials run", while_running=driver)
     family = descendants(driver.pid)
     driver.send_signal(sent)
     said, _ = driver.communicate(timeout=PATIENCE_SECONDS)
@@ -245,7 +246,7 @@ def test_a_driver_asked_to_end_records_it_and_leaves_nothing_running(plain, sent
 def test_two_drivers_never_mix(plain):
     plain.write(lasting(0, 0, args={"gated_after": 0}))
     first = plain.start(*sweep_command(plain))
-    wait_until(lambda: outcomes(plain)["running"] == 2, what="the first driver works")
+    wait_until(lambda: outcomes(plain)["running"] == 2, what="the first driver works", while_running=first)
     second = plain.run(*sweep_command(plain), check=False)
     assert second.returncode == 1
     assert f"is in use by process {first.pid} on " in second.stdout

@@ -278,7 +278,11 @@ def test_a_workflow_killed_in_mid_sweep_goes_on_with_what_is_missing(yard):
     )
     snakemake = yard.start(*yard.snakemake_command("sweeps"))
     journal = yard.results / "sweeps/lr/journal.jsonl"
-    wait_until(lambda: journal.exists() and '"finished"' in journal.read_text(), what="a trial finished")
+    wait_until(
+        lambda: journal.exists() and '"finished"' in journal.read_text(),
+        what="a trial finished",
+        while_running=snakemake,
+    )
     yard.kill_session(snakemake)
     (yard.folder / "again").touch()
     finished = journal.read_text().count('"finished"')

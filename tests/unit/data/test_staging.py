@@ -73,7 +73,9 @@ def test_a_killed_staging_continues_and_results_in_the_same_bytes(many, tmp_path
     assert "are already staged" not in text
     for least in (2, 6):
         started = staging(many, tmp_path)
-        wait_until(lambda: shards_done(tmp_path) >= least, what="some shards are done")  # noqa: B023
+        wait_until(
+            lambda least=least: shards_done(tmp_path) >= least, what="some shards are done", while_running=started
+        )
         helpers = psutil.Process(started.pid).children(recursive=True)
         started.send_signal(signal.SIGKILL)
         started.communicate()

@@ -230,8 +230,8 @@ def test_killed_with_what_runs_it_a_command_ends_too(tmp_path):
         from trainyard.programs.process import ProcessGuard
         run(call(Path({str(tmp_path)!r}), "sleep 9304 & sleep 9305"), ProcessGuard())
     """
-    runner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
-    wait_until(lambda: len(sleeping(tmp_path)) == 2, what="it runs")
+    runner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stderr=subprocess.PIPE)
+    wait_until(lambda: len(sleeping(tmp_path)) == 2, what="both sleep commands", while_running=runner)
     os.kill(runner.pid, signal.SIGKILL)
     runner.wait()
     wait_until(lambda: not sleeping(tmp_path), what="it has ended")

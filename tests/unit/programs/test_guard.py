@@ -98,7 +98,8 @@ def running(folder):
     owner = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         group, keeper, watcher = json.loads(owner.stdout.readline())
-        wait_until(lambda: len(tree(folder)) == 4, timeout_seconds=PATIENCE, what="shell, program, session and daemon")
+        what = "shell, program, session and daemon"
+        wait_until(lambda: len(tree(folder)) == 4, timeout_seconds=PATIENCE, what=what, while_running=owner)
         yield {"owner": owner, "keeper": keeper, "watcher": watcher, "group": group}
     finally:
         owner.kill()
@@ -222,7 +223,7 @@ def test_a_program_whose_owner_is_killed_can_talk_while_it_keeps_where_it_is(fol
     (folder / "said.log").write_text("before\n")
     code = TALKED_TO.format(scripts=str(ROOT / "scripts"))
     owner = subprocess.Popen([sys.executable, "-c", code, str(folder)])
-    wait_until((folder / "up").exists, timeout_seconds=PATIENCE, what="the program")
+    wait_until((folder / "up").exists, timeout_seconds=PATIENCE, what="the program", while_running=owner)
     owner.kill()
     owner.wait()
     log = folder / "said.log"
