@@ -70,7 +70,7 @@ def _line(finding: Finding, *, last_remedy: str) -> Table:
 
 def _arguments() -> argparse.Namespace:
     example = "python scripts/doctor.py --config config/config.yaml --profile profiles/slurm --job"
-    parser = command_line.parser("Check a Slurm site before anything is submitted.", example=example)
+    parser = command_line.build_parser("Check a Slurm site before anything is submitted.", example=example)
     parser.add_argument("--profile", type=Path, default=Path("profiles/slurm"), metavar="DIR",
                         help="the Snakemake profile (default: profiles/slurm)")  # fmt: skip
     parser.add_argument("--job", action="store_true", help="also check a node from inside, by a job of one minute")
@@ -83,4 +83,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--from-inside"]:  # in the job
         node_probe.write_report(Path(sys.argv[2]))
     else:
-        command_line.run(main, _arguments())
+        command_line.run_program(main, _arguments())

@@ -36,10 +36,10 @@ def main(arguments: argparse.Namespace) -> None:
 
 def _arguments() -> argparse.Namespace:
     example = "python scripts/fit_trees.py --config config/config.yaml --study digits"
-    parser = command_line.parser("Fit the tree models of a study.", example=example)
+    parser = command_line.build_parser("Fit the tree models of a study.", example=example)
     parser.add_argument("--study", required=True, metavar="NAME", help="name in `trees` of the config")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    command_line.run(main, _arguments())
+    command_line.run_program(main, _arguments())

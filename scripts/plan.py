@@ -61,7 +61,9 @@ def _count_work(config: Config, name: str, results: Path) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = command_line.parser(__doc__.split("\n")[0], example="python scripts/plan.py --config config/config.yaml")
+    parser = command_line.build_parser(
+        __doc__.split("\n")[0], example="python scripts/plan.py --config config/config.yaml"
+    )
     parser.add_argument("--runtime-minutes", type=float, metavar="MIN",
                         help="walltime of jobs that compute none (default: there is no scheduler)")  # fmt: skip
     parser.add_argument("--limit-minutes", type=float, metavar="MIN", default=math.inf,
@@ -70,4 +72,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    command_line.run(main, _arguments())
+    command_line.run_program(main, _arguments())

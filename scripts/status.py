@@ -70,11 +70,11 @@ def _running(plans: list[Plan]) -> Iterator[RenderableType]:
 
 def _arguments() -> argparse.Namespace:
     example = "python scripts/status.py --config config/config.yaml --watch"
-    parser = command_line.parser("Show the progress of all sweeps.", example=example)
+    parser = command_line.build_parser("Show the progress of all sweeps.", example=example)
     parser.add_argument("--watch", action="store_true", help="update until interrupted")
     parser.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between updates (default: 2)")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    command_line.run(main, _arguments())
+    command_line.run_program(main, _arguments())

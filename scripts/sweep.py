@@ -28,7 +28,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 def _arguments() -> argparse.Namespace:
     example = "python scripts/sweep.py --config config/config.yaml --sweep depth"
-    parser = command_line.parser("Run the pending trials of a sweep.", example=example)
+    parser = command_line.build_parser("Run the pending trials of a sweep.", example=example)
     parser.add_argument("--sweep", required=True, metavar="NAME", help="name in `sweeps` of the config")
     parser.add_argument("--wait-seconds", type=float, default=0.0, metavar="S",
                         help="maximum wait if another process runs the sweep (default: 0)")  # fmt: skip
@@ -36,4 +36,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    command_line.run(main, _arguments())
+    command_line.run_program(main, _arguments())

@@ -40,7 +40,7 @@ def _options(arguments: argparse.Namespace) -> list[str]:
 
 def _arguments() -> argparse.Namespace:
     example = "python scripts/train.py --scale 1x2 --config config/config.yaml --study width"
-    parser = command_line.parser(str(__doc__), example=example)
+    parser = command_line.build_parser(str(__doc__), example=example)
     parser.add_argument("--study", required=True, metavar="NAME", help="name in `scaling` of the config")
     parser.add_argument(
         "--scale", required=True, metavar="NxG", help="<nodes>x<GPUs per node>, e.g. 1x2 or 1x2/repeat-2"
@@ -49,4 +49,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    command_line.run(main, _arguments())
+    command_line.run_program(main, _arguments())

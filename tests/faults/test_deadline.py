@@ -32,7 +32,7 @@ class Job(slurm_allocation.Allocation):
 
 job = Job(job="7", nodes=("here",), end_time=math.inf, gpu_model="a100")
 slurm_allocation.current_allocation = lambda: job
-command_line.run({program}.main, {program}._arguments())
+command_line.run_program({program}.main, {program}._arguments())
 """
 SLOW = """
 import time

@@ -17,7 +17,7 @@ from trainyard.config.config import Config
 from trainyard.utils.errors import UserError
 
 
-def parser(description: str, *, example: str) -> argparse.ArgumentParser:
+def build_parser(description: str, *, example: str) -> argparse.ArgumentParser:
     """A parser with the options that all programs share; `example` is a command that works with the demo."""
     shared = argparse.ArgumentParser(
         description=description, epilog=f"example: {example}", formatter_class=argparse.RawDescriptionHelpFormatter
@@ -30,7 +30,7 @@ def parser(description: str, *, example: str) -> argparse.ArgumentParser:
     return shared
 
 
-def run(main: Callable[[argparse.Namespace], int | None], arguments: argparse.Namespace) -> NoReturn:
+def run_program(main: Callable[[argparse.Namespace], int | None], arguments: argparse.Namespace) -> NoReturn:
     """Run `main` and exit with its return value or 0; with 1 after an error, with 130 after an interrupt.
 
     SIGINT interrupts it even if the parent process ignores SIGINT, as a script does for `program &`.

@@ -38,7 +38,7 @@ def main(arguments):
     dist.all_reduce(values, async_op=True)
     print("rank 1 is done")
 
-command_line.run(main, argparse.Namespace(log_file=None))
+command_line.run_program(main, argparse.Namespace(log_file=None))
 """
 
 WAITING = """
@@ -49,7 +49,7 @@ def main(arguments):
     print("it runs", flush=True)
     time.sleep(3600)
 
-command_line.run(main, argparse.Namespace(log_file=None))
+command_line.run_program(main, argparse.Namespace(log_file=None))
 """
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "scripts"), "OMP_NUM_THREADS": "1"}
 

@@ -118,7 +118,7 @@ def main(arguments):
         if group.is_main:
             (folder / "found.json").write_text(json.dumps(found))
 
-command_line.run(main, argparse.Namespace(log_file=None))
+command_line.run_program(main, argparse.Namespace(log_file=None))
 """
 
 
