@@ -1,4 +1,4 @@
-"""What Slurm prints is understood: the lines below were printed by Slurm 22.05."""
+"""The output of Slurm's commands is parsed; Slurm 22.05 printed the lines below."""
 
 import math
 import time
@@ -37,7 +37,7 @@ NO_GPU = (
 )
 
 
-def test_an_allocation_is_read():
+def test_an_allocation_is_parsed():
     found = slurm_allocation.parse_allocation("1", slurm_allocation.parse_job_fields(TWO_NODES), ["n1", "n2"])
     assert found == slurm_allocation.Allocation(
         job="1",
@@ -53,7 +53,7 @@ def test_an_allocation_is_read():
     assert str(found) == "Slurm job 1 on n1, n2; GPUs per node: 2 a100, CPUs per node: 3"
 
 
-def test_an_allocation_without_gpus_is_read():
+def test_an_allocation_without_gpus_is_parsed():
     found = slurm_allocation.parse_allocation("2", slurm_allocation.parse_job_fields(NO_GPU), ["n1"])
     assert (found.nodes, found.gpus_per_node, found.gpu_model, found.cpus_per_node) == (("n1",), 0, "", 1)
     assert str(found) == "Slurm job 2 on n1; GPUs per node: none, CPUs per node: 1"
@@ -69,7 +69,7 @@ def test_gpus_with_and_without_a_type(text, model, count):
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
-def test_times_are_those_of_this_machines_clock(monkeypatch, zone):
+def test_times_are_local(monkeypatch, zone):
     monkeypatch.setenv("TZ", zone)
     time.tzset()
     expected = time.mktime((2026, 11, 21, 0, 4, 10, 0, 0, -1))
@@ -80,7 +80,7 @@ def test_times_are_those_of_this_machines_clock(monkeypatch, zone):
         time.tzset()
 
 
-def test_no_end_is_never():
+def test_an_unknown_time_is_infinite():
     assert slurm_allocation.parse_timestamp("Unknown") == math.inf
 
 

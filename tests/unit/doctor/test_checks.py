@@ -25,7 +25,7 @@ def request(*options, code="0", response=YES):
     ("text", "minutes"),
     [("30:00", 30), ("4:00:00", 240), ("1-00:00:00", 1440), ("2-12:30:30", 3630.5), ("infinite", float("inf"))],
 )
-def test_a_time_limit_is_read(text, minutes):
+def test_a_time_limit_is_parsed(text, minutes):
     assert slurm_queries.parse_time_limit(text) == minutes
 
 

@@ -1,4 +1,4 @@
-"""Tables hold what the formulas say, and every picture shows what its table holds."""
+"""The tables of a sweep are computed from its journal, and every plot shows the values of its tables."""
 
 import json
 import subprocess
@@ -98,18 +98,18 @@ HISTORIES = [("1x2", HISTORY)]
 EXPECTED = TIMELINE.assign(expected_seconds=[11, None, 4, None])
 ON_GPU = SCALING.assign(device="NVIDIA H200")
 
-PICTURES = {
+PLOTS = {
     "gantt": (
         lambda axes: sweep_plots.plot_gantt(axes, TIMELINE, TRIALS, JOBS, "blocks"),
         ["n1 GPU 0", "n1 GPU 1", "labels: blocks"],
     ),
     "gantt by name": (lambda axes: sweep_plots.plot_gantt(axes, TIMELINE, TRIALS, JOBS, "model"), ["labels: model"]),
     "gantt of trials": (lambda axes: sweep_plots.plot_gantt(axes, TIMELINE, TRIALS, JOBS, "trial"), ["labels: trial"]),
-    "gantt by truth": (
+    "gantt by boolean": (
         lambda axes: sweep_plots.plot_gantt(axes, TIMELINE, TRIALS, JOBS, "nesterov"),
         ["labels: nesterov"],
     ),
-    "metric by truth": (
+    "metric by boolean": (
         lambda axes: sweep_plots.plot_metric(axes, TRIALS, "nesterov", "val_accuracy"),
         ["nesterov = True"],
     ),
@@ -122,11 +122,11 @@ PICTURES = {
         lambda axes: sweep_plots.plot_metric(axes, TRIALS, "model", "val_accuracy"),
         ["at model = y"],
     ),
-    "metric of which less is better": (
+    "minimized metric": (
         lambda axes: sweep_plots.plot_metric(axes, TRIALS.assign(rmse=[3, 1, 2]), "blocks", "rmse", mode="min"),
         ["best rmse (lowest): 1 at blocks = 20"],
     ),
-    "metric of which a guess says what is better": (
+    "metric with a guessed mode": (
         lambda axes: sweep_plots.plot_metric(axes, TRIALS.assign(rmse=[3, 1, 2]), "blocks", "rmse"),
         ["best rmse (lowest, guessed from its name): 1 at blocks = 20"],
     ),
@@ -177,8 +177,8 @@ PICTURES = {
 }
 
 
-@pytest.mark.parametrize(("painter", "texts"), PICTURES.values(), ids=PICTURES)
-def test_every_picture_says_what_it_shows(tmp_path, painter, texts):
+@pytest.mark.parametrize(("painter", "texts"), PLOTS.values(), ids=PLOTS)
+def test_every_plot_has_its_labels(tmp_path, painter, texts):
     style.draw(painter, tmp_path / "picture", panels=(1, len(signature(painter).parameters)))
     svg = (tmp_path / "picture.svg").read_text()
     for text in texts:
@@ -186,7 +186,7 @@ def test_every_picture_says_what_it_shows(tmp_path, painter, texts):
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_same_data_give_the_same_picture(tmp_path):
+def test_equal_data_give_equal_plots(tmp_path):
     for name in ("one", "other"):
         style.draw(lambda axes: scaling_plots.plot_steps(axes, SCALING), tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
@@ -205,7 +205,7 @@ MANY_BARS = pd.DataFrame(
 )  # fmt: skip
 MANY_JOBS = JOBS.tail(1).assign(start=-1.0, slots=8, gpus=8, elapsed_seconds=1252.0)
 MANY_EPOCHS = pd.concat([MANY_TRIALS.assign(epoch=epoch, val_loss=1 / epoch) for epoch in (1, 2, 3)])
-LARGE_PICTURES = {
+LARGE_PLOTS = {
     "gantt": lambda axes: sweep_plots.plot_gantt(axes, MANY_BARS, MANY_TRIALS, MANY_JOBS, "seed"),
     "packing": lambda axes: sweep_plots.plot_packing(axes, MANY_BARS, MANY_TRIALS, MANY_JOBS, STRATEGIES),
     "metric": lambda axes: sweep_plots.plot_metric(axes, MANY_TRIALS, "seed", "val_accuracy"),
@@ -216,8 +216,8 @@ LARGE_PICTURES = {
 }
 
 
-@pytest.mark.parametrize("painter", LARGE_PICTURES.values(), ids=LARGE_PICTURES)
-def test_a_picture_of_10000_trials_takes_few_artists_and_less_than_a_megabyte(tmp_path, painter):
+@pytest.mark.parametrize("painter", LARGE_PLOTS.values(), ids=LARGE_PLOTS)
+def test_a_plot_of_10000_trials_has_few_artists_and_less_than_a_megabyte(tmp_path, painter):
     axes = Figure().add_subplot()
     painter(axes)
     assert len(axes.get_children()) < 400
@@ -225,14 +225,14 @@ def test_a_picture_of_10000_trials_takes_few_artists_and_less_than_a_megabyte(tm
     assert max((tmp_path / f"picture.{suffix}").stat().st_size for suffix in ("svg", "png")) < 1e6
 
 
-def test_bars_too_narrow_for_edges_are_not_hidden_by_them(tmp_path):
-    style.draw(LARGE_PICTURES["gantt"], tmp_path / "gantt")
+def test_narrow_bars_are_not_hidden_by_their_edges(tmp_path):
+    style.draw(LARGE_PLOTS["gantt"], tmp_path / "gantt")
     pixels = np.asarray(Image.open(tmp_path / "gantt.png").convert("RGB"))
     assert (pixels[:, pixels.shape[1] // 2] < 250).any(axis=1).mean() > 0.5, "most of a line across the slots"
 
 
 @pytest.mark.parametrize("pause", [20.0, 4000.0])
-def test_a_gantt_leaves_out_the_time_in_which_no_job_was_held(pause):
+def test_a_gantt_omits_the_time_between_jobs(pause):
     axes, second = Figure().add_subplot(), 110 + pause
     timeline = TIMELINE.assign(start=[100, 100, 104, second], end=[110, 104, 109, second + 2])
     sweep_plots.plot_gantt(axes, timeline, TRIALS, JOBS.assign(start=[99.5, second - 0.5]), "blocks")
@@ -247,7 +247,7 @@ def test_a_gantt_has_no_idle_time_on_slots_that_a_job_did_not_have():
 
 
 @pytest.mark.parametrize(("log", "scale"), [(True, "log"), (False, "linear"), (None, "log")])
-def test_axes_and_colours_follow_the_declared_scale(log, scale):
+def test_axes_and_colors_follow_the_declared_scale(log, scale):
     axes, others = Figure().subplots(1, 2)
     trials = TRIALS.assign(blocks=[0.001, 0.03, 0.9])
     sweep_plots.plot_metric(axes, trials, "blocks", "val_accuracy", log=log)
@@ -259,7 +259,7 @@ def test_axes_and_colours_follow_the_declared_scale(log, scale):
 
 
 @pytest.mark.parametrize("joined", [True, False])
-def test_a_line_joins_what_is_a_series_and_nothing_else(joined):
+def test_a_line_joins_the_points_only_on_request(joined):
     axes = Figure().add_subplot()
     sweep_plots.plot_metric(axes, TRIALS, "blocks", "val_accuracy", joined=joined)
     assert [line.get_linestyle() for line in axes.lines].count("-") == joined
@@ -269,7 +269,7 @@ OWN = {"function": "os:getcwd", "grid": {"lr": [0.1, 0.2]}, "args": {"start": 3}
 
 
 def plan_of(results, sweep, events):
-    """The plan of a sweep whose first trials, in order, have had these events: (time, event, fields)."""
+    """The plan of a sweep whose journal has these events: (number of the trial, attempt, time, event, fields)."""
     config = check_config({"sweeps": {"s": sweep}})
     names = list(plan_sweep(config, "s", results).trials)
     path = results / "sweeps/s/journal.jsonl"
@@ -280,15 +280,15 @@ def plan_of(results, sweep, events):
     return plan_sweep(config, "s", results)
 
 
-def told(number, attempt, times, **ends):
-    """Events of an attempt that tells an epoch at each of these times, and ends with the last."""
+def events_of(number, attempt, times, **ends):
+    """Events of an attempt that reports epochs, given as (epoch, time), and ends with the last one."""
     rows = [(number, attempt, time, "epoch", {"metrics": {"epoch": epoch, "rmse": 1 / epoch}})
             for epoch, time in times]  # fmt: skip
     (event, fields), last = next(iter(ends.items())), times[-1][1]
     return [(number, attempt, 0.0, "started", {}), *rows, (number, attempt, last, event, fields)]
 
 
-def test_a_varied_key_keeps_its_column_where_a_metric_has_its_name(tmp_path):
+def test_a_varied_key_keeps_its_column_if_a_metric_has_the_same_name(tmp_path):
     metrics = {"lr": 7.0, "rmse": 2.0, "trial": 9.0, "seconds": 5.0}
     plan = plan_of(tmp_path, OWN, [
         (0, 1, 0.0, "started", {}), (0, 1, 1.0, "epoch", {"metrics": {"epoch": 1, **metrics}}),
@@ -301,7 +301,7 @@ def test_a_varied_key_keeps_its_column_where_a_metric_has_its_name(tmp_path):
     assert trial["seconds"] == 2.0
 
 
-def test_the_metric_that_counts_has_curves_whatever_its_name(tmp_path):
+def test_the_ranking_metric_is_plotted_whatever_its_name(tmp_path):
     metrics = {"metrics": {"epoch": 1, "seconds": 5.0}}
     plan = plan_of(tmp_path, {**OWN, "metric": "seconds", "mode": "min"}, [
         (0, 1, 0.0, "started", {}), (0, 1, 1.0, "epoch", metrics), (0, 1, 2.0, "finished", {"seconds": 2.0, **metrics})
@@ -309,10 +309,10 @@ def test_the_metric_that_counts_has_curves_whatever_its_name(tmp_path):
     axes = Figure().add_subplot()
     metric, _ = find_ranking_metric(plan, trials_table(plan))
     sweep_plots.plot_epochs(axes, epochs_table(plan), "lr", metric)
-    assert axes.collections, "not only words"
+    assert axes.collections, "lines, not only a text"
 
 
-def test_the_best_trial_is_said_as_the_sweep_says(tmp_path):
+def test_the_best_trial_follows_the_mode_of_the_sweep(tmp_path):
     ends = [{"seconds": 1.0, "metrics": {"rmse": 3.0, "accuracy": 0.5}},
             {"seconds": 1.0, "metrics": {"rmse": 4.0, "accuracy": 0.7}}]  # fmt: skip
     events = [(number, 1, time, event, fields) for number, end in enumerate(ends)
@@ -331,35 +331,35 @@ def test_the_best_trial_is_said_as_the_sweep_says(tmp_path):
 STOP = {**OWN, "stop": {"method": "asha", "metric": "rmse", "mode": "min", "epochs": 10}}
 
 
-def test_what_stopping_saved_is_worked_out_from_the_time_between_epochs(tmp_path):
-    """A start-up of 100 s is no part of it, nor is what an attempt tells again of the epochs of an earlier one."""
+def test_saved_seconds_are_computed_from_the_time_between_epochs(tmp_path):
+    """Neither the start-up of 100 s counts, nor epochs of an earlier attempt that are reported again."""
     plan = plan_of(tmp_path, {**STOP, "grid": {"lr": [1, 2, 3]}}, [
-        *told(0, 1, [(1, 100.0), (2, 102.0), (3, 104.0)], stopped={"seconds": 104.0, "why": "asha"}),
-        *told(1, 1, [(1, 50.0), (2, 53.0)], interrupted={}),
-        *told(1, 2, [(1, 90.0), (2, 90.0), (3, 93.0), (4, 96.0)], stopped={"seconds": 96.0, "why": "asha"}),
-        *told(2, 1, [(1, 200.0)], stopped={"seconds": 200.0, "why": "asha"})])  # fmt: skip
+        *events_of(0, 1, [(1, 100.0), (2, 102.0), (3, 104.0)], stopped={"seconds": 104.0, "why": "asha"}),
+        *events_of(1, 1, [(1, 50.0), (2, 53.0)], interrupted={}),
+        *events_of(1, 2, [(1, 90.0), (2, 90.0), (3, 93.0), (4, 96.0)], stopped={"seconds": 96.0, "why": "asha"}),
+        *events_of(2, 1, [(1, 200.0)], stopped={"seconds": 200.0, "why": "asha"})])  # fmt: skip
     table = stopping_table(plan)
     assert table["saved_epochs"].tolist() == [7, 6, 9]
     assert table["saved_seconds"].tolist() == [7 * 2.0, 6 * 3.0, 9 * 2.5], "of one epoch: the median of the others"
     assert "this saved 22 of 30 epochs (73.3%), or 54.5 slot-seconds" in summarize_savings(plan, table)
 
 
-def test_the_first_row_of_a_command_comes_with_the_second_and_tells_no_time(tmp_path):
+def test_the_time_of_the_first_row_of_a_command_does_not_count(tmp_path):
     command = {"command": "true {lr}", "grid": {"lr": [1]}, "metrics": {"file": "m.csv"}, "stop": STOP["stop"]}
     times = [(1, 104.0), (2, 104.0), (3, 106.0), (4, 108.0)]
-    plan = plan_of(tmp_path, command, told(0, 1, times, stopped={"seconds": 108.0, "why": "asha"}))
+    plan = plan_of(tmp_path, command, events_of(0, 1, times, stopped={"seconds": 108.0, "why": "asha"}))
     assert stopping_table(plan)["saved_seconds"].tolist() == [6 * 2.0]
 
 
-def test_nothing_is_claimed_of_seconds_that_nobody_knows(tmp_path):
-    plan = plan_of(tmp_path, STOP, told(0, 1, [(1, 200.0)], stopped={"seconds": 200.0, "why": "asha"}))
+def test_unknown_saved_seconds_are_not_reported(tmp_path):
+    plan = plan_of(tmp_path, STOP, events_of(0, 1, [(1, 200.0)], stopped={"seconds": 200.0, "why": "asha"}))
     table = stopping_table(plan)
     assert table["saved_seconds"].isna().all()
     assert summarize_savings(plan, table) == "stopped early: 1 of 2 trials; this saved 9 of 20 epochs (45.0%)"
 
 
 @pytest.mark.parametrize(("accuracy", "words"), [(0.915, "accuracy 91.5%"), (91.5, "accuracy 91.5")])
-def test_the_live_view_names_no_gpu_where_there_is_none_and_shows_only_fractions_in_percent(tmp_path, accuracy, words):
+def test_the_live_view_has_no_gpu_on_cpus_and_shows_only_fractions_in_percent(tmp_path, accuracy, words):
     plan = plan_of(tmp_path, {**OWN, "metric": "accuracy"}, [])
     where = {"slot": 0, "node": "n1", "gpu": "0"}
     rows = [{"epoch": 1, "rmse": 2.0, "accuracy": accuracy}]
@@ -371,8 +371,11 @@ def test_the_live_view_names_no_gpu_where_there_is_none_and_shows_only_fractions
 
 
 def swept(results, runs, *, share=1, resumes="", **changes):
-    """The tables of a sweep on two GPUs: of each run (start, walltime, attempts), of these (number, slot, share, begin,
-    seconds, event, generation), an attempt held its slot half a second longer than it took."""
+    """The tables of a sweep on two GPUs, from runs (start, walltime, attempts).
+
+    An attempt is (number of the trial, slot, share, start, seconds, event, generation). It occupies its slot for
+    another half second.
+    """
     config = check_config({"sweeps": {"s": {"function": "os:getcwd", "grid": {"lr": [1, 2, 3]}, **changes}}})
     names = list(plan_sweep(config, "s", results).trials)
     count, earlier = [0, 0, 0], [0.0, 0.0, 0.0]
@@ -437,14 +440,14 @@ SWEPT = {
 
 
 def area(collection):
-    """What the bars of one kind cover; they leave a fifth of their lane's height free."""
+    """The area of the lanes of bars, which are four fifths as high as their lanes."""
     boxes = [path.get_extents() for path in collection.get_paths()]
     return sum(box.width * box.height for box in boxes) / 0.8
 
 
 @pytest.mark.parametrize(("runs", "changes"), SWEPT.values(), ids=SWEPT)
-def test_the_picture_of_packing_covers_what_the_tables_count(tmp_path, runs, changes):
-    """Grey and orange is what was asked for; of it, blue is where trials ran, and the rest is what is wasted."""
+def test_the_areas_of_the_packing_plot_are_those_of_the_tables(tmp_path, runs, changes):
+    """Gray and orange together are the requested GPU-seconds; blue are those of running trials, the rest is wasted."""
     timeline, trials, jobs, strategies = swept(tmp_path, runs, **changes)
     axes = Figure().add_subplot()
     sweep_plots.plot_packing(axes, timeline, trials, jobs, strategies)
@@ -462,7 +465,7 @@ def test_the_picture_of_packing_covers_what_the_tables_count(tmp_path, runs, cha
     assert parts.sum(axis=1).tolist() == pytest.approx((jobs["elapsed_seconds"] * jobs["gpus"]).tolist())
 
 
-def test_the_page_says_what_the_table_says_of_waste(tmp_path):
+def test_the_page_shows_the_waste_of_the_table(tmp_path):
     runs, changes = SWEPT["three runs"]
     _, trials, _, strategies = swept(tmp_path, runs, **changes)
     folder, config = tmp_path / "sweeps/s", tmp_path / "config.yaml"
@@ -477,7 +480,7 @@ def test_the_page_says_what_the_table_says_of_waste(tmp_path):
     assert written["wasted_fraction"].tolist() == pytest.approx(strategies["wasted_fraction"].tolist())
 
 
-def test_what_the_hardware_did_is_read_from_gpus_or_else_from_processes(tmp_path):
+def test_telemetry_is_that_of_gpus_or_else_of_processes(tmp_path):
     folder = tmp_path / "telemetry"
     folder.mkdir()
     (folder / "cpu-n1.csv").write_text("time,cpu_percent,rss_mib,processes\n100,50,300,2\n105,70,310,2\n")
@@ -489,8 +492,8 @@ def test_what_the_hardware_did_is_read_from_gpus_or_else_from_processes(tmp_path
     assert scaling_plots.read_telemetry(tmp_path)["of"].tolist() == ["n1 GPU 0", "n1 GPU 1"]
 
 
-def test_values_that_look_like_nothing_are_values(tmp_path):
-    """A grid over `[None, null, cutout]` is an everyday one: the first is text, the second is no value."""
+def test_the_text_none_is_a_value(tmp_path):
+    """In a grid over `[None, null, cutout]`, the first value is text and the second is missing."""
     frame = pd.DataFrame({"aug": ["None", None, "cutout"], "clip": [None, 1.0, 2.0]})
     write_table(frame, tmp_path / "trials.csv")
     read = read_table(tmp_path / "trials.csv")

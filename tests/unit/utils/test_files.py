@@ -1,4 +1,4 @@
-"""What is written is there whole or not at all, and a lock ends with its holder."""
+"""A write is complete or has no effect, and a lock ends with its holder."""
 
 import signal
 import subprocess
@@ -37,7 +37,7 @@ with hold_lock(Path(sys.argv[1])):
 """
 
 
-def test_a_second_process_is_told_who_holds_the_lock_and_gets_it_when_that_dies(tmp_path):
+def test_a_lock_names_its_holder_and_is_released_when_that_is_killed(tmp_path):
     path = tmp_path / ".lock"
     scripts = next(folder for folder in sys.path if folder.endswith("scripts"))
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path), scripts], stdout=subprocess.PIPE, text=True)
@@ -46,6 +46,6 @@ def test_a_second_process_is_told_who_holds_the_lock_and_gets_it_when_that_dies(
         pass
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    said = []
-    with hold_lock(path, wait_seconds=PATIENCE_SECONDS, notify=said.append):
+    messages = []
+    with hold_lock(path, wait_seconds=PATIENCE_SECONDS, notify=messages.append):
         pass
