@@ -1,4 +1,4 @@
-"""How programs end: each end has its exit code, whatever the process was started with and whatever still runs in it."""
+"""Exit codes of programs, independent of inherited signal handlers and of running threads."""
 
 import os
 import signal
@@ -8,8 +8,8 @@ import sys
 from slurm_cluster.waiting import PATIENCE_SECONDS, finished
 from yard import ROOT
 
-# Rank 1 is done while a collective is still under way in a thread of its process group. The thread comes to wait for
-# the GIL, which the last exit handler keeps, before the interpreter would be finalized; that takes long here.
+# Rank 1 exits while a collective still runs in a thread of its process group. The thread waits for the GIL, which the
+# last exit handler holds, when the interpreter would be finalized; finalization takes long here.
 RANKS = """
 import argparse, atexit, ctypes, sys, time
 from contextlib import suppress
@@ -54,16 +54,16 @@ command_line.run_program(main, argparse.Namespace(log_file=None))
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "scripts"), "OMP_NUM_THREADS": "1"}
 
 
-def test_a_rank_that_has_done_its_work_ends_well_whatever_its_process_group_still_does(tmp_path):
+def test_a_rank_exits_with_0_while_its_process_group_is_active(tmp_path):
     (tmp_path / "ranks.py").write_text(RANKS)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--log-dir", str(tmp_path),
                 "--nproc-per-node", "2"]  # fmt: skip
     done = finished([*torchrun, "ranks.py"], cwd=tmp_path, env=ENVIRONMENT)
-    assert "rank 1 is done" in done.stdout, "what it said last is not lost"
+    assert "rank 1 is done" in done.stdout, "the last output is flushed"
 
 
-def test_a_program_started_in_the_background_of_a_script_can_be_interrupted_and_under_nohup_not_hung_up():
-    """A shell starts it with SIGINT ignored, nohup with SIGHUP ignored: the former must not stay so."""
+def test_a_background_program_handles_sigint_and_under_nohup_ignores_sighup():
+    """A shell starts it with SIGINT ignored, nohup with SIGHUP ignored; it must handle SIGINT."""
     ignoring = ["env", "--ignore-signal=INT", "--ignore-signal=HUP"]
     command = [*ignoring, sys.executable, "-c", WAITING]
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as program:

@@ -1,4 +1,4 @@
-"""A config is checked as a whole: every mistake is reported at once, with its place, reason and remedy."""
+"""A config is validated as a whole: all errors are reported at once, with place, reason and remedy."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ GOOD = {
     "trees": {"trees": {"dataset": "table"}},
 }
 
-# One mistake each: where, what stands there, and what the message must say.
+# One error each: the place, the value there, and a part of the message.
 MISTAKES = [
     ("datasets.digits.sed", 1, "datasets.digits.sed: unknown key; did you mean 'seed'?"),
     ("datasets.digits.source", "digit", "datasets.digits: 'digit' is not known; did you mean 'digits'?"),
@@ -223,7 +223,7 @@ MISTAKES = [
 ]
 
 
-# What may look like one of these, and is none.
+# Valid commands that resemble these errors.
 RIGHT = [
     {"command": "x {resume} | tee y", "resume": "--resume"},
     {"command": "x\n", "resume": "--resume"},
@@ -243,7 +243,7 @@ def test_a_command_that_can_be_run_is_accepted(sweep):
 
 
 def with_mistake(config: dict, place: str, value: object) -> dict:
-    """The config with one value changed; what comes after `grid` is one key, dots and all."""
+    """The config with one value changed; the part after `grid` is one key, including its dots."""
     changed = copy.deepcopy(config)
     head, grid, key = place.partition(".grid.")
     parts = [*head.split("."), "grid", key] if grid else place.split(".")
@@ -259,14 +259,14 @@ def test_a_good_config_is_accepted():
 
 
 @pytest.mark.parametrize(("place", "value", "message"), MISTAKES, ids=[f"{m[0]}-{i}" for i, m in enumerate(MISTAKES)])
-def test_a_mistake_is_reported_with_place_and_remedy(place, value, message):
+def test_an_error_has_place_reason_and_remedy(place, value, message):
     with pytest.raises(ConfigError) as caught:
         check_config(with_mistake(GOOD, place, value))
     assert message in str(caught.value)
-    assert str(caught.value).startswith("1 error in config"), "one mistake is one error"
+    assert str(caught.value).startswith("1 error in config"), "one error"
 
 
-def test_all_mistakes_are_reported_at_once():
+def test_all_errors_are_reported_at_once():
     wrong = GOOD
     for place, value in [("sweeps.depth.tran", {}), ("scaling.study.mode", "x"), ("trees.trees.models", ["y"])]:
         wrong = with_mistake(wrong, place, value)
@@ -275,13 +275,13 @@ def test_all_mistakes_are_reported_at_once():
     assert str(caught.value).startswith("3 errors in config")
 
 
-def test_strong_scaling_must_share_the_batch_evenly():
+def test_strong_scaling_splits_the_batch_evenly():
     study = {"dataset": "digits", "scales": ["1x1", "1x3"], "mode": "strong", "train": {"batch_size": 64}}
     with pytest.raises(ConfigError, match="64 cannot be split evenly at 1x3"):
         check_config({**GOOD, "scaling": {"study": study}})
 
 
-# As the core schema of YAML 1.2 reads them; numbers may have underscores, as in Python.
+# Numbers as in the core schema of YAML 1.2; they may have underscores, as in Python.
 FLOATS = {
     "1e-5": 1e-5, "1e5": 1e5, "1E+3": 1e3, "-1e-05": -1e-5, "1.5e3": 1500.0, "1.e2": 100.0, ".5": 0.5, "-.5": -0.5,
     "+.5e1": 5.0, "1e+16": 1e16, ".inf": math.inf, "-.INF": -math.inf, "0.1": 0.1, "1_000.5": 1000.5,
@@ -309,13 +309,13 @@ def test_json_is_read_as_json(tmp_path):
     assert given["data"]["x"] == [1e-05, 1e16, math.inf, -math.inf, "1e-05"]
 
 
-def test_a_number_too_large_to_be_one_is_no_number(tmp_path):
+def test_a_number_that_overflows_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="12e4567 is too large for a number; if it is text, write it in quotes"):
         read_as(tmp_path, "sweeps: {a: {args: {commit: 12e4567}}}")
 
 
 @pytest.mark.parametrize("number", ["12e999", "1" * 5000])
-def test_a_number_of_the_command_line_that_cannot_be_read_is_an_error_in_a_line(tmp_path, number):
+def test_an_unreadable_number_on_the_command_line_is_an_error_of_one_line(tmp_path, number):
     (tmp_path / "config.yaml").write_text("{}")
     with pytest.raises(ConfigError, match=rf"^--config: {number[:40]} cannot be read as a number") as error:
         compose([tmp_path / "config.yaml"], {"pricing": {"gpu_hour": number}})
@@ -343,7 +343,7 @@ CYCLE = r"not valid YAML: the node that begins in line 1 contains itself \(alias
     ],
     ids=["mapping", "list", "deep", "deep JSON"],
 )
-def test_what_has_no_end_is_an_error_in_a_line(tmp_path, name, text, message):
+def test_cycles_and_deep_nesting_are_errors_of_one_line(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     for read in (read_config, lambda path: compose([path], {})):
         with pytest.raises(ConfigError, match=message) as error:
@@ -351,28 +351,28 @@ def test_what_has_no_end_is_an_error_in_a_line(tmp_path, name, text, message):
         assert "\n" not in str(error.value)
 
 
-def test_an_alias_that_is_used_often_is_no_mistake(tmp_path):
+def test_an_alias_can_be_used_several_times(tmp_path):
     shared = read_as(tmp_path, "sweeps: {a: &a {grid: &g {seed: [1]}}, b: *a, c: {grid: *g}, d: *a}")["sweeps"]
     assert shared["b"] == shared["c"] == shared["d"] == {"grid": {"seed": [1]}}
 
 
-def test_the_same_mistake_is_told_once():
+def test_the_same_error_is_reported_once():
     sweep = {"function": "a:b", "grid": {"x": {"start": 1, "stop": math.inf}}}
     with pytest.raises(ConfigError, match=r"^1 error in config:\n  sweeps\.s\.grid\.x\.stop: input should be a finite"):
         check_config({"sweeps": {"s": sweep}})
 
 
-def test_keys_are_text_also_where_they_look_like_numbers(tmp_path):
-    """Identities of trials are hexadecimal: some look like numbers."""
+def test_keys_are_text_even_if_they_look_like_numbers(tmp_path):
+    """Identities of trials are hexadecimal, so some look like numbers."""
     retrain = read_as(tmp_path, "sweeps: {a: {retrain: {1234567890: 1, 12345e6789: 2, 0123456712: 3}}}")
     assert list(retrain["sweeps"]["a"]["retrain"]) == ["1234567890", "12345e6789", "0123456712"]
 
 
-def test_config_files_are_merged_and_the_command_line_comes_last(tmp_path):
+def test_config_files_are_merged_and_the_command_line_overrides_them(tmp_path):
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
     first.write_text("sweeps:\n  a: {train: &base {lr: 1e-3, epochs: 2}, grid: {seed: [1]}}\n  b: {train: *base}")
     second.write_text("sweeps: {a: {train: {lr: 1e-4}, grid: null}}\npricing: {gpu_hour: 2}")
-    # Snakemake gives all that stands within a value of --config as text.
+    # Snakemake passes all values within --config as text.
     command_line = {"sweeps": {"a": {"retries": "3", "args": {"x": ["1e-5", "b"]}}}, "pricing": {"gpu_hour": "2.5"}}
     assert compose([first, second], command_line) == {
         "sweeps": {
@@ -392,7 +392,7 @@ def test_config_files_are_merged_and_the_command_line_comes_last(tmp_path):
         ({"sweeps": 7}, {"sweeps": ["7"], "scaling": ["s"]}),
     ],
 )
-def test_studies_are_chosen_on_the_command_line(tmp_path, command_line, chosen):
+def test_studies_are_selected_on_the_command_line(tmp_path, command_line, chosen):
     path = tmp_path / "config.yaml"
     path.write_text("sweeps: {a: {}, 1e5: {}, 7: {}}\nscaling: {s: {dataset: d}}\ndatasets: {d: {}, e: {}}")
     composed = compose([path], command_line)
@@ -400,19 +400,19 @@ def test_studies_are_chosen_on_the_command_line(tmp_path, command_line, chosen):
     assert list(composed["datasets"]) == (["d"] if "s" in chosen["scaling"] else [])
 
 
-def test_a_study_that_is_not_there_cannot_be_chosen(tmp_path):
+def test_a_missing_study_cannot_be_selected(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("sweeps: {depth: {}}")
     with pytest.raises(ConfigError, match="--config sweeps: there is no 'dept'; did you mean 'depth'"):
         compose([path], {"sweeps": "dept"})
 
 
-def test_a_template_is_filled_in_as_snakemake_does(tmp_path):
+def test_a_template_is_rendered_as_by_snakemake(tmp_path):
     given = read_as(tmp_path, "__use_yte__: true\nsweeps: {a: {args: {x: '?1e-5 * 2', y: 1e-3}}}")
     assert given == {"sweeps": {"a": {"args": {"x": 2e-5, "y": 1e-3}}}}
 
 
-def test_local_copies_are_switched_off_by_the_word_that_yaml_reads_as_false(tmp_path):
+def test_local_copies_can_be_turned_off_by_a_boolean(tmp_path):
     assert check_config(read_as(tmp_path, "data: {local: off}")).data.local == "off"
 
 
@@ -454,7 +454,7 @@ searched = st.fixed_dictionaries(
 
 @given(own | trained | searched)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_a_config_is_the_same_for_the_programs_as_for_snakemake(sweep):
+def test_programs_read_the_same_config_as_snakemake(sweep):
     try:
         check_config({**GOOD, "sweeps": {"s": sweep}})
     except ConfigError:  # `d.e` where `d` is a number
@@ -472,7 +472,7 @@ def test_a_config_is_the_same_for_the_programs_as_for_snakemake(sweep):
     assert repr([each.values for each in trials[1]]) == repr([each.values for each in trials[0]])
 
 
-def test_what_is_not_a_finite_number_is_part_of_the_identity():
+def test_numbers_that_are_not_finite_change_the_identity():
     sweep = {"function": "a:b", "grid": {"x": [math.inf, -math.inf, math.nan, None, "Infinity"]}}
     trials = expand(check_config({"sweeps": {"s": sweep}}).sweeps["s"]).trials
     assert len({trial.identity("d") for trial in trials}) == 5
@@ -489,14 +489,14 @@ def test_what_is_not_a_finite_number_is_part_of_the_identity():
         ('{"sweeps": {}, "sweeps": {}}', "not valid JSON: duplicate key 'sweeps'"),
     ],
 )
-def test_a_file_that_is_no_config_is_refused(tmp_path, text, message):
+def test_a_file_that_is_not_a_config_is_rejected(tmp_path, text, message):
     path = tmp_path / ("config.json" if text.startswith("{") else "config.yaml")
     path.write_text(text, encoding="latin-1")
     with pytest.raises(ConfigError, match=message):
         read_config(path)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere.yaml: cannot be read \(No such file"):
         read_config(tmp_path / "nowhere.yaml")
 
@@ -546,24 +546,24 @@ TOLD = ["accuracy", "rmse"]
         ({**OWN, "mode": "min", "stop": {"method": "asha", "metric": "accuracy"}}, ("accuracy", "min")),
     ],
 )
-def test_best_is_what_the_metric_and_mode_of_the_sweep_say(sweep, judged):
+def test_the_ranking_metric_follows_from_metric_and_mode(sweep, judged):
     made = Sweep.model_validate(sweep)
     told = ["val_loss", "val_accuracy"] if made.is_training else TOLD
     assert made.ranking_metric(told) == judged
     assert Sweep.model_validate(made.model_dump(exclude_unset=True)).ranking_metric(told) == judged
     for part in (made.search, made.stop):
-        assert part is None or (part.metric, part.mode) == judged, "search and stop go by the same"
+        assert part is None or (part.metric, part.mode) == judged, "search and stop use the same"
 
 
 @pytest.mark.parametrize(("mode", "judged"), [({}, "max"), ({"mode": "min"}, "min")])
-def test_of_what_programs_tell_val_accuracy_goes_before_the_first(mode, judged):
+def test_val_accuracy_takes_precedence_over_the_first_reported_metric(mode, judged):
     assert Sweep.model_validate({**OWN, **mode}).ranking_metric(["train_loss", "val_accuracy"]) == (
         "val_accuracy",
         judged,
     )
 
 
-def test_of_programs_that_tell_nothing_nothing_is_best():
+def test_without_reported_metrics_there_is_no_ranking_metric():
     assert Sweep.model_validate(OWN).ranking_metric([]) is None
 
 
