@@ -1,4 +1,4 @@
-"""A small HTTP server on loopback whose answers go wrong in the ways that servers do."""
+"""A small HTTP server on loopback that injects the faults of real servers."""
 
 import threading
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Faulty:
-    """Serves files by path; the first answers to a path can be spoiled, one fault each.
+    """Serves files by path; `faults` has a list of faults per path, one for each of the first responses.
 
     Faults: a status code; ("drop", n): the connection breaks after n bytes; ("short", n): n bytes, and a length that
     says so; "corrupt": another byte in the middle; ("redirect", path).
@@ -21,7 +21,7 @@ class Faulty:
 
     @contextmanager
     def serving(self) -> Iterator["Faulty"]:
-        """Serve for the length of the block."""
+        """Serve for the duration of the block."""
         owner = self
 
         class Handler(_Handler):
@@ -72,4 +72,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body[: fault[1]] if fault and fault[0] == "drop" else body)
 
     def log_message(self, *_):
-        """Say nothing."""
+        """Log nothing."""

@@ -1,4 +1,4 @@
-"""Image sets in their true formats, made for tests, with the pixels that must come out."""
+"""Datasets for tests, written in their published formats from given pixels."""
 
 import bz2
 import gzip
@@ -20,7 +20,7 @@ def pixels(count, shape, seed=0):
 
 
 def write_image(path, image, **options):
-    """A file of any format; PNG keeps the pixels."""
+    """A file of any format; PNG is lossless."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(image).save(path, **options)
 
@@ -33,7 +33,7 @@ def write_tree(root, images, labels, *, split="train", suffix="png"):
 
 
 def write_tiny_imagenet(root, train, val, classes):
-    """As it is published; `train` and `val` are (images, labels), written without loss under its own names."""
+    """TinyImageNet as published, but lossless; `train` and `val` are (images, labels)."""
     wnids = [f"n{1000 + 7 * label:08d}" for label in range(classes)]
     root.mkdir(parents=True)
     (root / "wnids.txt").write_text("".join(f"{wnid}\n" for wnid in reversed(wnids)))
@@ -53,21 +53,21 @@ def write_tiny_imagenet(root, train, val, classes):
 
 
 def write_idx(path, array):
-    """The format of MNIST: magic, dimensions, bytes; gzipped if the name says so."""
+    """An IDX file, the format of MNIST; gzipped if its name ends in .gz."""
     content = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
 def write_mnist(folder, train, val, *, suffix=""):
-    """The four files of MNIST and its kin."""
+    """The four files of MNIST, FashionMNIST or KMNIST."""
     for stem, (images, labels) in (("train", train), ("t10k", val)):
         write_idx(folder / f"{stem}-images-idx3-ubyte{suffix}", images)
         write_idx(folder / f"{stem}-labels-idx1-ubyte{suffix}", labels.astype(np.uint8))
 
 
 def planes(images):
-    """CIFAR's order: a row per image, the planes of R, G and B."""
+    """CIFAR's order: one row per image, with the planes of R, G and B."""
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2)).reshape(len(images), -1)
 
 
@@ -112,7 +112,7 @@ def _fifths(array):
 
 
 class _Python2Pickler(pickle._Pickler):
-    """Writes strings and bytes as Python 2 did, which had but one kind."""
+    """Writes strings and bytes as Python 2 did, which had one type for both."""
 
     dispatch = dict(pickle._Pickler.dispatch)
 
@@ -131,7 +131,7 @@ def _dump(path, value):
 
 
 def pack(folder, target):
-    """A folder as an archive, of the kind that the name of `target` says, under the folder's own name."""
+    """Pack a folder, under its own name, to an archive of the type in the suffix of `target`."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     if target.suffix == ".zip":
         with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -60,7 +60,7 @@ class ImageFormat:
         return self.height, self.width, self.channels
 
 
-def decode(content: bytes, target: ImageFormat) -> tuple[NDArray[np.uint8], list[str]]:
+def decode_image(content: bytes, target: ImageFormat) -> tuple[NDArray[np.uint8], list[str]]:
     """The pixels, uint8 of shape (H, W) or (H, W, C), and the names of the conversions that were necessary.
 
     Colours are converted by Pillow's `convert("RGB")`, as in torchvision's ImageFolder.

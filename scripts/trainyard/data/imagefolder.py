@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trainyard.config.datasets import ImageFolder
 from trainyard.data.archives import CollectedFile, Collection, open_collection
-from trainyard.data.decoding import BadImageError, ImageFormat, decode, read_size
+from trainyard.data.decoding import BadImageError, ImageFormat, decode_image, read_size
 from trainyard.data.layouts import Layout, find_layout
 from trainyard.data.problems import Problem
 from trainyard.data.sources import Block, BlockTask, DataSource
@@ -177,5 +177,5 @@ def _read(
         content = collection.read(file)
     except OSError as error:
         raise BadImageError("unreadable", str(error)) from None
-    pixels, conversions = decode(content, image_format)
+    pixels, conversions = decode_image(content, image_format)
     return pixels, conversions, len(content) << 32 | zlib.crc32(content)

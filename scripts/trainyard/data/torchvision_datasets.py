@@ -27,7 +27,7 @@ WRONG_CHECKSUM: Final = "its checksum is not that of the published file: replace
 def published_files(dataset: Torchvision) -> list[RemoteFile]:
     """The files to download, with torchvision's addresses and checksums."""
     published = _class_of(dataset)
-    if hasattr(published, "resources"):  # MNIST and its kin
+    if hasattr(published, "resources"):  # MNIST, FashionMNIST, KMNIST
         return [
             RemoteFile(name, tuple(f"{mirror}{name}" for mirror in published.mirrors), f"md5:{md5}")
             for name, md5 in published.resources
@@ -46,7 +46,7 @@ def read_published(dataset: Torchvision, root: Path, work: Path) -> InMemorySour
     """
     if not root.exists():
         raise DataError(
-            f"{root}: no such folder; `root` must be a copy of {dataset.name}; without it, the dataset is downloaded"
+            f"{root}: no such file or folder; set `root` to a copy of {dataset.name}, or leave it out to download one"
         )
     published = _class_of(dataset)
     copy_files = _copy_batches if hasattr(published, "train_list") else _copy_files
@@ -54,19 +54,22 @@ def read_published(dataset: Torchvision, root: Path, work: Path) -> InMemorySour
     state = copy_files(dataset, root, work)
     splits, classes = {}, [str(digit) for digit in range(10)]  # SVHN and USPS do not name their classes
     for split in SPLITS:
-        part = {"train": split == "train"} if dataset.name != "SVHN" else {"split": {"val": "test"}.get(split, split)}
+        is_train = split == "train"
         try:
-            held = published(str(work), **part)
-        except Exception as error:  # a damaged file raises whatever its bytes happen to spell
+            if dataset.name == "SVHN":
+                found = published(str(work), split="train" if is_train else "test")
+            else:
+                found = published(str(work), train=is_train)
+        except Exception as error:  # which exception a damaged file raises depends on its bytes
             reason = str(error) or type(error).__name__
             raise DataError(
                 f"{root}: torchvision cannot read the {split} files of {dataset.name} ({reason}): replace "
                 "them, or leave out `root` to download them"
             ) from None
-        images = np.asarray(held.data)
-        labels = np.asarray(held.targets if hasattr(held, "targets") else held.labels, np.int64)
-        classes = [text.partition(" - ")[0] for text in getattr(held, "classes", classes)]
-        _check(images, labels, len(classes), f"{root}: the {split} part of {dataset.name}")
+        images = np.asarray(found.data)
+        labels = np.asarray(found.targets if hasattr(found, "targets") else found.labels, np.int64)
+        classes = [text.partition(" - ")[0] for text in getattr(found, "classes", classes)]
+        _check_labels(images, labels, len(classes), f"{root}: the {split} split of {dataset.name}")
         splits[split] = (_channels_last(images), labels)
     return InMemorySource(splits, classes, file_state={"files": state})
 
@@ -84,8 +87,8 @@ def _channels_last(images: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(images if images.shape[-1] == 3 else np.moveaxis(images, 1, -1))
 
 
-def _check(images: NDArray[Any], labels: NDArray[Any], classes: int, what: str) -> None:
-    """What torchvision does not check."""
+def _check_labels(images: NDArray[Any], labels: NDArray[Any], classes: int, what: str) -> None:
+    """Check what torchvision does not: that each image has a label, and each label a class."""
     if not len(images) or len(images) != len(labels):
         raise DataError(f"{what} has {len(images)} images and {len(labels)} labels")
     if labels.min() < 0 or labels.max() >= classes:
@@ -96,7 +99,7 @@ def _check(images: NDArray[Any], labels: NDArray[Any], classes: int, what: str) 
 
 
 def _copy_files(dataset: Torchvision, root: Path, work: Path) -> dict[str, str]:
-    """Copy files that are published one by one, gzipped or not; their digests by name."""
+    """Copy the files of MNIST, SVHN and the like, and decompress them; returns their digests by name."""
     digests = {}
     for remote in published_files(dataset):
         name = remote.name.removesuffix(".gz")
@@ -125,7 +128,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _copy_batches(dataset: Torchvision, root: Path, work: Path) -> dict[str, list[int]]:
-    """Copy CIFAR's batches out of a folder or an archive; sizes and times of its files by name."""
+    """Copy CIFAR's batches from a folder or archive; returns sizes and modification times of its files by name."""
     published = _class_of(dataset)
     places = [root / published.base_folder, root / published.filename, root]
     collection = open_collection(next(path for path in places if path.exists()), work)

@@ -1,4 +1,4 @@
-"""A JPEG is the same pixels whichever way it is decoded, and what is odd about it is not missed on the fast way."""
+"""Both decoders of JPEGs result in the same pixels, and unusual JPEGs are left to Pillow."""
 
 import io
 
@@ -7,7 +7,7 @@ import pytest
 from imagesets import pixels
 from PIL import Image, ImageFilter
 from trainyard.data import decoding
-from trainyard.data.decoding import ImageFormat, decode
+from trainyard.data.decoding import ImageFormat, decode_image
 
 SMOOTH = Image.fromarray(pixels(1, (47, 61, 3))[0]).filter(ImageFilter.GaussianBlur(1.5))
 FORM = ImageFormat(height=47, width=61, channels=3, fit=None)
@@ -28,15 +28,15 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
-def test_a_plain_jpeg_is_what_pillow_makes_of_it(options, monkeypatch):
+def test_a_plain_jpeg_has_the_same_pixels_as_with_pillow(options, monkeypatch):
     content = jpeg(**options)
     expected = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
-    found, done = decode(content, FORM)
+    found, done = decode_image(content, FORM)
     assert np.array_equal(found, expected)
     assert done == []
     if "comment" not in options:
         monkeypatch.setattr(decoding.Image, "open", None)
-        assert np.array_equal(decode(content, FORM)[0], expected), "and Pillow is not asked"
+        assert np.array_equal(decode_image(content, FORM)[0], expected), "without Pillow"
 
 
 def with_exif():
@@ -54,12 +54,12 @@ ODD = [
 
 
 @pytest.mark.parametrize(("content", "done"), ODD, ids=[str(done) for _, done in ODD])
-def test_what_is_odd_about_a_jpeg_is_counted(content, done):
-    assert decode(content, FORM)[1] == done
+def test_conversions_of_unusual_jpegs_are_counted(content, done):
+    assert decode_image(content, FORM)[1] == done
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.99])
-def test_a_jpeg_that_was_cut_off_is_never_taken_for_whole(share):
+def test_a_truncated_jpeg_is_never_accepted(share):
     content = jpeg(quality=95)
     with pytest.raises(decoding.BadImageError, match="truncated"):
-        decode(content[: int(share * len(content))], FORM)
+        decode_image(content[: int(share * len(content))], FORM)

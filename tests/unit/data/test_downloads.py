@@ -28,7 +28,7 @@ def no_proxy(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def waits(monkeypatch):
-    """The waits between retries, which the tests do not sit through."""
+    """The waits between retries in seconds; the tests skip them."""
     seconds = []
     monkeypatch.setattr(pooch.core, "time", SimpleNamespace(sleep=seconds.append))
     return seconds
@@ -155,7 +155,7 @@ def test_concurrent_processes_download_a_file_once(server, tmp_path):
     assert len(server.requests) == 1
 
 
-# ---- datasets that come that way
+# ---- datasets that are downloaded
 
 
 def test_an_archive_is_downloaded_and_staged(tmp_path, server):
@@ -171,7 +171,7 @@ def test_an_archive_is_downloaded_and_staged(tmp_path, server):
     assert len(server.requests) == 1
 
 
-def test_torchvisions_files_come_from_its_addresses_with_its_checksums(tmp_path, server, monkeypatch):
+def test_files_of_torchvision_have_its_addresses_and_checksums(tmp_path, server, monkeypatch):
     train, val = (pixels(20, (28, 28)), np.arange(20) % 10), (pixels(10, (28, 28), 1), np.arange(10))
     write_mnist(tmp_path / "mnist", train, val, suffix=".gz")
     known = torchvision_datasets.published_files(Torchvision(source="torchvision", name="MNIST"))

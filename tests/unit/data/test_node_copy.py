@@ -1,4 +1,4 @@
-"""The copy of a dataset on a node's own disk: where it is made, that it is made once, and that nothing of it stays."""
+"""The copy of a dataset on a node's local disk: its location, its sharing, and its removal."""
 
 import os
 import signal
@@ -74,17 +74,17 @@ def test_where_a_copy_is_made(staged, disk, monkeypatch, policy, environment, da
     assert bool(message) == bool(said)
 
 
-def test_a_copy_is_equal_shared_and_removed_by_the_last(staged, disk):
+def test_a_copy_is_shared_and_removed_by_its_last_user(staged, disk):
     with local_copy(staged, str(disk)) as first:
         assert first.message.startswith("copied data to ")
         assert (first.staged.split("train").images == staged.split("train").images).all()
         with local_copy(staged, str(disk)) as second:
             assert (second.staged.folder, second.message) == (first.staged.folder, "")
-        assert first.staged.folder.exists(), "it is still used"
+        assert first.staged.folder.exists(), "it is still in use"
     assert list(disk.iterdir()) == []
 
 
-def test_a_copy_that_goes_wrong_leaves_nothing_and_the_shared_files_are_read(staged, disk, monkeypatch):
+def test_a_failed_copy_is_removed_and_the_shared_files_are_read(staged, disk, monkeypatch):
     def cut_short(source, target):
         target.write_bytes(source.read_bytes()[:-1])
 
@@ -95,7 +95,7 @@ def test_a_copy_that_goes_wrong_leaves_nothing_and_the_shared_files_are_read(sta
         assert list(disk.iterdir()) == []
 
 
-def test_data_that_are_not_what_was_staged_are_an_error(staged, disk):
+def test_staged_files_that_have_changed_are_an_error(staged, disk):
     with open(staged.folder / "val-labels.npy", "r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\1")
@@ -124,20 +124,20 @@ def holders(staged, disk, count):
     return [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(count)]
 
 
-def test_many_at_once_make_one_copy_and_what_the_killed_leave_goes_at_the_end(staged, disk):
+def test_concurrent_processes_make_one_copy_and_a_job_removes_it_at_its_end(staged, disk):
     with remove_copies_at_exit(str(disk)):
         started = holders(staged, disk, 4)
         said = sorted(process.stdout.readline().split()[1] for process in started)
         assert said == ["found", "found", "found", "made"]
         for process in started:
             process.send_signal(signal.SIGKILL)
-        assert len(list(disk.iterdir())) == 1, "nobody was left to remove it"
+        assert len(list(disk.iterdir())) == 1, "no process was left to remove it"
     assert list(disk.iterdir()) == []
     for process in started:
         process.communicate()
 
 
-def test_what_an_earlier_job_left_is_removed_by_the_next_but_not_what_is_held(staged, disk, monkeypatch):
+def test_copies_of_earlier_jobs_are_removed_unless_they_are_in_use(staged, disk, monkeypatch):
     (holder,) = holders(staged, disk, 1)
     held = disk / holder.stdout.readline().split()[0]
     left = disk / held.name.replace("local", "1234")

@@ -1,4 +1,4 @@
-"""What people's folders and archives are like: each oddity is handled and counted, or listed by its name."""
+"""Irregular files, folders and archives: each is handled and counted, or listed in `problems.csv`."""
 
 import csv
 import io
@@ -40,7 +40,7 @@ def problems(folder):
 
 @dataclass
 class Case:
-    """What replaces the first training image, and what becomes of it."""
+    """A replacement of the first training image, and the expected result."""
 
     name: str
     content: bytes = b""
@@ -57,7 +57,7 @@ def encoded(image, form="PNG", **options):
 
 
 def rotated(form):
-    """An image that its EXIF tag says to turn by a quarter."""
+    """An image with an EXIF orientation of 90 degrees."""
     exif = Image.Exif()
     exif[0x0112] = 6
     return encoded(Image.fromarray(IMAGES[0]), form, exif=exif)
@@ -105,7 +105,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_an_odd_file_is_handled_and_counted_or_listed_by_name(tree, tmp_path, case):
+def test_an_irregular_file_is_converted_and_counted_or_listed(tree, tmp_path, case):
     (tree / FIRST).write_bytes(case.content)
     source = {"source": "imagefolder", "root": str(tree)}
     folder = tmp_path / "staged"
@@ -127,11 +127,11 @@ def test_an_odd_file_is_handled_and_counted_or_listed_by_name(tree, tmp_path, ca
     assert staged.meta["problems"] == ({case.problem: 1} if case.problem else {})
     assert [row["action"] for row in problems(folder)] == ["skip"] * bool(case.problem)
     pixels_of = train.images.reshape(-1, 3).astype(np.float64)
-    assert staged.meta["mean"] == pytest.approx(pixels_of.mean(axis=0)), "what was left out does not count"
+    assert staged.meta["mean"] == pytest.approx(pixels_of.mean(axis=0)), "without the image that was left out"
     assert staged.meta["std"] == pytest.approx(pixels_of.std(axis=0))
 
 
-def test_all_bad_images_are_listed_before_it_fails(tree, tmp_path):
+def test_all_bad_images_are_listed_before_staging_fails(tree, tmp_path):
     bad = sorted((tree / "train").rglob("*.png"))[:7]
     for path in bad:
         path.write_bytes(b"")
@@ -141,8 +141,8 @@ def test_all_bad_images_are_listed_before_it_fails(tree, tmp_path):
 
 
 @pytest.mark.parametrize(("fit", "expected"), [("stretch", (30, 30, 30)), ("crop", (30, 30, 30)), ("pad", (30, 0, 0))])
-def test_images_of_any_size_are_brought_to_the_one_asked_for(tree, tmp_path, fit, expected):
-    """A wide one of one colour: padded, its upper part is black."""
+def test_images_are_resized_to_the_configured_size(tree, tmp_path, fit, expected):
+    """With a wide image of a single colour; letterboxed, its upper part is black."""
     write_image(tree / FIRST, np.full((10, 40, 3), 30, np.uint8))
     dataset = ImageFolder(source="imagefolder", root=str(tree), height=8, width=8, fit=fit)
     staged = stage(dataset, tmp_path / "staged")
@@ -152,7 +152,7 @@ def test_images_of_any_size_are_brought_to_the_one_asked_for(tree, tmp_path, fit
     assert staged.meta["handled"] == {"resized": 18}
 
 
-def test_grey_on_request(tree, tmp_path):
+def test_images_are_converted_to_greyscale(tree, tmp_path):
     staged = stage(ImageFolder(source="imagefolder", root=str(tree), channels=1), tmp_path / "staged")
     assert staged.split("train").images.shape == (12, 16, 16, 1)
     first = np.asarray(Image.fromarray(IMAGES[0]).convert("L"))
@@ -192,7 +192,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize(("name", "make", "listed", "handled"), LAYOUTS, ids=[row[0] for row in LAYOUTS])
-def test_an_odd_layout_is_handled_and_counted_or_listed_by_name(tree, tmp_path, name, make, listed, handled):
+def test_an_irregular_layout_is_counted_or_listed(tree, tmp_path, name, make, listed, handled):
     make(tree)
     dataset = ImageFolder(source="imagefolder", root=str(tree), on_bad_image="skip")
     staged = stage(dataset, tmp_path / "staged")
@@ -204,7 +204,7 @@ def test_an_odd_layout_is_handled_and_counted_or_listed_by_name(tree, tmp_path, 
             stage(ImageFolder(source="imagefolder", root=str(tree)), tmp_path / "staged")
 
 
-def test_a_class_that_loses_all_its_images_keeps_its_number(tree, tmp_path):
+def test_a_class_without_usable_images_keeps_its_label(tree, tmp_path):
     for path in (tree / "train/class1").iterdir():
         path.write_bytes(b"no image")
     staged = stage(ImageFolder(source="imagefolder", root=str(tree), on_bad_image="skip"), tmp_path / "staged")
@@ -212,14 +212,14 @@ def test_a_class_that_loses_all_its_images_keeps_its_number(tree, tmp_path):
     assert staged.meta["classes"] == ["class0", "class1", "class2"]
 
 
-def test_a_split_that_loses_all_its_images_is_an_error(tree, tmp_path):
+def test_a_split_without_usable_images_is_an_error(tree, tmp_path):
     for path in (tree / "val").rglob("*.png"):
         path.write_bytes(b"no image")
     with pytest.raises(DataError, match="no image is left in the val split"):
         stage(ImageFolder(source="imagefolder", root=str(tree), on_bad_image="skip"), tmp_path / "staged")
 
 
-def test_tiny_imagenets_lists_are_held_against_its_files(tmp_path):
+def test_the_lists_of_tiny_imagenet_are_compared_with_its_files(tmp_path):
     root = tmp_path / "tiny"
     images = pixels(8, (16, 16, 3)), np.arange(8) % 2
     wnids = write_tiny_imagenet(root, images, (pixels(4, (16, 16, 3), 1), np.arange(4) % 2), classes=2)
@@ -269,7 +269,7 @@ GOOD = {f"train/class{label}/{index}.png": encoded(Image.fromarray(image))
 
 @pytest.mark.parametrize("name", ["../../evil.png", "/tmp/evil.png", "train/class0/../../../evil.png"])
 @pytest.mark.parametrize("kind", ["zip", "tar.gz"])
-def test_a_path_that_leaves_the_archive_is_listed_and_nothing_is_written_there(tmp_path, name, kind):
+def test_a_path_outside_the_archive_is_listed_and_not_written_to(tmp_path, name, kind):
     path = tmp_path / "inner/deep" / f"set.{kind}"
     path.parent.mkdir(parents=True)
     (zipped if kind == "zip" else tarred)(path, GOOD | {name: PNG})
@@ -288,8 +288,8 @@ def test_a_link_in_an_archive_is_not_followed(tmp_path):
 
 
 @pytest.mark.parametrize("hidden", [".", "./.cache", "./.cache/deep"])
-def test_a_tar_made_of_the_folder_one_is_in_has_no_class_more(tmp_path, hidden):
-    """`tar cf set.tar .` also names the folder itself, and what is hidden in it."""
+def test_a_tar_of_the_current_folder_has_no_extra_class(tmp_path, hidden):
+    """`tar cf set.tar .` also lists the folder itself and its hidden files."""
     with tarfile.open(tmp_path / "set.tar", "w") as archive:
         folder = tarfile.TarInfo(hidden)
         folder.type = tarfile.DIRTYPE
@@ -304,7 +304,7 @@ def test_a_tar_made_of_the_folder_one_is_in_has_no_class_more(tmp_path, hidden):
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar.gz"])
-def test_an_archive_bomb_is_refused_before_it_fills_the_disk(tmp_path, monkeypatch, kind):
+def test_an_archive_bomb_is_rejected_before_it_fills_the_disk(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(archives, "BOMB_BYTES", 2**20)
     path = tmp_path / f"set.{kind}"
     (zipped if kind == "zip" else tarred)(path, GOOD | {"train/class0/bomb.png": bytes(2**24)})
@@ -314,7 +314,7 @@ def test_an_archive_bomb_is_refused_before_it_fills_the_disk(tmp_path, monkeypat
     assert held < 2**20
 
 
-def test_what_is_damaged_within_an_archive_is_listed_by_name(tmp_path):
+def test_a_damaged_member_of_an_archive_is_listed(tmp_path):
     path = tmp_path / "set.zip"
     zipped(path, GOOD)
     content = bytearray(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Staging: what comes out is what went in, and what cannot be used is explained."""
+"""Staging keeps pixels and rows as they are, and reports what it cannot use."""
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,7 @@ from trainyard.data.staged import TARGET, DataError, Staged
 from trainyard.data.staging import stage
 
 
-def test_digits_are_staged_whole_stratified_and_lossless(tmp_path):
+def test_digits_are_staged_completely_and_stratified(tmp_path):
     staged = stage(Digits(source="digits"), tmp_path)
     train, val = staged.split("train"), staged.split("val")
     assert train.images.shape == (1437, 8, 8, 1)
@@ -24,7 +24,7 @@ def test_digits_are_staged_whole_stratified_and_lossless(tmp_path):
     assert np.allclose(shares, 0.2, atol=0.01)
 
 
-def test_staging_again_gives_the_same_bytes_and_does_nothing_if_they_are_there(tmp_path):
+def test_staging_is_deterministic_and_skipped_when_done(tmp_path):
     one, other = (stage(Synthetic(source="synthetic", images=9), tmp_path / name) for name in ("one", "other"))
     assert one.meta == other.meta
     times = {path: path.stat().st_mtime_ns for path in one.folder.glob("[!.]*")}
@@ -33,7 +33,7 @@ def test_staging_again_gives_the_same_bytes_and_does_nothing_if_they_are_there(t
 
 
 @pytest.mark.parametrize("damage", ["gone", "changed"])
-def test_staging_repairs_what_is_no_longer_what_it_was(tmp_path, damage):
+def test_damaged_staged_files_are_staged_again(tmp_path, damage):
     staged = stage(Synthetic(source="synthetic", images=9), tmp_path)
     path, digest = tmp_path / "train-images.npy", staged.digest
     path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:-1] + b"x")
@@ -41,12 +41,12 @@ def test_staging_repairs_what_is_no_longer_what_it_was(tmp_path, damage):
     assert Staged(tmp_path).split("train").images.shape == (9, 32, 32, 3)
 
 
-def test_other_options_give_other_data(tmp_path):
+def test_other_options_result_in_other_data(tmp_path):
     before = stage(Synthetic(source="synthetic", images=9), tmp_path).digest
     assert stage(Synthetic(source="synthetic", images=9, seed=1), tmp_path).digest != before
 
 
-def test_a_class_of_one_does_not_break_the_split():
+def test_a_class_of_one_image_can_be_split():
     train, val = stratified_split(np.array([0, 0, 0, 0, 1]), 0.4, seed=0)
     assert sorted([*train, *val]) == [0, 1, 2, 3, 4]
 
@@ -95,7 +95,7 @@ BAD_TABLES = [
 @pytest.mark.parametrize(
     ("make", "target", "message"), BAD_TABLES, ids=["missing", "target", "unlabelled", "not a table"]
 )
-def test_a_table_that_cannot_be_used_is_explained(tmp_path, make, target, message):
+def test_an_unusable_table_is_reported(tmp_path, make, target, message):
     make(tmp_path / "table.csv")
     with pytest.raises(DataError, match=message):
         stage(Table(source="table", path=str(tmp_path / "table.csv"), target=target), tmp_path / "staged")

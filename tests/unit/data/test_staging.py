@@ -40,7 +40,7 @@ def digests(folder):
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
-    """Enough for thirteen shards: noise at 128x128 takes a while to decode."""
+    """Images for thirteen shards; noise of 128x128 pixels takes a while to decode."""
     root = tmp_path_factory.mktemp("many")
     noise = pixels(1, (1500, 400, 3))[0]
     for index in range(4000):
@@ -80,7 +80,7 @@ def test_a_killed_staging_continues_and_results_in_the_same_bytes(many, tmp_path
         started.send_signal(signal.SIGKILL)
         started.communicate()
         psutil.wait_procs(helpers, timeout=PATIENCE_SECONDS)
-        assert not any(helper.is_running() and helper.status() != "zombie" for helper in helpers), "nobody is left"
+        assert not any(helper.is_running() and helper.status() != "zombie" for helper in helpers), "no process is left"
         assert not (tmp_path / "data/many/meta.json").exists()
     done = shards_done(tmp_path)
     text = staging(many, tmp_path).communicate(timeout=PATIENCE_SECONDS)[0]
@@ -102,8 +102,8 @@ if __name__ == "__main__":
 """
 
 
-def test_memory_does_not_grow_with_the_set(tmp_path):
-    """From 24 to 480 MB of pixels; the peak of each process in KiB."""
+def test_memory_does_not_grow_with_the_dataset(tmp_path):
+    """Compares the peak RSS in KiB with 24 and with 480 MB of pixels."""
     peaks = []
     for images in (2_000, 40_000):
         program = tmp_path / f"{images}.py"
@@ -118,7 +118,7 @@ def test_memory_does_not_grow_with_the_set(tmp_path):
 # ---- what changes
 
 
-def test_an_image_that_is_repaired_redoes_only_its_shard(tmp_path, monkeypatch, caplog):
+def test_a_repaired_image_has_only_its_shard_made_again(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(shards_module, "SHARD_IMAGES", 4)
     root = write_tree(tmp_path / "set", pixels(12, (8, 8, 3)), np.arange(12) % 3)
     root = write_tree(root, pixels(4, (8, 8, 3), 1), np.arange(4) % 3, split="val")
@@ -136,7 +136,7 @@ def test_an_image_that_is_repaired_redoes_only_its_shard(tmp_path, monkeypatch, 
     assert {name: repaired[name] for name in names} == {name: fresh[name] for name in names}
 
 
-def test_a_set_that_gains_an_image_is_staged_again(tmp_path):
+def test_a_dataset_with_a_new_image_is_staged_again(tmp_path):
     root = write_tree(tmp_path / "set", pixels(12, (8, 8, 3)), np.arange(12) % 3)
     dataset, folder = ImageFolder(source="imagefolder", root=str(root)), tmp_path / "staged"
     before = stage(dataset, folder).digest
@@ -210,7 +210,7 @@ def test_a_process_that_dies_is_reported_with_its_shards(tmp_path, monkeypatch):
 
 
 def test_several_threads_can_read_a_header_at_once(tmp_path):
-    """Also while a garbage collection runs Python code, in which the interpreter changes threads."""
+    """Also while garbage collection runs Python code, during which the interpreter switches threads."""
     path = tmp_path / "rows.npy"
     np.save(path, np.zeros((3, 4), np.uint8))
 
@@ -282,8 +282,8 @@ def run(source, folder):
     ]
 
 
-def test_a_source_that_changes_and_changes_back_is_followed(tmp_path):
-    """The rows of a shard are those of its last line, also where an earlier line has the same key."""
+def test_a_source_that_changes_and_changes_back_is_staged_each_time(tmp_path):
+    """The last record of a shard counts, also if an earlier one has the same key."""
     sets = pixels(5, (2, 2, 3)), pixels(3, (2, 2, 3), 1)
     first = run(Numbers(*sets), tmp_path)
     assert run(Numbers(*sets, version=7), tmp_path) != first
@@ -306,7 +306,7 @@ SOME_IMAGES = arrays(np.uint8, some.tuples(*[some.integers(1, most) for most in 
 
 @settings(deadline=None)
 @given(images=SOME_IMAGES, cuts=some.sets(some.integers(1, 69)))
-def test_sums_are_exact_whatever_the_shards(images, cuts):
+def test_sums_are_exact_for_any_shards(images, cuts):
     sums, squares = channel_sums(images)
     values = images.reshape(-1, 3).astype(object)
     assert sums == values.sum(axis=0).tolist()
@@ -322,7 +322,7 @@ def test_sums_of_the_largest_shard_do_not_overflow():
 
 @given(sizes=some.tuples(some.integers(0, 10**5), some.integers(0, 10**5)), shape=some.tuples(
     some.integers(1, 5000), some.integers(1, 5000), some.sampled_from([1, 3])))  # fmt: skip
-def test_shards_hold_every_row_once_and_are_bounded(sizes, shape):
+def test_shards_cover_every_row_once_and_are_bounded(sizes, shape):
     shards = (
         divide_into_shards(dict(zip(("train", "val"), sizes, strict=True)), shape) if np.prod(shape) < 10**6 else []
     )
@@ -340,7 +340,7 @@ LABELS = some.lists(some.integers(-3, 6), min_size=1, max_size=200).map(np.array
 
 
 @given(labels=LABELS, fraction=some.floats(0.01, 0.99), seed=some.integers(0, 2**32 - 1))
-def test_a_split_is_stratified_whole_and_seeded(labels, fraction, seed):
+def test_a_split_is_stratified_complete_and_deterministic(labels, fraction, seed):
     train, val = stratified_split(labels, fraction, seed)
     assert sorted([*train, *val]) == list(range(len(labels)))
     assert list(train) == sorted(train)
@@ -359,6 +359,6 @@ def test_a_split_is_stratified_whole_and_seeded(labels, fraction, seed):
 
 
 @given(labels=LABELS, seed=some.integers(0, 1000))
-def test_another_seed_is_another_split(labels, seed):
+def test_another_seed_results_in_another_split(labels, seed):
     splits = {bytes(stratified_split(np.zeros(50), 0.5, each)[1]) for each in range(seed, seed + 4)}
     assert len(splits) > 1

@@ -1,4 +1,4 @@
-"""Every format that people have images in is read back equal, pixel for pixel."""
+"""Datasets of torchvision, and image folders and archives, are staged without changing a pixel."""
 
 import gzip
 import hashlib
@@ -144,12 +144,12 @@ def test_tiny_imagenet_is_read_as_published(tmp_path, kind):
     assert staged.meta["titles"] == {wnid: f"thing {wnid}, also so called" for wnid in wnids}
     assert staged.meta["problems"] == {}
     assert staged.meta["counts"] == {"train": [8, 8, 8], "val": [3, 3, 3]}
-    assert not (tmp_path / "staged/.staging").exists(), "what was unpacked is gone"
+    assert not (tmp_path / "staged/.staging").exists(), "temporary files are removed"
 
 
 @pytest.mark.parametrize("val", ["val", "valid", "validation", "test"])
 @pytest.mark.parametrize("kind", ["folder", "zip"])
-def test_folders_of_classes_are_read_with_the_part_to_validate_with(tmp_path, val, kind):
+def test_class_folders_are_read_with_their_validation_split(tmp_path, val, kind):
     train, other = labelled(12, (9, 7, 3), 3, 0), labelled(6, (9, 7, 3), 3, 1)
     root = write_tree(write_tree(tmp_path / "set", *train), *other, split=val)
     root = pack(root, tmp_path / "set.zip") if kind == "zip" else root
@@ -159,7 +159,7 @@ def test_folders_of_classes_are_read_with_the_part_to_validate_with(tmp_path, va
 
 
 @pytest.mark.parametrize("split", ["train", ""])
-def test_without_a_part_to_validate_with_one_is_drawn_stratified(tmp_path, split):
+def test_without_a_validation_split_a_random_one_is_stratified(tmp_path, split):
     images, labels = labelled(60, (5, 5, 3), 3, 0)
     root = write_tree(tmp_path / "set", images, labels, split=split)
     staged = stage(ImageFolder(source="imagefolder", root=str(root), val_fraction=0.25), tmp_path / "staged")
@@ -178,7 +178,7 @@ def test_mean_and_deviation_are_exact(tmp_path):
     assert meta["std"] == pytest.approx(pixels_of.std(axis=0), abs=1e-12)
 
 
-# ---- what is damaged, or something else
+# ---- damaged files
 
 
 def cut(path, to):
@@ -209,14 +209,14 @@ BAD_IDX = [
     (lambda folder: cut(folder / "train-images-idx3-ubyte", 5000), rf"{TRAIN_FILES} \(.*4984.*\): replace them"),
     (lambda folder: cut(folder / "train-images-idx3-ubyte", 3), TRAIN_FILES),
     (swap_labels_and_images, TRAIN_FILES),
-    (fewer_labels, "the train part of MNIST has 40 images and 39 labels"),
-    (strange_label, "the train part of MNIST has labels from 11 to 11, but 10 classes"),
+    (fewer_labels, "the train split of MNIST has 40 images and 39 labels"),
+    (strange_label, "the train split of MNIST has labels from 11 to 11, but 10 classes"),
     (cut_gzip, "train-images-idx3-ubyte.gz: is damaged .*: replace it"),
 ]
 
 
 @pytest.mark.parametrize(("damage", "message"), BAD_IDX)
-def test_a_damaged_idx_copy_is_explained_and_nothing_is_kept(tmp_path, damage, message):
+def test_a_damaged_idx_copy_is_reported_and_nothing_is_kept(tmp_path, damage, message):
     write_mnist(tmp_path / "copy", labelled(40, (28, 28), 10, 0), labelled(20, (28, 28), 10, 1))
     damage(tmp_path / "copy")
     with pytest.raises(DataError, match=message) as caught:
@@ -227,7 +227,7 @@ def test_a_damaged_idx_copy_is_explained_and_nothing_is_kept(tmp_path, damage, m
 
 
 class Evil:
-    """What runs code when it is unpickled."""
+    """Runs code when it is unpickled."""
 
     def __reduce__(self):
         return (print, ("this must not be run",))
@@ -254,7 +254,7 @@ BAD_CIFAR = [
 
 
 @pytest.mark.parametrize(("damage", "message"), BAD_CIFAR)
-def test_a_damaged_cifar_copy_is_explained_and_not_unpickled(tmp_path, monkeypatch, capsys, damage, message):
+def test_a_damaged_cifar_copy_is_reported_and_not_unpickled(tmp_path, monkeypatch, capsys, damage, message):
     write_cifar10(tmp_path / "copy", labelled(20, (32, 32, 3), 10, 0), labelled(10, (32, 32, 3), 10, 1))
     publish(monkeypatch, "CIFAR10", tmp_path / "copy")
     damage(tmp_path / "copy")
@@ -263,8 +263,8 @@ def test_a_damaged_cifar_copy_is_explained_and_not_unpickled(tmp_path, monkeypat
     assert "must not be run" not in capsys.readouterr().out
 
 
-def test_a_folder_that_does_not_exist_is_explained(tmp_path):
-    with pytest.raises(DataError, match="/nowhere: no such folder; `root` must be a copy of CIFAR10; without it"):
+def test_a_missing_root_is_reported(tmp_path):
+    with pytest.raises(DataError, match="/nowhere: no such file or folder; set `root` to a copy of CIFAR10"):
         stage_copy("CIFAR10", "/nowhere", tmp_path / "staged")
 
 
@@ -279,7 +279,7 @@ def test_a_folder_that_does_not_exist_is_explained(tmp_path):
         (lambda root: root.write_bytes(gzip.compress(b"no tar " * 999)), "is not a readable tar"),
     ],
 )
-def test_a_root_that_is_something_else_is_explained(tmp_path, make, message):
+def test_a_root_that_is_no_image_folder_is_reported(tmp_path, make, message):
     make(tmp_path / "root")
     with pytest.raises(UserError, match=message):
         stage(ImageFolder(source="imagefolder", root=str(tmp_path / "root")), tmp_path / "staged")
