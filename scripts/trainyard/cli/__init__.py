@@ -1,1 +1,1 @@
-"""What all programs share, and the config as the Snakefile sees it."""
+"""The command line of all programs, and the config as the Snakefile sees it."""

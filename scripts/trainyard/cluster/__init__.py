@@ -1,1 +1,1 @@
-"""The allocation, Slurm's answers, Ray inside the job, and folders on a node."""
+"""The Slurm job and its hosts, queries of Slurm's commands, Ray inside the job, folders on a node."""

@@ -1,1 +1,1 @@
-"""The sections of the config as typed models, reading a file, and the trials that a sweep has."""
+"""The sections of the config as typed models, reading a file, and the trials of a sweep."""

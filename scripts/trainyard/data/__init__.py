@@ -1,1 +1,1 @@
-"""Staging a dataset, and the staged dataset as training reads it."""
+"""Data sources, staging, and the staged dataset as training reads it."""

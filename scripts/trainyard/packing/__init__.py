@@ -1,1 +1,1 @@
-"""Running trials on slots: driver, packer, worker, live view."""
+"""Running trials on the slots of a job: driver, queue, workers, failures, live view."""

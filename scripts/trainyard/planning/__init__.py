@@ -1,1 +1,1 @@
-"""The journal of a sweep, its plan, durations, search, and accounts."""
+"""The journal of a sweep, its plan, predictions, search, early stopping (ASHA, median), and accounts."""

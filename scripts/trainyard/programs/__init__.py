@@ -1,1 +1,1 @@
-"""Programs and functions that users bring, run as a trial."""
+"""Users' commands and functions, run as trials."""

@@ -1,1 +1,1 @@
-"""Tables and pictures from results."""
+"""Tables, plots and pages from results."""

@@ -1,1 +1,1 @@
-"""The training loop and its parts: the only loop, for a trial and for a DDP rank alike."""
+"""The training loop and its parts: one loop for a trial and for a DDP rank."""
