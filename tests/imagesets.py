@@ -76,8 +76,15 @@ def write_cifar10(folder, train, val):
     folder.mkdir(parents=True)
     parts = [(f"data_batch_{number + 1}", part) for number, part in enumerate(zip(*map(_fifths, train), strict=True))]
     for name, (images, labels) in [*parts, ("test_batch", val)]:
-        _dump(folder / name, {"batch_label": name, "labels": labels.tolist(), "data": planes(images),
-                              "filenames": ["x.png"] * len(labels)})  # fmt: skip
+        _dump(
+            folder / name,
+            {
+                "batch_label": name,
+                "labels": labels.tolist(),
+                "data": planes(images),
+                "filenames": ["x.png"] * len(labels),
+            },
+        )
     _dump(folder / "batches.meta", {"label_names": [f"thing{label}" for label in range(10)], "num_vis": 3072})
 
 
@@ -101,8 +108,10 @@ def write_svhn(folder, train, val):
 def write_usps(folder, train, val):
     """LIBSVM's text format; pixels from -1 to 1, labels from 1 to 10."""
     for name, (images, labels) in (("usps.bz2", train), ("usps.t.bz2", val)):
-        rows = [" ".join(f"{index}:{(value + 0.5) / 127.5 - 1:.6f}" for index, value in enumerate(image.flat, start=1))
-                for image in images]  # fmt: skip
+        rows = [
+            " ".join(f"{index}:{(value + 0.5) / 127.5 - 1:.6f}" for index, value in enumerate(image.flat, start=1))
+            for image in images
+        ]
         lines = [f"{label + 1} {row}\n" for label, row in zip(labels, rows, strict=True)]
         (folder / name).write_bytes(bz2.compress("".join(lines).encode()))
 

@@ -263,8 +263,10 @@ def tarred(path, members):
             archive.addfile(member, io.BytesIO(content))
 
 
-GOOD = {f"train/class{label}/{index}.png": encoded(Image.fromarray(image))
-        for index, (image, label) in enumerate(zip(IMAGES, LABELS, strict=True))}  # fmt: skip
+GOOD = {
+    f"train/class{label}/{index}.png": encoded(Image.fromarray(image))
+    for index, (image, label) in enumerate(zip(IMAGES, LABELS, strict=True))
+}
 
 
 @pytest.mark.parametrize("name", ["../../evil.png", "/tmp/evil.png", "train/class0/../../../evil.png"])

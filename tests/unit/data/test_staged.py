@@ -53,8 +53,14 @@ def test_a_class_of_one_image_can_be_split():
 
 def frame(rows=40):
     generator = np.random.default_rng(0)
-    return pd.DataFrame({"size": generator.normal(size=rows), "colour": ["red", "blue"] * (rows // 2),
-                         "kind": ["a", "b"] * (rows // 2), "price": generator.normal(size=rows)})  # fmt: skip
+    return pd.DataFrame(
+        {
+            "size": generator.normal(size=rows),
+            "colour": ["red", "blue"] * (rows // 2),
+            "kind": ["a", "b"] * (rows // 2),
+            "price": generator.normal(size=rows),
+        }
+    )
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])

@@ -320,8 +320,10 @@ def test_sums_of_the_largest_shard_do_not_overflow():
     assert channel_sums(images) == ([255 * images.size], [255 * 255 * images.size])
 
 
-@given(sizes=some.tuples(some.integers(0, 10**5), some.integers(0, 10**5)), shape=some.tuples(
-    some.integers(1, 5000), some.integers(1, 5000), some.sampled_from([1, 3])))  # fmt: skip
+@given(
+    sizes=some.tuples(some.integers(0, 10**5), some.integers(0, 10**5)),
+    shape=some.tuples(some.integers(1, 5000), some.integers(1, 5000), some.sampled_from([1, 3])),
+)
 def test_shards_cover_every_row_once_and_are_bounded(sizes, shape):
     shards = (
         divide_into_shards(dict(zip(("train", "val"), sizes, strict=True)), shape) if np.prod(shape) < 10**6 else []

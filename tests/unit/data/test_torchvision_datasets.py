@@ -51,8 +51,11 @@ def publish(monkeypatch, name, folder):
     """Have torchvision take the files in `folder` for the published ones."""
     known = getattr(torchvision.datasets, name)
     if hasattr(known, "split_list"):
-        parts = {split: [url, file, md5(folder / file)] for split, (url, file, _) in known.split_list.items()
-                 if (folder / file).exists()}  # fmt: skip
+        parts = {
+            split: [url, file, md5(folder / file)]
+            for split, (url, file, _) in known.split_list.items()
+            if (folder / file).exists()
+        }
         monkeypatch.setattr(known, "split_list", parts)
         return
     for kind in ("train_list", "test_list"):
