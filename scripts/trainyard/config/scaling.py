@@ -17,7 +17,7 @@ from trainyard.config.user_programs import (
     SCALE_PLACEHOLDERS,
     Command,
     ProgramOptions,
-    Study,
+    TrainingSection,
     check_quoting,
     insert_resume_option,
 )
@@ -26,7 +26,7 @@ Scale = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*x[1-9][0-9]*$")]
 EFFICIENT = 0.7  # the parallel efficiency from which a scale pays
 
 
-class LaunchedScript(Study):
+class LaunchedScript(TrainingSection):
     """A distributed training script that takes the place of `train`, and its launcher."""
 
     script: Command | None = Field(
@@ -85,7 +85,7 @@ class Scaling(ProgramOptions, LaunchedScript):
             return self
         if self.dataset is None:
             raise PydanticCustomError("kind", "a training needs a `dataset`; or give a `script`")
-        of_scripts = {*LaunchedScript.model_fields, *ProgramOptions.model_fields} - Study.model_fields.keys()
+        of_scripts = {*LaunchedScript.model_fields, *ProgramOptions.model_fields} - TrainingSection.model_fields.keys()
         if given := [name for name in type(self).model_fields if name in of_scripts & self.model_fields_set]:
             raise PydanticCustomError("kind", "{name} is for a script", {"name": given[0]})
         return self

@@ -28,7 +28,7 @@ from trainyard.config.user_programs import (
     Command,
     DottedPath,
     ProgramOptions,
-    Study,
+    TrainingSection,
     UserProgram,
     check_arithmetic,
     check_quoting,
@@ -249,7 +249,7 @@ def _with_target(part: dict[str, Any], sweep: dict[str, Any]) -> dict[str, Any]:
     return part | {name: value for name, value in (("metric", metric), ("mode", mode)) if value is not None}
 
 
-class Workload(Study):
+class Workload(TrainingSection):
     """What the trials of a sweep run: `train`, a `command` or a `function`."""
 
     command: Command | None = Field(

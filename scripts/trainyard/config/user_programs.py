@@ -102,8 +102,8 @@ def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(_IN_PATTERN.sub(lambda _: NUMBER, pattern))
 
 
-class Study(Section):
-    """What sweeps and scaling studies have in common: a dataset and a training."""
+class TrainingSection(Section):
+    """A dataset and a training configuration, as in sweeps and scaling studies."""
 
     dataset: Name | None = Field(None, description="One of `datasets`. Optional for your own program.")
     train: Train = Field(Train(), description="The training configuration.")
