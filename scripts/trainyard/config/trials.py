@@ -1,4 +1,4 @@
-"""What a trial is: how a sweep's keys become training configurations, and what makes two of them the same."""
+"""The trials of a sweep: their configurations from its grid, lists and samples, and their identities."""
 
 import ast
 import itertools
@@ -21,7 +21,7 @@ from trainyard.utils.files import digest_of
 from trainyard.utils.garbage_collection import pause_garbage_collection
 from trainyard.utils.text import suggest
 
-# Raise when a change of the code changes what a given configuration results in: every trial then trains anew.
+# Increment it when a change of the code changes the result of a configuration: then every trial is trained again.
 RESULT_VERSION = 2
 
 
@@ -34,7 +34,7 @@ class Trial:
 
     @cached_property
     def content(self) -> str:
-        """The spec as canonical JSON without defaults, so that a key added to Trainyard later changes no identity."""
+        """The spec as canonical JSON without defaults, so that new config keys do not change identities."""
         content = self.spec.model_dump(mode="json", exclude_defaults=True)
         # The place of `{resume}` in a command changes no result.
         if isinstance(self.spec, UserProgram) and self.spec.command is not None:
@@ -43,12 +43,12 @@ class Trial:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What varied keys are looked up in."""
+        """The nested mapping that contains the varied keys."""
         return self.spec.args if isinstance(self.spec, UserProgram) else self.spec.model_dump(mode="json")
 
     @property
     def epochs(self) -> int | None:
-        """How many it will have, if that is known."""
+        """The number of epochs, if it is known."""
         return self.spec.epochs if isinstance(self.spec, Train) else None
 
     def identity(self, dataset_digest: str) -> str:
@@ -58,34 +58,34 @@ class Trial:
 
 @dataclass
 class Expansion:
-    """A sweep's trials in the order of the config, and what is wrong with those that cannot be."""
+    """A sweep's trials in the order of the config, and the errors of its invalid configurations."""
 
     trials: list[Trial] = field(default_factory=list)
     errors: list[tuple[str, Exception]] = field(default_factory=list)  # (place in the sweep, reason)
-    examples: list[Trial] = field(default_factory=list)  # what a search may draw: each choice and end of a range
-    _by_name: dict[str, dict[str, Trial]] = field(default_factory=dict)  # by the digest of the dataset
+    examples: list[Trial] = field(default_factory=list)  # of a search: every choice and both bounds of every range
+    _by_name: dict[str, dict[str, Trial]] = field(default_factory=dict)  # by the dataset's digest, then by identity
 
     def by_name(self, dataset_digest: str) -> dict[str, Trial]:
-        """The trials by their identities."""
+        """The trials by identity; a change of the dataset changes all identities."""
         if dataset_digest not in self._by_name:
             with pause_garbage_collection():
                 self._by_name[dataset_digest] = {trial.identity(dataset_digest): trial for trial in self.trials}
         return dict(self._by_name[dataset_digest])
 
 
-EXPANDED: Final = 64  # sweeps whose trials are kept in memory: checks and plans ask for them again and again
-_expanded: dict[int, tuple[Sweep, Expansion]] = {}  # by the id of a sweep, which does not change
+MAX_EXPANDED: Final = 64  # sweeps whose trials stay in memory, since checks and plans need them repeatedly
+_expanded: dict[int, tuple[Sweep, Expansion]] = {}  # by the `id` of the sweep, which is immutable
 
 
 def expand(sweep: Sweep) -> Expansion:
-    """All trials of a sweep: its grid, then the ones written out, then the samples; the same one only once.
+    """All trials of a sweep without duplicates: those of `grid`, then of `trials`, then of `sample`.
 
-    A search has none beforehand, only examples. What is returned is shared: it must not be changed.
+    A search has no trials beforehand, only examples. The result is cached: do not modify it.
     """
     if id(sweep) not in _expanded:
         with pause_garbage_collection():
             _expanded[id(sweep)] = sweep, _expand(sweep)
-        if len(_expanded) > EXPANDED:
+        if len(_expanded) > MAX_EXPANDED:
             del _expanded[next(iter(_expanded))]
     return _expanded[id(sweep)][1]
 
@@ -113,25 +113,25 @@ def _expand(sweep: Sweep) -> Expansion:
 
 
 def varied_keys(trials: list[Trial]) -> list[str]:
-    """Every key that some trial sets, in order of first appearance."""
+    """The keys that trials set, in order of first appearance."""
     return list(dict.fromkeys(key for trial in trials for key in trial.values))
 
 
 def main_key(trials: list[Trial]) -> str:
-    """The varied key that takes the most values, which pictures are drawn against; "trial" where none varies."""
+    """The varied key with the most values, which is the x axis of plots; "trial" without varied keys."""
     keys = varied_keys(trials)
     return max(keys, key=lambda key: len({str(trial.values.get(key)) for trial in trials})) if keys else "trial"
 
 
 def value_at(spec: dict[str, Any], key: str) -> Any:
-    """The value at a dotted key of a nested mapping; None where there is none."""
+    """The value of a dotted key in a nested mapping, or None."""
     for part in key.split("."):
         spec = spec.get(part) if isinstance(spec, dict) else None  # type: ignore[assignment]
     return spec
 
 
 def _configurations(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place, values of varied keys) of everything the sweep asks for."""
+    """Place in the config and values of the varied keys of each configuration of the sweep."""
     if sweep.grid:
         choices = [values.values() if isinstance(values, Range) else values for values in sweep.grid.values()]
         for combination in itertools.product(*choices):
@@ -166,7 +166,7 @@ def _draw(generator: random.Random, choice: list[Any] | Uniform) -> Any:
 
 
 def in_table(value: float, choice: Uniform) -> float | int:
-    """A drawn number as it is used: whole, or with six digits, so that what a table shows is what was trained."""
+    """A drawn number as trials use it: an integer, or with six digits, so that tables show the exact value."""
     return round(value) if choice.integer else float(f"{value:.6g}")
 
 
@@ -175,10 +175,10 @@ def _ends(choice: Draw) -> list[Any]:
 
 
 def make_trial(sweep: Sweep, values: dict[str, Any]) -> Trial:
-    """The trial of a sweep that has these values of varied keys.
+    """The trial of a sweep with these values of the varied keys.
 
     Raises:
-        ValueError: there can be none; also pydantic's, which are ValueErrors.
+        ValueError: the configuration is invalid; this includes Pydantic's ValidationError.
     """
     merged = dict(sweep.base)
     for key, value in values.items():
@@ -192,11 +192,11 @@ def make_trial(sweep: Sweep, values: dict[str, Any]) -> Trial:
 
 
 def _malformed(key: str) -> str:
-    return f"{key!r} is not a key: write words joined by dots, as in model_args.blocks"
+    return f"{key!r} is not a key: write names joined by dots, as in model_args.blocks"
 
 
 def _set_at(mapping: dict[str, Any], parts: list[str], value: Any) -> None:
-    """Set a nested key, copying each mapping on the way: the base is shared by all trials."""
+    """Set a nested key. Each mapping on its path is copied, since all trials share the base."""
     for part in parts[:-1]:
         inner = mapping.get(part)
         if inner is not None and not isinstance(inner, dict):
@@ -208,7 +208,7 @@ def _set_at(mapping: dict[str, Any], parts: list[str], value: Any) -> None:
 
 
 class CostError(UserError):
-    """A cost expression that cannot be evaluated."""
+    """A cost expression cannot be evaluated."""
 
 
 def relative_cost(expression: str, trial: Trial) -> float:
@@ -242,7 +242,7 @@ _OPERATORS: Final[dict[type[ast.AST], Callable[..., Any]]] = {
 
 @cache
 def _compiled(expression: str) -> Callable[[Spec], Any]:
-    """What computes a cost from a trial's spec; it is needed for thousands of them."""
+    """A function that computes the cost from a trial's spec; cached, since it is called for thousands of trials."""
     return _term(ast.parse(expression.strip(), mode="eval").body)
 
 

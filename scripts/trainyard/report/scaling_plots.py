@@ -134,7 +134,7 @@ def read_telemetry(folder: Path) -> pd.DataFrame:
 
 
 def _time_unit(seconds: float) -> tuple[str, float]:
-    """The name and length in seconds of the unit for an axis of so many seconds."""
+    """Name and length (in seconds) of the time unit for an axis of this length."""
     units = (("hours", 3600.0), ("minutes", 60.0))
     return next((unit for unit in units if seconds > 3 * unit[1]), ("seconds", 1.0))
 

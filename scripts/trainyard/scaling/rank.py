@@ -33,7 +33,7 @@ from trainyard.training.warmup import WarmUpResult, warm_up
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, hold_lock, write_json
 
-# Files beside the checkpoints, for the next attempt:
+# Files in the folder of the checkpoints, for the next attempt:
 MICRO_BATCH = "micro-batch.json"  # the micro-batch that fits the memory
 WARM_UP = "probe.json"  # the measurements of the warm-up
 log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ def _remember_micro_batch(store: CheckpointStore, batch: BatchSizes) -> None:
 
 
 def _kept(store: CheckpointStore, name: str) -> Any:
-    """The content of a file beside the checkpoints, written by a previous attempt; None without it."""
+    """The content of a file in the folder of the checkpoints, written by a previous attempt; None without it."""
     path = store.folder / name
     return json.loads(path.read_text()) if path.exists() else None
 

@@ -79,7 +79,7 @@ def training_batches(
 ) -> Iterator[Tensor]:
     """Image indices, int64 (micro,), of each micro-batch of `rank` in an epoch, starting with `first_step`.
 
-    As DistributedSampler with drop_last, each epoch is shuffled anew. The images of a step do not depend on the number
+    As DistributedSampler with drop_last, each epoch is reshuffled. The images of a step do not depend on the number
     of ranks.
     """
     order = torch.randperm(size, generator=torch.Generator().manual_seed(derived_seed(seed, epoch)))

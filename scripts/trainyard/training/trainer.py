@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 
 class Stopped(UserError):
-    """The deadline came. A checkpoint of the interrupted step is in the store, if there is one."""
+    """The deadline was reached. A checkpoint of the interrupted step is in the store, if there is one."""
 
 
 class OutOfMemory(UserError):
-    """One of several ranks ran out of memory in a step, in which the others cannot be told to retry."""
+    """One of several ranks ran out of memory in a step, which the other ranks cannot retry."""
 
 
 class Trainer:
@@ -108,7 +108,7 @@ class Trainer:
 
         Raises:
             Diverged: the loss became NaN or infinite.
-            Stopped: the deadline came.
+            Stopped: the deadline was reached.
             UserError: out of memory with a micro-batch of one image, or no space for a checkpoint.
         """
         for number in range(len(self.history) + 1, self.spec.epochs + 1):
@@ -284,7 +284,7 @@ class Trainer:
 def _build_module(spec: Train, data: InputData, group: Group, *, channels_last: bool) -> nn.Module:
     """The model of a training on its device, as the spec changes it: memory format, batch normalisation, recomputation.
 
-    A warning says if synchronised batch normalisation is left out, because the ranks have no GPUs.
+    A warning says if synchronised batch normalisation is omitted, because the ranks have no GPUs.
     """
     module = models.build_model(spec, shape=data.shape, classes=data.classes).to(group.device)
     if channels_last:

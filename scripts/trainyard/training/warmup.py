@@ -64,7 +64,7 @@ def _unchanged(trainer: Trainer) -> Iterator[None]:
 
 
 def _fits(trainer: Trainer) -> bool:
-    """Whether a forward and backward pass fit the memory of every rank, beside the state of the optimizer."""
+    """Whether a forward and backward pass fit the memory of every rank, in addition to the state of the optimizer."""
     device = trainer.group.device
     size = sum(parameter.numel() * parameter.element_size() for parameter in trainer.module.parameters())
     states = {"sgd": 1 if trainer.spec.momentum else 0}.get(trainer.spec.optimizer, 2)

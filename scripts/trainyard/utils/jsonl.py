@@ -77,7 +77,7 @@ def _repair_tail(path: Path) -> None:
 
 
 class Reader:
-    """Reads the lines of such a file as it grows: each time, those that were added since the last."""
+    """Reads a growing file of JSON lines: each call of `blocks` yields the lines that were added since the last."""
 
     def __init__(self, path: Path, *, offset: int = 0, lines: int = 0) -> None:
         self.path, self.offset, self.lines = path, offset, lines  # bytes and lines that were read
@@ -86,7 +86,7 @@ class Reader:
     def blocks(self, *, until: int | None = None) -> Iterator[tuple[int, list[bytes]]]:
         """The whole lines that are new, some at a time, with the number of the first; at most up to byte `until`.
 
-        A last line without its end counts if it says something; if not, it is still being written, or torn.
+        A last line without a line break counts if it is valid; otherwise it is torn, or still being written.
         """
         with open(self.path, "rb") as file:
             file.seek(self.offset)
@@ -111,9 +111,9 @@ class Reader:
         return event
 
     def warn(self) -> None:
-        """Say which lines were damaged."""
+        """Log the numbers of the damaged lines."""
         if self._damaged:
-            log.warning("%s: passed over damaged lines: %s", self.path, ", ".join(map(str, self._damaged)))
+            log.warning("%s: skipped damaged lines: %s", self.path, ", ".join(map(str, self._damaged)))
 
 
 def read_events(path: Path, *, until: int | None = None) -> list[Event]:
@@ -132,7 +132,7 @@ def read_events(path: Path, *, until: int | None = None) -> list[Event]:
 
 
 def parse(line: bytes) -> Event | None:
-    """The event that a line tells; None if it is damaged."""
+    """The event in a line; None if it is damaged."""
     try:
         event = json.loads(line.decode(errors="replace"))
     except ValueError:

@@ -85,7 +85,7 @@ def test_damage_in_the_middle_costs_the_damaged_lines_only(tmp_path, caplog):
     lines[2] = b"\x00" * 40
     path.write_bytes(b"\n".join(lines) + b"\n")
     assert fold_attempts(read_journal(path))[-1].outcome == "finished"
-    assert "passed over damaged lines: 3" in caplog.text
+    assert "skipped damaged lines: 3" in caplog.text
 
 
 def test_an_attempt_without_an_end_is_open_until_the_last_that_was_heard_of_it(tmp_path):
