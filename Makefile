@@ -11,7 +11,7 @@ UV := $(or $(shell command -v uv),.tools/uv/bin/uv)
 BIN := .venv/bin
 say = @printf '\033[1m== %s\033[0m\n'
 
-.PHONY: help run report test test-unit test-slow lint format docs lock env doctor bench cluster-up cluster-down cluster-shell clean
+.PHONY: help run report test test-unit test-slow lint format docs lock env doctor bench gpu-check cluster-up cluster-down cluster-shell clean
 
 help: ## List the commands
 	@grep -E '^[a-z -]+:.*## ' Makefile | sed -E 's/^([a-z -]+):.*## (.*)/  make \1\t\2/; s/(cluster-up) (.*)-(.*) (.*)-(.*)\t/\1, -\3, -\5\t/' | expand -t 38
@@ -69,6 +69,9 @@ bench: env ## Run the benchmarks; benchmarks/README.md lists the single commands
 	$(BIN)/python benchmarks/staging.py --images 10000 --side 224
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/demo.py
+
+gpu-check: env ## Check the training loop on a GPU (5 minutes); without one, at toy sizes
+	$(BIN)/python tools/gpu_check.py correct --out results
 
 env: .venv/ready ## Create the environment in .venv from the pinned and hashed envs/requirements-dev.txt
 
