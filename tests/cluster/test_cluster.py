@@ -116,14 +116,14 @@ def test_a_job_does_not_survive_its_host(cluster: Cluster, shared_dir: Path) -> 
     wait_until((shared_dir / "on").exists, what="the job to start")
     cluster.host(4).power_off()
     assert cluster.host(4).processes() == []
-    cluster.give_up_host("n4")
+    cluster.set_host_down("n4")
     assert cluster.wait_for_job(job_id).state == "NODE_FAIL"
 
 
 def test_a_host_that_is_cut_off_cannot_be_reached(cluster: Cluster) -> None:
     probe = ["python3", "-c", "import socket; socket.create_connection(('n2', 6818), timeout=1)"]
     cluster.host(1).run(probe)
-    cluster.host(2).cut_off()
+    cluster.host(2).disconnect()
     assert cluster.host(1).run(probe, check=False).returncode != 0
     cluster.host(2).reconnect()
     wait_until(lambda: cluster.host(1).run(probe, check=False).returncode == 0, what="n2")

@@ -1,13 +1,13 @@
-"""The test cluster from the command line.
+"""Start, use and stop the test cluster from the command line.
 
     export PYTHONPATH=tools
-    python -m slurm_cluster up                     # a few seconds; says so if it is up already
-    python -m slurm_cluster run -- sbatch job.sh   # as on a login node, in the current folder
+    python -m slurm_cluster up                     # takes a few seconds
+    python -m slurm_cluster run -- sbatch job.sh   # on its login node, in the current folder
     python -m slurm_cluster shell                  # a shell on that login node
     python -m slurm_cluster status
     python -m slurm_cluster down                   # leaves no process, namespace, mount or file
 
-On disk there is one folder, the state ($TRAINYARD_CLUSTER, by default /tmp/trainyard-cluster).
+All files are in one state folder: $TRAINYARD_CLUSTER, by default /tmp/trainyard-cluster.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def _run(cluster: Cluster, arguments: argparse.Namespace) -> int:
 
 
 def _shell(cluster: Cluster, _: argparse.Namespace) -> int:
-    print("on the head of the cluster; try: sinfo, squeue, sbatch, sacct -- and exit to leave", flush=True)
+    print("shell on the head node of the cluster: try sinfo, squeue, sbatch, sacct; leave with exit", flush=True)
     return _become(cluster, [os.environ.get("SHELL", "/bin/bash")])
 
 
@@ -68,7 +68,7 @@ def _status(cluster: Cluster, _: argparse.Namespace) -> int:
 
 
 def _become(cluster: Cluster, argv: Sequence[str]) -> int:
-    """Let the command take this process's place: terminal, signals and exit status are its own."""
+    """Replace this process by the command, which gets the terminal and the signals."""
     cluster.attach()
     command = cluster.command(argv)
     os.execvpe(command[0], command, job_environment())
@@ -78,13 +78,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m slurm_cluster", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--state", type=Path, help="the folder of everything on disk, instead of $TRAINYARD_CLUSTER")
+    parser.add_argument("--state", type=Path, help="the state folder, instead of $TRAINYARD_CLUSTER")
     actions = parser.add_subparsers(dest="action", required=True)
-    actions.add_parser("up", help="start the cluster, unless it is up")
-    actions.add_parser("down", help="end it and remove every trace")
-    actions.add_parser("shell", help="a shell on its login node")
-    actions.add_parser("status", help="its hosts and its queue")
-    runner = actions.add_parser("run", help="a command on its login node, in this folder and environment")
+    actions.add_parser("up", help="start the cluster unless it is up")
+    actions.add_parser("down", help="stop it and remove all its files")
+    actions.add_parser("shell", help="open a shell on its login node")
+    actions.add_parser("status", help="show its hosts and its queue")
+    runner = actions.add_parser("run", help="run a command on its login node, in this folder and environment")
     runner.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
     return parser
 

@@ -1,4 +1,4 @@
-"""What a user does on a login node of the test cluster: run commands, submit jobs, ask for their state."""
+"""Commands on the login node of the test cluster: submit jobs, query their state, wait for them."""
 
 import re
 import shlex
@@ -18,14 +18,14 @@ UNFINISHED = frozenset({"PENDING", "CONFIGURING", "RUNNING", "REQUEUED", "COMPLE
 
 @dataclass(frozen=True)
 class Job:
-    """An allocation, as sacct tells it."""
+    """A job in the accounting, as reported by sacct."""
 
     id: int
     name: str
     partition: str
-    state: str  # one word: "CANCELLED by 0" is CANCELLED
+    state: str  # one word: "CANCELLED by 0" becomes CANCELLED
     exit_code: str  # "<status>:<signal>"
-    hosts: str  # as Slurm writes it: "n[1-2]"
+    hosts: str  # in Slurm's notation: "n[1-2]"
     elapsed_seconds: int
     allocated: Mapping[str, str]  # {"cpu": "2", "gres/gpu": "4", "mem": "2000M", "node": "2", ...}
 
@@ -46,21 +46,21 @@ class Job:
 
 
 class Client:
-    """Commands on the head of a cluster."""
+    """Runs commands on the head node of a cluster."""
 
     spaces: Namespaces | None = None
 
     @property
     def head(self) -> Namespaces:
-        """The namespaces of the head of a cluster that is up."""
+        """The namespaces of the head node; raises RuntimeError if the cluster is not up."""
         if self.spaces is None:
             raise RuntimeError("the cluster is not up; call up() or attach() first")
         return self.spaces
 
     def command(self, argv: Sequence[str], *, cwd: Path | str | None = None) -> list[str]:
-        """The command line (for subprocess.Popen, with env=job_environment()) that runs argv on the head.
+        """The command line that runs argv on the head node; for subprocess.Popen, with env=job_environment().
 
-        The child is the command itself: a signal sent to it reaches the command, as fault tests need it.
+        The child process becomes the command, so that signals sent to the child reach it.
         """
         return self.head.client_command(argv, cwd=cwd)
 
@@ -74,9 +74,9 @@ class Client:
         env: Mapping[str, str] | None = None,
         stdin: str = "",
     ) -> subprocess.CompletedProcess[str]:
-        """Run argv on the head in the caller's folder and environment, with `env` added; output is captured.
+        """Run argv on the head node in the caller's folder and environment, with `env` added; capture its output.
 
-        Raises CommandFailed, with the last lines of the output, if it exits non-zero and check is set.
+        Raises CommandFailed, with the last lines of the output, on a non-zero exit code if check is set.
         """
         return run(
             self.command(argv, cwd=cwd),
@@ -93,29 +93,29 @@ class Client:
         return int(self.run(["sbatch", "--parsable", *options], cwd=cwd, stdin=text).stdout.split(";")[0])
 
     def jobs(self, *ids: int) -> list[Job]:
-        """These jobs, or all of the last day, in the accounting; a job appears there a moment after its submission."""
+        """These jobs, or all of the last day; a job appears in the accounting shortly after its submission."""
         which = [f"--jobs={','.join(map(str, ids))}"] if ids else ["--starttime=now-1days", "--allusers"]
         options = ["--allocations", "--noheader", "--parsable2", f"--format={','.join(SACCT_FIELDS)}"]
         return [Job.parse(line) for line in self.run(["sacct", *options, *which]).stdout.splitlines()]
 
     def wait_for_job(self, job_id: int, *, state: str = "", timeout_seconds: float = PATIENCE_SECONDS) -> Job:
-        """The job once it is in this state, or has ended where none is given.
+        """Wait until the job is in this state (by default: has ended) and return it.
 
-        The accounting gets a job's end before the rest: for a second more, hosts and allocation may not be final.
+        The accounting records the end of a job first: its hosts and allocation may change for another second.
         """
 
-        def there() -> Job | None:
+        def job_in_state() -> Job | None:
             found = self.jobs(job_id)
             arrived = found and (found[0].state == state if state else found[0].state not in UNFINISHED)
             return found[0] if arrived else None
 
-        what = f"job {job_id} to be {state or 'at its end'}"
-        return wait_until(there, timeout_seconds=timeout_seconds, what=what, poll_seconds=0.2)
+        what = f"job {job_id} to {f'be {state}' if state else 'end'}"
+        return wait_until(job_in_state, timeout_seconds=timeout_seconds, what=what, poll_seconds=0.2)
 
     def wait_until_out_of_queue(self, job_id: int, *, timeout_seconds: float = PATIENCE_SECONDS) -> str:
-        """The state in which the controller saw a job end, once it has; right where the accounting is not.
+        """Wait until the job has ended and return its final state, as recorded by slurmctld.
 
-        Of a job that has lost a host, the accounting of Slurm 22.05 says RESIZING for good.
+        For a job that lost a host, the accounting of Slurm 22.05 reports RESIZING forever.
         """
 
         def state() -> str:
@@ -137,15 +137,15 @@ class Client:
         wait_until(queue_is_empty, timeout_seconds=timeout_seconds, what="the queue to be empty", poll_seconds=0.2)
 
     def gpus_allocated(self) -> int:
-        """The GPUs that jobs hold at this moment, over all hosts."""
+        """The number of GPUs that are allocated to jobs, over all hosts."""
         nodes = self.run(["scontrol", "show", "nodes", "--oneliner"]).stdout
         return sum(int(count) for count in re.findall(r"AllocTRES=\S*gres/gpu=(\d+)", nodes))
 
-    def give_up_host(self, host: str) -> None:
-        """What Slurm does by itself SlurmdTimeout (30 s) after a host falls silent: its jobs end with NODE_FAIL."""
+    def set_host_down(self, host: str) -> None:
+        """Set a host down: its jobs end with NODE_FAIL. Slurm does it SlurmdTimeout (30 s) after a host went silent."""
         self.run(["scontrol", "update", f"nodename={host}", "state=down", "reason=test"])
 
     def host_states(self) -> dict[str, str]:
-        """Slurm's state of each host, such as {"n1": "idle", "n2": "down*"}."""
+        """The state of each host in Slurm, such as {"n1": "idle", "n2": "down*"}."""
         lines = self.run(["sinfo", "--Node", "--noheader", "--format=%N %T"]).stdout.splitlines()
         return dict(line.split() for line in lines)

@@ -1,10 +1,10 @@
-"""A real Slurm of four hosts with two make-believe GPUs each on one machine, for tests and for trying things out.
+"""A real Slurm cluster of four hosts with two fake GPUs each, on one machine, for tests and for trying things out.
 
 Each host is a set of Linux namespaces with its own name, network, processes, /tmp and /dev/shm; all other folders are
-shared, as on a cluster with a shared file system. Controller, accounting and clients live on a fifth, the head: it has
-the machine's files, with an /etc/slurm and /etc/hosts of its own laid over them. Every network is in a namespace:
-nothing can be reached from outside, nothing reaches out, and the machine keeps its settings. On disk there is one
-folder, the state ($TRAINYARD_CLUSTER, by default /tmp/trainyard-cluster).
+shared, as on a cluster with a shared file system. slurmctld, the accounting and the clients run on a fifth host, the
+head node, which has its own /etc/slurm and /etc/hosts. All networks are in namespaces: nothing can be reached from
+outside, nothing reaches out, and the settings of the machine stay unchanged. All files are in one state folder:
+$TRAINYARD_CLUSTER, by default /tmp/trainyard-cluster.
 """
 
 import os
@@ -32,32 +32,32 @@ from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 
 DEFAULT_STATE = "/tmp/trainyard-cluster"
 HEAD_DAEMONS = {"munged", "mariadbd", "slurmdbd", "slurmctld"}
-LONGEST_STATE_PATH = 70  # characters: a socket's path, of which this is the start, may have 107
+MAX_STATE_PATH = 70  # characters: paths of sockets in it may have 107
 START_SECONDS = PATIENCE_SECONDS  # for one daemon
-LOCK_SECONDS = 1200  # as long as another test run may take
+LOCK_SECONDS = 1200  # the longest time of another test run
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class ClusterError(RuntimeError):
-    """The cluster cannot be used; the message says why, and what to do, in one or two lines."""
+    """The cluster cannot be used; the message says why and what to do, in one or two lines."""
 
 
 class Cluster(Client):
-    """The cluster of one state folder: `with Cluster() as cluster:`, or up() and down(), or attach() to one that is up.
+    """The cluster of one state folder: use `with Cluster() as cluster:`, up() and down(), or attach().
 
-    `visible` are folders that jobs must see although they lie under /tmp or /dev/shm, of which each host has its own.
-    The state, this repository and the running Python are always visible.
+    `visible` are folders below /tmp or /dev/shm that all hosts share although these two are private to each host.
+    The state folder, this repository and the running Python are always visible.
     """
 
     def __init__(self, state: Path | None = None, *, visible: Sequence[Path] = ()) -> None:
         self.state = (state or Path(os.environ.get("TRAINYARD_CLUSTER", DEFAULT_STATE))).absolute()
-        if len(str(self.state)) > LONGEST_STATE_PATH or any(character.isspace() for character in str(self.state)):
-            limits = f"at most {LONGEST_STATE_PATH} characters, none of them a space"
-            raise ClusterError(f"{self.state} cannot hold a cluster: the path must have {limits}")
-        # A mount that every process of this cluster sees, and no other: how down() finds them, whatever came before.
+        if len(str(self.state)) > MAX_STATE_PATH or any(character.isspace() for character in str(self.state)):
+            limits = f"at most {MAX_STATE_PATH} characters and no spaces"
+            raise ClusterError(f"{self.state} cannot be a state folder: the path must have {limits}")
+        # The source of a mount that exactly the processes of this cluster see: down() finds them by it.
         self.mark = f"trainyard-cluster:{self.state}"
         self.visible = _private_paths([self.state, REPOSITORY, Path(sys.prefix), *visible])
-        self.shared = self.state / "shared"  # seen by all hosts and by the machine
+        self.shared = self.state / "shared"  # visible on all hosts and on the machine
         self.hosts: dict[str, Host] = {}
         self._owner: Process | None = None
         self._at_exit = ExitStack()
@@ -65,7 +65,7 @@ class Cluster(Client):
     # Up and down
 
     def __enter__(self) -> Self:
-        """Hold the cluster alone until the end of the block, and take it down there, unless it was up before."""
+        """Lock the cluster until the end of the block, and take it down then unless it was up before."""
         with ExitStack() as stack:
             stack.enter_context(self.exclusive())
             if self.up(owned=True):
@@ -78,40 +78,43 @@ class Cluster(Client):
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Keep other processes from taking the cluster up or down meanwhile; waits for one that does."""
+        """Lock the cluster against other processes, waiting for one that holds the lock."""
         if any(process.pid == os.getpid() for process in processes_with_mount(self.mark)):
-            raise ClusterError("this is a process of the cluster itself; leave the cluster's shell first")
+            raise ClusterError("this process runs inside the cluster; leave its shell first")
         with exclusive(self.mark, timeout_seconds=LOCK_SECONDS):
             yield
 
     def up(self, *, owned: bool = False) -> bool:
-        """Start the cluster (True) or attach to it (False), under exclusive(). An owned one is void after its owner."""
+        """Start the cluster (True) or attach to it (False); call it under exclusive().
+
+        An owned cluster is only valid as long as this process lives.
+        """
         ensure_prerequisites()
         problem = self._attach_problem()
         if not problem and not self._orphaned():
             return False
         if self.state.exists() or processes_with_mount(self.mark):
-            print(f"removing what is left of a cluster: {problem or 'the process that owned it is gone'}", flush=True)
+            print(f"removing the remains of a cluster: {problem or 'the process that owned it has ended'}", flush=True)
             self._clean()
         try:
-            self._owner = Process.of(os.getpid())  # until all is up
+            self._owner = Process.of(os.getpid())  # until everything is up
             self._start()
             self._owner = self._owner if owned else None
             self._save_record()
-        except BaseException:  # Ctrl-C too: half a cluster is of no use
+        except BaseException:  # including Ctrl-C: a partial cluster cannot be used
             self._clean()
             raise
         return True
 
     def down(self) -> bool:
-        """End every process of the cluster and remove its files, under exclusive(). False if there was nothing."""
+        """End all processes of the cluster and remove its files, under exclusive(); False if there were none."""
         if not self.state.exists() and not processes_with_mount(self.mark):
             return False
         self._clean()
         return True
 
     def attach(self) -> None:
-        """Use the cluster that is up; raises ClusterError if there is none that works."""
+        """Use the cluster that is up; raises ClusterError if none is up or if it is broken."""
         require_root()
         if problem := self._attach_problem():
             raise ClusterError(f"{problem}; start it with: make cluster-up")
@@ -121,11 +124,11 @@ class Cluster(Client):
         return self.hosts[config.HOSTS[number - 1]]
 
     def processes_left(self) -> dict[str, list[Process]]:
-        """What runs on the hosts beside Slurm's daemons; a host where nothing does is left out."""
+        """The processes of each host other than Slurm's daemons; hosts without any are left out."""
         return {host.name: left for host in self.hosts.values() if (left := host.processes_left())}
 
     def repair(self) -> None:
-        """Power, cables and daemons back on every host, the queue empty: what the next test expects."""
+        """Restore power, network and slurmd on every host and empty the queue, as the next test expects."""
         for host in self.hosts.values():
             if host.spaces is None:
                 host.boot()
@@ -143,7 +146,7 @@ class Cluster(Client):
         self._set_up_head()
         self._start_on_head("munged", config.munged_command(self.state))
         self._start_on_head("mariadbd", config.database_command(self.state))
-        for host in self._make_hosts():  # while the database gets ready
+        for host in self._make_hosts():  # while the database starts
             host.boot()
         self._wait_for("munged", (self.state / "munge/socket").exists)
         self._wait_for("mariadbd", lambda: self.head.listens(config.DATABASE_PORT))
@@ -198,7 +201,7 @@ class Cluster(Client):
     # Parts of attaching and ending
 
     def _resumed(self) -> bool:
-        """Whether all hosts are idle; one that Slurm has given up is told to come back."""
+        """Whether all hosts are idle; resumes those that are down."""
         states = self.host_states()
         if down := [name for name, state in states.items() if "down" in state]:
             self.run(["scontrol", "update", f"nodename={','.join(down)}", "state=resume"], check=False)
@@ -214,7 +217,7 @@ class Cluster(Client):
         return self.state / "record.json"
 
     def _attach_problem(self) -> str:
-        """Attach to the cluster on record; where that cannot be, say why."""
+        """Attach to the recorded cluster; return why that is impossible, or an empty string."""
         record = Record.load(self._record_file)
         if record is None:
             return "no cluster is up"
@@ -223,7 +226,7 @@ class Cluster(Client):
             return f"the cluster is up, but without {', '.join(sorted(dead))}"
         unseen = [str(path) for path in self.visible if str(path) not in record.visible]
         if unseen:
-            return f"the cluster is up, but its hosts do not see {', '.join(unseen)}"
+            return f"the cluster is up, but its hosts cannot see {', '.join(unseen)}"
         self._owner = record.owner
         self.spaces = Namespaces(first=record.first[config.HEAD])
         for host in self._make_hosts():
@@ -236,17 +239,17 @@ class Cluster(Client):
         return f"the cluster is up, but without {', '.join(sorted(missing))}" if missing else ""
 
     def _orphaned(self) -> bool:
-        """Whether a test run started the cluster and did not live to take it down."""
+        """Whether the test run that owns the cluster ended without taking it down."""
         return self._owner is not None and not self._owner.alive()
 
     def _clean(self) -> None:
-        """By the mark, not by the record: what a killed or half-failed start left goes too."""
+        """Remove everything, found by the mark and not by the record: also the remains of a killed or failed start."""
         end_processes_with_mount(self.mark)
         shutil.rmtree(self.state, ignore_errors=not self.state.exists())
         self.spaces, self.hosts = None, {}
 
 
 def _private_paths(paths: Sequence[Path]) -> list[Path]:
-    """Those that lie in a folder which each host has its own of, without those that lie in another of them."""
+    """The paths below a private folder of the hosts, without those below another one of these paths."""
     inside = [path.absolute() for path in paths if any(path.absolute().is_relative_to(f) for f in PRIVATE_FOLDERS)]
     return sorted({path for path in inside if not any(other in path.parents for other in inside)})

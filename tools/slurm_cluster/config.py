@@ -1,4 +1,4 @@
-"""The files that the test cluster's daemons read, as text. What each line is for stands beside it."""
+"""The configuration files of the test cluster's daemons."""
 
 import secrets
 import shutil
@@ -14,7 +14,7 @@ GPUS_PER_HOST = 2
 NETWORK = "10.77.0"
 FOLDERS = ("database", "database-tmp", "etc/slurm", "log", "munge", "shared", "slurmctld", "slurmd", "stage")
 
-JOB_MINUTES = round(2 * PATIENCE_SECONDS / 60)  # longer than a test waits for it
+JOB_MINUTES = round(2 * PATIENCE_SECONDS / 60)  # longer than any test waits
 
 SLURMCTLD_PORT = 6817
 SLURMDBD_PORT = 6819
@@ -22,7 +22,7 @@ DATABASE_PORT = 33077
 
 
 def hardware_address(host: str) -> str:
-    """A host's MAC address, the same after each boot: the others would look in vain for another one a while."""
+    """The MAC address of a host, the same after each boot: other hosts keep it in their ARP caches."""
     return f"02:00:00:00:00:{int(host.removeprefix('n')):02x}"
 
 
@@ -44,7 +44,7 @@ ClusterName={CLUSTER}
 SlurmctldHost={HEAD}({address(HEAD)})
 SlurmctldPort={SLURMCTLD_PORT}
 SlurmUser=root
-# A requeued job may start again when its credential has expired: 120 s by default, too long for a test to wait.
+# A requeued job starts again only after its credential has expired, by default after 120 s.
 AuthInfo=socket={state}/munge/socket,cred_expire=10
 StateSaveLocation={state}/slurmctld
 SlurmctldPidFile={state}/slurmctld/slurmctld.pid
@@ -53,7 +53,7 @@ SlurmdPidFile={state}/slurmd/%n/slurmd.pid
 MailProg=/bin/true
 MpiDefault=none
 
-# No cgroups and no pinning: four hosts share the machine's cores, and claim more than it has.
+# No cgroups and no pinning: four hosts share the cores of the machine and report more than it has.
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SlurmdParameters=config_overrides
@@ -64,13 +64,13 @@ SelectTypeParameters=CR_CPU_Memory
 DefMemPerCPU=1000
 GresTypes=gpu
 
-# Start and end jobs as fast as Slurm can.
+# Start and end jobs as fast as possible.
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1,default_queue_depth=1000
 KillWait=5
 OverTimeLimit=0
 CompleteWait=0
 MinJobAge=300
-# Seconds until a silent host counts as down. A loaded machine of two cores answers late: not much less than this.
+# Seconds until a silent host is set down. Hosts on a busy machine of two cores respond late, so it cannot be less.
 SlurmdTimeout=30
 MessageTimeout=20
 ReturnToService=2
@@ -89,14 +89,14 @@ JobAcctGatherFrequency=task=2
 
 NodeName={",".join(HOSTS)} CPUs=8 RealMemory=16000 Feature=nvlink,ib Gres=gpu:a100:{GPUS_PER_HOST} State=UNKNOWN
 PartitionName=gpu Nodes=ALL Default=YES MaxTime=1-00:00:00 DefaultTime={JOB_MINUTES} PriorityTier=10 PreemptMode=OFF
-# Preempted: SIGTERM to the steps at once, SIGKILL after KillWait, SIGTERM to the batch script when its steps are gone.
-# With a GraceTime the SIGKILL would wait for Slurm's check of time limits, every 30 s.
+# On preemption: SIGTERM to the steps, SIGKILL after KillWait, SIGTERM to the batch script after its steps have ended.
+# With a GraceTime, SIGKILL would wait for the check of time limits, every 30 s.
 PartitionName=preempt Nodes=ALL MaxTime=1-0 DefaultTime={JOB_MINUTES} PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
 """
 
 
 def gres_conf() -> str:
-    """GPUs that are not there: Slurm wants device files, and terminals are everywhere. Nothing opens them."""
+    """gres.conf: fake GPUs. Slurm requires device files; terminals exist everywhere, and nothing opens these."""
     return f"NodeName={','.join(HOSTS)} Name=gpu Type=a100 File=/dev/tty[0-{GPUS_PER_HOST - 1}]\n"
 
 
@@ -118,20 +118,20 @@ StorageLoc=slurm
 
 
 def munged_command(state: Path) -> list[str]:
-    """The command line of munged, which runs as the user munge and keeps all its files in the state folder."""
+    """The command line of munged, as the user munge, with all its files in the state folder."""
     files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
     options = [f"--{option}={state / 'munge' / name}" for option, name in files.items()]
     return ["setpriv", "--reuid=munge", "--regid=munge", "--clear-groups", "munged", "--foreground", *options]
 
 
 def database_command(state: Path) -> list[str]:
-    """The database server: no accounts, as only root gets to where it listens; no flushing, as nothing is kept."""
+    """The command line of the database server: without accounts, as only root can connect, and without flushing."""
     server = [
         "mariadbd",
         "--no-defaults",
         "--user=root",
         f"--datadir={state}/database",
-        f"--tmpdir={state}/database-tmp",  # its files are named after its process number, which two clusters may share
+        f"--tmpdir={state}/database-tmp",  # files there are named by PID, which two clusters may share
         f"--socket={state}/database/socket",
         f"--pid-file={state}/database/pid",
         "--bind-address=127.0.0.1",
@@ -147,18 +147,18 @@ def database_command(state: Path) -> list[str]:
     return ["sh", "-ec", f'"$@" --bootstrap < {state}/database.sql; exec "$@"', "sh", *server]
 
 
-# The tables in which the server keeps stored procedures, which slurmdbd uses. `mariadb-install-db` also writes
-# accounts, help pages and time zones, and takes seconds for it.
+# The tables for stored procedures, which slurmdbd uses. `mariadb-install-db` also writes accounts, help pages and time
+# zones, which takes seconds.
 SYSTEM_TABLES = Path("/usr/share/mysql/mysql_system_tables.sql")
 
 
 def database_bootstrap() -> str:
-    """The SQL that makes the system tables."""
+    """The SQL that creates the system tables."""
     return "CREATE DATABASE mysql;\nUSE mysql;\n" + SYSTEM_TABLES.read_text()
 
 
 def accounting_commands() -> list[list[str]]:
-    """What sacctmgr must be told before slurmctld may start; `nobody` is there for tests as an unprivileged user."""
+    """The sacctmgr commands to run before slurmctld starts; tests submit as the unprivileged user `nobody`."""
     return [
         ["add", "cluster", CLUSTER],
         ["add", "account", ACCOUNT, f"cluster={CLUSTER}", "description=lab", "organization=lab"],
@@ -167,7 +167,7 @@ def accounting_commands() -> list[list[str]]:
 
 
 def write_files(state: Path) -> None:
-    """Make the state folder and all files that the daemons read."""
+    """Create the state folder with all files that the daemons read."""
     for folder in FOLDERS:
         (state / folder).mkdir(parents=True)
     texts = {
@@ -179,7 +179,7 @@ def write_files(state: Path) -> None:
     }
     for name, text in texts.items():
         (state / name).write_text(text)
-    (state / "etc/slurm/slurmdbd.conf").chmod(0o600)  # slurmdbd insists
+    (state / "etc/slurm/slurmdbd.conf").chmod(0o600)  # slurmdbd refuses to start otherwise
     key = state / "munge/key"
     key.touch(mode=0o600)
     key.write_bytes(secrets.token_bytes(128))

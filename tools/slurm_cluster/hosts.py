@@ -1,4 +1,4 @@
-"""One host of the test cluster: its namespaces, network, private folders and slurmd; and how to break it."""
+"""One host of the test cluster: namespaces, network, private folders, slurmd, and faults to inject."""
 
 import os
 import shlex
@@ -18,36 +18,36 @@ DAEMONS = ("slurmd", "slurmstepd")
 
 
 def job_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The caller's environment without its Slurm variables: they would speak of another cluster, or of another job."""
-    theirs = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(theirs)} | dict(extra or {})
+    """The caller's environment without the variables of another Slurm cluster or job, plus `extra`."""
+    prefixes = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)} | dict(extra or {})
 
 
 @dataclass
 class Host:
-    """A compute host, n1 to n4. `spaces` is None while it has no power."""
+    """A compute host, n1 to n4. `spaces` is None while it is powered off."""
 
     name: str
     state: Path
     mark: str
-    visible: Sequence[Path]  # what must be seen on every host although it lies in a private folder
+    visible: Sequence[Path]  # paths in private folders that all hosts share
     head: Namespaces
-    changed: Callable[[], None]  # called when the host has lost or got power
+    changed: Callable[[], None]  # called after power on and off
     spaces: Namespaces | None = None
 
     @property
     def link(self) -> str:
-        """The head's end of the host's cable."""
+        """The network interface of the head node that is connected to this host."""
         return self.name.replace("n", "v")
 
     @property
     def log(self) -> Path:
-        """The log of its namespaces and its slurmd."""
+        """The log of the namespaces and of slurmd."""
         return self.state / "log" / f"slurmd-{self.name}.log"
 
     @property
     def inside(self) -> Namespaces:
-        """The namespaces of a host that is up."""
+        """The namespaces of the host; raises RuntimeError while it is powered off."""
         if self.spaces is None:
             raise RuntimeError(f"{self.name} is powered off; boot() it first")
         return self.spaces
@@ -55,10 +55,10 @@ class Host:
     # Up and down
 
     def boot(self) -> None:
-        """Make the host: namespaces, a cable to the bridge, private folders. slurmd is not started."""
+        """Create the host: namespaces, network link, private folders. It does not start slurmd."""
         self.spaces = self.head.open_another(log=self.log)
         self._head_shell(
-            f"ip link delete {self.link} 2>/dev/null || true",  # of an earlier life of this host
+            f"ip link delete {self.link} 2>/dev/null || true",  # from before the last power off
             f"ip link add {self.link} type veth peer name eth0 netns {self.spaces.first.pid}",
             f"ip link set {self.link} master {BRIDGE} up",
         )
@@ -74,34 +74,34 @@ class Host:
         self.changed()
 
     def power_off(self) -> None:
-        """End every process of the host at once, slurmd too, as when the power fails."""
+        """Kill all processes of the host at once, including slurmd, as in a power failure."""
         first = self.inside.first
         first.signal(signal.SIGKILL)
-        wait_until(lambda: not first.alive(), what=f"{self.name} to lose its power")
+        wait_until(lambda: not first.alive(), what=f"{self.name} to power off")
         self.spaces = None
         self.changed()
 
     def start_slurmd(self) -> None:
-        """Start slurmd in the background; it registers with slurmctld a moment later."""
+        """Start slurmd in the background; it registers with slurmctld by itself."""
         (self.state / "slurmd" / self.name).mkdir(parents=True, exist_ok=True)
         self.inside.start_daemon(["slurmd", "-D", "-N", self.name], log=self.log)
 
     def slurmd(self) -> Process | None:
-        """The host's slurmd, if it runs."""
+        """The slurmd of the host, or None."""
         return next((process for process in self.inside.processes() if process.name == "slurmd"), None)
 
     def kill_slurmd(self) -> None:
-        """SIGKILL slurmd; the jobs on the host go on."""
+        """Send SIGKILL to slurmd; jobs on the host continue."""
         if slurmd := self.slurmd():
             slurmd.signal(signal.SIGKILL)
             wait_until(lambda: not slurmd.alive(), what=f"{slurmd.name} to end on {self.name}")
 
-    def cut_off(self) -> None:
-        """Pull the network cable; the jobs on the host go on."""
+    def disconnect(self) -> None:
+        """Take the network link down; jobs on the host continue."""
         self._head_shell(f"ip link set {self.link} down")
 
     def reconnect(self) -> None:
-        """Plug the network cable in again."""
+        """Bring the network link up again."""
         self._head_shell(f"ip link set {self.link} up")
 
     # Look inside
@@ -119,21 +119,21 @@ class Host:
         cwd: Path | str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run argv on this host, output captured; raises CommandFailed if it exits non-zero and check is set."""
+        """Run argv on this host and capture its output; raises CommandFailed if it fails and check is set."""
         shown = f"on {self.name}: {shlex.join(argv)}"
         command = self.command(argv, cwd=cwd)
         return run(command, shown=shown, timeout_seconds=timeout_seconds, check=check, env=job_environment(env))
 
     def processes(self) -> list[Process]:
-        """What runs on this host; nothing while it has no power."""
+        """All processes of this host; none while it is powered off."""
         return self.spaces.processes() if self.spaces else []
 
     def processes_left(self) -> list[Process]:
-        """What runs on this host beside Slurm's daemons: jobs, and whatever jobs left behind."""
+        """The processes of this host other than Slurm's daemons: of jobs, or left behind by jobs."""
         return [process for process in self.processes() if process.name not in DAEMONS]
 
     def path(self, inside: Path | str) -> Path:
-        """Where the machine sees a path of this host: host.path("/tmp") is its private /tmp."""
+        """The path on the machine of a path on this host: host.path("/tmp") is its private /tmp."""
         return self.inside.path(inside)
 
     # Parts
@@ -144,9 +144,9 @@ class Host:
         run(command, shown=f"on the head: {script}")
 
     def _private_folder(self, folder: Path) -> list[str]:
-        """Shell lines that put an empty file system over a folder, with what must be visible bound back into it.
+        """Shell lines that mount an empty file system over a folder and bind the visible paths back into it.
 
-        It is put together in a folder of its own first: once it lies over /tmp, nothing below /tmp can be reached.
+        It is prepared in another folder first: once it is mounted over /tmp, nothing below /tmp can be reached.
         """
         stage = self.state / "stage"
         lines = [f"mount -t tmpfs -o mode=1777 {shlex.quote(self.mark)} {stage}"]

@@ -1,7 +1,7 @@
-"""Linux namespaces that stand in for a host, and the processes in them; util-linux does the system calls.
+"""Linux namespaces that act as a host, and the processes in them, created with the programs of util-linux.
 
-A host is opened by `unshare`; its first process sleeps, and ending it ends every process of the host at once, because
-the kernel empties a PID namespace whose first process is gone. So nothing that a job leaves behind outlives its host.
+`unshare` starts the first process of a host, which sleeps. When it ends, the kernel kills all processes of its PID
+namespace, so that nothing that a job leaves behind outlives the host.
 """
 
 import os
@@ -17,18 +17,18 @@ from typing import Self
 from slurm_cluster.prerequisites import SYSTEM_PATH
 from slurm_cluster.waiting import PATIENCE_SECONDS, finished, wait_until
 
-# The first process of a PID namespace adopts its orphans. With SIGCHLD ignored the kernel reaps them: no zombies.
+# The first process of a PID namespace adopts orphans. With SIGCHLD ignored, the kernel reaps them.
 FIRST_PROCESS = ["env", "--ignore-signal=CHLD", "sleep", "infinity"]
 TCP_LISTEN = "0A"  # the state column of /proc/<pid>/net/tcp
 
 
 class CommandFailed(RuntimeError):
-    """A command in the cluster exited non-zero; the message holds the command, its exit status and its last lines."""
+    """A command failed; the message has the command, its exit code and the last lines of its output."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process that cannot be mistaken for a later one with the same pid."""
+    """A process, distinct from later processes with the same PID."""
 
     pid: int
     start_ticks: int  # since boot, as in /proc/<pid>/stat
@@ -36,7 +36,7 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Self | None:
-        """The process with this pid (of this PID namespace), or None: gone, or a zombie."""
+        """The process with this PID in this PID namespace; None if it has ended or is a zombie."""
         with suppress(FileNotFoundError, ProcessLookupError):
             name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
             fields = rest.split()
@@ -44,12 +44,12 @@ class Process:
         return None
 
     def alive(self) -> bool:
-        """Whether this process, and not another with its pid, is running."""
+        """Whether this process is running."""
         now = Process.of(self.pid)
         return now is not None and now.start_ticks == self.start_ticks
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to this very process: the descriptor pins the pid while the start time is compared."""
+        """Send a signal to this process; does nothing if it has ended, even if its PID is in use again."""
         with suppress(ProcessLookupError):
             descriptor = os.pidfd_open(self.pid)
             try:
@@ -59,21 +59,21 @@ class Process:
                 os.close(descriptor)
 
     def namespace(self, kind: str) -> str | None:
-        """The identity of its namespace of this kind, such as "pid:[4026532201]"; None if it is gone, or guarded."""
+        """The ID of its namespace of this kind, such as "pid:[4026532201]"; None if it is not accessible."""
         with suppress(OSError):
             return os.readlink(f"/proc/{self.pid}/ns/{kind}")
         return None
 
 
 def all_processes() -> Iterator[Process]:
-    """Every process of this PID namespace but zombies."""
+    """All processes of this PID namespace except zombies."""
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (process := Process.of(int(entry))):
             yield process
 
 
 def processes_with_mount(source: str) -> list[Process]:
-    """The processes that have a file system of this source mounted, whoever started them and however they got there."""
+    """The processes in whose mount namespace a file system of this source is mounted."""
     known: dict[str | None, bool] = {None: False}
     found = []
     for process in all_processes():
@@ -86,14 +86,14 @@ def processes_with_mount(source: str) -> list[Process]:
 
 
 def _has_mount(pid: int, source: str) -> bool:
-    with suppress(OSError):  # the process may be gone by now
+    with suppress(OSError):  # the process may have ended
         lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
         return any(line.partition(" - ")[2].split()[1] == source for line in lines)
     return False
 
 
 def end_processes_with_mount(source: str, *, timeout_seconds: float = PATIENCE_SECONDS) -> None:
-    """SIGKILL them, and those they start meanwhile, until there is none."""
+    """Kill the processes that have a file system of this source mounted, including those they start meanwhile."""
 
     def none_left() -> bool:
         found = processes_with_mount(source)
@@ -107,28 +107,28 @@ def end_processes_with_mount(source: str, *, timeout_seconds: float = PATIENCE_S
 
 
 def _reap(pid: int) -> None:
-    """Collect the exit status if the process was this one's child: a zombie would stay in the process list."""
+    """Collect the exit status if it was a child of this process: otherwise it would remain as a zombie."""
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 
 
 @dataclass(frozen=True)
 class Namespaces:
-    """The mount, network, UTS, IPC and PID namespaces that a first process holds open."""
+    """The mount, network, UTS, IPC and PID namespaces of a host, which exist as long as their first process."""
 
     first: Process
 
     @classmethod
     def open(cls, *, log: Path, mark: tuple[str, Path]) -> Self:
-        """Namespaces beside the machine's. `mark` is (source, mount point) of a tmpfs, the first thing that is mounted.
+        """Create namespaces. `mark` is (source, mount point) of a tmpfs that is mounted first.
 
-        The machine's /proc stays, so that a process of the machine can enter all but the PID namespace and find itself.
+        /proc remains that of the machine, for processes of the machine that enter all but the PID namespace.
         """
         script = f'mount -t tmpfs "$1" "$2" && exec {shlex.join(FIRST_PROCESS)}'
         return cls._spawn(["sh", "-c", script, "sh", mark[0], str(mark[1])], log=log, before=[], options=[])
 
     def open_another(self, *, log: Path) -> Self:
-        """Namespaces with a copy of this one's mounts and a /proc of their own."""
+        """Create namespaces with a copy of these mounts and their own /proc."""
         before = ["nsenter", f"--target={self.first.pid}", "--mount"]
         return self._spawn(FIRST_PROCESS, log=log, before=before, options=["--mount-proc"])
 
@@ -142,30 +142,30 @@ class Namespaces:
             (os.POSIX_SPAWN_OPEN, 1, str(log), append, 0o644),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ]
-        # Not subprocess.Popen, whose object would have to live as long as the host. A session of its own, so that
-        # Ctrl-C and a closed terminal leave the host alone.
+        # Not subprocess.Popen, whose object would have to live as long as the host. In a new session, so that Ctrl-C
+        # and a closed terminal do not end the host.
         holder = os.posix_spawnp(arguments[0], arguments, daemon_environment(), file_actions=actions, setsid=True)
-        child = wait_until(lambda: _child_of(holder, log=log), what="a host's first process")
+        child = wait_until(lambda: _child_of(holder, log=log), what="the first process of a host")
         return cls(first=child)
 
     def command(self, argv: Sequence[str], *, cwd: Path | str | None = None) -> list[str]:
-        """The command line that runs argv inside, as a process of this host.
+        """The command line that runs argv as a process of this host.
 
-        nsenter has to fork for that; the command is killed when nsenter is, so that ending the caller's child ends it.
+        nsenter forks for it. The command is killed with nsenter, so that killing the caller's child ends it.
         """
         enter = ["--mount", "--net", "--uts", "--ipc", "--pid", f"--wdns={cwd or Path.cwd()}"]
         return ["nsenter", f"--target={self.first.pid}", *enter, "setpriv", "--pdeathsig=KILL", *argv]
 
     def client_command(self, argv: Sequence[str], *, cwd: Path | str | None = None) -> list[str]:
-        """The command line that runs argv with this host's files, name and network, but as a process of the machine.
+        """The command line that runs argv with the files, name and network of this host, as a process of the machine.
 
-        nsenter becomes argv: the caller's child is the command itself, and signals reach it.
+        nsenter replaces itself by the command, so that signals to the caller's child reach it.
         """
         enter = ["--mount", "--net", "--uts", f"--wdns={cwd or Path.cwd()}"]
         return ["nsenter", f"--target={self.first.pid}", *enter, *argv]
 
     def start_daemon(self, argv: Sequence[str], *, log: Path) -> None:
-        """Start argv inside, in the background, as a child of the first process; its output goes to the log."""
+        """Start argv in the background as a process of this host; its output goes to the log."""
         enter = ["nsenter", f"--target={self.first.pid}", "--mount", "--net", "--uts", "--ipc", "--pid", "--wdns=/"]
         with log.open("a") as output:
             subprocess.run(
@@ -174,7 +174,7 @@ class Namespaces:
             )  # fmt: skip
 
     def processes(self) -> list[Process]:
-        """The processes of this host, without its first one."""
+        """The processes of this host except the first one."""
         here = self.first.namespace("pid")
         return [process for process in all_processes() if process != self.first and process.namespace("pid") == here]
 
@@ -185,12 +185,12 @@ class Namespaces:
         return any(row[3] == TCP_LISTEN and int(row[1].rpartition(":")[2], 16) == port for row in rows)
 
     def path(self, inside: Path | str) -> Path:
-        """Where the machine sees a path of this host, its private /tmp for instance."""
+        """The path on the machine of a path on this host, for example of its private /tmp."""
         return Path(f"/proc/{self.first.pid}/root") / str(inside).lstrip("/")
 
 
 def _child_of(holder: int, *, log: Path) -> Process | None:
-    """The sleeping child of an unshare, or None while there is none; raises CommandFailed if the unshare has ended."""
+    """The sleeping child of an unshare, or None before it exists; raises CommandFailed if unshare has ended."""
     ended, status = os.waitpid(holder, os.WNOHANG)
     if ended:
         raise CommandFailed(f"unshare exited {os.waitstatus_to_exitcode(status)}: {tail(log)}")
@@ -200,7 +200,7 @@ def _child_of(holder: int, *, log: Path) -> Process | None:
 
 
 def daemon_environment() -> dict[str, str]:
-    """A small, fixed environment: a daemon must not depend on who started it."""
+    """A fixed environment, so that daemons do not depend on that of the caller."""
     return {"PATH": SYSTEM_PATH, "HOME": "/root", "LC_ALL": "C.UTF-8"}
 
 
@@ -213,7 +213,7 @@ def run(
     env: Mapping[str, str] | None = None,
     stdin: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, its output captured; its error shows it as `shown`, and the last lines."""
+    """Run a command and capture its output; the error message names it `shown` and has its last lines."""
     result = finished(argv, check=False, timeout_seconds=timeout_seconds, env=env, input=stdin)
     if check and result.returncode != 0:
         last_lines = "\n".join((result.stdout + result.stderr).strip().splitlines()[-20:])

@@ -1,4 +1,4 @@
-"""What the test cluster needs of the machine, and how to get it: root, namespaces, a few Debian packages."""
+"""What the test cluster requires of the machine: root, namespaces, and Debian packages, which it installs."""
 
 import os
 import shutil
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # daemons lie in sbin, often not on $PATH
+# Daemons are in sbin, which is often not in $PATH.
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 PACKAGE_OF = {
     "slurmctld": "slurmctld",
@@ -17,42 +18,42 @@ PACKAGE_OF = {
     "slurmdbd": "slurmdbd",
     "sbatch": "slurm-client",
     "munged": "munge",
-    "mariadbd": "mariadb-server-core",  # the server without its service, user and /var/lib/mysql
+    "mariadbd": "mariadb-server-core",  # the server without a service, a user and /var/lib/mysql
     "mariadb-install-db": "mariadb-server-core",
     "ip": "iproute2",
     "nsenter": "util-linux",
 }
 
-POLICY = Path("/usr/sbin/policy-rc.d")  # Debian asks this program before a package may start a service
+POLICY = Path("/usr/sbin/policy-rc.d")  # Debian runs this program before a package starts a service
 
 
-# Debian's package brings this folder and its programs look nowhere else.
+# Created by Debian's packages, whose programs read their configuration only here.
 SLURM_CONFIG = Path("/etc/slurm")
 
 
 class PrerequisiteMissing(RuntimeError):
-    """The machine cannot hold the cluster; the message is one line that says what is missing."""
+    """The machine cannot run the cluster; the message says in one line what is missing."""
 
 
 def ensure_prerequisites() -> None:
-    """Install what is missing where that is possible; raise PrerequisiteMissing with one line where it is not."""
+    """Install missing packages; raise PrerequisiteMissing if the machine still cannot run the cluster."""
     require_root()
     packages = missing_packages()
     if packages:
         _install(packages)
     _check_namespaces()
     if not SLURM_CONFIG.is_dir():
-        raise PrerequisiteMissing(f"no {SLURM_CONFIG} to lay the cluster's own over: this is not Debian's Slurm")
+        raise PrerequisiteMissing(f"no {SLURM_CONFIG} to mount the configuration over: this is not Debian's Slurm")
 
 
 def require_root() -> None:
     """Raise PrerequisiteMissing unless this process runs as root."""
     if os.geteuid() != 0:
-        raise PrerequisiteMissing("the test cluster needs root (it makes namespaces for its four hosts)")
+        raise PrerequisiteMissing("the test cluster needs root, to create namespaces for its four hosts")
 
 
 def missing_packages() -> list[str]:
-    """The packages whose program is not there, each once."""
+    """The packages of which a program is missing, each once."""
     return sorted({package for program, package in PACKAGE_OF.items() if not shutil.which(program, path=SYSTEM_PATH)})
 
 
@@ -71,31 +72,32 @@ def _install(packages: list[str]) -> None:
 
 
 def _apt_get(*arguments: str, packages: list[str], timeout_seconds: float = PATIENCE_SECONDS) -> None:
-    """Run apt-get, once another one is done: it waits for no lock but dpkg's, and not even for that unless told."""
+    """Run apt-get, repeatedly while another process holds its locks: apt-get does not wait for all of them."""
     environment = {**os.environ, "PATH": SYSTEM_PATH, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
-    said = ""
+    problem = ""
 
-    def is_done() -> bool:
-        nonlocal said
+    def has_lock() -> bool:
+        nonlocal problem
         result = subprocess.run(["apt-get", "-qq", *arguments], env=environment, capture_output=True, text=True)
         locked = result.returncode != 0 and "Could not get lock" in result.stderr
-        if locked and not said:
-            print("waiting for another apt to be done ...", flush=True)
-        said = result.stderr.strip() or f"exit code {result.returncode}, without a word" if result.returncode else ""
+        if locked and not problem:
+            print("waiting for another apt-get to end ...", flush=True)
+        problem = (result.stderr.strip() or f"exit code {result.returncode}") if result.returncode else ""
         return not locked
 
-    with suppress(TimeoutError):  # then it is said who has the lock
-        wait_until(is_done, timeout_seconds=timeout_seconds, poll_seconds=1, what="another apt to be done")
-    if said:
-        why = next((line for line in said.splitlines() if "Could not get lock" in line), said.splitlines()[-1])
+    with suppress(TimeoutError):  # apt-get names the holder of the lock
+        wait_until(has_lock, timeout_seconds=timeout_seconds, poll_seconds=1, what="another apt-get to end")
+    if problem:
+        lines = problem.splitlines()
+        reason = next((line for line in lines if "Could not get lock" in line), lines[-1])
         raise PrerequisiteMissing(
-            f"the test cluster needs {' '.join(packages)}; 'apt-get {arguments[0]}' failed: {why}"
+            f"the test cluster needs {' '.join(packages)}; 'apt-get {arguments[0]}' failed: {reason}"
         )
 
 
 @contextmanager
 def _no_service_starts() -> Iterator[None]:
-    """Keep packages from starting their services; a machine that has its own policy keeps that."""
+    """Prevent packages from starting services, unless the machine has its own policy."""
     if POLICY.exists():
         yield
         return
@@ -108,8 +110,8 @@ def _no_service_starts() -> Iterator[None]:
 
 
 def _check_namespaces() -> None:
-    """Root in an unprivileged container is refused here."""
+    """Raise PrerequisiteMissing where root may not create namespaces, as in unprivileged containers."""
     command = ["unshare", "--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "true"]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
-        raise PrerequisiteMissing(f"the test cluster needs the right to make namespaces: {result.stderr.strip()}")
+        raise PrerequisiteMissing(f"the test cluster needs permission to create namespaces: {result.stderr.strip()}")

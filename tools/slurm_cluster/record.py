@@ -1,4 +1,4 @@
-"""How processes agree on one cluster: a record on disk of what is up, and a lock that a killed process cannot keep."""
+"""State that processes share: a record of the cluster that is up, and a lock that ends with its process."""
 
 import json
 import socket
@@ -15,39 +15,39 @@ from slurm_cluster.waiting import wait_until
 
 @dataclass(frozen=True)
 class Record:
-    """A cluster that came up."""
+    """A cluster that is up."""
 
-    owner: Process | None  # who takes the cluster down at its end; None: up until somebody takes it down
+    owner: Process | None  # takes the cluster down when it ends; None: stays up until `down`
     visible: tuple[str, ...]
-    first: Mapping[str, Process]  # the first process of the head and of each host that has power
+    first: Mapping[str, Process]  # the first process of the head node and of each host with power
 
     def save(self, path: Path) -> None:
-        """Write the record in one step: a reader sees the old one or the new one."""
+        """Write the record atomically."""
         temporary = path.with_suffix(".new")
         temporary.write_text(json.dumps(asdict(self), indent=1))
         temporary.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> Self | None:
-        """The record, or None where no cluster came up."""
+        """The record; None if no cluster is up."""
         if not path.exists():
             return None
-        known = json.loads(path.read_text())
-        owner = Process(**known["owner"]) if known["owner"] else None
-        first = {name: Process(**process) for name, process in known["first"].items()}
-        return cls(owner=owner, visible=tuple(known["visible"]), first=first)
+        values = json.loads(path.read_text())
+        owner = Process(**values["owner"]) if values["owner"] else None
+        first = {name: Process(**process) for name, process in values["first"].items()}
+        return cls(owner=owner, visible=tuple(values["visible"]), first=first)
 
 
 @contextmanager
 def exclusive(name: str, *, timeout_seconds: float) -> Iterator[None]:
-    """Hold the machine's lock of this name; TimeoutError, with the holder's pid, if it does not come free in time.
+    """Hold the lock of this name on this machine; raises TimeoutError with the PID of the holder.
 
-    An abstract Unix socket: it needs no file, and goes when the process that holds it goes, however that ends.
+    The lock is an abstract Unix socket: it needs no file, and the kernel releases it when its process ends.
     """
     lock = socket.socket(socket.AF_UNIX)
     with lock:
         if not _bind(lock, name):
-            what = f"process {_holder(name) or '(just gone)'} to be done with {name}"
+            what = f"process {_holder(name) or '(ended)'} to release {name}"
             print(f"waiting for {what} ...", flush=True)
             wait_until(lambda: _bind(lock, name), timeout_seconds=timeout_seconds, what=what)
         lock.listen()  # for _holder to connect to
@@ -62,7 +62,7 @@ def _bind(lock: socket.socket, name: str) -> bool:
 
 
 def _holder(name: str) -> int | None:
-    """The pid of the process that holds the lock."""
+    """The PID of the process that holds the lock; None if it is free."""
     with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
         client.settimeout(1)
         client.connect("\0" + name)
