@@ -72,7 +72,7 @@ def _download_from(url: str, remote: RemoteFile, target: Path) -> None:
     """Download from one mirror into a temporary folder; the file becomes `target` once its checksum is verified."""
     import pooch
 
-    pooch.get_logger().setLevel(logging.WARNING)  # `_stream` logs what it would
+    pooch.get_logger().setLevel(logging.WARNING)  # `_stream` logs the same
     temporary = target.with_name(f".{target.name}.part")
     shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
     mirror = pooch.create(

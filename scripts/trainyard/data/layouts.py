@@ -61,7 +61,7 @@ def find_layout(collection: Collection, files: Sequence[CollectedFile], *, val_f
 
 
 def _common_folder(images: Sequence[str]) -> str:
-    """The path that all images have in common, such as `tiny-imagenet-200/` in its zip; it is no part of the layout."""
+    """The path that all images have in common, such as `tiny-imagenet-200/` in its zip; not part of the layout."""
     base = ""
     while images:
         first, _, below = images[0].removeprefix(base).partition("/")

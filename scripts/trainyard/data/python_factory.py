@@ -132,7 +132,7 @@ class _ReadImages:
 
 
 def describe_on_the_fly(dataset: Python) -> dict[str, Any]:
-    """What `meta.json` says about images that are made on the fly; mean and standard deviation are from a sample."""
+    """The metadata of images that are made on the fly; mean and standard deviation are from a sample."""
     train, val = call_factory(dataset.model_dump())
     if dataset.classes is None:
         raise DataError(f"{dataset.factory!r}: `on_the_fly: true` needs the names of the `classes`")

@@ -57,7 +57,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """What `shards.jsonl` says about a shard that is on the disk."""
+    """A line of `shards.jsonl`: a shard that is on the disk."""
 
     split: str
     start: int

@@ -52,7 +52,7 @@ class Staged:
         return str(self.meta["digest"])
 
     def description(self) -> str:
-        """One line for people: how many images, of which size."""
+        """A one-line summary of the dataset."""
         meta = self.meta
         if meta["kind"] == "table":
             return f"a table of {len(meta['columns'])} columns for {meta['task']}"

@@ -26,7 +26,7 @@ def table_digest(dataset: Table) -> str:
 
 
 def stage_table(dataset: Table, folder: Path) -> dict[str, Any]:
-    """Write both splits; returns what `meta.json` says about them.
+    """Write both splits; returns their metadata for `meta.json`.
 
     Raises:
         DataError: the table cannot be used.
