@@ -1,22 +1,23 @@
-"""What the end of an attempt means: for the journal, for a retry, and for the sweep."""
+"""What attempts record in the journal, and what their end means: a retry, another trial, or the end of the sweep."""
 
 import logging
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import UserProgram
-from trainyard.packing.attempt_recorder import AttemptRecorder
 from trainyard.packing.failure_policy import FailurePolicy, TrialFailure
 from trainyard.packing.gpu_sharing import GpuUse
 from trainyard.packing.messages import TrainingEnded, WorkerSetup
-from trainyard.packing.slot import Slot
+from trainyard.packing.slot import Phase, Slot
 from trainyard.packing.slot_pool import SlotPool
 from trainyard.packing.trial_queue import TrialQueue
 from trainyard.planning.early_stopping import Rule
+from trainyard.planning.journal import Ended, Journal, TrialEvent
 from trainyard.planning.task import Task
 from trainyard.programs.command import failed_by_itself
 from trainyard.programs.metrics import UNREADABLE_REMEDY, find_divergence
@@ -24,6 +25,32 @@ from trainyard.programs.trial_messages import TrialEnded
 from trainyard.utils.errors import UserError
 
 log = logging.getLogger(__name__)
+
+
+class AttemptRecorder:
+    """Writes the events of attempts to the journal, then passes them to `on_event`."""
+
+    def __init__(self, journal: Journal, *, folder: Path, on_event: Callable[[TrialEvent], None]) -> None:
+        self._journal, self._logs, self._on_event = journal, folder / "logs", on_event
+
+    def record(self, on: Slot, kind: type[TrialEvent], **fields: Any) -> None:
+        """Record an event of the trial that runs on a slot."""
+        assert on.task is not None
+        self._on_event(self._journal.record(kind(trial=on.task.trial, attempt=on.attempt, **fields)))
+
+    def record_end(self, slot: Slot, status: TrialStatus, **fields: Any) -> None:
+        """Record how the trial of a slot ended. The slot is idle then."""
+        self.record(slot, Ended, status=status, **fields)
+        slot.task = None
+        slot.expect(Phase.IDLE, None)
+
+    def write_log(self, slot: Slot, text: str) -> Path:
+        """Write the log of a failed attempt. Others have none: file systems have quotas of files."""
+        assert slot.task is not None
+        path = self._logs / f"{slot.task.trial}-{slot.attempt}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.rstrip() + "\n")
+        return path
 
 
 class OutcomeHandler:

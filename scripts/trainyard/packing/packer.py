@@ -13,11 +13,10 @@ from ray.exceptions import RayError
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import TrialStatus
-from trainyard.packing.attempt_recorder import AttemptRecorder
 from trainyard.packing.failure_policy import FailurePolicy
 from trainyard.packing.gpu_sharing import GpuUse, has_gpu
 from trainyard.packing.messages import CheckpointResumed, MicroBatchHalved, TrialMessage, TrialRequest, WorkerSetup
-from trainyard.packing.outcomes import OutcomeHandler
+from trainyard.packing.outcomes import AttemptRecorder, OutcomeHandler
 from trainyard.packing.shutdown import end_commands, record_interrupted
 from trainyard.packing.slot import Phase, Slot
 from trainyard.packing.slot_pool import SlotPool, death_reason

@@ -10,8 +10,8 @@ from ray.exceptions import RayError
 
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import UserProgram
-from trainyard.packing.attempt_recorder import AttemptRecorder
 from trainyard.packing.messages import TrialMessage, WorkerSetup
+from trainyard.packing.outcomes import AttemptRecorder
 from trainyard.packing.slot import Phase, Slot
 from trainyard.packing.time_limits import STOP_SECONDS, TimeLimits
 from trainyard.programs.process import wait_for_folder

@@ -4,37 +4,23 @@ import csv
 import json
 import os
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 SHOWN_CHARACTERS: Final = 80  # of an invalid row, in an error
 LINE_BYTES: Final = 2**20  # a longer line is an error
 CHECKED_BYTES: Final = 4096  # at both ends of what was read: if they change, the file was rewritten
 
 
-class MetricsFile(Protocol):
-    """A file of metrics and the position up to which it has been read."""
-
-    error: str  # why a part of it cannot be read; "" if nothing is wrong
-
-    def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
-        """The rows since the last call. An invalid row may be incomplete: it is an error only in the `final` call."""
-
-
-def open_metrics_file(path: Path) -> MetricsFile:
-    """The reader for a file with this suffix. The file does not have to exist yet."""
-    return JsonMetricsFile(path) if path.suffix == ".json" else LineMetricsFile(path)
-
-
 class JsonMetricsFile:
     """A `.json` file: one row, which the program overwrites, or a growing list of rows."""
 
     def __init__(self, path: Path) -> None:
-        self.error = ""
+        self.error = ""  # why a part of the file cannot be read
         self._path, self._content, self._row_count = path, b"", 0
         self._state: tuple[int, ...] = ()
 
     def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
-        """The rows since the last call."""
+        """The rows since the last call. An invalid row may be incomplete: it is an error only in the `final` call."""
         try:
             state = _file_state(self._path.stat())
             content = self._content if state == self._state and not final else self._path.read_bytes()
@@ -60,7 +46,7 @@ class LineMetricsFile:
     """A `.jsonl` or `.csv` file: one row per line. Only new bytes are read, unless the file was rewritten."""
 
     def __init__(self, path: Path) -> None:
-        self.error = ""
+        self.error = ""  # why a part of the file cannot be read
         self._path, self._state = path, tuple[int, ...]()
         self._reset()
 
@@ -121,6 +107,11 @@ class LineMetricsFile:
         self._tail = (self._tail + new[-CHECKED_BYTES:])[-CHECKED_BYTES:]
         self._offset += len(new)
         return new
+
+
+def open_metrics_file(path: Path) -> JsonMetricsFile | LineMetricsFile:
+    """The reader for a file with this suffix. The file does not have to exist yet."""
+    return JsonMetricsFile(path) if path.suffix == ".json" else LineMetricsFile(path)
 
 
 def _file_state(stat: os.stat_result) -> tuple[int, ...]:

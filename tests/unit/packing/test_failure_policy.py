@@ -1,4 +1,4 @@
-"""A failure is the fault of its trial, of its slot, or of all trials: told by where else trials fail or succeed."""
+"""Whether a failure comes from its trial, from its GPU, or affects all trials."""
 
 import itertools
 
@@ -14,13 +14,13 @@ def failure(trial, place=HERE, error="ValueError: no such key", seconds=1.0, exi
     return TrialFailure(trial, place, error, seconds, exit_code)
 
 
-def test_a_trial_has_as_many_retries_as_it_is_given():
+def test_a_trial_is_retried_as_often_as_configured():
     policy = FailurePolicy(retries=2)
     assert [policy.record_failure(failure("a", error=f"{number}")) for number in range(3)] == [True, True, False]
     assert policy.record_failure(failure("b"))
 
 
-def test_a_usage_error_that_comes_twice_is_not_tried_again():
+def test_a_repeated_usage_error_is_not_tried_again():
     usage = {"error": "exit code 2: train.py: error: unrecognized arguments: --lrr", "exit_code": 2}
     policy = FailurePolicy(retries=5)
     assert [policy.record_failure(failure("a", **usage)) for _ in range(2)] == [True, False]
@@ -46,16 +46,16 @@ def test_a_trial_is_tried_again_on_another_node_gpu_or_slot_if_there_is_one():
     assert suitable(policy, "a", [HERE, BESIDE]) == [BESIDE], "another GPU"
     shared = Place("n1", "0", 3)
     assert suitable(policy, "a", [HERE, shared]) == [shared], "another slot"
-    assert suitable(policy, "a", [HERE]) == [HERE], "there is no other"
+    assert suitable(policy, "a", [HERE]) == [HERE], "there is no other place"
     policy.record_failure(failure("a", THERE))
     assert suitable(policy, "a", ALL) == [BESIDE]
     policy.record_failure(failure("a", BESIDE))
-    assert suitable(policy, "a", ALL) == [THERE], "all have failed it, but this node only once"
+    assert suitable(policy, "a", ALL) == [THERE], "it failed everywhere, but only once on this node"
     assert suitable(policy, "b", ALL) == ALL
 
 
 @pytest.mark.parametrize("failed", [[], [HERE], [HERE, HERE, THERE], [BESIDE, HERE, THERE]])
-def test_some_slot_always_suits(failed):
+def test_a_trial_is_always_allowed_somewhere(failed):
     policy = FailurePolicy(retries=9)
     for place in failed:
         policy.record_failure(failure("a", place))
@@ -71,7 +71,7 @@ def test_a_gpu_is_to_blame_if_different_trials_that_failed_there_finish_elsewher
         assert not policy.suspect_trials
         policy.record_failure(failure(f"t{number}"))
         policy.record_success(f"other{number}", BESIDE)
-    assert policy.is_suspect(HERE), "so look at it"
+    assert policy.is_suspect(HERE), "so it is checked"
     assert not policy.is_to_blame(HERE), "others have succeeded, but not these"
     for number in range(3):
         assert not policy.is_to_blame(HERE)
@@ -80,10 +80,10 @@ def test_a_gpu_is_to_blame_if_different_trials_that_failed_there_finish_elsewher
     assert policy.is_to_blame(HERE)
     assert not policy.is_to_blame(BESIDE)
     policy.record_success("x", Place("n1", "0", 9))
-    assert not policy.is_suspect(HERE), "another slot of the same GPU has had a success"
+    assert not policy.is_suspect(HERE), "a trial succeeded on another slot of the same GPU"
 
 
-def test_trials_that_fail_on_a_second_gpu_too_blame_no_gpu():
+def test_trials_that_fail_on_two_gpus_blame_neither():
     policy = FailurePolicy(retries=1)
     for number in range(9):
         policy.record_failure(failure(f"t{number}", HERE))
@@ -102,7 +102,7 @@ def test_without_retries_a_gpu_is_checked_after_every_third_failure_in_a_row():
     assert not policy.is_to_blame(HERE)
 
 
-def test_one_trial_that_fails_again_and_again_is_not_the_fault_of_its_gpu():
+def test_one_trial_that_fails_repeatedly_does_not_blame_its_gpu():
     policy = FailurePolicy(retries=9)
     for _ in range(9):
         policy.record_failure(failure("a"))
@@ -118,10 +118,10 @@ def all_fail(*places, live=(HERE, BESIDE), running=(), has_succeeded=False, igno
     return policy.common_failure(list(live), running) is not None
 
 
-def test_what_the_first_trials_have_in_common_is_the_fault_of_all():
+def test_a_common_failure_of_the_first_trials_affects_all():
     assert all_fail(HERE, BESIDE, HERE)
     assert not all_fail(HERE, BESIDE), "too few"
-    assert all_fail(HERE, HERE, HERE, live=[HERE]), "there is but one GPU"
+    assert all_fail(HERE, HERE, HERE, live=[HERE]), "there is only one GPU"
     assert not all_fail(HERE, HERE, HERE), "it may be the GPU"
     assert not all_fail(HERE, BESIDE, HERE, live=ALL), "it may be the node"
     assert all_fail(HERE, THERE, HERE, live=ALL)
@@ -131,7 +131,7 @@ def test_what_the_first_trials_have_in_common_is_the_fault_of_all():
     assert not all_fail(HERE, BESIDE, HERE, error="RuntimeError: CUDA out of memory"), "the next may be smaller"
     assert not all_fail(HERE, BESIDE, HERE, error="exit code -9: killed by SIGKILL: ...", exit_code=-9)
     assert all_fail(HERE, BESIDE, HERE, running=[1.0])
-    assert not all_fail(HERE, BESIDE, HERE, running=[2 * QUICK_SECONDS]), "one has come further"
+    assert not all_fail(HERE, BESIDE, HERE, running=[2 * QUICK_SECONDS]), "another trial has run longer"
 
 
 @pytest.mark.parametrize(
@@ -144,11 +144,11 @@ def test_what_the_first_trials_have_in_common_is_the_fault_of_all():
         ("ValueError: too many heads", None, False),
     ],
 )
-def test_only_what_cannot_depend_on_values_is_the_fault_of_all(error, exit_code, is_of_all):
+def test_only_errors_that_do_not_depend_on_values_affect_all(error, exit_code, is_of_all):
     assert all_fail(HERE, BESIDE, HERE, error=error, exit_code=exit_code) == is_of_all
 
 
-def test_a_usage_error_that_names_a_value_is_the_fault_of_all_only_if_it_comes_with_other_values():
+def test_a_usage_error_that_names_a_value_affects_all_only_if_it_occurs_with_several_values():
     policy, values = FailurePolicy(retries=0), ["adamw", "adamw", "adamw", "sgdd"]
     for number, (value, place) in enumerate(zip(values, [HERE, BESIDE, HERE, BESIDE], strict=True)):
         assert policy.common_failure([HERE, BESIDE], []) is None
@@ -157,7 +157,7 @@ def test_a_usage_error_that_names_a_value_is_the_fault_of_all_only_if_it_comes_w
     assert policy.common_failure([HERE, BESIDE], [])
 
 
-def test_different_mistakes_are_not_the_fault_of_all_and_names_of_trials_make_no_difference():
+def test_different_errors_do_not_affect_all_and_names_of_trials_are_ignored():
     policy = FailurePolicy(retries=0)
     for number, place in enumerate([HERE, BESIDE, HERE]):
         policy.record_failure(failure(f"t{number}", place, error=f"exit code 2: {number}", exit_code=2))

@@ -1,4 +1,4 @@
-"""A command as a trial: heard while it runs, ended with all that it started, its GPU the only one it sees."""
+"""A command as a trial: it is monitored while it runs, and ends together with all processes that it started."""
 
 import os
 import re
@@ -42,7 +42,7 @@ def call(folder, command, *, args=None, resume_from="", **fields):
 
 
 def run(made, guard, *, stop_at=None):
-    """The rows that a command reports, and how it ends; it is stopped at an epoch."""
+    """The rows that a command reports, and how it ends; it is stopped after the epoch `stop_at`."""
     rows, answer = [], None
     running = run_command(made, guard)
     while True:
@@ -58,7 +58,7 @@ def end_of(made, guard, **options):
     return run(made, guard, **options)[1]
 
 
-def test_values_reach_the_program_whole_whatever_they_hold(tmp_path, guard):
+def test_values_with_special_characters_reach_the_program_unchanged(tmp_path, guard):
     args = {"text": "it's $HOME; `ls` *", "list": [1, 2], "yes": True, "deep": {"number": 1e-4}}
     line = "printf '%s|' {text} {list} {yes} {deep.number} ${HOME:+home}"
     end = end_of(call(tmp_path, line, args=args), guard)
@@ -67,7 +67,7 @@ def test_values_reach_the_program_whole_whatever_they_hold(tmp_path, guard):
     assert end.program.tail == "it's $HOME; `ls` *|atrueb|"
 
 
-def test_epochs_are_told_while_it_runs(tmp_path, guard):
+def test_epochs_are_reported_while_a_command_runs(tmp_path, guard):
     line = "echo 'epoch 1: acc 0.5\nepoch 2: acc 0.6'; while [ ! -e go ]; do sleep 0.05; done; echo 'epoch 3: acc 0.75'"
     running = run_command(call(tmp_path, line, metrics=PATTERN), guard)
     assert next(running) == EpochReported({"epoch": 1, "val_accuracy": 0.5})
@@ -82,7 +82,7 @@ def test_epochs_are_told_while_it_runs(tmp_path, guard):
     assert (tmp_path / "output-1.log").read_text() == "epoch 1: acc 0.5\nepoch 2: acc 0.6\nepoch 3: acc 0.75\n"
 
 
-def test_one_that_has_ended_by_itself_is_not_ended_early_by_its_last_row(tmp_path, guard):
+def test_a_command_that_has_ended_is_not_stopped_early_by_its_last_row(tmp_path, guard):
     end = end_of(call(tmp_path, "echo 'epoch 1: acc 0.5'", metrics=PATTERN), guard, stop_at=1)
     assert end.status == TrialStatus.FINISHED
     assert end.metrics == {"val_accuracy": 0.5}
@@ -99,7 +99,7 @@ for step in range(2000):
 """
 
 
-def test_of_steps_that_come_fast_the_last_value_of_each_metric_is_its_result(tmp_path, guard):
+def test_the_last_value_of_each_metric_is_the_result_of_a_program_that_reports_each_step(tmp_path, guard):
     (tmp_path / "steps.py").write_text(STEPS)
     metrics = Metrics(pattern=r"loss=(?P<loss>{number})|val_accuracy=(?P<val_accuracy>{number})")
     rows, end = run(call(tmp_path, [sys.executable, "steps.py"], metrics=metrics), guard)
@@ -107,7 +107,7 @@ def test_of_steps_that_come_fast_the_last_value_of_each_metric_is_its_result(tmp
     assert any("val_accuracy" in row for row in rows)
 
 
-# What goes wrong, and how that is told.
+# Commands that fail, and the beginning of their error.
 FAILURES = {
     "echo reading; echo 'no such file: x' >&2; exit 3": "exit code 3: no such file: x",
     "kill -SEGV $$": "killed by SIGSEGV: no output",
@@ -117,7 +117,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("line", FAILURES)
-def test_what_goes_wrong_is_told_in_a_line(tmp_path, guard, line):
+def test_the_error_of_a_failed_command_is_one_line(tmp_path, guard, line):
     limit = 0.6 if line.startswith("sleep") else None
     end = end_of(call(tmp_path, line, metrics=PATTERN, timeout_seconds=limit), guard)
     assert end.status == TrialStatus.FAILED
@@ -143,7 +143,7 @@ for epoch in (1, 2, 3):
 """
 
 
-def test_one_that_ended_well_and_told_nothing_has_not_failed(tmp_path, guard):
+def test_a_command_that_succeeds_without_metrics_is_unreadable(tmp_path, guard):
     for line, metrics, why in (
         ("echo 'epoch 1: acc bad'", PATTERN, r"none were found in its output by epoch \(\?P<epoch>"),
         ("true", Metrics(file="m.jsonl"), "none were found in m.jsonl"),
@@ -158,7 +158,7 @@ def test_one_that_ended_well_and_told_nothing_has_not_failed(tmp_path, guard):
     assert end.error.startswith("exit code 3")
 
 
-def test_what_it_says_is_heard_whatever_it_is(tmp_path, guard):
+def test_metrics_are_found_in_output_with_long_lines_and_escape_codes(tmp_path, guard):
     program = tmp_path / "says.py"
     program.write_text(SAYS)
     metrics = Metrics(pattern=r"epoch (?P<epoch>\d+): acc (?P<val_accuracy>{number})")
@@ -167,10 +167,10 @@ def test_what_it_says_is_heard_whatever_it_is(tmp_path, guard):
         {"epoch": 1, "val_accuracy": 0.5}, {"epoch": 2, "val_accuracy": 1.2e-05}, {"epoch": 3, "val_accuracy": 0.925},
     ]  # fmt: skip
     assert end.program.tail.endswith("naïve epoch 3: acc 92.5%")
-    assert (tmp_path / "output-1.log").stat().st_size > 16 * 2**20, "all of it is kept"
+    assert (tmp_path / "output-1.log").stat().st_size > 16 * 2**20, "the whole output is kept"
 
 
-def test_a_progress_bar_tells_an_epoch_once(tmp_path, guard):
+def test_a_progress_bar_reports_an_epoch_once(tmp_path, guard):
     program = tmp_path / "bars.py"
     program.write_text(BARS)
     metrics = Metrics(pattern=r"epoch (?P<epoch>\d+): .* loss=(?P<loss>{number})")
@@ -179,13 +179,13 @@ def test_a_progress_bar_tells_an_epoch_once(tmp_path, guard):
     assert end.metrics == {"loss": 0}
 
 
-def test_a_program_that_is_not_there_is_named(tmp_path, guard):
+def test_the_error_names_a_missing_program(tmp_path, guard):
     with pytest.raises(Exception, match="nowhere cannot be started: No such file"):
         run(call(tmp_path, ["nowhere"]), guard)
 
 
-def test_a_folder_on_path_that_cannot_be_read_does_not_hide_that_a_program_is_nowhere(tmp_path, guard, monkeypatch):
-    """The system would name the folder's error: permission denied, or of this link, too many levels."""
+def test_an_unreadable_folder_on_path_does_not_hide_that_a_program_is_missing(tmp_path, guard, monkeypatch):
+    """The system reports the error of the folder: permission denied, or too many levels of symbolic links."""
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "closed").mkdir(mode=0)
     monkeypatch.setenv("PATH", f"{tmp_path}/loop:{tmp_path}/closed", prepend=":")
@@ -196,7 +196,7 @@ def test_a_folder_on_path_that_cannot_be_read_does_not_hide_that_a_program_is_no
         run(call(tmp_path, [f"{tmp_path}/text"]), guard)
 
 
-def test_told_to_end_it_has_time_to_keep_where_it_is(tmp_path, guard):
+def test_a_stopped_or_interrupted_command_has_a_grace_period(tmp_path, guard):
     line = "trap 'touch kept; exit 1' TERM; echo 'epoch 1: acc 0.1\nepoch 2: acc 0.2'; while true; do sleep 0.05; done"
     end = end_of(call(tmp_path, line, metrics=PATTERN), guard, stop_at=1)
     assert end.status == TrialStatus.STOPPED
@@ -208,19 +208,19 @@ def test_told_to_end_it_has_time_to_keep_where_it_is(tmp_path, guard):
 
 
 def sleeping(folder):
-    """The processes that sleep in a folder: other runs of these tests may go on beside this one."""
+    """The processes that sleep in this folder; other runs of these tests may run at the same time."""
     processes = psutil.process_iter(["cmdline", "cwd"])
     return [each for each in processes if each.info["cwd"] == str(folder) and each.info["cmdline"][:1] == ["sleep"]]
 
 
-def test_nothing_that_it_started_outlives_it(tmp_path, guard):
+def test_no_process_that_a_command_started_outlives_it(tmp_path, guard):
     line = "setsid sleep 9301 & sleep 9302 & echo $$; sleep 0.3"
     run(call(tmp_path, line + "; sleep 60", timeout_seconds=1.0), guard)
     run(call(tmp_path, "sleep 9303 & true"), guard)
     assert sleeping(tmp_path) == []
 
 
-def test_killed_with_what_runs_it_a_command_ends_too(tmp_path):
+def test_a_command_ends_when_its_worker_is_killed(tmp_path):
     code = f"""
         import sys, time
         sys.path[:0] = [{str(ROOT / "scripts")!r}, {str(ROOT / "tests/unit/programs")!r}, {str(ROOT / "tests")!r},
@@ -237,7 +237,7 @@ def test_killed_with_what_runs_it_a_command_ends_too(tmp_path):
     wait_until(lambda: not sleeping(tmp_path), what="it has ended")
 
 
-def test_it_sees_its_gpu_and_nothing_of_the_jobs_ray_and_steps(tmp_path, guard, monkeypatch):
+def test_a_command_sees_its_gpu_but_not_the_ray_and_the_steps_of_the_job(tmp_path, guard, monkeypatch):
     for name in ("CUDA_VISIBLE_DEVICES", "RAY_ADDRESS", "SLURM_PROCID", "SLURM_JOB_ID", "SLURM_NTASKS"):
         monkeypatch.setenv(name, "7")
     tail = end_of(call(tmp_path, "env | grep -E 'CUDA|RAY|SLURM|TRAINY'"), guard).program.tail
@@ -246,7 +246,7 @@ def test_it_sees_its_gpu_and_nothing_of_the_jobs_ray_and_steps(tmp_path, guard, 
     assert seen == {"CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", *ours}
 
 
-def test_it_goes_on_from_what_an_earlier_attempt_has_left(tmp_path, guard):
+def test_a_command_resumes_from_the_newest_checkpoint(tmp_path, guard):
     for age, name in ((5, "a.pt"), (1, "b.pt"), (9, "c.pt")):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (time.time() - age, time.time() - age))
@@ -259,7 +259,7 @@ def test_it_goes_on_from_what_an_earlier_attempt_has_left(tmp_path, guard):
     assert find_checkpoint(tmp_path, "*.ckpt") is None
 
 
-RESUMED = {  # commands, and what they say at first and when they resume from a file whose name has a space
+RESUMED = {  # commands, and their output when they start and when they resume from a file with a space in its name
     "echo run {resume} | tee out": ("run", "run --resume a b.pt"),
     "echo run \\\n  {resume} \\\n  last\n": ("run last", "run --resume a b.pt last"),
     "echo run\n": ("run", "run --resume a b.pt"),
@@ -270,20 +270,20 @@ RESUMED = {  # commands, and what they say at first and when they resume from a 
 
 
 @pytest.mark.parametrize("command", RESUMED)
-def test_the_option_to_resume_stands_in_its_place(tmp_path, guard, command):
+def test_the_resume_option_replaces_its_placeholder(tmp_path, guard, command):
     for resumes, expected in zip((None, "--resume {resume_from}"), RESUMED[command], strict=True):
         line = list(command) if isinstance(command, tuple) else command
         made = call(tmp_path, line, args={"x": "$"}, resume_from="a b.pt", resume=resumes)
         assert end_of(made, guard).program.tail.splitlines()[0] == expected
 
 
-def test_an_argument_called_resume_keeps_its_place(tmp_path, guard):
+def test_an_argument_called_resume_is_not_the_resume_option(tmp_path, guard):
     made = call(tmp_path, "echo {resume}", args={"resume": "auto"}, resume_from="a.pt", resume="--from {resume_from}")
     assert end_of(made, guard).program.tail == "auto --from a.pt"
 
 
-def test_what_an_attempt_has_failed_to_go_on_from_is_left_out(tmp_path):
-    """The newest, the one before it, none; until an attempt leaves a new one, also under an old name."""
+def test_a_bad_checkpoint_is_not_used_again(tmp_path):
+    """First the newest, then the one before it, then none, until a new one is written, also under an old name."""
 
     def write(name, age, text):
         (tmp_path / name).write_text(text)
@@ -316,7 +316,7 @@ def test_what_an_attempt_has_failed_to_go_on_from_is_left_out(tmp_path):
         ("sleep 60", False),
     ],
 )
-def test_a_checkpoint_is_to_blame_only_where_the_program_itself_has_failed(tmp_path, guard, line, bad):
+def test_a_checkpoint_is_suspect_only_if_the_program_failed_by_itself(tmp_path, guard, line, bad):
     limit = 0.2 if line.startswith("sleep") else None
     end = end_of(call(tmp_path, line, timeout_seconds=limit), guard)
     assert failed_by_itself(end.error) == bad
@@ -330,7 +330,7 @@ BEHIND = {
 
 
 @pytest.mark.parametrize("line", BEHIND.values(), ids=BEHIND)
-def test_what_passes_through_a_filter_is_heard_to_its_end(tmp_path, guard, line):
+def test_output_through_a_filter_is_read_to_its_end(tmp_path, guard, line):
     end = end_of(call(tmp_path, ["bash", "-c", line], metrics=PATTERN), guard)
     assert end.metrics == {"val_accuracy": 0.5}
     assert end.program.tail.endswith("epoch 5: acc 0.5")

@@ -1,4 +1,4 @@
-"""A function as a trial: it reports, may be ended at a report, and has a folder that outlives an attempt."""
+"""A function as a trial: it reports metrics, and a report may end it."""
 
 import contextlib
 import time
@@ -13,7 +13,7 @@ def context(folder, **fields):
 
 
 def run(function, made, *, stop_at=None):
-    """The rows that a function reports, and how it ends; it is stopped at an epoch."""
+    """The rows that a function reports, and how it ends; it is stopped after the epoch `stop_at`."""
     rows, answer = [], None
     running = run_function(function, {"lr": 0.1}, made)
     while True:
@@ -24,7 +24,7 @@ def run(function, made, *, stop_at=None):
         answer = rows[-1]["epoch"] == stop_at
 
 
-def test_reports_are_epochs_and_what_it_returns_are_metrics_too(tmp_path):
+def test_reports_are_epochs_and_the_returned_numbers_are_metrics(tmp_path):
     def train(config, context):
         context.report(val_accuracy=config["lr"])
         context.report(epoch=5, val_accuracy=0.5)
@@ -36,7 +36,7 @@ def test_reports_are_epochs_and_what_it_returns_are_metrics_too(tmp_path):
     assert end.metrics == {"val_accuracy": 0.5, "size": 12}
 
 
-def test_one_that_reports_each_step_tells_no_more_than_a_journal_can_take(tmp_path):
+def test_the_rows_of_a_function_that_reports_each_step_are_limited(tmp_path):
     def train(config, context):
         for step in range(5000):
             context.report(loss=step)
@@ -57,7 +57,7 @@ def test_one_that_reports_each_step_tells_no_more_than_a_journal_can_take(tmp_pa
     assert told == [(0, 0), (0, 999), (1, 1999), (2, 2999), (3, 3999), (4, 4999)]
 
 
-def test_it_ends_at_a_report_even_if_it_catches_all_exceptions(tmp_path):
+def test_a_function_that_catches_all_exceptions_stops_at_a_report(tmp_path):
     def train(config, context):
         while True:
             with contextlib.suppress(Exception):
@@ -68,7 +68,7 @@ def test_it_ends_at_a_report_even_if_it_catches_all_exceptions(tmp_path):
     assert end.metrics == {"val_accuracy": 0.5}
 
 
-def test_it_may_stop_at_the_deadline_and_is_then_called_again(tmp_path):
+def test_a_function_may_interrupt_itself_at_the_deadline(tmp_path):
     def train(config, context):
         while not context.time_is_up:
             time.sleep(0.01)
@@ -79,7 +79,7 @@ def test_it_may_stop_at_the_deadline_and_is_then_called_again(tmp_path):
     assert end.error == "it wrote a checkpoint before the end of the walltime"
 
 
-def test_what_it_raises_is_told_with_its_traceback(tmp_path):
+def test_an_exception_is_reported_with_its_traceback(tmp_path):
     def train(config, context):
         raise KeyError("nothing")
 

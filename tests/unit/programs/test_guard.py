@@ -1,4 +1,4 @@
-"""Nothing of a command outlives what runs it, whichever of its guards are killed, and in whatever order."""
+"""No process of a command outlives its worker, whichever guards are killed, and in whatever order."""
 
 import contextlib
 import errno
@@ -21,8 +21,8 @@ from trainyard.utils.files import LockHeldError
 from yard import ROOT
 
 PATIENCE = 30.0  # seconds for what takes milliseconds on a quiet machine
-# It starts a process in a session of its own, and a daemon that is nobody's child and has closed all files. None of
-# them heeds SIGTERM.
+# It starts a process in its own session, and a daemon that is detached from its parent and has closed all files. All of
+# them ignore SIGTERM.
 HOLD = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -36,7 +36,7 @@ if len(sys.argv) == 2:
         os._exit(0)
 time.sleep(600)
 """
-# What runs a trial, as the worker of a slot does: it says which processes guard it.
+# Runs a trial as the worker of a slot does, and prints the PIDs of its guards.
 OWNER = """
 import json, os, sys
 sys.path.insert(0, {scripts!r})
@@ -62,7 +62,7 @@ ORDERS = [order for count in (1, 2, 3) for order in itertools.permutations(GUARD
 
 @pytest.fixture(scope="module", autouse=True)
 def busy_machine():
-    """Two processes that burn a CPU each beside all of these tests, for two minutes at most."""
+    """Two processes that keep a CPU busy each during these tests, for two minutes at most."""
     burn = "import time\nend = time.monotonic() + 120\nwhile time.monotonic() < end: pass"
     burning = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(2)]
     yield
@@ -80,7 +80,7 @@ def folder(tmp_path):
 
 
 def tree(folder):
-    """The processes of the command that live."""
+    """The living processes of the command."""
     found = []
     for process in psutil.process_iter(["cmdline", "status"]):
         said = " ".join(process.info["cmdline"] or [])
@@ -91,7 +91,7 @@ def tree(folder):
 
 @pytest.fixture
 def running(folder):
-    """The processes that guard a command with its descendants, by name, and the process group of the command."""
+    """The guards of a command by name, and the process group of the command."""
     code = textwrap.dedent(OWNER).format(scripts=str(ROOT / "scripts"))
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     line = [sys.executable, "-c", code, str(folder)]
@@ -110,7 +110,7 @@ def running(folder):
 
 
 def group_lives(group):
-    """Whether a process of this process group lives."""
+    """Whether a process of this process group is alive."""
     found = []
     for process in psutil.process_iter(["status"]):
         with contextlib.suppress(OSError):
@@ -126,20 +126,20 @@ def kill(running, name):
 
 
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
-def test_nothing_of_a_command_outlives_its_guards_and_no_other_attempt_starts_beside_it(folder, running, order):
+def test_no_process_outlives_its_guards_and_no_other_attempt_starts_beside_it(folder, running, order):
     for name in order:
         kill(running, name)
-    if len(order) == 3:  # at once: what the kernel ends by itself. The rest is the next attempt's to end.
+    if len(order) == 3:  # at once: the kernel kills the process group, and the next attempt kills the rest
         what = "the end of the command's process group"
         wait_until(lambda: not group_lives(running["group"]), timeout_seconds=PATIENCE, what=what)
-    elif order != ("owner",):  # the one case in which the next attempt has something to wait for
+    elif order != ("owner",):  # otherwise the next attempt waits for the end of the command
         wait_until(lambda: not tree(folder), timeout_seconds=PATIENCE, what="the end of the command")
     with claim_folder(folder, owner="trial t1", grace_seconds=PATIENCE):
         assert tree(folder) == []
     assert not folder.with_name(".t1.lock").exists()
 
 
-def test_an_owner_whose_guards_were_killed_hears_of_it_and_can_go_on(folder):
+def test_an_owner_whose_guards_were_killed_can_start_the_next_program(folder):
     guard = ProcessGuard()
     for kills in (["watcher"], ["keeper"], ["keeper", "watcher"], []):
         line = ["/bin/sh", "-c", "sleep 600 && true" if kills else "exit 3"]
@@ -150,7 +150,7 @@ def test_an_owner_whose_guards_were_killed_hears_of_it_and_can_go_on(folder):
         process.stdout.close()
 
 
-def test_a_second_attempt_is_told_who_is_in_its_folder(folder, running):
+def test_the_error_of_a_second_attempt_names_the_process_in_its_folder(folder, running):
     with pytest.raises(LockHeldError) as error, claim_folder(folder, owner="trial t1", grace_seconds=-10.0):
         pass
     owner = running["owner"].pid
@@ -158,7 +158,7 @@ def test_a_second_attempt_is_told_who_is_in_its_folder(folder, running):
     assert str(error.value).endswith(" (trial t1): end it, then run this again")
 
 
-def test_without_locks_on_the_file_system_a_trial_runs_all_the_same(folder, monkeypatch, caplog):
+def test_a_trial_runs_on_a_file_system_without_locks(folder, monkeypatch, caplog):
     def flock(fd, operation):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -169,19 +169,19 @@ def test_without_locks_on_the_file_system_a_trial_runs_all_the_same(folder, monk
     assert "cannot be locked (No locks available)" in caplog.text
 
 
-def test_all_that_it_has_started_has_the_grace_not_only_the_shell(folder):
-    """The shell ends at SIGTERM at once; the program behind it is still writing its checkpoint."""
+def test_all_processes_have_the_grace_period_not_only_the_shell(folder):
+    """The shell ends at SIGTERM at once; the program behind it still writes its checkpoint."""
     (folder / "save.py").write_text(SAVE)
     line = ["/bin/sh", "-c", f"{sys.executable} save.py && true"]
     process = ProcessGuard().start(line, cwd=str(folder), environment=os.environ, grace_seconds=PATIENCE)
     wait_until((folder / "up").exists, timeout_seconds=PATIENCE, what="the program")
     threading.Thread(target=process.end, args=(20 * PATIENCE,)).start()
-    assert process.wait(PATIENCE) == -signal.SIGTERM, "one that ends sooner costs less"
+    assert process.wait(PATIENCE) == -signal.SIGTERM, "it does not wait for the rest of the grace period"
     assert (folder / "kept").exists()
 
 
-def test_when_the_whole_job_is_told_to_end_what_the_shell_leaves_has_its_grace(folder):
-    """The shell dies of the job's signal at once, before anybody has told the guard to end the program behind it."""
+def test_at_the_end_of_the_job_the_program_behind_a_shell_has_its_grace_period(folder):
+    """The signal of the job kills the shell at once, before the owner asks the guard to end the program."""
     (folder / "save.py").write_text(SAVE)
     line = ["/bin/sh", "-c", f"{sys.executable} save.py && true"]
     process = ProcessGuard().start(line, cwd=str(folder), environment=os.environ, grace_seconds=20 * PATIENCE)
@@ -193,7 +193,7 @@ def test_when_the_whole_job_is_told_to_end_what_the_shell_leaves_has_its_grace(f
     assert (folder / "kept").exists()
 
 
-# It says more than a pipe holds while it keeps where it is. Its owner, which alone hears that, is killed.
+# While it writes a checkpoint, it prints more than a pipe holds. Its owner, which reads the pipe, is killed.
 TALK = """
 import signal, sys, time
 def save(*_):
@@ -218,7 +218,7 @@ process.wait()
 """
 
 
-def test_a_program_whose_owner_is_killed_can_talk_while_it_keeps_where_it_is(folder):
+def test_a_program_whose_owner_is_killed_can_print_while_it_writes_a_checkpoint(folder):
     (folder / "talk.py").write_text(TALK)
     (folder / "said.log").write_text("before\n")
     code = TALKED_TO.format(scripts=str(ROOT / "scripts"))

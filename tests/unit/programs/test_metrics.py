@@ -1,4 +1,4 @@
-"""Metrics of a user's program are rows of numbers, also while they are being written."""
+"""Rows of metrics, from the output and from files that a program still writes."""
 
 import functools
 import json
@@ -25,7 +25,7 @@ def test_lines_of_the_output_are_rows(tmp_path):
     assert found.new_rows() == []
 
 
-def test_a_row_of_several_patterns_is_whole_when_each_was_seen(tmp_path):
+def test_a_row_of_several_patterns_is_complete_once_all_have_matched(tmp_path):
     found = reported(tmp_path, pattern=[r"train (?P<train_loss>\S+)", r"val (?P<val_loss>\S+)"])
     for line in ("train 3", "val 4", "train 2", "train 1", "val 1"):
         found.add_line(line)
@@ -46,7 +46,7 @@ def test_a_row_of_several_patterns_is_whole_when_each_was_seen(tmp_path):
         ("m.csv", "acc,note\n0.5,x\n0.", "75,y\n"),
     ],
 )
-def test_a_row_that_is_half_written_is_waited_for(tmp_path, name, first, second):
+def test_an_incomplete_row_is_read_once_it_is_complete(tmp_path, name, first, second):
     found = reported(tmp_path, file=name)
     assert found.new_rows() == []
     (tmp_path / name).write_text(first)
@@ -56,7 +56,7 @@ def test_a_row_that_is_half_written_is_waited_for(tmp_path, name, first, second)
     assert found.new_rows(final=True) == []
 
 
-def test_json_is_a_row_each_time_it_is_written_or_a_list_that_grows(tmp_path):
+def test_a_json_file_is_one_row_or_a_growing_list(tmp_path):
     found, path = reported(tmp_path, file="m.json"), tmp_path / "m.json"
     path.write_text('{"acc": 1}')
     assert found.new_rows() == [{"epoch": 1, "acc": 1}]
@@ -68,17 +68,17 @@ def test_json_is_a_row_each_time_it_is_written_or_a_list_that_grows(tmp_path):
     assert found.new_rows() == [{"epoch": 3, "acc": 3}]
 
 
-def test_what_an_earlier_attempt_told_does_not_count_unless_it_is_continued(tmp_path):
+def test_rows_of_an_earlier_attempt_count_only_if_it_is_resumed(tmp_path):
     (tmp_path / "m.jsonl").write_text('{"acc": 1}\n')
     assert MetricsCollector(Metrics(file="m.jsonl"), tmp_path, resumes=True).new_rows() == [{"epoch": 1, "acc": 1}]
     assert MetricsCollector(Metrics(file="m.jsonl"), tmp_path).new_rows() == []
-    assert (tmp_path / "m.jsonl.before").read_text() == '{"acc": 1}\n', "it is kept all the same"
+    assert (tmp_path / "m.jsonl.before").read_text() == '{"acc": 1}\n', "the old file is kept"
 
 
 @pytest.mark.parametrize(
     ("content", "message"), [("[1, 2]\n", "a row must be a mapping"), ("{]\n", "cannot be read as jsonl")]
 )
-def test_what_is_no_row_is_a_problem_at_the_end(tmp_path, content, message):
+def test_an_invalid_row_is_an_error_at_the_end(tmp_path, content, message):
     found = reported(tmp_path, file="m.jsonl")
     (tmp_path / "m.jsonl").write_text(content + '{"acc": 1}\n')
     assert found.new_rows() == [{"epoch": 1, "acc": 1}]
@@ -103,7 +103,7 @@ def lines_of(*chunks):
     return [line for chunk in chunks for line in lines.feed(chunk)] + lines.feed(b"", final=True)
 
 
-def test_output_is_cut_into_lines_wherever_it_is_torn():
+def test_output_is_split_into_lines_wherever_its_chunks_end():
     text = "ä\r\n\x1b[1;31mred\x1b[0m\r\x1b]0;title\x07 50%|█████  \x1b[A\nend".encode()
     whole = lines_of(text)
     assert whole == ["ä", "red", " 50%|█████", "end"]
@@ -111,7 +111,7 @@ def test_output_is_cut_into_lines_wherever_it_is_torn():
     assert lines_of(b"a\xff b\n") == ["a\ufffd b"]
 
 
-def test_of_a_line_without_an_end_only_the_beginning_is_held():
+def test_only_the_beginning_of_a_long_line_is_kept():
     lines = LineSplitter()
     for _ in range(1000):
         assert lines.feed(b"x" * 2**14) == []
@@ -126,26 +126,26 @@ def test_of_a_line_without_an_end_only_the_beginning_is_held():
     [("-1.2e-05", -1.2e-05), ("+3", 3), (".5", 0.5), ("2.", 2), ("1E6", 1e6), ("93.5%", 0.935), ("50 %", 0.5),
      ("nan", None), ("-Inf", None)],
 )  # fmt: skip
-def test_number_in_a_pattern_takes_any(tmp_path, text, number):
+def test_number_in_a_pattern_matches_any_number(tmp_path, text, number):
     found = reported(tmp_path, pattern=r"^a=(?P<a>{number}), b=(?P<b>{number}){1}s$")
     found.add_line(f"a={text}, b=1e-3s")
     assert found.new_rows() == [{"epoch": 1, "a": pytest.approx(number) if number else number, "b": 0.001}]
 
 
 @pytest.mark.parametrize("line", ["a=loss information", "a=nanosecond", "a=infinite", "a=NaNs"])
-def test_a_word_is_no_number(tmp_path, line):
+def test_a_word_is_not_a_number(tmp_path, line):
     found = reported(tmp_path, pattern=r"a=.*?(?P<a>{number})")
     found.add_line(line)
     assert found.new_rows() == []
 
 
 @pytest.mark.parametrize("line", ["1" * LINE_CHARACTERS, "1." * (LINE_CHARACTERS // 2)])
-def test_a_line_of_digits_is_searched_in_a_time_that_is_no_cube_of_its_length(line):
+def test_searching_a_line_of_digits_does_not_take_cubic_time(line):
     (pattern,) = Metrics(pattern="(?P<a>{number})!").compiled
     assert pattern.search(line) is None
 
 
-def test_braces_that_are_not_number_mean_what_they_meant(tmp_path):
+def test_other_braces_in_a_pattern_keep_their_meaning(tmp_path):
     found = reported(tmp_path, pattern=r"\{number\} x{2} (?P<a>\d{1,3})")
     found.add_line("{number} xx 12")
     assert found.new_rows() == [{"epoch": 1, "a": 12}]
@@ -158,7 +158,7 @@ def test_braces_that_are_not_number_mean_what_they_meant(tmp_path):
      (r"loss.*?(?P<loss>[\d.]+)", "loss: -0.5", "matches only '0.5' of '-0.5'"),
      (r"loss (?P<loss>[\d.e]+)", "loss 1.2e-05", "matches only '1.2e' of '1.2e-05'")],
 )  # fmt: skip
-def test_a_pattern_that_cuts_a_number_is_told_of_once(tmp_path, pattern, line, part):
+def test_a_pattern_that_matches_a_part_of_a_number_is_warned_about_once(tmp_path, pattern, line, part):
     found = reported(tmp_path, pattern=pattern)
     for _ in range(2):
         found.add_line(line)
@@ -173,7 +173,7 @@ def test_a_pattern_that_cuts_a_number_is_told_of_once(tmp_path, pattern, line, p
     [("n=12,345", "matches only '12' of '12,345' for n"), ("n=-1,234,567.8", "matches only '-1' of '-1,234,567.8'"),
      ("n=1_000", "matches only '1' of '1_000'")],
 )  # fmt: skip
-def test_a_number_with_separators_is_told_of(tmp_path, line, part):
+def test_a_number_with_separators_is_warned_about(tmp_path, line, part):
     found = reported(tmp_path, pattern="n=(?P<n>{number})")
     found.add_line(line)
     warning = found.take_warning()
@@ -189,7 +189,7 @@ def test_a_number_with_separators_is_told_of(tmp_path, line, part):
      (r"epoch (?P<epoch>\d+)", "epoch 3. loss 1"), (r"epoch (?P<epoch>\d+)/", "epoch 3/10"),
      (r"acc (?P<acc>[\d.]+)%", "acc 93.5%"), (r"acc - (?P<acc>[\d.]+)", "acc - 0.5")],
 )  # fmt: skip
-def test_a_pattern_that_takes_whole_numbers_is_not_warned_of(tmp_path, pattern, line):
+def test_a_pattern_that_matches_whole_numbers_is_not_warned_about(tmp_path, pattern, line):
     found = reported(tmp_path, pattern=pattern)
     found.add_line(line)
     assert found.new_rows(final=True)
@@ -203,7 +203,7 @@ class Clock:
         return self.now
 
 
-def test_rows_of_one_epoch_are_one_with_the_last_values(tmp_path):
+def test_rows_of_one_epoch_are_merged(tmp_path):
     found = reported(tmp_path, pattern=r"(?P<epoch>\d+) (?P<loss>\d+)")
     told = []
     for epoch in (1, 2, 3):
@@ -214,7 +214,7 @@ def test_rows_of_one_epoch_are_one_with_the_last_values(tmp_path):
     assert [(row["epoch"], row["loss"]) for row in told] == [(1, 0), (2, 0), (3, 0)]
 
 
-def test_the_first_row_waits_until_it_is_known_whether_its_epoch_is_told_again(tmp_path):
+def test_the_first_row_is_held_until_it_is_known_whether_its_epoch_is_repeated(tmp_path):
     def look_at(*lines, **how):
         found = MetricsCollector(Metrics(pattern=r"(?P<epoch>\d+) (?P<loss>\d+)"), tmp_path, **how)
         looks = []
@@ -226,11 +226,11 @@ def test_the_first_row_waits_until_it_is_known_whether_its_epoch_is_told_again(t
     assert look_at("1 9", "1 8", "1 7", "2 9", "2 6") == ([[], [], [], [(1, 7)], []], [(2, 6)])
     assert look_at("1 9", "2 8", "3 7") == ([[], [(1, 9), (2, 8)], [(3, 7)]], [])
     assert look_at("1 9") == ([[]], [(1, 9)])
-    assert look_at("1 9", hold_first_row=False) == ([[(1, 9)]], []), "then the time at which it was told counts"
+    assert look_at("1 9", hold_first_row=False) == ([[(1, 9)]], []), "a scaling study needs the time of each row"
 
 
 @pytest.mark.parametrize("count", [1000, 5000])
-def test_the_last_value_of_each_metric_is_kept_however_fast_rows_come(tmp_path, count):
+def test_the_last_value_of_each_metric_is_kept_at_any_rate_of_rows(tmp_path, count):
     metrics = Metrics(file="m.jsonl")
     rows = [{"loss": number} for number in range(count)]
     for place, accuracy in ((400, 0.5), (count - 333, 0.75)):
@@ -247,7 +247,7 @@ def test_the_last_value_of_each_metric_is_kept_however_fast_rows_come(tmp_path, 
     assert again.metrics == found.latest == {"loss": count - 1, "val_accuracy": 0.75}
 
 
-def test_more_rows_than_a_journal_can_take_are_told_at_a_rate_and_the_last_always(tmp_path):
+def test_the_rate_of_rows_is_limited_but_the_last_row_always_passes(tmp_path):
     clock = Clock()
     found = MetricsCollector(Metrics(pattern=r"loss (?P<loss>\d+)"), tmp_path, clock=clock)
     told = []
@@ -256,7 +256,7 @@ def test_more_rows_than_a_journal_can_take_are_told_at_a_rate_and_the_last_alway
         told += found.new_rows()
     assert [row["epoch"] for row in told] == [*range(1, BURST_ROWS + 1)]
     clock.now = 3.0
-    assert found.new_rows() == [{"epoch": 5000, "loss": 4999}], "when there is room, the latest is told on"
+    assert found.new_rows() == [{"epoch": 5000, "loss": 4999}], "the latest row passes as soon as the rate allows"
     assert found.new_rows() == []
     for number in range(9):
         found.add_line(f"loss {number}")
@@ -264,7 +264,7 @@ def test_more_rows_than_a_journal_can_take_are_told_at_a_rate_and_the_last_alway
     assert found.new_rows(final=True) == [{"epoch": 5009, "loss": 8}]
 
 
-def test_an_honest_program_of_a_hundred_quick_epochs_has_them_all(tmp_path):
+def test_a_hundred_short_epochs_all_pass(tmp_path):
     for pattern in (r"epoch (?P<epoch>\d+) (?P<loss>\d+)", r"epoch \d+ (?P<loss>\d+)"):
         found = MetricsCollector(Metrics(pattern=pattern), tmp_path, clock=Clock())
         for number in range(1, 101):
@@ -276,7 +276,7 @@ def test_an_honest_program_of_a_hundred_quick_epochs_has_them_all(tmp_path):
     ("name", "text"),
     [("m.jsonl", '{"acc": 1, "note": "ä"}\n'), ("m.csv", "acc,note\n1,ä\n"), ("m.json", '[{"acc": 1, "note": "ä"}]')],
 )
-def test_a_character_that_is_half_written_is_waited_for(tmp_path, name, text):
+def test_an_incomplete_character_is_read_once_it_is_complete(tmp_path, name, text):
     found, path = reported(tmp_path, file=name), tmp_path / name
     half = text.encode().index("ä".encode()) + 1
     path.write_bytes(text.encode()[:half])
@@ -287,7 +287,7 @@ def test_a_character_that_is_half_written_is_waited_for(tmp_path, name, text):
     assert found.error == ""
 
 
-def test_of_a_file_that_grows_only_what_is_new_is_read(tmp_path, monkeypatch):
+def test_only_the_new_bytes_of_a_growing_file_are_read(tmp_path, monkeypatch):
     found, path = reported(tmp_path, file="m.jsonl"), tmp_path / "m.jsonl"
     read, new_bytes = [], LineMetricsFile._new_bytes
 
@@ -305,12 +305,12 @@ def test_of_a_file_that_grows_only_what_is_new_is_read(tmp_path, monkeypatch):
     assert sum(map(len, read)) == path.stat().st_size
 
 
-def test_a_file_that_is_written_anew_is_read_anew_once_it_is_whole(tmp_path):
+def test_a_rewritten_file_is_read_again_once_it_is_complete(tmp_path):
     found, path = reported(tmp_path, file="m.csv"), tmp_path / "m.csv"
     first = "epoch,acc\n1,0.5\n2,0.6\n"
     path.write_text(first)
     assert len(found.new_rows()) == 2
-    path.write_text(first[:12])  # as pandas writes it: the same again, and more
+    path.write_text(first[:12])  # as pandas rewrites it: the same content, and more
     assert found.new_rows() == []
     path.write_text(first + "3,0.7\n")
     assert found.new_rows() == [{"epoch": 3, "acc": 0.7}]
@@ -319,7 +319,7 @@ def test_a_file_that_is_written_anew_is_read_anew_once_it_is_whole(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["m.jsonl", "m.csv"])
-def test_an_incomplete_line_does_not_survive_that_its_file_is_written_anew(tmp_path, name):
+def test_the_incomplete_line_of_a_rewritten_file_is_discarded(tmp_path, name):
     first, second = {
         "m.jsonl": ('{"acc": 1}\n{"ac', '{"loss": 1}\n{"loss": 2}\n'),
         "m.csv": ("acc\n1\n2", "loss\n1\n2\n3\n"),
@@ -332,7 +332,7 @@ def test_an_incomplete_line_does_not_survive_that_its_file_is_written_anew(tmp_p
     assert found.error == ""
 
 
-def test_what_is_kept_is_read_again_with_another_setting(tmp_path):
+def test_saved_output_is_read_again_with_other_patterns(tmp_path):
     def again(seconds=1, **metrics):
         return parse_saved_output(Metrics.model_validate(metrics), tmp_path, output, seconds=seconds)
 

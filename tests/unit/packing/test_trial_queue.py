@@ -1,0 +1,107 @@
+"""Which trial starts next on a slot, and which still have time to run."""
+
+import time
+
+import pytest
+from trainyard.config.user_programs import UserProgram
+from trainyard.packing.failure_policy import FailurePolicy, Place, TrialFailure
+from trainyard.packing.time_limits import OVERDUE_SECONDS, WORTHWHILE_SECONDS, TimeLimits
+from trainyard.packing.trial_queue import TrialQueue
+from trainyard.planning.task import Task
+
+HERE, THERE = Place("n1", "0", 0), Place("n2", "0", 1)
+BOTH = [HERE, THERE]
+ENDLESS = TimeLimits(float("inf"), can_resume=True)
+
+
+def task(trial, *, seconds=None, least=None, spec=None):
+    spec = spec or UserProgram(command="true")
+    return Task(trial, spec, {}, 0, earlier_attempts=2, expected_seconds=seconds, least_seconds=least)
+
+
+def queue_of(*tasks, limits=ENDLESS, failures=None, source=None, predict=None):
+    made = TrialQueue(limits=limits, failures=failures or FailurePolicy(retries=1), source=source, predict=predict)
+    made.add(tasks)
+    return made
+
+
+def drain(queue, place=HERE):
+    taken = []
+    while found := queue.take(place, BOTH):
+        taken.append(found.trial)
+    return taken
+
+
+def limits(seconds_left, **options):
+    return TimeLimits(time.time() + seconds_left, **{"can_resume": False, **options})
+
+
+def test_trials_start_in_order_and_then_the_suggested_ones():
+    class Search:
+        open = 2
+
+        def next_task(self):
+            self.open -= 1
+            return task(f"suggested-{self.open}") if self.open >= 0 else None
+
+    queue = queue_of(task("a"), task("b"), source=Search())
+    assert queue.waiting == 4
+    assert drain(queue) == ["a", "b", "suggested-1", "suggested-0"]
+
+
+def test_attempts_are_counted_on_from_earlier_runs():
+    queue = queue_of()
+    assert [queue.start_attempt(task("a")), queue.start_attempt(task("a")), queue.start_attempt(task("b"))] == [3, 4, 3]
+
+
+def test_a_closed_queue_starts_nothing():
+    queue = queue_of(task("a"))
+    queue.is_closed = True
+    assert queue.waiting == 0
+    assert not queue.has_task(HERE, BOTH)
+    assert drain(queue) == []
+
+
+def test_a_failed_trial_goes_to_another_slot():
+    failures = FailurePolicy(retries=1)
+    failures.record_failure(TrialFailure("a", HERE, "ValueError", 1.0))
+    queue = queue_of(task("a"), task("b"), failures=failures)
+    assert drain(queue, HERE) == ["b"]
+    assert queue.has_task(THERE, BOTH)
+    assert drain(queue, THERE) == ["a"]
+
+
+def test_a_shorter_trial_takes_the_place_of_one_that_cannot_end_in_time():
+    long, short = task("long", seconds=500, least=400), task("short", seconds=50, least=40)
+    assert drain(queue_of(long, short, limits=limits(300))) == ["short"]
+    assert drain(queue_of(long, short, limits=limits(600))) == ["long", "short"]
+
+
+def test_without_an_estimate_a_trial_needs_as_long_as_the_longest_so_far():
+    queue = queue_of(task("a"), limits=limits(300))
+    queue.note_finished("x", 400.0)
+    assert not queue.has_task(HERE, BOTH)
+
+
+@pytest.mark.parametrize(("spare", "starts"), [(60, True), (-60, False)])
+def test_a_trial_that_can_resume_starts_if_it_can_run_for_a_while(spare, starts):
+    left = limits(WORTHWHILE_SECONDS + 30 + spare, can_resume=True, grace_seconds=30)
+    assert left.is_worthwhile(10_000) == starts
+
+
+def test_the_order_follows_new_predictions_with_retries_last():
+    def predict(names, finished):
+        return [({"a": 1.0, "b": 9.0, "retried": 99.0}[name], 0.0) for name in names]
+
+    queue = queue_of(task("a"), task("retried"), task("b"), predict=predict)
+    queue.start_attempt(task("retried"))
+    queue.note_finished("x", 5.0)
+    queue.update_order()
+    assert drain(queue) == ["b", "a", "retried"]
+
+
+def test_a_worker_is_killed_some_time_after_it_should_have_ended_a_command():
+    limited = limits(300, grace_seconds=30, timeout_seconds=60)
+    assert limited.kill_seconds(task("a")) == 60 + 30 + OVERDUE_SECONDS
+    assert limited.kill_seconds(task("a", spec=UserProgram(function="m:f"))) == 60
+    assert ENDLESS.kill_seconds(task("a")) == float("inf")
