@@ -241,7 +241,10 @@ def open_collection(path: Path, work: Path) -> Collection:
         return Zip(path)
     for magic, opener in _COMPRESSED.items():
         if head.startswith(magic):
-            return Tar(_decompress(path, opener, work))
+            plain = _decompress(path, opener, work)
+            if not tarfile.is_tarfile(plain):
+                raise ArchiveError(f"{path}: is compressed, but not a tar")
+            return Tar(plain)
     if head[257:262] == b"ustar" or (tarfile.is_tarfile(path) and head):
         return Tar(path)
     raise ArchiveError(f"{path}: is not a folder, a zip or a tar (begins with {head[:8]!r})")

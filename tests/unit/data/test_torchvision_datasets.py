@@ -279,7 +279,7 @@ def test_a_missing_root_is_reported(tmp_path):
         (lambda root: root.write_text("no archive at all"), "is not a folder, a zip or a tar"),
         (lambda root: root.write_bytes(b"PK\3\4 and then nonsense"), "is not a readable zip"),
         (lambda root: root.write_bytes(gzip.compress(bytes(range(256)) * 99)[:300]), "is damaged or truncated"),
-        (lambda root: root.write_bytes(gzip.compress(b"no tar " * 999)), "is not a readable tar"),
+        (lambda root: root.write_bytes(gzip.compress(b"no tar " * 999)), "/root: is compressed, but not a tar"),
     ],
 )
 def test_a_root_that_is_no_image_folder_is_reported(tmp_path, make, message):
