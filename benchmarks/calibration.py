@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from common import print_table
@@ -22,6 +23,8 @@ from trainyard.config.trials import Trial, expand
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.plan import Plan
 from trainyard.planning.schedule import makespan
+from trainyard.planning.sweep_state import SweepState
+from trainyard.planning.trial_space import TrialSpace
 
 SLOTS = 4
 EVIDENCE = (1, 2, 4, 8, 12)  # finished trials
@@ -129,18 +132,24 @@ def simulate(kind: str, order: str, finished: int, seed: int) -> Outcome:
     ranks = np.argsort(-np.array(law), kind="stable") if order == "longest first" else generator.permutation(len(law))
     names = list(trials)
     done = {names[rank]: float(seconds[names[rank]]) for rank in ranks[:finished]}
-    plan = Plan(
+    space = TrialSpace(sweep, "no dataset")
+    space.trials = trials
+    state = SweepState(
         "s",
         sweep,
-        trials,
-        tries={name: [Attempt(name, 1, 0, took, outcome="finished", seconds=took)] for name, took in done.items()},
-        startups=[],
+        space,
+        Path(),
+        attempts={name: [Attempt(name, 1, 0, took, outcome="finished", seconds=took)] for name, took in done.items()},
         work=dict(zip(trials, (1e9 * each for each in law), strict=True)) if parts.has_flops else {},
     )
-    assert plan.predicted_range is not None
-    assert plan.sure_seconds is not None
+    plan = Plan(state)
+    predicted, sure = plan.request.predicted_range, plan.request.sure_seconds
+    assert predicted is not None
+    assert sure is not None
     return Outcome(
-        *plan.predicted_range, plan.sure_seconds, makespan([float(seconds[name]) for name in plan.pending], SLOTS)
+        *predicted,
+        sure,
+        makespan([float(seconds[name]) for name in plan.forecast.pending], SLOTS),
     )
 
 

@@ -70,7 +70,7 @@ def finish_half(folder: Path) -> None:
     journal = folder / "results/sweeps/s/journal.jsonl"
     journal.parent.mkdir(parents=True)
     with open(journal, "w") as file:
-        for number, name in enumerate(list(plan.trials)[::2]):
+        for number, name in enumerate(list(plan.state.trials)[::2]):
             about = {"trial": name, "attempt": 1, "time": 1.7e9 + number}
             metrics = {"epoch": 1, "train_loss": 0.123456789, "val_loss": 0.123456789, "val_accuracy": 0.987654321}
             for event in ("started", "epoch", "epoch", "finished"):

@@ -62,7 +62,7 @@ def make_sweep(folder: Path, trials: int, epochs: int, kind: str) -> int:
     plan = plan_sweep(read_config(folder / "config.yaml"), "s", folder / "results")
     journal = folder / "results/sweeps/s/journal.jsonl"
     journal.parent.mkdir(parents=True, exist_ok=True)
-    values = {name: trial.values for name, trial in plan.trials.items()}
+    values = {name: trial.values for name, trial in plan.state.trials.items()}
     with open(journal, "w") as file:
         file.writelines(json.dumps(event, separators=(",", ":")) + "\n" for event in _events(values, epochs))
     return journal.stat().st_size

@@ -2,7 +2,6 @@
 
 import argparse
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -47,25 +46,28 @@ def _view(config: Config, results: Path, folds: Mapping[str, Fold]) -> Renderabl
 
 
 def _row(plan: Plan) -> Iterator[str]:
-    """The cells of a sweep: its name, the counts of its trials, and the predicted time left."""
-    last = {name: tries[-1].outcome for name, tries in plan.tries.items() if name in plan.trials and tries}
-    open_ends = Counter(last.get(name) for name in plan.pending)
-    ends = Counter(end.outcome for name in plan.trials if (end := plan.end(name)))
-    running, failed = open_ends[TrialStatus.RUNNING], open_ends[TrialStatus.FAILED]
-    final = [ends[status] for status in (TrialStatus.FINISHED, TrialStatus.STOPPED, TrialStatus.DIVERGED)]
-    waiting = len(plan.pending) - running - failed
-    yield plan.name
-    yield from map(str, [*final, running, failed + ends[TrialStatus.UNREADABLE], waiting, len(plan.trials)])
-    left = plan.predicted_seconds
-    yield "-" if not plan.pending else "unknown yet" if left is None else format_duration(left)
+    state, pending = plan.state, plan.forecast.pending
+    outcomes = [last.outcome if (last := state.last_attempt(name)) else None for name in pending]
+    ends = [end.outcome for name in state.trials if (end := state.end(name))]
+    yield state.name
+    yield str(ends.count(TrialStatus.FINISHED))
+    yield str(ends.count(TrialStatus.STOPPED))
+    yield str(ends.count(TrialStatus.DIVERGED))
+    yield str(outcomes.count(TrialStatus.RUNNING))
+    yield str(outcomes.count(TrialStatus.FAILED) + ends.count(TrialStatus.UNREADABLE))
+    yield str(len(outcomes) - outcomes.count(TrialStatus.RUNNING) - outcomes.count(TrialStatus.FAILED))
+    yield str(len(state.trials))
+    left = plan.request.predicted_seconds
+    yield "-" if not pending else "unknown yet" if left is None else format_duration(left)
 
 
 def _running(plans: list[Plan]) -> Iterator[RenderableType]:
     for plan in plans:
-        open_attempts = [tries[-1] for tries in plan.tries.values() if tries[-1].outcome == TrialStatus.RUNNING]
+        last = [attempts[-1] for attempts in plan.state.attempts.values()]
+        open_attempts = [attempt for attempt in last if attempt.outcome == TrialStatus.RUNNING]
         if open_attempts:
-            yield f"\nsweep {plan.name}: running, or killed without a final event"
-            yield slot_table(open_attempts, plan)
+            yield f"\nsweep {plan.state.name}: running, or killed without a final event"
+            yield slot_table(open_attempts, plan.state)
 
 
 def _arguments() -> argparse.Namespace:

@@ -19,11 +19,11 @@ def main(arguments: argparse.Namespace) -> None:
     config = read_config(arguments.config)
     command_line.check_name(config, "sweeps", arguments.sweep)
     plan = run_sweep(config, arguments.sweep, arguments.results, wait_seconds=arguments.wait_seconds)
-    check_sweep(plan)
+    check_sweep(plan.state)
     from trainyard.report.sweep_tables import write_sweep_tables  # pandas takes a second to import
 
-    write_sweep_tables(plan, arguments.results / "sweeps" / arguments.sweep)
-    log.info("%s", summarize_sweep(plan))
+    write_sweep_tables(plan.state, arguments.results / "sweeps" / arguments.sweep)
+    log.info("%s", summarize_sweep(plan.state))
 
 
 def _arguments() -> argparse.Namespace:

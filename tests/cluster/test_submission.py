@@ -88,7 +88,7 @@ def submitted(cluster):
     (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     cluster.run([sys.executable, f"{ROOT}/scripts/stage.py", "--config=config.yaml", "--dataset=tiny"], cwd=folder)
     with Journal.opened(folder / "results/sweeps/done/journal.jsonl") as journal:  # only the tables are missing
-        for name in plan_sweep(check_config(CONFIG), "done", folder / "results").trials:
+        for name in plan_sweep(check_config(CONFIG), "done", folder / "results").state.trials:
             journal.append("started", trial=name, attempt=1)
             journal.append("finished", trial=name, attempt=1, seconds=1.0, metrics={})
     snakemake = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", f"{ROOT}/Snakefile"]

@@ -70,28 +70,29 @@ class SweepJobs:
 
     def digest(self, wildcards: Wildcards) -> str:
         """Changes with the results that a sweep must have; what is pending must not be a parameter of its rule."""
-        return self._plan(wildcards.name, 1).digest
+        return self._plan(wildcards.name, 1).state.space.digest
 
     def pending(self, wildcards: Wildcards, attempt: int) -> int:
         """The number of trials without a result."""
-        return len(self._plan(wildcards.name, attempt).pending)
+        return len(self._plan(wildcards.name, attempt).forecast.pending)
 
     def summary(self, wildcards: Wildcards, attempt: int) -> str:
         """What the job does, for messages; with its cost if there is a scheduler."""
         plan = self._plan(wildcards.name, attempt)
-        return f"{summary(plan)}; {costs(plan)}" if self._profile.has_scheduler and plan.pending else summary(plan)
+        has_cost = self._profile.has_scheduler and plan.forecast.pending
+        return f"{summary(plan)}; {costs(plan)}" if has_cost else summary(plan)
 
     def minutes(self, wildcards: Wildcards, attempt: int) -> int:
         """Walltime."""
-        return self._plan(wildcards.name, attempt).walltime_minutes
+        return self._plan(wildcards.name, attempt).request.walltime_minutes
 
     def cpus(self, wildcards: Wildcards, attempt: int) -> int:
         """CPUs per node."""
-        return max(1, self._plan(wildcards.name, attempt).slots.cpus_per_node)
+        return max(1, self._plan(wildcards.name, attempt).request.slots.cpus_per_node)
 
     def gpus(self, wildcards: Wildcards, attempt: int) -> int | None:
         """GPUs of a job on one node; None leaves the resource out."""
-        slots = self._plan(wildcards.name, attempt).slots
+        slots = self._plan(wildcards.name, attempt).request.slots
         return slots.gpus_per_node if slots.nodes == 1 and slots.gpus_per_node else None
 
     def gpu_model(self, wildcards: Wildcards, attempt: int) -> str | None:
@@ -100,15 +101,15 @@ class SweepJobs:
 
     def nodes(self, wildcards: Wildcards, attempt: int) -> int:
         """Nodes."""
-        return self._plan(wildcards.name, attempt).slots.nodes
+        return self._plan(wildcards.name, attempt).request.slots.nodes
 
     def gres(self, wildcards: Wildcards, attempt: int) -> str:
         """GPUs per node in the syntax of Slurm's `--gres`."""
-        return self._profile.gres(self._plan(wildcards.name, attempt).slots.gpus_per_node)
+        return self._profile.gres(self._plan(wildcards.name, attempt).request.slots.gpus_per_node)
 
     def hardware(self, wildcards: Wildcards, attempt: int) -> str:
         """Nodes and GPUs per node, for messages."""
-        slots = self._plan(wildcards.name, attempt).slots
+        slots = self._plan(wildcards.name, attempt).request.slots
         return self._profile.hardware(slots.nodes, slots.gpus_per_node)
 
     def if_on_nodes(self, value: Any) -> Callable[[Wildcards, int], Any]:
@@ -130,7 +131,7 @@ class SweepJobs:
         if math.isinf(limit):
             return None
         plans = (plan_sweep(self._config, name, self._results, limit_minutes=limit) for name in self._config.sweeps)
-        jobs = max((plan.jobs for plan in plans), default=1)
+        jobs = max((plan.request.jobs for plan in plans), default=1)
         return jobs + 1 if jobs > 1 else None
 
     def names(self, *, nodes: Literal["one", "several"]) -> str:
@@ -141,7 +142,7 @@ class SweepJobs:
     def check(self) -> None:
         """Raise a UserError if `retrain` of a sweep names something else than its trials."""
         for name in self._config.sweeps:
-            self._plan(name, 1).check_retrain()
+            self._plan(name, 1).state.space.check_retrain(name)
 
 
 class TrainJobs:

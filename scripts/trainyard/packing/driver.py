@@ -47,35 +47,36 @@ def run_sweep(config: Config, name: str, results: Path, *, wait_seconds: float =
         _check(plan, results)
         log.info(summary(plan))
         _close_open_attempts(journal, plan)
-        if plan.to_reread:
-            reread_outputs(journal, plan)
+        if plan.state.to_reread:
+            reread_outputs(journal, plan.state)
             plan = _fix_slots(plan_sweep(config, name, results))
-        if plan.pending:
-            if plan.sweep.required_metrics:  # search and early stopping depend on them
-                warn_unreadable(plan)
+        if plan.forecast.pending:
+            if plan.state.sweep.required_metrics:  # search and early stopping depend on them
+                warn_unreadable(plan.state)
             _run_pending(plan, journal, results, config.data)
         return plan_sweep(config, name, results)
 
 
 def _fix_slots(plan: Plan) -> Plan:
     """The plan with the number of slots that it chose, or the one for which Slurm allocated GPUs."""
-    slots, allocation = plan.slots, slurm_allocation.current_allocation()
+    slots, allocation = plan.request.slots, slurm_allocation.current_allocation()
     if slots.auto and allocation:
         slots = slots.model_copy(update={"nodes": len(allocation.nodes), "gpus_per_node": allocation.gpus_per_node})
     fixed = slots.model_copy(update={"auto": False})
-    return replace(plan, sweep=plan.sweep.model_copy(update={"slots": fixed}))
+    sweep = plan.state.sweep.model_copy(update={"slots": fixed})
+    return replace(plan, state=replace(plan.state, sweep=sweep))
 
 
 def _check(plan: Plan, results: Path) -> None:
     """Find the mistakes that can be found before Ray is started."""
-    if plan.sweep.dataset and plan.sweep.is_training:
-        Staged(results / "data" / plan.sweep.dataset).check_images()
-    plan.check_retrain()
+    if plan.state.sweep.dataset and plan.state.sweep.is_training:
+        Staged(results / "data" / plan.state.sweep.dataset).check_images()
+    plan.state.space.check_retrain(plan.state.name)
 
 
 def _close_open_attempts(journal: Journal, plan: Plan) -> None:
     """Record attempts whose driver was killed as interrupted, at the time of their last event."""
-    for tries in plan.tries.values():
+    for tries in plan.state.attempts.values():
         for attempt in tries:
             if attempt.outcome == TrialStatus.RUNNING:
                 status = TrialStatus.INTERRUPTED
@@ -84,7 +85,7 @@ def _close_open_attempts(journal: Journal, plan: Plan) -> None:
 
 def _run_pending(plan: Plan, journal: Journal, results: Path, data: Data) -> None:
     """Start Ray, run the pending trials on its slots, and shut it down."""
-    slots, folder = plan.sweep.slots, results / "sweeps" / plan.name
+    slots, folder = plan.state.sweep.slots, results / "sweeps" / plan.state.name
     _record_session(journal, plan)
     view = LiveView(plan)
     log.info("starting Ray with %d slots", slots.count)
@@ -97,7 +98,7 @@ def _run_pending(plan: Plan, journal: Journal, results: Path, data: Data) -> Non
 
 
 def _record_session(journal: Journal, plan: Plan) -> None:
-    slots, allocation = plan.sweep.slots, slurm_allocation.current_allocation()
+    slots, allocation = plan.state.sweep.slots, slurm_allocation.current_allocation()
     journal.record(
         SessionStarted(
             job=slurm_allocation.job_id(),
@@ -109,10 +110,10 @@ def _record_session(journal: Journal, plan: Plan) -> None:
             gpus_per_trial=slots.share,
             walltime_seconds=allocation.walltime_seconds if allocation else None,
             lead_seconds=max(0.0, time.time() - allocation.start_time) if allocation else None,
-            pending=len(plan.pending),
-            predicted_seconds=plan.predicted_seconds,
-            predicted_low_seconds=plan.predicted_range and plan.predicted_range[0],
-            predicted_high_seconds=plan.predicted_range and plan.predicted_range[1],
+            pending=len(plan.forecast.pending),
+            predicted_seconds=plan.request.predicted_seconds,
+            predicted_low_seconds=plan.request.predicted_range and plan.request.predicted_range[0],
+            predicted_high_seconds=plan.request.predicted_range and plan.request.predicted_range[1],
         )
     )
 
@@ -126,22 +127,22 @@ def _run_trials(
 
     if counted := flops.result():
         journal.record(Work(flops=counted))
-        plan = replace(plan, work=counted)
-    slots, tasks = plan.sweep.slots, [_task(plan, name) for name in plan.to_run]
-    search = SuggestionSource(plan, journal) if plan.sweep.search else None
+        plan = replace(plan, state=replace(plan.state, work=counted))
+    slots, tasks = plan.state.sweep.slots, [_task(plan, name) for name in plan.forecast.to_run]
+    search = SuggestionSource(plan.state, journal) if plan.state.sweep.search else None
     create = partial(
         Packer,
         journal,
         failures=_failure_policy(plan),
         allocation=slurm_allocation.current_allocation(),
-        rule=plan.rule(),
-        monitored_metrics=plan.sweep.monitored_metrics,
-        required_metrics=set(plan.sweep.required_metrics) - _reported_metrics(plan),
+        rule=plan.state.early_stopping_rule(),
+        monitored_metrics=plan.state.sweep.monitored_metrics,
+        required_metrics=set(plan.state.sweep.required_metrics) - _reported_metrics(plan),
         predict=partial(_predict, plan),
         on_event=partial(_notify, view, search),
     )
-    if not plan.shares_open:
-        create(slots=slots, setup=replace(setup, gpu_share=plan.found_share), source=search).run(tasks)
+    if not plan.state.is_share_open:
+        create(slots=slots, setup=replace(setup, gpu_share=plan.state.measured_share), source=search).run(tasks)
         return
     if not can_see_gpu():
         log.info("gpus_per_trial: auto is 1 here, because there is no GPU")
@@ -163,39 +164,39 @@ def _notify(view: LiveView, search: SuggestionSource | None, event: TrialEvent) 
 
 
 def _failure_policy(plan: Plan) -> FailurePolicy:
-    tries = (attempt for name in plan.trials for attempt in plan.tries.get(name, ()))
+    tries = (attempt for name in plan.state.trials for attempt in plan.state.attempts.get(name, ()))
     return FailurePolicy(
-        retries=plan.sweep.retries,
+        retries=plan.state.sweep.retries,
         has_succeeded=any(attempt.outcome in FINAL for attempt in tries),
-        ignores_common_failures=plan.sweep.max_failed_fraction == 1,
+        ignores_common_failures=plan.state.sweep.max_failed_fraction == 1,
     )
 
 
 def _reported_metrics(plan: Plan) -> set[str]:
     """The metrics that the results so far have."""
-    return {metric for name in plan.trials if (result := plan.result(name)) for metric in result.metrics}
+    return {metric for name in plan.state.trials if (result := plan.state.result(name)) for metric in result.metrics}
 
 
 def _task(plan: Plan, name: str) -> Task:
     """A pending trial as a task of the queue."""
-    trial, tries = plan.trials[name], plan.tries.get(name, ())
+    trial, tries = plan.state.trials[name], plan.state.attempts.get(name, ())
     failed = [each for each in tries if each.outcome == TrialStatus.FAILED and each.resumed]
     return Task(
         name,
         trial.spec,
         trial.values,
-        plan.generation(name),
+        plan.state.space.generation(name),
         earlier_attempts=len(tries),
-        expected_seconds=plan.seconds.get(name),
+        expected_seconds=plan.forecast.seconds.get(name),
         bad_checkpoints=tuple(CheckpointFile(**each.resumed) for each in failed if failed_by_itself(each.error)),
-        least_seconds=plan.least_seconds.get(name),
+        least_seconds=plan.forecast.min_seconds.get(name),
     )
 
 
 def _worker_setup(plan: Plan, results: Path, data: Data) -> WorkerSetup:
-    sweep = plan.sweep
+    sweep = plan.state.sweep
     return WorkerSetup(
-        folder=(results / "sweeps" / plan.name).absolute(),
+        folder=(results / "sweeps" / plan.state.name).absolute(),
         data=data,
         threads=sweep.slots.cpus_per_trial,
         is_training=sweep.is_training,
@@ -227,9 +228,9 @@ def _count_flops(plan: Plan, results: Path) -> Future[dict[str, float]]:
     """The FLOPs of the pending trials, if nothing else shows which takes longest; counted in another thread."""
 
     def count() -> dict[str, float]:
-        if not trial_flops.is_needed(plan, plan.slots.count) or plan.sweep.dataset is None:
+        if not trial_flops.is_needed(plan, plan.request.slots.count) or plan.state.sweep.dataset is None:
             return {}
-        staged = Staged(results / "data" / plan.sweep.dataset)
+        staged = Staged(results / "data" / plan.state.sweep.dataset)
         return trial_flops.count_work(plan, staged, own=False, seconds=COUNTING_SECONDS)
 
     pool = ThreadPoolExecutor(1)
@@ -240,7 +241,7 @@ def _count_flops(plan: Plan, results: Path) -> Future[dict[str, float]]:
 
 def _predict(plan: Plan, names: list[str], finished: dict[str, float]) -> list[tuple[float, float]]:
     """Expected and minimum seconds of trials, from the seconds of finished ones."""
-    prediction = plan.predict(names, finished)
+    prediction = plan.forecast.predict(names, finished)
     if prediction is None:
         return [(0.0, 0.0)] * len(names)
     return list(zip(prediction.seconds.tolist(), prediction.least().tolist(), strict=True))

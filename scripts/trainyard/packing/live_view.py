@@ -15,7 +15,8 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.attempts import Attempt, fold_attempts
 from trainyard.planning.journal import Ended, Epoch, Halved, Resumed, Started, TrialEvent
 from trainyard.planning.plan import Plan
-from trainyard.planning.search import is_place
+from trainyard.planning.sweep_state import SweepState
+from trainyard.planning.trial_space import is_placeholder
 from trainyard.programs.metrics import merge_row
 from trainyard.utils.text import format_duration
 
@@ -30,8 +31,8 @@ class LiveView:
         self._began = time.time()
         self._live: Live | None = None
         self._running: dict[str, Attempt] = {}  # by trial
-        self._waiting = dict.fromkeys(plan.pending)  # trials that have not started
-        self._waiting_seconds = sum(plan.seconds.values())  # as predicted; 0 without evidence
+        self._waiting = dict.fromkeys(plan.forecast.pending)  # trials that have not started
+        self._waiting_seconds = sum(plan.forecast.seconds.values())  # as predicted; 0 without evidence
         self._ended = 0  # trials that will not run again
         self._finished_seconds: list[float] = []
 
@@ -54,20 +55,20 @@ class LiveView:
             case Epoch(trial=trial, metrics=row):
                 merge_row(self._running[trial].epochs, row)
             case Resumed(trial=trial, checkpoint=checkpoint):
-                self._log(f"{trial} {_values_text(self._plan, trial)}: resumes from {checkpoint['name']}")
+                self._log(f"{trial} {_values_text(self._plan.state, trial)}: resumes from {checkpoint['name']}")
             case Halved(trial=trial):
                 size = f"{event.micro_batch} images x {event.accumulation}"
-                values = _values_text(self._plan, trial)
+                values = _values_text(self._plan.state, trial)
                 self._log(f"{trial} {values}: out of memory; goes on with micro-batches of {size}")
             case Ended():
                 self._end(event)
 
     def _start(self, event: Started) -> None:
         (self._running[event.trial],) = fold_attempts([event])
-        waiting = event.trial if event.trial in self._waiting else next(filter(is_place, self._waiting), None)
+        waiting = event.trial if event.trial in self._waiting else next(filter(is_placeholder, self._waiting), None)
         if waiting is not None:
             del self._waiting[waiting]
-            self._waiting_seconds -= self._plan.seconds.get(waiting, 0.0)
+            self._waiting_seconds -= self._plan.forecast.seconds.get(waiting, 0.0)
 
     def _end(self, event: Ended) -> None:
         del self._running[event.trial]
@@ -85,8 +86,8 @@ class LiveView:
                 handler.handle(logging.LogRecord(__name__, logging.INFO, __file__, 0, line, None, None))
 
     def _end_line(self, event: Ended) -> str:
-        values, seconds = _values_text(self._plan, event.trial), f"{event.seconds or 0.0:.1f} s"
-        head = f"[{self._ended}/{len(self._plan.pending)}] {event.trial} {values}"
+        values, seconds = _values_text(self._plan.state, event.trial), f"{event.seconds or 0.0:.1f} s"
+        head = f"[{self._ended}/{len(self._plan.forecast.pending)}] {event.trial} {values}"
         match event.status:
             case TrialStatus.FAILED:
                 retry = "will be tried again" if event.retried else "gave up"
@@ -95,7 +96,7 @@ class LiveView:
                 return f"{head}: DIVERGED, not tried again: {event.error}"
             case TrialStatus.UNREADABLE:
                 return f"{head}: {seconds}, but {event.error}; see {event.log}"
-        metric = _metric_text(self._plan, event.metrics or {})
+        metric = _metric_text(self._plan.state, event.metrics or {})
         reason = f"; {event.why}" if event.status == TrialStatus.STOPPED else ""
         return f"{head}: {', '.join(filter(None, [seconds, metric]))}{reason}{self._time_left()}"
 
@@ -104,32 +105,32 @@ class LiveView:
         if not self._finished_seconds:
             return ""
         mean, now = sum(self._finished_seconds) / len(self._finished_seconds), time.time()
-        waiting = self._waiting_seconds if self._plan.seconds else len(self._waiting) * mean
+        waiting = self._waiting_seconds if self._plan.forecast.seconds else len(self._waiting) * mean
         running = [
-            max(0.0, self._plan.seconds.get(attempt.trial, mean) - (now - attempt.start))
+            max(0.0, self._plan.forecast.seconds.get(attempt.trial, mean) - (now - attempt.start))
             for attempt in self._running.values()
         ]
-        left = max([*running, (waiting + sum(running)) / self._plan.slots.count])
+        left = max([*running, (waiting + sum(running)) / self._plan.request.slots.count])
         return f", about {format_duration(left)} left" if left >= 1 else ""
 
     def render(self) -> Group:
         """The table of slots, and a progress bar."""
-        total, since = len(self._plan.pending), format_duration(time.time() - self._began)
-        head = Text(f"sweep {self._plan.name}: {self._ended} of {total} trials done, {since}{self._time_left()}")
+        total, since = len(self._plan.forecast.pending), format_duration(time.time() - self._began)
+        head = Text(f"sweep {self._plan.state.name}: {self._ended} of {total} trials done, {since}{self._time_left()}")
         bar = ProgressBar(total=total, completed=self._ended, width=60)
-        return Group(head, bar, slot_table(list(self._running.values()), self._plan))
+        return Group(head, bar, slot_table(list(self._running.values()), self._plan.state))
 
 
-def _values_text(plan: Plan, trial: str) -> str:
+def _values_text(state: SweepState, trial: str) -> str:
     """The varied values of a trial, as in `blocks=4, lr=0.1`."""
-    if trial not in plan.trials:
+    if trial not in state.trials:
         return ""
-    return ", ".join(f"{key.split('.')[-1]}={value}" for key, value in plan.trials[trial].values.items())
+    return ", ".join(f"{key.split('.')[-1]}={value}" for key, value in state.trials[trial].values.items())
 
 
-def _metric_text(plan: Plan, metrics: dict[str, float]) -> str:
+def _metric_text(state: SweepState, metrics: dict[str, float]) -> str:
     """The metric that ranks trials, as in `validation accuracy 91.2%`; "" if it was not reported."""
-    judged = plan.sweep.ranking_metric([name for name in metrics if name != "epoch"])
+    judged = state.sweep.ranking_metric([name for name in metrics if name != "epoch"])
     if judged is None or metrics.get(judged[0]) is None:
         return ""
     name, value = judged[0], metrics[judged[0]]
@@ -137,15 +138,15 @@ def _metric_text(plan: Plan, metrics: dict[str, float]) -> str:
     return f"{words} {value:.1%}" if name.endswith("accuracy") and 0 <= value <= 1 else f"{words} {value:.4g}"
 
 
-def slot_table(running: list[Attempt], plan: Plan) -> Table:
+def slot_table(running: list[Attempt], state: SweepState) -> Table:
     """A table with one row per running trial."""
     table = Table("slot", "node", "GPU", "trial", "configuration", "epoch", "metric", "seconds", box=None)
     for attempt in sorted(running, key=lambda each: int(each.where["slot"])):
-        where, trial = attempt.where, plan.trials.get(attempt.trial)
+        where, trial = attempt.where, state.trials.get(attempt.trial)
         of = f"/{trial.epochs}" if trial and trial.epochs else ""
         epochs = f"{len(attempt.epochs)}{of}"
-        metric = _metric_text(plan, attempt.epochs[-1]) if attempt.epochs else ""
-        values, seconds = _values_text(plan, attempt.trial), f"{time.time() - attempt.start:.0f}"
+        metric = _metric_text(state, attempt.epochs[-1]) if attempt.epochs else ""
+        values, seconds = _values_text(state, attempt.trial), f"{time.time() - attempt.start:.0f}"
         gpu = "none" if where.get("device") == "cpu" else where["gpu"]
         table.add_row(str(where["slot"]), where["node"], gpu, attempt.trial, values, epochs, metric, seconds)
     return table

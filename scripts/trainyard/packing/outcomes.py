@@ -16,7 +16,7 @@ from trainyard.packing.messages import TrainingEnded, WorkerSetup
 from trainyard.packing.slot import Phase, Slot
 from trainyard.packing.slot_pool import SlotPool
 from trainyard.packing.trial_queue import TrialQueue
-from trainyard.planning.early_stopping import Rule
+from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.journal import Ended, Journal, TrialEvent
 from trainyard.planning.task import Task
 from trainyard.programs.command import failed_by_itself
@@ -68,7 +68,7 @@ class OutcomeHandler:
         queue: TrialQueue,
         pool: SlotPool,
         failures: FailurePolicy,
-        rule: Rule | None,
+        rule: EarlyStoppingRule | None,
         monitored_metrics: set[str],
         required_metrics: set[str],
     ) -> None:

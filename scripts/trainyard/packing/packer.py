@@ -22,9 +22,9 @@ from trainyard.packing.slot import Phase, Slot
 from trainyard.packing.slot_pool import SlotPool, death_reason
 from trainyard.packing.time_limits import TimeLimits
 from trainyard.packing.trial_queue import Predict, TrialQueue
-from trainyard.planning.early_stopping import Rule
+from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.journal import Epoch, Halved, Journal, Resumed, Started, TrialEvent
-from trainyard.planning.task import Source, Task
+from trainyard.planning.task import Task, TaskSource
 from trainyard.programs.trial_messages import EpochReported, ProgramOutput, TrialEnded, timeout_error
 from trainyard.utils.errors import UserError
 
@@ -50,10 +50,10 @@ class Packer:
         failures: FailurePolicy,
         allocation: Allocation | None = None,
         measures_gpu: bool = False,
-        rule: Rule | None = None,
+        rule: EarlyStoppingRule | None = None,
         monitored_metrics: Iterable[str] = (),
         required_metrics: Iterable[str] = (),
-        source: Source | None = None,
+        source: TaskSource | None = None,
         predict: Predict | None = None,
         on_event: Callable[[TrialEvent], None] = lambda event: None,
     ) -> None:

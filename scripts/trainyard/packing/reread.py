@@ -6,18 +6,18 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import metrics_digest
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal import Journal, Reread
-from trainyard.planning.plan import Plan
+from trainyard.planning.sweep_state import SweepState
 from trainyard.programs.metrics import ParsedOutput, find_divergence, parse_saved_output
 
 log = logging.getLogger(__name__)
 
 
-def reread_outputs(journal: Journal, plan: Plan) -> None:
+def reread_outputs(journal: Journal, state: SweepState) -> None:
     """Apply the current `metrics` to the saved outputs, without running anything."""
-    heard, warnings, readable = metrics_digest(plan.sweep.metrics), dict[str, str](), 0
-    for attempt in plan.to_reread:
-        output = plan.output_of(attempt)
-        parsed = parse_saved_output(plan.sweep.metrics, output.parent, output, seconds=attempt.seconds or 0.0)
+    heard, warnings, readable = metrics_digest(state.sweep.metrics), dict[str, str](), 0
+    for attempt in state.to_reread:
+        output = state.output_of(attempt)
+        parsed = parse_saved_output(state.sweep.metrics, output.parent, output, seconds=attempt.seconds or 0.0)
         readable += not parsed.missing
         if parsed.warning:
             warnings.setdefault("pattern", f"trial {attempt.trial}: {parsed.warning}")
@@ -28,7 +28,7 @@ def reread_outputs(journal: Journal, plan: Plan) -> None:
                 "before are kept, also those of similar trials",
             )
             continue
-        outcome, error = _judge(plan, attempt, parsed)
+        outcome, error = _judge(state, attempt, parsed)
         if (outcome, error, heard) != (attempt.outcome, attempt.error, attempt.metrics_digest):
             journal.record(
                 Reread(
@@ -43,15 +43,15 @@ def reread_outputs(journal: Journal, plan: Plan) -> None:
             )
     for warning in warnings.values():
         log.warning("%s", warning)
-    log.info("%d of %d saved outputs could be read again; nothing was run for that", readable, len(plan.to_reread))
+    log.info("%d of %d saved outputs could be read again; nothing was run for that", readable, len(state.to_reread))
 
 
-def _judge(plan: Plan, attempt: Attempt, parsed: ParsedOutput) -> tuple[TrialStatus, str]:
+def _judge(state: SweepState, attempt: Attempt, parsed: ParsedOutput) -> tuple[TrialStatus, str]:
     """The status of an attempt by its output as it is read now, and the error or the reason for its early end."""
     if attempt.outcome == TrialStatus.STOPPED:
         return attempt.outcome, attempt.error
     if parsed.missing:
         return TrialStatus.UNREADABLE, parsed.missing
-    if diverged := find_divergence(parsed.metrics, plan.sweep.monitored_metrics):
+    if diverged := find_divergence(parsed.metrics, state.sweep.monitored_metrics):
         return TrialStatus.DIVERGED, diverged
     return (TrialStatus.STOPPED, attempt.early) if attempt.early else (TrialStatus.FINISHED, "")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from trainyard.packing.failure_policy import FailurePolicy, Place
 from trainyard.packing.time_limits import TimeLimits
-from trainyard.planning.task import Source, Task
+from trainyard.planning.task import Task, TaskSource
 
 # Expected and minimum seconds of trials, from the seconds of finished ones.
 Predict = Callable[[list[str], dict[str, float]], list[tuple[float, float]]]
@@ -16,7 +16,7 @@ class TrialQueue:
     """The trials that wait, in their order, and then the trials that a search suggests."""
 
     def __init__(
-        self, *, limits: TimeLimits, failures: FailurePolicy, source: Source | None, predict: Predict | None
+        self, *, limits: TimeLimits, failures: FailurePolicy, source: TaskSource | None, predict: Predict | None
     ) -> None:
         self._limits, self._failures, self._source, self._predict = limits, failures, source, predict
         self._tasks: deque[Task] = deque()

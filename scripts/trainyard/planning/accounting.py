@@ -11,8 +11,8 @@ import pandas as pd
 from trainyard.cluster.slurm_queries import JobRecord, fetch_job_records
 from trainyard.config.trial_status import CONCLUSIVE, FINAL, TrialStatus
 from trainyard.planning.attempts import Attempt, Session
-from trainyard.planning.plan import Plan
 from trainyard.planning.strategies import Request, Strategy, job_array, separate_jobs, strategy
+from trainyard.planning.sweep_state import SweepState
 from trainyard.utils.errors import UserError
 
 COMPUTED = "computed from the measured durations of the trials"
@@ -31,7 +31,7 @@ def records_of(runs: Sequence[Session]) -> dict[str, JobRecord]:
         return {}
 
 
-def jobs_table(plan: Plan, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> pd.DataFrame:
+def jobs_table(state: SweepState, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> pd.DataFrame:
     """One row per job of a sweep, what was planned beside what became of it; times in seconds.
 
     `finished`, `stopped` (early), `diverged`, `failed` and `interrupted` count attempts: together all that it began.
@@ -41,7 +41,7 @@ def jobs_table(plan: Plan, runs: Sequence[Session], records: Mapping[str, JobRec
     `failed` (attempts that did not, from start to end), `startup` (until the first trial) and `idle` (the rest).
     `counted` are jobs that strategies.csv counts: not those whose results have all been overruled.
     """
-    return pd.DataFrame([_job_row(plan, run, records) for run in runs], columns=list(JOB_COLUMNS))
+    return pd.DataFrame([_job_row(state, run, records) for run in runs], columns=list(JOB_COLUMNS))
 
 
 JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "gpus", "pending", "finished", "stopped", "diverged", "failed",
@@ -51,8 +51,8 @@ JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "gpus", "pending", "fin
                "failed_gpu_seconds", "startup_gpu_seconds", "idle_gpu_seconds", "basis", "counted")  # fmt: skip
 
 
-def _job_row(plan: Plan, run: Session, records: Mapping[str, JobRecord]) -> dict[str, Any]:
-    tries = [each for name, number in run.attempts for each in plan.tries.get(name, ()) if each.number == number]
+def _job_row(state: SweepState, run: Session, records: Mapping[str, JobRecord]) -> dict[str, Any]:
+    tries = [each for name, number in run.attempts for each in state.attempts.get(name, ()) if each.number == number]
     judged = [each for each in tries if each.outcome in CONCLUSIVE]
     began, record = run.info, records.get(run.info.job)
     gpus = _gpus(run)
@@ -92,7 +92,7 @@ def _job_row(plan: Plan, run: Session, records: Mapping[str, JobRecord]) -> dict
         "startup_gpu_seconds": startup * gpus,
         "idle_gpu_seconds": max(0.0, (elapsed - startup) * gpus - running - failed),
         "basis": _basis(record),
-        "counted": _counts(plan, run),
+        "counted": _counts(state, run),
     }
 
 
@@ -123,16 +123,16 @@ def _basis(record: JobRecord | None) -> str:
     return "measured: journal and sacct" if record else "measured: journal"
 
 
-def strategies_of(plan: Plan, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> list[Strategy]:
+def strategies_of(state: SweepState, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> list[Strategy]:
     """The rows of strategies.csv: as separate jobs and as an array, worked out, and packed, as it was.
 
     Where no walltime was asked for (on one machine), packed counts as asking for just what it took. Its running seconds
     are those that jobs.csv has of the results that count now.
     """
-    ends = [end for name in plan.trials if (end := plan.end(name)) and end.outcome in CONCLUSIVE and end.seconds]
-    durations = [plan.seconds_of(end) or 0.0 for end in ends]
-    share = plan.share
-    counted = [run for run in runs if _counts(plan, run)]
+    ends = [end for name in state.trials if (end := state.end(name)) and end.outcome in CONCLUSIVE and end.seconds]
+    durations = [state.seconds_of(end) or 0.0 for end in ends]
+    share = state.share
+    counted = [run for run in runs if _counts(state, run)]
     startups = [seconds for run in counted for seconds in run.slot_startups]
     startup = statistics.median(startups) if startups else 0.0
     computed = [make(durations, gpus_per_trial=share, startup=startup, basis=COMPUTED)
@@ -140,10 +140,10 @@ def strategies_of(plan: Plan, runs: Sequence[Session], records: Mapping[str, Job
     return [*computed, _packed(durations, counted, records, running=sum(map(_gpu_seconds, ends)))]
 
 
-def _counts(plan: Plan, run: Session) -> bool:
+def _counts(state: SweepState, run: Session) -> bool:
     """Whether a job worked on what the results are made of, and not on what has been trained anew since."""
-    tries = [(each, plan.generation(name)) for name, number in run.attempts if name in plan.trials
-             for each in plan.tries[name] if each.number == number]  # fmt: skip
+    tries = [(each, state.space.generation(name)) for name, number in run.attempts if name in state.trials
+             for each in state.attempts[name] if each.number == number]  # fmt: skip
     return any(each.generation >= generation for each, generation in tries)
 
 

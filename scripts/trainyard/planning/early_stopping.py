@@ -12,7 +12,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.attempts import Attempt
 
 
-class Rule:
+class EarlyStoppingRule:
     """Judges trials by what they and the others have reported. What was said before a restart is taken in first."""
 
     def __init__(self, stop: Stop, tries: Iterable[Attempt] = ()) -> None:

@@ -54,7 +54,7 @@ def rows(
             yield Row(job=f"stage {name}", walltime_minutes=runtime_minutes)
     for name in config.sweeps:
         plan = plan_sweep(config, name, results, limit_minutes=limit_minutes)
-        if plan.pending:
+        if plan.forecast.pending:
             yield from _sweep(plan, asked=runtime_minutes is not None)
     for name, study in config.scaling.items():
         for scale in study.scales:
@@ -67,35 +67,35 @@ def rows(
 
 
 def _sweep(plan: Plan, *, asked: bool) -> Iterator[Row]:
-    low, high = plan.predicted_range or (None, None)
+    low, high = plan.request.predicted_range or (None, None)
     others = {each.strategy: each for each in strategies(plan)}
     packed = others.pop("packed", None)
     yield Row(
-        job=f"sweep {plan.name}",
+        job=f"sweep {plan.state.name}",
         strategy="packed",
         basis=_basis(plan),
-        pending=len(plan.pending),
-        total=len(plan.trials),
-        jobs=plan.jobs,
-        nodes=plan.slots.nodes,
-        gpus=plan.slots.gpus,
-        walltime_minutes=plan.walltime_minutes if asked else None,
-        predicted_seconds=plan.predicted_seconds,
+        pending=len(plan.forecast.pending),
+        total=len(plan.state.trials),
+        jobs=plan.request.jobs,
+        nodes=plan.request.slots.nodes,
+        gpus=plan.request.slots.gpus,
+        walltime_minutes=plan.request.walltime_minutes if asked else None,
+        predicted_seconds=plan.request.predicted_seconds,
         predicted_low_seconds=low,
         predicted_high_seconds=high,
-        asked_gpu_hours=plan.asked_gpu_hours if asked else None,
-        predicted_gpu_hours=plan.gpu_hours,
-        predicted_cost=_cost(plan.gpu_hours, plan.price),
+        asked_gpu_hours=plan.request.requested_gpu_hours if asked else None,
+        predicted_gpu_hours=plan.request.gpu_hours,
+        predicted_cost=_cost(plan.request.gpu_hours, plan.price),
         wasted_fraction=packed.wasted_fraction if packed and asked else None,
     )
     for each in others.values():
         used = (each.running_gpu_seconds + each.startup_gpu_seconds) / 3600
         yield Row(
-            job=f"sweep {plan.name}",
+            job=f"sweep {plan.state.name}",
             strategy=each.strategy,
             basis=_basis(plan),
-            pending=len(plan.pending),
-            total=len(plan.trials),
+            pending=len(plan.forecast.pending),
+            total=len(plan.state.trials),
             jobs=each.jobs,
             gpus=round(each.gpus_per_job),
             walltime_minutes=each.requested_seconds_per_job / 60,
@@ -108,11 +108,11 @@ def _sweep(plan: Plan, *, asked: bool) -> Iterator[Row]:
 
 
 def _basis(plan: Plan) -> str:
-    if plan.seconds:
-        return f"{plan.known} measured trials"
-    if plan.sweep.cost is not None:
+    if plan.forecast.seconds:
+        return f"{plan.forecast.evidence_count} measured trials"
+    if plan.state.sweep.cost is not None:
         return "no evidence; ordered by `cost`"
-    return "no evidence; ordered by FLOPs" if plan.work.keys() >= set(plan.pending) else "no evidence"
+    return "no evidence; ordered by FLOPs" if plan.state.work.keys() >= set(plan.forecast.pending) else "no evidence"
 
 
 def _cost(gpu_hours: float | None, price: float | None) -> float | None:
@@ -171,21 +171,21 @@ def _nearest(study: Scaling, folder: Path, gpus: int) -> dict[str, Any] | None:
 
 def strategies(plan: Plan) -> list[Strategy]:
     """The pending trials as separate jobs, as a job array, and packed as planned; none before there is evidence."""
-    if not plan.seconds or plan.predicted_seconds is None:
+    if not plan.forecast.seconds or plan.request.predicted_seconds is None:
         return []
-    durations = [plan.seconds[name] for name in plan.pending]
-    share, startup = plan.slots.share, statistics.median(plan.slot_startups or [0.0])
+    durations = [plan.forecast.seconds[name] for name in plan.forecast.pending]
+    share, startup = plan.request.slots.share, statistics.median(plan.state.slot_startups or [0.0])
     others = [make(durations, gpus_per_trial=share, startup=startup, basis="predicted")
               for make in (separate_jobs, job_array)]  # fmt: skip
     packed = strategy(
         "packed",
-        [Request(60.0 * plan.walltime_minutes, plan.slots.gpus)] * plan.jobs,
+        [Request(60.0 * plan.request.walltime_minutes, plan.request.slots.gpus)] * plan.request.jobs,
         durations,
         running_gpu_seconds=sum(durations) * share,
-        gpus_total=plan.slots.gpus,
-        slots=plan.slots.count,
-        makespan=plan.predicted_seconds,
-        startup_gpu_seconds=plan.slots.gpus * plan.startup_seconds * plan.jobs,
+        gpus_total=plan.request.slots.gpus,
+        slots=plan.request.slots.count,
+        makespan=plan.request.predicted_seconds,
+        startup_gpu_seconds=plan.request.slots.gpus * plan.state.startup_seconds * plan.request.jobs,
         basis="predicted",
     )
     return [*others, packed]
@@ -193,42 +193,47 @@ def strategies(plan: Plan) -> list[Strategy]:
 
 def summary(plan: Plan) -> str:
     """One line in words, for `snakemake -n`."""
-    slots = plan.slots
-    again = f" ({plan.failed_before} failed before)" if plan.failed_before else ""
-    what = f"{len(plan.pending)} of {len(plan.trials)} trials pending{again}{_kept(plan)}"
-    if not plan.pending:
-        return f"sweep {plan.name}: {what}; only the tables will be written"
-    share = "1 (for now)" if plan.shares_open else f"{slots.share:g}"
+    slots = plan.request.slots
+    again = f" ({plan.state.failed_before} failed before)" if plan.state.failed_before else ""
+    what = f"{len(plan.forecast.pending)} of {len(plan.state.trials)} trials pending{again}{_kept(plan)}"
+    if not plan.forecast.pending:
+        return f"sweep {plan.state.name}: {what}; only the tables will be written"
+    share = "1 (for now)" if plan.state.is_share_open else f"{slots.share:g}"
     count = f"{slots.count} slot{'s' if slots.count > 1 else ''}"
     asked = f"{count} of {share} GPU and {slots.cpus_per_trial} CPU"
     nodes = f" on {slots.nodes} nodes" if slots.nodes > 1 else ""
-    chosen = f" ({plan.sweep.goal}, of at most {plan.sweep.slots.count})" if plan.sweep.slots.auto else ""
-    predicted = plan.predicted_seconds
+    chosen = (
+        f" ({plan.state.sweep.goal}, of at most {plan.state.sweep.slots.count})" if plan.state.sweep.slots.auto else ""
+    )
+    predicted = plan.request.predicted_seconds
     when = "the time is unknown until a first trial has finished"
     if predicted is not None:
-        low, high = map(format_duration, plan.predicted_range or (predicted, predicted))
+        low, high = map(format_duration, plan.request.predicted_range or (predicted, predicted))
         between = f" ({low} to {high})" if low != high else ""
-        early = " if none is stopped early" if plan.sweep.stop else ""
+        early = " if none is stopped early" if plan.state.sweep.stop else ""
         when = f"predicted {format_duration(predicted)}{between} of training after the start-up{early}"
-    return f"sweep {plan.name}: {what}; asks for {asked}{nodes}{chosen}; {when}"
+    return f"sweep {plan.state.name}: {what}; asks for {asked}{nodes}{chosen}; {when}"
 
 
 def _kept(plan: Plan) -> str:
-    count = len(plan.to_reread)
+    count = len(plan.state.to_reread)
     return f", {count} output{'s' if count > 1 else ''} to re-read without running anything" if count else ""
 
 
 def costs(plan: Plan) -> str:
     """What asking a scheduler for it costs, in words: GPU-hours, jobs, and the same trials in other ways."""
-    asked = f"{plan.asked_gpu_hours:.3g} GPU-hours asked for"
-    used = "" if plan.gpu_hours is None else f"{plan.gpu_hours:.3g} of them predicted to be used"
-    words = [", ".join(filter(None, [asked, used])) + _at_price(plan, plan.gpu_hours or plan.asked_gpu_hours)]
-    if plan.too_long:
-        count = f"{len(plan.too_long)} of {len(plan.pending)} pending trials can never end"
-        words.append(f"{count}: {plan.too_long_words}")
-    if plan.jobs > 1:
+    asked = f"{plan.request.requested_gpu_hours:.3g} GPU-hours asked for"
+    used = "" if plan.request.gpu_hours is None else f"{plan.request.gpu_hours:.3g} of them predicted to be used"
+    words = [
+        ", ".join(filter(None, [asked, used]))
+        + _at_price(plan, plan.request.gpu_hours or plan.request.requested_gpu_hours)
+    ]
+    if plan.request.too_long:
+        count = f"{len(plan.request.too_long)} of {len(plan.forecast.pending)} pending trials can never end"
+        words.append(f"{count}: {plan.request.too_long_message}")
+    if plan.request.jobs > 1:
         limit = format_duration(60 * plan.limit_minutes)
-        words.append(f"{plan.jobs} jobs one after another, for a job may take {limit} at most")
+        words.append(f"{plan.request.jobs} jobs one after another, for a job may take {limit} at most")
     for each in strategies(plan)[:-1]:
         name = "separate jobs" if each.strategy == "separate_jobs" else "tasks of an array"
         hours = f"{each.requested_gpu_seconds / 3600:.3g} GPU-hours asked for"

@@ -12,7 +12,7 @@ AS_CHEAP: Final = 0.02
 
 
 @dataclass(frozen=True)
-class Option:
+class GpuOption:
     """Nodes and GPUs that can be asked for, and what they come to."""
 
     slots: Slots
@@ -26,7 +26,7 @@ class Option:
         return self.gpu_seconds / self.slots.gpus
 
 
-def options(durations: Sequence[float], limit: Slots, *, startup: float) -> list[Option]:
+def list_options(durations: Sequence[float], limit: Slots, *, startup: float) -> list[GpuOption]:
     """All that can be asked for up to a limit, fewest GPUs first, for trials of these durations in this order.
 
     More slots than trials are of no use. `startup` seconds pass before the first trial begins.
@@ -35,7 +35,7 @@ def options(durations: Sequence[float], limit: Slots, *, startup: float) -> list
     for slots in _sizes(limit):
         span = makespan(durations, slots.count)
         idle = 1 - sum(durations) / (span * slots.count) if span else 0.0
-        found.append(Option(slots, span, idle, (span + startup) * slots.gpus))
+        found.append(GpuOption(slots, span, idle, (span + startup) * slots.gpus))
         if slots.count >= len(durations):
             break
     return found
@@ -54,22 +54,22 @@ def _sizes(limit: Slots) -> Iterator[Slots]:
         yield limit.model_copy(update={"nodes": nodes, "gpus_per_node": gpus})
 
 
-def choose(
-    found: Sequence[Option],
+def choose_option(
+    found: Sequence[GpuOption],
     goal: str,
     *,
     deadline: float | None = None,
-    surely: Callable[[Option], float] = lambda option: option.seconds,
-) -> Option:
+    max_seconds: Callable[[GpuOption], float] = lambda option: option.seconds,
+) -> GpuOption:
     """The option that suits the goal.
 
     `fastest`: the fewest GPU-seconds among all that take at most 5 % longer than the fastest. `cheapest`: the fastest
     among all that cost at most 2 % more GPU-seconds than the cheapest. With a `deadline` in seconds: the cheapest for
-    which `surely`, the longest that it may take, is within it; if there is none, as `fastest`.
+    which `max_seconds`, the longest that it may take, is within it; if there is none, as `fastest`.
     """
     if deadline is not None:
         for option in sorted(found, key=lambda option: (option.gpu_seconds, option.seconds)):
-            if option.seconds <= deadline and surely(option) <= deadline:
+            if option.seconds <= deadline and max_seconds(option) <= deadline:
                 return option
     if goal == "cheapest":
         least = min(option.gpu_seconds for option in found) * (1 + AS_CHEAP) + 1e-9

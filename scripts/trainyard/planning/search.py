@@ -8,67 +8,20 @@ goes on with the same suggestions as one that was not, if its trials end in the 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from trainyard.config.sweep import Draw, Search, Sweep
+from trainyard.config.sweep import Draw, Search
 from trainyard.config.trial_status import FINAL, WITH_RESULT, TrialStatus
-from trainyard.config.trials import RESULT_VERSION, Trial, expand, in_table, make_trial
+from trainyard.config.trials import in_table
 from trainyard.planning.attempts import Attempt, fold_attempts
 from trainyard.planning.journal import Ended, Journal, Suggested, TrialEvent
+from trainyard.planning.sweep_state import SweepState
 from trainyard.planning.task import Task
+from trainyard.planning.trial_space import Suggestion
 from trainyard.utils.files import digest_of
 
 if TYPE_CHECKING:
     import optuna  # it takes a second: imported only where there is something to draw
-
-    from trainyard.planning.plan import Plan
-
-
-@dataclass(frozen=True)
-class Suggestion:
-    """A configuration that was drawn."""
-
-    trial: Trial
-    name: str  # the trial's identity
-    params: dict[str, Any]  # as Optuna drew them: of lists, the index
-    attrs: dict[str, Any]  # what its sampler wants to remember
-
-
-def search_key(sweep: Sweep, dataset_digest: str) -> str:
-    """Which search a suggestion belongs to: another one begins where something changes but the number of trials."""
-    if sweep.search is None:
-        return ""
-    search = sweep.search.model_dump(mode="json", exclude={"trials"})
-    # To train single trials again changes nothing of what was drawn.
-    retrain = sweep.retrain if isinstance(sweep.retrain, int) else sweep.retrain.get("all", 0)
-    return digest_of([search, sweep.spec_content, dataset_digest, RESULT_VERSION, retrain], length=10)
-
-
-def suggestions(events: Sequence[Suggested], sweep: Sweep, dataset_digest: str, key: str) -> list[Suggestion]:
-    """What a search has drawn so far, in order."""
-    found = []
-    for event in events:
-        if event.search == key and sweep.search:
-            trial = make_trial(sweep, event.values)
-            found.append(Suggestion(trial, trial.identity(dataset_digest), event.params, event.attrs))
-    return found[: sweep.search.trials] if sweep.search else []
-
-
-def still_to_draw(sweep: Sweep, drawn: int) -> dict[str, Trial]:
-    """A place for each configuration that a search will draw, so that plans count them."""
-    if sweep.search is None:
-        return {}
-    trial = Trial(expand(sweep).examples[0].spec, {})
-    return {f"{_PLACE}{number + 1}": trial for number in range(drawn, sweep.search.trials)}
-
-
-_PLACE: Final = "draw-"
-
-
-def is_place(name: str) -> bool:
-    """Whether it stands for a configuration that is still to be drawn."""
-    return name.startswith(_PLACE)
 
 
 def draw(
@@ -161,22 +114,21 @@ def _value(choice: Draw, param: Any) -> Any:
 
 
 class SuggestionSource:
-    """Gives what a search suggests next; it must `see` all events of the journal's trials."""
+    """Gives tasks as a search draws them. It must `see` all events of trials."""
 
-    def __init__(self, plan: "Plan", journal: Journal) -> None:
+    def __init__(self, state: SweepState, journal: Journal) -> None:
         import optuna  # noqa: F401  (it takes a second or two: while the slots start)
 
-        assert plan.sweep.search is not None
-        self._plan, self._journal, self._search = plan, journal, plan.sweep.search
-        self._drawn = list(plan.suggestions)
-        ends = {each.name: plan.end(each.name) for each in self._drawn}
+        assert state.sweep.search is not None
+        self._state, self._journal, self._search = state, journal, state.sweep.search
+        ends = {each.name: state.end(each.name) for each in state.space.suggestions}
         self._ends = {name: end for name, end in ends.items() if end}
-        self._events: dict[str, list[TrialEvent]] = defaultdict(list)  # of trials that run
+        self._events: dict[str, list[TrialEvent]] = defaultdict(list)  # of running trials
 
     @property
     def open(self) -> int:
-        """How many are still to be drawn."""
-        return self._search.trials - len(self._drawn)
+        """Configurations that are not drawn yet."""
+        return self._state.space.undrawn_count
 
     def see(self, event: TrialEvent) -> None:
         """Take an event of a trial into account."""
@@ -190,18 +142,17 @@ class SuggestionSource:
             del self._events[name]
 
     def next_task(self) -> Task | None:
-        """What is drawn next. What was drawn before needs no second training: its result counts again."""
+        """The next configuration that has no result yet; None if all are drawn."""
+        state, space = self._state, self._state.space
         while self.open:
-            values, params, attrs = draw(self._search, self._drawn, self._ends)
-            trial = make_trial(self._plan.sweep, values)
-            name = trial.identity(self._plan.dataset_digest)
-            known = any(each.name == name for each in self._drawn)
-            self._journal.record(Suggested(search=self._plan.search_key, values=values, params=params, attrs=attrs))
-            self._drawn.append(Suggestion(trial, name, params, attrs))
-            self._plan.trials[name] = trial  # progress shows its values
-            if not known:
-                tries = self._plan.tries.get(name, [])
-                if (end := self._plan.end(name)) is None:
-                    return Task(name, trial.spec, trial.values, self._plan.generation(name), len(tries))
-                self._ends[name] = end
+            known = {each.name for each in space.suggestions}
+            values, params, attrs = draw(self._search, space.suggestions, self._ends)
+            event = Suggested(search=space.search_key, values=values, params=params, attrs=attrs)
+            drawn = space.add(self._journal.record(event))
+            if drawn.name in known:
+                continue
+            if (end := state.end(drawn.name)) is None:
+                trial, earlier = drawn.trial, len(state.attempts_at(drawn.name))
+                return Task(drawn.name, trial.spec, trial.values, space.generation(drawn.name), earlier)
+            self._ends[drawn.name] = end
         return None

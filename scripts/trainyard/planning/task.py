@@ -37,7 +37,7 @@ def output_name(attempt: int) -> str:
     return f"output-{attempt}.log"
 
 
-class Source(Protocol):
+class TaskSource(Protocol):
     """Where tasks come from that are not known beforehand."""
 
     @property

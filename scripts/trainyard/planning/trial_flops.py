@@ -21,8 +21,10 @@ def is_needed(plan: Plan, slots: int = 1) -> bool:
 
     With at least as many slots as trials, nobody has to know.
     """
-    unknown = plan.sweep.is_training and any(name not in plan.work for name in plan.pending)
-    return unknown and not plan.seconds and plan.sweep.cost is None and len(plan.pending) > slots
+    unknown = plan.state.sweep.is_training and any(name not in plan.state.work for name in plan.forecast.pending)
+    return (
+        unknown and not plan.forecast.seconds and plan.state.sweep.cost is None and len(plan.forecast.pending) > slots
+    )
 
 
 def count_work(plan: Plan, staged: Staged, *, own: bool = True, seconds: float = math.inf) -> dict[str, float]:
@@ -32,7 +34,7 @@ def count_work(plan: Plan, staged: Staged, *, own: bool = True, seconds: float =
     `own` models are built only if that is allowed: their code may do anything. It is given up after so many `seconds`.
     """
     shape, classes = staged.meta["shape"], len(staged.meta["classes"])
-    specs = {name: spec for name in plan.pending if isinstance(spec := plan.trials[name].spec, Train)}
+    specs = {name: spec for name in plan.forecast.pending if isinstance(spec := plan.state.trials[name].spec, Train)}
     examples = {_model_key(spec): name for name, spec in specs.items()}
     if not own and len(examples) > 1 and any(":" in specs[name].model for name in examples.values()):
         return {}
@@ -43,11 +45,11 @@ def count_work(plan: Plan, staged: Staged, *, own: bool = True, seconds: float =
             return {}
         counted[key] = flops
     others = [key for key in examples if key not in counted]
-    example = {key: plan.trials[name] for key, name in examples.items()}
+    example = {key: plan.state.trials[name] for key, name in examples.items()}
     guess = predict([example[key] for key in others], [(example[key], flops) for key, flops in counted.items()])
     if others and guess:
         counted |= dict(zip(others, guess.seconds.tolist(), strict=True))
-    log.info("sweep %s: FLOPs of %d models, before any has run", plan.name, len(examples))
+    log.info("sweep %s: FLOPs of %d models, before any has run", plan.state.name, len(examples))
     return {name: counted[_model_key(spec)] * spec.epochs for name, spec in specs.items()}
 
 

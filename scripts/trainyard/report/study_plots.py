@@ -6,7 +6,7 @@ from pathlib import Path
 from trainyard.config.config import Config
 from trainyard.config.trials import main_key, varied_keys
 from trainyard.data.staged import Staged
-from trainyard.planning.plan import plan_sweep
+from trainyard.planning.plan import plan_sweep, read_state
 from trainyard.report import data_plots, scaling_plots, style, sweep_plots, tree_plots
 from trainyard.report.sweep_tables import find_ranking_metric
 from trainyard.utils.csv_files import read_table
@@ -25,8 +25,8 @@ def draw_plots(config: Config, kind: str, name: str, results: Path) -> Path:
 def draw_plan(config: Config, name: str, results: Path, *, limit_minutes: float) -> None:
     """Draw the planned schedule of a sweep, if trials are pending."""
     plan = plan_sweep(config, name, results, limit_minutes=limit_minutes)
-    if plan.pending:
-        size = (8, 1.4 + 0.4 * min(plan.slots.count, MAX_LANES))
+    if plan.forecast.pending:
+        size = (8, 1.4 + 0.4 * min(plan.request.slots.count, MAX_LANES))
         style.draw(partial(sweep_plots.plot_schedule, plan=plan), results / "plan" / name, size=size)
 
 
@@ -41,12 +41,12 @@ def _draw_data(config: Config, name: str, source: Path, target: Path) -> None:
 def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
     tables = ("trials", "timeline", "epochs", "strategies", "jobs")
     trials, timeline, epochs, strategies, jobs = (read_table(source / f"{table}.csv") for table in tables)
-    plan = plan_sweep(config, name, source.parents[1])
-    keys, key = varied_keys(list(plan.trials.values())), main_key(list(plan.trials.values()))
+    state = read_state(config.sweeps[name], name, source.parents[1])
+    keys, key = varied_keys(list(state.trials.values())), main_key(list(state.trials.values()))
     for varied in keys:
         trials[varied], epochs[varied] = style.fill_missing(trials[varied]), style.fill_missing(epochs[varied])
-    metric, mode = find_ranking_metric(plan, trials)
-    log_scale = plan.sweep.is_log(key)
+    metric, mode = find_ranking_metric(state, trials)
+    log_scale = state.sweep.is_log(key)
     slots, count = timeline["slot"].nunique(), len(trials)
     gantt = partial(sweep_plots.plot_gantt, timeline=timeline, trials=trials, jobs=jobs, key=key, log=log_scale)
     style.draw(gantt, target / "gantt", size=(8, 1.4 + 0.4 * min(slots, MAX_LANES)))
@@ -54,7 +54,7 @@ def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
     style.draw(packing, target / "packing", size=(8, min(12.0, 2 + 0.12 * (count + slots))))
     style.draw(partial(sweep_plots.plot_waste, strategies=strategies), target / "waste", size=(8, 3))
     style.draw(partial(sweep_plots.plot_predictions, timeline=timeline, jobs=jobs), target / "prediction")
-    joined = keys == [key] and not (plan.sweep.sample or plan.sweep.search)
+    joined = keys == [key] and not (state.sweep.sample or state.sweep.search)
     metric_plot = partial(sweep_plots.plot_metric, trials=trials, key=key, metric=metric, mode=mode)
     style.draw(partial(metric_plot, log=log_scale, joined=joined), target / "metric")
     curve = "val_loss" if "val_loss" in epochs else metric

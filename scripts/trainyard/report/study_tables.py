@@ -7,7 +7,7 @@ import pandas as pd
 
 from trainyard.config.config import Config
 from trainyard.planning.accounting import jobs_table, records_of, strategies_of, strategies_table
-from trainyard.planning.plan import plan_sweep
+from trainyard.planning.plan import read_state
 from trainyard.report.html_page import write_page
 from trainyard.report.sweep_tables import stopping_table, summarize_best, summarize_savings
 from trainyard.scaling.table import recommendation, scaling_table
@@ -34,19 +34,19 @@ def write_tables(config: Config, kind: str, name: str, results: Path) -> Path:
 
 def _write_sweep(config: Config, name: str, results: Path) -> Page:
     folder = results / "sweeps" / name
-    plan = plan_sweep(config, name, results)
-    sessions = plan.sessions
+    state = read_state(config.sweeps[name], name, results)
+    sessions = state.sessions
     records = records_of(sessions)
-    strategies = strategies_table(strategies_of(plan, sessions, records))
-    jobs = jobs_table(plan, sessions, records)
+    strategies = strategies_table(strategies_of(state, sessions, records))
+    jobs = jobs_table(state, sessions, records)
     write_table(strategies, folder / "strategies.csv")
     write_table(jobs, folder / "jobs.csv")
     stopped: Page = {}
-    if plan.sweep.stop:
-        rows = stopping_table(plan)
-        stopped = {"Stopped early": rows, "What early stopping saved": summarize_savings(plan, rows)}
+    if state.sweep.stop:
+        rows = stopping_table(state)
+        stopped = {"Stopped early": rows, "What early stopping saved": summarize_savings(state, rows)}
     trials = read_table(folder / "trials.csv")
-    best = summarize_best(plan, trials)
+    best = summarize_best(state, trials)
     log.info("%s", best)
     turned = strategies.set_index("strategy").T.rename_axis(index=None, columns=None).reset_index(names="")
     return {

@@ -72,22 +72,22 @@ def plot_gantt(
 
 def plot_schedule(axes: Axes, plan: Plan) -> None:
     """The predicted schedule of the pending trials; before there is evidence, with relative durations."""
-    names, slots, key = plan.pending, plan.slots.count, main_key(list(plan.trials.values()))
-    values = pd.Series({name: plan.trials[name].values.get(key, name) for name in plan.trials})
-    turns = schedule(plan.durations, slots)
+    names, slots, key = plan.forecast.pending, plan.request.slots.count, main_key(list(plan.state.trials.values()))
+    values = pd.Series({name: plan.state.trials[name].values.get(key, name) for name in plan.state.trials})
+    turns = schedule(plan.forecast.durations, slots)
     rows = [(names[turn.trial], turn.slot, turn.start, turn.end, False) for turn in turns]
     run = pd.DataFrame(rows, columns=["trial", "lane", "begin", "stop", "failed"])
     total = run["stop"].max()
     draw_bars(axes, range(run["lane"].max() + 1), 0, total, color=IDLE, edge=0)
-    _draw_trials(axes, run, values, log=plan.sweep.is_log(key))
+    _draw_trials(axes, run, values, log=plan.state.sweep.is_log(key))
     label_lanes(axes, [f"slot {slot}" for slot in range(slots)])
-    if plan.predicted_range:
-        low, high = plan.predicted_range
+    if plan.request.predicted_range:
+        low, high = plan.request.predicted_range
         axes.axvspan(low, high, color=COLORS[1], alpha=0.25, linewidth=0, zorder=0)
-    axes.set_xlim(0, max(total, plan.predicted_range[1] if plan.predicted_range else 0.0) * 1.02)
+    axes.set_xlim(0, max(total, plan.request.predicted_range[1] if plan.request.predicted_range else 0.0) * 1.02)
     shaded = "seconds of training (shaded: 90% interval of the end)"
-    axes.set_xlabel(shaded if plan.seconds else "relative time (no duration has been measured yet)")
-    idle = 1 - sum(plan.durations) / (total * slots)
+    axes.set_xlabel(shaded if plan.forecast.seconds else "relative time (no duration has been measured yet)")
+    idle = 1 - sum(plan.forecast.durations) / (total * slots)
     axes.set_title(f"plan of {len(turns)} trials on {slots} slots, {idle:.1%} idle; labels: {readable_name(key)}")
 
 

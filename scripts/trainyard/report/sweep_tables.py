@@ -15,7 +15,7 @@ from trainyard.config.sweep import Mode, guess_mode
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.attempts import Attempt
-from trainyard.planning.plan import Plan
+from trainyard.planning.sweep_state import SweepState
 from trainyard.utils.csv_files import write_table
 
 log = logging.getLogger(__name__)
@@ -24,34 +24,34 @@ METRICS = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "best_val
 RESERVED = ("trial", "status", "attempts", "seconds")  # columns of trials.csv that are no metrics
 
 
-def write_sweep_tables(plan: Plan, folder: Path) -> None:
+def write_sweep_tables(state: SweepState, folder: Path) -> None:
     """Write timeline.csv, epochs.csv, with early stopping also stopping.csv, and last trials.csv, the rule's output."""
-    tries = [attempt for tries in plan.tries.values() for attempt in tries]
+    tries = [attempt for tries in state.attempts.values() for attempt in tries]
     write_table(timeline_table(tries), folder / "timeline.csv")
-    write_table(epochs_table(plan), folder / "epochs.csv")
-    if plan.sweep.stop:
-        stopped = stopping_table(plan)
+    write_table(epochs_table(state), folder / "epochs.csv")
+    if state.sweep.stop:
+        stopped = stopping_table(state)
         write_table(stopped, folder / "stopping.csv")
-        log.info("%s", summarize_savings(plan, stopped))
-    write_table(trials_table(plan), folder / "trials.csv")
+        log.info("%s", summarize_savings(state, stopped))
+    write_table(trials_table(state), folder / "trials.csv")
 
 
-def trials_table(plan: Plan) -> pd.DataFrame:
+def trials_table(state: SweepState) -> pd.DataFrame:
     """One row per trial: trial, every varied key, status, attempts, seconds, and the metrics of the last epoch.
 
     A diverged trial has no metrics, so that no comparison includes it. A metric with the same name as another column is
     in the column `reported_<name>`.
     """
-    keys = varied_keys(list(plan.trials.values()))
-    results = {name: plan.result(name) for name in plan.trials}
+    keys = varied_keys(list(state.trials.values()))
+    results = {name: state.result(name) for name in state.trials}
     reported = dict.fromkeys(metric for result in results.values() if result for metric in result.metrics)
-    metrics = METRICS if plan.sweep.is_training else tuple(reported)
+    metrics = METRICS if state.sweep.is_training else tuple(reported)
     rows = []
-    for name, trial in plan.trials.items():
-        tries, result, settings, end = plan.tries.get(name, []), results[name], trial.settings, plan.end(name)
+    for name, trial in state.trials.items():
+        tries, result, settings, end = state.attempts.get(name, []), results[name], trial.settings, state.end(name)
         status = end.outcome if end else (tries[-1].outcome if tries else TrialStatus.PENDING)
         row: dict[str, Any] = {"trial": name, **{key: value_at(settings, key) for key in keys}}
-        row |= {"status": status, "attempts": len(tries), "seconds": plan.seconds_of(end) if end else None}
+        row |= {"status": status, "attempts": len(tries), "seconds": state.seconds_of(end) if end else None}
         values = {metric: result.metrics.get(metric) if result else None for metric in metrics}
         rows.append(row | _metric_columns(values, {*RESERVED, *keys}))
     return pd.DataFrame(rows)
@@ -78,37 +78,37 @@ def timeline_table(tries: Sequence[Attempt]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def epochs_table(plan: Plan) -> pd.DataFrame:
+def epochs_table(state: SweepState) -> pd.DataFrame:
     """One row per epoch of each trial's result: trial, varied keys, and the epoch's metrics.
 
     The result of a resumed trial includes the epochs before it was resumed. Metrics have the column names of
     `trials_table`, except that `seconds` of Trainyard's own loop are those of the epoch.
     """
-    keys = varied_keys(list(plan.trials.values()))
-    reserved = {*(["trial"] if plan.sweep.is_training else RESERVED), *keys}
+    keys = varied_keys(list(state.trials.values()))
+    reserved = {*(["trial"] if state.sweep.is_training else RESERVED), *keys}
     rows = []
-    for name, trial in plan.trials.items():
-        result, settings = plan.result(name), trial.settings
+    for name, trial in state.trials.items():
+        result, settings = state.result(name), trial.settings
         values = {"trial": name, **{key: value_at(settings, key) for key in keys}}
-        rows += [values | _metric_columns(row, reserved) for row in (plan.epochs_of(result) if result else [])]
+        rows += [values | _metric_columns(row, reserved) for row in (state.epochs_of(result) if result else [])]
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["trial", *keys, "epoch"])
 
 
 # ---- early stopping
 
 
-def stopping_table(plan: Plan) -> pd.DataFrame:
+def stopping_table(state: SweepState) -> pd.DataFrame:
     """One row per trial that was stopped early: its epochs, the reason, and the epochs and seconds that this saved.
 
     `saved_seconds` is the time of the remaining epochs at the trial's own seconds per epoch, or at the median of the
     other trials if it reported a single epoch; empty if neither is known.
     """
-    paces = {name: _seconds_per_epoch(plan, name) for name in plan.trials}
+    paces = {name: _seconds_per_epoch(state, name) for name in state.trials}
     known = [pace for pace in paces.values() if pace is not None]
     median = statistics.median(known) if known else None
-    all_epochs, rows = plan.stop.epochs if plan.stop else None, []
-    for name in plan.trials:
-        result = plan.result(name)
+    all_epochs, rows = state.stop.epochs if state.stop else None, []
+    for name in state.trials:
+        result = state.result(name)
         if result is None or result.outcome != TrialStatus.STOPPED:
             continue
         epochs, pace = result.epochs[-1]["epoch"], median if paces[name] is None else paces[name]
@@ -118,22 +118,22 @@ def stopping_table(plan: Plan) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["trial", "epochs", "saved_epochs", "seconds", "saved_seconds", "why"])
 
 
-def _seconds_per_epoch(plan: Plan, trial: str) -> float | None:
+def _seconds_per_epoch(state: SweepState, trial: str) -> float | None:
     """Seconds per epoch of a trial: as Trainyard's loop measures it, or from the times at which epochs were reported.
 
     A resumed attempt may report the epochs of earlier attempts again, all at once; these do not count. The first row of
     a command does not count either, because it is reported together with the second one.
     """
-    result = plan.result(trial)
+    result = state.result(trial)
     if result is None:
         return None
-    if plan.sweep.is_training:
+    if state.sweep.is_training:
         return float(statistics.median([row["seconds"] for row in result.epochs])) if result.epochs else None
-    before = [each for each in plan.tries[trial]
+    before = [each for each in state.attempts[trial]
               if each.number < result.number and each.generation == result.generation]  # fmt: skip
     earlier = {epoch for each in before for epoch in each.epoch_times}
     new = sorted((epoch, time) for epoch, time in result.epoch_times.items() if epoch not in earlier)
-    if plan.sweep.command:
+    if state.sweep.command:
         del new[:1]
     if len(new) < 2:
         return None
@@ -141,13 +141,13 @@ def _seconds_per_epoch(plan: Plan, trial: str) -> float | None:
     return (end - start) / (last - first)
 
 
-def summarize_savings(plan: Plan, stopped: pd.DataFrame) -> str:
+def summarize_savings(state: SweepState, stopped: pd.DataFrame) -> str:
     """One line about what early stopping saved; `stopped` is the `stopping_table`."""
-    all_epochs = plan.stop.epochs if plan.stop else None
-    counts = f"stopped early: {len(stopped)} of {len(plan.trials)} trials"
+    all_epochs = state.stop.epochs if state.stop else None
+    counts = f"stopped early: {len(stopped)} of {len(state.trials)} trials"
     if stopped.empty or all_epochs is None:
         return counts
-    total = all_epochs * len(plan.trials)
+    total = all_epochs * len(state.trials)
     epochs, seconds = int(stopped["saved_epochs"].sum()), stopped["saved_seconds"].sum()
     slot_seconds = f", or {seconds:.1f} slot-seconds" if stopped["saved_seconds"].notna().all() else ""
     return f"{counts}; this saved {epochs} of {total} epochs ({epochs / total:.1%}){slot_seconds}"
@@ -156,7 +156,7 @@ def summarize_savings(plan: Plan, stopped: pd.DataFrame) -> str:
 # ---- the best trial
 
 
-def find_ranking_metric(plan: Plan, trials: pd.DataFrame) -> tuple[str, Mode | None]:
+def find_ranking_metric(state: SweepState, trials: pd.DataFrame) -> tuple[str, Mode | None]:
     """The column of `trials` that ranks them, and its mode; None if the mode is guessed from the name.
 
     Trials without metrics are ranked by their seconds.
@@ -164,7 +164,7 @@ def find_ranking_metric(plan: Plan, trials: pd.DataFrame) -> tuple[str, Mode | N
     reported = list(trials.columns)[list(trials.columns).index("seconds") + 1 :]
     columns = {name.removeprefix("reported_"): name for name in reported}
     columns.setdefault("seconds", "seconds")
-    metric, mode = plan.sweep.ranking_metric(list(columns)) or ("seconds", None)
+    metric, mode = state.sweep.ranking_metric(list(columns)) or ("seconds", None)
     return columns[metric], mode
 
 
@@ -176,13 +176,13 @@ def find_best_trial(trials: pd.DataFrame, metric: str, mode: Mode | None) -> "pd
     return trials.loc[values.idxmin() if (mode or guess_mode(metric)) == "min" else values.idxmax()]
 
 
-def summarize_best(plan: Plan, trials: pd.DataFrame) -> str:
+def summarize_best(state: SweepState, trials: pd.DataFrame) -> str:
     """One line about the best trial."""
-    metric, mode = find_ranking_metric(plan, trials)
+    metric, mode = find_ranking_metric(state, trials)
     best = find_best_trial(trials, metric, mode)
     if best is None:
         return f"no trial has finished with {metric}"
-    keys = varied_keys(list(plan.trials.values()))
+    keys = varied_keys(list(state.trials.values()))
     values = " with " * bool(keys) + ", ".join(f"{key} = {best[key]}" for key in keys)
     return f"{describe_best(metric, mode)}: {best[metric]:.6g}, by trial {best['trial']}{values}"
 

@@ -16,7 +16,7 @@ from trainyard.config import sweep as sweep_module
 from trainyard.config.load import ConfigError, check_config, compose, read_config
 from trainyard.config.sweep import Slots, Sweep
 from trainyard.config.trials import expand
-from trainyard.planning.search import search_key
+from trainyard.planning.trial_space import TrialSpace
 
 ROOT = Path(__file__).parents[3]
 
@@ -466,7 +466,7 @@ def test_programs_read_the_same_config_as_snakemake(sweep):
     resolved = [json.dumps(each.model_dump(mode="json", exclude_unset=True)) for each in (yard.config, read)]
     assert resolved[0] == resolved[1]
     sweeps = [each.sweeps["s"] for each in (yard.config, read)]
-    assert search_key(sweeps[0], "d") == search_key(sweeps[1], "d")
+    assert TrialSpace(sweeps[0], "d").search_key == TrialSpace(sweeps[1], "d").search_key
     trials = [expand(each).trials for each in sweeps]
     assert [each.identity("d") for each in trials[0]] == [each.identity("d") for each in trials[1]]
     assert repr([each.values for each in trials[1]]) == repr([each.values for each in trials[0]])

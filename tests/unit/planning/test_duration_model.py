@@ -228,7 +228,7 @@ def test_values_that_have_no_logarithm_are_taken_as_they_are(odd):
     ("blocks x epochs; FLOPs known", "longest first", 8, 80, 1.35),
     ("square of a key", "longest first", 12, 80, 1.3),
     ("100 subjects x 3 seeds", "random", 8, 80, 1.5),
-    ("lr and dropout drawn, of no effect", "random", 8, 80, 1.3),
+    ("random lr and dropout without effect", "random", 8, 80, 1.3),
     ("blocks x 3 seeds, 5 % stragglers; FLOPs known", "random", 8, 70, 1.2),
 ])  # fmt: skip
 def test_interrupted_sweeps_end_within_what_was_predicted(kind, order, finished, least, upper, monkeypatch):

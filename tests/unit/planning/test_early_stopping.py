@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainyard.config.sweep import Stop
 from trainyard.planning.attempts import Attempt
-from trainyard.planning.early_stopping import Rule
+from trainyard.planning.early_stopping import EarlyStoppingRule
 
 RUNGS = (1, 3, 9)  # of 27 epochs, a third goes on at each
 
 
 def rule(**fields):
-    return Rule(Stop.model_validate({"method": "asha", "epochs": 27, **fields}))
+    return EarlyStoppingRule(Stop.model_validate({"method": "asha", "epochs": 27, **fields}))
 
 
 def curve(trial):
@@ -84,7 +84,7 @@ def test_less_may_be_better_and_what_is_no_number_is_worst():
 
 def test_what_the_journal_knows_counts():
     known = [Attempt(f"t{number}", 1, 0, 0, epochs=[{"epoch": 1, "val_accuracy": number}]) for number in range(1, 6)]
-    judge = Rule(Stop(method="asha"), known)
+    judge = EarlyStoppingRule(Stop(method="asha"), known)
     assert judge.verdict("new", {"epoch": 1, "val_accuracy": 3.5}).startswith("asha: 3 of the 6")
     assert judge.verdict("other", {"epoch": 1, "val_accuracy": 4.5}) == ""
 
@@ -92,7 +92,7 @@ def test_what_the_journal_knows_counts():
 @pytest.mark.parametrize("method", ["asha", "median"])
 def test_a_restarted_trial_is_judged_again_and_does_not_compete_with_itself(method):
     known = [Attempt(f"t{number}", 1, 0, 0, epochs=[{"epoch": 1, "val_accuracy": number}]) for number in range(1, 7)]
-    judge = Rule(Stop(method=method), known)
+    judge = EarlyStoppingRule(Stop(method=method), known)
     for _ in range(3):
         why = judge.verdict("t1", {"epoch": 1, "val_accuracy": 1})
         assert why.startswith("asha: 6 of the 6" if method == "asha" else "median: its best value by epoch 1, 1, ")
@@ -118,7 +118,7 @@ def test_a_trial_that_diverged_is_the_worst_where_it_would_have_been_judged_next
     judge.diverged("c")
     assert judge.verdict("e", {"epoch": 3, "val_accuracy": 0.05}).startswith("asha: 4 of the 5")
     diverged = Attempt("c", 1, 0, 0, outcome="diverged", epochs=[{"epoch": 1, "val_accuracy": 0.9}])
-    again = Rule(Stop(method="asha", grace_period=3), [diverged])
+    again = EarlyStoppingRule(Stop(method="asha", grace_period=3), [diverged])
     assert again.verdict("a", {"epoch": 3, "val_accuracy": -100}) == ""
     assert again.verdict("b", {"epoch": 3, "val_accuracy": -101}).startswith("asha: 2 of the 3")
 
@@ -160,7 +160,7 @@ VALUES = st.one_of(st.floats(-1, 1), st.sampled_from([0.0, 0.1, 0.2, 0.3, None, 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), VALUES), max_size=60), st.integers(1, 3))
 def test_the_median_rule_is_the_formula_whatever_is_told_in_whatever_order(told, least):
     stop = Stop(method="median", grace_period=2, min_samples=least, epochs=6)
-    judge, curves = Rule(stop), defaultdict(dict)
+    judge, curves = EarlyStoppingRule(stop), defaultdict(dict)
     for trial, epoch, value in told:
         curves[trial][epoch] = value if value is not None and math.isfinite(value) else -math.inf
         why = judge.verdict(str(trial), {"epoch": epoch, "val_accuracy": value})

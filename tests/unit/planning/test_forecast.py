@@ -30,7 +30,7 @@ def trained(results, scale, *, gpus, seconds, device="A100"):
 
 
 def finished(results, hours_by_blocks):
-    trials = plan_sweep(check_config(CONFIG), "depth", results).trials
+    trials = plan_sweep(check_config(CONFIG), "depth", results).state.trials
     with Journal.opened(results / "sweeps/depth/journal.jsonl") as journal:
         for name, trial in trials.items():
             if hours := hours_by_blocks.get(trial.values["model_args.blocks"]):
@@ -93,7 +93,7 @@ def test_a_partitions_limit_becomes_retries_enough_and_options_of_the_plan(tmp_p
     finished(tmp_path, {1: 1.0, 2: 2.0})
     defaults = {"runtime": Resource(60), "slurm_partition": Resource("gpu")}
     yard = Workflow(CONFIG, results=tmp_path, default_resources=defaults)
-    jobs = plan_sweep(check_config(CONFIG), "depth", tmp_path, limit_minutes=120).jobs
+    jobs = plan_sweep(check_config(CONFIG), "depth", tmp_path, limit_minutes=120).request.jobs
     assert jobs >= 3
     assert yard.sweep.retries() == jobs - 1 + 2
     assert yard.plan_options(None) == "--runtime-minutes 60 --limit-minutes 120"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trainyard.config.sweep import Slots
-from trainyard.planning.gpu_count import AS_CHEAP, AS_FAST, choose, options
+from trainyard.planning.gpu_count import AS_CHEAP, AS_FAST, choose_option, list_options
 
 DEPTH = [0.2125 * blocks for blocks in range(80, 0, -4)]  # longest first
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=30).map(lambda seconds: sorted(seconds, reverse=True))
@@ -19,7 +19,7 @@ def upto(gpus, *, nodes=1, share=1.0):
 
 def test_the_depth_sweep_on_one_to_twenty_gpus():
     """As worked out by hand: ten end in 17.85 s and leave none idle, eight idle 9.5 %, twenty 47.5 %."""
-    found = {option.slots.gpus: option for option in options(DEPTH, upto(20), startup=0)}
+    found = {option.slots.gpus: option for option in list_options(DEPTH, upto(20), startup=0)}
     assert sorted(found) == list(range(1, 21))
     assert found[10].makespan_seconds == pytest.approx(17.85)
     assert found[10].idle_fraction == pytest.approx(0)
@@ -41,41 +41,40 @@ def test_the_depth_sweep_on_one_to_twenty_gpus():
     ],
 )
 def test_what_each_goal_takes_of_the_depth_sweep(goal, startup, deadline, gpus):
-    assert choose(options(DEPTH, upto(20), startup=startup), goal, deadline=deadline).slots.gpus == gpus
+    assert choose_option(list_options(DEPTH, upto(20), startup=startup), goal, deadline=deadline).slots.gpus == gpus
 
 
 def test_what_may_take_longer_than_expected_needs_more_for_a_deadline():
-    found = options(DEPTH, upto(20), startup=10)
-    assert choose(found, "deadline", deadline=60).slots.gpus == 4
-    slower = choose(found, "deadline", deadline=60, surely=lambda option: 1.25 * option.seconds)
+    found = list_options(DEPTH, upto(20), startup=10)
+    assert choose_option(found, "deadline", deadline=60).slots.gpus == 4
+    slower = choose_option(found, "deadline", deadline=60, max_seconds=lambda option: 1.25 * option.seconds)
     assert slower.slots.gpus == 5
 
 
 def test_more_slots_than_trials_are_of_no_use():
-    assert [option.slots.gpus for option in options([3, 2, 1], upto(8), startup=0)] == [1, 2, 3]
-    assert [option.slots.count for option in options([1] * 5, upto(8, share=0.25), startup=0)] == [4, 8]
+    assert [option.slots.gpus for option in list_options([3, 2, 1], upto(8), startup=0)] == [1, 2, 3]
+    assert [option.slots.count for option in list_options([1] * 5, upto(8, share=0.25), startup=0)] == [4, 8]
 
 
 def test_nodes_are_taken_only_where_one_has_too_few_gpus():
-    sizes = [
-        (option.slots.nodes, option.slots.gpus_per_node) for option in options([1] * 99, upto(4, nodes=3), startup=0)
-    ]
+    found = list_options([1] * 99, upto(4, nodes=3), startup=0)
+    sizes = [(option.slots.nodes, option.slots.gpus_per_node) for option in found]
     assert sizes == [(1, 1), (1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 3), (3, 4)]
 
 
 def test_a_trial_of_two_gpus_gets_them_on_one_node():
-    sizes = [option.slots for option in options([1] * 99, upto(4, nodes=2, share=2), startup=0)]
+    sizes = [option.slots for option in list_options([1] * 99, upto(4, nodes=2, share=2), startup=0)]
     assert [(slots.nodes, slots.gpus_per_node, slots.count) for slots in sizes] == [(1, 2, 1), (1, 4, 2), (2, 4, 4)]
 
 
 @given(durations, st.integers(1, 16), st.floats(0, 50))
 def test_each_goal_keeps_its_word(seconds, gpus, startup):
-    found = options(seconds, upto(gpus), startup=startup)
+    found = list_options(seconds, upto(gpus), startup=startup)
     spans = [option.makespan_seconds for option in found]
     assert all(later <= earlier + 1e-9 for earlier, later in pairwise(spans))
-    fast, cheap = choose(found, "fastest"), choose(found, "cheapest")
+    fast, cheap = choose_option(found, "fastest"), choose_option(found, "cheapest")
     assert fast.seconds <= min(option.seconds for option in found) * (1 + AS_FAST) + 1e-6
     assert cheap.gpu_seconds <= min(option.gpu_seconds for option in found) * (1 + AS_CHEAP) + 1e-6
     assert not any(o.gpu_seconds < fast.gpu_seconds - 1e-6 and o.seconds < fast.seconds - 1e-6 for o in found)
     limit = math.fsum(seconds) + startup
-    assert choose(found, "deadline", deadline=limit).seconds <= limit + 1e-6
+    assert choose_option(found, "deadline", deadline=limit).seconds <= limit + 1e-6

@@ -217,7 +217,7 @@ def test_a_plan_needs_no_epochs_and_who_looks_again_reads_no_more(tmp_path, pars
     config = check_config({"sweeps": {"s": {"command": "true {seed}", "grid": {"seed": [1, 2, 3]}}}})
     path = tmp_path / "sweeps/s/journal.jsonl"
     path.parent.mkdir(parents=True)
-    names = list(plan_sweep(config, "s", tmp_path).trials)
+    names = list(plan_sweep(config, "s", tmp_path).state.trials)
     with Journal.opened(path) as file:
         for name in names[:2]:
             file.append("started", trial=name, attempt=1)
@@ -228,6 +228,6 @@ def test_a_plan_needs_no_epochs_and_who_looks_again_reads_no_more(tmp_path, pars
         plan = plan_sweep(config, "s", tmp_path, fold=fold)
         assert summary(plan).startswith("sweep s: 1 of 3 trials pending")
     assert len(parsed) == 4, "the events that begin and end two attempts"
-    result = plan.result(names[0])
+    result = plan.state.result(names[0])
     assert result is not None
     assert result.epochs == [{"epoch": 1, "loss": 0.5}]

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainyard.cluster.slurm_queries import max_walltime_minutes, parse_partition
 from trainyard.config.load import ConfigError, check_config
+from trainyard.planning.attempts import Session
 from trainyard.planning.forecast import costs, strategies, summary
-from trainyard.planning.journal import Journal
+from trainyard.planning.journal import Journal, SessionStarted
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.schedule import jobs_needed, lower_bound, makespan
 from trainyard.utils.errors import UserError
@@ -73,121 +74,126 @@ def finish(results, *names, seconds_per_block=0.5, generation=0, **changes):
     known = plan(results, **changes)
     with Journal.opened(results / "sweeps/depth/journal.jsonl") as journal:
         for name in names:
-            number = len(known.tries.get(name, ())) + 1
-            seconds = known.trials[name].values["model_args.blocks"] * seconds_per_block
+            number = len(known.state.attempts.get(name, ())) + 1
+            seconds = known.state.trials[name].values["model_args.blocks"] * seconds_per_block
             journal.append("started", trial=name, attempt=number, generation=generation)
             journal.append("finished", trial=name, attempt=number, seconds=seconds, metrics={})
 
 
 def test_before_anything_ran_all_is_pending_and_nothing_is_predicted(tmp_path):
     first = plan(tmp_path)
-    assert len(first.pending) == 4
-    assert first.predicted_seconds is None
+    assert len(first.forecast.pending) == 4
+    assert first.request.predicted_seconds is None
     assert summary(first).startswith("sweep depth: 4 of 4 trials pending; asks for 2 slots of 1 GPU and 1 CPU")
 
 
 def test_what_finished_is_not_pending_and_predicts_the_rest(tmp_path):
-    names = list(plan(tmp_path).trials)
+    names = list(plan(tmp_path).state.trials)
     finish(tmp_path, names[0], names[1])
     after = plan(tmp_path)
-    assert after.pending == [names[3], names[2]], "longest first"
-    assert after.seconds == pytest.approx({names[2]: 6.0, names[3]: 8.0}, rel=0.05), "linear in depth"
-    assert after.predicted_seconds == pytest.approx(8.0, rel=0.05)
+    assert after.forecast.pending == [names[3], names[2]], "longest first"
+    assert after.forecast.seconds == pytest.approx({names[2]: 6.0, names[3]: 8.0}, rel=0.05), "linear in depth"
+    assert after.request.predicted_seconds == pytest.approx(8.0, rel=0.05)
     assert "predicted 8 s" in summary(after)
-    assert after.walltime_minutes * 60 >= after.predicted_seconds
+    assert after.request.walltime_minutes * 60 >= after.request.predicted_seconds
 
 
 def test_trials_that_failed_before_come_last(tmp_path):
-    names = list(plan(tmp_path).trials)
+    names = list(plan(tmp_path).state.trials)
     finish(tmp_path, names[0])
     with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
         journal.append("started", trial=names[3], attempt=1, generation=0)
         journal.append("failed", trial=names[3], attempt=1, error="ValueError: too deep")
-    assert plan(tmp_path).pending == [names[2], names[1], names[3]]
-    assert plan(tmp_path).failed_before == 1
+    assert plan(tmp_path).forecast.pending == [names[2], names[1], names[3]]
+    assert plan(tmp_path).state.failed_before == 1
 
 
 def test_a_sweep_that_is_done_has_nothing_pending(tmp_path):
-    finish(tmp_path, *plan(tmp_path).trials)
+    finish(tmp_path, *plan(tmp_path).state.trials)
     done = plan(tmp_path, slots={"nodes": 4, "gpus_per_node": 8})
     assert summary(done) == "sweep depth: 0 of 4 trials pending; only the tables will be written"
-    assert (done.slots.nodes, done.slots.gpus_per_node) == (1, 0), "tables need no GPU"
-    assert done.walltime_minutes == 10
+    assert (done.request.slots.nodes, done.request.slots.gpus_per_node) == (1, 0), "tables need no GPU"
+    assert done.request.walltime_minutes == 10
 
 
 def test_retrain_makes_results_pending_again_once(tmp_path):
-    names = list(plan(tmp_path).trials)
+    names = list(plan(tmp_path).state.trials)
     finish(tmp_path, *names)
-    assert plan(tmp_path, retrain={names[1]: 1}).pending == [names[1]]
+    assert plan(tmp_path, retrain={names[1]: 1}).forecast.pending == [names[1]]
     again = plan(tmp_path, retrain=1)
-    assert len(again.pending) == 4
-    assert again.pending[0] == names[3], "earlier durations are evidence all the same"
+    assert len(again.forecast.pending) == 4
+    assert again.forecast.pending[0] == names[3], "earlier durations are evidence all the same"
     finish(tmp_path, *names, generation=1)
-    assert plan(tmp_path, retrain=1).pending == []
-    assert plan(tmp_path, retrain={"all": 1}).pending == []
+    assert plan(tmp_path, retrain=1).forecast.pending == []
+    assert plan(tmp_path, retrain={"all": 1}).forecast.pending == []
 
 
 def test_trials_trained_again_are_stopped_by_what_came_since(tmp_path):
     """What `retrain` has overruled counts neither as told already nor as what others are compared with."""
-    stop, names = {"method": "asha", "epochs": 9}, list(plan(tmp_path).trials)
+    stop, names = {"method": "asha", "epochs": 9}, list(plan(tmp_path).state.trials)
     with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
         for name in names:
             journal.append("started", trial=name, attempt=1, generation=0)
             journal.append("epoch", trial=name, attempt=1, metrics={"epoch": 1, "val_accuracy": 0.9})
             journal.append("finished", trial=name, attempt=1, seconds=1.0, metrics={"val_accuracy": 0.9})
-    judge = plan(tmp_path, retrain=1, stop=stop).rule()
+    judge = plan(tmp_path, retrain=1, stop=stop).state.early_stopping_rule()
     assert judge.verdict(names[0], {"epoch": 1, "val_accuracy": 0.5}) == ""
     assert judge.verdict(names[1], {"epoch": 1, "val_accuracy": 0.4}).startswith("asha: 2 of the 2")
-    one = plan(tmp_path, retrain={names[0]: 1}, stop=stop).rule()
+    one = plan(tmp_path, retrain={names[0]: 1}, stop=stop).state.early_stopping_rule()
     assert one.verdict(names[0], {"epoch": 1, "val_accuracy": 0.5}).startswith("asha: 4 of the 4")
 
 
 def test_the_digest_changes_with_the_results_wanted_and_not_with_what_is_pending(tmp_path):
-    before = plan(tmp_path).digest
-    finish(tmp_path, next(iter(plan(tmp_path).trials)))
-    assert plan(tmp_path).digest == before
-    assert plan(tmp_path, slots={"gpus_per_node": 8}, retries=4, cost="epochs").digest == before
-    assert plan(tmp_path, retrain=1).digest != before
-    assert plan(tmp_path, grid={"model_args.blocks": [4]}).digest != before
+    before = plan(tmp_path).state.space.digest
+    finish(tmp_path, next(iter(plan(tmp_path).state.trials)))
+    assert plan(tmp_path).state.space.digest == before
+    assert plan(tmp_path, slots={"gpus_per_node": 8}, retries=4, cost="epochs").state.space.digest == before
+    assert plan(tmp_path, retrain=1).state.space.digest != before
+    assert plan(tmp_path, grid={"model_args.blocks": [4]}).state.space.digest != before
 
 
 def test_staging_other_data_makes_every_trial_pending(tmp_path):
-    finish(tmp_path, *plan(tmp_path).trials)
+    finish(tmp_path, *plan(tmp_path).state.trials)
     meta = tmp_path / "data/digits/meta.json"
     meta.parent.mkdir(parents=True)
     meta.write_text(json.dumps({"digest": "other data"}))
-    assert len(plan(tmp_path).pending) == 4
+    assert len(plan(tmp_path).forecast.pending) == 4
 
 
 def test_a_cost_expression_orders_what_has_never_run(tmp_path):
     ordered = plan(tmp_path, cost="-model_args.blocks")
-    assert [ordered.trials[name].values["model_args.blocks"] for name in ordered.pending] == [4, 8, 12, 16]
+    assert [ordered.state.trials[name].values["model_args.blocks"] for name in ordered.forecast.pending] == [
+        4,
+        8,
+        12,
+        16,
+    ]
 
 
 @pytest.mark.parametrize("known", ["cost", "FLOPs"])
 def test_from_the_first_trial_that_finished_relative_costs_tell_seconds(tmp_path, known):
-    names = list(plan(tmp_path).trials)
+    names = list(plan(tmp_path).state.trials)
     finish(tmp_path, names[3])  # 16 blocks: 8 s
     if known == "FLOPs":
         with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
             journal.append("work", flops={name: 1e9 * (index + 1) for index, name in enumerate(names)})
     after = plan(tmp_path, cost="model_args.blocks") if known == "cost" else plan(tmp_path)
-    assert after.pending == [names[2], names[1], names[0]]
-    assert after.seconds == pytest.approx({names[0]: 2.0, names[1]: 4.0, names[2]: 6.0}, rel=0.2)
+    assert after.forecast.pending == [names[2], names[1], names[0]]
+    assert after.forecast.seconds == pytest.approx({names[0]: 2.0, names[1]: 4.0, names[2]: 6.0}, rel=0.2)
 
 
 def test_what_a_search_is_still_to_draw_counts_as_what_it_has_drawn(tmp_path):
     search = {**SEARCH, "trials": 10}
-    key = plan(tmp_path, grid={}, search=search).search_key
+    key = plan(tmp_path, grid={}, search=search).state.space.search_key
     with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
         for blocks in (40, 80):
             values = {"model_args.blocks": blocks}
             journal.append("suggested", search=key, values=values, params=values, attrs={})
-    drawn = list(plan(tmp_path, grid={}, search=search).trials)[:2]
+    drawn = list(plan(tmp_path, grid={}, search=search).state.trials)[:2]
     finish(tmp_path, *drawn, grid={}, search=search)  # 20 and 40 s
     after = plan(tmp_path, grid={}, search=search)
-    assert len(after.pending) == 8
-    assert sorted(after.seconds.values()) == pytest.approx([20] * 4 + [40] * 4, rel=0.1)
+    assert len(after.forecast.pending) == 8
+    assert sorted(after.forecast.seconds.values()) == pytest.approx([20] * 4 + [40] * 4, rel=0.1)
 
 
 SEARCH = {"trials": 3, "values": {"model_args.blocks": {"low": 4, "high": 80, "integer": True}}}
@@ -195,62 +201,65 @@ SEARCH = {"trials": 3, "values": {"model_args.blocks": {"low": 4, "high": 80, "i
 
 def test_a_cost_expression_may_have_keys_that_a_search_varies(tmp_path):
     made = plan(tmp_path, grid={}, search=SEARCH, cost="epochs * model_args.blocks")
-    assert made.pending == ["draw-1", "draw-2", "draw-3"]
+    assert made.forecast.pending == ["draw-1", "draw-2", "draw-3"]
 
 
 def test_a_single_trial_of_a_search_can_be_retrained(tmp_path):
-    key = plan(tmp_path, grid={}, search=SEARCH).search_key
+    key = plan(tmp_path, grid={}, search=SEARCH).state.space.search_key
     with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
         for blocks in (4, 8, 12):
             values = {"model_args.blocks": blocks}
             journal.append("suggested", search=key, values=values, params=values, attrs={})
-    names = list(plan(tmp_path, grid={}, search=SEARCH).trials)
+    names = list(plan(tmp_path, grid={}, search=SEARCH).state.trials)
     finish(tmp_path, *names, grid={}, search=SEARCH)
-    assert plan(tmp_path, grid={}, search=SEARCH).pending == []
+    assert plan(tmp_path, grid={}, search=SEARCH).forecast.pending == []
     again = plan(tmp_path, grid={}, search=SEARCH, retrain={names[1]: 1})
-    assert again.pending == [names[1]]
-    assert list(again.trials) == names
+    assert again.forecast.pending == [names[1]]
+    assert list(again.state.trials) == names
 
 
 def test_the_walltime_covers_the_prediction_the_startup_and_a_margin(tmp_path):
-    names = list(plan(tmp_path).trials)
+    names = list(plan(tmp_path).state.trials)
     with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
         journal.append("session")
         journal.append("slot_up")
     finish(tmp_path, *names[:3], seconds_per_block=60)
     after = plan(tmp_path, grid={"model_args.blocks": list(range(4, 81, 4))})
-    low, high = after.predicted_range
-    assert low < after.predicted_seconds < high
-    assert after.startup_seconds < 5, "as it was seen"
-    assert after.walltime_minutes * 60 >= high + after.startup_seconds
-    assert after.sure_seconds >= high
-    assert after.walltime_minutes * 60 <= after.sure_seconds + after.startup_seconds + 120
+    low, high = after.request.predicted_range
+    assert low < after.request.predicted_seconds < high
+    assert after.state.startup_seconds < 5, "as it was seen"
+    assert after.request.walltime_minutes * 60 >= high + after.state.startup_seconds
+    assert after.request.sure_seconds >= high
+    assert after.request.walltime_minutes * 60 <= after.request.sure_seconds + after.state.startup_seconds + 120
     assert re.search(r"predicted 6 h \d+ min \(\d+ h \d+ min to \d+ h \d+ min\)", summary(after))
 
 
 def test_the_margin_shrinks_once_it_was_seen_how_long_a_job_takes_to_begin(tmp_path):
-    names = list(plan(tmp_path).trials)
+    names = list(plan(tmp_path).state.trials)
     finish(tmp_path, *names[:3], seconds_per_block=60)
     before = plan(tmp_path)
-    assert before.margin_seconds == 60
+    assert before.request.margin_seconds == 60
     with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
         journal.append("session", lead_seconds=4.0)
     after = plan(tmp_path)
-    assert after.margin_seconds == 4 + 10 + 15, "as the last job took, the driver's own margin, and to take all down"
-    assert after.walltime_minutes * 60 >= after.predicted_range[1] + after.startup_seconds + after.margin_seconds
+    assert after.request.margin_seconds == 4 + 10 + 15, "as the last job took, the driver's margin, the end"
+    assert (
+        after.request.walltime_minutes * 60
+        >= after.request.predicted_range[1] + after.state.startup_seconds + after.request.margin_seconds
+    )
 
 
 def test_the_margin_covers_the_grace_of_commands(tmp_path):
     command = {"sweeps": {"s": {"command": "true {x}", "grid": {"x": [1, 2]}, "grace_seconds": 100}}}
-    assert plan_sweep(check_config(command), "s", tmp_path).margin_seconds == 60 + 100
+    assert plan_sweep(check_config(command), "s", tmp_path).request.margin_seconds == 60 + 100
     with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
         journal.append("session", lead_seconds=4.0)
-    assert plan_sweep(check_config(command), "s", tmp_path).margin_seconds == 4 + 10 + 100 + 15
+    assert plan_sweep(check_config(command), "s", tmp_path).request.margin_seconds == 4 + 10 + 100 + 15
 
 
 def test_before_anything_was_seen_an_hour_is_asked_for_and_a_minute_to_start(tmp_path):
-    assert plan(tmp_path).walltime_minutes == 60
-    assert plan(tmp_path).startup_seconds == 60
+    assert plan(tmp_path).request.walltime_minutes == 60
+    assert plan(tmp_path).state.startup_seconds == 60
 
 
 @given(st.lists(st.floats(0.1, 1e5), min_size=1, max_size=8), slots)
@@ -258,15 +267,15 @@ def test_before_anything_was_seen_an_hour_is_asked_for_and_a_minute_to_start(tmp
 def test_the_walltime_is_never_shorter_than_the_prediction(seconds, count):
     with TemporaryDirectory() as folder:
         values = {"grid": {"epochs": list(range(1, 20))}, "slots": {"gpus_per_node": count}}
-        names = list(plan(Path(folder), **values).trials)
+        names = list(plan(Path(folder), **values).state.trials)
         with Journal.opened(Path(folder) / "sweeps/depth/journal.jsonl") as journal:
             for name, each in zip(names, seconds, strict=False):
                 journal.append("started", trial=name, attempt=1)
                 journal.append("finished", trial=name, attempt=1, seconds=each, metrics={})
         known = plan(Path(folder), **values)
-        low, high = known.predicted_range
-        assert low <= known.predicted_seconds <= high
-        assert known.walltime_minutes * 60 >= high
+        low, high = known.request.predicted_range
+        assert low <= known.request.predicted_seconds <= high
+        assert known.request.walltime_minutes * 60 >= high
 
 
 # ---- what to ask for
@@ -274,43 +283,48 @@ def test_the_walltime_is_never_shorter_than_the_prediction(seconds, count):
 
 def test_slots_are_chosen_once_there_is_evidence_and_before_it_by_cost(tmp_path):
     auto = {"slots": "auto", "grid": {"model_args.blocks": list(range(4, 81, 4))}}
-    assert plan(tmp_path, **auto).slots.gpus_per_node == 7, "twenty equal trials: three rounds on seven as on eight"
-    assert plan(tmp_path, **auto, cost="model_args.blocks").slots.gpus_per_node == 8
+    assert plan(tmp_path, **auto).request.slots.gpus_per_node == 7, "20 equal trials: 3 rounds on 7 as on 8"
+    assert plan(tmp_path, **auto, cost="model_args.blocks").request.slots.gpus_per_node == 8
     limit = {**auto, "slots": {"auto": True, "gpus_per_node": 20}}
     by_cost = plan(tmp_path, **limit, cost="model_args.blocks")
-    assert by_cost.slots.gpus_per_node == 10
+    assert by_cost.request.slots.gpus_per_node == 10
     assert "asks for 10 slots of 1 GPU and 1 CPU (fastest, of at most 20)" in summary(by_cost)
-    names = list(plan(tmp_path, **limit).trials)
-    finish(tmp_path, *[name for name in names if name in plan(tmp_path).trials], seconds_per_block=100)
+    names = list(plan(tmp_path, **limit).state.trials)
+    finish(tmp_path, *[name for name in names if name in plan(tmp_path).state.trials], seconds_per_block=100)
     known = plan(tmp_path, **limit, goal="deadline 5h")
-    assert known.predicted_range[1] + known.startup_seconds <= 5 * 3600
+    assert known.request.predicted_range[1] + known.state.startup_seconds <= 5 * 3600
     cheaper = [
-        option for option in known.options if option.gpu_seconds < known.options[known.slots.count - 1].gpu_seconds
+        option
+        for option in known.request.options
+        if option.gpu_seconds < known.request.options[known.request.slots.count - 1].gpu_seconds
     ]
     assert cheaper, "there are cheaper ones, and each may take longer"
-    assert all(known._surely(option) > 5 * 3600 for option in cheaper)
+    assert all(known.request._max_seconds(option) > 5 * 3600 for option in cheaper)
 
 
 def test_a_goal_must_be_one(tmp_path):
     with pytest.raises(ConfigError, match=r"'soon' is not valid; use fastest, cheapest or, say, deadline 2h"):
         plan(tmp_path, goal="soon")
-    assert plan(tmp_path, goal="deadline 90min").sweep.deadline_seconds == 5400
-    assert plan(tmp_path, goal="deadline 1.5 d").sweep.deadline_seconds == 129600
+    assert plan(tmp_path, goal="deadline 90min").state.sweep.deadline_seconds == 5400
+    assert plan(tmp_path, goal="deadline 1.5 d").state.sweep.deadline_seconds == 129600
 
 
 def test_what_takes_longer_than_a_partition_allows_is_planned_as_several_jobs(tmp_path):
-    names = list(plan(tmp_path).trials)
+    names = list(plan(tmp_path).state.trials)
     finish(tmp_path, *names[:2], seconds_per_block=600)  # 4 and 8 blocks; left are 12 and 16: 2 h 40 min
     config = check_config(CONFIG)
     whole = plan_sweep(config, "depth", tmp_path)
-    assert whole.jobs == 1
+    assert whole.request.jobs == 1
     limited = plan_sweep(config, "depth", tmp_path, limit_minutes=60)
-    usable = 3600 - limited.startup_seconds - 60
-    assert limited.jobs == math.ceil(whole.predicted_range[1] / usable) >= 3
-    assert limited.walltime_minutes == 60
-    assert f"{limited.jobs} jobs one after another, for a job may take 1 h 0 min at most" in costs(limited)
-    assert limited.asked_gpu_hours == 2 * limited.jobs
-    assert plan_sweep(config, "depth", tmp_path, limit_minutes=24 * 60).walltime_minutes == whole.walltime_minutes
+    usable = 3600 - limited.state.startup_seconds - 60
+    assert limited.request.jobs == math.ceil(whole.request.predicted_range[1] / usable) >= 3
+    assert limited.request.walltime_minutes == 60
+    assert f"{limited.request.jobs} jobs one after another, for a job may take 1 h 0 min at most" in costs(limited)
+    assert limited.request.requested_gpu_hours == 2 * limited.request.jobs
+    assert (
+        plan_sweep(config, "depth", tmp_path, limit_minutes=24 * 60).request.walltime_minutes
+        == whole.request.walltime_minutes
+    )
 
 
 @given(durations, slots, st.floats(1, 200))
@@ -329,7 +343,7 @@ def own_plan(results, *, limit_minutes, **changes):
     """Eight trials of a program that takes five hours, two of which have finished, on two slots."""
     sweep = {"command": "true {seed}", "grid": {"seed": list(range(8))}, "slots": {"gpus_per_node": 2}, **changes}
     config = check_config({"sweeps": {"depth": sweep}})
-    names = list(plan_sweep(config, "depth", results).trials)
+    names = list(plan_sweep(config, "depth", results).state.trials)
     if not (results / "sweeps").exists():
         with Journal.opened(results / "sweeps/depth/journal.jsonl") as journal:
             for name in names[:2]:
@@ -339,24 +353,26 @@ def own_plan(results, *, limit_minutes, **changes):
 
 
 def test_trials_that_cannot_resume_are_planned_as_jobs_in_which_each_can_end(tmp_path):
-    assert own_plan(tmp_path, limit_minutes=8 * 60).jobs == 3, "two at a time, and no time for two in turn"
-    assert own_plan(tmp_path, limit_minutes=8 * 60).too_long == []
+    assert own_plan(tmp_path, limit_minutes=8 * 60).request.jobs == 3, "two at a time, and no time for two in turn"
+    assert own_plan(tmp_path, limit_minutes=8 * 60).request.too_long == []
     short = own_plan(tmp_path, limit_minutes=4 * 60)
-    assert len(short.too_long) == 6
+    assert len(short.request.too_long) == 6
     assert "6 of 6 pending trials can never end: trial" in costs(short)
     assert re.search(r"takes at least 4 h \d+ min and cannot resume, but a job may take at most 4 h 0", costs(short))
     resumed = own_plan(tmp_path, limit_minutes=4 * 60, checkpoint="*.pt")
-    assert resumed.too_long == []
-    assert resumed.jobs >= 4, "15 h of work on each slot"
+    assert resumed.request.too_long == []
+    assert resumed.request.jobs >= 4, "15 h of work on each slot"
 
 
 def test_retrain_names_trials_of_the_sweep_once_these_are_known(tmp_path):
     unknown = {"deadbeef00": 1}
-    plan(tmp_path, retrain=unknown).check_retrain()  # the dataset is not staged: nobody knows what trials are called
-    known = next(iter(own_plan(tmp_path, limit_minutes=60).trials))
-    own_plan(tmp_path, limit_minutes=60, retrain={known: 1, "all": 1}).check_retrain()
+    plan(tmp_path, retrain=unknown).state.space.check_retrain(
+        "depth"
+    )  # the dataset is not staged: nobody knows what trials are called
+    known = next(iter(own_plan(tmp_path, limit_minutes=60).state.trials))
+    own_plan(tmp_path, limit_minutes=60, retrain={known: 1, "all": 1}).state.space.check_retrain("depth")
     with pytest.raises(UserError, match=r"sweeps.depth.retrain: not a trial of this sweep: deadbeef00; take the names"):
-        own_plan(tmp_path, limit_minutes=60, retrain=unknown).check_retrain()
+        own_plan(tmp_path, limit_minutes=60, retrain=unknown).state.space.check_retrain("depth")
 
 
 def test_a_function_resumes_unless_its_sweep_says_that_it_cannot(tmp_path):
@@ -367,23 +383,28 @@ def test_a_function_resumes_unless_its_sweep_says_that_it_cannot(tmp_path):
         plan(tmp_path, resumable=False)
 
 
+def with_slot_startup(known, seconds):
+    sessions = [Session(SessionStarted(), slot_startups=[seconds])]
+    return replace(known, state=replace(known.state, sessions=[*known.state.sessions, *sessions]))
+
+
 def test_what_it_costs_is_said_beside_what_other_ways_would(tmp_path):
-    names = list(plan(tmp_path).trials)
+    names = list(plan(tmp_path).state.trials)
     finish(tmp_path, *names[:2], seconds_per_block=600)  # left are 12 and 16 blocks: 7200 and 9600 s
     priced = plan_sweep(check_config({**CONFIG, "pricing": {"gpu_hour": 2}}), "depth", tmp_path)
-    assert priced.gpu_hours == pytest.approx(2 * (priced.predicted_seconds + 60) / 3600)
-    assert priced.predicted_seconds == pytest.approx(9600, rel=0.05)
+    assert priced.request.gpu_hours == pytest.approx(2 * (priced.request.predicted_seconds + 60) / 3600)
+    assert priced.request.predicted_seconds == pytest.approx(9600, rel=0.05)
     separate, array, packed = strategies(priced)
     assert separate.requested_gpu_seconds == pytest.approx(16800, rel=0.05)
     assert array.requested_gpu_seconds == pytest.approx(19200, rel=0.05)
-    assert packed.requested_gpu_seconds == 2 * 60 * priced.walltime_minutes
+    assert packed.requested_gpu_seconds == 2 * 60 * priced.request.walltime_minutes
     assert {each.basis for each in strategies(priced)} == {"predicted"}
     words = costs(priced)
-    used = f"{priced.gpu_hours:.3g} of them predicted to be used (costs {2 * priced.gpu_hours:.2f})"
-    assert f"{priced.asked_gpu_hours:.3g} GPU-hours asked for, {used}" in words
+    used = f"{priced.request.gpu_hours:.3g} of them predicted to be used (costs {2 * priced.request.gpu_hours:.2f})"
+    assert f"{priced.request.requested_gpu_hours:.3g} GPU-hours asked for, {used}" in words
     hours = [each.requested_gpu_seconds / 3600 for each in (separate, array)]
     assert f"as 2 separate jobs: {hours[0]:.3g} GPU-hours asked for; as 2 tasks of an array: {hours[1]:.3g}" in words
-    words = costs(replace(priced, slot_startups=[360.0]))
+    words = costs(with_slot_startup(priced, 360.0))
     assert f"as 2 separate jobs: {hours[0] + 0.2:.3g} GPU-hours asked for, 0.2 of them to start programs; as 2" in words
 
 

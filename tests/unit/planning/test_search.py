@@ -5,7 +5,8 @@ from trainyard.config.sweep import Sweep
 from trainyard.config.trials import make_trial
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal import Suggested
-from trainyard.planning.search import Suggestion, draw, search_key, still_to_draw, suggestions
+from trainyard.planning.search import draw
+from trainyard.planning.trial_space import Suggestion, TrialSpace, is_placeholder
 
 VALUES = {
     "lr": {"low": 0.001, "high": 1.0, "log": True},
@@ -47,9 +48,10 @@ def run(made, count, *, known=()):
 def test_continued_after_any_trial_the_suggestions_are_the_same(method):
     made = sweep(method)
     whole = run(made, 12)
-    events = [Suggested(search="k", values=each.trial.values, params=each.params, attrs=each.attrs) for each in whole]
+    key = TrialSpace(made, "digest").search_key
+    events = [Suggested(search=key, values=each.trial.values, params=each.params, attrs=each.attrs) for each in whole]
     for cut in (1, 5, 11):
-        known = suggestions(events[:cut], made, "digest", "k")
+        known = TrialSpace(made, "digest", events[:cut]).suggestions
         assert [each.name for each in run(made, 12, known=known)] == [each.name for each in whole]
 
 
@@ -105,23 +107,42 @@ def test_a_search_of_which_all_has_diverged_goes_on():
 
 
 def test_another_search_begins_where_something_changes_but_not_with_more_trials():
-    assert search_key(sweep(), "digest") == search_key(sweep(trials=50), "digest")
+    assert TrialSpace(sweep(), "digest").search_key == TrialSpace(sweep(trials=50), "digest").search_key
     others = [sweep(seed=4), sweep(method="random"), sweep(metric="val_loss")]
-    assert len({search_key(each, "digest") for each in [sweep(), *others]} | {search_key(sweep(), "other")}) == 5
+    spaces = [TrialSpace(sweep(), "other"), *(TrialSpace(each, "digest") for each in [sweep(), *others])]
+    assert len({space.search_key for space in spaces}) == 5
 
 
 def test_to_retrain_single_trials_keeps_the_search_and_to_retrain_all_begins_another():
-    key = search_key(sweep(), "digest")
+    key = TrialSpace(sweep(), "digest").search_key
     assert key == "348b2dcba1", "as in journals of earlier versions"
     single = Sweep.model_validate({**sweep().model_dump(exclude_unset=True), "retrain": {"3f2a91c0de": 1}})
-    assert search_key(single, "digest") == key
+    assert TrialSpace(single, "digest").search_key == key
     every = [Sweep.model_validate({**sweep().model_dump(exclude_unset=True), "retrain": retrain})
              for retrain in (2, {"all": 2, "3f2a91c0de": 3})]  # fmt: skip
-    assert search_key(every[0], "digest") == search_key(every[1], "digest") != key
+    assert TrialSpace(every[0], "digest").search_key == TrialSpace(every[1], "digest").search_key != key
 
 
 def test_what_is_still_to_draw_has_a_place_in_the_plan():
-    assert list(still_to_draw(sweep(), 10)) == ["draw-11", "draw-12"]
+    made = sweep()
+    drawn = run(made, 10)
+    key = TrialSpace(made, "digest").search_key
+    events = [Suggested(search=key, values=each.trial.values, params=each.params, attrs=each.attrs) for each in drawn]
+    space = TrialSpace(made, "digest", events)
+    assert list(space.trials) == [*(each.name for each in drawn), "draw-11", "draw-12"]
+    assert (list(map(is_placeholder, space.trials)), space.undrawn_count) == ([False] * 10 + [True] * 2, 2)
     command = {"command": "./run {lr}", "metrics": {"file": "m.json"}}
     made = Sweep.model_validate({**command, "search": {"trials": 2, "values": {"lr": [0.1, 0.2]}}})
-    assert len(still_to_draw(made, 0)) == 2
+    assert list(TrialSpace(made, "digest").trials) == ["draw-1", "draw-2"]
+
+
+def test_a_search_ignores_suggestions_of_others_and_those_beyond_its_number_of_trials():
+    made = sweep()
+    known = TrialSpace(made, "digest")
+    values = {"lr": 0.1, "model_args.blocks": 5, "optimizer": "adam"}
+    of_other = Suggested(search="other", values=values, params={}, attrs={})
+    own = [Suggested(search=known.search_key, values={**values, "lr": lr / 100}, params={}, attrs={})
+           for lr in range(1, 20)]  # fmt: skip
+    space = TrialSpace(made, "digest", [of_other, *own])
+    assert [each.trial.values["lr"] for each in space.suggestions] == [lr / 100 for lr in range(1, 13)]
+    assert (len(space.trials), space.undrawn_count) == (12, 0)

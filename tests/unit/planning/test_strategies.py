@@ -90,7 +90,7 @@ def written(results, monkeypatch, *, walltime=None):
     """A journal of two jobs on two GPUs: the first is killed in its second trial, the next trains what is missing."""
     clock = {"now": 1000.0}
     monkeypatch.setattr("trainyard.utils.jsonl.time.time", lambda: clock["now"])
-    first, second, third = plan_sweep(check_config(CONFIG), "depth", results).trials
+    first, second, third = plan_sweep(check_config(CONFIG), "depth", results).state.trials
 
     def at(when, event, **fields):
         clock["now"] = 1000.0 + when
@@ -110,12 +110,12 @@ def written(results, monkeypatch, *, walltime=None):
         at(113, "finished", trial=first, attempt=1, seconds=10.0, metrics={})
         at(125, "finished", trial=second, attempt=2, seconds=22.0, metrics={})
     runs = fold_sessions(read_journal(results / "sweeps/depth/journal.jsonl"))
-    return plan_sweep(check_config(CONFIG), "depth", results), runs
+    return plan_sweep(check_config(CONFIG), "depth", results).state, runs
 
 
 def test_what_was_packed_is_measured_from_the_journal(tmp_path, monkeypatch):
-    plan, runs = written(tmp_path, monkeypatch)
-    table = strategies_table(strategies_of(plan, runs, {})).set_index("strategy")
+    state, runs = written(tmp_path, monkeypatch)
+    table = strategies_table(strategies_of(state, runs, {})).set_index("strategy")
     packed, array = table.loc["packed"], table.loc["job_array"]
     assert packed["jobs"] == 2
     assert packed["requested_job_seconds"] == 36 + 24, "no walltime was requested: the elapsed time of each"
@@ -136,13 +136,13 @@ def test_what_was_packed_is_measured_from_the_journal(tmp_path, monkeypatch):
 
 
 def test_the_accounting_says_what_was_asked_and_what_it_took(tmp_path, monkeypatch):
-    plan, runs = written(tmp_path, monkeypatch, walltime=60)
+    state, runs = written(tmp_path, monkeypatch, walltime=60)
     records = {"9": JobRecord(120.0, 31.0, "cpu=2,gres/gpu=2")}
-    packed = strategies_table(strategies_of(plan, runs, records)).set_index("strategy").loc["packed"]
+    packed = strategies_table(strategies_of(state, runs, records)).set_index("strategy").loc["packed"]
     assert packed["requested_job_seconds"] == 60 + 120
     assert packed["requested_seconds_per_job"] == 90
     assert packed["basis"] == "measured: journal and sacct"
-    first, second = jobs_table(plan, runs, records).to_dict("records")
+    first, second = jobs_table(state, runs, records).to_dict("records")
     assert (first["job"], first["finished"], first["pending"]) == ("7", 1, 3)
     assert math.isnan(first["gap"]), "it did not get to do all that was predicted"
     assert (first["requested_seconds"], first["elapsed_seconds"], first["used_fraction"]) == (60, 36, 0.6)
@@ -161,26 +161,26 @@ def test_every_attempt_of_a_job_is_counted_once(tmp_path):
     path = tmp_path / "sweeps/s/journal.jsonl"
     path.parent.mkdir(parents=True)
     lines = [{"event": "session", "time": 0.0, "slots": 6, "gpus": 6}]
-    for number, (trial, kind) in enumerate(zip(plan_sweep(config, "s", tmp_path).trials, kinds, strict=True)):
+    for number, (trial, kind) in enumerate(zip(plan_sweep(config, "s", tmp_path).state.trials, kinds, strict=True)):
         lines.append({"event": "started", "trial": trial, "attempt": 1, "time": 1.0})
         lines.append({"event": kind, "trial": trial, "attempt": 1, "time": 2.0 + number, "seconds": 1.0 + number})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    plan, runs = plan_sweep(config, "s", tmp_path), fold_sessions(read_journal(path))
-    output = plan.output_of(plan.tries[list(plan.trials)[-1]][-1])
+    state, runs = plan_sweep(config, "s", tmp_path).state, fold_sessions(read_journal(path))
+    output = state.output_of(state.attempts[list(state.trials)[-1]][-1])
     output.parent.mkdir(parents=True)
     output.touch()
-    row = jobs_table(plan, runs, {}).iloc[0]
+    row = jobs_table(state, runs, {}).iloc[0]
     assert row[kinds[:-1]].tolist() == [1, 1, 1, 2, 1], "what is unreadable has failed, until it can be read"
     assert row["running_gpu_seconds"] == 1 + 2 + 3, "also of one that diverged: no other attempt will be made"
     assert row["failed_gpu_seconds"] == 4 + 5 + 6
-    assert [each.running_gpu_seconds for each in strategies_of(plan, runs, {})] == [1 + 2 + 3] * 3
+    assert [each.running_gpu_seconds for each in strategies_of(state, runs, {})] == [1 + 2 + 3] * 3
 
 
 def test_what_has_been_trained_anew_since_is_not_counted(tmp_path, monkeypatch):
     _, runs = written(tmp_path, monkeypatch)
     again = {**CONFIG, "sweeps": {"depth": {**CONFIG["sweeps"]["depth"], "retrain": 1}}}
-    plan = plan_sweep(check_config(again), "depth", tmp_path)
-    table = strategies_table(strategies_of(plan, runs, {})).set_index("strategy")
+    state = plan_sweep(check_config(again), "depth", tmp_path).state
+    table = strategies_table(strategies_of(state, runs, {})).set_index("strategy")
     assert table["jobs"].tolist() == [0, 0, 0]
 
 

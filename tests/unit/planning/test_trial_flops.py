@@ -24,7 +24,7 @@ def plan(tmp_path):
 
 def counted(plan, tmp_path):
     flops = trial_flops.count_work(plan, Staged(tmp_path / "data/tiny"))
-    return {tuple(plan.trials[name].values.values()): value for name, value in flops.items()}
+    return {tuple(plan.state.trials[name].values.values()): value for name, value in flops.items()}
 
 
 def test_each_block_of_a_resnet_adds_what_its_convolutions_take(plan, tmp_path):
@@ -44,12 +44,12 @@ def test_the_longest_comes_first_and_slots_are_chosen_by_it(plan, tmp_path):
     with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
         journal.append("work", flops=trial_flops.count_work(before, Staged(tmp_path / "data/tiny")))
     after = plan(**sweep)
-    order = [tuple(after.trials[name].values.values()) for name in after.pending]
+    order = [tuple(after.state.trials[name].values.values()) for name in after.forecast.pending]
     assert order[:2] == [(9, 3), (5, 3)]
     assert order[-1] == (1, 1)
     assert not trial_flops.is_needed(after), "they are counted once"
-    assert after.predicted_seconds is None, "FLOPs are no seconds"
-    assert (before.slots.count, after.slots.count) == (4, 3), "the longest takes as long as a third of all"
+    assert after.request.predicted_seconds is None, "FLOPs are no seconds"
+    assert (before.request.slots.count, after.request.slots.count) == (4, 3), "the longest takes a third of all"
 
 
 def test_where_models_are_the_same_none_is_built(plan, tmp_path, monkeypatch):

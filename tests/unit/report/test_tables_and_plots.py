@@ -271,13 +271,13 @@ OWN = {"function": "os:getcwd", "grid": {"lr": [0.1, 0.2]}, "args": {"start": 3}
 def plan_of(results, sweep, events):
     """The plan of a sweep whose journal has these events: (number of the trial, attempt, time, event, fields)."""
     config = check_config({"sweeps": {"s": sweep}})
-    names = list(plan_sweep(config, "s", results).trials)
+    names = list(plan_sweep(config, "s", results).state.trials)
     path = results / "sweeps/s/journal.jsonl"
     path.parent.mkdir(parents=True)
     lines = [{"event": event, "time": time, "trial": names[number], "attempt": attempt, **fields}
              for number, attempt, time, event, fields in events]  # fmt: skip
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return plan_sweep(config, "s", results)
+    return plan_sweep(config, "s", results).state
 
 
 def events_of(number, attempt, times, **ends):
@@ -290,25 +290,25 @@ def events_of(number, attempt, times, **ends):
 
 def test_a_varied_key_keeps_its_column_if_a_metric_has_the_same_name(tmp_path):
     metrics = {"lr": 7.0, "rmse": 2.0, "trial": 9.0, "seconds": 5.0}
-    plan = plan_of(tmp_path, OWN, [
+    state = plan_of(tmp_path, OWN, [
         (0, 1, 0.0, "started", {}), (0, 1, 1.0, "epoch", {"metrics": {"epoch": 1, **metrics}}),
         (0, 1, 2.0, "finished", {"seconds": 2.0, "metrics": metrics})])  # fmt: skip
-    name = next(iter(plan.trials))
+    name = next(iter(state.trials))
     row = {"trial": name, "lr": 0.1, "reported_lr": 7.0, "reported_trial": 9.0, "rmse": 2.0, "reported_seconds": 5.0}
-    assert epochs_table(plan).to_dict("records")[0] == {**row, "epoch": 1}, "the same names in both tables"
-    trial = trials_table(plan).to_dict("records")[0]
+    assert epochs_table(state).to_dict("records")[0] == {**row, "epoch": 1}, "the same names in both tables"
+    trial = trials_table(state).to_dict("records")[0]
     assert {key: trial[key] for key in row} == row
     assert trial["seconds"] == 2.0
 
 
 def test_the_ranking_metric_is_plotted_whatever_its_name(tmp_path):
     metrics = {"metrics": {"epoch": 1, "seconds": 5.0}}
-    plan = plan_of(tmp_path, {**OWN, "metric": "seconds", "mode": "min"}, [
+    state = plan_of(tmp_path, {**OWN, "metric": "seconds", "mode": "min"}, [
         (0, 1, 0.0, "started", {}), (0, 1, 1.0, "epoch", metrics), (0, 1, 2.0, "finished", {"seconds": 2.0, **metrics})
     ])  # fmt: skip
     axes = Figure().add_subplot()
-    metric, _ = find_ranking_metric(plan, trials_table(plan))
-    sweep_plots.plot_epochs(axes, epochs_table(plan), "lr", metric)
+    metric, _ = find_ranking_metric(state, trials_table(state))
+    sweep_plots.plot_epochs(axes, epochs_table(state), "lr", metric)
     assert axes.collections, "lines, not only a text"
 
 
@@ -333,39 +333,39 @@ STOP = {**OWN, "stop": {"method": "asha", "metric": "rmse", "mode": "min", "epoc
 
 def test_saved_seconds_are_computed_from_the_time_between_epochs(tmp_path):
     """Neither the start-up of 100 s counts, nor epochs of an earlier attempt that are reported again."""
-    plan = plan_of(tmp_path, {**STOP, "grid": {"lr": [1, 2, 3]}}, [
+    state = plan_of(tmp_path, {**STOP, "grid": {"lr": [1, 2, 3]}}, [
         *events_of(0, 1, [(1, 100.0), (2, 102.0), (3, 104.0)], stopped={"seconds": 104.0, "why": "asha"}),
         *events_of(1, 1, [(1, 50.0), (2, 53.0)], interrupted={}),
         *events_of(1, 2, [(1, 90.0), (2, 90.0), (3, 93.0), (4, 96.0)], stopped={"seconds": 96.0, "why": "asha"}),
         *events_of(2, 1, [(1, 200.0)], stopped={"seconds": 200.0, "why": "asha"})])  # fmt: skip
-    table = stopping_table(plan)
+    table = stopping_table(state)
     assert table["saved_epochs"].tolist() == [7, 6, 9]
     assert table["saved_seconds"].tolist() == [7 * 2.0, 6 * 3.0, 9 * 2.5], "of one epoch: the median of the others"
-    assert "this saved 22 of 30 epochs (73.3%), or 54.5 slot-seconds" in summarize_savings(plan, table)
+    assert "this saved 22 of 30 epochs (73.3%), or 54.5 slot-seconds" in summarize_savings(state, table)
 
 
 def test_the_time_of_the_first_row_of_a_command_does_not_count(tmp_path):
     command = {"command": "true {lr}", "grid": {"lr": [1]}, "metrics": {"file": "m.csv"}, "stop": STOP["stop"]}
     times = [(1, 104.0), (2, 104.0), (3, 106.0), (4, 108.0)]
-    plan = plan_of(tmp_path, command, events_of(0, 1, times, stopped={"seconds": 108.0, "why": "asha"}))
-    assert stopping_table(plan)["saved_seconds"].tolist() == [6 * 2.0]
+    state = plan_of(tmp_path, command, events_of(0, 1, times, stopped={"seconds": 108.0, "why": "asha"}))
+    assert stopping_table(state)["saved_seconds"].tolist() == [6 * 2.0]
 
 
 def test_unknown_saved_seconds_are_not_reported(tmp_path):
-    plan = plan_of(tmp_path, STOP, events_of(0, 1, [(1, 200.0)], stopped={"seconds": 200.0, "why": "asha"}))
-    table = stopping_table(plan)
+    state = plan_of(tmp_path, STOP, events_of(0, 1, [(1, 200.0)], stopped={"seconds": 200.0, "why": "asha"}))
+    table = stopping_table(state)
     assert table["saved_seconds"].isna().all()
-    assert summarize_savings(plan, table) == "stopped early: 1 of 2 trials; this saved 9 of 20 epochs (45.0%)"
+    assert summarize_savings(state, table) == "stopped early: 1 of 2 trials; this saved 9 of 20 epochs (45.0%)"
 
 
 @pytest.mark.parametrize(("accuracy", "words"), [(0.915, "accuracy 91.5%"), (91.5, "accuracy 91.5")])
 def test_the_live_view_has_no_gpu_on_cpus_and_shows_only_fractions_in_percent(tmp_path, accuracy, words):
-    plan = plan_of(tmp_path, {**OWN, "metric": "accuracy"}, [])
+    state = plan_of(tmp_path, {**OWN, "metric": "accuracy"}, [])
     where = {"slot": 0, "node": "n1", "gpu": "0"}
     rows = [{"epoch": 1, "rmse": 2.0, "accuracy": accuracy}]
     running = [Attempt(name, 1, 0, 1, where=where | {"device": device}, epochs=rows)
-               for name, device in zip(plan.trials, ("cpu", "NVIDIA H200"), strict=True)]  # fmt: skip
-    cells = {column.header: list(column.cells) for column in slot_table(running, plan).columns}
+               for name, device in zip(state.trials, ("cpu", "NVIDIA H200"), strict=True)]  # fmt: skip
+    cells = {column.header: list(column.cells) for column in slot_table(running, state).columns}
     assert cells["GPU"] == ["none", "0"]
     assert cells["metric"] == [words, words]
 
@@ -377,7 +377,7 @@ def swept(results, runs, *, share=1, resumes="", **changes):
     another half second.
     """
     config = check_config({"sweeps": {"s": {"function": "os:getcwd", "grid": {"lr": [1, 2, 3]}, **changes}}})
-    names = list(plan_sweep(config, "s", results).trials)
+    names = list(plan_sweep(config, "s", results).state.trials)
     count, earlier = [0, 0, 0], [0.0, 0.0, 0.0]
     path = results / "sweeps/s/journal.jsonl"
     path.parent.mkdir(parents=True)
@@ -400,10 +400,10 @@ def swept(results, runs, *, share=1, resumes="", **changes):
             if event == "interrupted":
                 earlier[number] = seconds if resumes == "as a loop" else begin + seconds
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    plan = plan_sweep(config, "s", results)
-    tries = [each for tries in plan.tries.values() for each in tries]
-    strategies = strategies_table(strategies_of(plan, plan.sessions, {}))
-    return timeline_table(tries), trials_table(plan), jobs_table(plan, plan.sessions, {}), strategies
+    state = plan_sweep(config, "s", results).state
+    tries = [each for tries in state.attempts.values() for each in tries]
+    strategies = strategies_table(strategies_of(state, state.sessions, {}))
+    return timeline_table(tries), trials_table(state), jobs_table(state, state.sessions, {}), strategies
 
 
 FIRST = [(0, 0, 1, 103.0, 10.0, "finished", 0), (1, 1, 1, 103.0, 4.0, "failed", 0),

@@ -1,0 +1,106 @@
+"""The forecast of a sweep: how long its unfinished trials take, one by one and together on a number of slots."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+from trainyard.config.trials import relative_cost
+from trainyard.planning.schedule import makespan
+from trainyard.planning.sweep_state import SweepState
+from trainyard.planning.trial_space import is_placeholder
+
+if TYPE_CHECKING:
+    from trainyard.planning.duration_model import Prediction
+
+
+class DurationForecast:
+    """Predicted seconds of the unfinished trials, from the attempts in the journal."""
+
+    def __init__(self, state: SweepState) -> None:
+        self._state = state
+
+    @cached_property
+    def pending(self) -> list[str]:
+        """Unfinished trials in the order in which they run: longest first, those that failed before last."""
+        costs, names = self._costs, self._state.unfinished
+        return sorted(names, key=lambda name: (self._state.has_failed(name), -costs.get(name, 0.0)))
+
+    @property
+    def to_run(self) -> list[str]:
+        """The pending trials without placeholders of a search."""
+        return [name for name in self.pending if not is_placeholder(name)]
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """Expected seconds of the unfinished trials; empty without evidence."""
+        if self._prediction is None:
+            return {}
+        return dict(zip(self._state.unfinished, self._prediction.seconds.tolist(), strict=True))
+
+    @cached_property
+    def min_seconds(self) -> dict[str, float]:
+        """Seconds that the unfinished trials exceed with 95 % probability; empty without evidence."""
+        if self._prediction is None:
+            return {}
+        return dict(zip(self._state.unfinished, self._prediction.least().tolist(), strict=True))
+
+    @property
+    def durations(self) -> list[float]:
+        """Expected seconds of the pending trials in their order; without evidence, in proportion only."""
+        return [self._costs.get(name, 1.0) for name in self.pending]
+
+    @cached_property
+    def _costs(self) -> dict[str, float]:
+        return self.seconds or self._relative_costs(self._state.unfinished)
+
+    def makespan(self, slots: int) -> float | None:
+        """Expected seconds of all pending trials on so many slots, without the start-up; None without evidence."""
+        return makespan([self.seconds[name] for name in self.pending], slots) if self.seconds else None
+
+    def makespan_samples(self, slots: int) -> list[float]:
+        """Equally probable makespans on so many slots, ascending; empty without evidence."""
+        if self._prediction is None:
+            return []
+        place = {name: index for index, name in enumerate(self._state.unfinished)}
+        order = [place[name] for name in self.pending]
+        return sorted(makespan(sample, slots) for sample in self._prediction.draws[:, order].tolist())
+
+    @property
+    def evidence_count(self) -> int:
+        """Trials with a measured duration."""
+        return sum(self._state.evidence(name) is not None for name in self._state.trials)
+
+    @cached_property
+    def _prediction(self) -> "Prediction | None":
+        return self.predict(self._state.unfinished, {})
+
+    def predict(self, names: Sequence[str], finished: Mapping[str, float]) -> "Prediction | None":
+        """The durations of trials, from the journal and the seconds of trials that have `finished` since.
+
+        None without evidence.
+        """
+        if not names:
+            return None
+        state = self._state
+        measured = {name: attempt for name in state.trials if (attempt := state.evidence(name))}
+        known = {name: state.seconds_of(attempt) for name, attempt in measured.items()} | dict(finished)
+        if not known:
+            return None
+        from trainyard.planning.duration_model import predict  # numpy: not for a dry run without evidence
+
+        drawn = cycle(name for name in known if not is_placeholder(name))  # stand in for configurations not drawn yet
+        names = [next(drawn) if is_placeholder(name) else name for name in names]
+        relative = self._relative_costs([*names, *known])
+        return predict(
+            [state.trials[name] for name in names],
+            [(state.trials[name], seconds) for name, seconds in known.items() if seconds],
+            relative=[relative[name] for name in (*names, *known)] if relative else None,
+        )
+
+    def _relative_costs(self, names: Sequence[str]) -> dict[str, float]:
+        """Relative costs by the sweep's `cost`, or else FLOPs; empty unless all are known."""
+        state = self._state
+        if state.sweep.cost is None:
+            return {name: state.work[name] for name in names} if state.work.keys() >= set(names) else {}
+        return {name: relative_cost(state.sweep.cost, state.trials[name]) for name in names}

@@ -1,0 +1,157 @@
+"""The Slurm job that a sweep requests: slots, walltime, and how many jobs it takes."""
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Final
+
+from trainyard.cluster.slurm_allocation import DEADLINE_MARGIN_SECONDS
+from trainyard.config.sweep import Slots
+from trainyard.planning.duration_forecast import DurationForecast
+from trainyard.planning.gpu_count import GpuOption, choose_option, list_options
+from trainyard.planning.schedule import jobs_needed
+from trainyard.planning.sweep_state import SweepState
+from trainyard.utils.text import format_duration
+
+TABLES_MINUTES: Final = 10  # walltime of a job that only writes tables
+UNPROVEN_MINUTES: Final = 60  # walltime before the duration of any trial is known
+UNPROVEN_MARGIN_SECONDS: Final = 60.0  # before the driver starts and after the last trial, before it was measured
+END_SECONDS: Final = 15.0  # to shut down after the last trial
+INTERVAL: Final = (0.05, 0.95)  # quantiles of the predicted range of the makespan
+SURE: Final = 0.99  # quantile of the makespan that the walltime must cover
+
+
+class JobRequest:
+    """What is requested from Slurm to run the pending trials; no job may exceed `limit_minutes`."""
+
+    def __init__(self, state: SweepState, forecast: DurationForecast, *, limit_minutes: float = math.inf) -> None:
+        self._state, self._forecast, self._limit_minutes = state, forecast, limit_minutes
+
+    @cached_property
+    def slots(self) -> Slots:
+        """The config's slots, or with `auto`, those up to them that suit the goal best.
+
+        A job that only writes tables has one node without GPUs.
+        """
+        limit, sweep = self._state.max_slots, self._state.sweep
+        if not self._forecast.pending:
+            return limit.model_copy(update={"nodes": 1, "gpus_per_node": 0})
+        if not limit.auto:
+            return limit
+        deadline = sweep.deadline_seconds if self._forecast.seconds else None
+        return choose_option(self.options, sweep.goal, deadline=deadline, max_seconds=self._max_seconds).slots
+
+    @cached_property
+    def options(self) -> list[GpuOption]:
+        """Numbers of GPUs that can be requested; without evidence, with relative durations."""
+        startup = self._state.startup_seconds if self._forecast.seconds else 0.0
+        return list_options(self._forecast.durations, self._state.max_slots, startup=startup)
+
+    def _max_seconds(self, option: GpuOption) -> float:
+        """Seconds from the start of the driver that an option exceeds with a probability of 1 % only."""
+        samples = self._forecast.makespan_samples(option.slots.count)
+        return self._state.startup_seconds + (_quantile(samples, SURE) if samples else math.inf)
+
+    @property
+    def predicted_seconds(self) -> float | None:
+        """Makespan of the pending trials, without the start-up; None without evidence."""
+        return self._forecast.makespan(self.slots.count)
+
+    @cached_property
+    def predicted_range(self) -> tuple[float, float] | None:
+        """The 90 % interval of the makespan; None without evidence."""
+        expected, samples = self.predicted_seconds, self._samples
+        if expected is None or not samples:
+            return None
+        low, high = (_quantile(samples, share) for share in INTERVAL)
+        return min(low, expected), max(high, expected)
+
+    @cached_property
+    def sure_seconds(self) -> float | None:
+        """The makespan that the walltime must cover; None without evidence."""
+        if self.predicted_range is None:
+            return None
+        return max(_quantile(self._samples, SURE), self.predicted_range[1])
+
+    @cached_property
+    def _samples(self) -> list[float]:
+        return self._forecast.makespan_samples(self.slots.count)
+
+    @property
+    def margin_seconds(self) -> float:
+        """Part of a job before the driver starts and after the last trial."""
+        leads = [run.info.lead_seconds for run in self._state.sessions if run.info.lead_seconds is not None]
+        grace = self._state.sweep.trial_grace_seconds
+        if not leads:
+            return UNPROVEN_MARGIN_SECONDS + grace
+        return max(leads) + DEADLINE_MARGIN_SECONDS + grace + END_SECONDS
+
+    @property
+    def _needed_minutes(self) -> int:
+        if not self._forecast.pending:
+            return TABLES_MINUTES
+        if self.sure_seconds is None:
+            return UNPROVEN_MINUTES
+        return math.ceil((self.sure_seconds + self._state.startup_seconds + self.margin_seconds) / 60)
+
+    @property
+    def walltime_minutes(self) -> int:
+        """The walltime to request."""
+        return int(min(self._needed_minutes, max(1.0, self._limit_minutes)))
+
+    @property
+    def jobs(self) -> int:
+        """Jobs, one after another, that the pending trials take: more than one if the walltime is limited.
+
+        Each job has its own start-up and margins. It resumes the trials that the previous one interrupted; trials that
+        cannot resume must end within one job.
+        """
+        expected, forecast = self.predicted_seconds, self._forecast
+        if self._needed_minutes <= self._limit_minutes or self.predicted_range is None or not expected:
+            return 1
+        useful = max(60.0, self._useful_seconds)
+        if self._state.sweep.can_resume:
+            return math.ceil(self.predicted_range[1] / useful)
+        longer = self.predicted_range[1] / expected
+        durations = [longer * forecast.seconds[name] for name in forecast.pending]
+        return jobs_needed(durations, self.slots.count, seconds=useful)
+
+    @property
+    def _useful_seconds(self) -> float:
+        """Seconds of training in the longest job that can be requested."""
+        return 60 * self._limit_minutes - self._state.startup_seconds - self.margin_seconds
+
+    @cached_property
+    def too_long(self) -> list[str]:
+        """Pending trials that cannot resume and almost certainly exceed the longest job, longest first."""
+        if self._state.sweep.can_resume:
+            return []
+        least = self._forecast.min_seconds
+        return [name for name in self._forecast.pending if least.get(name, 0.0) > self._useful_seconds]
+
+    @property
+    def too_long_message(self) -> str:
+        """Which trial exceeds the longest job, and what to do about it."""
+        longest = self.too_long[0]
+        least = format_duration(self._forecast.min_seconds[longest])
+        limit = format_duration(60 * self._limit_minutes)
+        is_command = self._state.sweep.command is not None
+        key = "`checkpoint`" if is_command else "`resumable: true` if the function can resume"
+        return (f"trial {longest} takes at least {least} and cannot resume, but a job may take at most {limit}: ask "
+                f"for a partition with a longer limit, or give {key}")  # fmt: skip
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """GPU-hours that the pending trials take, start-ups included; None without evidence."""
+        if self.predicted_seconds is None:
+            return None
+        return self.slots.gpus * (self.predicted_seconds + self.jobs * self._state.startup_seconds) / 3600
+
+    @property
+    def requested_gpu_hours(self) -> float:
+        """GPU-hours of all jobs by their requested walltimes."""
+        return self.slots.gpus * self.jobs * self.walltime_minutes / 60
+
+
+def _quantile(ascending: Sequence[float], share: float) -> float:
+    return ascending[round(share * (len(ascending) - 1))]

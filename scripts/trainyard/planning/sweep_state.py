@@ -1,0 +1,160 @@
+"""The state of a sweep: its trials, their attempts by the journal, and which trials are unfinished."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from trainyard.config.sweep import Slots, Stop, Sweep
+from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trials import Trial
+from trainyard.config.user_programs import metrics_digest
+from trainyard.planning.attempts import Attempt, Session, find_result, whole_epochs, whole_seconds
+from trainyard.planning.early_stopping import EarlyStoppingRule
+from trainyard.planning.task import folder_name, output_name
+from trainyard.planning.trial_space import TrialSpace
+from trainyard.programs.metrics import find_divergence
+
+UNPROVEN_STARTUP_SECONDS: Final = 60.0  # assumed from the start of the driver to the first trial
+
+
+@dataclass(frozen=True)
+class SweepState:
+    """What is known of a sweep now."""
+
+    name: str
+    sweep: Sweep
+    space: TrialSpace
+    folder: Path  # of its results
+    attempts: dict[str, list[Attempt]] = field(default_factory=dict)  # by trial, oldest first
+    sessions: list[Session] = field(default_factory=list)  # runs of the driver
+    work: dict[str, float] = field(default_factory=dict)  # FLOPs by trial, if counted
+    measured_share: float | None = None  # GPUs per trial, as measured for `gpus_per_trial: auto`
+
+    @property
+    def trials(self) -> dict[str, Trial]:
+        """All trials by identity."""
+        return self.space.trials
+
+    def attempts_at(self, trial: str) -> Sequence[Attempt]:
+        """The attempts at a trial, oldest first."""
+        return self.attempts.get(trial, ())
+
+    def result(self, trial: str) -> Attempt | None:
+        """The attempt whose metrics are the trial's result; None if the trial is pending or has diverged."""
+        is_early = self.sweep.stop is not None
+        return find_result(self.attempts_at(trial), self.space.generation(trial), early=is_early)
+
+    def end(self, trial: str) -> Attempt | None:
+        """The attempt after which a trial is not run again: its result, or one that diverged or is unreadable."""
+        is_early, generation = self.sweep.stop is not None, self.space.generation(trial)
+        end = find_result(self.attempts_at(trial), generation, early=is_early, diverged=True)
+        return end or self.unreadable(trial)
+
+    def unreadable(self, trial: str) -> Attempt | None:
+        """The last attempt at a trial if its output holds no metrics and is still kept."""
+        last = self.last_attempt(trial)
+        if last is None or last.outcome != TrialStatus.UNREADABLE or last.generation < self.space.generation(trial):
+            return None
+        return last if self.output_of(last).exists() else None
+
+    def last_attempt(self, trial: str) -> Attempt | None:
+        """The last attempt at a trial, if any."""
+        return next(reversed(self.attempts_at(trial)), None)
+
+    def has_failed(self, trial: str) -> bool:
+        """Whether the last attempt at a trial failed."""
+        last = self.last_attempt(trial)
+        return last is not None and last.outcome == TrialStatus.FAILED
+
+    @cached_property
+    def unfinished(self) -> list[str]:
+        """Trials that must be run, in the config's order."""
+        return [name for name in self.trials if self.end(name) is None]
+
+    @property
+    def failed_before(self) -> int:
+        """Unfinished trials whose last attempt failed."""
+        return sum(map(self.has_failed, self.unfinished))
+
+    def seconds_of(self, attempt: Attempt) -> float | None:
+        """Duration of an attempt and of the parts of earlier ones that it continued."""
+        return whole_seconds(self.attempts[attempt.trial], attempt)
+
+    def epochs_of(self, attempt: Attempt) -> list[dict[str, Any]]:
+        """Metrics of each epoch of an attempt and of those of earlier ones that it continued."""
+        return whole_epochs(self.attempts[attempt.trial], attempt)
+
+    def output_of(self, attempt: Attempt) -> Path:
+        """The file with the output of a user's program."""
+        return self.folder / "trials" / folder_name(attempt.trial, attempt.generation) / output_name(attempt.number)
+
+    @cached_property
+    def to_reread(self) -> list[Attempt]:
+        """Ended attempts whose kept output must be read again: it had no metrics, or the `metrics` rules have changed.
+
+        Also those that diverged at their end by a metric that is not monitored any more.
+        """
+        ended = [self.end(name) for name in self.trials if self.sweep.command]
+        return [each for each in ended if each and self._is_outdated(each) and self.output_of(each).exists()]
+
+    def _is_outdated(self, end: Attempt) -> bool:
+        if end.outcome == TrialStatus.UNREADABLE or end.metrics_digest != metrics_digest(self.sweep.metrics):
+            return True
+        if end.outcome != TrialStatus.DIVERGED or end.early:
+            return False
+        return end.error not in {find_divergence({name: None}, [name]) for name in self.sweep.monitored_metrics}
+
+    @cached_property
+    def stop(self) -> Stop | None:
+        """The settings of early stopping, with the number of epochs if all trials have the same."""
+        stop, epochs = self.sweep.stop, {trial.epochs for trial in self.trials.values()}
+        if stop and stop.epochs is None and len(epochs) == 1:
+            return stop.model_copy(update={"epochs": epochs.pop()})
+        return stop
+
+    def early_stopping_rule(self) -> EarlyStoppingRule | None:
+        """The rule that stops trials early, with the epochs of all attempts that `retrain` has not overruled."""
+        if self.stop is None:
+            return None
+        attempts = [(each, self.space.generation(name)) for name in self.trials for each in self.attempts_at(name)]
+        return EarlyStoppingRule(self.stop, [each for each, wanted in attempts if each.generation >= wanted])
+
+    @property
+    def is_share_open(self) -> bool:
+        """Whether the number of trials that share a GPU must still be measured."""
+        return self.sweep.slots.gpus_per_trial == "auto" and self.measured_share is None
+
+    @cached_property
+    def max_slots(self) -> Slots:
+        """The config's slots, with the measured share for `gpus_per_trial: auto`."""
+        slots = self.sweep.slots
+        if slots.gpus_per_trial != "auto" or self.measured_share is None:
+            return slots
+        return slots.model_copy(update={"gpus_per_trial": self.measured_share})
+
+    @property
+    def share(self) -> float:
+        """GPUs per trial."""
+        return self.max_slots.share
+
+    @property
+    def startup_seconds(self) -> float:
+        """From the start of the driver to its first trial: the longest measured."""
+        seconds = [run.startup_seconds for run in self.sessions if run.startup_seconds is not None]
+        return max(seconds, default=UNPROVEN_STARTUP_SECONDS)
+
+    @property
+    def slot_startups(self) -> list[float]:
+        """Seconds in which the worker process of each slot started."""
+        return [seconds for run in self.sessions for seconds in run.slot_startups]
+
+    def evidence(self, trial: str) -> Attempt | None:
+        """A finished attempt with a duration, also one that `retrain` has overruled.
+
+        Attempts with the present share of a GPU take precedence over others.
+        """
+        attempts = self.attempts_at(trial)
+        result = find_result([each for each in attempts if each.gpus_per_trial == self.share]) or find_result(attempts)
+        return result if result and result.seconds else None
