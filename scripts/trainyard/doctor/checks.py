@@ -9,14 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from trainyard.cluster import host
-from trainyard.cluster.slurm_queries import (
-    Association,
-    Partition,
-    controller_status,
-    list_associations,
-    list_partitions,
-)
+from trainyard.cluster import host, slurm_queries
+from trainyard.cluster.slurm_queries import Association, Partition
 from trainyard.config.config import Config
 from trainyard.doctor.sbatch_rehearsal import JobRequest, SnakemakeError, rehearse
 from trainyard.utils.errors import UserError
@@ -55,7 +49,7 @@ class Site:
     @cached_property
     def partitions(self) -> list[Partition]:
         """The cluster's partitions."""
-        return list_partitions()
+        return slurm_queries.list_partitions()
 
     def check(self) -> Iterator[Finding]:
         """Yield the findings of all checks that need no job, each as soon as it is known."""
@@ -71,7 +65,7 @@ class Site:
             remedy = f"correct the error in {self.profile} or {self.config_file}"
             yield Finding("jobs", "fails", f"Snakemake stopped before it submitted a job:\n{error}", remedy)
             return
-        yield check_account(requests, lambda: list_associations(self.user), self.user)
+        yield check_account(requests, lambda: slurm_queries.list_associations(self.user), self.user)
         for request in requests:
             yield check_request(request, self.partitions)
 
@@ -94,13 +88,13 @@ def check_slurm() -> Finding:
     if missing:
         remedy = "run this on a login node of the cluster; some sites need `module load slurm`"
         return Finding("Slurm", "fails", f"not on PATH: {', '.join(missing)}", remedy)
-    return Finding("Slurm", "ok", controller_status())
+    return Finding("Slurm", "ok", slurm_queries.controller_status())
 
 
 def check_accounting(user: str) -> Finding:
     """Slurm keeps accounting, and the user has an account."""
     try:
-        names = sorted({each.account for each in list_associations(user)})
+        names = sorted({each.account for each in slurm_queries.list_associations(user)})
     except UserError as error:
         remedy = "jobs run all the same, but accounts and ended jobs cannot be looked up"
         return Finding("accounting", "unknown", str(error), remedy)

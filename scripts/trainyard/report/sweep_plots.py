@@ -15,26 +15,8 @@ from trainyard.config.trial_status import CONCLUSIVE, WITH_RESULT, TrialStatus
 from trainyard.config.trials import main_key
 from trainyard.planning.plan import Plan
 from trainyard.planning.schedule import schedule
-from trainyard.report.style import (
-    COLORS,
-    FAILED,
-    IDLE,
-    MANY,
-    SEQUENCE,
-    UNKNOWN,
-    are_fractions,
-    color_map,
-    color_norm,
-    draw_bars,
-    format_value,
-    is_log_scale,
-    is_numeric,
-    label_lanes,
-    limit_tick_labels,
-    readable_name,
-    text_color,
-    write_in_center,
-)
+from trainyard.report import style
+from trainyard.report.style import COLORS, IDLE, MANY, draw_bars, is_numeric, readable_name
 from trainyard.report.sweep_tables import describe_best, find_best_trial
 
 STARTING = COLORS[5]
@@ -61,7 +43,7 @@ def plot_gantt(
     values = trials.set_index("trial", drop=False)[key]
     draw_bars(axes, held["lane"], held["begin"], held["stop"], color=IDLE, edge=0)
     _draw_trials(axes, run.assign(lane=lane, failed=~run["outcome"].isin(WITH_RESULT)), values, log=log)
-    label_lanes(axes, [_lane_name(row) for row in lanes.itertuples()])
+    style.label_lanes(axes, [_lane_name(row) for row in lanes.itertuples()])
     axes.set_xlim(0, spans["stop"].max())
     pauses = " (pauses between jobs omitted)" * (len(spans) > 1)
     axes.set_xlabel(f"seconds since the first trial started{pauses}")
@@ -80,7 +62,7 @@ def plot_schedule(axes: Axes, plan: Plan) -> None:
     total = run["stop"].max()
     draw_bars(axes, range(run["lane"].max() + 1), 0, total, color=IDLE, edge=0)
     _draw_trials(axes, run, values, log=plan.state.sweep.is_log(key))
-    label_lanes(axes, [f"slot {slot}" for slot in range(slots)])
+    style.label_lanes(axes, [f"slot {slot}" for slot in range(slots)])
     if plan.request.predicted_range:
         low, high = plan.request.predicted_range
         axes.axvspan(low, high, color=COLORS[1], alpha=0.25, linewidth=0, zorder=0)
@@ -98,20 +80,20 @@ def _lane_name(row: Any) -> str:
 
 def _draw_trials(axes: Axes, run: pd.DataFrame, values: pd.Series, *, log: bool | None) -> None:
     """Draw a bar per row (trial, lane, begin, stop, failed) in the color of the trial's value, labeled if that fits."""
-    color, total = color_map(values, log=log), run["stop"].max()
+    color, total = style.color_map(values, log=log), run["stop"].max()
     known = values if is_numeric(values) else values.astype(str)
     shown = run["trial"].map(known)
     face_of = {value: color(value) for value in shown.dropna().unique()}
-    face = pd.Series([face_of.get(value, UNKNOWN) for value in shown], run.index, dtype=object).mask(
-        run["failed"], FAILED
+    face = pd.Series([face_of.get(value, style.UNKNOWN) for value in shown], run.index, dtype=object).mask(
+        run["failed"], style.FAILED
     )
     for failed, rows in run.groupby("failed"):
         hatch = "////" if failed else None
         draw_bars(axes, rows["lane"], rows["begin"], rows["stop"], color=list(face[rows.index]), hatch=hatch)
     for row in run[(run["stop"] - run["begin"] > 0.03 * total) & shown.notna()].itertuples():
-        center, text = (row.begin + row.stop) / 2, format_value(shown[row.Index])
+        center, text = (row.begin + row.stop) / 2, style.format_value(shown[row.Index])
         if row.stop - row.begin > 0.01 * (len(text) + 1) * total:  # a letter is about a hundredth of the width
-            ink = text_color(face[row.Index])
+            ink = style.text_color(face[row.Index])
             axes.text(center, row.lane, text, ha="center", va="center", fontsize=8, color=ink, zorder=3)
 
 
@@ -132,7 +114,7 @@ def plot_metric(
     """
     best = find_best_trial(trials, metric, mode)
     if best is None:
-        write_in_center(axes, f"no trial has finished with {readable_name(metric)}")
+        style.write_in_center(axes, f"no trial has finished with {readable_name(metric)}")
         return
     has_metric = trials[metric].notna()
     finished = trials[(trials["status"] == TrialStatus.FINISHED) & has_metric]
@@ -142,12 +124,12 @@ def plot_metric(
         ordered, as_image = finished.sort_values(key), len(finished) + len(stopped) > MANY
         axes.plot(ordered[key], ordered[metric], "-", color=COLORS[0], linewidth=0.8, alpha=0.5, rasterized=as_image)
     _set_key_axis(axes, finished[key], log=log)
-    is_percent = are_fractions(metric, trials[metric])
+    is_percent = style.are_fractions(metric, trials[metric])
     if is_percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1))
     value = f"{best[metric]:.1%}" if is_percent else f"{best[metric]:.4g}"
     title = f"{describe_best(metric, mode, label=readable_name(metric))}:"
-    where = f"{value} at {readable_name(key)} = {format_value(best[key])}"
+    where = f"{value} at {readable_name(key)} = {style.format_value(best[key])}"
     axes.set_title((" " if len(title + where) < 60 else "\n").join((title, where)))
     axes.set_xlabel(readable_name(key))
     axes.set_ylabel(readable_name(metric))
@@ -168,8 +150,8 @@ def _plot_points(axes: Axes, finished: pd.DataFrame, stopped: pd.DataFrame, key:
 def _set_key_axis(axes: Axes, values: pd.Series, *, log: bool | None) -> None:
     """Choose scale and ticks of the x axis for the values of a key."""
     if not is_numeric(values):
-        limit_tick_labels(axes, values)
-    elif is_log_scale(values, log):
+        style.limit_tick_labels(axes, values)
+    elif style.is_log_scale(values, log):
         axes.set_xscale("log")
         if values.max() < 100 * values.min():  # the default labels powers of ten only
             axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -182,21 +164,21 @@ def _set_key_axis(axes: Axes, values: pd.Series, *, log: bool | None) -> None:
 def plot_epochs(axes: Axes, epochs: pd.DataFrame, key: str, metric: str, *, log: bool | None = None) -> None:
     """A metric over epochs: a line per trial, colored by the value of one varied key."""
     if metric not in epochs or epochs[metric].isna().all():
-        write_in_center(axes, "no trial has reported metrics per epoch")
+        style.write_in_center(axes, "no trial has reported metrics per epoch")
         return
-    color = color_map(epochs[key], log=log)
+    color = style.color_map(epochs[key], log=log)
     numeric = is_numeric(epochs[key]) and key != "trial"
     values = epochs.drop_duplicates("trial")[key]
     _draw_lines(axes, epochs, metric, [color(value) for value in values])
     if numeric:
-        norm = color_norm(epochs[key], log=log)
-        axes.figure.colorbar(ScalarMappable(norm, SEQUENCE), ax=axes, label=readable_name(key))
+        norm = style.color_norm(epochs[key], log=log)
+        axes.figure.colorbar(ScalarMappable(norm, style.SEQUENCE), ax=axes, label=readable_name(key))
     elif values.nunique() <= 12:
         handles = [Line2D([], [], color=color(value), marker="o", markersize=3) for value in values.unique()]
         axes.legend(handles, [str(value) for value in values.unique()], title=readable_name(key))
     if metric.endswith("loss") and (epochs[metric].dropna() > 0).all():
         axes.set_yscale("log")
-    elif are_fractions(metric, epochs[metric]):
+    elif style.are_fractions(metric, epochs[metric]):
         axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("epoch")
@@ -341,7 +323,7 @@ def plot_predictions(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame) -> 
         axes.legend(loc="upper left")
         error = f"median error of the trials: {(measured / predicted - 1).abs().median():.0%}"
     else:
-        write_in_center(axes, "no durations were known beforehand")
+        style.write_in_center(axes, "no durations were known beforehand")
         error = "no trial was predicted"
     known = jobs.dropna(subset=["gap"]) if len(jobs) else jobs
     last_job = [f"; last job: {each.predicted_seconds:.3g} s predicted, {each.measured_seconds:.3g} s measured"
