@@ -25,7 +25,7 @@ from common import print_table, run_program
 from PIL import Image
 from trainyard.config.train import Train
 from trainyard.data.staged import Staged
-from trainyard.training.flops import model_cost, utilisation
+from trainyard.training.flops import gpu_utilization, model_cost
 
 PLAIN = Path(__file__).with_name("plain_ddp.py")
 ON_CPU: dict[str, Any] = {
@@ -121,7 +121,7 @@ def roofline(gpus: int) -> float:
     spec = Train(**ON_GPU["train"])
     work = model_cost(spec, shape=(64, 64, 3), classes=200, precision="bf16")
     name = torch.cuda.get_device_name()
-    found = utilisation(work, images_per_second=0, gpus=gpus, precision="bf16", device_name=name)
+    found = gpu_utilization(work, images_per_second=0, gpus=gpus, precision="bf16", device_name=name)
     return found["roofline_images_per_second"] or float("nan")
 
 

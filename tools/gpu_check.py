@@ -38,7 +38,7 @@ from trainyard.training import trainer as trainer_module
 from trainyard.training import warmup
 from trainyard.training.augment import Augmenter
 from trainyard.training.checkpoints import CheckpointStore
-from trainyard.training.flops import model_cost, utilisation
+from trainyard.training.flops import gpu_utilization, model_cost
 from trainyard.training.loaders import InputData, LoaderSplit, MappedSplit, ResidentSplit
 from trainyard.training.process_group import Group
 from trainyard.training.sampler import BatchSizes, training_batches
@@ -257,7 +257,7 @@ def check_fp16_first_overflow():
             buffers = [v for s in t.state.optimizer.state.values() for k, v in s.items() if k != "step"]
             largest = max(float(b.abs().max()) for b in buffers)
             ok = math.isfinite(largest) and largest < 100 and rows[-1].train_loss < 3
-            words = f"losses {[round(r.train_loss, 3) for r in rows]}, largest optimiser state {largest:.3g}"
+            words = f"losses {[round(r.train_loss, 3) for r in rows]}, largest optimizer state {largest:.3g}"
         except trainer_module.Diverged as error:
             ok, words = False, str(error)[:90]
         report(f"fp16 whose first step overflows, {optimizer}", ok, words)
@@ -530,7 +530,7 @@ def rate(label, spec, what, *, epochs=3, before=None, batch=None, table="speed")
         host = host_time(t) if GPU else float("nan")
         rates = [row.images_per_second for row in rows[1:]] or [rows[0].images_per_second]
         work = model_cost(spec, shape=what.shape, classes=what.classes, precision=t.precision)
-        use = utilisation(
+        use = gpu_utilization(
             work, images_per_second=statistics.median(rates), gpus=1, precision=t.precision, device_name=NAME
         )
         peak = torch.cuda.max_memory_allocated() / 2**30 if GPU else 0
@@ -793,7 +793,7 @@ def whatif(out):
     whole_step_graph("RN50 whole step, model compiled, bs 1024", Train(**base, batch_size=1024), big, compiled=True)
     torch._dynamo.reset()
 
-    def all_compiled(t):  # normalise, model and loss in one graph
+    def all_compiled(t):  # normalize, model and loss in one graph
         real = t.compute_loss
         t.compute_loss = torch.compile(real, dynamic=False)
 

@@ -17,7 +17,7 @@ from typing import Any
 from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.held_folders import copy_patterns
 from trainyard.cluster.ray_local import LocalRay, local_ray, token
-from trainyard.cluster.ray_node import ENDED
+from trainyard.cluster.ray_node import RAY_ENDED
 from trainyard.config.sweep import Slots
 from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import helper_command
@@ -104,7 +104,7 @@ class _OtherNodes:
         deadline = time.monotonic() + JOIN_TIMEOUT_SECONDS
         while missing := self._missing():
             output = self._log.read_text(errors="replace")
-            ended = [name for name in missing if f"{name.split('.')[0]}: {ENDED}" in output]
+            ended = [name for name in missing if f"{name.split('.')[0]}: {RAY_ENDED}" in output]
             if ended or self._srun.poll() is not None or time.monotonic() > deadline:
                 tail = "\n".join(output.splitlines()[-10:])
                 raise UserError(f"Ray did not start on {', '.join(ended or missing)}; the end of {self._log}:\n{tail}")

@@ -21,9 +21,9 @@ from trainyard.cluster import host
 from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.cluster.ray_local import OBJECT_STORE_BYTES, private_directory, ray_environment
 
-POLL_SECONDS: Final = 0.2
+STDIN_POLL_SECONDS: Final = 0.2
 LOG_LINES: Final = 8
-ENDED: Final = "Ray ended; its logs, if any, end:"
+RAY_ENDED: Final = "Ray ended; its logs, if any, end:"
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 # Imports Ray while the head starts, then runs `ray start` with the arguments from standard input.
@@ -57,9 +57,9 @@ def run_node() -> int:
                 assert ray.stdin is not None
                 ray.stdin.write(f"{json.dumps(arguments)}\n".encode())
             while ray.poll() is None:
-                if select.select([sys.stdin], [], [], POLL_SECONDS)[0]:  # readable: standard input is closed
+                if select.select([sys.stdin], [], [], STDIN_POLL_SECONDS)[0]:  # readable: standard input is closed
                     return 0
-            print(f"{host.node_name()}: {ENDED}\n{_tails(directory)}")
+            print(f"{host.node_name()}: {RAY_ENDED}\n{_tails(directory)}")
             return 1
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)

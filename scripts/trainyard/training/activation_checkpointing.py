@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 def checkpoint_blocks(model: nn.Module) -> int:
     """Apply activation checkpointing to every block of a model; returns the number of blocks.
 
-    Results do not change, including random numbers and the running statistics of batch normalisation.
+    Results do not change, including random numbers and the running statistics of batch normalization.
     """
     blocks = _blocks(model)
     for block in blocks:
@@ -56,7 +56,7 @@ def _checkpointed(block: nn.Module, forward: Any, norms: Sequence[nn.Module], *i
 
 @contextmanager
 def _frozen_statistics(norms: Sequence[Any]) -> Iterator[None]:
-    """Within the block, batch normalisation does not update its running statistics: the forward pass has done so."""
+    """Within the block, batch normalization does not update its running statistics: the forward pass has done so."""
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
         norm.momentum, norm.num_batches_tracked = 0.0, None

@@ -1,4 +1,4 @@
-"""GPU utilisation: FLOPs and memory traffic of a model, peak performance of a GPU, MFU and roofline."""
+"""GPU utilization: FLOPs and memory traffic of a model, peak performance of a GPU, MFU and roofline."""
 
 import logging
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from trainyard.config.train import Train
 from trainyard.training import models
 
 log = logging.getLogger(__name__)
-_BATCH = 2  # batch normalisation needs more than one value
+_BATCH = 2  # batch normalization needs more than one value
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,10 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size() if tensor.ndim and tensor.shape[0] == _BATCH else 0
 
 
-def utilisation(
+def gpu_utilization(
     cost: ModelCost | None, *, images_per_second: float, gpus: int, precision: str, device_name: str
 ) -> dict[str, float | None]:
-    """TFLOP/s per GPU, model FLOPs utilisation (MFU, Chowdhery et al. 2022), and the roofline in images per second.
+    """TFLOP/s per GPU, model FLOPs utilization (MFU, Chowdhery et al. 2022), and the roofline in images per second.
 
     The roofline (Williams et al. 2009) is the throughput at which arithmetic or, without fused kernels, memory
     bandwidth becomes the bottleneck. None where the cost or the peak is unknown.

@@ -29,7 +29,7 @@ RESIDENT_SHARE = 0.5  # largest share of the free GPU memory for images; the res
 class ImageBatch:
     """A batch on the training device."""
 
-    pixels: Tensor  # uint8 (B, H, W, C); from a user's dataset also float32 (B, C, H, W), normalised
+    pixels: Tensor  # uint8 (B, H, W, C); from a user's dataset also float32 (B, C, H, W), normalized
     labels: Tensor  # int64 (B,)
     indices: Tensor  # int64 (B,), on the CPU: positions of the images in the split
 
@@ -55,7 +55,7 @@ class InputData:
     classes: int
     shape: tuple[int, int, int]  # height, width, channels
 
-    def normalised(self, pixels: Tensor, *, channels_last: bool) -> Tensor:
+    def normalize(self, pixels: Tensor, *, channels_last: bool) -> Tensor:
         """A batch as input of the model: float32 (B, C, H, W), with mean 0 and standard deviation 1 per channel."""
         order = torch.channels_last if channels_last else torch.contiguous_format
         if pixels.dtype != torch.uint8:

@@ -16,7 +16,7 @@ class ModelError(UserError):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with a shortcut (He et al. 2015), initialised as the identity so that deep models learn."""
+    """Two 3x3 convolutions with a shortcut (He et al. 2015), initialized as the identity so that deep models learn."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ def build_optimizer(spec: Train, model: nn.Module) -> Optimizer:
 
 
 def _groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Two parameter groups: with weight decay, and (biases and normalisation, which have one dimension) without."""
+    """Two parameter groups: with weight decay, and (biases and normalization, which have one dimension) without."""
     decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     spared = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     return [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]

@@ -79,7 +79,7 @@ def single_process() -> Group:
 
 @contextmanager
 def process_group() -> Iterator[Group]:
-    """Initialise the process group from the environment of torchrun; without torchrun, a single process."""
+    """Initialize the process group from the environment of torchrun; without torchrun, a single process."""
     if "RANK" not in os.environ:
         yield single_process()
         return

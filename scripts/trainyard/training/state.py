@@ -16,7 +16,7 @@ from trainyard.utils.errors import UserError
 
 
 @dataclass(frozen=True)
-class Epoch:
+class EpochMetrics:
     """Metrics of one epoch over all ranks: a row of `history.csv`."""
 
     epoch: int  # counted from 1
@@ -32,7 +32,7 @@ class Epoch:
     data_wait_fraction: float  # of the training time, in which rank 0 waited for images
 
 
-def epoch_line(row: Epoch, epochs: int) -> str:
+def epoch_line(row: EpochMetrics, epochs: int) -> str:
     """The log line of an epoch."""
     return (
         f"Epoch [{row.epoch}/{epochs}] LR: {row.lr:.6f} | "
@@ -63,7 +63,7 @@ class TrainingState:
     schedule: LRScheduler
     scaler: torch.amp.GradScaler
     group: Group
-    history: list[Epoch] = field(default_factory=list)  # complete epochs
+    history: list[EpochMetrics] = field(default_factory=list)  # complete epochs
     progress: EpochProgress = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class TrainingState:
         """
         for name in _PARTS:
             getattr(self, name).load_state_dict(state[name])
-        self.history[:] = [Epoch(**row) for row in state["history"]]
+        self.history[:] = [EpochMetrics(**row) for row in state["history"]]
         self.begin_epoch()
         ranks, group = state["ranks"], self.group
         if not state["progress"]["step"]:

@@ -40,7 +40,7 @@ class StepFlags:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        # Created once: the copy of a constant to the GPU would synchronise host and device in each step.
+        # Created once: the copy of a constant to the GPU would synchronize host and device in each step.
         self._good, self._bad = (torch.tensor(rank, device=group.device) for rank in (group.world_size, group.rank))
         self._lag = LAG if group.device.type == "cuda" else 0
         self._pending: deque[_PendingStep] = deque()

@@ -64,8 +64,8 @@ class StepTimer:
             yield item
 
     def times(self) -> StepTimes:
-        """The times since the timer was created; synchronises the device."""
-        synchronise(self._device)
+        """The times since the timer was created; synchronizes the device."""
+        synchronize(self._device)
         steps = [_milliseconds(start, end) for start, end in itertools.pairwise(self._marks)]
         return StepTimes(time.perf_counter() - self._began, self._waited, steps)
 
@@ -93,7 +93,7 @@ def _milliseconds(start: float | torch.cuda.Event, end: float | torch.cuda.Event
     return (cast(float, end) - cast(float, start)) * 1000
 
 
-def synchronise(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait until the device has finished all work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

@@ -10,7 +10,7 @@ import torch
 
 from trainyard.cluster import host, slurm_allocation
 from trainyard.config.scaling import repeat_of, split_scale
-from trainyard.training.flops import model_cost, utilisation
+from trainyard.training.flops import gpu_utilization, model_cost
 from trainyard.training.step_timing import device_name, launch_time
 from trainyard.training.telemetry import gpu_memory, telemetry_summary
 from trainyard.training.trainer import Trainer
@@ -62,7 +62,7 @@ def _summary(trainer: Trainer, probe: WarmUpResult | None, scale: str) -> dict[s
         "checkpoint_seconds": trainer.checkpoints.total_seconds,
         "startup_seconds": trainer.first_step_time - launch_time() if trainer.first_step_time else None,
         "warmup_seconds": probe.seconds if probe else None,
-        **_utilisation(trainer, statistics.median(row.images_per_second for row in history)),
+        **_utilization(trainer, statistics.median(row.images_per_second for row in history)),
         "device": device_name(group.device),
         "threads_per_rank": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -79,13 +79,13 @@ def _gradient_mib(trainer: Trainer) -> float:
     return sum(each.numel() * each.element_size() for each in trained) / 2**20
 
 
-def _utilisation(trainer: Trainer, images_per_second: float) -> dict[str, float | None]:
+def _utilization(trainer: Trainer, images_per_second: float) -> dict[str, float | None]:
     """MFU and roofline of the GPUs; None on CPUs, whose peak is unknown."""
     group, data = trainer.group, trainer.data
     cost = None
     if group.device.type == "cuda":
         cost = model_cost(trainer.spec, shape=data.shape, classes=data.classes, precision=trainer.precision)
     name = device_name(group.device)
-    return utilisation(
+    return gpu_utilization(
         cost, images_per_second=images_per_second, gpus=group.world_size, precision=trainer.precision, device_name=name
     )

@@ -20,9 +20,9 @@ from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.loaders import ImageBatch, InputData
 from trainyard.training.process_group import Group
 from trainyard.training.sampler import BatchSizes, derived_seed, steps_per_epoch, training_batches, validation_batches
-from trainyard.training.state import Checkpointer, Epoch, EpochProgress, TrainingState, set_random_state
+from trainyard.training.state import Checkpointer, EpochMetrics, EpochProgress, TrainingState, set_random_state
 from trainyard.training.step_sync import StepFlags, StepStatus
-from trainyard.training.step_timing import StepRate, StepTimer, synchronise
+from trainyard.training.step_timing import StepRate, StepTimer, synchronize
 from trainyard.utils.errors import Diverged, UserError
 
 log = logging.getLogger(__name__)
@@ -99,11 +99,11 @@ class Trainer:
             self.model = cast(nn.Module, torch.compile(self._synced, mode="reduce-overhead" if graphs else "default"))
 
     @property
-    def history(self) -> list[Epoch]:
+    def history(self) -> list[EpochMetrics]:
         """The complete epochs, including those of previous runs."""
         return self.state.history
 
-    def epochs(self) -> Iterator[Epoch]:
+    def epochs(self) -> Iterator[EpochMetrics]:
         """Train the remaining epochs; each is yielded after its checkpoint has been saved.
 
         Raises:
@@ -133,7 +133,7 @@ class Trainer:
 
     def compute_loss(self, images: ImageBatch, *, model: nn.Module, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
         """Mean loss of a batch, and its [loss sum, correct, images] in float64, both on the device."""
-        pixels = self.data.normalised(images.pixels, channels_last=self._channels_last)
+        pixels = self.data.normalize(images.pixels, channels_last=self._channels_last)
         with precision.autocast(self.precision, self.group.device):
             logits = model(pixels)
             loss = nn.functional.cross_entropy(logits, images.labels, label_smoothing=smoothing)
@@ -149,7 +149,7 @@ class Trainer:
 
     # ---- an epoch
 
-    def _epoch(self, number: int) -> Epoch:
+    def _epoch(self, number: int) -> EpochMetrics:
         """Train and validate one epoch, or the rest of it."""
         progress, began = self.state.progress, time.perf_counter()
         self._seed(number, progress)
@@ -174,7 +174,7 @@ class Trainer:
         step_ms_p50, step_ms_p95 = times.percentiles_ms()
         train_loss, train_accuracy, images = self._means(progress.sums.clone())
         val_loss, val_accuracy, _ = self._means(self._validate())
-        return Epoch(
+        return EpochMetrics(
             epoch=number,
             lr=progress.lr,
             train_loss=train_loss,
@@ -271,7 +271,7 @@ class Trainer:
         with closing(self.data.val.batches(order)) as batches:
             for images in batches:
                 sums += self.compute_loss(images, model=self.module)[1]
-        synchronise(self.group.device)
+        synchronize(self.group.device)
         self._validation_seconds = time.perf_counter() - began
         return sums
 
@@ -282,16 +282,16 @@ class Trainer:
 
 
 def _build_module(spec: Train, data: InputData, group: Group, *, channels_last: bool) -> nn.Module:
-    """The model of a training on its device, as the spec changes it: memory format, batch normalisation, recomputation.
+    """The model of a training on its device, as the spec changes it: memory format, batch normalization, recomputation.
 
-    A warning says if synchronised batch normalisation is omitted, because the ranks have no GPUs.
+    A warning says if synchronized batch normalization is omitted, because the ranks have no GPUs.
     """
     module = models.build_model(spec, shape=data.shape, classes=data.classes).to(group.device)
     if channels_last:
         module = module.to(memory_format=torch.channels_last)
     if spec.sync_batchnorm and group.world_size > 1:
         if group.device.type == "cpu":
-            log.warning("sync_batchnorm needs GPUs: on these CPUs each rank normalises its own images")
+            log.warning("sync_batchnorm needs GPUs: on these CPUs each rank normalizes its own images")
         else:
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
     if spec.activation_checkpointing:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from trainyard.training.loaders import ImageBatch
-from trainyard.training.step_timing import synchronise
+from trainyard.training.step_timing import synchronize
 from trainyard.training.trainer import Trainer
 
 STEPS = 3  # with and without gradient sync each; their median counts
@@ -82,10 +82,10 @@ def _fits(trainer: Trainer) -> bool:
 
 
 def _seconds(trainer: Trainer, *, synced: bool) -> float:
-    synchronise(trainer.group.device)
+    synchronize(trainer.group.device)
     began = time.perf_counter()
     _pass(trainer, synced=synced)
-    synchronise(trainer.group.device)
+    synchronize(trainer.group.device)
     return time.perf_counter() - began
 
 

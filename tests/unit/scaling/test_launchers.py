@@ -1,4 +1,4 @@
-"""Launch lines are what a user would type: compared with their golden texts."""
+"""Launch commands, compared with golden texts."""
 
 import sys
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_one_node_is_a_standalone_torchrun():
     )
 
 
-def test_several_nodes_are_a_torchrun_each_that_meet_at_the_first():
+def test_several_nodes_run_one_torchrun_each_with_a_rendezvous_at_the_first():
     allocation = Allocation(job="1234567", nodes=("n3", "n4"), end_time=0)
     line = training_command("2x8", OPTIONS, log_dir="/logs", allocation=allocation)
     assert " ".join(line) == (
@@ -70,7 +70,7 @@ def own(launcher, scale="2x4", **fields):
 
 
 @pytest.mark.parametrize("launcher", PYTHON)
-def test_a_launcher_is_started_once_per_node_and_watched(launcher):
+def test_a_launcher_is_started_once_per_node_with_telemetry(launcher):
     assert own(launcher) == (
         "srun --overlap --nodes 2 --ntasks 2 --ntasks-per-node 1 --cpus-per-task 12 --cpu-bind=none "
         f"--kill-on-bad-exit=1 {WATCH} --folder /out -- /env/python {PYTHON[launcher]} --more "
@@ -96,7 +96,7 @@ def test_on_one_node_a_launcher_needs_no_slurm():
 
 
 @pytest.mark.parametrize("script", ["t.py {resume} --n={n}", ["t.py", "{resume}", "--n={n}"]])
-def test_a_script_has_its_option_to_resume_where_it_says(tmp_path, script):
+def test_the_resume_option_is_inserted_at_its_placeholder(tmp_path, script):
     options = {"args": {"n": "a b"}, "checkpoint": "*.pt", "resume": "--from {resume_from}", "scales": ["1x1"]}
     study = Scaling.model_validate({"script": script, **options})
     (tmp_path / "1x1").mkdir()

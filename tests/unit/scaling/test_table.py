@@ -1,4 +1,4 @@
-"""The scaling table: every column against numbers worked out by hand, those of the references among them."""
+"""The scaling table: its columns against numbers computed by hand and those of the references."""
 
 import json
 
@@ -24,7 +24,7 @@ def summaries(folder, rows):
 GUIDE = [("1x1", 1, 43200, 40), ("1x2", 2, 23400, 80), ("1x4", 4, 12600, 160), ("1x8", 8, 7200, 240)]
 
 
-def test_the_guides_tables_are_filled_as_the_guide_has_them(tmp_path):
+def test_the_tables_of_the_guide_are_reproduced(tmp_path):
     table = scaling_table(summaries(tmp_path, GUIDE), mode="strong", gpu_hour=2.5)
     assert table["speedup"].tolist() == pytest.approx([1, 1.85, 3.43, 6.0], abs=0.005)
     assert table["efficiency"].tolist() == pytest.approx([1, 0.92, 0.86, 0.75], abs=0.005)
@@ -42,7 +42,7 @@ def test_the_guides_tables_are_filled_as_the_guide_has_them(tmp_path):
     )
 
 
-def test_where_it_stops_paying_is_said(tmp_path):
+def test_scales_that_do_not_pay_off_are_named(tmp_path):
     rows = [*GUIDE, ("2x8", 16, 6000, 280)]
     table = scaling_table(summaries(tmp_path, rows), mode="strong", gpu_hour=None)
     assert table["verdict"].tolist()[-1] == "does not pay"
@@ -51,7 +51,7 @@ def test_where_it_stops_paying_is_said(tmp_path):
 
 
 def test_weak_scaling_compares_images_per_second(tmp_path):
-    """Four times the work in 110 instead of 100 s: the time of the same work per GPU over that on all, 100 / 110."""
+    """Four times the work in 110 s instead of 100 s: the efficiency is 100 / 110."""
     rows = [("1x1", 1, 100, 40), ("1x4", 4, 110, 4 * 40 * 100 / 110)]
     table = scaling_table(summaries(tmp_path, rows), mode="weak", gpu_hour=None)
     assert table["speedup"].tolist() == pytest.approx([1, 400 / 110])
@@ -66,7 +66,7 @@ def test_memory_scaling_is_that_of_the_first_gpus_average(tmp_path):
     assert table["memory_avg_scaling"].tolist() == pytest.approx([1, 1.05])
 
 
-def test_the_network_that_would_hide_the_gradients(tmp_path):
+def test_the_bandwidth_that_hides_the_all_reduce(tmp_path):
     """100 MiB of gradients on 4 GPUs: each sends 150 MiB per step. Of 120 ms, 20 % wait; 2/3 of the rest: 64 ms."""
     more = {"gradient_mib": 100, "step_ms_p50": 120, "data_wait_fraction": 0.1, "exposed_comm_fraction": 0.1}
     rows = [("1x1", 1, 100, 40, more), ("1x4", 4, 100, 120, more), ("2x4", 8, 100, 200, more | {"accumulation": 2})]
@@ -91,7 +91,7 @@ def test_repeats_give_medians_and_their_spread(tmp_path):
     assert table["gpus"].tolist() == [1, 2], "whole numbers stay whole"
 
 
-def test_of_two_repeats_the_baseline_is_one(tmp_path):
+def test_the_speedup_of_the_baseline_is_one_with_two_repeats(tmp_path):
     rows = [("1x1", 1, 100, 40), ("1x1/repeat-2", 1, 140, 30), ("1x2", 2, 60, 78)]
     for mode in ("weak", "strong"):
         table = scaling_table(summaries(tmp_path / mode, rows), mode=mode, gpu_hour=None)

@@ -1,4 +1,4 @@
-"""Checkpoints: whatever happens to the newest, a training goes on from one that is whole."""
+"""Checkpoints: a training resumes from an intact one, even if the latest is damaged."""
 
 import ctypes
 import os
@@ -23,7 +23,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(data, tmp_path, caplog, damage):
+def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(data, tmp_path, caplog, damage):
     store = CheckpointStore(tmp_path)
     whole, _ = train(SPEC, data, store=store)
     newest = max(tmp_path.glob("*.pt"))
@@ -33,7 +33,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(data, tmp_pat
     assert train(SPEC, data, store=store)[0] == whole
 
 
-def test_the_last_two_are_kept_and_the_best(tmp_path):
+def test_the_last_two_and_the_best_checkpoint_are_kept(tmp_path):
     store = CheckpointStore(tmp_path)
     for epoch in range(1, 7):
         store.save({"epoch": epoch}, epoch=epoch, best_epoch=min(epoch, 3))
@@ -47,7 +47,7 @@ def test_the_last_two_are_kept_and_the_best(tmp_path):
     assert len(list(tmp_path.glob("*.pt"))) == 3
 
 
-def test_nothing_whole_is_a_new_beginning(tmp_path, caplog):
+def test_without_an_intact_checkpoint_a_training_starts_anew(tmp_path, caplog):
     store = CheckpointStore(tmp_path)
     assert store.latest() is None
     store.save({}, epoch=1).write_bytes(b"")
@@ -55,13 +55,13 @@ def test_nothing_whole_is_a_new_beginning(tmp_path, caplog):
     assert "is damaged" in caplog.text
 
 
-def test_a_checkpoint_of_another_spec_is_refused_with_what_differs(tmp_path):
+def test_a_checkpoint_of_another_spec_is_refused_and_the_difference_named(tmp_path):
     CheckpointStore(tmp_path, {"train": {"lr": 0.1, "seed": 3}, "scale": "1x1"}).save({}, epoch=1)
     with pytest.raises(UserError, match=r"train.lr is 0.1 there and 0.05 here, train.seed is 3 there and the default"):
         CheckpointStore(tmp_path, {"train": {"lr": 0.05}, "scale": "1x1"}).latest()
 
 
-def test_trainings_beside_this_one_are_named_with_what_differs(tmp_path):
+def test_sibling_trainings_are_named_with_their_differences(tmp_path):
     CheckpointStore(tmp_path / "a", {"lr": 0.1}).save({}, epoch=1)
     assert list(CheckpointStore(tmp_path / "b", {"lr": 0.2}).others()) == [
         f"{tmp_path / 'a'} holds checkpoints of another training: lr is 0.1 there and 0.2 here"
@@ -72,7 +72,7 @@ def test_equal_specs_do_not_differ():
     assert differences({"a": {"b": 1}}, {"a": {"b": 1}}) == ""
 
 
-# Saves 8 MB again and again; once a checkpoint is whole, it says so.
+# Saves 8 MB repeatedly, and prints a line after each checkpoint.
 SAVER = """
 import sys, torch
 from pathlib import Path
@@ -85,7 +85,7 @@ for epoch in range(1, 10_000):
 
 
 @pytest.mark.parametrize("delay_seconds", [0.003, 0.011, 0.02])
-def test_killed_while_saving_the_one_before_is_whole(tmp_path, delay_seconds):
+def test_a_kill_during_a_save_leaves_the_previous_checkpoint_intact(tmp_path, delay_seconds):
     environment = os.environ | {"PYTHONPATH": str(Path(checkpoints.__file__).parents[2])}
     command = [sys.executable, "-c", SAVER, str(tmp_path)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as saver:
@@ -109,7 +109,7 @@ def small_disk(tmp_path):
     LIBC.umount2(str(folder).encode(), 0)
 
 
-def test_a_full_disk_is_said_and_costs_no_checkpoint(data, small_disk):
+def test_a_full_disk_is_reported_and_costs_no_checkpoint(data, small_disk):
     store = CheckpointStore(small_disk)
     train(SPEC, data, store=store, epochs=2)
     before = sorted(path.name for path in small_disk.glob("*.pt"))

@@ -1,39 +1,39 @@
-"""How well a GPU is used: counted work against a data sheet's peak."""
+"""GPU utilization: counted FLOPs and bytes against the peak of a data sheet."""
 
 import pytest
 from trainyard.config.train import Train
-from trainyard.training.flops import ModelCost, gpu_peak, model_cost, utilisation
+from trainyard.training.flops import ModelCost, gpu_peak, gpu_utilization, model_cost
 
 
-def test_the_work_of_resnet50_is_that_of_the_reference():
+def test_the_cost_of_resnet50_is_that_of_the_reference():
     """1.985 GFLOP for an image of 64x64 pixels, forward and backward, measured on the H200."""
     work = model_cost(Train(model="resnet50"), shape=(64, 64, 3), classes=200, precision="bf16")
     assert work.flops == pytest.approx(1.985e9, rel=1e-3)
 
 
-def test_the_work_of_a_convolution_is_what_one_works_out():
+def test_the_cost_of_a_convolution_equals_its_formula():
     """cnn of width 2 on 4x4 images: multiplications of its layers; the first layer needs no gradient of its input."""
     work = model_cost(Train(model="cnn", model_args={"width": 2}), shape=(4, 4, 1), classes=3, precision="fp32")
     first, second, third, last = 16 * 9 * 2, 16 * 9 * 2 * 4, 64 * 128, 128 * 3
     assert work.flops == 2 * (2 * first + 3 * (second + third + last))
 
 
-def test_sixteen_bits_move_half_the_bytes():
+def test_sixteen_bits_halve_the_memory_traffic():
     spec = Train(model="resnet", model_args={"blocks": 2, "width": 4})
     whole, half = (model_cost(spec, shape=(8, 8, 3), classes=3, precision=name) for name in ("fp32", "bf16"))
     assert half.eager_bytes == pytest.approx(whole.eager_bytes / 2, rel=0.01)
 
 
-def test_a_model_that_cannot_be_counted_is_no_error(caplog):
+def test_a_model_whose_flops_cannot_be_counted_is_not_an_error(caplog):
     caplog.set_level("INFO")
     assert model_cost(Train(model="nowhere:build"), shape=(8, 8, 3), classes=3, precision="fp32") is None
     assert "cannot be counted" in caplog.text
 
 
-def test_what_was_reached_of_what_is_possible():
-    """Two H200 at 989 TFLOP/s and 4.8 TB/s each, 1 TFLOP and 0.01 TB an image: the memory allows 480 images/s each."""
+def test_mfu_and_roofline_of_two_gpus():
+    """Two H200 with 989 TFLOP/s and 4.8 TB/s, 1 TFLOP and 0.01 TB per image: the memory limits each to 480 img/s."""
     work = ModelCost(flops=1e12, eager_bytes=1e10)
-    found = utilisation(work, images_per_second=200, gpus=2, precision="bf16", device_name="NVIDIA H200")
+    found = gpu_utilization(work, images_per_second=200, gpus=2, precision="bf16", device_name="NVIDIA H200")
     assert found == {
         "tflops_per_gpu": 100,
         "mfu": pytest.approx(100 / 989),
@@ -41,11 +41,13 @@ def test_what_was_reached_of_what_is_possible():
     }
 
 
-def test_of_an_unknown_gpu_no_fraction_is_made_up():
+def test_an_unknown_gpu_has_no_mfu():
     work = ModelCost(flops=1e12, eager_bytes=1e10)
-    found = utilisation(work, images_per_second=100, gpus=1, precision="bf16", device_name="Some GPU")
+    found = gpu_utilization(work, images_per_second=100, gpus=1, precision="bf16", device_name="Some GPU")
     assert found == {"tflops_per_gpu": 100, "mfu": None, "roofline_images_per_second": None}
-    assert set(utilisation(None, images_per_second=1, gpus=1, precision="fp32", device_name="cpu").values()) == {None}
+    assert set(gpu_utilization(None, images_per_second=1, gpus=1, precision="fp32", device_name="cpu").values()) == {
+        None
+    }
 
 
 @pytest.mark.parametrize(

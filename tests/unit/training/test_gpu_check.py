@@ -1,4 +1,4 @@
-"""The checks for a GPU run without one, at toy size: that they still fit the code."""
+"""tools/gpu_check.py runs without a GPU at toy size, so that it keeps up with the code."""
 
 import json
 import os

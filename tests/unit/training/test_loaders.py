@@ -1,4 +1,4 @@
-"""Feeding a training: the same batches whichever way they reach the device."""
+"""Input of a training: all ways to the device give the same batches."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ from trainyard.utils.errors import UserError
 CPU = torch.device("cpu")
 
 
-def test_images_on_the_device_and_images_read_ahead_are_the_same_training(staged):
+def test_resident_and_prefetched_images_give_the_same_training(staged):
     there, ahead = load_input_data(staged, CPU), load_input_data(staged, CPU, Data(on_device=False))
     assert isinstance(there.train, ResidentSplit)
     assert isinstance(ahead.train, MappedSplit)
@@ -33,13 +33,13 @@ def test_a_batch_stays_uint8_until_it_is_on_the_device(staged):
         assert np.array_equal(batch.pixels, staged.split("train").images[[3, 1]])
 
 
-def test_what_goes_wrong_while_reading_ahead_is_raised_where_it_is_used(staged):
+def test_an_exception_while_prefetching_is_raised_in_the_consumer(staged):
     split = load_input_data(staged, CPU, Data(on_device=False)).train
     with pytest.raises(IndexError):
         list(split.batches([torch.tensor([0]), torch.tensor([1000])]))
 
 
-def test_a_feed_that_is_not_used_up_ends_its_thread(staged):
+def test_a_generator_closed_early_ends_its_thread(staged):
     import threading
 
     feed = load_input_data(staged, CPU, Data(on_device=False)).train.batches(torch.arange(70).split(1))
@@ -54,7 +54,7 @@ def test_a_folder_without_a_staged_dataset_is_explained(tmp_path):
         load_input_data(Staged(tmp_path), torch.device("cpu"))
 
 
-# ---- a user's own code
+# ---- a user's own dataset
 
 OWN = """
 import numpy as np
@@ -91,7 +91,7 @@ def own(tmp_path, monkeypatch):
 
 
 def test_images_of_own_code_are_staged_once_or_made_on_the_fly(own, tmp_path):
-    """The same order, the same images: the same training, but for the normalisation, which is of a sample."""
+    """Both trainings are equal but for the normalization, which is computed from a sample."""
     once = stage(own(args={"count": 60}), tmp_path / "once")
     fly = stage(own(args={"count": 60}, on_the_fly=True, classes=["a", "b", "c"]), tmp_path / "fly")
     assert once.meta["classes"] == ["0", "1", "2"]
@@ -105,13 +105,13 @@ def test_images_of_own_code_are_staged_once_or_made_on_the_fly(own, tmp_path):
         assert row == pytest.approx(same, abs=1e-6)
 
 
-def test_own_images_that_are_normalised_already_are_taken_as_they_are(own, tmp_path):
+def test_own_images_that_are_normalized_already_are_taken_as_they_are(own, tmp_path):
     staged = stage(
         own(args={"count": 60, "kind": "float"}, on_the_fly=True, classes=["a", "b", "c"]), tmp_path / "data"
     )
     data = load_input_data(staged, CPU, Data(workers=1))
     batch = next(data.train.batches([torch.tensor([2])]))
-    assert torch.equal(data.normalised(batch.pixels, channels_last=False), batch.pixels)
+    assert torch.equal(data.normalize(batch.pixels, channels_last=False), batch.pixels)
     assert train(LEARNER, data)[0][-1]["val_accuracy"] == 1.0
 
 
@@ -155,13 +155,13 @@ def test_own_code_that_cannot_be_used_is_explained(own, tmp_path, section, messa
 
 
 def cropped(image, row, column, padding):
-    """What torchvision's RandomCrop does: a black frame, then a window."""
+    """As torchvision's RandomCrop: black padding, then a crop."""
     framed = np.pad(image, ((padding, padding), (padding, padding), (0, 0)))
     return framed[row : row + image.shape[0], column : column + image.shape[1]]
 
 
 @pytest.mark.parametrize(("shape", "padding"), [((5, 4, 3), 1), ((8, 8, 1), 3), ((3, 7, 3), 4)])
-def test_every_move_is_a_crop_of_the_framed_image(shape, padding):
+def test_every_shift_is_a_crop_of_the_padded_image(shape, padding):
     places = (2 * padding + 1) ** 2
     images = torch.from_numpy(np.random.default_rng(0).integers(1, 256, (places, *shape), np.uint8))
     result = shift_images(images, torch.arange(places), padding)
@@ -170,8 +170,8 @@ def test_every_move_is_a_crop_of_the_framed_image(shape, padding):
         assert np.array_equal(result[place], cropped(images[place].numpy(), row, column, padding))
 
 
-def test_each_image_has_its_own_draw_whoever_asks():
-    """In whatever batch, so on whatever rank; another epoch draws anew."""
+def test_the_augmentation_of_an_image_does_not_depend_on_its_batch():
+    """Nor on the rank; another epoch has other random numbers."""
     images = torch.randint(1, 256, (64, 6, 6, 3), dtype=torch.uint8)
     spec = Augment(crop_padding=2, flip=True)
     augmented = Augmenter(spec, size=64, seed=1, epoch=1)
@@ -184,7 +184,7 @@ def test_each_image_has_its_own_draw_whoever_asks():
     assert len(torch.unique(augmented(one, torch.arange(64)), dim=0)) > 20, "per image, not per batch"
 
 
-def test_half_of_the_images_are_mirrored():
+def test_half_of_the_images_are_flipped():
     images = torch.randint(1, 256, (1000, 2, 3, 1), dtype=torch.uint8)
     flipped = Augmenter(Augment(flip=True), size=1000, seed=0, epoch=1)(images, torch.arange(1000))
     same = (flipped == images).all(dim=(1, 2, 3))
@@ -193,7 +193,7 @@ def test_half_of_the_images_are_mirrored():
     assert 400 < int(mirrored.sum()) < 600
 
 
-def test_without_changes_nothing_is_changed():
+def test_without_augmentation_images_stay_as_they_are():
     images = torch.randint(0, 256, (4, 5, 5, 3), dtype=torch.uint8)
     assert Augmenter(Augment(), size=4, seed=0, epoch=1)(images, torch.arange(4)) is images
 

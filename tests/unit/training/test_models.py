@@ -1,4 +1,4 @@
-"""Models by name, for the images and classes at hand."""
+"""Models by name, for images and classes of a dataset."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_models_that_cannot_be_built_by_shape_alone(name):
 
 
 @pytest.mark.parametrize("name", [name for name in BUILT_BY_SHAPE if not name.startswith(vision._NO_STEM)])
-def test_on_request_the_stem_leaves_small_images_their_size(name):
+def test_the_stem_for_small_images_does_not_downsample(name):
     seen = []
     with torch.device("meta"):
         model = build(name, small_images=True)
@@ -63,7 +63,7 @@ def test_a_model_that_cannot_be_built_is_explained(name, more, message):
         build(name, **more)
 
 
-def test_images_of_five_channels_are_not_for_torchvision():
+def test_torchvision_models_refuse_images_of_five_channels():
     with pytest.raises(ModelError, match="1 or 3 channels, not 5"):
         build("resnet18", (32, 32, 5))
 

@@ -1,4 +1,4 @@
-"""Optimisers and schedules: torch's own."""
+"""Optimizers and schedules: torch's own."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from trainyard.training.models import SmallConvNet
 @pytest.mark.parametrize(
     ("name", "kind"), [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)]
 )
-def test_our_optimisers_step_as_torchs_do(name, kind):
+def test_optimizers_step_as_those_of_torch(name, kind):
     spec = Train(optimizer=name, lr=0.1, weight_decay=0.01, nesterov=name == "sgd")
     momentum = {"momentum": 0.9, "nesterov": True} if name == "sgd" else {}
 
@@ -39,12 +39,12 @@ def test_our_optimisers_step_as_torchs_do(name, kind):
         (Schedule(name="cosine", warmup_fraction=0.5), [1 / 3, 2 / 3, 1, 0.5]),
     ],
 )
-def test_schedules_follow_their_formula(schedule, factors):
+def test_schedules_follow_their_formulas(schedule, factors):
     factor = optimizers.lr_factor(schedule, steps=2, epochs=2)
     assert [factor(step) for step in range(4)] == pytest.approx(factors, abs=1e-6)
 
 
-def test_biases_and_norms_are_spared_the_decay_on_request():
+def test_decay_all_false_excludes_biases_and_normalization_layers():
     model = torch.nn.Sequential(SmallConvNet(channels=1, classes=2, width=2), torch.nn.BatchNorm1d(2))
     decayed, spared = optimizers.build_optimizer(Train(weight_decay=0.1, decay_all=False), model).param_groups
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)

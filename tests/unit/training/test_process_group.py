@@ -1,4 +1,4 @@
-"""A process's device."""
+"""The device of a process."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from trainyard.training.process_group import single_process
 from trainyard.utils.errors import UserError
 
 
-def test_a_gpu_that_is_not_there_is_not_replaced_by_a_cpu(tmp_path, monkeypatch):
+def test_a_missing_gpu_is_not_replaced_by_a_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(process_group, "NODE_GPUS", tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)

@@ -1,4 +1,4 @@
-"""Two ranks train as one: real torchrun, gloo. All that is asked of them runs in one launch, which takes seconds."""
+"""Two ranks train as one, with torchrun and gloo. All cases run in a single launch, which takes seconds."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def build(*, channels, classes, kind):
     return model
 """
 
-# Every rank does this; the leading one writes down what came of it.
+# Every rank runs this; rank 0 writes the results.
 PROGRAM = """
 import argparse, json, logging, shutil, sys, time
 from pathlib import Path
@@ -96,7 +96,7 @@ def main(arguments):
         found["micro"] = group.all_gather_object(greedy.batch.micro)
         found["memory"] = rows(greedy)
 
-        # Stopped within the second epoch, by the leading rank's clock alone.
+        # Stopped within the second epoch by the clock of rank 0.
         store = CheckpointStore(folder / "by-two")
         stopped = start(SPEC, store=store)
         epochs = stopped.epochs()
@@ -129,7 +129,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(folder, staged, data):
-    """What two ranks came to. The checkpoint of one that stopped within its second epoch is there for them."""
+    """The results of two ranks. They find a checkpoint of a single rank that stopped within its second epoch."""
     (folder / "trouble.py").write_text(MODELS)
     (folder / "program.py").write_text(PROGRAM)
     stop_within_second_epoch(start(SPEC, data, store=CheckpointStore(folder / "by-one")))
@@ -151,19 +151,19 @@ def stop_within_second_epoch(running: Trainer) -> None:
 
 
 def assert_close(rows, same, tolerance=1e-5):
-    """Gradients are summed in another order: the last of seven digits, and what steps make of it."""
+    """Equal up to the order of summation of the gradients."""
     assert len(rows) == len(same)
     assert all(row == pytest.approx(other, abs=tolerance) for row, other in zip(rows, same, strict=True))
 
 
 def test_warming_up_changes_nothing(found):
-    """Though DDP remembers of its first pass what it may rely on later."""
+    """Although DDP with a static graph records its first step."""
     assert found["warmed up"] == found["plain"]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks_are_one(found, data, case):
-    """Also in validation, whose 23 images are not shared evenly."""
+    """Also in validation, whose 23 images are not divisible by two."""
     assert_close(found[case], train(changed(SPEC, **CASES[case]), data)[0])
 
 
@@ -173,8 +173,8 @@ def test_compressed_gradients_differ_as_bf16_does(found, data):
     assert found["compressed"] != found["plain"]
 
 
-def test_on_cpus_batch_normalisation_over_ranks_is_said_to_be_left_out(found):
-    assert found["warned"] == ["sync_batchnorm needs GPUs: on these CPUs each rank normalises its own images"]
+def test_a_warning_says_that_cpus_have_no_synchronized_batch_normalization(found):
+    assert found["warned"] == ["sync_batchnorm needs GPUs: on these CPUs each rank normalizes its own images"]
 
 
 def test_a_bad_loss_on_one_rank_stops_all_at_once(found):
@@ -183,7 +183,7 @@ def test_a_bad_loss_on_one_rank_stops_all_at_once(found):
     assert all(each.startswith(message) for each in found["diverged"])
 
 
-def test_memory_that_is_short_on_one_rank_halves_the_parts_of_all(found, data):
+def test_out_of_memory_on_one_rank_halves_the_micro_batch_of_all(found, data):
     assert found["micro"] == [2, 2]
     assert_close(found["memory"], train(SPEC, data)[0])
 
@@ -193,14 +193,14 @@ def test_the_exposed_communication_is_measured(found):
     assert 0 <= found["exposed"][0] < 1
 
 
-def test_the_leading_ranks_clock_stops_all_and_they_go_on_bit_identically(found):
+def test_the_clock_of_rank_0_stops_all_and_they_resume_bit_identically(found):
     assert len(set(found["stopped"])) == 1
     assert "in epoch 2 of 3, after step 1 of 4" in found["stopped"][0]
     assert found["resumed"] == found["plain"]
 
 
-def test_a_training_goes_on_on_another_number_of_ranks(found, data, folder):
-    """With the same global batch, from within an epoch: one rank where two were, and two where one was."""
+def test_a_training_resumes_on_another_number_of_ranks(found, data, folder):
+    """With the same global batch and within an epoch: from two ranks to one, and from one to two."""
     whole, _ = train(SPEC, data)
     by_one = start(SPEC, data, store=CheckpointStore(folder / "by-two-stopped"))
     assert (len(by_one.history), by_one.state.progress.step) == (1, 1)

@@ -1,4 +1,4 @@
-"""Who takes which images: all of them once, the same ones at a step whatever the number of ranks."""
+"""The images of each rank and step."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from trainyard.utils.errors import UserError
 
 
 def indices_by_step(batch, *, size=70, seed=3, epoch=2, first_step=0):
-    """For each step the images that all ranks take, in any order."""
+    """The images of all ranks for each step, sorted."""
     shares = [
         list(training_batches(size, batch, rank=rank, seed=seed, epoch=epoch, first_step=first_step))
         for rank in range(batch.world_size)
@@ -27,7 +27,7 @@ def indices_by_step(batch, *, size=70, seed=3, epoch=2, first_step=0):
     size=some.integers(12, 100),
     seed=some.integers(0),
 )
-def test_all_ranks_together_take_the_same_images_whatever_their_number_and_parts(world_size, micro, size, seed):
+def test_the_images_of_a_step_do_not_depend_on_ranks_and_micro_batches(world_size, micro, size, seed):
     batch = BatchSizes(per_rank=12 // world_size, micro=min(micro, 12 // world_size), world_size=world_size)
     taken = indices_by_step(batch, size=size, seed=seed)
     assert taken == indices_by_step(BatchSizes(per_rank=12, micro=12), size=size, seed=seed)
@@ -37,7 +37,7 @@ def test_all_ranks_together_take_the_same_images_whatever_their_number_and_parts
     assert indices_by_step(batch, size=size, seed=seed, first_step=1) == taken[1:]
 
 
-def test_every_epoch_has_an_order_of_its_own():
+def test_every_epoch_is_shuffled_anew():
     batch = BatchSizes(per_rank=16, micro=16)
     assert indices_by_step(batch, epoch=1) != indices_by_step(batch, epoch=2)
 
@@ -64,12 +64,12 @@ def test_a_batch_larger_than_the_data_is_refused():
         ({"global_batch_size": 32}, "weak", 8, 8),
     ],
 )
-def test_what_each_of_four_ranks_takes(spec, mode, per_rank, micro):
+def test_batch_sizes_on_four_ranks(spec, mode, per_rank, micro):
     batch = batch_sizes(Train(**spec), world_size=4, mode=mode)
     assert (batch.per_rank, batch.micro, batch.images) == (per_rank, micro, 4 * per_rank)
 
 
-def test_a_batch_that_cannot_be_shared_is_refused():
+def test_an_indivisible_batch_is_refused():
     with pytest.raises(UserError, match="global batch of 30 images cannot be shared evenly by 4 ranks"):
         batch_sizes(Train(global_batch_size=30), world_size=4)
 

@@ -1,4 +1,4 @@
-"""Where the time of a training goes."""
+"""Times of steps and of waiting for data."""
 
 import time
 
@@ -23,13 +23,13 @@ def test_steps_and_the_wait_for_data_are_measured():
     assert times.seconds >= sum(times.steps_ms) / 1000 - 1e-9
 
 
-def test_the_sittings_of_an_epoch_are_added_up():
+def test_the_step_times_of_several_runs_are_added():
     both = StepTimes(1.0, 0.5, [10.0]) + StepTimes(2.0, 0.25, [30.0])
     assert both == StepTimes(3.0, 0.75, [10.0, 30.0])
     assert both.percentiles_ms()[0] == 20
 
 
-def test_a_long_epoch_says_now_and_then_how_fast_it_goes():
+def test_the_step_rate_is_reported_at_intervals():
     assert StepRate(100, every_seconds=3600).poll(105) is None
     pace = StepRate(100, every_seconds=0.05)
     time.sleep(0.06)

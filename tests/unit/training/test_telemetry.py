@@ -1,4 +1,4 @@
-"""Telemetry: what a node did while it trained; of GPUs that nobody can see, nothing."""
+"""Telemetry of a node, with and without GPUs."""
 
 import csv
 import subprocess
@@ -43,7 +43,7 @@ def test_cpu_and_memory_are_those_of_the_whole_tree(tmp_path):
         process, began = psutil.Process(child.pid), time.monotonic()
         before = sum(process.cpu_times()[:2])
         watch(tmp_path, 0.2, for_seconds=1.5)
-        # Of one CPU: the machine may be busy.
+        # As a fraction of one CPU: the machine may be busy.
         used = (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - began)
         child.kill()
     samples = rows(tmp_path / "cpu-n1.csv")
@@ -54,8 +54,8 @@ def test_cpu_and_memory_are_those_of_the_whole_tree(tmp_path):
     assert max(int(row["processes"]) for row in samples) >= 2
 
 
-def test_the_first_look_at_a_process_says_what_it_has_computed():
-    """psutil's own percentage is 0 at the first look at each process: a ramp at the beginning of every training."""
+def test_the_first_sample_of_a_process_has_its_cpu_time():
+    """psutil's own percentage is 0 in the first sample of each process."""
     me = psutil.Process()
     tree, began = telemetry._ProcessTree(me), time.monotonic()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
@@ -66,7 +66,7 @@ def test_the_first_look_at_a_process_says_what_it_has_computed():
     assert percent / 100 * (time.monotonic() - began) >= 0.5, "CPU seconds since the telemetry began"
 
 
-def test_a_continued_training_adds_to_its_samples_and_a_new_one_begins_anew(tmp_path):
+def test_a_resumed_training_appends_its_samples_and_a_new_one_overwrites_them(tmp_path):
     watch(tmp_path)
     first = len(rows(tmp_path / "cpu-n1.csv"))
     watch(tmp_path, overwrite=False)
@@ -76,7 +76,7 @@ def test_a_continued_training_adds_to_its_samples_and_a_new_one_begins_anew(tmp_
 
 
 class MakeBelieveNvml:
-    """In the place of the driver: two GPUs, of which one does not tell its power."""
+    """A fake driver with two GPUs, one of which does not report its power."""
 
     NVML_TEMPERATURE_GPU = 0
 
@@ -131,7 +131,7 @@ def two_gpus(monkeypatch):
     return nvml
 
 
-def test_every_gpu_of_the_job_has_a_row_per_look(two_gpus, tmp_path):
+def test_every_gpu_of_the_job_has_a_row_per_sample(two_gpus, tmp_path):
     watch(tmp_path, 3600)
     samples = rows(tmp_path / "gpu-n1.csv")
     assert [row["gpu"] for row in samples] == ["0", "1", "0", "1"]
@@ -163,7 +163,7 @@ def test_a_gpu_that_falls_off_the_bus_ends_telemetry_and_not_the_training(two_gp
     assert caplog.text.count("telemetry stops: GPU is lost") == 1
 
 
-def test_a_file_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path):
+def test_the_complete_rows_of_a_truncated_file_are_read(tmp_path):
     watch(tmp_path, 3600)
     path = tmp_path / "cpu-n1.csv"
     path.write_text(path.read_text()[:-4])

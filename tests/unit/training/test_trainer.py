@@ -1,4 +1,4 @@
-"""The training loop: the same numbers every time, however often it is stopped and in however many parts."""
+"""The training loop: reproducible, also when it is interrupted or takes its steps in micro-batches."""
 
 import json
 import time
@@ -12,7 +12,7 @@ from trainyard.config.sweep import EPOCH_METRICS
 from trainyard.config.train import Schedule
 from trainyard.scaling.table import scaling_table
 from trainyard.training.checkpoints import CheckpointStore
-from trainyard.training.state import Epoch, epoch_line
+from trainyard.training.state import EpochMetrics, epoch_line
 from trainyard.training.summary import write_results
 from trainyard.training.trainer import Diverged, Stopped
 from trainyard.training.warmup import warm_up
@@ -62,7 +62,7 @@ def build(*, channels, classes):
 
 @pytest.fixture
 def own_models(tmp_path, monkeypatch):
-    """A folder whose modules can be named as models."""
+    """A folder on sys.path, for models of a user."""
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
@@ -78,24 +78,24 @@ def test_an_interrupted_training_ends_bit_identical_to_an_uninterrupted_one(data
 
 
 def test_a_training_stopped_at_every_step_by_its_deadline_ends_bit_identical(data, own_models, tmp_path):
-    """With dropout: the random numbers of a model go on within an epoch, too."""
+    """With dropout: the random numbers of a model continue within an epoch, too."""
     (own_models / "with_dropout.py").write_text(RANDOM)
     spec = changed(SPEC, model="with_dropout:build", model_args=None, epochs=2, optimizer="adam")
     whole, whole_state = train(spec, data)
-    store, sittings = CheckpointStore(tmp_path / "checkpoints"), 0
+    store, runs = CheckpointStore(tmp_path / "checkpoints"), 0
     while True:
         training = start(spec, data, store=store, deadline=time.time())
         try:
             rows = [numbers(row) for row in training.epochs()]
         except Stopped:
-            sittings += 1
+            runs += 1
             continue
         break
-    assert sittings == 2 * training.steps, "every sitting takes one step"
+    assert runs == 2 * training.steps, "every run takes one step"
     assert len(rows) == 1, "the last one had only to validate"
     assert [numbers(row) for row in training.history] == whole
     assert_equal_states(training.module.state_dict(), whole_state)
-    assert all(row.images_per_second > 0 and row.step_ms_p95 > 0 for row in training.history), "of all sittings"
+    assert all(row.images_per_second > 0 and row.step_ms_p95 > 0 for row in training.history), "of all runs"
 
 
 def test_a_deadline_without_a_store_only_stops(data):
@@ -109,12 +109,12 @@ def test_a_checkpoint_of_another_global_batch_is_refused(data, tmp_path):
         start(changed(SPEC, batch_size=8), data, store=CheckpointStore(tmp_path))
 
 
-# ---- in parts
+# ---- micro-batches
 
 
 @pytest.mark.parametrize("smoothing", [0, 0.1])
 def test_accumulating_k_batches_is_one_batch_k_times_as_large(data, smoothing):
-    """Without batch normalisation, which sees the parts one by one."""
+    """Without batch normalization, which depends on the size of the micro-batch."""
     spec = changed(LEARNER, optimizer="sgd", lr=0.05, label_smoothing=smoothing)
     whole, _ = train(spec, data)
     for parts in (
@@ -156,7 +156,7 @@ def build(*, channels, classes, limit):
 
 
 @pytest.mark.parametrize("warmed_up", [True, False])
-def test_out_of_memory_the_same_steps_are_taken_in_smaller_parts(data, own_models, warmed_up):
+def test_out_of_memory_halves_the_micro_batch_of_the_same_steps(data, own_models, warmed_up):
     (own_models / "greedy.py").write_text(GREEDY)
     spec = changed(LEARNER, model="greedy:build", model_args={"limit": 16}, optimizer="sgd", lr=0.05, batch_size=14)
     whole, _ = train(spec, data)
@@ -170,7 +170,7 @@ def test_out_of_memory_the_same_steps_are_taken_in_smaller_parts(data, own_model
     assert_close(rows, whole)
 
 
-def test_when_not_even_one_image_fits_it_is_said_what_to_change(data, own_models):
+def test_the_error_names_remedies_when_a_single_image_does_not_fit(data, own_models):
     (own_models / "greedy.py").write_text(GREEDY)
     spec = changed(LEARNER, model="greedy:build", model_args={"limit": 0})
     with pytest.raises(UserError, match=r"micro-batch of one image: take a smaller model, .*activation_checkpointing"):
@@ -178,7 +178,7 @@ def test_when_not_even_one_image_fits_it_is_said_what_to_change(data, own_models
 
 
 def test_warming_up_changes_nothing(data):
-    """Nor does the probe of a model with batch normalisation and random numbers."""
+    """Also with batch normalization and dropout."""
     warmed = start(SPEC, data)
     probe = warm_up(warmed)
     assert probe.seconds > 0
@@ -186,7 +186,7 @@ def test_warming_up_changes_nothing(data):
     assert [numbers(row) for row in warmed.epochs()] == train(SPEC, data)[0]
 
 
-# ---- a loss that is not a number
+# ---- a non-finite loss
 
 POISONED = """
 import torch
@@ -212,7 +212,7 @@ def test_a_loss_that_is_not_a_number_stops_the_training_before_the_update(data, 
     assert all(parameter.isfinite().all() for parameter in training.module.parameters())
 
 
-def test_a_training_that_runs_away_is_stopped(data):
+def test_a_diverging_training_is_stopped(data):
     with pytest.raises(Diverged, match="NaN or infinite in epoch 1"):
         train(changed(SPEC, lr=1e30, schedule=Schedule()), data)
 
@@ -229,7 +229,7 @@ def test_clipping_bounds_the_step(data):
 
 
 def test_the_epoch_line_is_that_of_the_reference():
-    row = Epoch(3, 0.001, 5.149, 0.0216, 5.664, 0.0098, 704.9, 1.0, 1.0, 1.0, 0.0)
+    row = EpochMetrics(3, 0.001, 5.149, 0.0216, 5.664, 0.0098, 704.9, 1.0, 1.0, 1.0, 0.0)
     assert epoch_line(row, 3) == (
         "Epoch [3/3] LR: 0.001000 | Loss (train, val): 5.149, 5.664 | Accuracy (train, val): 2.16%, 0.98% | "
         "Throughput: 704.9 img/s"
@@ -237,19 +237,19 @@ def test_the_epoch_line_is_that_of_the_reference():
 
 
 def test_the_metrics_that_a_config_may_name_are_those_of_an_epoch():
-    assert tuple(field.name for field in fields(Epoch)) == EPOCH_METRICS
+    assert tuple(field.name for field in fields(EpochMetrics)) == EPOCH_METRICS
 
 
 class SlowStore(CheckpointStore):
-    """Takes at least a twentieth of a second for a checkpoint."""
+    """Takes at least 0.05 s per checkpoint."""
 
     def save(self, *arguments, **options):
         time.sleep(0.05)
         return super().save(*arguments, **options)
 
 
-def test_what_a_training_took_includes_its_checkpoints(data, tmp_path):
-    """They are paid for like the epochs; those of an earlier sitting, too."""
+def test_the_training_time_includes_checkpoints(data, tmp_path):
+    """Including those of previous runs."""
     first = start(SPEC, data, store=SlowStore(tmp_path / "checkpoints"))
     list(zip(range(2), first.epochs(), strict=False))  # two epochs, then it is interrupted
     assert first.checkpoints.total_seconds >= 2 * 0.05

@@ -1,4 +1,4 @@
-"""Tree models: real fits, saved in their own formats, made once."""
+"""Tree models: real fits, saved in the formats of their libraries."""
 
 import os
 
@@ -41,7 +41,7 @@ def test_images_are_classified(digits, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
-def test_a_table_with_words_is_regressed(prices, tmp_path, name):
+def test_regression_on_a_table_with_text_columns(prices, tmp_path, name):
     row = boosting.fit(STUDY.model_copy(update={"rounds": 60}), name, prices, tmp_path, threads=1)
     assert row["metric"] == "rmse"
     assert 0 < row["val"] < 0.3, "the noise is 0.05, the spread of prices 1"
@@ -58,13 +58,13 @@ def test_saved_models_open_in_their_own_libraries_and_predict_the_same(digits, t
         assert np.mean(predicted[name] == labels) == row["val"]
 
 
-def test_a_fit_is_made_once_and_again_on_purpose(digits, tmp_path):
+def test_a_model_is_fitted_once_and_again_on_request(digits, tmp_path):
     first = boosting.fit(STUDY, "xgboost", digits, tmp_path, threads=1)
     assert boosting.fit(STUDY, "xgboost", digits, tmp_path, threads=2) == first
     assert boosting.fit(STUDY.model_copy(update={"retrain": 1}), "xgboost", digits, tmp_path, threads=2)["threads"] == 2
 
 
-def test_parameters_that_a_library_refuses_are_explained(digits, tmp_path):
+def test_invalid_parameters_of_a_library_are_explained(digits, tmp_path):
     study = Trees(dataset="d", params={"xgboost": {"max_depth": "deep"}})
     with pytest.raises(UserError, match="xgboost"):
         boosting.fit(study, "xgboost", digits, tmp_path, threads=1)
