@@ -78,7 +78,7 @@ def test_the_first_trials_are_looked_at_and_the_others_share_gpus(believing):
     believing.write(config(count=8, mib=4000, busy=30))
     believing.stage()
     done = believing.run(*believing.script("sweep", "--sweep", "s"))
-    assert "asks for 2 slots of 1 (for now) GPU" in done.stdout
+    assert "requests 2 slots of 1 (for now) GPU" in done.stdout
     assert "2 trials share a GPU from now on: the largest took 4000 of 10000 MiB at the peak, busy 30%" in done.stdout
     runs = started(believing)
     assert {share for share, _ in runs[:2]} == {1}, "a GPU each"
@@ -91,7 +91,7 @@ def test_the_first_trials_are_looked_at_and_the_others_share_gpus(believing):
 
     believing.write(config(count=8, retrain=1, mib=4000, busy=30))
     again = believing.run(*believing.script("sweep", "--sweep", "s"))
-    assert "asks for 4 slots of 0.5 GPU" in again.stdout, "what was found is kept"
+    assert "requests 4 slots of 0.5 GPU" in again.stdout, "what was found is kept"
     assert {share for share, _ in started(believing)[8:]} == {0.5}
 
 

@@ -50,7 +50,7 @@ def read(yard, path):
 def test_a_dry_run_says_what_is_pending_before_anything_exists(yard):
     yard.write(TINY)
     said = yard.snakemake("-n")
-    assert "sweep lr: 4 of 4 trials pending; asks for 2 slots of 1 GPU and 1 CPU; the time is unknown" in said
+    assert "sweep lr: 4 of 4 trials pending; requests 2 slots of 1 GPU and 1 CPU; the time is unknown" in said
     assert not yard.results.exists(), "a dry run writes nothing"
 
 
@@ -247,7 +247,7 @@ def test_five_more_trials_train_five_and_retrain_trains_again(yard, done):
     grown = json.loads(json.dumps(TINY))
     grown["sweeps"]["lr"]["grid"]["lr"] += [0.05, 0.06, 0.07, 0.08, 0.09]
     yard.write(grown)
-    assert "sweep lr: 5 of 9 trials pending; asks for 2 slots of 1 GPU and 1 CPU; predicted" in yard.snakemake(
+    assert "sweep lr: 5 of 9 trials pending; requests 2 slots of 1 GPU and 1 CPU; predicted" in yard.snakemake(
         "-n", "sweeps"
     )
     said = yard.snakemake("sweeps")

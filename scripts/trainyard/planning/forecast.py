@@ -212,7 +212,7 @@ def summary(plan: Plan) -> str:
         between = f" ({low} to {high})" if low != high else ""
         early = " if none is stopped early" if plan.state.sweep.stop else ""
         when = f"predicted {format_duration(predicted)}{between} of training after the start-up{early}"
-    return f"sweep {plan.state.name}: {what}; asks for {asked}{nodes}{chosen}; {when}"
+    return f"sweep {plan.state.name}: {what}; requests {asked}{nodes}{chosen}; {when}"
 
 
 def _kept(plan: Plan) -> str:
@@ -221,8 +221,8 @@ def _kept(plan: Plan) -> str:
 
 
 def costs(plan: Plan) -> str:
-    """What asking a scheduler for it costs, in words: GPU-hours, jobs, and the same trials in other ways."""
-    asked = f"{plan.request.requested_gpu_hours:.3g} GPU-hours asked for"
+    """The requested GPU-hours and jobs of a sweep, compared with other strategies, in one line."""
+    asked = f"{plan.request.requested_gpu_hours:.3g} GPU-hours requested"
     used = "" if plan.request.gpu_hours is None else f"{plan.request.gpu_hours:.3g} of them predicted to be used"
     words = [
         ", ".join(filter(None, [asked, used]))
@@ -236,7 +236,7 @@ def costs(plan: Plan) -> str:
         words.append(f"{plan.request.jobs} jobs one after another, for a job may take {limit} at most")
     for each in strategies(plan)[:-1]:
         name = "separate jobs" if each.strategy == "separate_jobs" else "tasks of an array"
-        hours = f"{each.requested_gpu_seconds / 3600:.3g} GPU-hours asked for"
+        hours = f"{each.requested_gpu_seconds / 3600:.3g} GPU-hours requested"
         starts = f"{each.startup_gpu_seconds / 3600:.3g} of them to start programs" if each.startup_gpu_seconds else ""
         words.append(f"as {each.jobs} {name}: {', '.join(filter(None, [hours, starts]))}")
     return "; ".join(words)

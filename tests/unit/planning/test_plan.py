@@ -84,7 +84,7 @@ def test_before_anything_ran_all_is_pending_and_nothing_is_predicted(tmp_path):
     first = plan(tmp_path)
     assert len(first.forecast.pending) == 4
     assert first.request.predicted_seconds is None
-    assert summary(first).startswith("sweep depth: 4 of 4 trials pending; asks for 2 slots of 1 GPU and 1 CPU")
+    assert summary(first).startswith("sweep depth: 4 of 4 trials pending; requests 2 slots of 1 GPU and 1 CPU")
 
 
 def test_what_finished_is_not_pending_and_predicts_the_rest(tmp_path):
@@ -288,7 +288,7 @@ def test_slots_are_chosen_once_there_is_evidence_and_before_it_by_cost(tmp_path)
     limit = {**auto, "slots": {"auto": True, "gpus_per_node": 20}}
     by_cost = plan(tmp_path, **limit, cost="model_args.blocks")
     assert by_cost.request.slots.gpus_per_node == 10
-    assert "asks for 10 slots of 1 GPU and 1 CPU (fastest, of at most 20)" in summary(by_cost)
+    assert "requests 10 slots of 1 GPU and 1 CPU (fastest, of at most 20)" in summary(by_cost)
     names = list(plan(tmp_path, **limit).state.trials)
     finish(tmp_path, *[name for name in names if name in plan(tmp_path).state.trials], seconds_per_block=100)
     known = plan(tmp_path, **limit, goal="deadline 5h")
@@ -401,11 +401,11 @@ def test_what_it_costs_is_said_beside_what_other_ways_would(tmp_path):
     assert {each.basis for each in strategies(priced)} == {"predicted"}
     words = costs(priced)
     used = f"{priced.request.gpu_hours:.3g} of them predicted to be used (costs {2 * priced.request.gpu_hours:.2f})"
-    assert f"{priced.request.requested_gpu_hours:.3g} GPU-hours asked for, {used}" in words
+    assert f"{priced.request.requested_gpu_hours:.3g} GPU-hours requested, {used}" in words
     hours = [each.requested_gpu_seconds / 3600 for each in (separate, array)]
-    assert f"as 2 separate jobs: {hours[0]:.3g} GPU-hours asked for; as 2 tasks of an array: {hours[1]:.3g}" in words
+    assert f"as 2 separate jobs: {hours[0]:.3g} GPU-hours requested; as 2 tasks of an array: {hours[1]:.3g}" in words
     words = costs(with_slot_startup(priced, 360.0))
-    assert f"as 2 separate jobs: {hours[0] + 0.2:.3g} GPU-hours asked for, 0.2 of them to start programs; as 2" in words
+    assert f"as 2 separate jobs: {hours[0] + 0.2:.3g} GPU-hours requested, 0.2 of them to start programs; as 2" in words
 
 
 @pytest.mark.parametrize(("names", "minutes"), [("", 120), ("gpu", 30), ("gpu,long", math.inf), ("other", math.inf)])
