@@ -166,7 +166,7 @@ def test_a_trial_with_too_little_memory_takes_its_steps_in_parts(failures):
     assert (whole["micro_batch"], whole["accumulation"]) == (32, 1)
     events = [each for each in read_events(yard.results / "sweeps/s/journal.jsonl") if each["event"] == "halved"]
     assert [(each["trial"], each["micro_batch"]) for each in events] == [(row["trial"], 16), (row["trial"], 8)]
-    assert "out of memory; goes on with micro-batches of 8 images x 4" in said
+    assert "out of memory; continues with micro-batches of 8 images x 4" in said
 
 
 def test_with_stop_a_failed_trial_ends_the_sweep_in_an_error_and_is_tried_again_by_the_next(trouble):

@@ -35,7 +35,7 @@ PLOT_LABELS: Final = {
     "scaling": {
         "speedup": "speedup and efficiency",
         "steps": "where a step's time goes",
-        "telemetry": "memory and utilisation over time",
+        "telemetry": "memory and utilization over time",
         "loss": "loss against epochs and GPU-hours",
     },
     "trees": {"scores": "scores"},

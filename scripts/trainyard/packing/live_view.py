@@ -59,7 +59,7 @@ class LiveView:
             case Halved(trial=trial):
                 size = f"{event.micro_batch} images x {event.accumulation}"
                 values = _values_text(self._plan.state, trial)
-                self._log(f"{trial} {values}: out of memory; goes on with micro-batches of {size}")
+                self._log(f"{trial} {values}: out of memory; continues with micro-batches of {size}")
             case Ended():
                 self._end(event)
 

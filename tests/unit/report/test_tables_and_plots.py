@@ -253,7 +253,7 @@ def test_axes_and_colors_follow_the_declared_scale(log, scale):
     sweep_plots.plot_metric(axes, trials, "blocks", "val_accuracy", log=log)
     assert axes.get_xscale() == scale
     sweep_plots.plot_epochs(others, EPOCHS.assign(blocks=[0.001, 0.001, 0.9]), "blocks", "val_loss", log=log)
-    assert others.figure.axes[-1].get_yscale() == scale, "of the colours"
+    assert others.figure.axes[-1].get_yscale() == scale, "of the colors"
     face = style.color_map(trials["blocks"], log=log)(0.03)
     assert (face == style.SEQUENCE(0.5)) == (scale == "log"), "half-way between 0.001 and 0.9, by factors"
 
