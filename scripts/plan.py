@@ -33,7 +33,9 @@ def main(arguments: argparse.Namespace) -> None:
     for name in config.sweeps:
         _count_work(config, name, results)
     found = list(
-        forecast.rows(config, results, runtime_minutes=arguments.runtime_minutes, limit_minutes=arguments.limit_minutes)
+        forecast.plan_jobs(
+            config, results, runtime_minutes=arguments.runtime_minutes, limit_minutes=arguments.limit_minutes
+        )
     )
     if not found:
         log.info("nothing is pending: no resources are needed")

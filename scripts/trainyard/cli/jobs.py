@@ -10,7 +10,7 @@ from trainyard.cluster.slurm_queries import list_partitions, max_walltime_minute
 from trainyard.config.config import Config
 from trainyard.config.scaling import split_scale
 from trainyard.config.trials import RESULT_VERSION
-from trainyard.planning.forecast import costs, scale_row, summary, words
+from trainyard.planning.forecast import describe_scale, plan_scale, summarize_cost, summarize_plan
 from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
 from trainyard.scaling.user_script import UserScript
 from trainyard.utils.errors import UserError
@@ -80,7 +80,7 @@ class SweepJobs:
         """What the job does, for messages; with its cost if there is a scheduler."""
         plan = self._plan(wildcards.name, attempt)
         has_cost = self._profile.has_scheduler and plan.forecast.pending
-        return f"{summary(plan)}; {costs(plan)}" if has_cost else summary(plan)
+        return f"{summarize_plan(plan)}; {summarize_cost(plan)}" if has_cost else summarize_plan(plan)
 
     def minutes(self, wildcards: Wildcards, attempt: int) -> int:
         """Walltime."""
@@ -168,8 +168,8 @@ class TrainJobs:
         what = f"scaling {wildcards.name}: training at {wildcards.scale}"
         if not self._profile.has_scheduler:
             return what
-        row = scale_row(self._config, wildcards.name, wildcards.scale, self._results, runtime_minutes=None)
-        return f"{what}; {words(row)}"
+        row = plan_scale(self._config, wildcards.name, wildcards.scale, self._results, runtime_minutes=None)
+        return f"{what}; {describe_scale(row)}"
 
     def cpus(self, wildcards: Wildcards) -> int:
         """CPUs per node."""

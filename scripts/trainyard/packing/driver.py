@@ -24,7 +24,7 @@ from trainyard.packing.messages import WorkerSetup
 from trainyard.packing.reread import reread_outputs
 from trainyard.packing.sweep_results import warn_unreadable
 from trainyard.planning import trial_flops
-from trainyard.planning.forecast import summary
+from trainyard.planning.forecast import summarize_plan
 from trainyard.planning.journal import Ended, Journal, RayUp, SessionStarted, Share, TrialEvent, Work
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.search import SuggestionSource
@@ -45,7 +45,7 @@ def run_sweep(config: Config, name: str, results: Path, *, wait_seconds: float =
     with Journal.opened(results / "sweeps" / name / "journal.jsonl", wait_seconds=wait_seconds) as journal:
         plan = _fix_slots(plan_sweep(config, name, results))
         _check(plan, results)
-        log.info(summary(plan))
+        log.info(summarize_plan(plan))
         _close_open_attempts(journal, plan)
         if plan.state.to_reread:
             reread_outputs(journal, plan.state)

@@ -11,12 +11,18 @@ from typing import Any
 from trainyard.config.config import Config
 from trainyard.config.scaling import EFFICIENT, Scaling, split_scale
 from trainyard.planning.plan import Plan, plan_sweep
-from trainyard.planning.strategies import Request, Strategy, job_array, separate_jobs, strategy
+from trainyard.planning.strategies import (
+    RequestedJob,
+    Strategy,
+    estimate_job_array,
+    estimate_separate_jobs,
+    make_strategy,
+)
 from trainyard.utils.text import format_duration
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class PlannedJob:
     """A job that is missing, or for comparison, other ways to run a sweep. Seconds are those of training."""
 
     job: str  # "sweep depth", "train width 1x2"
@@ -42,16 +48,16 @@ class Row:
         return self.strategy in ("", "packed")
 
 
-def rows(
+def plan_jobs(
     config: Config, results: Path, *, runtime_minutes: float | None = None, limit_minutes: float = math.inf
-) -> Iterator[Row]:
+) -> Iterator[PlannedJob]:
     """A row per job that is missing in `results`, and for each sweep two more, of what it is compared with.
 
     `runtime_minutes` is the walltime of jobs that choose none, None where nobody is asked for any.
     """
     for name in config.datasets:
         if not (results / "data" / name / "meta.json").exists():
-            yield Row(job=f"stage {name}", walltime_minutes=runtime_minutes)
+            yield PlannedJob(job=f"stage {name}", walltime_minutes=runtime_minutes)
     for name in config.sweeps:
         plan = plan_sweep(config, name, results, limit_minutes=limit_minutes)
         if plan.forecast.pending:
@@ -60,17 +66,17 @@ def rows(
         for scale in study.scales:
             for run in study.runs(scale):
                 if not (results / "scaling" / name / run / "summary.json").exists():
-                    yield scale_row(config, name, run, results, runtime_minutes=runtime_minutes)
+                    yield plan_scale(config, name, run, results, runtime_minutes=runtime_minutes)
     for name in config.trees:
         if not (results / "trees" / name / "trees.csv").exists():
-            yield Row(job=f"trees {name}", walltime_minutes=runtime_minutes)
+            yield PlannedJob(job=f"trees {name}", walltime_minutes=runtime_minutes)
 
 
-def _sweep(plan: Plan, *, asked: bool) -> Iterator[Row]:
+def _sweep(plan: Plan, *, asked: bool) -> Iterator[PlannedJob]:
     low, high = plan.request.predicted_range or (None, None)
-    others = {each.strategy: each for each in strategies(plan)}
+    others = {each.strategy: each for each in compare_planned_strategies(plan)}
     packed = others.pop("packed", None)
-    yield Row(
+    yield PlannedJob(
         job=f"sweep {plan.state.name}",
         strategy="packed",
         basis=_basis(plan),
@@ -90,7 +96,7 @@ def _sweep(plan: Plan, *, asked: bool) -> Iterator[Row]:
     )
     for each in others.values():
         used = (each.running_gpu_seconds + each.startup_gpu_seconds) / 3600
-        yield Row(
+        yield PlannedJob(
             job=f"sweep {plan.state.name}",
             strategy=each.strategy,
             basis=_basis(plan),
@@ -119,7 +125,7 @@ def _cost(gpu_hours: float | None, price: float | None) -> float | None:
     return None if gpu_hours is None or price is None else gpu_hours * price
 
 
-def scale_row(config: Config, name: str, run: str, results: Path, *, runtime_minutes: float | None) -> Row:
+def plan_scale(config: Config, name: str, run: str, results: Path, *, runtime_minutes: float | None) -> PlannedJob:
     """A training of a scale; between ideal scaling from the nearest scale that was measured, and what does not pay."""
     study, (nodes, per_node) = config.scaling[name], split_scale(run)
     gpus, summary = nodes * per_node, _nearest(study, results / "scaling" / name, nodes * per_node)
@@ -129,7 +135,7 @@ def scale_row(config: Config, name: str, run: str, results: Path, *, runtime_min
         ideal = summary["train_seconds"] / ratio
         high = ideal if gpus <= summary["gpus"] else ideal / EFFICIENT
     hours = None if ideal is None else gpus * ideal / 3600
-    return Row(
+    return PlannedJob(
         job=f"train {name} {run}",
         basis=_scaled_from(summary) if summary else "no evidence",
         pending=1,
@@ -150,7 +156,7 @@ def _scaled_from(summary: dict[str, Any]) -> str:
     return f"ideal scaling from {summary['scale']}" + (", which ran on CPUs" if summary["device"] == "cpu" else "")
 
 
-def words(row: Row) -> str:
+def describe_scale(row: PlannedJob) -> str:
     """What is predicted of a training, for `snakemake -n`."""
     if row.predicted_seconds is None or row.predicted_gpu_hours is None:
         return "the time is unknown until a scale has been trained"
@@ -169,17 +175,17 @@ def _nearest(study: Scaling, folder: Path, gpus: int) -> dict[str, Any] | None:
     return smaller[-1] if smaller else (known[0] if known else None)
 
 
-def strategies(plan: Plan) -> list[Strategy]:
+def compare_planned_strategies(plan: Plan) -> list[Strategy]:
     """The pending trials as separate jobs, as a job array, and packed as planned; none before there is evidence."""
     if not plan.forecast.seconds or plan.request.predicted_seconds is None:
         return []
     durations = [plan.forecast.seconds[name] for name in plan.forecast.pending]
     share, startup = plan.request.slots.share, statistics.median(plan.state.slot_startups or [0.0])
     others = [make(durations, gpus_per_trial=share, startup=startup, basis="predicted")
-              for make in (separate_jobs, job_array)]  # fmt: skip
-    packed = strategy(
+              for make in (estimate_separate_jobs, estimate_job_array)]  # fmt: skip
+    packed = make_strategy(
         "packed",
-        [Request(60.0 * plan.request.walltime_minutes, plan.request.slots.gpus)] * plan.request.jobs,
+        [RequestedJob(60.0 * plan.request.walltime_minutes, plan.request.slots.gpus)] * plan.request.jobs,
         durations,
         running_gpu_seconds=sum(durations) * share,
         gpus_total=plan.request.slots.gpus,
@@ -191,7 +197,7 @@ def strategies(plan: Plan) -> list[Strategy]:
     return [*others, packed]
 
 
-def summary(plan: Plan) -> str:
+def summarize_plan(plan: Plan) -> str:
     """One line in words, for `snakemake -n`."""
     slots = plan.request.slots
     again = f" ({plan.state.failed_before} failed before)" if plan.state.failed_before else ""
@@ -220,7 +226,7 @@ def _kept(plan: Plan) -> str:
     return f", {count} output{'s' if count > 1 else ''} to re-read without running anything" if count else ""
 
 
-def costs(plan: Plan) -> str:
+def summarize_cost(plan: Plan) -> str:
     """The requested GPU-hours and jobs of a sweep, compared with other strategies, in one line."""
     asked = f"{plan.request.requested_gpu_hours:.3g} GPU-hours requested"
     used = "" if plan.request.gpu_hours is None else f"{plan.request.gpu_hours:.3g} of them predicted to be used"
@@ -234,7 +240,7 @@ def costs(plan: Plan) -> str:
     if plan.request.jobs > 1:
         limit = format_duration(60 * plan.limit_minutes)
         words.append(f"{plan.request.jobs} jobs one after another, for a job may take {limit} at most")
-    for each in strategies(plan)[:-1]:
+    for each in compare_planned_strategies(plan)[:-1]:
         name = "separate jobs" if each.strategy == "separate_jobs" else "tasks of an array"
         hours = f"{each.requested_gpu_seconds / 3600:.3g} GPU-hours requested"
         starts = f"{each.startup_gpu_seconds / 3600:.3g} of them to start programs" if each.startup_gpu_seconds else ""

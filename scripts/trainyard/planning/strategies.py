@@ -15,7 +15,7 @@ from trainyard.planning.schedule import lower_bound
 
 
 @dataclass(frozen=True)
-class Request:
+class RequestedJob:
     """A job that was asked for, or would be."""
 
     seconds: float  # of walltime
@@ -42,7 +42,9 @@ class Strategy:
     basis: str
 
 
-def separate_jobs(durations: Sequence[float], *, gpus_per_trial: float, startup: float, basis: str) -> Strategy:
+def estimate_separate_jobs(
+    durations: Sequence[float], *, gpus_per_trial: float, startup: float, basis: str
+) -> Strategy:
     """Each trial a job that asks for exactly the time it takes, at best: who knows it beforehand?
 
     `startup` are the seconds in which a program starts, up to its first step: each job asks for them, too.
@@ -50,7 +52,7 @@ def separate_jobs(durations: Sequence[float], *, gpus_per_trial: float, startup:
     return _side_by_side("separate_jobs", durations, durations, gpus_per_trial, startup, basis)
 
 
-def job_array(durations: Sequence[float], *, gpus_per_trial: float, startup: float, basis: str) -> Strategy:
+def estimate_job_array(durations: Sequence[float], *, gpus_per_trial: float, startup: float, basis: str) -> Strategy:
     """Each trial a task of one array, whose one walltime must be the longest trial's."""
     longest = [max(durations, default=0.0)] * len(durations)
     return _side_by_side("job_array", longest, durations, gpus_per_trial, startup, basis)
@@ -60,9 +62,9 @@ def _side_by_side(
     name: str, longest: Sequence[float], durations: Sequence[float], share: float, startup: float, basis: str
 ) -> Strategy:
     gpus = max(1, math.ceil(share))  # Slurm hands out whole GPUs
-    return strategy(
+    return make_strategy(
         name,
-        [Request(startup + seconds, gpus) for seconds in longest],
+        [RequestedJob(startup + seconds, gpus) for seconds in longest],
         durations,
         running_gpu_seconds=sum(durations) * share,
         gpus_total=gpus * len(durations),
@@ -73,9 +75,9 @@ def _side_by_side(
     )
 
 
-def strategy(
+def make_strategy(
     name: str,
-    requests: Sequence[Request],
+    requests: Sequence[RequestedJob],
     durations: Sequence[float],
     *,
     running_gpu_seconds: float,

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from trainyard.planning.forecast import Row
+from trainyard.planning.forecast import PlannedJob
 from trainyard.utils.text import format_duration
 
 COLUMNS = ("job", "pending", "jobs", "nodes", "GPUs", "walltime", "predicted", "GPU-hours", "requested", "cost")
 NAMES = {"job_array": "  as a job array", "separate_jobs": "  as separate jobs"}
 
 
-def plan_table(rows: Sequence[Row]) -> Table:
+def plan_table(rows: Sequence[PlannedJob]) -> Table:
     """A row for each job, the alternatives that are not submitted dimmed, and the totals of all known numbers."""
     table = Table(*COLUMNS)
     for row in rows:
@@ -27,7 +27,7 @@ def plan_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _cells(row: Row) -> Iterator[str]:
+def _cells(row: PlannedJob) -> Iterator[str]:
     yield NAMES.get(row.strategy, row.job)
     yield "" if row.pending is None or not row.is_submitted else f"{row.pending} of {row.total}"
     yield str(row.jobs)
@@ -40,7 +40,7 @@ def _cells(row: Row) -> Iterator[str]:
     yield _number(row.predicted_cost)
 
 
-def _predicted(row: Row) -> str:
+def _predicted(row: PlannedJob) -> str:
     if row.predicted_seconds is None:
         return "unknown yet" if row.gpus else ""
     low, high = (

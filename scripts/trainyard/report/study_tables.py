@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from trainyard.config.config import Config
-from trainyard.planning.accounting import jobs_table, records_of, strategies_of, strategies_table
+from trainyard.planning.accounting import compare_strategies, fetch_records, jobs_table, strategies_table
 from trainyard.planning.plan import read_state
 from trainyard.report.html_page import write_page
 from trainyard.report.sweep_tables import stopping_table, summarize_best, summarize_savings
@@ -36,8 +36,8 @@ def _write_sweep(config: Config, name: str, results: Path) -> Page:
     folder = results / "sweeps" / name
     state = read_state(config.sweeps[name], name, results)
     sessions = state.sessions
-    records = records_of(sessions)
-    strategies = strategies_table(strategies_of(state, sessions, records))
+    records = fetch_records(sessions)
+    strategies = strategies_table(compare_strategies(state, sessions, records))
     jobs = jobs_table(state, sessions, records)
     write_table(strategies, folder / "strategies.csv")
     write_table(jobs, folder / "jobs.csv")

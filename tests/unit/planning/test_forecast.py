@@ -7,7 +7,7 @@ from trainyard.cli import jobs as cluster_jobs
 from trainyard.cli.workflow import Workflow
 from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.load import check_config
-from trainyard.planning.forecast import rows, scale_row, words
+from trainyard.planning.forecast import describe_scale, plan_jobs, plan_scale
 from trainyard.planning.journal import Journal
 from trainyard.planning.plan import plan_sweep
 
@@ -39,14 +39,14 @@ def finished(results, hours_by_blocks):
 
 
 def test_every_job_that_is_missing_has_a_row(tmp_path):
-    found = [(row.job, row.strategy) for row in rows(check_config(CONFIG), tmp_path)]
+    found = [(row.job, row.strategy) for row in plan_jobs(check_config(CONFIG), tmp_path)]
     assert found == [("stage digits", ""), ("sweep depth", "packed"), ("train s 1x1", ""), ("train s 1x4", ""),
                      ("train s 2x4", ""), ("trees t", "")]  # fmt: skip
 
 
 def test_a_sweep_stands_beside_other_ways_to_run_it(tmp_path):
     finished(tmp_path, {1: 1.0, 2: 2.0})  # left are 3 and 4: three and four hours on two GPUs
-    found = {row.strategy: row for row in rows(check_config(CONFIG), tmp_path, runtime_minutes=60) if row.pending}
+    found = {row.strategy: row for row in plan_jobs(check_config(CONFIG), tmp_path, runtime_minutes=60) if row.pending}
     packed, array = found["packed"], found["job_array"]
     assert (packed.pending, packed.total, packed.jobs, packed.gpus) == (2, 4, 1, 2)
     assert packed.predicted_seconds == pytest.approx(4 * 3600, rel=0.05)
@@ -57,7 +57,7 @@ def test_a_sweep_stands_beside_other_ways_to_run_it(tmp_path):
     assert (array.jobs, array.gpus, array.asked_gpu_hours) == (2, 1, pytest.approx(8, rel=0.05))
     assert found["separate_jobs"].asked_gpu_hours == pytest.approx(7, rel=0.05)
     assert packed.basis == "2 measured trials"
-    limited = next(row for row in rows(check_config(CONFIG), tmp_path, runtime_minutes=60, limit_minutes=120)
+    limited = next(row for row in plan_jobs(check_config(CONFIG), tmp_path, runtime_minutes=60, limit_minutes=120)
                    if row.strategy == "packed")  # fmt: skip
     assert limited.jobs >= 3
     assert limited.walltime_minutes == 120
@@ -65,19 +65,19 @@ def test_a_sweep_stands_beside_other_ways_to_run_it(tmp_path):
 
 def test_a_scale_is_foreseen_between_ideal_scaling_and_where_it_stops_paying(tmp_path):
     config = check_config(CONFIG)
-    unknown = scale_row(config, "s", "1x4", tmp_path, runtime_minutes=60)
+    unknown = plan_scale(config, "s", "1x4", tmp_path, runtime_minutes=60)
     assert (unknown.predicted_seconds, unknown.asked_gpu_hours) == (None, 4)
-    assert words(unknown) == "the time is unknown until a scale has been trained"
+    assert describe_scale(unknown) == "the time is unknown until a scale has been trained"
     trained(tmp_path, "1x1", gpus=1, seconds=7200)
-    row = scale_row(config, "s", "1x4", tmp_path, runtime_minutes=60)
+    row = plan_scale(config, "s", "1x4", tmp_path, runtime_minutes=60)
     assert row.predicted_seconds == row.predicted_low_seconds == 1800
     assert row.predicted_high_seconds == pytest.approx(1800 / 0.7)
-    assert words(row) == (
+    assert describe_scale(row) == (
         "predicted 30 min 0 s (to 42 min 51 s, if it pays) of training, by ideal scaling from 1x1; 2 GPU-hours "
         "(costs 4.00)"
     )
     trained(tmp_path, "1x4", gpus=4, seconds=2000, device="cpu")
-    nearest = scale_row(config, "s", "2x4", tmp_path, runtime_minutes=None)
+    nearest = plan_scale(config, "s", "2x4", tmp_path, runtime_minutes=None)
     assert nearest.predicted_seconds == 1000
     assert nearest.basis == "ideal scaling from 1x4, which ran on CPUs"
 

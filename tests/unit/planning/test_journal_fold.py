@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trainyard.config.load import check_config
 from trainyard.planning import journal_fold
 from trainyard.planning.attempts import fold_attempts, fold_sessions
-from trainyard.planning.forecast import summary
+from trainyard.planning.forecast import summarize_plan
 from trainyard.planning.journal import Journal, Share, Suggested, Work, read_journal
 from trainyard.planning.journal_fold import Fold
 from trainyard.planning.plan import plan_sweep
@@ -226,7 +226,7 @@ def test_a_plan_needs_no_epochs_and_who_looks_again_reads_no_more(tmp_path, pars
     fold = Fold(path)
     for _ in range(3):
         plan = plan_sweep(config, "s", tmp_path, fold=fold)
-        assert summary(plan).startswith("sweep s: 1 of 3 trials pending")
+        assert summarize_plan(plan).startswith("sweep s: 1 of 3 trials pending")
     assert len(parsed) == 4, "the events that begin and end two attempts"
     result = plan.state.result(names[0])
     assert result is not None

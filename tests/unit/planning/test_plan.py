@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trainyard.cluster.slurm_queries import max_walltime_minutes, parse_partition
 from trainyard.config.load import ConfigError, check_config
 from trainyard.planning.attempts import Session
-from trainyard.planning.forecast import costs, strategies, summary
+from trainyard.planning.forecast import compare_planned_strategies, summarize_cost, summarize_plan
 from trainyard.planning.journal import Journal, SessionStarted
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.schedule import jobs_needed, lower_bound, makespan
@@ -84,7 +84,7 @@ def test_before_anything_ran_all_is_pending_and_nothing_is_predicted(tmp_path):
     first = plan(tmp_path)
     assert len(first.forecast.pending) == 4
     assert first.request.predicted_seconds is None
-    assert summary(first).startswith("sweep depth: 4 of 4 trials pending; requests 2 slots of 1 GPU and 1 CPU")
+    assert summarize_plan(first).startswith("sweep depth: 4 of 4 trials pending; requests 2 slots of 1 GPU and 1 CPU")
 
 
 def test_what_finished_is_not_pending_and_predicts_the_rest(tmp_path):
@@ -94,7 +94,7 @@ def test_what_finished_is_not_pending_and_predicts_the_rest(tmp_path):
     assert after.forecast.pending == [names[3], names[2]], "longest first"
     assert after.forecast.seconds == pytest.approx({names[2]: 6.0, names[3]: 8.0}, rel=0.05), "linear in depth"
     assert after.request.predicted_seconds == pytest.approx(8.0, rel=0.05)
-    assert "predicted 8 s" in summary(after)
+    assert "predicted 8 s" in summarize_plan(after)
     assert after.request.walltime_minutes * 60 >= after.request.predicted_seconds
 
 
@@ -111,7 +111,7 @@ def test_trials_that_failed_before_come_last(tmp_path):
 def test_a_sweep_that_is_done_has_nothing_pending(tmp_path):
     finish(tmp_path, *plan(tmp_path).state.trials)
     done = plan(tmp_path, slots={"nodes": 4, "gpus_per_node": 8})
-    assert summary(done) == "sweep depth: 0 of 4 trials pending; only the tables will be written"
+    assert summarize_plan(done) == "sweep depth: 0 of 4 trials pending; only the tables will be written"
     assert (done.request.slots.nodes, done.request.slots.gpus_per_node) == (1, 0), "tables need no GPU"
     assert done.request.walltime_minutes == 10
 
@@ -231,7 +231,7 @@ def test_the_walltime_covers_the_prediction_the_startup_and_a_margin(tmp_path):
     assert after.request.walltime_minutes * 60 >= high + after.state.startup_seconds
     assert after.request.sure_seconds >= high
     assert after.request.walltime_minutes * 60 <= after.request.sure_seconds + after.state.startup_seconds + 120
-    assert re.search(r"predicted 6 h \d+ min \(\d+ h \d+ min to \d+ h \d+ min\)", summary(after))
+    assert re.search(r"predicted 6 h \d+ min \(\d+ h \d+ min to \d+ h \d+ min\)", summarize_plan(after))
 
 
 def test_the_margin_shrinks_once_it_was_seen_how_long_a_job_takes_to_begin(tmp_path):
@@ -288,7 +288,7 @@ def test_slots_are_chosen_once_there_is_evidence_and_before_it_by_cost(tmp_path)
     limit = {**auto, "slots": {"auto": True, "gpus_per_node": 20}}
     by_cost = plan(tmp_path, **limit, cost="model_args.blocks")
     assert by_cost.request.slots.gpus_per_node == 10
-    assert "requests 10 slots of 1 GPU and 1 CPU (fastest, of at most 20)" in summary(by_cost)
+    assert "requests 10 slots of 1 GPU and 1 CPU (fastest, of at most 20)" in summarize_plan(by_cost)
     names = list(plan(tmp_path, **limit).state.trials)
     finish(tmp_path, *[name for name in names if name in plan(tmp_path).state.trials], seconds_per_block=100)
     known = plan(tmp_path, **limit, goal="deadline 5h")
@@ -319,7 +319,9 @@ def test_what_takes_longer_than_a_partition_allows_is_planned_as_several_jobs(tm
     usable = 3600 - limited.state.startup_seconds - 60
     assert limited.request.jobs == math.ceil(whole.request.predicted_range[1] / usable) >= 3
     assert limited.request.walltime_minutes == 60
-    assert f"{limited.request.jobs} jobs one after another, for a job may take 1 h 0 min at most" in costs(limited)
+    assert f"{limited.request.jobs} jobs one after another, for a job may take 1 h 0 min at most" in summarize_cost(
+        limited
+    )
     assert limited.request.requested_gpu_hours == 2 * limited.request.jobs
     assert (
         plan_sweep(config, "depth", tmp_path, limit_minutes=24 * 60).request.walltime_minutes
@@ -357,8 +359,10 @@ def test_trials_that_cannot_resume_are_planned_as_jobs_in_which_each_can_end(tmp
     assert own_plan(tmp_path, limit_minutes=8 * 60).request.too_long == []
     short = own_plan(tmp_path, limit_minutes=4 * 60)
     assert len(short.request.too_long) == 6
-    assert "6 of 6 pending trials can never end: trial" in costs(short)
-    assert re.search(r"takes at least 4 h \d+ min and cannot resume, but a job may take at most 4 h 0", costs(short))
+    assert "6 of 6 pending trials can never end: trial" in summarize_cost(short)
+    assert re.search(
+        r"takes at least 4 h \d+ min and cannot resume, but a job may take at most 4 h 0", summarize_cost(short)
+    )
     resumed = own_plan(tmp_path, limit_minutes=4 * 60, checkpoint="*.pt")
     assert resumed.request.too_long == []
     assert resumed.request.jobs >= 4, "15 h of work on each slot"
@@ -394,12 +398,12 @@ def test_what_it_costs_is_said_beside_what_other_ways_would(tmp_path):
     priced = plan_sweep(check_config({**CONFIG, "pricing": {"gpu_hour": 2}}), "depth", tmp_path)
     assert priced.request.gpu_hours == pytest.approx(2 * (priced.request.predicted_seconds + 60) / 3600)
     assert priced.request.predicted_seconds == pytest.approx(9600, rel=0.05)
-    separate, array, packed = strategies(priced)
+    separate, array, packed = compare_planned_strategies(priced)
     assert separate.requested_gpu_seconds == pytest.approx(16800, rel=0.05)
     assert array.requested_gpu_seconds == pytest.approx(19200, rel=0.05)
     assert packed.requested_gpu_seconds == 2 * 60 * priced.request.walltime_minutes
-    assert {each.basis for each in strategies(priced)} == {"predicted"}
-    words = costs(priced)
+    assert {each.basis for each in compare_planned_strategies(priced)} == {"predicted"}
+    words = summarize_cost(priced)
     used = f"{priced.request.gpu_hours:.3g} of them predicted to be used (costs {2 * priced.request.gpu_hours:.2f})"
     assert f"{priced.request.requested_gpu_hours:.3g} GPU-hours requested, {used}" in words
     hours = [each.requested_gpu_seconds / 3600 for each in (separate, array)]

@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainyard.cluster.slurm_queries import JobRecord, parse_job_record
 from trainyard.config.load import check_config
-from trainyard.planning.accounting import jobs_table, strategies_of, strategies_table
+from trainyard.planning.accounting import compare_strategies, jobs_table, strategies_table
 from trainyard.planning.attempts import fold_sessions
 from trainyard.planning.journal import Journal, read_journal
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.schedule import lower_bound, makespan, schedule
-from trainyard.planning.strategies import Request, job_array, separate_jobs, strategy
+from trainyard.planning.strategies import RequestedJob, estimate_job_array, estimate_separate_jobs, make_strategy
 
 DEPTH = [0.2125 * blocks for blocks in range(4, 81, 4)]  # reference A: 20 ResNets of 4 to 80 blocks
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)
 
 
 def test_the_array_of_the_reference_is_reproduced():
-    row = job_array(DEPTH, gpus_per_trial=1, startup=0, basis="")
+    row = estimate_job_array(DEPTH, gpus_per_trial=1, startup=0, basis="")
     assert (row.requested_seconds_per_job, row.jobs, row.requested_job_seconds) == (17, 20, 340)
     assert (row.gpus_per_job, row.gpus_total, row.requested_gpu_seconds) == (1, 20, 340)
     assert row.running_gpu_seconds == pytest.approx(178.5)
@@ -32,7 +32,7 @@ def test_the_array_of_the_reference_is_reproduced():
 
 def test_the_packed_job_of_the_reference_is_reproduced_and_what_it_really_needs():
     """They asked for 200 s on 4 GPUs."""
-    row = strategy("packed", [Request(200, 4)], DEPTH, running_gpu_seconds=178.5, gpus_total=4, slots=4,
+    row = make_strategy("packed", [RequestedJob(200, 4)], DEPTH, running_gpu_seconds=178.5, gpus_total=4, slots=4,
                    makespan=45.9, startup_gpu_seconds=0, basis="")  # fmt: skip
     assert (row.requested_job_seconds, row.gpus_per_job, row.gpus_total, row.requested_gpu_seconds) == (200, 4, 4, 800)
     assert row.wasted_gpu_seconds == pytest.approx(800 - 178.5)
@@ -41,7 +41,7 @@ def test_the_packed_job_of_the_reference_is_reproduced_and_what_it_really_needs(
 
 
 def test_separate_jobs_that_know_their_time_waste_none_but_their_start():
-    row = separate_jobs(DEPTH, gpus_per_trial=1, startup=3, basis="")
+    row = estimate_separate_jobs(DEPTH, gpus_per_trial=1, startup=3, basis="")
     assert row.running_gpu_seconds == pytest.approx(178.5)
     assert row.requested_job_seconds == row.requested_gpu_seconds == pytest.approx(178.5 + 60)
     assert row.requested_seconds_per_job == pytest.approx(8.925 + 3)
@@ -50,14 +50,14 @@ def test_separate_jobs_that_know_their_time_waste_none_but_their_start():
 
 
 def test_tasks_of_an_array_ask_for_the_longest_trial_and_for_a_start():
-    row = job_array(DEPTH, gpus_per_trial=1, startup=3, basis="")
+    row = estimate_job_array(DEPTH, gpus_per_trial=1, startup=3, basis="")
     assert row.requested_seconds_per_job == 17 + 3
     assert row.wasted_gpu_seconds == pytest.approx(161.5 + 60)
     assert row.makespan_seconds == 17, "without the start, as of a packed job"
 
 
 def test_a_job_gets_whole_gpus_even_if_its_trial_needs_a_quarter():
-    row = job_array([10, 20], gpus_per_trial=0.25, startup=0, basis="")
+    row = estimate_job_array([10, 20], gpus_per_trial=0.25, startup=0, basis="")
     assert (row.gpus_per_job, row.gpus_total, row.requested_gpu_seconds) == (1, 2, 40)
     assert row.running_gpu_seconds == 7.5
     assert row.wasted_fraction == pytest.approx(1 - 7.5 / 40)
@@ -74,7 +74,7 @@ def test_a_schedule_is_one(seconds, slots):
 
 
 def test_no_trials_cost_nothing():
-    row = job_array([], gpus_per_trial=1, startup=1, basis="")
+    row = estimate_job_array([], gpus_per_trial=1, startup=1, basis="")
     assert (row.jobs, row.requested_gpu_seconds, row.wasted_fraction) == (0, 0, 0)
 
 
@@ -115,7 +115,7 @@ def written(results, monkeypatch, *, walltime=None):
 
 def test_what_was_packed_is_measured_from_the_journal(tmp_path, monkeypatch):
     state, runs = written(tmp_path, monkeypatch)
-    table = strategies_table(strategies_of(state, runs, {})).set_index("strategy")
+    table = strategies_table(compare_strategies(state, runs, {})).set_index("strategy")
     packed, array = table.loc["packed"], table.loc["job_array"]
     assert packed["jobs"] == 2
     assert packed["requested_job_seconds"] == 36 + 24, "no walltime was requested: the elapsed time of each"
@@ -138,7 +138,7 @@ def test_what_was_packed_is_measured_from_the_journal(tmp_path, monkeypatch):
 def test_the_accounting_says_what_was_asked_and_what_it_took(tmp_path, monkeypatch):
     state, runs = written(tmp_path, monkeypatch, walltime=60)
     records = {"9": JobRecord(120.0, 31.0, "cpu=2,gres/gpu=2")}
-    packed = strategies_table(strategies_of(state, runs, records)).set_index("strategy").loc["packed"]
+    packed = strategies_table(compare_strategies(state, runs, records)).set_index("strategy").loc["packed"]
     assert packed["requested_job_seconds"] == 60 + 120
     assert packed["requested_seconds_per_job"] == 90
     assert packed["basis"] == "measured: journal and sacct"
@@ -173,14 +173,14 @@ def test_every_attempt_of_a_job_is_counted_once(tmp_path):
     assert row[kinds[:-1]].tolist() == [1, 1, 1, 2, 1], "what is unreadable has failed, until it can be read"
     assert row["running_gpu_seconds"] == 1 + 2 + 3, "also of one that diverged: no other attempt will be made"
     assert row["failed_gpu_seconds"] == 4 + 5 + 6
-    assert [each.running_gpu_seconds for each in strategies_of(state, runs, {})] == [1 + 2 + 3] * 3
+    assert [each.running_gpu_seconds for each in compare_strategies(state, runs, {})] == [1 + 2 + 3] * 3
 
 
 def test_what_has_been_trained_anew_since_is_not_counted(tmp_path, monkeypatch):
     _, runs = written(tmp_path, monkeypatch)
     again = {**CONFIG, "sweeps": {"depth": {**CONFIG["sweeps"]["depth"], "retrain": 1}}}
     state = plan_sweep(check_config(again), "depth", tmp_path).state
-    table = strategies_table(strategies_of(state, runs, {})).set_index("strategy")
+    table = strategies_table(compare_strategies(state, runs, {})).set_index("strategy")
     assert table["jobs"].tolist() == [0, 0, 0]
 
 

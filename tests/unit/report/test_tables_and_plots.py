@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from trainyard.config.load import check_config
 from trainyard.packing.live_view import slot_table
-from trainyard.planning.accounting import jobs_table, strategies_of, strategies_table
+from trainyard.planning.accounting import compare_strategies, jobs_table, strategies_table
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.plan import plan_sweep
 from trainyard.report import scaling_plots, style, sweep_plots, tree_plots
@@ -402,7 +402,7 @@ def swept(results, runs, *, share=1, resumes="", **changes):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     state = plan_sweep(config, "s", results).state
     tries = [each for tries in state.attempts.values() for each in tries]
-    strategies = strategies_table(strategies_of(state, state.sessions, {}))
+    strategies = strategies_table(compare_strategies(state, state.sessions, {}))
     return timeline_table(tries), trials_table(state), jobs_table(state, state.sessions, {}), strategies
 
 
