@@ -408,7 +408,7 @@ def test_what_it_costs_is_said_beside_what_other_ways_would(tmp_path):
     assert f"{priced.request.requested_gpu_hours:.3g} GPU-hours requested, {used}" in words
     hours = [each.requested_gpu_seconds / 3600 for each in (separate, array)]
     assert f"as 2 separate jobs: {hours[0]:.3g} GPU-hours requested; as 2 tasks of an array: {hours[1]:.3g}" in words
-    words = costs(with_slot_startup(priced, 360.0))
+    words = summarize_cost(with_slot_startup(priced, 360.0))
     assert f"as 2 separate jobs: {hours[0] + 0.2:.3g} GPU-hours requested, 0.2 of them to start programs; as 2" in words
 
 
