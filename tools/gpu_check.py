@@ -325,7 +325,7 @@ def check_share():
     from trainyard.training.loaders import RESIDENT_SHARE
 
     total = torch.cuda.get_device_properties(0).total_memory
-    gpu_sharing.keep_to(0.02)
+    gpu_sharing.limit_gpu_memory(0.02)
     cap = total * max(0.02, 0.02 - gpu_sharing.CONTEXT_MIB * 2**20 / total)
     would = RESIDENT_SHARE * torch.cuda.mem_get_info(0)[0]
     torch.cuda.set_per_process_memory_fraction(1.0)
@@ -769,7 +769,7 @@ def train_beside_others(share):
     from trainyard.packing import gpu_sharing
 
     torch.set_num_threads(2)
-    gpu_sharing.keep_to(share)
+    gpu_sharing.limit_gpu_memory(share)
     spec = Train(model="resnet", model_args={"blocks": 8, "width": 32}, batch_size=128, precision="bf16", epochs=1000)
     t = training(spec, data(n=128 * 100, side=32, val=128))
     it = t.epochs()

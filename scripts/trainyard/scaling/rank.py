@@ -48,7 +48,7 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
     with rank_failures.record_exception(), process_group() as group:
         if not group.is_main:
             logging.getLogger().setLevel(logging.WARNING)
-        study = _repeated(config.scaling[study_name], scale)
+        study = _for_repeat(config.scaling[study_name], scale)
         _train(config, study, scale, results, group, folder=results / "scaling" / study_name / scale)
 
 
@@ -75,24 +75,24 @@ def _train(config: Config, study: Scaling, scale: str, results: Path, group: Gro
             on_halved=partial(_remember_micro_batch, store),
         )
         _log_start(trainer, store)
-        with ExitStack() as watching:
+        with ExitStack() as telemetry:
             if group.local_rank == 0:
-                watching.enter_context(_telemetry(folder, study, overwrite=trainer.state.is_new))
+                telemetry.enter_context(_telemetry(folder, study, overwrite=trainer.state.is_new))
             if len(trainer.history) < study.train.epochs:
-                _train_on(trainer, store)
+                _train_epochs(trainer, store)
         group.all_gather_object(None)  # wait until all nodes have written their telemetry
         if group.is_main:
-            measured = _kept(store, WARM_UP)
+            measured = _read_note(store, WARM_UP)
             write_results(trainer, WarmUpResult(**measured) if measured else None, folder, scale=scale)
 
 
-def _repeated(study: Scaling, run: str) -> Scaling:
+def _for_repeat(study: Scaling, run: str) -> Scaling:
     """The study with the seed of this repeat of a scale."""
     train = study.train.model_copy(update={"seed": study.train.seed + repeat_of(run) - 1})
     return study.model_copy(update={"train": train}) if repeat_of(run) > 1 else study
 
 
-def _train_on(trainer: Trainer, store: CheckpointStore) -> None:
+def _train_epochs(trainer: Trainer, store: CheckpointStore) -> None:
     """Train the remaining epochs."""
     group = trainer.group
     if group.world_size > 1 or trainer.spec.compile or group.device.type == "cuda":
@@ -152,7 +152,7 @@ def _check_world(scale: str, group: Group) -> None:
 def _batch(study: Scaling, store: CheckpointStore, group: Group) -> BatchSizes:
     """The batch sizes, with the micro-batch that previous attempts found to fit the memory."""
     batch = batch_sizes(study.train, world_size=group.world_size, mode=study.mode)
-    kept = _kept(store, MICRO_BATCH)
+    kept = _read_note(store, MICRO_BATCH)
     fits = torch.tensor(kept["images"] if kept else batch.micro, device=group.device)
     if work := group.all_reduce_min(fits):  # not all nodes may see the file yet
         work.wait()
@@ -163,7 +163,7 @@ def _remember_micro_batch(store: CheckpointStore, batch: BatchSizes) -> None:
     write_json(store.folder / MICRO_BATCH, {"images": batch.micro})
 
 
-def _kept(store: CheckpointStore, name: str) -> Any:
+def _read_note(store: CheckpointStore, name: str) -> Any:
     """The content of a file in the folder of the checkpoints, written by a previous attempt; None without it."""
     path = store.folder / name
     return json.loads(path.read_text()) if path.exists() else None

@@ -61,19 +61,19 @@ class UserScript:
         with hold_lock(self._folder / ".lock"):
             end = self.reusable(results)
             if end is None:
-                end, untold = self._launch(results), self._untold
+                end, problem = self._launch(results), self._problem
             else:
                 log.info("the script is not run again: its output is parsed again")
-                untold = self._read_again(end)
-            end |= {"heard": metrics_digest(self._study.metrics), "told": not untold}
+                problem = self._parse_again(end)
+            end |= {"heard": metrics_digest(self._study.metrics), "told": not problem}
             write_json(self._out / "ended.json", end)
-            if untold:
-                raise UserError(f"{self._run}: {untold}; see {self._output}. {UNREADABLE_REMEDY}")
+            if problem:
+                raise UserError(f"{self._run}: {problem}; see {self._output}. {UNREADABLE_REMEDY}")
             self._write(end)
         return 0
 
     @cached_property
-    def _given(self) -> slurm_allocation.Allocation | None:
+    def _allocation(self) -> slurm_allocation.Allocation | None:
         return slurm_allocation.current_allocation()
 
     @property
@@ -109,11 +109,11 @@ class UserScript:
             "device": recorded_gpu_name(self._folder / "telemetry") or "cpu",
             "job": slurm_allocation.job_id(),
             "node": host.node_name(),
-            "node_names": list(self._given.nodes) if self._given else [host.node_name()],
-            "gpu_model": self._given.gpu_model if self._given else "",
+            "node_names": list(self._allocation.nodes) if self._allocation else [host.node_name()],
+            "gpu_model": self._allocation.gpu_model if self._allocation else "",
         }
 
-    def _read_again(self, end: dict[str, Any]) -> str:
+    def _parse_again(self, end: dict[str, Any]) -> str:
         """Parse the output of the last run again; returns why there are no metrics, or an empty string."""
         reading = parse_saved_output(self._study.metrics, self._out, self._output, seconds=end["train_seconds"])
         self._rows = [dict(row) for row in reading.rows]
@@ -166,18 +166,18 @@ class UserScript:
             del words[0]
         watch_options = ["--folder", str(self._folder / "telemetry"), "--seconds", f"{study.telemetry_seconds:g}"]
         watch_options += ["--threads", str(study.cpus_per_gpu), *([] if checkpoint else ["--overwrite"])]
-        given = check_allocation(self._run, self._given)
+        given = check_allocation(self._run, self._allocation)
         return script_command(
             self._run,
             words,
             launcher=study.launcher,
             launcher_options=study.launcher_options,
             python=study.python or sys.executable,
-            rendezvous=rendezvous_of(self._given) if self._given else Rendezvous("127.0.0.1", _free_port()),
+            rendezvous=rendezvous_of(self._allocation) if self._allocation else Rendezvous("127.0.0.1", _free_port()),
             watch_options=watch_options,
             hostfile=self._hostfile(list(given.nodes) if given else [host.node_name()]),
             cpus_per_gpu=study.cpus_per_gpu,
-            in_slurm=self._given is not None,
+            in_slurm=self._allocation is not None,
         )
 
     def _hostfile(self, nodes: list[str]) -> Path:
@@ -217,22 +217,22 @@ class UserScript:
                 if text is not None:
                     log.info("%s", text)
                     reported.add_line(text)
-            self._keep(reported.new_rows(final=not running))
+            self._add_rows(reported.new_rows(final=not running))
             if warning := reported.take_warning():
                 log.warning("%s", warning)
-        self._untold = reported.missing
+        self._problem = reported.missing
         return process.wait(), reason
 
     def _reason_to_end(self, signalled: threading.Event) -> str:
         """Why the script must end now; an empty string if it need not."""
         if signalled.is_set():
             return "the script was ended by a signal"
-        end = self._given.deadline - self._study.grace_seconds if self._given else math.inf
+        end = self._allocation.deadline - self._study.grace_seconds if self._allocation else math.inf
         if self._study.checkpoint is not None and time.time() > end:  # without one, an earlier end saves nothing
             return "the script was ended before the end of the walltime"
         return ""
 
-    def _keep(self, rows: list[Row]) -> None:
+    def _add_rows(self, rows: list[Row]) -> None:
         for row in rows:
             merge_row(self._rows, {**row, "_time": time.time()})
 
