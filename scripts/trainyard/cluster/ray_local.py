@@ -79,9 +79,8 @@ def local_ray(*, gpus: int, cpus: int, address: str | None = None, cleanup: Sequ
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 _node_ip_address=address,
-                _temp_dir=str(
-                    directory / "r"
-                ),  # Ray makes its own directory readable for everyone; the parent has mode 0700
+                # Ray makes its own directory readable for everyone; the parent has mode 0700.
+                _temp_dir=str(directory / "r"),
             )
         register()
         yield LocalRay(directory=directory, startup_seconds=seconds)
