@@ -1,4 +1,4 @@
-"""Which trials to end early: those that at some epoch are worse than others were at the same epoch."""
+"""Early stopping of trials that are worse than others at the same epoch: ASHA and the median stopping rule."""
 
 import math
 import statistics
@@ -13,14 +13,14 @@ from trainyard.planning.attempts import Attempt
 
 
 class EarlyStoppingRule:
-    """Judges trials by what they and the others have reported. What was said before a restart is taken in first."""
+    """Decides by the reported metrics of all trials which ones to stop. It starts with those of earlier sessions."""
 
     def __init__(self, stop: Stop, tries: Iterable[Attempt] = ()) -> None:
-        """`tries` are attempts whose epochs count: none that `retrain` has overruled."""
+        """`tries` are the earlier attempts that count: none that `retrain` has overruled."""
         self._stop = stop
-        self._curves: dict[str, dict[int, float]] = defaultdict(dict)  # by trial: epoch to value, more is better
-        self._rungs: dict[int, list[float]] = defaultdict(list)  # by epoch: values of all that came so far, ascending
-        self._means: dict[int, list[float]] = {}  # by epoch that was judged: means by then of all that came so far
+        self._curves: dict[str, dict[int, float]] = defaultdict(dict)  # by trial: value of each epoch, higher is better
+        self._rungs: dict[int, list[float]] = defaultdict(list)  # by epoch: values of all trials there, ascending
+        self._means: dict[int, list[float]] = {}  # by judged epoch: running means of all trials that reached it
         for attempt in tries:
             for row in attempt.epochs:
                 self.verdict(attempt.trial, row)
@@ -28,26 +28,25 @@ class EarlyStoppingRule:
                 self.diverged(attempt.trial)
 
     def verdict(self, trial: str, row: Mapping[str, Any]) -> str:
-        """Why the trial is to end after this epoch; "" if it is to go on.
+        """Why the trial must stop after this epoch; "" if it continues.
 
-        An epoch that an earlier attempt has told, too, is judged by the new value, which takes the place of the old
-        one. A row without the metric is not judged.
+        The value of an epoch replaces the one that an earlier attempt reported. A row without the metric is ignored.
         """
         if self._stop.metric not in row:
             return ""
         epoch = int(row["epoch"])
-        self._take_in(trial, epoch, self._worth(row))
-        return self._halved(trial, epoch) if self._stop.method == "asha" else self._below_median(trial, epoch)
+        self._record(trial, epoch, self._worth(row))
+        return self._judge_asha(trial, epoch) if self._stop.method == "asha" else self._judge_median(trial, epoch)
 
     def diverged(self, trial: str) -> None:
-        """Take in that a trial has diverged: where it would have been judged next, it is the worst."""
+        """Record that a trial has diverged: it counts as the worst where it would have been judged next."""
         epoch = max(self._curves[trial], default=0) + 1
         if self._stop.method == "asha":
             epoch = self._rung_from(epoch)
-        self._take_in(trial, epoch, -math.inf)
+        self._record(trial, epoch, -math.inf)
 
-    def _take_in(self, trial: str, epoch: int, value: float) -> None:
-        """Note a trial's value at an epoch, in place of the one that it has there already."""
+    def _record(self, trial: str, epoch: int, value: float) -> None:
+        """Record a trial's value at an epoch, replacing an earlier one."""
         curve = self._curves[trial]
         earlier = curve.get(epoch)
         if earlier == value:
@@ -57,14 +56,14 @@ class EarlyStoppingRule:
         curve[epoch] = value
         for at in changed:
             if at in before:
-                _take_out(self._means[at], before[at])
+                _remove(self._means[at], before[at])
             if _covers(curve, at):
                 insort(self._means[at], _mean(curve, at))
         if self._stop.method != "asha" or not self._is_rung(epoch):
             return
         reached = self._rungs[epoch]
         if earlier is not None:
-            _take_out(reached, earlier)
+            _remove(reached, earlier)
         insort(reached, value)
 
     def _worth(self, row: Mapping[str, Any]) -> float:
@@ -73,12 +72,11 @@ class EarlyStoppingRule:
             return -math.inf
         return float(value if self._stop.mode == "max" else -value)
 
-    def _halved(self, trial: str, epoch: int) -> str:
+    def _judge_asha(self, trial: str, epoch: int) -> str:
         """Asynchronous successive halving: Li et al. 2020, "A system for massively parallel hyperparameter tuning".
 
-        A trial that has come to a rung goes on if it is among the best 1/reduction of those that have come there so
-        far. That part is rounded down, as in the paper; but where it is no trial at all, the best one goes on, as
-        nobody waits here for others to come.
+        A trial that has reached a rung continues if it is among the best 1/reduction of those that have reached it so
+        far, rounded down as in the paper, but at least one: trials do not wait for others.
         """
         if not self._is_rung(epoch):
             return ""
@@ -99,7 +97,7 @@ class EarlyStoppingRule:
             rung *= self._stop.reduction_factor
         return rung
 
-    def _below_median(self, trial: str, epoch: int) -> str:
+    def _judge_median(self, trial: str, epoch: int) -> str:
         """The median stopping rule: Golovin et al. 2017, "Google Vizier", section 3.2.2."""
         if epoch < self._stop.grace_period or epoch == self._stop.epochs:
             return ""
@@ -120,16 +118,16 @@ class EarlyStoppingRule:
 
 
 def _covers(curve: Mapping[int, float], epoch: int) -> bool:
-    """Whether a trial came as far, and had told a value by then."""
+    """Whether a trial reached an epoch and had reported a value by then."""
     return bool(curve) and min(curve) <= epoch <= max(curve)
 
 
 def _mean(curve: Mapping[int, float], epoch: int) -> float:
-    """Of the values up to an epoch."""
+    """Mean of the values up to an epoch."""
     return statistics.fmean(value for at, value in curve.items() if at <= epoch)
 
 
-def _take_out(ascending: list[float], value: float) -> None:
+def _remove(ascending: list[float], value: float) -> None:
     del ascending[bisect_left(ascending, value)]
 
 

@@ -1,4 +1,4 @@
-"""What running all that is missing would ask for and cost: the rows of plan.csv."""
+"""The missing jobs of all studies, with their requests and predicted cost: the rows of plan.csv."""
 
 import json
 import math
@@ -23,45 +23,45 @@ from trainyard.utils.text import format_duration
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedJob:
-    """A job that is missing, or for comparison, other ways to run a sweep. Seconds are those of training."""
+    """A missing job, or another strategy for a sweep, for comparison. Seconds are without start-up."""
 
     job: str  # "sweep depth", "train width 1x2"
-    strategy: str = ""  # of a sweep: "packed" is what will be submitted; job_array, separate_jobs: in its place
-    basis: str = ""  # what the prediction rests on
+    strategy: str = ""  # of a sweep: "packed" is submitted; "job_array" and "separate_jobs" are alternatives
+    basis: str = ""  # of the prediction
     pending: int | None = None
     total: int | None = None
     jobs: int = 1
     nodes: int = 1
     gpus: int = 0  # of a job
-    walltime_minutes: float | None = None  # of a job; None where nobody is asked
+    walltime_minutes: float | None = None  # of a job; None without a scheduler
     predicted_seconds: float | None = None
     predicted_low_seconds: float | None = None
     predicted_high_seconds: float | None = None
     asked_gpu_hours: float | None = None
     predicted_gpu_hours: float | None = None
     predicted_cost: float | None = None
-    wasted_fraction: float | None = None  # of what is asked for
+    wasted_fraction: float | None = None  # of the requested GPU-hours
 
     @property
     def is_submitted(self) -> bool:
-        """Whether this is what will be run, and no comparison."""
+        """Whether this job is submitted, and not only for comparison."""
         return self.strategy in ("", "packed")
 
 
 def plan_jobs(
     config: Config, results: Path, *, runtime_minutes: float | None = None, limit_minutes: float = math.inf
 ) -> Iterator[PlannedJob]:
-    """A row per job that is missing in `results`, and for each sweep two more, of what it is compared with.
+    """The jobs that are missing in `results`, and for each sweep two alternative strategies.
 
-    `runtime_minutes` is the walltime of jobs that choose none, None where nobody is asked for any.
+    `runtime_minutes` is the default walltime; None without a scheduler.
     """
     for name in config.datasets:
         if not (results / "data" / name / "meta.json").exists():
             yield PlannedJob(job=f"stage {name}", walltime_minutes=runtime_minutes)
     for name in config.sweeps:
         plan = plan_sweep(config, name, results, limit_minutes=limit_minutes)
-        if plan.forecast.pending:
-            yield from _sweep(plan, asked=runtime_minutes is not None)
+        if plan.state.unfinished:
+            yield from _plan_sweep_jobs(plan, has_scheduler=runtime_minutes is not None)
     for name, study in config.scaling.items():
         for scale in study.scales:
             for run in study.runs(scale):
@@ -72,36 +72,37 @@ def plan_jobs(
             yield PlannedJob(job=f"trees {name}", walltime_minutes=runtime_minutes)
 
 
-def _sweep(plan: Plan, *, asked: bool) -> Iterator[PlannedJob]:
-    low, high = plan.request.predicted_range or (None, None)
+def _plan_sweep_jobs(plan: Plan, *, has_scheduler: bool) -> Iterator[PlannedJob]:
+    request, state = plan.request, plan.state
+    low, high = request.predicted_range or (None, None)
     others = {each.strategy: each for each in compare_planned_strategies(plan)}
     packed = others.pop("packed", None)
     yield PlannedJob(
-        job=f"sweep {plan.state.name}",
+        job=f"sweep {state.name}",
         strategy="packed",
         basis=_basis(plan),
-        pending=len(plan.forecast.pending),
-        total=len(plan.state.trials),
-        jobs=plan.request.jobs,
-        nodes=plan.request.slots.nodes,
-        gpus=plan.request.slots.gpus,
-        walltime_minutes=plan.request.walltime_minutes if asked else None,
-        predicted_seconds=plan.request.predicted_seconds,
+        pending=len(state.unfinished),
+        total=len(state.trials),
+        jobs=request.jobs,
+        nodes=request.slots.nodes,
+        gpus=request.slots.gpus,
+        walltime_minutes=request.walltime_minutes if has_scheduler else None,
+        predicted_seconds=request.predicted_seconds,
         predicted_low_seconds=low,
         predicted_high_seconds=high,
-        asked_gpu_hours=plan.request.requested_gpu_hours if asked else None,
-        predicted_gpu_hours=plan.request.gpu_hours,
-        predicted_cost=_cost(plan.request.gpu_hours, plan.price),
-        wasted_fraction=packed.wasted_fraction if packed and asked else None,
+        asked_gpu_hours=request.requested_gpu_hours if has_scheduler else None,
+        predicted_gpu_hours=request.gpu_hours,
+        predicted_cost=_cost(request.gpu_hours, plan.price),
+        wasted_fraction=packed.wasted_fraction if packed and has_scheduler else None,
     )
     for each in others.values():
         used = (each.running_gpu_seconds + each.startup_gpu_seconds) / 3600
         yield PlannedJob(
-            job=f"sweep {plan.state.name}",
+            job=f"sweep {state.name}",
             strategy=each.strategy,
             basis=_basis(plan),
-            pending=len(plan.forecast.pending),
-            total=len(plan.state.trials),
+            pending=len(state.unfinished),
+            total=len(state.trials),
             jobs=each.jobs,
             gpus=round(each.gpus_per_job),
             walltime_minutes=each.requested_seconds_per_job / 60,
@@ -126,7 +127,7 @@ def _cost(gpu_hours: float | None, price: float | None) -> float | None:
 
 
 def plan_scale(config: Config, name: str, run: str, results: Path, *, runtime_minutes: float | None) -> PlannedJob:
-    """A training of a scale; between ideal scaling from the nearest scale that was measured, and what does not pay."""
+    """The job of a scale, predicted between ideal scaling from the nearest measured scale and the efficiency limit."""
     study, (nodes, per_node) = config.scaling[name], split_scale(run)
     gpus, summary = nodes * per_node, _nearest(study, results / "scaling" / name, nodes * per_node)
     ideal = high = None
@@ -176,76 +177,79 @@ def _nearest(study: Scaling, folder: Path, gpus: int) -> dict[str, Any] | None:
 
 
 def compare_planned_strategies(plan: Plan) -> list[Strategy]:
-    """The pending trials as separate jobs, as a job array, and packed as planned; none before there is evidence."""
-    if not plan.forecast.seconds or plan.request.predicted_seconds is None:
+    """The pending trials as separate jobs, as a job array, and packed as planned; empty without evidence."""
+    request, forecast = plan.request, plan.forecast
+    if request.predicted_seconds is None:
         return []
-    durations = [plan.forecast.seconds[name] for name in plan.forecast.pending]
-    share, startup = plan.request.slots.share, statistics.median(plan.state.slot_startups or [0.0])
-    others = [make(durations, gpus_per_trial=share, startup=startup, basis="predicted")
-              for make in (estimate_separate_jobs, estimate_job_array)]  # fmt: skip
+    durations = [forecast.seconds[name] for name in forecast.pending]
+    share, startup = request.slots.share, statistics.median(plan.state.slot_startups or [0.0])
+    others = [
+        estimate(durations, gpus_per_trial=share, startup=startup, basis="predicted")
+        for estimate in (estimate_separate_jobs, estimate_job_array)
+    ]
     packed = make_strategy(
         "packed",
-        [RequestedJob(60.0 * plan.request.walltime_minutes, plan.request.slots.gpus)] * plan.request.jobs,
+        [RequestedJob(60.0 * request.walltime_minutes, request.slots.gpus)] * request.jobs,
         durations,
         running_gpu_seconds=sum(durations) * share,
-        gpus_total=plan.request.slots.gpus,
-        slots=plan.request.slots.count,
-        makespan=plan.request.predicted_seconds,
-        startup_gpu_seconds=plan.request.slots.gpus * plan.state.startup_seconds * plan.request.jobs,
+        gpus_total=request.slots.gpus,
+        slots=request.slots.count,
+        makespan=request.predicted_seconds,
+        startup_gpu_seconds=request.slots.gpus * plan.state.startup_seconds * request.jobs,
         basis="predicted",
     )
     return [*others, packed]
 
 
 def summarize_plan(plan: Plan) -> str:
-    """One line in words, for `snakemake -n`."""
-    slots = plan.request.slots
-    again = f" ({plan.state.failed_before} failed before)" if plan.state.failed_before else ""
-    what = f"{len(plan.forecast.pending)} of {len(plan.state.trials)} trials pending{again}{_kept(plan)}"
-    if not plan.forecast.pending:
-        return f"sweep {plan.state.name}: {what}; only the tables will be written"
-    share = "1 (for now)" if plan.state.is_share_open else f"{slots.share:g}"
+    """What a sweep's job does, requests and is predicted to take: one line for `snakemake -n`."""
+    state, slots = plan.state, plan.request.slots
+    again = f" ({state.failed_before} failed before)" if state.failed_before else ""
+    what = f"{len(state.unfinished)} of {len(state.trials)} trials pending{again}{_count_rereads(plan)}"
+    if not state.unfinished:
+        return f"sweep {state.name}: {what}; only the tables will be written"
+    share = "1 (for now)" if state.is_share_open else f"{slots.share:g}"
     count = f"{slots.count} slot{'s' if slots.count > 1 else ''}"
-    asked = f"{count} of {share} GPU and {slots.cpus_per_trial} CPU"
+    requested = f"{count} of {share} GPU and {slots.cpus_per_trial} CPU"
     nodes = f" on {slots.nodes} nodes" if slots.nodes > 1 else ""
-    chosen = (
-        f" ({plan.state.sweep.goal}, of at most {plan.state.sweep.slots.count})" if plan.state.sweep.slots.auto else ""
-    )
+    limit = state.sweep.slots
+    chosen = f" ({state.sweep.goal}, of at most {limit.count})" if limit.auto else ""
+    return f"sweep {state.name}: {what}; requests {requested}{nodes}{chosen}; {_describe_prediction(plan)}"
+
+
+def _describe_prediction(plan: Plan) -> str:
     predicted = plan.request.predicted_seconds
-    when = "the time is unknown until a first trial has finished"
-    if predicted is not None:
-        low, high = map(format_duration, plan.request.predicted_range or (predicted, predicted))
-        between = f" ({low} to {high})" if low != high else ""
-        early = " if none is stopped early" if plan.state.sweep.stop else ""
-        when = f"predicted {format_duration(predicted)}{between} of training after the start-up{early}"
-    return f"sweep {plan.state.name}: {what}; requests {asked}{nodes}{chosen}; {when}"
+    if predicted is None:
+        return "the time is unknown until a first trial has finished"
+    low, high = map(format_duration, plan.request.predicted_range or (predicted, predicted))
+    between = f" ({low} to {high})" if low != high else ""
+    early = " if none is stopped early" if plan.state.sweep.stop else ""
+    return f"predicted {format_duration(predicted)}{between} of training after the start-up{early}"
 
 
-def _kept(plan: Plan) -> str:
+def _count_rereads(plan: Plan) -> str:
     count = len(plan.state.to_reread)
     return f", {count} output{'s' if count > 1 else ''} to re-read without running anything" if count else ""
 
 
 def summarize_cost(plan: Plan) -> str:
     """The requested GPU-hours and jobs of a sweep, compared with other strategies, in one line."""
-    asked = f"{plan.request.requested_gpu_hours:.3g} GPU-hours requested"
-    used = "" if plan.request.gpu_hours is None else f"{plan.request.gpu_hours:.3g} of them predicted to be used"
-    words = [
-        ", ".join(filter(None, [asked, used]))
-        + _at_price(plan, plan.request.gpu_hours or plan.request.requested_gpu_hours)
-    ]
-    if plan.request.too_long:
-        count = f"{len(plan.request.too_long)} of {len(plan.forecast.pending)} pending trials can never end"
-        words.append(f"{count}: {plan.request.too_long_message}")
-    if plan.request.jobs > 1:
+    request, hours = plan.request, plan.request.requested_gpu_hours
+    used = "" if request.gpu_hours is None else f", {request.gpu_hours:.3g} of them predicted to be used"
+    parts = [f"{hours:.3g} GPU-hours requested{used}{_at_price(plan, request.gpu_hours or hours)}"]
+    if request.too_long:
+        count = f"{len(request.too_long)} of {len(plan.forecast.pending)} pending trials can never end"
+        parts.append(f"{count}: {request.too_long_message}")
+    if request.jobs > 1:
         limit = format_duration(60 * plan.limit_minutes)
-        words.append(f"{plan.request.jobs} jobs one after another, for a job may take {limit} at most")
+        parts.append(f"{request.jobs} jobs one after another, for a job may take {limit} at most")
     for each in compare_planned_strategies(plan)[:-1]:
         name = "separate jobs" if each.strategy == "separate_jobs" else "tasks of an array"
-        hours = f"{each.requested_gpu_seconds / 3600:.3g} GPU-hours requested"
-        starts = f"{each.startup_gpu_seconds / 3600:.3g} of them to start programs" if each.startup_gpu_seconds else ""
-        words.append(f"as {each.jobs} {name}: {', '.join(filter(None, [hours, starts]))}")
-    return "; ".join(words)
+        startup = each.startup_gpu_seconds / 3600
+        starts = f", {startup:.3g} of them to start programs" if startup else ""
+        hours = each.requested_gpu_seconds / 3600
+        parts.append(f"as {each.jobs} {name}: {hours:.3g} GPU-hours requested{starts}")
+    return "; ".join(parts)
 
 
 def _at_price(plan: Plan, gpu_hours: float) -> str:

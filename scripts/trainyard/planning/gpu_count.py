@@ -1,4 +1,4 @@
-"""How many GPUs to ask for: every number up to a limit, by what the sweep will then take, leave idle, and cost."""
+"""The number of GPUs to request: all options up to a limit, with their makespan, idle time and cost."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from typing import Final
 from trainyard.config.sweep import Slots
 from trainyard.planning.schedule import makespan
 
-AS_FAST: Final = 0.05  # longer than the fastest, at most, to count as just as fast
-AS_CHEAP: Final = 0.02
+FAST_TOLERANCE: Final = 0.05  # options at most this much longer than the fastest count as equally fast
+CHEAP_TOLERANCE: Final = 0.02
 
 
 @dataclass(frozen=True)
 class GpuOption:
-    """Nodes and GPUs that can be asked for, and what they come to."""
+    """Nodes and GPUs that can be requested, with what they take."""
 
     slots: Slots
     makespan_seconds: float
@@ -27,9 +27,9 @@ class GpuOption:
 
 
 def list_options(durations: Sequence[float], limit: Slots, *, startup: float) -> list[GpuOption]:
-    """All that can be asked for up to a limit, fewest GPUs first, for trials of these durations in this order.
+    """All options up to a limit, fewest GPUs first, for trials of these durations in this order.
 
-    More slots than trials are of no use. `startup` seconds pass before the first trial begins.
+    None has more slots than needed for all trials at once. The first trial starts after `startup` seconds.
     """
     found = []
     for slots in _sizes(limit):
@@ -42,7 +42,7 @@ def list_options(durations: Sequence[float], limit: Slots, *, startup: float) ->
 
 
 def _sizes(limit: Slots) -> Iterator[Slots]:
-    """Nodes and GPUs per node, by their product; of equal ones, that with the fewest nodes."""
+    """Nodes and GPUs per node, by ascending product; of equal products, the one with the fewest nodes."""
     unit = max(1, int(limit.share))
     per_node = range(unit, limit.gpus_per_node + 1, unit)
     found: dict[int, tuple[int, int]] = {}
@@ -72,9 +72,9 @@ def choose_option(
             if option.seconds <= deadline and max_seconds(option) <= deadline:
                 return option
     if goal == "cheapest":
-        least = min(option.gpu_seconds for option in found) * (1 + AS_CHEAP) + 1e-9
+        least = min(option.gpu_seconds for option in found) * (1 + CHEAP_TOLERANCE) + 1e-9
         cheap = [option for option in found if option.gpu_seconds <= least]
         return min(cheap, key=lambda option: (option.seconds, option.gpu_seconds))
-    quick = min(option.seconds for option in found) * (1 + AS_FAST) + 1e-9
+    quick = min(option.seconds for option in found) * (1 + FAST_TOLERANCE) + 1e-9
     fast = [option for option in found if option.seconds <= quick]
     return min(fast, key=lambda option: (option.gpu_seconds, option.seconds))

@@ -1,4 +1,4 @@
-"""Schedules of trials on slots: who runs where and when, how long that takes, and how long it must take."""
+"""Schedules of trials on slots, their makespan, and a lower bound of it."""
 
 import heapq
 from collections.abc import Sequence
@@ -6,24 +6,24 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A trial's turn on a slot, in seconds from the beginning."""
+class ScheduledTrial:
+    """A trial on a slot, in seconds from the start of the first trial."""
 
-    trial: int  # its place in the order given
+    trial: int  # index in the given order
     slot: int
     start: float
     end: float
 
 
-def schedule(durations: Sequence[float], slots: int) -> list[Turn]:
-    """Each slot takes the next trial, in the order given, as soon as it is free."""
+def schedule(durations: Sequence[float], slots: int) -> list[ScheduledTrial]:
+    """The schedule in which each slot runs the next trial, in the given order, as soon as it is free."""
     free = [(0.0, slot) for slot in range(slots)]
-    turns = []
+    scheduled = []
     for trial, seconds in enumerate(durations):
         start, slot = free[0]
-        turns.append(Turn(trial, slot, start, start + seconds))
+        scheduled.append(ScheduledTrial(trial, slot, start, start + seconds))
         heapq.heapreplace(free, (start + seconds, slot))
-    return turns
+    return scheduled
 
 
 def makespan(durations: Sequence[float], slots: int) -> float:
@@ -35,9 +35,9 @@ def makespan(durations: Sequence[float], slots: int) -> float:
 
 
 def lower_bound(durations: Sequence[float], slots: int) -> float:
-    """No order of the trials ends before max(longest, sum / G, p_G + p_(G+1)), p sorted descending, on G slots.
+    """Seconds before which no schedule ends: max(p_1, sum / G, p_G + p_(G+1)), p sorted descending, on G slots.
 
-    The last term: of the G + 1 longest trials, two must share a slot.
+    The last term holds because two of the G + 1 longest trials share a slot.
     """
     longest = sorted(durations, reverse=True)
     if not longest:
@@ -47,10 +47,10 @@ def lower_bound(durations: Sequence[float], slots: int) -> float:
 
 
 def jobs_needed(durations: Sequence[float], slots: int, *, seconds: float) -> int:
-    """Jobs, one after another, in which trials that cannot resume all end.
+    """The number of consecutive jobs in which all trials end, if they cannot resume.
 
-    In each job a slot takes the next trial, in the order given, that ends within the job's `seconds`. A trial that
-    takes longer than that counts as if it took just as long.
+    In each job, a slot runs the next trial, in the given order, that ends within the job's `seconds`. A longer trial
+    counts as if it took exactly that long.
     """
     left, jobs = [min(each, seconds) for each in durations], 0
     while left:

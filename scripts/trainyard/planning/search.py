@@ -1,8 +1,8 @@
-"""Searches: configurations drawn one by one, each from what the ones before it have come to (Optuna, ask and tell).
+"""Searches: configurations drawn one by one, each from the results of those before (Optuna's ask and tell).
 
-The state of a search is in the journal: an event `suggested` for each configuration, and how the trials ended. The
-n-th is a function of the seed, of n, and of what is known of the others when it is drawn; so a search that was killed
-goes on with the same suggestions as one that was not, if its trials end in the same order.
+The state of a search is in the journal: an event `suggested` for each configuration, and the ends of the trials. The
+n-th configuration is a function of the seed, of n, and of the results known when it is drawn. So a search that was
+killed continues with the same suggestions as one that was not, if its trials end in the same order.
 """
 
 import math
@@ -29,8 +29,8 @@ def draw(
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The next configuration: (values, params, attrs), from those before it and from how their trials ended, by name.
 
-    Trials that were stopped early count with the value that they had come to, those that diverged as worse than all
-    others, those that failed do not count, and those that run are known to run.
+    Trials that were stopped early count with their last value, those that diverged as worse than all others, and failed
+    ones do not count. Optuna knows of running trials.
     """
     import optuna
 
@@ -41,10 +41,10 @@ def draw(
     distributions = {key: _distribution(choice) for key, choice in search.values.items()}
     bad = _worse_than_all(search, ends.values())
     study.add_trials([_as_known(each, ends.get(each.name), search, distributions, bad=bad) for each in drawn])
-    asked = study.ask(distributions)
+    drawn_trial = study.ask(distributions)
     attrs = dict(study.get_trials(deepcopy=False)[-1].system_attrs)
-    values = {key: _value(choice, asked.params[key]) for key, choice in search.values.items()}
-    return values, dict(asked.params), attrs
+    values = {key: _value(choice, drawn_trial.params[key]) for key, choice in search.values.items()}
+    return values, dict(drawn_trial.params), attrs
 
 
 def _as_known(
@@ -78,8 +78,8 @@ def _as_known(
 
 def _worse_than_all(search: Search, ends: Iterable[Attempt]) -> float:
     """A value that is clearly worse than those of all trials so far."""
-    told = [end.metrics.get(search.metric) for end in ends if end.outcome in WITH_RESULT]
-    values = [value for value in told if value is not None and math.isfinite(value)] or [0.0]
+    reported = [end.metrics.get(search.metric) for end in ends if end.outcome in WITH_RESULT]
+    values = [value for value in reported if value is not None and math.isfinite(value)] or [0.0]
     spread = (max(values) - min(values)) or abs(values[0]) or 1.0
     return min(values) - spread if search.mode == "max" else max(values) + spread
 
@@ -92,7 +92,7 @@ def _sampler(search: Search, *, number: int) -> "optuna.samplers.BaseSampler":
     seed = int(digest_of([search.seed, number], length=8), 16) % 2**31
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        if search.method == "tpe":  # `constant_liar`: not twice what runs at the same time
+        if search.method == "tpe":  # `constant_liar` avoids drawing close to running trials
             return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         if search.method == "cmaes":
             return optuna.samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)

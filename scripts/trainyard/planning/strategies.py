@@ -1,10 +1,10 @@
-"""What the same trials cost as separate jobs, as a job array, and packed into one job: the columns of strategies.csv.
+"""The cost of the same trials as separate jobs, as a job array, and packed into one job: the rows of strategies.csv.
 
-"Requested" is what a scheduler is asked for: it decides how long one waits in the queue, and keeps others out. "Wasted"
-is the part of it in which no trial ran that came to a result: programs that start, attempts that failed, slots with
-nothing to do, and walltime that was not needed. It means the same for every strategy. Those that were not run are
-worked out from the durations of the trials, on a cluster that has room for all jobs at once. Each of their jobs starts
-a program of its own, which takes as long as the process of a slot took to start.
+"Requested" is what jobs request from the scheduler: it determines the time in the queue, and blocks other users.
+"Wasted" is the part of it without a trial that led to a result: start-up, failed attempts, idle slots, and unused
+walltime. The definitions are the same for every strategy. Strategies that were not run are computed from the durations
+of the trials, on a cluster that runs all jobs at once. Each of their jobs starts its own program, which takes as long
+as the start of a slot's worker process.
 """
 
 import math
@@ -16,7 +16,7 @@ from trainyard.planning.schedule import lower_bound
 
 @dataclass(frozen=True)
 class RequestedJob:
-    """A job that was asked for, or would be."""
+    """A job that was or would be requested."""
 
     seconds: float  # of walltime
     gpus: int
@@ -31,29 +31,29 @@ class Strategy:
     jobs: int
     requested_job_seconds: float
     gpus_per_job: float  # the mean, where they differ
-    gpus_total: int  # held at the same time, at most
-    requested_gpu_seconds: float  # start-ups included, as in all that is requested
-    running_gpu_seconds: float  # in which trials ran that came to a result, as they have measured it (`seconds`)
-    wasted_gpu_seconds: float  # requested, less running
+    gpus_total: int  # allocated at the same time, at most
+    requested_gpu_seconds: float  # including start-up
+    running_gpu_seconds: float  # of attempts with a result, by their own clocks (`seconds`)
+    wasted_gpu_seconds: float  # requested minus running
     wasted_fraction: float
     makespan_seconds: float  # from the start of the first trial to the end of the last
     makespan_lower_bound_seconds: float  # on as many slots
-    startup_gpu_seconds: float  # in which programs start, once per job or slot: a part of what is wasted
+    startup_gpu_seconds: float  # once per job or slot; a part of the wasted ones
     basis: str
 
 
 def estimate_separate_jobs(
     durations: Sequence[float], *, gpus_per_trial: float, startup: float, basis: str
 ) -> Strategy:
-    """Each trial a job that asks for exactly the time it takes, at best: who knows it beforehand?
+    """Each trial as a job that requests exactly its duration, which in practice nobody knows beforehand.
 
-    `startup` are the seconds in which a program starts, up to its first step: each job asks for them, too.
+    Each job also requests the `startup` seconds of its program, up to its first step.
     """
     return _side_by_side("separate_jobs", durations, durations, gpus_per_trial, startup, basis)
 
 
 def estimate_job_array(durations: Sequence[float], *, gpus_per_trial: float, startup: float, basis: str) -> Strategy:
-    """Each trial a task of one array, whose one walltime must be the longest trial's."""
+    """Each trial as a task of one array, whose walltime covers the longest trial."""
     longest = [max(durations, default=0.0)] * len(durations)
     return _side_by_side("job_array", longest, durations, gpus_per_trial, startup, basis)
 
@@ -87,7 +87,7 @@ def make_strategy(
     startup_gpu_seconds: float,
     basis: str,
 ) -> Strategy:
-    """The row of trials that take `durations`, run side by side on `slots` slots, in the jobs that are requested."""
+    """The row of trials with these `durations` that run on `slots` slots in the requested jobs."""
     job_seconds = sum(each.seconds for each in requests)
     gpu_seconds = sum(each.seconds * each.gpus for each in requests)
     return Strategy(

@@ -1,4 +1,4 @@
-"""What packing works with: trials to run, where they come from, and the slots that they run on."""
+"""Tasks: the trials that the packer runs, and the source of those that a search draws."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,39 +10,39 @@ from trainyard.programs.command import CheckpointFile
 
 @dataclass(frozen=True)
 class Task:
-    """A pending trial as the driver hands it out."""
+    """A pending trial, ready to run."""
 
     trial: str
     spec: Train | UserProgram
     values: dict[str, Any]
     generation: int
     earlier_attempts: int
-    expected_seconds: float | None = None  # None before there is evidence
-    bad_checkpoints: tuple[CheckpointFile, ...] = ()  # attempts that went on from these have failed by themselves
-    least_seconds: float | None = None  # that it hardly falls short of
+    expected_seconds: float | None = None  # None without evidence
+    bad_checkpoints: tuple[CheckpointFile, ...] = ()  # attempts that resumed from these failed
+    least_seconds: float | None = None  # exceeded with 95 % probability
 
     @property
     def folder_name(self) -> str:
-        """Of what a user's program leaves."""
+        """The folder of a user's program."""
         return folder_name(self.trial, self.generation)
 
 
 def folder_name(trial: str, generation: int) -> str:
-    """Of what a user's program leaves: another one when it is trained anew on purpose."""
+    """The name of the folder of a user's program; `retrain` starts a new one."""
     return f"{trial}-{generation}" if generation else trial
 
 
 def output_name(attempt: int) -> str:
-    """Of the file in that folder that holds what an attempt has said."""
+    """The name of the file in that folder with the output of an attempt."""
     return f"output-{attempt}.log"
 
 
 class TaskSource(Protocol):
-    """Where tasks come from that are not known beforehand."""
+    """A source of tasks that are not known beforehand."""
 
     @property
     def open(self) -> int:
-        """How many it can still give."""
+        """The number of tasks that it can still return."""
 
     def next_task(self) -> Task | None:
-        """One, or None if none is left."""
+        """The next task; None if none is left."""

@@ -1,4 +1,4 @@
-"""What trials cost before any has run: FLOPs, counted on their models without a GPU and without computing anything."""
+"""The FLOPs of trials before any has run, counted on their models without a GPU and without computing anything."""
 
 import logging
 import math
@@ -12,26 +12,25 @@ from trainyard.planning.plan import Plan
 from trainyard.utils.files import digest_of
 
 FORWARD: Final = 1 / 3  # of a forward and a backward pass
-COUNTED: Final = 24  # models at most; from those, the others are worked out
+COUNTED: Final = 24  # models at most; the FLOPs of the others are predicted from them
 log = logging.getLogger(__name__)
 
 
 def is_needed(plan: Plan, slots: int = 1) -> bool:
-    """Whether nothing else says which trial takes longest: no evidence, no `cost`, and not counted before.
+    """Whether the order of trials needs FLOPs: there are no durations, no `cost`, and no counts yet.
 
-    With at least as many slots as trials, nobody has to know.
+    With at least as many slots as trials, the order does not matter.
     """
-    unknown = plan.state.sweep.is_training and any(name not in plan.state.work for name in plan.forecast.pending)
-    return (
-        unknown and not plan.forecast.seconds and plan.state.sweep.cost is None and len(plan.forecast.pending) > slots
-    )
+    state, forecast = plan.state, plan.forecast
+    is_unknown = state.sweep.is_training and any(name not in state.work for name in forecast.pending)
+    return is_unknown and not forecast.seconds and state.sweep.cost is None and len(forecast.pending) > slots
 
 
 def count_work(plan: Plan, staged: Staged, *, own: bool = True, seconds: float = math.inf) -> dict[str, float]:
-    """FLOPs of each pending trial for an image that it trains on, times its epochs; empty if they cannot be counted.
+    """Training FLOPs per image of each pending trial, times its epochs; empty if they cannot be counted.
 
-    Each model is counted once. Where all trials have the same, only their epochs matter, and 1 stands for it. A user's
-    `own` models are built only if that is allowed: their code may do anything. It is given up after so many `seconds`.
+    Each model is counted once. If all trials have the same model, it counts as 1, since only the epochs matter. Users'
+    models are built only with `own`, since their code may do anything. Counting stops after so many `seconds`.
     """
     shape, classes = staged.meta["shape"], len(staged.meta["classes"])
     specs = {name: spec for name in plan.forecast.pending if isinstance(spec := plan.state.trials[name].spec, Train)}
@@ -61,7 +60,7 @@ def _flops(spec: Train, shape: tuple[int, int, int], classes: int) -> float | No
 
 
 def _spread(keys: list[str]) -> list[str]:
-    """At most so many of them, evenly spread, the first and the last among them."""
+    """At most COUNTED keys, evenly spaced, with the first and the last."""
     count = min(COUNTED, len(keys))
     return [keys[round(index * (len(keys) - 1) / max(1, count - 1))] for index in range(count)]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trainyard.config.sweep import Slots
-from trainyard.planning.gpu_count import AS_CHEAP, AS_FAST, choose_option, list_options
+from trainyard.planning.gpu_count import CHEAP_TOLERANCE, FAST_TOLERANCE, choose_option, list_options
 
 DEPTH = [0.2125 * blocks for blocks in range(80, 0, -4)]  # longest first
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=30).map(lambda seconds: sorted(seconds, reverse=True))
@@ -73,8 +73,8 @@ def test_each_goal_keeps_its_word(seconds, gpus, startup):
     spans = [option.makespan_seconds for option in found]
     assert all(later <= earlier + 1e-9 for earlier, later in pairwise(spans))
     fast, cheap = choose_option(found, "fastest"), choose_option(found, "cheapest")
-    assert fast.seconds <= min(option.seconds for option in found) * (1 + AS_FAST) + 1e-6
-    assert cheap.gpu_seconds <= min(option.gpu_seconds for option in found) * (1 + AS_CHEAP) + 1e-6
+    assert fast.seconds <= min(option.seconds for option in found) * (1 + FAST_TOLERANCE) + 1e-6
+    assert cheap.gpu_seconds <= min(option.gpu_seconds for option in found) * (1 + CHEAP_TOLERANCE) + 1e-6
     assert not any(o.gpu_seconds < fast.gpu_seconds - 1e-6 and o.seconds < fast.seconds - 1e-6 for o in found)
     limit = math.fsum(seconds) + startup
     assert choose_option(found, "deadline", deadline=limit).seconds <= limit + 1e-6
