@@ -58,8 +58,8 @@ class Packer:
         on_event: Callable[[TrialEvent], None] = lambda event: None,
     ) -> None:
         self._setup, self._rule, self._gpu_share, self._measures_gpu = setup, rule, slots.share, measures_gpu
-        deadline, gpu_model = (allocation.deadline, allocation.gpu_model) if allocation else (math.inf, "")
-        self._limits = TimeLimits(deadline, setup.can_resume, setup.grace_seconds, setup.timeout_seconds)
+        gpu_model = allocation.gpu_model if allocation else ""
+        self._limits = TimeLimits(allocation, setup.can_resume, setup.grace_seconds, setup.timeout_seconds)
         self._queue = TrialQueue(limits=self._limits, failures=failures, source=source, predict=predict)
         self._pool = SlotPool(slots, setup, journal=journal, failures=failures, queue=self._queue, gpu_model=gpu_model)
         self._recorder = AttemptRecorder(journal, folder=setup.folder, on_event=on_event)

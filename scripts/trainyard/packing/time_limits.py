@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.user_programs import UserProgram
 from trainyard.planning.task import Task
 
@@ -17,10 +18,15 @@ OVERDUE_SECONDS: Final = 15.0  # for a worker to end a command at its timeout, b
 class TimeLimits:
     """When trials must end, and which still have time to run."""
 
-    deadline: float  # of the allocation, Unix seconds; infinite without one
+    allocation: Allocation | None
     can_resume: bool
     grace_seconds: float = 0.0
     timeout_seconds: float | None = None
+
+    @property
+    def deadline(self) -> float:
+        """The deadline of the allocation, in Unix seconds; infinite without an allocation."""
+        return self.allocation.deadline if self.allocation else math.inf
 
     @property
     def stop_seconds(self) -> float:

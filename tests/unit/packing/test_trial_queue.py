@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from trainyard.cluster.slurm_allocation import DEADLINE_MARGIN_SECONDS, Allocation
 from trainyard.config.user_programs import UserProgram
 from trainyard.packing.failure_policy import FailurePolicy, Place, TrialFailure
 from trainyard.packing.time_limits import OVERDUE_SECONDS, WORTHWHILE_SECONDS, TimeLimits
@@ -11,7 +12,7 @@ from trainyard.planning.task import Task
 
 HERE, THERE = Place("n1", "0", 0), Place("n2", "0", 1)
 BOTH = [HERE, THERE]
-ENDLESS = TimeLimits(float("inf"), can_resume=True)
+ENDLESS = TimeLimits(None, can_resume=True)
 
 
 def task(trial, *, seconds=None, least=None, spec=None):
@@ -33,7 +34,8 @@ def drain(queue, place=HERE):
 
 
 def limits(seconds_left, **options):
-    return TimeLimits(time.time() + seconds_left, **{"can_resume": False, **options})
+    end_time = time.time() + seconds_left + DEADLINE_MARGIN_SECONDS
+    return TimeLimits(Allocation("1", ("n1",), end_time), **{"can_resume": False, **options})
 
 
 def test_trials_start_in_order_and_then_the_suggested_ones():
