@@ -1,6 +1,6 @@
-"""What trials will take: seconds with their uncertainty, from the journal's evidence; before there is any, proportions.
+"""The predicted durations of trials, with their uncertainty, from the measured durations of others.
 
-The logarithm of a duration is taken to be linear in terms of the varied keys, so that factors multiply:
+The logarithm of a duration is modeled as linear in terms of the varied keys, so that factors multiply:
 
     log seconds = a + sum of b * term(key) + effect of a text's value + noise
 
@@ -8,9 +8,9 @@ Terms of a number x are log x with b near 1 or near 2 (power laws) and log(x + o
 it); the relative cost (`cost:` or FLOPs) is one more number. Each choice of terms is a model: a Bayesian linear
 regression with a normal-inverse-gamma prior, whose posterior and probability have closed forms (Murphy, Machine
 Learning: A Probabilistic Perspective, 7.6.3). A prediction averages over the models by their posterior probabilities
-(Hoeting et al., Bayesian Model Averaging: A Tutorial, 1999), so what the evidence leaves open widens the interval. The
-values of a text are random effects: the effect of a value that was seen is shrunk towards the mean, that of another is
-drawn. Any trial may be a straggler, which takes longer for reasons that no key tells.
+(Hoeting et al., Bayesian Model Averaging: A Tutorial, 1999), so open questions widen the interval. The values of a text
+are random effects: the effect of an observed value is shrunk towards the mean, that of a new value is drawn. Any trial
+may be a straggler, which takes longer for reasons that no key explains.
 """
 
 import math
@@ -27,9 +27,9 @@ Matrix = NDArray[np.float64]
 Groups = NDArray[np.intp]  # the group of each trial
 Flags = NDArray[np.bool_]
 
-# What is expected before anything is seen:
+# The priors:
 NOISE: Final = 0.03  # standard deviation of a log duration
-NOISE_TRIALS: Final = 3.0  # trials that this expectation is worth
+NOISE_TRIALS: Final = 3.0  # weight of this prior, in trials
 POWERS: Final = ((1.0, 0.35), (2.0, 0.45))  # of a number: (exponent, share of the key's prior probability)
 OFFSETS: Final = ((0.1, 0.1), (0.4, 0.07), (1.6, 0.03))  # (in geometric means of the number, share)
 POWER_ERROR: Final = 0.1  # standard deviation of an exponent
@@ -37,49 +37,51 @@ COST_ERROR: Final = 0.05  # the same, of a relative cost
 TEXT_ERROR: Final = 1.0  # standard deviation of the log durations of a text's values, if there are few
 EFFECTS: Final = (4.0, 12.0)  # the same in units of the noise, if there are many
 FEW: Final = 8
-ODDS_COST: Final = 60.0  # that durations go with the relative cost
-ODDS_KEY: Final = 1.5  # that they go with a key
+ODDS_COST: Final = 60.0  # that durations depend on the relative cost
+ODDS_KEY: Final = 1.5  # that they depend on a key
 ODDS_TEXT: Final = 6.0  # the same, if it is a text
-ODDS_KEY_BESIDE_COST: Final = 0.05  # the same, where there is a relative cost
-USUAL_SPREAD: Final = 1.6  # standard deviation of the log durations in a sweep: a key that gives more is less probable,
+ODDS_KEY_BESIDE_COST: Final = 0.05  # the same, if there is a relative cost
+USUAL_SPREAD: Final = (
+    1.6  # standard deviation of the log durations in a sweep; a key with a larger one is less probable,
+)
 LEAST_LIKELY: Final = 5.0  # at most by this in log odds, which evidence can overcome
 ODDS_STRAGGLERS: Final = 0.75  # that a sweep has stragglers at all
-STRAGGLERS: Final = (2.0, 40.0)  # if so: trials that were stragglers, and that were none (a Beta prior)
-STRAGGLER: Final = (math.log(1.1), math.log(3.5))  # between what a straggler adds to its log duration
+STRAGGLERS: Final = (2.0, 40.0)  # if so: prior counts of stragglers and other trials (a Beta prior)
+STRAGGLER: Final = (math.log(1.1), math.log(3.5))  # range of what a straggler adds to its log duration
 
-ANYTHING: Final = 1e3  # standard deviation of a log duration of which nothing is known
-REACH: Final = math.log(1e5)  # beyond the shortest and longest that were seen, nothing is predicted
-LEAST_USUAL: Final = 0.5  # of the evidence that is no straggler
-NOTICED: Final = math.log(1.35)  # a trial that is not longer by this is never taken for a straggler
-MOST_SKEWED: Final = 0.5  # the mean of a duration may be above its median by this, in logs
-NO_MATTER: Final = ("seed", "random_seed", "random_state")  # keys of which durations are known not to depend
-LARGEST: Final = 1e100  # number that counts as one
+ANYTHING: Final = 1e3  # standard deviation of an unknown log duration
+REACH: Final = math.log(1e5)  # predictions stay this close to the shortest and longest measured ones
+LEAST_USUAL: Final = 0.5  # of the evidence that must not be stragglers
+NOTICED: Final = math.log(1.35)  # a straggler is longer by at least this
+MOST_SKEWED: Final = 0.5  # limit of the mean of a duration over its median, in logs
+NO_MATTER: Final = ("seed", "random_seed", "random_state")  # keys that never affect durations
+LARGEST: Final = 1e100  # larger numbers are treated as text
 TERMS: Final = 3  # of a model, at most
 BEAM: Final = 4  # models that get one more term
 LEAST_PROBABLE: Final = 1e-3  # of a model, beside the most probable one
-DRAWS: Final = 200  # of what the durations may be
-DRAWN: Final = 200_000  # durations in all of them, at most: a dry run must not take long
+DRAWS: Final = 200  # samples of the durations
+DRAWN: Final = 200_000  # limit of all sampled durations, to keep dry runs fast
 LEAST_DRAWS: Final = 20
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of some trials: as expected, and as they may be instead, each draw as likely as another."""
+    """Seconds of some trials: expected values, and equally probable samples."""
 
     seconds: Matrix  # (trials,)
     draws: Matrix  # (draws, trials)
 
     def least(self) -> Matrix:
-        """Seconds of each trial that it takes less than in one of 20 cases."""
+        """Seconds that each trial exceeds with 95 % probability."""
         return np.quantile(self.draws, 0.05, axis=0)
 
 
 def predict(
     trials: Sequence[Trial], evidence: Sequence[tuple[Trial, float]], *, relative: Sequence[float] | None = None
 ) -> Prediction | None:
-    """What trials will take, from the seconds that others took; None without evidence.
+    """The predicted durations of trials, from the measured seconds of others; None without evidence.
 
-    `relative` are costs in proportion, of the trials and then of the evidence.
+    `relative` holds the relative costs of the trials, then of the evidence.
     """
     if not evidence:
         return None
@@ -97,7 +99,7 @@ def predict(
     return Prediction(np.exp(np.clip(expected, *ends)), np.exp(np.clip(np.vstack(drawn), *ends)))
 
 
-# ---- what durations may depend on
+# ---- terms
 
 
 @dataclass(frozen=True)
@@ -127,12 +129,12 @@ def _terms(trials: Sequence[Trial], relative: Sequence[float] | None) -> Iterato
         elif min(values) < max(values):
             yield from _number_terms(key, values, odds, POWER_ERROR, POWERS)
     whole = [str(trial.values) for trial in trials]
-    if len(set(whole)) < len(whole):  # some trial runs again
+    if len(set(whole)) < len(whole):  # a configuration occurs twice
         yield from _text_terms("the whole configuration", whole, odds)
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it can be computed with: neither a truth value nor so large or small that a product would overflow."""
+    """Whether a value is a number, not a Boolean, and small enough that products do not overflow."""
     return (
         isinstance(value, (int, float))
         and not isinstance(value, bool)
@@ -149,9 +151,9 @@ def _number_terms(
     *,
     usual: float = USUAL_SPREAD,
 ) -> Iterator[_Term]:
-    """Power laws, and proportions with an offset. Numbers that are not all positive are counted from the smallest.
+    """Power laws, and proportions with an offset. Numbers that are not all positive are shifted to start at 0.
 
-    A term that spreads the log durations by more than is `usual` is less probable.
+    A term that spreads the log durations by more than `usual` is less probable.
     """
     numbers = np.array(values, np.float64)
     columns, spread = [], 0.0
@@ -182,7 +184,7 @@ def _text_terms(key: str, texts: list[str], odds: float) -> Iterator[_Term]:
 
 
 def _models(terms: Sequence[_Term], logs: Matrix, wanted: int) -> list["_Model"]:
-    """Without terms, with each one, and with one more than those that were the most probable, and so on."""
+    """A beam search over models: without terms, with each one, then with one more than the most probable ones."""
     beam: list[tuple[int, ...]] = [()]
     found: dict[tuple[int, ...], _Model] = {(): _fitted((), logs, wanted)}
     for _ in range(TERMS):
@@ -195,7 +197,7 @@ def _models(terms: Sequence[_Term], logs: Matrix, wanted: int) -> list["_Model"]
 
 
 def _fitted(terms: Sequence[_Term], logs: Matrix, wanted: int) -> "_Model":
-    """The model of some terms, without the trials that are more probably stragglers than not."""
+    """The model of some terms, without the trials that are probably stragglers."""
     most = max(1, len(logs) // 20)  # at a time
     best = _Model(terms, logs, wanted, np.ones(len(logs), bool))
     while best.usual.sum() - most >= max(1, LEAST_USUAL * len(logs)) and best.left_out.max() > NOTICED:
@@ -210,15 +212,15 @@ def _fitted(terms: Sequence[_Term], logs: Matrix, wanted: int) -> "_Model":
 
 
 def _goes_with(term: _Term, others: Sequence[_Term]) -> bool:
-    """Whether a model may have it beside the others: one term of a key, and one with groups."""
+    """Whether a model may combine a term with others: at most one per key, and one with groups."""
     grouped = term.groups is not None and any(other.groups is not None for other in others)
     return not grouped and term.key not in {other.key for other in others}
 
 
 class _Model:
-    """The posterior of a regression on some terms, from the trials that are no stragglers.
+    """The posterior of a regression on some terms, from the trials that are not stragglers.
 
-    All variances are in units of that of the noise, which is unknown, too.
+    All variances are in units of the variance of the noise, which is also unknown.
     """
 
     def __init__(self, terms: Sequence[_Term], logs: Matrix, wanted: int, usual: Flags) -> None:
@@ -232,7 +234,7 @@ class _Model:
         self._regress(terms, columns[known], logs[usual], groups[known], int(groups.max()) + 1)
 
     def _regress(self, terms: Sequence[_Term], columns: Matrix, logs: Matrix, groups: Groups, many: int) -> None:
-        """Find the posterior (Murphy, 7.69 to 7.73), and the log of the model's probability but for a constant."""
+        """Compute the posterior (Murphy, 7.69 to 7.73), and the model's log probability up to a constant."""
         widths = [term.columns.shape[1] for term in terms]
         means = np.repeat([logs.mean(), *(term.mean for term in terms)], [1, *widths])
         precision = (NOISE / np.repeat([ANYTHING, *(term.error for term in terms)], [1, *widths])) ** 2
@@ -260,7 +262,7 @@ class _Model:
         self.left_out[self.usual] = errors / np.maximum(1 - leverage, 1e-6)
 
     def _learn_groups(self, columns: Matrix, logs: Matrix, groups: Groups, many: int) -> float:
-        """Find what a group's trials have in common, and how to take it off; returns the log of the determinant.
+        """Compute the means of groups and how to remove them; return the log of the determinant.
 
         The covariance of a group of n trials is 1 + effect**2 (all ones), and its inverse root has a closed form.
         """
@@ -276,7 +278,7 @@ class _Model:
         return float(np.log(extra).sum())
 
     def _learn_stragglers(self) -> float:
-        """Find how likely stragglers are; returns the log of the probability of those that were seen."""
+        """Compute the probability of stragglers; return the log probability of those observed."""
         usual, seen = int(self.usual.sum()), int((~self.usual).sum())
         self._stragglers = STRAGGLERS[0] + seen, STRAGGLERS[1] + usual
         odds = math.log(ODDS_STRAGGLERS) + _log_beta(*self._stragglers) - _log_beta(*STRAGGLERS)
@@ -287,13 +289,13 @@ class _Model:
         return math.log1p(math.exp(odds))
 
     def expected(self) -> Matrix:
-        """The log of the mean duration of each trial that is wanted, should it be no straggler."""
+        """The log of the mean duration of each requested trial, if it is not a straggler."""
         variance: Matrix = self._rate / self._shape * (1 + self._effect_error**2)[self._groups]
         typical: Matrix = self._typical(self._coefficients[None], np.zeros((1, 1)))[0]
         return typical + np.minimum(variance / 2, MOST_SKEWED)
 
     def drawn(self, draws: int, generator: np.random.Generator) -> Matrix:
-        """Log durations that the trials that are wanted may have: (draws, trials)."""
+        """Sampled log durations of the requested trials: (draws, trials)."""
         noise = np.sqrt(self._rate / generator.gamma(self._shape, size=(draws, 1)))
         errors = generator.standard_normal((draws, len(self._inverse))) @ self._inverse
         effects = generator.standard_normal((draws, len(self._shrink)))
