@@ -13,14 +13,7 @@ from trainyard.config.user_programs import Metrics
 from trainyard.programs.metric_files import open_metrics_file
 from trainyard.programs.metric_patterns import PatternParser
 from trainyard.programs.output_lines import LineSplitter
-from trainyard.programs.row_limiter import (
-    BURST_ROWS,
-    RESUMED_BURST_ROWS,
-    ROWS_PER_SECOND,
-    Row,
-    RowLimiter,
-    thin_rows,
-)
+from trainyard.programs.row_limiter import BURST_ROWS, RESUMED_BURST_ROWS, ROWS_PER_SECOND, Row, RowLimiter, thin_rows
 
 CHUNK_BYTES: Final = 2**20
 UNREADABLE_REMEDY: Final = (
