@@ -79,7 +79,7 @@ def test_the_first_trials_are_looked_at_and_the_others_share_gpus(believing):
     believing.stage()
     done = believing.run(*believing.script("sweep", "--sweep", "s"))
     assert "requests 2 slots of 1 (for now) GPU" in done.stdout
-    assert "2 trials share a GPU from now on: the largest took 4000 of 10000 MiB at the peak, busy 30%" in done.stdout
+    assert "2 trials share a GPU from now on: the largest used 4000 of 10000 MiB at the peak, busy 30%" in done.stdout
     runs = started(believing)
     assert {share for share, _ in runs[:2]} == {1}, "a GPU each"
     assert {slot for _, slot in runs[:2]} <= {0, 1}

@@ -96,7 +96,7 @@ def check_accounting(user: str) -> Finding:
     try:
         names = sorted({each.account for each in slurm_queries.list_associations(user)})
     except UserError as error:
-        remedy = "jobs run all the same, but accounts and ended jobs cannot be looked up"
+        remedy = "jobs run without it, but accounts and ended jobs cannot be looked up"
         return Finding("accounting", "unknown", str(error), remedy)
     if not names:
         remedy = "ask the site's administrators for an account"

@@ -217,7 +217,7 @@ def _shared_slots(slots: Slots, uses: list[GpuUse], journal: Journal) -> Slots:
     shared = slots.model_copy(update={"gpus_per_trial": 1 / count})
     if uses:
         log.info(
-            "%d trials share a GPU from now on: the largest took %s", count, max(uses, key=lambda use: use.peak_mib)
+            "%d trials share a GPU from now on: the largest used %s", count, max(uses, key=lambda use: use.peak_mib)
         )
         measured = [asdict(use) for use in uses]
         journal.record(Share(gpus_per_trial=shared.share, slots=shared.count, uses=measured))

@@ -85,7 +85,7 @@ class EarlyStoppingRule:
         rank = len(reached) - bisect_right(reached, value) + 1
         if rank <= places:
             return ""
-        return f"asha: {rank} of the {len(reached)} that have reached epoch {epoch}, of which {places} go on"
+        return f"asha: {rank} of the {len(reached)} that have reached epoch {epoch}; the best {places} continue"
 
     def _is_rung(self, epoch: int) -> bool:
         return self._rung_from(epoch) == epoch and epoch != self._stop.epochs

@@ -77,7 +77,7 @@ def test_less_may_be_better_and_what_is_no_number_is_worst():
     assert judge.verdict("a", {"epoch": 1, "loss": 0.5}) == ""
     assert judge.verdict("b", {"epoch": 1, "loss": 0.4}) == ""
     assert judge.verdict("c", {"epoch": 1, "loss": float("nan")}) == (
-        "asha: 3 of the 3 that have reached epoch 1, of which 1 go on"
+        "asha: 3 of the 3 that have reached epoch 1; the best 1 continue"
     )
     assert judge.verdict("d", {"epoch": 1, "loss": None}).startswith("asha: ")
 
