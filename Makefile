@@ -28,7 +28,7 @@ report: env
 
 test: env ## Run all tests (13 minutes on two cores)
 	$(say) 'running the tests'
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 3 # more than the cores: many tests wait for Slurm
 
 test-unit: env ## Run the unit tests (2 minutes)
 	$(BIN)/python -m pytest -n 2 tests/unit

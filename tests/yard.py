@@ -25,19 +25,19 @@ TINY = {
 }
 
 
-# What torchrun tells the only rank of a training. Port 0 is a free one.
+# The environment that torchrun gives the only rank of a training. Port 0 selects a free port.
 ONE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # fmt: skip
 
 
 class Yard:
-    """A folder with a config of its own, and the commands a user has."""
+    """A folder with a config, and the commands of a user."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.config_file = folder / "config.yaml"
         self.results = folder / "results"
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # many machines have no `python`, only python3
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # some machines have python3 but no `python`
         self.environment = os.environ | {"PYTHONPATH": str(folder), "PATH": path}
 
     def write(self, config: dict) -> None:
@@ -75,7 +75,7 @@ class Yard:
         return done.stdout + done.stderr
 
     def kill_session(self, started: subprocess.Popen) -> None:
-        """SIGKILL to a process started by `start` and to all its descendants, as a dying machine would."""
+        """Send SIGKILL to a process started by `start` and to all its descendants."""
         family = [*psutil.Process(started.pid).children(recursive=True), psutil.Process(started.pid)]
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):

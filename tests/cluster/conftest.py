@@ -1,4 +1,4 @@
-"""One cluster for all tests of this folder, started by the first that asks for it."""
+"""One cluster for all tests of this folder, started for the first of them."""
 
 import shutil
 import tempfile
@@ -13,32 +13,32 @@ from submitting import NO_CLUSTER, cluster_or_skip
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """A Slurm of four hosts; where the machine cannot hold one, tests that ask for it are skipped, or fail under CI."""
+    """A Slurm cluster of four hosts; on machines that cannot run one, tests are skipped or, under CI, fail."""
     with cluster_or_skip() as running:
         yield running
 
 
 @pytest.fixture(autouse=True)
 def whole_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whatever a test did to the cluster, the next one finds all hosts idle; and no test leaves anything running."""
+    """Repair the cluster after each test, and check that the test left no process and no allocated GPU."""
     running = request.getfixturevalue("cluster") if "cluster" in request.fixturenames else None
     yield
     if running:
         running.repair()
-        wait_until(lambda: not running.processes_left(), what="no process is left")
+        wait_until(lambda: not running.processes_left(), what="all processes to end")
         assert running.gpus_allocated() == 0
 
 
 @pytest.fixture
 def shared_dir(cluster: Cluster) -> Iterator[Path]:
-    """A fresh folder that the test and all hosts see, unlike tmp_path: each host has its own /tmp."""
+    """An empty folder that the test and all hosts share, unlike tmp_path, as each host has its own /tmp."""
     folder = Path(tempfile.mkdtemp(dir=cluster.shared))
     yield folder
     shutil.rmtree(folder)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """A green run must not hide that the cluster was never tried."""
+    """Report at the end of a run that tests were skipped because there was no cluster."""
     reasons = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", [])]
     unmet = [reason.removeprefix("Skipped: ") for reason in reasons if NO_CLUSTER in reason]
     if unmet:

@@ -1,4 +1,4 @@
-"""Running Trainyard on the cluster as a user on its login node would."""
+"""Run Trainyard on the cluster as a user on its login node does."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from slurm_cluster.prerequisites import PrerequisiteMissing
 from yard import ROOT
 
 NO_CLUSTER = "no Slurm cluster: "
-# Snakemake, looking at the queue every second: the plugin's wait grows by ten seconds with each look, up to minutes.
+# Snakemake that polls the queue every second. The plugin adds ten seconds to the interval with each poll.
 IMPATIENT = """
 import sys
 from snakemake.cli import main
@@ -27,7 +27,7 @@ main(sys.argv[1:])
 
 @contextmanager
 def cluster_or_skip() -> Iterator[Cluster]:
-    """A cluster; where the machine cannot hold one, tests that ask for it are skipped, or fail under CI."""
+    """A cluster; on machines that cannot run one, skip the test or, under CI, fail."""
     with ExitStack() as stack:
         try:
             running = stack.enter_context(Cluster())
@@ -38,7 +38,7 @@ def cluster_or_skip() -> Iterator[Cluster]:
 
 
 def snakemake(cluster: Cluster, folder: Path, config: dict, *options: str) -> None:
-    """Run a config in a folder of the cluster's shared file system, as a user on the login node would."""
+    """Run a config on the Slurm profile in a folder of the shared file system."""
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     program = [sys.executable, "-c", IMPATIENT, "--snakefile", str(ROOT / "Snakefile")]
     common = ["--profile", str(ROOT / "profiles/slurm"), "--configfile", "config.yaml", "--latency-wait", "5"]
@@ -46,7 +46,7 @@ def snakemake(cluster: Cluster, folder: Path, config: dict, *options: str) -> No
     cluster.run([*program, *common, *options], cwd=folder, env={"PYTHONPATH": str(folder)})
 
 
-# What a trial takes is proportional to its blocks.
+# The duration of a trial is proportional to its blocks.
 TIMED = """
 import time
 
@@ -57,9 +57,9 @@ def run(config, context):
 
 
 def depth_sweep_twice(cluster: Cluster, folder: Path, *, seconds_per_block: float) -> tuple[Path, Path]:
-    """Run 20 trials of 4 to 80 blocks without evidence, then again with what the first run's journal holds.
+    """Run 20 trials of 4 to 80 blocks without measurements, then again with the journal of the first run.
 
-    Returns the folders with the results: of the first on the eight GPUs of four hosts, of the second on four of two.
+    Returns the folders with the results: of the first run on eight GPUs of four hosts, of the second on four of two.
     """
     results = []
     for run, nodes in enumerate((4, 2)):
@@ -82,7 +82,7 @@ def depth_sweep_twice(cluster: Cluster, folder: Path, *, seconds_per_block: floa
 
 
 def run_on_two_nodes(cluster: Cluster, folder: Path, script: str, *, cpus: int) -> None:
-    """Run a script as one job, with two GPUs on each of two nodes; it must end well, and leave nothing."""
+    """Run a script as one job with two GPUs on each of two nodes; it must complete and leave no process."""
     shape = ["--nodes=2", "--ntasks-per-node=1", f"--cpus-per-task={cpus}", "--gres=gpu:2"]
     job = cluster.submit(script, *shape, cwd=folder)
     ended = cluster.wait_for_job(job)

@@ -1,4 +1,4 @@
-"""The cluster is what the other tests take it for: a Slurm of four hosts that breaks and mends as told."""
+"""The test cluster behaves like a Slurm cluster of four hosts, and faults can be injected and repaired."""
 
 import signal
 import subprocess
@@ -77,29 +77,29 @@ def test_torchrun_forms_one_group_over_two_hosts(cluster: Cluster, shared_dir: P
 
 STUBBORN_STEP = """
 echo ${SLURM_RESTART_COUNT:-0} >> started
-srun bash -c 'trap "echo TERM >> told" TERM; while :; do sleep 0.1; done'
+srun bash -c 'trap "echo TERM >> signals" TERM; while :; do sleep 0.1; done'
 """
 
 
-def test_a_job_on_preempt_is_told_ended_and_started_again(cluster: Cluster, shared_dir: Path) -> None:
+def test_a_job_on_preempt_is_signaled_ended_and_requeued(cluster: Cluster, shared_dir: Path) -> None:
     where = ["--nodes=4", "--ntasks-per-node=1", "--gres=gpu:2"]
     lesser = cluster.submit(STUBBORN_STEP, "--partition=preempt", "--requeue", *where, cwd=shared_dir)
-    wait_until(lambda: len(cluster.processes_left()) == 4, what=f"{lesser} on all hosts")
+    wait_until(lambda: len(cluster.processes_left()) == 4, what=f"job {lesser} to run on all hosts")
 
     greater = cluster.submit("true", *where, cwd=shared_dir)
     assert cluster.wait_for_job(greater).state == "COMPLETED"
-    assert set(lines_of(shared_dir / "told")) == {"TERM"}
-    wait_until(lambda: lines_of(shared_dir / "started") == ["0", "1"], what=f"{lesser} to restart")
+    assert set(lines_of(shared_dir / "signals")) == {"TERM"}
+    wait_until(lambda: lines_of(shared_dir / "started") == ["0", "1"], what=f"job {lesser} to restart")
 
 
-def test_what_a_job_leaves_behind_is_found(cluster: Cluster, shared_dir: Path) -> None:
-    """proctrack/linuxproc ends what descends from the job's step; a daemon of its own session goes on."""
+def test_processes_that_outlive_their_job_are_found(cluster: Cluster, shared_dir: Path) -> None:
+    """proctrack/linuxproc ends the descendants of a job step, but not a daemon in another session."""
     job_id = cluster.submit("setsid --fork sleep 1234", "--nodelist=n2", cwd=shared_dir)
     cluster.wait_for_job(job_id)
     left = cluster.processes_left()
     assert [process.name for process in left["n2"]] == ["sleep"]
     left["n2"][0].signal(signal.SIGKILL)
-    wait_until(lambda: not cluster.processes_left(), what="nothing to be left")
+    wait_until(lambda: not cluster.processes_left(), what="all processes to end")
 
 
 def test_a_job_survives_its_slurmd(cluster: Cluster, shared_dir: Path) -> None:
@@ -120,13 +120,13 @@ def test_a_job_does_not_survive_its_host(cluster: Cluster, shared_dir: Path) -> 
     assert cluster.wait_for_job(job_id).state == "NODE_FAIL"
 
 
-def test_a_host_that_is_cut_off_cannot_be_reached(cluster: Cluster) -> None:
+def test_a_disconnected_host_cannot_be_reached(cluster: Cluster) -> None:
     probe = ["python3", "-c", "import socket; socket.create_connection(('n2', 6818), timeout=1)"]
     cluster.host(1).run(probe)
     cluster.host(2).disconnect()
     assert cluster.host(1).run(probe, check=False).returncode != 0
     cluster.host(2).reconnect()
-    wait_until(lambda: cluster.host(1).run(probe, check=False).returncode == 0, what="n2")
+    wait_until(lambda: cluster.host(1).run(probe, check=False).returncode == 0, what="n2 to be reachable")
 
 
 def test_an_unprivileged_user_may_submit(cluster: Cluster, shared_dir: Path) -> None:
@@ -139,7 +139,9 @@ def test_an_unprivileged_user_may_submit(cluster: Cluster, shared_dir: Path) -> 
 def test_a_signal_reaches_a_command_on_the_head(cluster: Cluster) -> None:
     with subprocess.Popen(cluster.command(["sleep", "1234"]), env=job_environment()) as sleeper:
         wait_until(
-            lambda: Path(f"/proc/{sleeper.pid}/comm").read_text() == "sleep\n", what="sleep", while_running=sleeper
+            lambda: Path(f"/proc/{sleeper.pid}/comm").read_text() == "sleep\n",
+            what="sleep to start",
+            while_running=sleeper,
         )
         sleeper.terminate()
         assert sleeper.wait(timeout=PATIENCE_SECONDS) == -signal.SIGTERM

@@ -1,4 +1,4 @@
-"""Taking the cluster down, in good order or after a kill, leaves the machine as it was."""
+"""Taking the cluster down, also after it was killed, restores the state of the machine."""
 
 import os
 import shlex
@@ -16,14 +16,14 @@ from slurm_cluster.waiting import wait_until
 from yard import ROOT
 
 KINDS_OF_NAMESPACE = ("mnt", "net", "uts", "ipc", "pid")
-OF_OTHERS = ("sem.mp-", "psm_", "torch_", "plasma")  # names that Python, PyTorch and Ray take in /dev/shm
+OF_OTHERS = ("sem.mp-", "psm_", "torch_", "plasma")  # names in /dev/shm of Python, PyTorch and Ray
 PROGRAM = [sys.executable, "-m", "slurm_cluster"]
 WITH_CLUSTER = "import time; from slurm_cluster.cluster import Cluster\nwith Cluster(): time.sleep(600)"
 
 
 @pytest.fixture
 def state(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A state folder for a second cluster, beside the one that all tests share: the two do not meet."""
+    """A state folder for a second cluster, independent of the one that all tests share."""
     folder = Path(tempfile.mkdtemp(prefix="trainyard-"))
     folder.rmdir()
     monkeypatch.setenv("TRAINYARD_CLUSTER", str(folder))
@@ -33,7 +33,7 @@ def state(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def machine() -> dict[str, object]:
-    """What the cluster must leave as it was."""
+    """The state of the machine that the cluster must not change."""
     etc = [Path("/etc"), Path("/etc/hosts"), *Path("/etc").glob("slurm/**/*"), *Path("/etc").glob("munge/**/*")]
     return {
         "mounts": Path("/proc/self/mounts").read_text(),
@@ -47,12 +47,12 @@ def machine() -> dict[str, object]:
 
 
 def names(folder: str) -> list[str]:
-    """What is in a folder, but for the semaphores and shared memory of tests that run beside these."""
+    """The files of a folder except semaphores and shared memory of tests that run at the same time."""
     return sorted(name for name in os.listdir(folder) if not name.startswith(OF_OTHERS))
 
 
 def namespaces(mark: str | None = None) -> set[str | None]:
-    """Those in use on the machine, or by the cluster of this mark."""
+    """The namespaces in use on the machine, or by the cluster with this mark."""
     users = processes_with_mount(mark) if mark else all_processes()
     return {process.namespace(kind) for process in users for kind in KINDS_OF_NAMESPACE} - {None}
 
@@ -78,7 +78,7 @@ def test_up_attach_and_down_from_the_command_line(state: Path) -> None:
     assert "up in" in program("up")
     assert "already up" in program("up")
     assert program("run", "--", "pwd") == f"{Path.cwd()}\n"
-    with Cluster() as cluster:  # a test run uses it, and leaves it up
+    with Cluster() as cluster:  # as a test run, which leaves it up
         assert set(cluster.host_states().values()) == {"idle"}
     assert "idle" in program("status")
     assert "down in" in program("down")
@@ -86,8 +86,8 @@ def test_up_attach_and_down_from_the_command_line(state: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", ["munge/socket", "slurmd/n4", "record.json"])
-def test_a_killed_test_run_leaves_nothing_that_the_next_one_keeps(state: Path, stage: str) -> None:
-    """Killed while it starts the cluster, early or late, or while it uses it."""
+def test_the_next_test_run_removes_everything_of_a_killed_one(state: Path, stage: str) -> None:
+    """It is killed early or late while it starts the cluster, or while it uses it."""
     before = machine()
     with subprocess.Popen([sys.executable, "-c", WITH_CLUSTER]) as run:
         wait_until((state / stage).exists, what=stage, while_running=run, poll_seconds=0.01)

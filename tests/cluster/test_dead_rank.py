@@ -1,4 +1,4 @@
-"""A training over several nodes ends when one rank has, long before the others would miss it; why is said last."""
+"""A training on several nodes ends soon after one rank has died, and its last line says why."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ from slurm_cluster.cluster import Cluster
 from slurm_cluster.waiting import wait_until
 from yard import ROOT, TINY
 
-# One rank of two ends as it is told to.
+# One of two ranks ends in the given way.
 FRAGILE = """
 import os, signal
 from trainyard.training.models import SmallConvNet
@@ -47,11 +47,11 @@ def start(cluster: Cluster, folder: Path, end: str) -> int:
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_a_dead_rank_ends_the_job_with_its_error_on_top(cluster, shared_dir, how):
+def test_a_dead_rank_ends_the_job_with_its_error_in_the_last_line(cluster, shared_dir, how):
     end, words = ENDS[how]
     job = start(cluster, shared_dir, end)
     state = cluster.wait_until_out_of_queue(job)
-    said = (shared_dir / f"slurm-{job}.out").read_text()
-    assert state == "FAILED", said
-    assert said.splitlines()[-1].startswith(f"rank 1 on n2 ended the training: {words}")
-    wait_until(lambda: not cluster.processes_left(), what="no process is left")
+    output = (shared_dir / f"slurm-{job}.out").read_text()
+    assert state == "FAILED", output
+    assert output.splitlines()[-1].startswith(f"rank 1 on n2 ended the training: {words}")
+    wait_until(lambda: not cluster.processes_left(), what="all processes to end")

@@ -1,4 +1,4 @@
-"""Users' own programs and launchers on two hosts of a real Slurm: in one job, as the rules run them."""
+"""Users' programs and launchers on two hosts of a real Slurm, in one job."""
 
 import json
 import stat
@@ -35,7 +35,7 @@ def run(config, context):
         context.report(epoch=epoch, val_accuracy=config["x"] * epoch / 10)
     return {"process": os.getpid()}
 """
-# A script for accelerate; it only runs if accelerate has started it.
+# A script that only runs under accelerate.
 ACCELERATED = """
 import os
 from accelerate import Accelerator
@@ -49,7 +49,7 @@ world = accelerator.reduce(torch.ones(1), "sum").item()
 if accelerator.is_main_process:
     print(f"epoch 1: {world:.0f} ranks, {accelerator.distributed_type}, 100 img/s", flush=True)
 """
-# One for srun and torchrun: a rank knows itself from the environment, whichever has started it.
+# A script for srun and torchrun: both set the environment variables of its rank.
 PLAIN = """
 import os, sys
 import torch
@@ -91,7 +91,7 @@ OWN = {
 
 @pytest.fixture(scope="module")
 def finished(cluster):
-    """The folder of all these."""
+    """The folder with the results of OWN."""
     folder = cluster.shared / "own"
     folder.mkdir()
     for name, text in {**PROGRAMS, "mine.py": FUNCTION, "accelerated.py": ACCELERATED, "plain.py": PLAIN}.items():
@@ -131,7 +131,7 @@ def test_launchers_start_a_rank_on_every_gpu_of_several_nodes(finished, launcher
     assert len(summary["node_names"]) == 2
 
 
-def test_programs_of_any_kind_are_trials_and_one_that_never_ends_is_ended(finished):
+def test_programs_of_any_kind_are_trials_and_one_that_exceeds_its_timeout_is_ended(finished):
     rows = read(finished, "sweeps/programs/trials.csv").set_index("program")
     assert rows["status"].to_dict() == {
         "./shell.sh": "finished", "./compiled": "finished", "./failing.sh": "failed", "./endless.sh": "failed",
@@ -141,11 +141,11 @@ def test_programs_of_any_kind_are_trials_and_one_that_never_ends_is_ended(finish
     assert tries[rows.loc["./failing.sh", "trial"]].error == "exit code 3: cannot open the data"
     assert tries[rows.loc["./endless.sh", "trial"]].error == "it exceeded timeout_minutes (0.2)"
     shell = tries[rows.loc["./shell.sh", "trial"]]
-    said = (finished / f"results/sweeps/programs/trials/{shell.trial}/output-1.log").read_text()
-    assert said == f"hello from {shell.where['node']} GPU {shell.where['gpu']}\n"
+    output = (finished / f"results/sweeps/programs/trials/{shell.trial}/output-1.log").read_text()
+    assert output == f"hello from {shell.where['node']} GPU {shell.where['gpu']}\n"
 
 
-def test_a_function_is_called_in_a_process_that_stays(finished):
+def test_a_function_is_called_in_one_process_for_all_trials(finished):
     rows = read(finished, "sweeps/function/trials.csv")
     assert rows["val_accuracy"].tolist() == pytest.approx([0.3, 0.6, 0.9])
     tries = journal_of(finished, "function")

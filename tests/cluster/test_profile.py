@@ -1,4 +1,4 @@
-"""`--profile profiles/slurm` does on a cluster what profiles/local does on one machine."""
+"""`--profile profiles/slurm` on a cluster, with every rule as a job of its own."""
 
 import json
 import re
@@ -14,7 +14,7 @@ STUDY = {
     "scales": ["1x1", "4x1"],
     "mode": "strong",
 }
-# Each of four trials waits until all four are running: else the first slot that is up might do them all.
+# Each of four trials waits until all four run: otherwise the first slot might run them all.
 MEETING = """
 import time
 from pathlib import Path
@@ -30,7 +30,7 @@ def build(*, channels, classes, folder, number):
 
 @pytest.fixture(scope="module")
 def finished(cluster):
-    """The folder of a sweep on 2x2 slots and of a study from one GPU to four nodes, run by one Snakemake."""
+    """The folder of a sweep on 2x2 slots and a study from one GPU to four nodes, after one run of Snakemake."""
     folder = cluster.shared / "profile"
     folder.mkdir()
     (folder / "meeting.py").write_text(MEETING)
@@ -45,8 +45,8 @@ def finished(cluster):
     return folder
 
 
-def test_one_loss_from_one_gpu_to_four_nodes(finished):
-    """Strong scaling without batch normalisation: every scale sees the same global batches, so the losses agree.
+def test_losses_agree_from_one_gpu_to_four_nodes(finished):
+    """Strong scaling without batch normalization: every scale sees the same global batches, so the losses agree.
 
     The tolerance is 1e-5: float32 gradients are summed in another order at each world size, which differs in the
     last of about seven digits, and eight steps add up to no more than a few times that.
@@ -65,7 +65,7 @@ def test_a_summary_names_its_job_nodes_and_gpus(finished, cluster, scale, nodes)
     assert job.state == "COMPLETED"
     assert int(job.allocated["node"]) == len(set(summary["node_names"])) == nodes
     assert int(job.allocated["gres/gpu"]) == summary["gpus"]
-    assert (summary["gpu_model"], summary["device"]) == ("a100", "cpu"), "make-believe GPUs: it ran on the CPU"
+    assert (summary["gpu_model"], summary["device"]) == ("a100", "cpu"), "fake GPUs: it ran on the CPU"
 
 
 def test_a_sweep_over_two_nodes_is_one_job(finished, cluster):
@@ -79,19 +79,19 @@ def test_a_sweep_over_two_nodes_is_one_job(finished, cluster):
 
 
 @pytest.mark.parametrize("log", ["stage/tiny", "sweep/s", "train/s-4x1", "train/s-1x1"])
-def test_a_log_begins_with_what_was_given_and_the_line_that_asked_for_it(finished, log):
+def test_a_log_begins_with_the_allocation_and_its_sbatch_line(finished, log):
     first, second = (finished / f"results/logs/{log}.log").read_text().splitlines()[:2]
     assert re.search(r"Slurm job \d+ on n\d.*; GPUs per node: (none|[12] a100), CPUs per node: \d$", first)
     assert re.search(r"submitted with: sbatch --parsable .* --wrap=.*snakemake", second)
 
 
 def test_data_are_copied_to_each_node_once_and_removed_at_the_end(finished, cluster):
-    said = (finished / "results/logs/train/s-4x1.log").read_text()
-    assert sorted(re.findall(r"copied tiny to (n\d):/tmp/fast/ty-data-", said)) == ["n1", "n2", "n3", "n4"]
+    output = (finished / "results/logs/train/s-4x1.log").read_text()
+    assert sorted(re.findall(r"copied tiny to (n\d):/tmp/fast/ty-data-", output)) == ["n1", "n2", "n3", "n4"]
     assert [path for host in cluster.hosts.values() for path in host.path("/tmp").glob("fast/*")] == []
 
 
-def test_what_a_job_prints_is_where_the_readme_says(finished):
+def test_the_output_of_a_job_is_in_the_documented_file(finished):
     timeline = pd.read_csv(finished / "results/sweeps/s/timeline.csv")
     printed = finished / f"results/logs/slurm/rule_sweep_on_nodes/s/{timeline['job'][0]}.log"
     assert "4 of 4 trials pending" in printed.read_text()

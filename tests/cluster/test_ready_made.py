@@ -19,7 +19,7 @@ from yard import ROOT
 pytestmark = pytest.mark.slow  # eleven programs, on two CPUs
 READY_MADE = [ROOT / f"config/{name}.yaml" for name in
               ("depth-sweep", "mnist-4x8", "guide-scaling", "tinyimagenet-resnet50", "own-script")]  # fmt: skip
-# What makes them fit four hosts without GPUs: fewer epochs, images, trials and GPUs. KMNIST takes the place of CIFAR10,
+# Fewer epochs, images, trials and GPUs, so that they run on four hosts without GPUs. KMNIST takes the place of CIFAR10,
 # whose published checksums no small copy has.
 SMALL = {
     "datasets": {
@@ -63,7 +63,7 @@ def write_data(folder):
 
 @pytest.fixture(scope="module")
 def finished(cluster):
-    """The folder of all five, run by one Snakemake: all of one, and of the others what is named."""
+    """The folder of all five, after one run of Snakemake."""
     folder = cluster.shared / "ready"
     folder.mkdir()
     write_data(folder)
@@ -88,7 +88,7 @@ def read(folder, path):
     return pd.read_csv(folder / "results" / path)
 
 
-def test_the_ready_made_sweep_and_trees_have_a_row_for_everything(finished):
+def test_the_ready_made_sweep_and_trees_have_all_rows(finished):
     assert read(finished, "sweeps/depth-sweep/trials.csv")["model_args.blocks"].tolist() == [4, 8, 12]
     assert read(finished, "trees/guide/trees.csv")["model"].tolist() == ["xgboost", "lightgbm"]
 
@@ -96,7 +96,7 @@ def test_the_ready_made_sweep_and_trees_have_a_row_for_everything(finished):
 @pytest.mark.parametrize(
     ("study", "scale"), [("mnist-4x8", "2x1"), ("guide", "1x1"), ("tinyimagenet-resnet50", "1x1"), ("own-ddp", "1x1")]
 )
-def test_the_ready_made_trainings_ran_on_as_many_nodes_as_they_say(finished, study, scale):
+def test_the_ready_made_trainings_ran_on_all_their_nodes(finished, study, scale):
     row = read(finished, f"scaling/{study}/scaling.csv").iloc[0]
     assert (row["scale"], row["device"]) == (scale, "cpu")
     assert row["images_per_second"] > 0
@@ -106,7 +106,7 @@ def test_the_ready_made_trainings_ran_on_as_many_nodes_as_they_say(finished, stu
     assert len(list(samples.glob("cpu-*.csv"))) == row["nodes"], "on each node"
 
 
-def test_a_script_of_the_users_own_is_searched_over(finished):
+def test_a_search_runs_a_users_script(finished):
     rows = read(finished, "sweeps/own-trials/trials.csv")
     assert len(rows) == 2
     assert rows["val_accuracy"].between(0, 1).all()

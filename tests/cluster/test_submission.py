@@ -1,4 +1,4 @@
-"""What is asked of Slurm, word for word, and that Slurm can give it: `sbatch --test-only` is shown every line."""
+"""The exact sbatch lines of all jobs, which `sbatch --test-only` accepts."""
 
 import re
 import shutil
@@ -12,7 +12,7 @@ from trainyard.planning.journal import Journal
 from trainyard.planning.plan import plan_sweep
 from yard import ROOT, TINY
 
-# The lines of the profile that a site's users change, uncommented and filled in.
+# Values for the commented lines of the profile that users of a site fill in.
 SITE = {
     "slurm_account": "lab",
     "slurm_partition": "gpu",
@@ -35,10 +35,8 @@ CONFIG = {
     "scaling": {"s": {"dataset": "tiny", "train": TRAIN, "scales": ["1x2", "4x2"], "cpus_per_gpu": 3}},
     "trees": {"d": {"dataset": "tiny", "cpus": 8}},
 }
-COMMON = (
-    "-A lab -p gpu -t {minutes} -C nvlink&ib --qos=normal --mem 8000 "  # as the shell hands it over, without its quotes
-)
-EXPECTED = {  # by the comment that the plugin gives a job
+COMMON = "-A lab -p gpu -t {minutes} -C nvlink&ib --qos=normal --mem 8000 "  # without quotes, as the shell passes it
+EXPECTED = {  # by the --comment of the job
     "rule_sweep_wildcards_whole": "--nodes=1 --requeue --cpus-per-task=2 -D {cwd} --gpus=a100:2",
     "rule_sweep_wildcards_shared": "--nodes=1 --requeue --cpus-per-task=8 -D {cwd} --gpus=a100:1",
     "rule_sweep_on_nodes_wildcards_wide": (
@@ -52,7 +50,7 @@ EXPECTED = {  # by the comment that the plugin gives a job
     ),
     "rule_fit_trees_wildcards_d": "--requeue --ntasks=1 --cpus-per-task=8 -D {cwd}",
 }
-MINUTES = {"rule_sweep_on_nodes_wildcards_done": 10}  # 60, where nothing else is said
+MINUTES = {"rule_sweep_on_nodes_wildcards_done": 10}  # by default 60
 IN_WORDS = {
     "sweep one": "nodes: 1, GPUs per node: 1 a100, CPUs per node: 1, memory per node: 8 GB, walltime: 60 min",
     "sweep done": "nodes: 1, GPUs per node: none, CPUs per node: 1, memory per node: 8 GB, walltime: 10 min",
@@ -63,21 +61,21 @@ IN_WORDS = {
     "training at 4x2": "nodes: 4, GPUs per node: 2 a100, CPUs per node: 6, memory per node: 8 GB, walltime: 60 min",
     "trees d": "nodes: 1, GPUs per node: none, CPUs per node: 8, memory per node: 8 GB, walltime: 60 min",
 }
-# Writes down its arguments and what Slurm thinks of them, and submits nothing.
+# An sbatch that records its arguments and the answer of --test-only, and submits nothing.
 SBATCH = """#!/bin/bash
 line="$*"
 comment=$(sed -E 's/.*--comment ([^ ]+) .*/\\1/' <<< "$line")
 echo "${line%% --wrap=*}" > "$ASKED/$comment.line"
 /usr/bin/sbatch --test-only "$@" > "$ASKED/$comment.answer" 2>&1
 echo "exit code $?" >> "$ASKED/$comment.answer"
-echo "written down, not submitted" >&2
+echo "recorded, not submitted" >&2
 exit 1
 """
 
 
 @pytest.fixture(scope="module")
 def submitted(cluster):
-    """Of each job the line that sbatch was given and Slurm's answer; and what `-n` said."""
+    """The folder, the arguments of sbatch and the answer of Slurm for each job, and the output of `-n`."""
     folder = cluster.shared / "submission"
     asked, program, profile = folder / "asked", folder / "bin/sbatch", folder / "profile/config.yaml"
     for made in (asked, program.parent, profile.parent):
@@ -94,17 +92,17 @@ def submitted(cluster):
     snakemake = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", f"{ROOT}/Snakefile"]
     options = ["--profile", "profile", "--configfile", "config.yaml", "--retries", "0"]
     targets = ["--", "sweeps", "scaling", "trees"]
-    said = cluster.run([*snakemake, *options, "-n", *targets], cwd=folder).stdout
+    output = cluster.run([*snakemake, *options, "-n", *targets], cwd=folder).stdout
     path = [f"PATH={program.parent}:{Path(sys.executable).parent}:/usr/bin:/bin", f"ASKED={asked}"]
     cluster.run(["env", *path, *snakemake, *options, *targets], cwd=folder, check=False)
     lines = {path.stem: path.read_text() for path in asked.glob("*.line")}
     answers = {path.stem: path.read_text() for path in asked.glob("*.answer")}
-    yield folder, lines, answers, said
+    yield folder, lines, answers, output
     shutil.rmtree(folder)
 
 
 def site_profile() -> str:
-    """The profile as it is shipped, its first block filled in as its comments say."""
+    """The shipped profile with its first block filled in."""
     text = (ROOT / "profiles/slurm/config.yaml").read_text()
     for name, value in SITE.items():
         text, found = re.subn(rf"^  # {name}: .*$", f"  {name}: {value}", text, flags=re.MULTILINE)
@@ -113,7 +111,7 @@ def site_profile() -> str:
 
 
 @pytest.mark.parametrize("job", EXPECTED)
-def test_the_line_that_sbatch_is_given(submitted, job):
+def test_a_job_is_submitted_with_exactly_this_sbatch_line(submitted, job):
     folder, lines, _, _ = submitted
     line = lines[job]
     head, _, rest = line.partition(f"--export=ALL --comment {job} ")
@@ -122,13 +120,13 @@ def test_the_line_that_sbatch_is_given(submitted, job):
 
 
 @pytest.mark.parametrize("job", EXPECTED)
-def test_slurm_takes_it(submitted, job):
+def test_slurm_accepts_the_sbatch_line(submitted, job):
     answer = submitted[2][job]
     assert "exit code 0" in answer
     assert re.search(r"Job \d+ to start at", answer)
 
 
 @pytest.mark.parametrize("job", IN_WORDS)
-def test_a_dry_run_says_it_in_words(submitted, job):
-    said = submitted[3]
-    assert re.search(rf"{job}.*; to be submitted with {IN_WORDS[job]}\n", said)
+def test_a_dry_run_describes_the_request(submitted, job):
+    output = submitted[3]
+    assert re.search(rf"{job}.*; to be submitted with {IN_WORDS[job]}\n", output)

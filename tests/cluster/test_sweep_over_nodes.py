@@ -1,4 +1,4 @@
-"""A sweep over several nodes is one Slurm job, whose Ray nobody else can use and which leaves nothing behind."""
+"""A sweep over several nodes is one Slurm job with a private Ray, and leaves no process or file."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ from trainyard.utils.jsonl import read_events
 from yard import ROOT, TINY
 
 JOURNAL = "results/sweeps/s/journal.jsonl"
-# Each trial writes down what its process sees, then takes a while; with a file `gated`, until it is told to go on.
+# Each trial records its host and GPU and takes a while; with a file `gated`, it waits for the file `note-<n>-go`.
 WITNESS = """
 import os, time
 from pathlib import Path
@@ -48,7 +48,7 @@ def start(
     gpus: int = 2,
     after: str = "",
 ) -> int:
-    """Submit a job that stages the data and runs the sweep, as the rule does, `after` in any case; returns its id."""
+    """Submit a job that stages the data and runs the sweep followed by the shell code `after`; return its ID."""
     folder.mkdir(exist_ok=True)
     config = sweep_config(folder, trials=trials, seconds=seconds, nodes=nodes, gpus=gpus)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -69,32 +69,32 @@ def outcomes(folder: Path):
     return [attempt.outcome for attempt in journal_of(folder)]
 
 
-def all_slots_work(folder: Path, count: int) -> None:
-    wait_until(lambda: outcomes(folder).count("running") == count, what=f"{count} slots work")
+def wait_for_running(folder: Path, count: int) -> None:
+    wait_until(lambda: outcomes(folder).count("running") == count, what=f"{count} trials to run")
 
 
 def own_files(cluster: Cluster, folder: Path) -> list[Path]:
-    """What Ray and its token need, on all hosts and on the shared file system."""
+    """The files of Ray, including its token, on all hosts and on the shared file system."""
     local = [path for host in cluster.hosts.values() if host.spaces for path in host.path("/tmp").glob("ty-*")]
     return [*local, *folder.rglob("*token*")]
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(cluster, shared_dir):
-    """After the test, however its jobs ended: no temporary folder, no copy of data, no token."""
+    """After each test, no process, temporary folder, copy of data or token is left."""
     yield
-    wait_until(lambda: not cluster.processes_left(), what="no process is left")
+    wait_until(lambda: not cluster.processes_left(), what="all processes to end")
     assert own_files(cluster, shared_dir) == []
 
 
 def test_twenty_trials_on_two_nodes_are_one_job_and_use_every_gpu(cluster, shared_dir):
     (shared_dir / "gated").touch()
     job = start(cluster, shared_dir, trials=20, seconds=0)
-    all_slots_work(shared_dir, 4)
+    wait_for_running(shared_dir, 4)
     (shared_dir / "gated").unlink()
     ended = cluster.wait_for_job(job)
-    said = (shared_dir / f"slurm-{job}.out").read_text()
-    assert ended.state == "COMPLETED", said
+    output = (shared_dir / f"slurm-{job}.out").read_text()
+    assert ended.state == "COMPLETED", output
     assert [other.id for other in cluster.jobs() if other.id >= job] == [job]
     tries = journal_of(shared_dir)
     assert len({attempt.trial for attempt in tries}) == len(tries) == 20
@@ -105,18 +105,18 @@ def test_twenty_trials_on_two_nodes_are_one_job_and_use_every_gpu(cluster, share
     copies = [event["copy"].split(":")[0] for event in read_events(shared_dir / JOURNAL) if event.get("copy")]
     assert sorted(copies) == ["copied tiny to n1", "copied tiny to n2"], "once per node"
     seen = {tuple((shared_dir / f"note-{number}").read_text().split()) for number in range(20)}
-    assert seen == places, "a trial sees its own GPU, and no other"
+    assert seen == places, "a trial sees only its own GPU"
 
 
-def test_two_sweeps_on_the_same_nodes_do_not_meet(cluster, shared_dir):
-    """Each has one of the two GPUs of n1 and of n2, so that two Rays run on either node at the same time."""
+def test_two_sweeps_on_the_same_nodes_are_independent(cluster, shared_dir):
+    """Each has one of the two GPUs of n1 and of n2, so that two Rays run on both nodes at the same time."""
     folders = [shared_dir / name for name in ("one", "other")]
     for folder in folders:
         folder.mkdir()
         (folder / "gated").touch()
     jobs = [start(cluster, folder, "--nodelist=n1,n2", trials=4, seconds=0, gpus=1) for folder in folders]
     for folder in folders:
-        all_slots_work(folder, 2)
+        wait_for_running(folder, 2)
     for folder in folders:
         (folder / "gated").unlink()
     for job, folder in zip(jobs, folders, strict=True):
@@ -129,24 +129,24 @@ def test_two_sweeps_on_the_same_nodes_do_not_meet(cluster, shared_dir):
     assert len(gpus[0] | gpus[1]) == 4, "no GPU is used by both"
 
 
-def test_without_the_token_nobody_gets_in_and_cancelled_it_goes_on_with_what_is_missing(cluster, shared_dir):
+def test_ray_requires_its_token_and_a_cancelled_sweep_continues(cluster, shared_dir):
     (shared_dir / "gated").touch()
     job = start(cluster, shared_dir, "--nodelist=n1,n2", trials=8, seconds=0)
-    all_slots_work(shared_dir, 4)
+    wait_for_running(shared_dir, 4)
     for path in own_files(cluster, shared_dir):
         assert path.stat().st_mode & 0o077 == 0, "nobody else can read the token"
-    nobody_gets_in(cluster)
+    check_token_is_required(cluster)
 
     for number in range(2):
         (shared_dir / f"note-{number}-go").touch()
-    wait_until(lambda: outcomes(shared_dir).count("finished") == 2, what="two have finished")
-    all_slots_work(shared_dir, 4)
+    wait_until(lambda: outcomes(shared_dir).count("finished") == 2, what="two trials to finish")
+    wait_for_running(shared_dir, 4)
     cluster.run(["scancel", str(job)])
     cluster.wait_for_job(job, state="CANCELLED")
-    wait_until(lambda: not cluster.processes_left(), what="no process is left")
+    wait_until(lambda: not cluster.processes_left(), what="all processes to end")
     assert own_files(cluster, shared_dir) == []
     before = journal_of(shared_dir)
-    assert outcomes(shared_dir) == ["finished"] * 2 + ["interrupted"] * 4, "the driver had time to say so"
+    assert outcomes(shared_dir) == ["finished"] * 2 + ["interrupted"] * 4, "the driver records interruptions"
 
     (shared_dir / "gated").unlink()
     again = start(cluster, shared_dir, trials=8, seconds=0)
@@ -156,43 +156,43 @@ def test_without_the_token_nobody_gets_in_and_cancelled_it_goes_on_with_what_is_
     assert {attempt.trial for attempt in before[:2]}.isdisjoint(attempt.trial for attempt in after)
 
 
-def nobody_gets_in(cluster: Cluster) -> None:
-    """Neither without a token nor with a wrong one: to the Ray whose head is on n1, from n2."""
+def check_token_is_required(cluster: Cluster) -> None:
+    """Ray on n1 refuses connections from n2 without a token and with a wrong one."""
     sockets = cluster.host(1).run(["ss", "--listening", "--tcp", "--numeric", "--processes"]).stdout
     port = re.search(r":(\d+) .*gcs_server", sockets)[1]
-    intruder = [sys.executable, "-uc", f"import ray; ray.init(address='10.77.0.1:{port}'); print('it is in')"]
+    intruder = [sys.executable, "-uc", f"import ray; ray.init(address='10.77.0.1:{port}'); print('connected')"]
     for credentials in ([], ["RAY_AUTH_MODE=token", "RAY_AUTH_TOKEN=0123456789abcdef0123456789abcdef"]):
         command = cluster.host(2).command(["env", *credentials, *intruder])
         with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as trying:
-            said = ""
-            while "InvalidAuthToken" not in said and (line := trying.stdout.readline()):
-                said += line
-            trying.kill()  # it would try again for a while
-        assert "InvalidAuthToken" in said
-        assert "it is in" not in said
+            output = ""
+            while "InvalidAuthToken" not in output and (line := trying.stdout.readline()):
+                output += line
+            trying.kill()  # it retries for a while
+        assert "InvalidAuthToken" in output
+        assert "connected" not in output
 
 
 def test_a_driver_that_is_killed_leaves_no_ray_on_any_node(cluster, shared_dir):
-    """Its job goes on: a node's Ray must notice the end of the driver by itself."""
+    """Its job continues, so that Ray on each node must detect the end of the driver."""
     job = start(cluster, shared_dir, "--nodelist=n1,n2", trials=4, seconds=3600, after="|| sleep 3600")
-    all_slots_work(shared_dir, 4)
+    wait_for_running(shared_dir, 4)
     session = read_events(shared_dir / JOURNAL)[0]
     cluster.host(1).run(["kill", "-KILL", str(session["process"])])
     only = {"bash", "sleep", "slurm_script"}
     wait_until(
         lambda: all(process.name in only for left in cluster.processes_left().values() for process in left),
-        what="Ray is gone",
+        what="Ray to end",
     )
-    wait_until(lambda: own_files(cluster, shared_dir) == [], what="its files are gone")
+    wait_until(lambda: own_files(cluster, shared_dir) == [], what="its files to be removed")
     cluster.run(["scancel", str(job)])
     cluster.wait_for_job(job)
 
 
-def test_a_sweep_whose_node_loses_power_goes_on_without_it(cluster, shared_dir):
-    """Its trials fail, are tried again elsewhere, and the sweep finishes on the other two nodes."""
+def test_a_sweep_continues_without_a_node_that_loses_power(cluster, shared_dir):
+    """Its trial fails and is retried elsewhere, and the sweep finishes on the other two nodes."""
     (shared_dir / "gated").touch()
     job = start(cluster, shared_dir, "--no-kill", trials=6, seconds=0, nodes=3, gpus=1)
-    all_slots_work(shared_dir, 3)
+    wait_for_running(shared_dir, 3)
     lost = sorted({attempt.where["node"] for attempt in journal_of(shared_dir)})[1]
     cluster.host(int(lost[1:])).power_off()
     (shared_dir / "gated").unlink()
@@ -200,20 +200,20 @@ def test_a_sweep_whose_node_loses_power_goes_on_without_it(cluster, shared_dir):
     tries = journal_of(shared_dir)
     assert sum(attempt.outcome == "finished" for attempt in tries) == 6
     failed = [attempt for attempt in tries if attempt.outcome == "failed"]
-    assert [attempt.where["node"] for attempt in failed] == [lost], "the trial that ran there, and no other"
+    assert [attempt.where["node"] for attempt in failed] == [lost], "only the trial that ran there"
     cluster.repair()
 
 
-def test_a_node_that_cannot_start_ray_is_named_with_its_reason(cluster, shared_dir):
+def test_the_error_names_a_node_that_cannot_start_ray_and_the_reason(cluster, shared_dir):
     (shared_dir / "sitecustomize.py").write_text(
         "import os, sys\n"
-        "if os.uname().nodename == 'n3' and '-c' in sys.orig_argv:\n"  # as Ray is started there
+        "if os.uname().nodename == 'n3' and '-c' in sys.orig_argv:\n"  # the command line that starts Ray
         "    print('planned trouble', flush=True); os._exit(1)\n"
     )
     job = start(cluster, shared_dir, "--nodelist=n1,n2,n3", trials=3, seconds=1, nodes=3, gpus=1)
     ended = cluster.wait_for_job(job)
-    said = (shared_dir / f"slurm-{job}.out").read_text()
+    output = (shared_dir / f"slurm-{job}.out").read_text()
     assert ended.state == "FAILED"
-    assert "Ray did not start on n3; the end of" in said
-    assert "planned trouble" in said
-    assert "Traceback" not in said
+    assert "Ray did not start on n3; the end of" in output
+    assert "planned trouble" in output
+    assert "Traceback" not in output

@@ -1,4 +1,4 @@
-"""The walltime of a sweep: foreseen once it has run, and made up for where it was too short."""
+"""The walltime of a sweep is predicted from its first run; if it is too short, retries continue."""
 
 import tempfile
 from pathlib import Path
@@ -9,7 +9,7 @@ from submitting import cluster_or_skip, depth_sweep_twice, nothing_is_left, snak
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
 
-# Whatever the machine took to begin, the first trial leaves less time than it took, but most of another job's.
+# However long the start takes, the first trial leaves less time than it took, and a new job has enough for another.
 TIMED = """
 import time
 
@@ -22,7 +22,7 @@ def run(config, context):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A cluster beside the one that other tests share: these are long, and sleep."""
+    """A cluster besides the one that other tests share, as these tests are long and mostly sleep."""
     folder = Path(tempfile.mkdtemp(prefix="ty-cluster-"))
     folder.rmdir()
     with pytest.MonkeyPatch.context() as patch:
@@ -31,8 +31,8 @@ def cluster():
             yield running
 
 
-def test_the_second_time_a_walltime_is_asked_for_that_does(cluster, shared_dir):
-    """How close it comes is for benchmarks/predictions.py to measure."""
+def test_the_second_run_requests_a_walltime_that_suffices(cluster, shared_dir):
+    """benchmarks/predictions.py measures its accuracy."""
     first, second = depth_sweep_twice(cluster, shared_dir, seconds_per_block=0.05)
     unforeseen = pd.read_csv(first / "jobs.csv").iloc[0]
     assert pd.isna(unforeseen["predicted_seconds"])
@@ -49,7 +49,7 @@ def test_the_second_time_a_walltime_is_asked_for_that_does(cluster, shared_dir):
     table = pd.read_csv(second / "strategies.csv").set_index("strategy")
     packed, array = table.loc["packed"], table.loc["job_array"]
     assert packed["basis"] == "measured: journal and sacct"
-    assert (packed["jobs"], packed["gpus_total"]) == (1, 4), "the first job's results have been overruled"
+    assert (packed["jobs"], packed["gpus_total"]) == (1, 4), "only the second job counts"
     assert packed["requested_gpu_seconds"] == 4 * foreseen["requested_seconds"]
     trials = pd.read_csv(second / "trials.csv")["seconds"]
     assert packed["running_gpu_seconds"] == array["running_gpu_seconds"] == pytest.approx(trials.sum(), rel=0.01)
@@ -58,14 +58,14 @@ def test_the_second_time_a_walltime_is_asked_for_that_does(cluster, shared_dir):
     assert packed["makespan_lower_bound_seconds"] <= packed["makespan_seconds"]
 
 
-def test_a_walltime_too_short_for_a_sweep_is_made_up_for_by_retries(cluster, shared_dir):
-    """The first trial takes more than half of the time that its job has left: another one is not begun there."""
+def test_retries_complete_a_sweep_whose_walltime_is_too_short(cluster, shared_dir):
+    """The first trial takes more than half of the remaining time, so that its job starts no other trial."""
     (shared_dir / "timed.py").write_text(TIMED)
     sweep = {"function": "timed:run", "grid": {"seed": [0, 1, 2]}, "resumable": False}
     snakemake(cluster, shared_dir, {"sweeps": {"s": sweep}}, "--set-resources", "sweep:runtime=4", "--", "sweeps")
     tries = fold_attempts(read_journal(shared_dir / "results/sweeps/s/journal.jsonl"))
-    assert [attempt.outcome for attempt in tries] == ["finished"] * 3, "no trial was begun twice"
+    assert [attempt.outcome for attempt in tries] == ["finished"] * 3, "no trial started twice"
     jobs = list(dict.fromkeys(attempt.where["job"] for attempt in tries))
-    assert len(jobs) >= 2, "one job did not do"
-    assert cluster.jobs(int(jobs[0]))[0].state == "FAILED", "it ended itself, Slurm did not have to"
+    assert len(jobs) >= 2, "one job was not enough"
+    assert cluster.jobs(int(jobs[0]))[0].state == "FAILED", "it ended by itself before Slurm ended it"
     nothing_is_left(cluster)

@@ -1,4 +1,4 @@
-"""A failure costs the trial that fails no more than an attempt, and the others nothing, whatever it leaves behind."""
+"""A failure costs one attempt of the failed trial and does not affect other trials."""
 
 import pandas as pd
 import psutil
@@ -10,8 +10,7 @@ from trainyard.planning.journal import decode_all, read_journal
 from trainyard.utils.jsonl import read_events
 from yard import ROOT
 
-# GPUs are only counted here, but each slot's process is told its own. The trials read the journal to wait for what must
-# have happened before.
+# There are no GPUs here, but the process of each slot gets the index of one. Trials wait for events in the journal.
 TRIALS = """
 import os, signal, time
 from pathlib import Path
@@ -24,7 +23,7 @@ def count(text):
 def wait_for(text, times=1):
     end = time.monotonic() + 600
     while count(text) < times:
-        assert time.monotonic() < end, f"nothing was heard of {text}"
+        assert time.monotonic() < end, f"no {text} in the journal"
         time.sleep(0.05)
 
 def on_a_broken_gpu(config, context):
@@ -32,13 +31,13 @@ def on_a_broken_gpu(config, context):
         if count('"failed"') == 3:
             wait_for('"finished"', 4)
         raise RuntimeError("planned trouble")
-    if count('"finished"') < 4:  # the first one, and those that failed first, which are tried here next
+    if count('"finished"') < 4:  # the first trial, and the retries of those that failed
         wait_for('"failed"', 3)
     else:
         wait_for('"slot_down"')
 
 def poisoned(config, context):
-    assert not LEFT_BEHIND, "in the process of a trial that failed"
+    assert not LEFT_BEHIND, "this process ran a trial that failed"
     if context.attempt == 1 and config["fails"]:
         LEFT_BEHIND.append(config)
         raise RuntimeError("planned trouble")
@@ -56,39 +55,39 @@ def fails_late(config, context):
 
 @pytest.fixture
 def sweep(yard):
-    """What runs a sweep of one of these functions, and tells its attempts and what was said."""
+    """A function that runs a sweep of one of these functions; returns its attempts, events and output."""
     (yard.folder / "mine.py").write_text(TRIALS)
 
     def run(function, trials, *, slots=2, **options):
         slots = {"gpus_per_node": slots}
         yard.write({"sweeps": {"s": {"function": f"mine:{function}", "trials": trials, "slots": slots, **options}}})
-        said = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
+        output = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
         events = read_events(yard.results / "sweeps/s/journal.jsonl")
-        return fold_attempts(decode_all(events)), events, said
+        return fold_attempts(decode_all(events)), events, output
 
     return run
 
 
 def gpus_of(tries):
-    """Of the attempts of each trial, in their order."""
+    """The GPUs of the attempts of each trial, in order."""
     rows = pd.DataFrame([{"trial": each.trial, "gpu": each.where["gpu"]} for each in tries])
     return rows.groupby("trial")["gpu"].apply(list).tolist()
 
 
-def test_a_slot_on_which_all_fails_is_retired_and_every_trial_succeeds_elsewhere(sweep):
-    tries, events, said = sweep("on_a_broken_gpu", [{"n": number} for number in range(8)])
+def test_a_slot_on_which_every_trial_fails_is_retired_and_the_trials_succeed_elsewhere(sweep):
+    tries, events, output = sweep("on_a_broken_gpu", [{"n": number} for number in range(8)])
     assert {each.where["gpu"] for each in tries if each.outcome == "failed"} == {"0"}
     assert [each.where["gpu"] for each in tries if each.outcome == "finished"] == ["1"] * 8
-    assert "GPU 0) is retired: " in said
-    assert "trials in a row failed there, 3 of them finished elsewhere" in said
-    assert "going on with 1 of 2 slots" in said
+    assert "GPU 0) is retired: " in output
+    assert "trials in a row failed there, 3 of them finished elsewhere" in output
+    assert "going on with 1 of 2 slots" in output
     (down,) = (number for number, event in enumerate(events) if event["event"] == "slot_down")
     assert "check of its GPU: " in events[down]["error"]
     assert {event["gpu"] for event in events[down:] if event["event"] == "started"} <= {"1"}
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_what_follows_a_failure_runs_in_a_fresh_process_and_on_another_gpu_if_there_is_one(sweep, slots):
+def test_after_a_failure_trials_run_in_a_new_process_and_retries_on_another_gpu(sweep, slots):
     trials = [{"n": number, "fails": number < 4} for number in range(6)]
     tries, _, _ = sweep("poisoned", trials, slots=slots, max_failed_fraction=1)
     assert sorted(each.outcome for each in tries) == ["failed"] * 4 + ["finished"] * 6
@@ -97,13 +96,13 @@ def test_what_follows_a_failure_runs_in_a_fresh_process_and_on_another_gpu_if_th
 
 
 @pytest.mark.parametrize("kills", [False, True])
-def test_an_idle_slot_wakes_for_what_failed_elsewhere_also_if_its_process_has_died(sweep, kills):
+def test_an_idle_slot_retries_a_trial_that_failed_elsewhere_even_if_its_process_has_died(sweep, kills):
     tries, _, _ = sweep("fails_late", [{"n": 0, "kills": kills}, {"n": 1, "kills": kills}])
     assert sorted(map(sorted, gpus_of(tries))) in ([["0"], ["0", "1"]], [["0", "1"], ["1"]])
     assert sorted(each.outcome for each in tries) == ["failed", "finished", "finished"]
 
 
-def test_the_same_mistake_in_every_trial_ends_the_sweep_after_the_first_ones(yard):
+def test_the_same_mistake_in_the_first_trials_ends_the_sweep(yard):
     (yard.folder / "train.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
     sweep = {"command": "python3 train.py --lrr {lr}", "grid": {"lr": list(range(1, 21))}, "retries": 3}
     yard.write({"sweeps": {"s": {**sweep, "slots": {"gpus_per_node": 2}}}})
@@ -114,7 +113,7 @@ def test_the_same_mistake_in_every_trial_ends_the_sweep_after_the_first_ones(yar
     assert len(fold_attempts(read_journal(yard.results / "sweeps/s/journal.jsonl"))) < 10
 
 
-def test_a_sweep_whose_ray_starts_no_workers_any_more_ends_in_an_error(yard):
+def test_a_sweep_ends_in_an_error_when_ray_starts_no_more_workers(yard):
     impatient = """
 import runpy, sys
 from trainyard.packing.live_view import LiveView
@@ -141,13 +140,13 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     )
     (raylet,) = (each for each in psutil.Process(driver.pid).children(recursive=True) if each.name() == "raylet")
     raylet.kill()
-    said, _ = driver.communicate(timeout=PATIENCE_SECONDS)
+    output, _ = driver.communicate(timeout=PATIENCE_SECONDS)
     assert driver.returncode == 1
-    assert "Ray does not start workers any more" in said
-    assert "The same command continues" in said
+    assert "Ray does not start workers any more" in output
+    assert "The same command continues" in output
 
 
-def test_a_gpu_is_checked_in_a_process_of_its_own():
+def test_a_gpu_is_checked_in_a_separate_process():
     check = gpu_health.check_gpu()
     assert not check.is_broken
     assert check.finding == "there is no GPU to check" or gpu_sharing.has_gpu()

@@ -1,4 +1,4 @@
-"""The end of the walltime is known: nothing is begun that cannot end, and nothing is lost."""
+"""Near the end of the walltime, no trial starts that cannot end in time, and no progress is lost."""
 
 import re
 from pathlib import Path
@@ -9,8 +9,8 @@ from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
 from yard import ONE_RANK, ROOT, TINY, Yard
 
-# Runs a program as scripts/ has it, in a job whose walltime ends so many seconds after so many trials have begun: what
-# comes before takes from 4 to 40 s, as the machine is busy. Without trials, after its own beginning.
+# Runs a program of scripts/ in a job whose walltime ends {seconds} after trial {begun} has started, as the time before
+# depends on the load of the machine; for {begun} 0, after the program has started.
 DRIVER = """
 import math, sys, time
 from pathlib import Path
@@ -72,7 +72,7 @@ def run_for(yard, seconds, *options, program="sweep", begun=0, check):
     journal = str(yard.results / "sweeps/s/journal.jsonl")
     code = DRIVER.format(scripts=str(ROOT / "scripts"), seconds=seconds, program=program, begun=begun, journal=journal)
     (yard.folder / "driver.py").write_text(code)
-    yard.environment["PYTHONPATH"] += f":{ROOT / 'scripts'}"  # Ray's workers look in the folder of the program
+    yard.environment["PYTHONPATH"] += f":{ROOT / 'scripts'}"  # Ray's workers import from the folder of the program
     if program == "train":
         yard.environment |= ONE_RANK
     python, _, *common = yard.script(program, *(options or ["--sweep", "s"]))
@@ -83,13 +83,13 @@ def journal_of(yard):
     return fold_attempts(read_journal(yard.results / "sweeps/s/journal.jsonl"))
 
 
-def test_no_trial_is_begun_that_cannot_end_and_the_next_run_does_the_rest(slow):
+def test_no_trial_starts_that_cannot_end_in_time_and_the_next_run_continues(slow):
     (slow.folder / "plain.py").write_text("import time\ndef run(config, context):\n    time.sleep(config['lasts'])\n")
     slow.write(lasting(9, 9, 9))
-    done = run_for(slow, 20, begun=1, check=False)  # enough for one of 9 to 15 s, not for two
+    done = run_for(slow, 20, begun=1, check=False)  # enough for one trial of 9 to 15 s, not for two
     assert done.returncode == 1
     rows = journal_of(slow)
-    assert {attempt.outcome for attempt in rows} == {"finished"}, "no trial was begun in vain"
+    assert {attempt.outcome for attempt in rows} == {"finished"}, "no trial was started in vain"
     assert "stopped before the end of the walltime" in done.stdout
     assert "the same command continues from here" in done.stdout
     assert len(rows) == 1
@@ -98,7 +98,7 @@ def test_no_trial_is_begun_that_cannot_end_and_the_next_run_does_the_rest(slow):
 
 
 def test_no_trial_starts_that_can_neither_end_nor_resume(slow):
-    """Ten minutes are left. What takes two hours could train for a while, but all of it would be lost."""
+    """Ten minutes are left. A trial of two hours could start, but all of its progress would be lost."""
     (slow.folder / "plain.py").write_text("import time\ndef run(config, context):\n    time.sleep(config['lasts'])\n")
     with_evidence = lasting(0.5, 0.6, 0.7)
     slow.write(with_evidence)
@@ -112,8 +112,8 @@ def test_no_trial_starts_that_can_neither_end_nor_resume(slow):
     assert [attempt.outcome for attempt in journal_of(slow)] == ["finished"] * 3
 
 
-def test_a_trial_stops_where_it_is_and_goes_on_from_there_and_one_that_hangs_is_given_up(slow):
-    """Epochs of two steps of half a second each; beside it a model whose making takes a minute, once.
+def test_a_trial_stops_and_resumes_from_the_same_step_and_one_that_hangs_is_killed(slow):
+    """One trial has epochs of two steps of 0.5 s each; building the model of the other one takes a minute, once.
 
     Seventeen seconds after the first has begun, both are told to stop: by then the one is somewhere in the middle.
     """
@@ -129,17 +129,17 @@ def test_a_trial_stops_where_it_is_and_goes_on_from_there_and_one_that_hangs_is_
     assert [attempt.outcome for attempt in tries] == ["interrupted"] * 2
     stopped = next(attempt for attempt in tries if attempt.error)
     assert "stopped before the end of the walltime, in epoch" in stopped.error
-    assert len(list((slow.results / "sweeps/s/checkpoints").glob("*/*.pt"))) == 1, "only one had come anywhere"
+    assert len(list((slow.results / "sweeps/s/checkpoints").glob("*/*.pt"))) == 1, "the other one had made no progress"
     run_for(slow, 600, check=True)
-    assert len((slow.folder / "steps").read_text().splitlines()) == 60, "no step was taken twice"
+    assert len((slow.folder / "steps").read_text().splitlines()) == 60, "no step was repeated"
     finished = [attempt for attempt in journal_of(slow) if attempt.outcome == "finished"]
     again = next(attempt for attempt in finished if attempt.trial == stopped.trial)
-    assert [row["epoch"] for row in again.epochs] == list(range(1, 31)), "its result has all epochs"
-    assert again.seconds >= 30, "what it costs in all, for the next plan"
+    assert [row["epoch"] for row in again.epochs] == list(range(1, 31)), "its history has all epochs"
+    assert again.seconds >= 30, "the total time, for the next plan"
     assert not list((slow.results / "sweeps/s/checkpoints").iterdir())
 
 
-def test_a_scale_stops_within_an_epoch_and_goes_on_from_there(slow):
+def test_a_scale_stops_within_an_epoch_and_resumes_from_the_same_step(slow):
     """Two epochs of eight steps that take 0.4 s each."""
     steps = str(slow.folder / "steps")
     args = {"step_seconds": 0.4, "steps_file": steps}
@@ -153,8 +153,8 @@ def test_a_scale_stops_within_an_epoch_and_goes_on_from_there(slow):
     epoch, step = int(stopped[1]) - 1, int(stopped[2])
     done = run_for(slow, 600, *scale, program="train", check=True)
     assert f"continuing after epoch {epoch} and step {step}, from" in done.stdout
-    assert len(Path(steps).read_text().splitlines()) == 16, "no step was taken twice"
+    assert len(Path(steps).read_text().splitlines()) == 16, "no step was repeated"
     folder = slow.results / "scaling/s/1x1"
     assert pd.read_csv(folder / "history.csv")["epoch"].tolist() == [1, 2]
     samples = pd.read_csv(next((folder / "telemetry").glob("cpu-*.csv")))
-    assert len(samples) >= 4, "of both sittings, one at each beginning and end"
+    assert len(samples) >= 4, "from both runs, at the start and the end of each"

@@ -1,4 +1,4 @@
-"""Users' own programs, searches and early stops survive what kills a sweep."""
+"""Sweeps of users' programs, searches and early stopping recover from faults."""
 
 import csv
 import json
@@ -12,7 +12,7 @@ from trainyard.planning.journal import decode_all, read_journal
 from trainyard.utils.jsonl import read_events
 from yard import Yard
 
-# Each trial takes a moment, so that a kill finds one running.
+# Each trial takes a moment, so that one is running when the sweep is killed.
 FUNCTION = """
 import time
 def run(config, context):
@@ -25,7 +25,7 @@ SEARCH = {
     "search": {"method": "tpe", "trials": 14, "values": {"x": {"low": 0, "high": 1}, "kind": ["a", "b"]}},
     "stop": {"method": "asha", "epochs": 3},
 }
-# A program that counts to sixty, and goes on from where its file says that it was.
+# A program that counts to sixty and resumes from the number in its file.
 COUNTING = """
 import sys, time
 path, start = sys.argv[1], int(open(sys.argv[2]).read()) if sys.argv[2:] else 0
@@ -36,7 +36,7 @@ for step in range(start + 1, 61):
 """
 
 
-# A program whose first attempt leaves two torn checkpoints; it fails where it resumes from one of them.
+# A program whose first attempt leaves two torn checkpoints. It fails if it resumes from one of them.
 TORN = """
 import os, pathlib, sys
 folder, resumed = pathlib.Path(sys.argv[1]), sys.argv[2:]
@@ -48,7 +48,7 @@ if not resumed and not (folder / "1.pt").exists():
         os.utime(folder / f"{step}.pt", (step, step))
     sys.exit("no space left on device")
 """
-# It keeps where it is when it is told to end, which takes it a while.
+# Saves a checkpoint on SIGTERM, which takes a while.
 POLITE = """
 import pathlib, signal, sys, time
 folder = pathlib.Path(sys.argv[1])
@@ -60,7 +60,7 @@ signal.signal(signal.SIGTERM, keep)
 print("step 1 score 1", flush=True)
 time.sleep(0 if sys.argv[2] else 600)
 """
-# A script of a scaling study: told to end, it leaves a checkpoint and a torn one after it.
+# A script of a scaling study. On SIGTERM it leaves a checkpoint and a later, torn one.
 SCALE = """
 import os, pathlib, signal, sys, time
 folder, resumed = pathlib.Path(sys.argv[1]), sys.argv[2]
@@ -76,7 +76,7 @@ signal.signal(signal.SIGTERM, keep)
 print("it is up", flush=True)
 time.sleep(3600)
 """
-# It never ends, nor do the process in a session of its own and the daemon that it starts.
+# Starts a process in another session and a daemon; none of the three ends.
 HOLD = """
 import os, subprocess, sys, time
 if len(sys.argv) == 3:
@@ -88,14 +88,14 @@ if len(sys.argv) == 3:
         os._exit(0)
 time.sleep(3600)
 """
-# It keeps where it is as it goes, and takes no notice of signals.
+# Saves a checkpoint at its start and does not handle signals.
 HEEDLESS = """
 import pathlib, sys, time
 (pathlib.Path(sys.argv[1]) / "last.pt").touch()
 print("step 1 score 1", flush=True)
 time.sleep(600)
 """
-# The first one runs, and keeps where it is when it is told to end, which takes it long. The others are called wrongly.
+# The first process saves a checkpoint on SIGTERM, which takes long. The others reject their arguments.
 MISTAKEN = """
 import os, pathlib, signal, sys, time
 def keep(*_):
@@ -127,7 +127,7 @@ def drawn(yard):
     return [event["values"] for event in events_of(yard, "suggested")]
 
 
-def test_a_killed_search_goes_on_with_the_suggestions_of_one_that_was_not(tmp_path_factory):
+def test_a_killed_search_continues_with_the_same_suggestions(tmp_path_factory):
     whole, killed = (Yard(tmp_path_factory.mktemp("search")) for _ in range(2))
     for yard in (whole, killed):
         (yard.folder / "mine.py").write_text(FUNCTION)
@@ -136,33 +136,33 @@ def test_a_killed_search_goes_on_with_the_suggestions_of_one_that_was_not(tmp_pa
     started = killed.start(*killed.script("sweep", "--sweep", "s"))
     wait_until(lambda: len(drawn(killed)) >= 6, what="the sixth trial", while_running=started)
     killed.kill_session(started)
-    said = killed.run(*killed.script("sweep", "--sweep", "s")).stdout
+    output = killed.run(*killed.script("sweep", "--sweep", "s")).stdout
     assert drawn(killed) == drawn(whole)
     ends = [[(each["trial"], each["event"]) for each in events_of(yard, "finished", "stopped")]
             for yard in (whole, killed)]  # fmt: skip
-    assert ends[0] == ends[1], "the same ones were stopped early, too"
+    assert ends[0] == ends[1], "the same trials were stopped early"
     assert {event for _, event in ends[0]} == {"finished", "stopped"}
-    assert "trials finished" in said
+    assert "trials finished" in output
     again = next(attempt.trial for attempt in attempts_of(whole, "started", "finished") if attempt.metrics)
     whole.write({"sweeps": {"s": {**SEARCH, "retrain": {again: 1}}}})
     whole.run(*whole.script("sweep", "--sweep", "s"))
-    assert drawn(whole) == drawn(killed), "a trial of the search was retrained, and the search is the same"
+    assert drawn(whole) == drawn(killed), "retraining a trial does not change the search"
     assert [attempt.trial for attempt in attempts_of(whole, "started") if attempt.generation] == [again]
 
 
-def test_a_function_that_never_ends_is_ended_with_its_process(yard):
+def test_a_function_that_exceeds_its_timeout_is_ended_with_its_process(yard):
     code = "import time\ndef run(config, context):\n    time.sleep(config['lasts'])\n"
     (yard.folder / "mine.py").write_text(code)
     trials = [{"lasts": 600}, {"lasts": 0}]
     yard.write({"sweeps": {"s": {"function": "mine:run", "trials": trials, "timeout_minutes": 0.1, "retries": 0}}})
-    said = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
-    assert "gave up): it exceeded timeout_minutes (0.1)" in said
+    output = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
+    assert "gave up): it exceeded timeout_minutes (0.1)" in output
     assert [attempt.outcome for attempt in attempts_of(yard, "started", "failed", "finished")] == [
         "failed", "finished",
     ]  # fmt: skip
 
 
-def test_a_killed_program_leaves_nothing_and_goes_on_from_what_it_has_kept(yard):
+def test_a_killed_program_leaves_no_process_and_resumes_from_its_checkpoint(yard):
     (yard.folder / "count.py").write_text(COUNTING)
     command = "python count.py {trial_dir}/at.txt"
     sweep = {"command": command, "checkpoint": "at.txt", "resume": "{resume_from}"}
@@ -178,7 +178,7 @@ def test_a_killed_program_leaves_nothing_and_goes_on_from_what_it_has_kept(yard)
             process for process in psutil.process_iter(["cmdline"]) if "count.py" in (process.info["cmdline"] or [])
         ]
 
-    wait_until(lambda: not counting(), what="the program has ended with the driver")
+    wait_until(lambda: not counting(), what="the program to end with the driver")
     yard.run(*yard.script("sweep", "--sweep", "s"))
     first, second = fold_attempts(read_journal(yard.results / "sweeps/s/journal.jsonl"))
     assert first.outcome == "interrupted"
@@ -198,13 +198,13 @@ def run(config, context):
 @pytest.mark.parametrize(
     "declared", [{"metric": "score"}, {"stop": {"method": "asha", "metric": "score", "grace_period": 9}}]
 )
-def test_a_trial_whose_metric_is_no_number_has_diverged_and_is_not_tried_again(yard, declared):
+def test_a_trial_with_a_nan_metric_has_diverged_and_is_not_retried(yard, declared):
     (yard.folder / "mine.py").write_text(NUMBERS)
     trials = [{"score": 0.5}, {"score": "nan"}, {"score": 0.25}]
     yard.write({"sweeps": {"s": {"function": "mine:run", "trials": trials, **declared}}})
-    said = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
-    assert "DIVERGED, not tried again: score became NaN or infinite" in said
-    assert "1 diverged, 0 failed" in said
+    output = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
+    assert "DIVERGED, not tried again: score became NaN or infinite" in output
+    assert "1 diverged, 0 failed" in output
     rows = pd.read_csv(yard.results / "sweeps/s/trials.csv")
     assert rows["status"].tolist() == ["finished", "diverged", "finished"]
     assert rows["attempts"].tolist() == [1, 1, 1]
@@ -214,7 +214,7 @@ def test_a_trial_whose_metric_is_no_number_has_diverged_and_is_not_tried_again(y
     assert "diverged" in status
 
 
-def test_a_search_for_a_metric_that_nobody_tells_ends_after_the_first_trial(yard):
+def test_a_search_whose_metric_is_not_reported_ends_after_the_first_trial(yard):
     (yard.folder / "mine.py").write_text(NUMBERS)
     search = {"trials": 20, "metric": "accuracy", "values": {"score": {"low": 0, "high": 1}}}
     yard.write({"sweeps": {"s": {"function": "mine:run", "search": search}}})
@@ -228,7 +228,7 @@ def test_a_search_for_a_metric_that_nobody_tells_ends_after_the_first_trial(yard
     assert not (yard.results / "sweeps/s/trials.csv").exists()
 
 
-def test_a_sweep_of_which_most_has_failed_is_an_error_that_names_the_commonest_cause(yard):
+def test_a_sweep_with_mostly_failed_trials_ends_in_an_error_with_the_most_frequent_cause(yard):
     code = "def run(config, context):\n    assert config['n'] < 2, 'too many'\n    return {'score': 1 / config['n']}\n"
     (yard.folder / "mine.py").write_text(code)
     sweep = {"function": "mine:run", "grid": {"n": [0, 1, 2, 3]}, "retries": 0}
@@ -245,7 +245,7 @@ def test_a_sweep_of_which_most_has_failed_is_an_error_that_names_the_commonest_c
     assert "1 trials finished, 3 failed" in yard.run(*yard.script("sweep", "--sweep", "s")).stdout
 
 
-# It notes each run of itself, and tells a progress bar's worth of numbers.
+# Records each of its runs and prints as much as a progress bar.
 TELLS = """
 import sys
 print("run", file=open("runs.txt", "a"))
@@ -261,7 +261,7 @@ def rows_of(yard, table):
         return list(csv.DictReader(file))
 
 
-def test_a_corrected_pattern_is_applied_to_what_is_kept_and_nothing_runs_again(yard):
+def test_a_corrected_pattern_is_applied_to_saved_output_without_running_anything(yard):
     (yard.folder / "tells.py").write_text(TELLS)
     sweep = {"command": "python tells.py {x}", "grid": {"x": [1, 2, 3]}, "slots": {"gpus_per_node": 2}}
 
@@ -273,17 +273,17 @@ def test_a_corrected_pattern_is_applied_to_what_is_kept_and_nothing_runs_again(y
 
     write(r"scroe=(?P<score>\S+)")
     done = yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
-    said = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     assert done.returncode != 0
-    assert said.count("correct `metrics`") == 2, "after the first one, and at the end"
-    assert "none were found in its output by scroe=" in said
-    assert "3 of 3 trials have no metrics" in said
+    assert output.count("correct `metrics`") == 2, "after the first one, and at the end"
+    assert "none were found in its output by scroe=" in output
+    assert "3 of 3 trials have no metrics" in output
     again = yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
     assert (again.returncode, runs()) == (done.returncode, 3), "neither is it tried again, nor run by the next run"
 
     write(r"Epoch (?P<epoch>\d+)/2: score=(?P<score>[\d.]+)")
-    said = yard.snakemake("sweeps")
-    assert said.count("matches only '1' of '1e-05' for score: write (?P<score>{number})") == 1
+    output = yard.snakemake("sweeps")
+    assert output.count("matches only '1' of '1e-05' for score: write (?P<score>{number})") == 1
     assert [row["score"] for row in rows_of(yard, "trials")] == ["2", "4", "6"]
     timeline = rows_of(yard, "timeline")
 
@@ -300,17 +300,17 @@ def test_a_corrected_pattern_is_applied_to_what_is_kept_and_nothing_runs_again(y
     assert "Nothing to be done" in yard.snakemake("-n", "sweeps")
 
     first, *others = sorted((yard.results / "sweeps/s/trials").glob("*/output-1.log"))
-    for output in others:
-        output.unlink()
+    for path in others:
+        path.unlink()
     write(r"nothing (?P<score>{number})", grid={"x": [1, 2, 3, 4]})
-    said = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
-    assert "0 of 4 trials pending, 1 output to re-read" in said
-    assert f"see {first}. The metrics that were read before are kept, also those of similar trials" in said
+    output = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
+    assert "0 of 4 trials pending, 1 output to re-read" in output
+    assert f"see {first}. The metrics that were read before are kept, also those of similar trials" in output
     assert rows_of(yard, "trials") == trials
     assert runs() == 4
 
 
-# The second one would go on for long; the score of two of them is NaN, and another metric is not.
+# The second one would run for long. The score of two of them is NaN, while another metric is finite.
 JUDGED = """
 import sys, time
 name, score = sys.argv[1:]
@@ -321,32 +321,32 @@ time.sleep(3600 if name == "endless" else 0)
 """
 
 
-def test_what_has_diverged_is_judged_anew_and_what_was_ended_early_never_finishes(yard):
+def test_a_corrected_pattern_reclassifies_diverged_trials_but_not_those_that_were_ended_early(yard):
     (yard.folder / "judged.py").write_text(JUDGED)
     trials = [{"name": "good", "score": 1}, {"name": "endless", "score": "nan"}, {"name": "other", "score": "nan"}]
     command = "python judged.py {name} {score}"
-    told = r"epoch (?P<epoch>\d+): score=(?P<score>{number}) best=(?P<best>{number})"
+    reported = r"epoch (?P<epoch>\d+): score=(?P<score>{number}) best=(?P<best>{number})"
 
     def sweep(metric, pattern):
         stop = {"method": "asha", "metric": metric}
         yard.write({"sweeps": {"s": {"command": command, "trials": trials, "stop": stop,
                                      "metrics": {"pattern": pattern}}}})  # fmt: skip
-        said = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
+        output = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
         assert (yard.folder / "runs.txt").read_text().count("run") == 3
-        return said, [row["status"] for row in rows_of(yard, "trials")]
+        return output, [row["status"] for row in rows_of(yard, "trials")]
 
-    said, ends = sweep("score", told)
+    output, ends = sweep("score", reported)
     assert ends == ["finished", "diverged", "diverged"]
     (early,) = [event for event in events_of(yard, "diverged") if "early" in event]
     assert early["early"].startswith("asha: 2 of the 2")
-    said, ends = sweep("best", told)
-    assert "1 of 1 saved outputs could be read again" in said, "that of the one which has ended by itself"
+    output, ends = sweep("best", reported)
+    assert "1 of 1 saved outputs could be read again" in output, "that of the trial that ended by itself"
     assert ends == ["finished", "diverged", "finished"]
-    assert "to re-read" not in sweep("best", told)[0]
-    assert sweep("best", told + "$")[1] == ["finished", "stopped", "finished"]
+    assert "to re-read" not in sweep("best", reported)[0]
+    assert sweep("best", reported + "$")[1] == ["finished", "stopped", "finished"]
 
 
-def test_a_search_whose_metric_cannot_be_read_stops_at_once_and_goes_on_by_what_it_was(yard):
+def test_a_search_whose_metric_cannot_be_parsed_stops_at_once_and_continues_once_it_can(yard):
     (yard.folder / "tells.py").write_text(TELLS)
     values = {"x": {"low": 1, "high": 9, "integer": True}}
     search = {"method": "random", "trials": 2, "metric": "score", "values": values}
@@ -358,17 +358,17 @@ def test_a_search_whose_metric_cannot_be_read_stops_at_once_and_goes_on_by_what_
         return done.stdout + done.stderr, (yard.folder / "runs.txt").read_text().count("run")
 
     for _ in range(2):
-        said, runs = sweep(r"scroe=(?P<score>{number})", check=False)
-        assert "none were found in its output by scroe=" in said
-        assert "correct `metrics`" in said
+        output, runs = sweep(r"scroe=(?P<score>{number})", check=False)
+        assert "none were found in its output by scroe=" in output
+        assert "correct `metrics`" in output
         assert runs == 1, "what was drawn next would be drawn blindly"
-    said, runs = sweep(r"score=(?P<score>{number})", check=True)
-    assert "1 of 1 saved outputs could be read again" in said
-    assert "2 trials finished" in said
+    output, runs = sweep(r"score=(?P<score>{number})", check=True)
+    assert "1 of 1 saved outputs could be read again" in output
+    assert "2 trials finished" in output
     assert runs == 2
 
 
-def test_of_a_scaling_script_too_a_corrected_pattern_runs_nothing(yard):
+def test_a_corrected_pattern_of_a_scaling_script_runs_nothing(yard):
     (yard.folder / "tells.py").write_text(TELLS)
 
     def launch(pattern, *, check=True, **more):
@@ -390,7 +390,7 @@ def test_of_a_scaling_script_too_a_corrected_pattern_runs_nothing(yard):
     folder = yard.results / "scaling/s/1x1"
     history = pd.read_csv(folder / "history.csv")
     assert history["val_loss"].tolist() == pytest.approx([1e-05, 2e-05])
-    assert history["seconds"].isna().all(), "it is not known when they were told"
+    assert history["seconds"].isna().all(), "their times are unknown"
     first = json.loads((folder / "summary.json").read_text())
     assert first["val_loss"] == pytest.approx(2e-05)
     launch(correct.replace("val_loss", "train_loss"))
@@ -402,12 +402,12 @@ def test_of_a_scaling_script_too_a_corrected_pattern_runs_nothing(yard):
 
 
 def resumed_from(yard):
-    """The checkpoints that attempts have resumed from, and how the attempts ended."""
+    """The checkpoint that each attempt resumed from, and its outcome."""
     tries = fold_attempts(read_journal(yard.results / "sweeps/s/journal.jsonl"))
     return [(each.resumed.get("name"), each.outcome) for each in tries]
 
 
-def test_after_a_checkpoint_that_cannot_be_read_the_one_before_it_is_tried_then_none(yard):
+def test_after_a_torn_checkpoint_the_previous_one_is_tried_and_finally_none(yard):
     (yard.folder / "torn.py").write_text(TORN)
     sweep = {"command": "python torn.py {trial_dir}", "checkpoint": "*.pt", "resume": "{resume_from}", "retries": 1}
     yard.write({"sweeps": {"s": sweep}})
@@ -417,7 +417,7 @@ def test_after_a_checkpoint_that_cannot_be_read_the_one_before_it_is_tried_then_
     assert resumed_from(yard)[2:] == [("2.pt", "failed"), (None, "finished")]
 
 
-def test_a_driver_that_is_told_to_end_gives_its_programs_their_time_to_keep_where_they_are(yard):
+def test_programs_have_a_grace_period_to_save_a_checkpoint_when_the_driver_is_terminated(yard):
     (yard.folder / "polite.py").write_text(POLITE)
     command = "python polite.py {trial_dir} {resume_from} && true"
     metrics = {"pattern": r"step 1 score (?P<score>\S+)"}
@@ -425,16 +425,16 @@ def test_a_driver_that_is_told_to_end_gives_its_programs_their_time_to_keep_wher
     started = yard.start(*yard.script("sweep", "--sweep", "s"))
     wait_until(lambda: events_of(yard, "epoch"), what="the first step", while_running=started)
     started.terminate()
-    said, _ = started.communicate(timeout=PATIENCE_SECONDS)
-    assert "1 programs have up to 30 s to end" in said
+    output, _ = started.communicate(timeout=PATIENCE_SECONDS)
+    assert "1 programs have up to 30 s to end" in output
     assert len(list((yard.results / "sweeps/s/trials").glob("*/kept.pt"))) == 1
     assert resumed_from(yard) == [(None, "interrupted")]
     yard.run(*yard.script("sweep", "--sweep", "s"))
     assert resumed_from(yard)[1:] == [("kept.pt", "finished")]
 
 
-def test_a_job_that_is_told_to_end_interrupts_its_programs_and_trusts_what_they_have_kept(yard):
-    """The signal goes to all processes of the job: a program may die of it before the driver hears of anything."""
+def test_checkpoints_of_programs_that_are_terminated_with_their_job_are_used(yard):
+    """All processes of the job get the signal: a program may die of it before the driver knows."""
     (yard.folder / "heedless.py").write_text(HEEDLESS)
     command = f"python {yard.folder}/heedless.py {{trial_dir}} {{resume_from}} && true"
     metrics = {"pattern": r"step 1 score (?P<score>\S+)"}
@@ -454,7 +454,7 @@ def test_a_job_that_is_told_to_end_interrupts_its_programs_and_trusts_what_they_
     assert resumed_from(yard) == [(None, "interrupted"), ("last.pt", "interrupted")]
 
 
-def test_a_sweep_that_stops_for_a_mistake_leaves_the_programs_that_run_their_grace(yard):
+def test_running_programs_have_their_grace_period_when_a_sweep_stops_for_a_mistake(yard):
     (yard.folder / "mistaken.py").write_text(MISTAKEN)
     sweep = {"command": "python mistaken.py {trial_dir} {seed}", "grid": {"seed": list(range(6))}, "checkpoint": "*.pt"}
     yard.write({"sweeps": {"s": sweep | {"slots": {"gpus_per_node": 3}, "retries": 0}}})
@@ -466,24 +466,24 @@ def test_a_sweep_that_stops_for_a_mistake_leaves_the_programs_that_run_their_gra
 
 
 def process_of(name, below):
-    """A process of this name among the descendants of another one."""
+    """A process with this name among the descendants of `below`."""
     return next((each for each in below.children(recursive=True) if each.name().startswith(name)), None)
 
 
-def test_whatever_is_killed_of_what_runs_it_nothing_of_a_command_is_left(yard):
-    """The guard, the worker, then Ray's raylet: after the first two, the trial is tried again beside nothing."""
+def test_no_process_of_a_command_outlives_a_killed_guard_worker_or_raylet(yard):
+    """After the guard or the worker was killed, the next attempt starts when no process of the last one is left."""
     (yard.folder / "hold.py").write_text(HOLD)
     yard.write({"sweeps": {"s": {"command": "python hold.py {attempt} {trial_dir} && true", "retries": 2}}})
     started = yard.start(*yard.script("sweep", "--sweep", "s"))
     driver = psutil.Process(started.pid)
 
     def holding(attempt):
-        """The processes of an attempt: the shell, the program, its session and its daemon."""
+        """The processes of an attempt: shell, program, the process in another session, daemon."""
         words = f"hold.py {attempt} {yard.results}"
         found = []
         for process in psutil.process_iter(["cmdline", "status"]):
-            said = " ".join(process.info["cmdline"] or [])
-            found += [process] if words in said and process.info["status"] != psutil.STATUS_ZOMBIE else []
+            output = " ".join(process.info["cmdline"] or [])
+            found += [process] if words in output and process.info["status"] != psutil.STATUS_ZOMBIE else []
         return found
 
     def is_up(attempt):
@@ -493,7 +493,7 @@ def test_whatever_is_killed_of_what_runs_it_nothing_of_a_command_is_left(yard):
     shell = min(is_up(1), key=lambda process: process.pid)
     shell.parent().kill()
     is_up(2)
-    assert not holding(1), "no attempt runs beside what another one has left"
+    assert not holding(1), "no attempt runs beside processes of another one"
     process_of("ray::Worker", driver).kill()
     is_up(3)
     assert not holding(2)
@@ -503,7 +503,7 @@ def test_whatever_is_killed_of_what_runs_it_nothing_of_a_command_is_left(yard):
     started.wait()
 
 
-def test_a_scaling_script_too_has_its_grace_passes_over_torn_checkpoints_and_outlives_nobody(yard):
+def test_a_scaling_script_has_a_grace_period_skips_torn_checkpoints_and_ends_with_its_launcher(yard):
     (yard.folder / "scale.py").write_text(SCALE)
     launch = yard.script("train", "--study", "s", "--scale", "1x1")
 
@@ -522,8 +522,8 @@ def test_a_scaling_script_too_has_its_grace_passes_over_torn_checkpoints_and_out
 
     polite = started(0)
     polite.terminate()
-    said, _ = polite.communicate(timeout=PATIENCE_SECONDS)
-    assert "the script was ended by a signal: the same command continues from the last checkpoint" in said
+    output, _ = polite.communicate(timeout=PATIENCE_SECONDS)
+    assert "the script was ended by a signal: the same command continues from the last checkpoint" in output
     assert yard.run(*launch, check=False).returncode == 1, "the newest is torn"
     yard.run(*launch)
     killed = started(1)

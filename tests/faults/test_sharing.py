@@ -1,4 +1,4 @@
-"""`gpus_per_trial: auto`: the first trials have a GPU each, and show how many of the others can share one."""
+"""`gpus_per_trial: auto`: the first trials have one GPU each and determine how many others share one."""
 
 import pandas as pd
 import pytest
@@ -6,7 +6,7 @@ from trainyard.packing.gpu_sharing import GpuUse, trials_per_gpu
 from trainyard.utils.jsonl import read_events
 from yard import TINY
 
-# In the place of the driver's library, for the driver of the sweep and its workers: a GPU of 10,000 MiB.
+# A fake NVML with one GPU, for the driver of the sweep and its workers.
 NVML = """
 class NVMLError(Exception): pass
 class NVMLError_NotSupported(NVMLError): pass
@@ -15,8 +15,8 @@ def nvmlInit(): pass
 def nvmlShutdown(): pass
 def nvmlDeviceGetCount(): return 1
 """
-# A model whose process believes to have such a GPU, of which a trial takes what the config says.
-BELIEVING = """
+# A model that reports the use of a fake GPU of 10,000 MiB, as set in its arguments.
+FAKE_GPU = """
 import time
 from contextlib import contextmanager
 from trainyard.training import telemetry
@@ -25,7 +25,7 @@ from trainyard.training.models import SmallConvNet
 def build(*, channels, classes, mib, busy, seconds=1.0):
     class Gpu:
         def sample(self):
-            return ["make-believe", mib, 10000, busy, "", ""]
+            return ["fake", mib, 10000, busy, "", ""]
 
     @contextmanager
     def visible_gpus():
@@ -36,31 +36,31 @@ def build(*, channels, classes, mib, busy, seconds=1.0):
     return SmallConvNet(channels=channels, classes=classes, width=4)
 """
 SHARES = [
-    ([GpuUse(2000, 10000, 0.2)], 4, 4),  # memory for four (4.5), time for five
-    ([GpuUse(2000, 10000, 0.2), GpuUse(4000, 10000, 0.2)], 4, 2),  # after the largest
-    ([GpuUse(2000, 10000, 0.2), GpuUse(1000, 10000, 0.5)], 4, 2),  # after the busiest
-    ([GpuUse(2000, 10000, 0.98)], 4, 1),  # the others would only wait
-    ([GpuUse(9500, 10000, 0.1)], 4, 1),  # never over the memory
-    ([GpuUse(100, 10000, 0.01)], 3, 3),  # no more than there are CPUs for
+    ([GpuUse(2000, 10000, 0.2)], 4, 4),  # memory for 4.5 trials, time for 5
+    ([GpuUse(2000, 10000, 0.2), GpuUse(4000, 10000, 0.2)], 4, 2),  # limited by the largest
+    ([GpuUse(2000, 10000, 0.2), GpuUse(1000, 10000, 0.5)], 4, 2),  # limited by the busiest
+    ([GpuUse(2000, 10000, 0.98)], 4, 1),  # no time is left for others
+    ([GpuUse(9500, 10000, 0.1)], 4, 1),  # memory for one
+    ([GpuUse(100, 10000, 0.01)], 3, 3),  # limited by the CPUs
     ([], 4, 1),
 ]
 
 
 @pytest.mark.parametrize(("uses", "most", "count"), SHARES)
-def test_as_many_share_a_gpu_as_fit_its_memory_and_its_time(uses, most, count):
+def test_as_many_trials_share_a_gpu_as_its_memory_and_time_allow(uses, most, count):
     assert trials_per_gpu(uses, limit=most) == count
 
 
 @pytest.fixture
-def believing(yard):
-    """A yard where each process believes to have a GPU."""
+def fake_gpu(yard):
+    """A yard where each process has a fake GPU."""
     (yard.folder / "pynvml.py").write_text(NVML)
-    (yard.folder / "believing.py").write_text(BELIEVING)
+    (yard.folder / "fake_gpu.py").write_text(FAKE_GPU)
     return yard
 
 
 def config(*, count, retrain=0, **model_args):
-    train = {"model": "believing:build", "model_args": model_args, "batch_size": 32}
+    train = {"model": "fake_gpu:build", "model_args": model_args, "batch_size": 32}
     slots = {"gpus_per_node": 2, "gpus_per_trial": "auto", "trials_per_gpu": 3}
     sweep = {"dataset": "tiny", "train": train, "grid": {"seed": list(range(count))}, "slots": slots}
     return {**TINY, "sweeps": {"s": {**sweep, "retrain": retrain}}}
@@ -74,29 +74,29 @@ def started(yard):
     return [(event["gpus_per_trial"], event["slot"]) for event in events_of(yard) if event["event"] == "started"]
 
 
-def test_the_first_trials_are_looked_at_and_the_others_share_gpus(believing):
-    believing.write(config(count=8, mib=4000, busy=30))
-    believing.stage()
-    done = believing.run(*believing.script("sweep", "--sweep", "s"))
+def test_the_first_trials_are_measured_and_the_others_share_gpus(fake_gpu):
+    fake_gpu.write(config(count=8, mib=4000, busy=30))
+    fake_gpu.stage()
+    done = fake_gpu.run(*fake_gpu.script("sweep", "--sweep", "s"))
     assert "requests 2 slots of 1 (for now) GPU" in done.stdout
     assert "2 trials share a GPU from now on: the largest used 4000 of 10000 MiB at the peak, busy 30%" in done.stdout
-    runs = started(believing)
+    runs = started(fake_gpu)
     assert {share for share, _ in runs[:2]} == {1}, "a GPU each"
     assert {slot for _, slot in runs[:2]} <= {0, 1}
     assert {share for share, _ in runs[2:]} == {0.5}
     assert {slot for _, slot in runs[2:]} <= {0, 1, 2, 3}
-    shares = [event for event in events_of(believing) if event["event"] == "share"]
+    shares = [event for event in events_of(fake_gpu) if event["event"] == "share"]
     assert [event["slots"] for event in shares] == [4], "two on each of two GPUs"
-    assert (pd.read_csv(believing.results / "sweeps/s/trials.csv")["status"] == "finished").all()
+    assert (pd.read_csv(fake_gpu.results / "sweeps/s/trials.csv")["status"] == "finished").all()
 
-    believing.write(config(count=8, retrain=1, mib=4000, busy=30))
-    again = believing.run(*believing.script("sweep", "--sweep", "s"))
-    assert "requests 4 slots of 0.5 GPU" in again.stdout, "what was found is kept"
-    assert {share for share, _ in started(believing)[8:]} == {0.5}
+    fake_gpu.write(config(count=8, retrain=1, mib=4000, busy=30))
+    again = fake_gpu.run(*fake_gpu.script("sweep", "--sweep", "s"))
+    assert "requests 4 slots of 0.5 GPU" in again.stdout, "the measurement is kept"
+    assert {share for share, _ in started(fake_gpu)[8:]} == {0.5}
 
 
-def test_without_a_gpu_each_trial_has_a_slot_to_itself_and_that_is_said(yard):
-    (yard.folder / "believing.py").write_text(BELIEVING)
+def test_without_a_gpu_each_trial_has_its_own_slot_and_the_log_says_so(yard):
+    (yard.folder / "fake_gpu.py").write_text(FAKE_GPU)
     yard.write(config(count=3, mib=1, busy=1, seconds=0))
     yard.stage()
     done = yard.run(*yard.script("sweep", "--sweep", "s"))

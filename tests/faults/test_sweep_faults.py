@@ -1,4 +1,4 @@
-"""Whatever stops a sweep or a trial of it, what finished stays finished, and only what is missing is trained."""
+"""After a fault in a sweep, finished trials stay finished and only missing ones are trained."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from trainyard.planning.journal import decode_all, read_journal
 from trainyard.utils.jsonl import read_events
 from yard import TINY, Yard
 
-# A model that does what the test wants to happen in the worker: `build` is called there, once per attempt.
+# A model that injects a fault into the worker, which calls `build` once per attempt.
 TROUBLE = """
 import os, signal, time
 from pathlib import Path
@@ -43,8 +43,8 @@ class Greedy(SmallConvNet):
         return super().forward(images)
 """
 
-# Where it does not matter what a trial does: it takes a while, and no torch. With `meet`, it first waits until so many
-# have begun, which takes as many slots; if more than `gated_after` have begun, it ends when there is a file `open`.
+# A trial without torch. With `meet`, it first waits until so many trials have started, which takes as many slots. If
+# more than `gated_after` trials have started, it waits for a file `open`.
 PLAIN = """
 import itertools
 import time
@@ -92,7 +92,7 @@ def config(*, trials, slots=2, **sweep):
 
 
 def lasting(*seconds, slots=2, **sweep):
-    """A sweep of trials that take so long."""
+    """A sweep of trials with these durations."""
     trials = [{"seed": number, "lasts": each} for number, each in enumerate(seconds)]
     slots = slots if isinstance(slots, dict) else {"gpus_per_node": slots}
     return {"sweeps": {"s": {"function": "plain:run", "trials": trials, "slots": slots, **sweep}}}
@@ -122,7 +122,7 @@ def alive(processes):
     return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
-# What goes wrong in a trial: its options, the outcomes of its attempts, and the error of the first.
+# Faults in a trial: its options, the outcomes of its attempts, and the error of the first one.
 FAILURES = {
     "raises for good": ({"model_args.trouble": "raise"}, ["failed", "failed"], "planned trouble"),
     "raises once": ({"model_args.trouble": "raise", "model_args.mark": "raised"}, ["failed", "finished"], "planned"),
@@ -137,7 +137,7 @@ FAILURES = {
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory):
-    """A sweep in which everything goes wrong that can, with one retry; returns it and what it said."""
+    """The yard and the output of a sweep with all these faults and one retry."""
     yard = Yard(tmp_path_factory.mktemp("failures"))
     (yard.folder / "trouble.py").write_text(TROUBLE)
     trials = [options for options, _, _ in FAILURES.values()]
@@ -151,8 +151,8 @@ def failures(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("number", "case"), list(enumerate(FAILURES)), ids=lambda value: str(value))
-def test_a_trial_that_fails_fails_alone(failures, number, case):
-    yard, said = failures
+def test_a_failing_trial_does_not_affect_others(failures, number, case):
+    yard, output = failures
     _, expected, error = FAILURES[case]
     row = table(yard).set_index("seed").loc[number]
     tries = [attempt for attempt in journal_of(yard) if attempt.trial == row["trial"]]
@@ -160,14 +160,14 @@ def test_a_trial_that_fails_fails_alone(failures, number, case):
     assert row["status"] == expected[-1]
     assert error in tries[0].error
     logs = sorted((yard.results / "sweeps/s/logs").glob(f"{row['trial']}-*.log"))
-    assert len(logs) == expected.count("failed"), "only failures get a file"
+    assert len(logs) == expected.count("failed"), "only failures have a log file"
     assert all(error in log.read_text() for log in logs)
-    assert f"{row['trial']}" in said
+    assert f"{row['trial']}" in output
 
 
-def test_a_trial_with_too_little_memory_takes_its_steps_in_parts(failures):
-    """Which the journal and the table tell; what it learns is what it would have, but for the order of sums."""
-    yard, said = failures
+def test_a_trial_that_is_out_of_memory_halves_its_micro_batches(failures):
+    """The journal and the table record the micro-batch size."""
+    yard, output = failures
     rows = table(yard).set_index("seed")
     row = rows.loc[list(FAILURES).index("has too little memory")]
     assert (row["micro_batch"], row["accumulation"]) == (8, 4)
@@ -175,15 +175,15 @@ def test_a_trial_with_too_little_memory_takes_its_steps_in_parts(failures):
     assert (whole["micro_batch"], whole["accumulation"]) == (32, 1)
     events = [each for each in read_events(yard.results / "sweeps/s/journal.jsonl") if each["event"] == "halved"]
     assert [(each["trial"], each["micro_batch"]) for each in events] == [(row["trial"], 16), (row["trial"], 8)]
-    assert "out of memory; continues with micro-batches of 8 images x 4" in said
+    assert "out of memory; continues with micro-batches of 8 images x 4" in output
 
 
-def test_with_stop_a_failed_trial_ends_the_sweep_in_an_error_and_is_tried_again_by_the_next(trouble):
+def test_with_on_failed_trial_stop_the_sweep_ends_in_an_error_and_the_next_run_retries(trouble):
     trials = [{}, {"model_args.trouble": "raise", "model_args.mark": f"{trouble.folder}/mark"}]
     trouble.write(config(trials=trials, retries=0, on_failed_trial="stop"))
     done = trouble.run(*sweep_command(trouble), check=False)
     assert done.returncode == 1
-    assert outcomes(trouble) == {"finished": 1, "failed": 1}, "without retries it is tried once"
+    assert outcomes(trouble) == {"finished": 1, "failed": 1}, "without retries there is one attempt"
     assert "FAILED (gave up): RuntimeError: planned trouble" in done.stdout
     assert "1 of 2 trials are without a result" in done.stdout
     assert "Traceback" not in done.stdout
@@ -200,13 +200,13 @@ def test_a_sweep_in_which_everything_fails_is_an_error(trouble):
     assert "planned trouble" in done.stdout
 
 
-def test_a_killed_driver_loses_only_the_trials_in_progress(plain):
-    """Also where it is killed in the middle of writing that one has finished."""
+def test_a_killed_driver_loses_only_running_trials(plain):
+    """Also if it is killed while it writes to the journal."""
     plain.write(lasting(*[0] * 6, args={"gated_after": 2}))
     driver = plain.start(*sweep_command(plain))
     wait_until(
         lambda: outcomes(plain)["finished"] >= 2 and outcomes(plain)["running"],
-        what="trials run",
+        what="two trials to finish and one to run",
         while_running=driver,
     )
     family = descendants(driver.pid)
@@ -219,14 +219,14 @@ def test_a_killed_driver_loses_only_the_trials_in_progress(plain):
         journal.write(f'{{"event":"finished","trial":"{running}","attempt":1,"ti')
     done_before = {a.trial: a for a in fold_attempts(decode_all(before)) if a.outcome == "finished"}
     assert not (plain.results / "sweeps/s/trials.csv").exists()
-    wait_until(lambda: not alive(family), what="Ray and its workers are gone")
+    wait_until(lambda: not alive(family), what="Ray and its workers to end")
 
     (plain.folder / "open").touch()
     done = plain.run(*sweep_command(plain))
     assert f"{6 - len(done_before)} of 6 trials pending" in done.stdout
     assert all(json.loads(line) for line in path.read_text().splitlines())
     after = read_events(path)
-    assert after[: len(before)] == before, "nothing of the journal is rewritten"
+    assert after[: len(before)] == before, "the journal is only appended to"
     trained_again = {a.trial for a in fold_attempts(decode_all(after[len(before) :])) if a.outcome == "finished"}
     assert trained_again.isdisjoint(done_before)
     assert len(trained_again) + len(done_before) == 6
@@ -237,25 +237,27 @@ def test_a_killed_driver_loses_only_the_trials_in_progress(plain):
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_a_driver_asked_to_end_records_it_and_leaves_nothing_running(plain, sent):
-    """Also where it was started with SIGINT ignored, as `&` in a script does."""
+def test_an_interrupted_driver_records_it_and_leaves_no_process(plain, sent):
+    """Also if it was started with SIGINT ignored, as with `&` in a script."""
     plain.write(lasting(3600, 3600))
     driver = plain.start("env", "--ignore-signal=INT", *sweep_command(plain))
-    wait_until(lambda: outcomes(plain)["running"] == 2, what="both trials run", while_running=driver)
+    wait_until(lambda: outcomes(plain)["running"] == 2, what="both trials to run", while_running=driver)
     family = descendants(driver.pid)
     driver.send_signal(sent)
-    said, _ = driver.communicate(timeout=PATIENCE_SECONDS)
+    output, _ = driver.communicate(timeout=PATIENCE_SECONDS)
     assert driver.returncode == 130
-    assert "interrupted: finished work is kept" in said
-    assert "Traceback" not in said
+    assert "interrupted: finished work is kept" in output
+    assert "Traceback" not in output
     assert outcomes(plain) == {"interrupted": 2}
-    wait_until(lambda: not alive(family), what="Ray and its workers are gone")
+    wait_until(lambda: not alive(family), what="Ray and its workers to end")
 
 
-def test_two_drivers_never_mix(plain):
+def test_two_drivers_never_run_at_once(plain):
     plain.write(lasting(0, 0, args={"gated_after": 0}))
     first = plain.start(*sweep_command(plain))
-    wait_until(lambda: outcomes(plain)["running"] == 2, what="the first driver works", while_running=first)
+    wait_until(
+        lambda: outcomes(plain)["running"] == 2, what="both trials of the first driver to run", while_running=first
+    )
     second = plain.run(*sweep_command(plain), check=False)
     assert second.returncode == 1
     assert f"is in use by process {first.pid} on " in second.stdout
@@ -267,8 +269,8 @@ def test_two_drivers_never_mix(plain):
     assert outcomes(plain) == {"finished": 2}
 
 
-def test_a_sweep_leaves_no_process_and_no_file_of_ray_behind(plain):
-    plain.environment["TMPDIR"] = temporary = tempfile.mkdtemp(prefix="t-")  # a short path, for Ray's sockets
+def test_a_sweep_leaves_no_process_or_file_of_ray(plain):
+    plain.environment["TMPDIR"] = temporary = tempfile.mkdtemp(prefix="t-")  # the paths of Ray's sockets must be short
     plain.write(lasting(1, 1))
     driver = plain.start(*sweep_command(plain))
     family, files = [], set()
@@ -280,15 +282,15 @@ def test_a_sweep_leaves_no_process_and_no_file_of_ray_behind(plain):
             break
         time.sleep(0.2)
     assert driver.wait() == 0
-    assert len(set(family)) >= 4, "Ray and two workers were there"
-    wait_until(lambda: not alive(family), what="all processes are gone")
-    assert files, "Ray had a folder there"
+    assert len(set(family)) >= 4, "Ray and two workers ran"
+    wait_until(lambda: not alive(family), what="all processes to end")
+    assert files, "Ray had a folder"
     assert list(Path(temporary).glob("ty-*")) == []
     shutil.rmtree(temporary)
 
 
 @pytest.mark.parametrize("options", [("--sweep", "t"), ("--sweep", "s")])
-def test_what_cannot_be_run_is_said_in_a_line(yard, options):
+def test_a_sweep_that_cannot_start_says_why_in_one_line(yard, options):
     yard.write(config(trials=[{}]))
     done = yard.run(*yard.script("sweep", *options), check=False)
     assert done.returncode == 1
@@ -298,13 +300,13 @@ def test_what_cannot_be_run_is_said_in_a_line(yard, options):
     )
 
 
-def test_a_retrain_of_a_trial_that_is_not_there_is_refused(trouble):
+def test_retraining_an_unknown_trial_is_an_error(trouble):
     trouble.write(config(trials=[{}], retrain={"0123456789": 1}))
     done = trouble.run(*sweep_command(trouble), check=False)
     assert "sweeps.s.retrain: not a trial of this sweep: 0123456789" in done.stdout
 
 
-def test_data_that_a_slot_cannot_open_end_the_sweep_with_the_reason(trouble):
+def test_data_that_cannot_be_opened_end_the_sweep_with_the_reason(trouble):
     (trouble.results / "data/tiny/val-images.npy").unlink()
     done = trouble.run(*sweep_command(trouble), check=False)
     assert done.returncode == 1
@@ -313,7 +315,7 @@ def test_data_that_a_slot_cannot_open_end_the_sweep_with_the_reason(trouble):
     assert "Traceback" not in done.stdout
 
 
-# Python reads this at its start: the first worker of a sweep that gets so far cannot import what it needs.
+# A sitecustomize.py with which one worker of a sweep cannot import a module that it needs.
 ONE_BROKEN_WORKER = """
 import os, sys
 if any("default_worker" in argument for argument in sys.orig_argv):
@@ -325,23 +327,23 @@ if any("default_worker" in argument for argument in sys.orig_argv):
 """
 
 
-def test_a_slot_that_cannot_be_started_is_given_up_and_the_others_do_its_work(trouble):
+def test_a_slot_that_cannot_start_is_given_up_and_the_others_run_its_trials(trouble):
     (trouble.folder / "sitecustomize.py").write_text(ONE_BROKEN_WORKER.format(folder=trouble.folder))
-    gate = trouble.folder / "heard"  # trials wait until the broken slot has been heard of
+    gate = trouble.folder / "reported"  # trials wait until the failure of the slot is reported
     trouble.write(config(trials=[{"model_args.gate": str(gate)}] * 4))
-    driver, said = trouble.start(*sweep_command(trouble)), ""
+    driver, output = trouble.start(*sweep_command(trouble)), ""
     for line in driver.stdout:
-        said += line
+        output += line
         if "going on with 1 of 2 slots" in line:
             gate.touch()
     assert driver.wait() == 0
     assert outcomes(trouble) == {"finished": 4}
-    assert "import of trainyard.training.loaders halted" in said
+    assert "import of trainyard.training.loaders halted" in output
     assert table(trouble, "timeline")["slot"].nunique() == 1
 
 
 def test_trials_run_longest_first_on_all_slots_at_once(plain):
-    """Of four short trials and one that takes twice as long, the long one is among the first three."""
+    """The long trial is among the first three."""
     plain.write(lasting(0.5, 0.5, 0.5, 0.5, 1.0, slots=3, cost="lasts", args={"meet": 3}))
     plain.run(*sweep_command(plain))
     rows = table(plain, "timeline")
@@ -351,21 +353,21 @@ def test_trials_run_longest_first_on_all_slots_at_once(plain):
     for _, lane in rows.groupby("slot"):
         ordered = lane.sort_values("start")
         assert (ordered["start"].iloc[1:].to_numpy() >= ordered["end"].iloc[:-1].to_numpy()).all(), (
-            "one trial a slot at a time"
+            "one trial per slot at a time"
         )
 
 
-def test_what_has_finished_corrects_the_order_of_what_waits(plain):
-    """By its `cost`, the sweep would run the shortest first; one trial that has finished is enough to doubt that."""
+def test_measured_durations_correct_the_order_of_pending_trials(plain):
+    """By its `cost` expression, the shortest trials would run first; one finished trial contradicts it."""
     plain.write(lasting(0.3, 1.3, 1.9, 2.5, slots=1, cost="-lasts"))
     plain.run(*sweep_command(plain))
     rows = table(plain, "timeline").merge(table(plain, "trials"), on="trial").sort_values("start")
     assert rows["lasts"].tolist() == [0.3, 2.5, 1.9, 1.3]
 
 
-def test_a_gpu_can_be_shared_by_several_slots(plain):
+def test_several_slots_share_a_gpu(plain):
     plain.write(lasting(*[0] * 4, slots={"gpus_per_node": 2, "gpus_per_trial": 0.5}, args={"meet": 4}))
     plain.run(*sweep_command(plain))
     slots_of = table(plain, "timeline").groupby("gpu")["slot"].nunique()
     assert set(slots_of.index) == {0, 1}
-    assert slots_of.max() == 2, "two slots on a GPU, and no more"
+    assert slots_of.max() == 2, "two slots per GPU"

@@ -11,7 +11,7 @@ from imagesets import pack, pixels, write_tree
 
 @pytest.fixture
 def sources(yard, monkeypatch):
-    """A folder with a bad image, an archive on a server, a table; their sections of the config."""
+    """The server, and the config of a folder with a bad image, an archive on the server and a table."""
     yard.environment["no_proxy"] = "*"
     images, labels = pixels(20, (12, 12, 3)), np.arange(20) % 4
     tree = write_tree(yard.folder / "tree", images, labels)
@@ -39,10 +39,10 @@ def test_datasets_of_every_kind_are_downloaded_staged_and_plotted(yard, sources)
     server, datasets = sources
     config = {"datasets": datasets, "data": {"downloads": str(yard.folder / "downloads")}}
     yard.write(config)
-    said = yard.snakemake("--retries", "0", "--", "data", check=False)
-    assert "1 x not an image" in said
-    assert "train/class1/00001.png" in said
-    assert "on_bad_image: skip" in said
+    output = yard.snakemake("--retries", "0", "--", "data", check=False)
+    assert "1 x not an image" in output
+    assert "train/class1/00001.png" in output
+    assert "on_bad_image: skip" in output
     assert not (yard.results / "data/tree/meta.json").exists()
     for name in ("remote", "prices"):
         assert (yard.results / f"data/{name}/meta.json").exists(), "one bad dataset keeps no other from being staged"

@@ -1,6 +1,6 @@
-"""What `-n` says of each ready-made config on the Slurm profile, compared with its golden text.
+"""The output of `-n` for each ready-made config on the Slurm profile, compared with its golden file.
 
-After a change that is meant: python tests/workflow/test_plans.py
+To update the golden files: python tests/workflow/test_plans.py
 """
 
 import re
@@ -25,10 +25,10 @@ def start(name: str, folder: str) -> subprocess.Popen:
 
 
 def plan_of(started: subprocess.Popen) -> str:
-    """What is said of each job, in a fixed order."""
-    said = started.communicate(timeout=PATIENCE_SECONDS)[0]
-    jobs = re.findall(r"^Job \d+: (.*)$", said, re.MULTILINE)
-    assert jobs, said
+    """The message of each job, sorted."""
+    output = started.communicate(timeout=PATIENCE_SECONDS)[0]
+    jobs = re.findall(r"^Job \d+: (.*)$", output, re.MULTILINE)
+    assert jobs, output
     return "".join(f"{job}\n" for job in sorted(jobs))
 
 
@@ -44,11 +44,11 @@ def found():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_ready_made_config_asks_for_what_its_golden_plan_says(found, name):
+def test_a_ready_made_config_has_its_golden_plan(found, name):
     assert found[name] == (GOLDEN / f"{name}.txt").read_text()
 
 
-def test_every_config_is_ready_made_or_the_demo():
+def test_every_config_has_a_golden_plan_except_the_demo():
     assert {path.stem for path in (ROOT / "config").glob("*.yaml")} == {*NAMES, "config"}
 
 

@@ -1,4 +1,4 @@
-"""The workflow as a user sees it: what `-n` says, what a run makes, what a change runs again."""
+"""The workflow as a user runs it: dry runs, results, and what runs again after a change."""
 
 import json
 import re
@@ -32,7 +32,7 @@ FULL = {
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory) -> Yard:
-    """A finished run of a config that has something of everything; tests only look at it."""
+    """A finished run of a config with everything, which tests do not modify."""
     yard = Yard(tmp_path_factory.mktemp("done"))
     generator = np.random.default_rng(0)
     frame = pd.DataFrame({"size": generator.normal(size=60), "price": generator.normal(size=60)})
@@ -47,22 +47,22 @@ def read(yard, path):
     return pd.read_csv(yard.results / path)
 
 
-def test_a_dry_run_says_what_is_pending_before_anything_exists(yard):
+def test_a_dry_run_lists_pending_trials_before_anything_exists(yard):
     yard.write(TINY)
-    said = yard.snakemake("-n")
-    assert "sweep lr: 4 of 4 trials pending; requests 2 slots of 1 GPU and 1 CPU; the time is unknown" in said
+    output = yard.snakemake("-n")
+    assert "sweep lr: 4 of 4 trials pending; requests 2 slots of 1 GPU and 1 CPU; the time is unknown" in output
     assert not yard.results.exists(), "a dry run writes nothing"
 
 
 def test_a_config_with_mistakes_stops_before_anything_runs(yard):
     yard.write({**TINY, "sweps": {}, "pricing": {"gpu_hour": "free"}})
-    said = yard.snakemake("-n", check=False)
-    assert "2 errors in config" in said
-    assert "sweps: unknown key; did you mean 'sweeps'?" in said
-    assert "Traceback" not in said
+    output = yard.snakemake("-n", check=False)
+    assert "2 errors in config" in output
+    assert "sweps: unknown key; did you mean 'sweeps'?" in output
+    assert "Traceback" not in output
 
 
-def test_trials_have_a_row_each_with_the_columns_of_the_contract(done):
+def test_the_trials_table_has_a_row_per_trial_and_the_documented_columns(done):
     rows = read(done, "sweeps/lr/trials.csv")
     assert list(rows.columns[:5]) == ["trial", "lr", "status", "attempts", "seconds"]
     assert rows["lr"].tolist() == [0.01, 0.02, 0.03, 0.04]
@@ -70,7 +70,7 @@ def test_trials_have_a_row_each_with_the_columns_of_the_contract(done):
     assert rows["val_accuracy"].between(0, 1).all()
 
 
-def test_the_timeline_has_every_attempt_with_its_place(done):
+def test_the_timeline_has_every_attempt_with_its_slot(done):
     rows = read(done, "sweeps/lr/timeline.csv")
     contract = ["trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome"]
     added = ["gpu_model", "device", "expected_seconds", "gpus_per_trial", "seconds"]
@@ -92,14 +92,14 @@ def test_a_scaling_study_has_a_row_per_scale(done):
         "same global batches"
     )
     assert rows.loc["1x2", "val_loss"] == pytest.approx(rows.loc["1x1", "val_loss"], abs=1e-5)
-    assert pd.isna(rows.loc["1x1", "exposed_comm_fraction"]), "one rank waits for no other"
+    assert pd.isna(rows.loc["1x1", "exposed_comm_fraction"]), "a single rank does not communicate"
     assert 0 <= rows.loc["1x2", "exposed_comm_fraction"] < 1
     assert rows["data_wait_fraction"].between(0, 1).all()
     assert (rows["cpu_rss_peak_mib"] > 100).all()
     assert rows[["gpu0_peak_mib", "gpu0_avg_mib", "gpu0_mode_mib", "mfu"]].isna().all(axis=None), "unknown is not zero"
 
 
-def test_the_table_is_of_all_repeats_which_have_seeds_of_their_own(done):
+def test_the_table_averages_repeats_with_different_seeds(done):
     rows = read(done, "scaling/ranks/scaling.csv").set_index("scale")
     runs = [read(done, f"scaling/ranks/{run}/history.csv") for run in ("1x2", "1x2/repeat-2")]
     assert (rows["repeats"] == 2).all()
@@ -108,13 +108,13 @@ def test_the_table_is_of_all_repeats_which_have_seeds_of_their_own(done):
     assert rows.loc["1x2", "val_loss"] == pytest.approx(sum(last) / 2)
     assert rows.loc["1x2", "speedup_low"] < rows.loc["1x2", "speedup"] < rows.loc["1x2", "speedup_high"]
     assert (rows["gradient_mib"] > 0).all()
-    assert rows.loc["1x2", "allreduce_mib"] == rows.loc["1x2", "gradient_mib"], "2 (N - 1) / N of it, N = 2"
+    assert rows.loc["1x2", "allreduce_mib"] == rows.loc["1x2", "gradient_mib"], "2 (N - 1) / N of the gradients, N = 2"
     assert set(rows["verdict"]) == {"on CPUs: says nothing of GPUs"}
     assert rows[["cost", "cost_per_million_images"]].isna().all(axis=None)
     assert "there is no recommendation" in (done.results / "tables/scaling/ranks.html").read_text()
 
 
-def test_what_a_sweep_cost_stands_beside_what_other_ways_would_have(done):
+def test_the_cost_of_a_sweep_is_compared_with_other_strategies(done):
     trials, rows = read(done, "sweeps/lr/trials.csv"), read(done, "sweeps/lr/strategies.csv").set_index("strategy")
     assert list(rows.index) == ["separate_jobs", "job_array", "packed"]
     array, packed, seconds = rows.loc["job_array"], rows.loc["packed"], trials["seconds"]
@@ -134,27 +134,27 @@ def test_what_a_sweep_cost_stands_beside_what_other_ways_would_have(done):
     assert "best val_accuracy (highest): " in page
 
 
-def test_every_table_is_there_as_parquet_and_readable_without_options(done):
+def test_every_table_is_also_written_as_parquet(done):
     for path in ("sweeps/lr/trials", "sweeps/lr/epochs", "sweeps/lr/strategies", "scaling/ranks/scaling",
                  "scaling/ranks/1x2/repeat-2/history", "trees/images/trees"):  # fmt: skip
         pd.testing.assert_frame_equal(pd.read_parquet(done.results / f"{path}.parquet"), read(done, f"{path}.csv"))
 
 
-def test_the_plan_says_what_is_missing_and_what_it_will_cost(done, yard):
+def test_the_plan_predicts_the_cost_of_missing_results(done, yard):
     shutil.copytree(done.folder, yard.folder, dirs_exist_ok=True)
     grown = json.loads(json.dumps(FULL))
     grown["sweeps"]["lr"]["grid"]["lr"] += [0.05, 0.06, 0.07]
     grown["scaling"]["ranks"]["scales"] += ["1x4"]
     yard.write(grown)
-    said = yard.snakemake("plan")
-    assert re.search(r"sweep lr .* 3 of 7 .*\d+ s", said)
+    output = yard.snakemake("plan")
+    assert re.search(r"sweep lr .* 3 of 7 .*\d+ s", output)
     rows = read(yard, "plan/plan.csv").fillna({"strategy": "none"}).set_index(["job", "strategy"])
     packed, array = rows.loc["sweep lr", "packed"], rows.loc["sweep lr", "job_array"]
     assert (packed["pending"], packed["jobs"], packed["gpus"], packed["basis"]) == (3, 1, 2, "4 measured trials")
     low, expected, high = packed[[f"predicted_{name}seconds" for name in ("low_", "", "high_")]]
     assert low <= expected <= high
     assert (array["jobs"], array["gpus"]) == (3, 1)
-    assert pd.isna(packed["walltime_minutes"]), "on one machine, nobody is asked for any"
+    assert pd.isna(packed["walltime_minutes"]), "there is no walltime on one machine"
     assert rows.loc[("train ranks 1x4", "none"), "basis"] == "ideal scaling from 1x2, which ran on CPUs"
     assert packed["predicted_cost"] == pytest.approx(2.5 * packed["predicted_gpu_hours"])
     assert (yard.results / "plan/lr.png").exists()
@@ -162,7 +162,7 @@ def test_the_plan_says_what_is_missing_and_what_it_will_cost(done, yard):
     assert not (done.results / "plan").exists(), "nothing is missing"
 
 
-def test_what_the_node_did_while_it_trained_is_sampled(done):
+def test_telemetry_is_sampled_during_a_training(done):
     for scale in ("1x1", "1x2"):
         folder = done.results / f"scaling/ranks/{scale}/telemetry"
         gpu, cpu = (pd.read_csv(next(folder.glob(f"{kind}-*.csv"))) for kind in ("gpu", "cpu"))
@@ -179,11 +179,11 @@ def test_every_scale_has_its_history_and_its_epoch_lines(done):
         log = (done.results / f"logs/train/ranks-{scale}.log").read_text()
         line = (r"Epoch \[2/2\] LR: \d\.\d{6} \| Loss \(train, val\): \d+\.\d{3}, \d+\.\d{3} \| "
                 r"Accuracy \(train, val\): \d+\.\d\d%, \d+\.\d\d% \| Throughput: \d+\.\d img/s")  # fmt: skip
-        assert len(re.findall(line, log)) == 1, "rank 0 alone says it"
+        assert len(re.findall(line, log)) == 1, "only rank 0 logs it"
 
 
 def test_a_trial_and_one_rank_give_bit_identical_metrics(done):
-    """The same spec as a trial of a sweep and as scale 1x1: one loop trains both."""
+    """The same spec as a trial of a sweep and as scale 1x1."""
     spec = {"dataset": "tiny", "trials": [{}], "train": FULL["scaling"]["ranks"]["train"]}
     yard = Yard(done.folder / "same")
     yard.folder.mkdir()
@@ -203,7 +203,7 @@ def test_trees_have_a_row_per_model(done):
     assert (images["threads"] >= 1).all()
 
 
-def test_the_report_has_every_picture_and_table_with_its_caption(done):
+def test_the_report_has_every_plot_and_table_with_its_caption(done):
     report = (done.folder / "report.html").read_text()
     for name in (
         "samples.svg",
@@ -232,7 +232,7 @@ def test_a_finished_run_has_nothing_to_do(done):
     assert "Nothing to be done" in done.snakemake("-n")
 
 
-def test_what_changes_no_result_runs_nothing(done):
+def test_options_that_change_no_result_run_nothing(done):
     changed = json.loads(json.dumps(FULL))
     changed["sweeps"]["lr"] |= {"slots": {"gpus_per_node": 1}, "retries": 3}
     done.write(changed)
@@ -242,28 +242,25 @@ def test_what_changes_no_result_runs_nothing(done):
         done.write(FULL)
 
 
-def test_five_more_trials_train_five_and_retrain_trains_again(yard, done):
+def test_adding_five_trials_trains_five_and_retrain_trains_again(yard, done):
     shutil.copytree(done.folder, yard.folder, dirs_exist_ok=True)
     grown = json.loads(json.dumps(TINY))
     grown["sweeps"]["lr"]["grid"]["lr"] += [0.05, 0.06, 0.07, 0.08, 0.09]
     yard.write(grown)
-    assert "sweep lr: 5 of 9 trials pending; requests 2 slots of 1 GPU and 1 CPU; predicted" in yard.snakemake(
-        "-n", "sweeps"
-    )
-    said = yard.snakemake("sweeps")
-    assert said.count("validation accuracy") == 5
+    output = yard.snakemake("sweeps")
+    assert "sweep lr: 5 of 9 trials pending; requests 2 slots of 1 GPU and 1 CPU; predicted" in output
+    assert output.count("validation accuracy") == 5
     assert (read(yard, "sweeps/lr/trials.csv")["attempts"] == 1).all()
 
     one = read(yard, "sweeps/lr/trials.csv")["trial"][0]
     grown["sweeps"]["lr"]["retrain"] = {one: 1}
     yard.write(grown)
-    assert "sweep lr: 1 of 9 trials pending" in yard.snakemake("-n", "sweeps")
-    yard.snakemake("sweeps")
+    assert "sweep lr: 1 of 9 trials pending" in yard.snakemake("sweeps")
     assert read(yard, "sweeps/lr/trials.csv").set_index("trial").loc[one, "attempts"] == 2
     assert "Nothing to be done" in yard.snakemake("-n", "sweeps")
 
 
-def test_a_workflow_killed_in_mid_sweep_goes_on_with_what_is_missing(yard):
+def test_a_workflow_killed_during_a_sweep_continues_with_the_missing_trials(yard):
     (yard.folder / "slow.py").write_text(
         "import time\nfrom pathlib import Path\n"
         "def run(config, context):\n"
@@ -280,22 +277,22 @@ def test_a_workflow_killed_in_mid_sweep_goes_on_with_what_is_missing(yard):
     journal = yard.results / "sweeps/lr/journal.jsonl"
     wait_until(
         lambda: journal.exists() and '"finished"' in journal.read_text(),
-        what="a trial finished",
+        what="a trial to finish",
         while_running=snakemake,
     )
     yard.kill_session(snakemake)
     (yard.folder / "again").touch()
     finished = journal.read_text().count('"finished"')
-    said = yard.snakemake("sweeps")
-    assert f"sweep lr: {4 - finished} of 4 trials pending" in said
-    assert said.count("validation accuracy") == 4 - finished
+    output = yard.snakemake("sweeps")
+    assert f"sweep lr: {4 - finished} of 4 trials pending" in output
+    assert output.count("validation accuracy") == 4 - finished
     assert (read(yard, "sweeps/lr/trials.csv")["status"] == "finished").all()
     assert read(yard, "sweeps/lr/trials.csv")["lr"].tolist() == [1e-5, 0.00001234, 1e16, 2.5]
     for options in ([], ["--config", f"sweeps={{lr: {{retries: 3, grid: {{lr: {numbers}}}}}}}"]):
         assert "Nothing to be done" in yard.snakemake("-n", "sweeps", *options)
 
 
-def test_a_scale_interrupted_between_epochs_continues_and_ends_the_same_and_another_begins_anew(yard, done):
+def test_a_scale_resumes_to_the_same_metrics_and_another_spec_starts_over(yard, done):
     yard.write(FULL)
     (yard.folder / "prices.csv").write_bytes((done.folder / "prices.csv").read_bytes())
     yard.stage()
@@ -304,42 +301,42 @@ def test_a_scale_interrupted_between_epochs_continues_and_ends_the_same_and_anot
     folder = next((yard.results / "scaling/ranks/1x1/checkpoints").iterdir())
     newest = max(folder.glob("epoch-*.pt"))
     newest.unlink()
-    said = yard.run(*command).stdout
-    assert "continuing after epoch 1" in said
-    assert said.count("Epoch [") == 1
+    output = yard.run(*command).stdout
+    assert "continuing after epoch 1" in output
+    assert output.count("Epoch [") == 1
     for metric in ("train_loss", "val_loss", "val_accuracy"):
         again, before = read(yard, "scaling/ranks/1x1/history.csv"), read(done, "scaling/ranks/1x1/history.csv")
         assert again[metric].tolist() == before[metric].tolist()
     other = json.loads(json.dumps(FULL))
     other["scaling"]["ranks"]["train"]["lr"] = 0.07
     yard.write(other)
-    said = yard.run(*command).stdout
-    assert said.count("Epoch [") == 2
-    assert f"starting over: {folder} holds checkpoints of another training: train.lr" in said
-    assert len(list(folder.glob("epoch-*.pt"))) == 2, "nothing of the other one is lost"
+    output = yard.run(*command).stdout
+    assert output.count("Epoch [") == 2
+    assert f"starting over: {folder} holds checkpoints of another training: train.lr" in output
+    assert len(list(folder.glob("epoch-*.pt"))) == 2, "the checkpoints of the other one are kept"
 
 
 def test_the_wrong_number_of_ranks_is_explained(yard):
     yard.write(FULL)
     yard.stage()
     yard.environment |= ONE_RANK
-    said = yard.run(*yard.script("train", "--study", "ranks", "--scale", "1x2"), check=False).stdout
-    assert "scale 1x2 needs 2 ranks, but there are 1: start it with torchrun --nnodes 1 --nproc-per-node 2" in said
+    output = yard.run(*yard.script("train", "--study", "ranks", "--scale", "1x2"), check=False).stdout
+    assert "scale 1x2 needs 2 ranks, but there are 1: start it with torchrun --nnodes 1 --nproc-per-node 2" in output
 
 
 PROGRAMS = sorted(path.stem for path in (ROOT / "scripts").glob("*.py"))
 
 
-# Runs each program with --help, all in one process: most of them import torch.
+# Runs each program with --help, all in one process to import torch once.
 HELP = """
 import contextlib, io, json, runpy, sys
-said = {}
+texts = {}
 for path in sys.argv[1:]:
     with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
         sys.argv = [path, "--help"]
         runpy.run_path(path, run_name="__main__")
-    said[path] = output.getvalue()
-print(json.dumps(said))
+    texts[path] = output.getvalue()
+print(json.dumps(texts))
 """
 
 
@@ -348,16 +345,16 @@ def helps(tmp_path_factory):
     yard, scripts = Yard(tmp_path_factory.mktemp("help")), ROOT / "scripts"
     yard.environment["PYTHONPATH"] = str(scripts)
     paths = [str(scripts / f"{program}.py") for program in PROGRAMS]
-    said = json.loads(yard.run(sys.executable, "-c", HELP, *paths).stdout)
-    return {Path(path).stem: text for path, text in said.items()}
+    texts = json.loads(yard.run(sys.executable, "-c", HELP, *paths).stdout)
+    return {Path(path).stem: text for path, text in texts.items()}
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_every_program_helps_with_an_example(helps, program):
+def test_the_help_of_every_program_has_an_example(helps, program):
     assert f"example: python scripts/{program}.py" in helps[program]
 
 
-def test_status_shows_how_a_sweep_stands(done):
-    said = done.run(*done.script("status")).stdout
-    assert "lr" in said
-    assert "finished" in said
+def test_status_shows_the_progress_of_a_sweep(done):
+    output = done.run(*done.script("status")).stdout
+    assert "lr" in output
+    assert "finished" in output
