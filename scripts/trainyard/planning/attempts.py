@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trial_status import CONCLUSIVE, WITH_RESULT, TrialStatus
 from trainyard.planning.journal import (
     PLACE,
     Ended,
@@ -126,6 +126,15 @@ def group_by_trial(attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:
     return grouped
 
 
+_FINISHED: Final = frozenset({TrialStatus.FINISHED})
+_RESULTS: Final = {  # by whether attempts that were stopped early, and those that diverged, are admitted
+    (False, False): _FINISHED,
+    (True, False): WITH_RESULT,
+    (False, True): _FINISHED | {TrialStatus.DIVERGED},
+    (True, True): CONCLUSIVE,
+}
+
+
 def find_result(
     attempts: Iterable[Attempt], generation: int = 0, *, early: bool = False, diverged: bool = False
 ) -> Attempt | None:
@@ -133,8 +142,8 @@ def find_result(
 
     `early` and `diverged` admit attempts that were stopped early or diverged.
     """
-    allowed = {TrialStatus.FINISHED: True, TrialStatus.STOPPED: early, TrialStatus.DIVERGED: diverged}
-    counting = [each for each in attempts if allowed.get(each.outcome) and each.generation >= generation]
+    allowed = _RESULTS[early, diverged]
+    counting = [each for each in attempts if each.outcome in allowed and each.generation >= generation]
     return counting[-1] if counting else None
 
 

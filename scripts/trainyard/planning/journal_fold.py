@@ -245,7 +245,7 @@ class Fold:
         columns = cached["attempts"]
         for values in zip(*(columns[name] for name in _CACHED), strict=True) if columns else ():
             attempt = Attempt(**dict(zip(_CACHED, values, strict=True)))
-            attempt.outcome = TrialStatus(attempt.outcome)
+            attempt.outcome = _STATUS[attempt.outcome]
             attempt.where = cached["where"][values[_WHERE]]
             self.attempts[_key(attempt)] = attempt
         for trial, number, lines in cached["open"]:
@@ -269,6 +269,7 @@ class Fold:
 
 
 _WHERE: Final = _CACHED.index("where")
+_STATUS: Final = {status.value: status for status in TrialStatus}  # a lookup is faster than a call of TrialStatus
 
 
 def _key(attempt: Attempt) -> tuple[str, int]:
