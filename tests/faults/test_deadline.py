@@ -9,8 +9,8 @@ from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
 from yard import ONE_RANK, ROOT, TINY, Yard
 
-# Runs a program of scripts/ in a job whose walltime ends {seconds} after trial {begun} has started, as the time before
-# depends on the load of the machine; for {begun} 0, after the program has started.
+# Runs a program of scripts/ in a job whose walltime ends so many seconds after trial {after_trial} has started, as the
+# time before depends on the load of the machine; for 0, after the program has started.
 DRIVER = """
 import math, sys, time
 from pathlib import Path
@@ -28,7 +28,7 @@ class Job(slurm_allocation.Allocation):
     def deadline(self):
         events = jsonl.read_events(Path({journal!r}))
         starts = [self.began, *(each["time"] for each in events if each["event"] == "started")]
-        return starts[{begun}] + {seconds} if len(starts) > {begun} else math.inf
+        return starts[{after_trial}] + {seconds} if len(starts) > {after_trial} else math.inf
 
 job = Job(job="7", nodes=("here",), end_time=math.inf, gpu_model="a100")
 slurm_allocation.current_allocation = lambda: job
@@ -68,9 +68,11 @@ def lasting(*seconds):
     return {"sweeps": {"s": {"function": "plain:run", "trials": trials, "cost": "lasts"}}}
 
 
-def run_for(yard, seconds, *options, program="sweep", begun=0, check):
+def run_for(yard, seconds, *options, program="sweep", after_trial=0, check):
     journal = str(yard.results / "sweeps/s/journal.jsonl")
-    code = DRIVER.format(scripts=str(ROOT / "scripts"), seconds=seconds, program=program, begun=begun, journal=journal)
+    code = DRIVER.format(
+        scripts=str(ROOT / "scripts"), seconds=seconds, program=program, after_trial=after_trial, journal=journal
+    )
     (yard.folder / "driver.py").write_text(code)
     yard.environment["PYTHONPATH"] += f":{ROOT / 'scripts'}"  # Ray's workers import from the folder of the program
     if program == "train":
@@ -86,7 +88,7 @@ def journal_of(yard):
 def test_no_trial_starts_that_cannot_end_in_time_and_the_next_run_continues(slow):
     (slow.folder / "plain.py").write_text("import time\ndef run(config, context):\n    time.sleep(config['lasts'])\n")
     slow.write(lasting(9, 9, 9))
-    done = run_for(slow, 20, begun=1, check=False)  # enough for one trial of 9 to 15 s, not for two
+    done = run_for(slow, 20, after_trial=1, check=False)  # enough for one trial of 9 to 15 s, not for two
     assert done.returncode == 1
     rows = journal_of(slow)
     assert {attempt.outcome for attempt in rows} == {"finished"}, "no trial was started in vain"
@@ -106,7 +108,7 @@ def test_no_trial_starts_that_can_neither_end_nor_resume(slow):
     config = lasting(0.5, 0.6, 0.7, 7200)
     config["sweeps"]["s"]["resumable"] = False
     slow.write(config)
-    done = run_for(slow, 600, begun=2, check=False)
+    done = run_for(slow, 600, after_trial=2, check=False)
     assert done.returncode == 1
     assert "none could end in time" in done.stdout
     assert [attempt.outcome for attempt in journal_of(slow)] == ["finished"] * 3
@@ -115,7 +117,7 @@ def test_no_trial_starts_that_can_neither_end_nor_resume(slow):
 def test_a_trial_stops_and_resumes_from_the_same_step_and_one_that_hangs_is_killed(slow):
     """One trial has epochs of two steps of 0.5 s each; building the model of the other one takes a minute, once.
 
-    Seventeen seconds after the first has begun, both are told to stop: by then the one is somewhere in the middle.
+    17 s after the start of the first one, both must stop: the first one is then within its epochs.
     """
     files = {"hanging": str(slow.folder / "hung"), "steps": str(slow.folder / "steps")}
     long = {"epochs": 30, "batch_size": 32, "model_args": {"step_seconds": 0.5, "steps_file": files["steps"]}}
@@ -123,7 +125,7 @@ def test_a_trial_stops_and_resumes_from_the_same_step_and_one_that_hangs_is_kill
     sweep = {"dataset": "tiny", "train": {"model": "slow:build"}, "trials": [long, hanging]}
     slow.write({**TINY, "sweeps": {"s": {**sweep, "slots": {"gpus_per_node": 2}}}})
     slow.stage()
-    done = run_for(slow, 22, begun=1, check=False)
+    done = run_for(slow, 22, after_trial=1, check=False)
     assert "2 trials are left: the same command continues from here" in done.stdout
     tries = journal_of(slow)
     assert [attempt.outcome for attempt in tries] == ["interrupted"] * 2

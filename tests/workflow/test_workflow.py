@@ -111,7 +111,7 @@ def test_the_table_averages_repeats_with_different_seeds(done):
     assert rows.loc["1x2", "allreduce_mib"] == rows.loc["1x2", "gradient_mib"], "2 (N - 1) / N of the gradients, N = 2"
     assert set(rows["verdict"]) == {"on CPUs: says nothing of GPUs"}
     assert rows[["cost", "cost_per_million_images"]].isna().all(axis=None)
-    assert "there is no recommendation" in (done.results / "tables/scaling/ranks.html").read_text()
+    assert "There is no recommendation" in (done.results / "tables/scaling/ranks.html").read_text()
 
 
 def test_the_cost_of_a_sweep_is_compared_with_other_strategies(done):
