@@ -8,8 +8,8 @@ import logging
 
 from trainyard.cli import command_line
 from trainyard.config.load import read_config
+from trainyard.packing.completeness import check_sweep, summarize_sweep
 from trainyard.packing.driver import run_sweep
-from trainyard.packing.sweep_results import check_sweep, summarize_sweep
 
 log = logging.getLogger("sweep")
 

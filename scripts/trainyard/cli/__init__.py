@@ -1,1 +1,1 @@
-"""The command line of all programs, and the config as the Snakefile sees it."""
+"""The command line of all programs, and the resources of the rules, from which Snakemake makes the sbatch lines."""

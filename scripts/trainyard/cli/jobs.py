@@ -1,4 +1,4 @@
-"""Parameters and resources of the jobs that need GPUs, as functions of wildcards for the rules."""
+"""Parameters and resources of the jobs that need GPUs; Snakemake's Slurm plugin makes their sbatch lines from them."""
 
 import math
 from collections.abc import Callable, Mapping

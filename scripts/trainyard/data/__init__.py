@@ -1,1 +1,1 @@
-"""Data sources, staging, and the staged dataset as training reads it."""
+"""Data sources (`sources` defines their interface), staging, and the staged dataset as training reads it."""

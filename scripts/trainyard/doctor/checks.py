@@ -12,7 +12,7 @@ from typing import Literal
 from trainyard.cluster import host, slurm_queries
 from trainyard.cluster.slurm_queries import Association, Partition
 from trainyard.config.config import Config
-from trainyard.doctor.sbatch_rehearsal import JobRequest, SnakemakeError, rehearse
+from trainyard.doctor.sbatch_rehearsal import SbatchRequest, SnakemakeError, rehearse
 from trainyard.utils.errors import UserError
 
 PROGRAMS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
@@ -42,7 +42,7 @@ class Site:
     user: str = field(default_factory=getpass.getuser)
 
     @cached_property
-    def requests(self) -> list[JobRequest]:
+    def requests(self) -> list[SbatchRequest]:
         """The jobs that would be submitted."""
         return rehearse(self.config, self.config_file, profile=self.profile, results=self.results)
 
@@ -105,7 +105,7 @@ def check_accounting(user: str) -> Finding:
 
 
 def check_account(
-    requests: Sequence[JobRequest], get_associations: Callable[[], list[Association]], user: str
+    requests: Sequence[SbatchRequest], get_associations: Callable[[], list[Association]], user: str
 ) -> Finding:
     """The user may charge the accounts and use the qualities of service that the jobs name."""
     accounts = {each.options.account for each in requests} - {None}
@@ -126,7 +126,7 @@ def check_account(
     return Finding("account", "ok", message + (f"; QoS {', '.join(sorted(wanted_qos))}" if wanted_qos else ""))
 
 
-def check_request(request: JobRequest, partitions: Sequence[Partition]) -> Finding:
+def check_request(request: SbatchRequest, partitions: Sequence[Partition]) -> Finding:
     """Slurm accepts a job, and its walltime is within the limit of its partition."""
     name = request.options.partition
     kinds = [each for each in partitions if (each.name == name if name else each.default)]

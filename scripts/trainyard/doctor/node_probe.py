@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trainyard.cluster import host, slurm_allocation, slurm_queries
 from trainyard.doctor.checks import Finding
-from trainyard.doctor.sbatch_rehearsal import JobRequest
+from trainyard.doctor.sbatch_rehearsal import SbatchRequest
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json
 
@@ -47,7 +47,7 @@ class NodeReport:
 
 
 def probe_nodes(
-    requests: list[JobRequest], results: Path, *, program: Path, wait_minutes: float, notify: Callable[[str], None]
+    requests: list[SbatchRequest], results: Path, *, program: Path, wait_minutes: float, notify: Callable[[str], None]
 ) -> Iterator[Finding]:
     """Submit the job, wait for its end and yield what it found; a job that does not end in time is cancelled."""
     folder = results / f".doctor-{secrets.token_hex(4)}"
@@ -72,7 +72,7 @@ def probe_nodes(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _submit(requests: list[JobRequest], folder: Path, program: Path) -> tuple[str, str]:
+def _submit(requests: list[SbatchRequest], folder: Path, program: Path) -> tuple[str, str]:
     """Submit a job like the largest request, but short, on at most two nodes, with one GPU and one CPU per node."""
     like = max(requests, key=lambda each: (bool(_one_gpu(each)), each.options.nodes))
     options = like.options
@@ -90,7 +90,7 @@ def _submit(requests: list[JobRequest], folder: Path, program: Path) -> tuple[st
     return done.stdout.strip().split(";")[0], " ".join(line)
 
 
-def _one_gpu(request: JobRequest) -> str:
+def _one_gpu(request: SbatchRequest) -> str:
     """The value of --gres for one GPU of the requested type; "" for a request without GPUs."""
     return ":".join(["gpu", *request.gpus.split(":")[:-1], "1"]) if request.gpus else ""
 

@@ -31,7 +31,7 @@ exit 1
 
 
 @dataclass(frozen=True)
-class JobRequest:
+class SbatchRequest:
     """A job as it would be requested of sbatch, and Slurm's response."""
 
     job: str  # rule and wildcards: "train s 4x2"
@@ -56,7 +56,7 @@ class SnakemakeError(Exception):
     """Snakemake ended before it called sbatch; the message is the first error that it printed."""
 
 
-def rehearse(config: Config, config_file: Path, *, profile: Path, results: Path) -> list[JobRequest]:
+def rehearse(config: Config, config_file: Path, *, profile: Path, results: Path) -> list[SbatchRequest]:
     """The requests for all sweeps, scales and tree studies, including those that are already done.
 
     Raises:
@@ -125,11 +125,11 @@ def _targets(config: Config) -> list[str]:
     return [*sweeps, *scales, *(f"results/trees/{name}/trees.csv" for name in config.trees)]
 
 
-def parse_request(code: str, response: str, *arguments: str) -> JobRequest:
+def parse_request(code: str, response: str, *arguments: str) -> SbatchRequest:
     """A request from its record: sbatch's exit code, response and arguments."""
     options, _ = _PARSER.parse_known_args(arguments)
     job = options.comment.removeprefix("rule_").replace("_wildcards_", " ")
-    return JobRequest(job=job, options=options, accepted=code == "0", response=" ".join(response.split()))
+    return SbatchRequest(job=job, options=options, accepted=code == "0", response=" ".join(response.split()))
 
 
 _PARSER = argparse.ArgumentParser(allow_abbrev=False, add_help=False)

@@ -1,1 +1,1 @@
-"""Running trials on the slots of a job: driver, queue, workers, failures, live view."""
+"""Running trials on the slots of a job: driver, queue, slots and their workers, failures, live view."""

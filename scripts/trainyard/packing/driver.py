@@ -17,12 +17,12 @@ from trainyard.config.config import Config, Data
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import FINAL, TrialStatus
 from trainyard.data.staged import Staged
+from trainyard.packing.completeness import warn_unreadable
 from trainyard.packing.failure_policy import FailurePolicy
 from trainyard.packing.gpu_sharing import GpuUse, trials_per_gpu
 from trainyard.packing.live_view import LiveView
 from trainyard.packing.messages import WorkerSetup
 from trainyard.packing.reread import reread_outputs
-from trainyard.packing.sweep_results import warn_unreadable
 from trainyard.planning import trial_flops
 from trainyard.planning.forecast import summarize_plan
 from trainyard.planning.journal import Ended, Journal, RayUp, SessionStarted, Share, TrialEvent, Work

@@ -1,1 +1,1 @@
-"""The journal of a sweep, its plan, predictions, search, early stopping (ASHA, median), and accounts."""
+"""The journal of a sweep, its plan (slots, walltime), predictions, search, early stopping (ASHA, median), accounts."""

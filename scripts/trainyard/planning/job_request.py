@@ -1,4 +1,4 @@
-"""The Slurm job that a sweep requests: slots, walltime, and how many jobs it takes."""
+"""The Slurm job that a sweep requests: slots, walltime, and number of consecutive jobs."""
 
 import math
 from collections.abc import Sequence

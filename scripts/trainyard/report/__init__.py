@@ -1,1 +1,1 @@
-"""Tables, plots and pages from results."""
+"""Tables (trials.csv, timeline.csv, ...), plots and pages from results."""

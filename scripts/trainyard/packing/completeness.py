@@ -1,4 +1,4 @@
-"""Whether the results of a sweep are complete enough for its tables."""
+"""Checks that the results of a sweep are complete enough for its tables."""
 
 import logging
 from collections import Counter
@@ -49,7 +49,7 @@ def _check_enough_succeeded(state: SweepState, failed: list[str], result_count: 
     """Check that there is a result, and that not more trials failed than the config allows.
 
     Raises:
-        UserError: one of these is not so.
+        UserError: there is no result, or too many trials failed.
     """
     total, limit = len(state.trials), state.sweep.max_failed_fraction
     if result_count and len(failed) <= limit * total:
