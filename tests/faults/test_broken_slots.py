@@ -80,7 +80,7 @@ def test_a_slot_on_which_every_trial_fails_is_retired_and_the_trials_succeed_els
     assert [each.where["gpu"] for each in tries if each.outcome == "finished"] == ["1"] * 8
     assert "GPU 0) is retired: " in output
     assert "trials in a row failed there, 3 of them finished elsewhere" in output
-    assert "going on with 1 of 2 slots" in output
+    assert "continuing with 1 of 2 slots" in output
     (down,) = (number for number, event in enumerate(events) if event["event"] == "slot_down")
     assert "check of its GPU: " in events[down]["error"]
     assert {event["gpu"] for event in events[down:] if event["event"] == "started"} <= {"1"}

@@ -156,7 +156,7 @@ def test_a_function_that_exceeds_its_timeout_is_ended_with_its_process(yard):
     trials = [{"lasts": 600}, {"lasts": 0}]
     yard.write({"sweeps": {"s": {"function": "mine:run", "trials": trials, "timeout_minutes": 0.1, "retries": 0}}})
     output = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
-    assert "gave up): it exceeded timeout_minutes (0.1)" in output
+    assert "no retries left): it exceeded timeout_minutes (0.1)" in output
     assert [attempt.outcome for attempt in attempts_of(yard, "started", "failed", "finished")] == [
         "failed", "finished",
     ]  # fmt: skip
@@ -203,7 +203,7 @@ def test_a_trial_with_a_nan_metric_has_diverged_and_is_not_retried(yard, declare
     trials = [{"score": 0.5}, {"score": "nan"}, {"score": 0.25}]
     yard.write({"sweeps": {"s": {"function": "mine:run", "trials": trials, **declared}}})
     output = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
-    assert "DIVERGED, not tried again: score became NaN or infinite" in output
+    assert "DIVERGED, not retried: score became NaN or infinite" in output
     assert "1 diverged, 0 failed" in output
     rows = pd.read_csv(yard.results / "sweeps/s/trials.csv")
     assert rows["status"].tolist() == ["finished", "diverged", "finished"]

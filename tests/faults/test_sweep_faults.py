@@ -184,7 +184,7 @@ def test_with_on_failed_trial_stop_the_sweep_ends_in_an_error_and_the_next_run_r
     done = trouble.run(*sweep_command(trouble), check=False)
     assert done.returncode == 1
     assert outcomes(trouble) == {"finished": 1, "failed": 1}, "without retries there is one attempt"
-    assert "FAILED (gave up): RuntimeError: planned trouble" in done.stdout
+    assert "FAILED (no retries left): RuntimeError: planned trouble" in done.stdout
     assert "1 of 2 trials are without a result" in done.stdout
     assert "Traceback" not in done.stdout
     assert not (trouble.results / "sweeps/s/trials.csv").exists()
@@ -334,7 +334,7 @@ def test_a_slot_that_cannot_start_is_given_up_and_the_others_run_its_trials(trou
     driver, output = trouble.start(*sweep_command(trouble)), ""
     for line in driver.stdout:
         output += line
-        if "going on with 1 of 2 slots" in line:
+        if "continuing with 1 of 2 slots" in line:
             gate.touch()
     assert driver.wait() == 0
     assert outcomes(trouble) == {"finished": 4}

@@ -26,7 +26,7 @@ def check_sweep(state: SweepState) -> None:
     if (failed and state.sweep.on_failed_trial == "stop") or len(failed) < len(state.unfinished):
         raise UserError(
             f"sweep {state.name}: {len(state.unfinished)} of {len(state.trials)} trials are without a result; "
-            "the others are kept: correct what is wrong and run the same command"
+            "the others are kept: correct the error and run the same command"
         )
     counts = _count_ends(state)
     _check_enough_succeeded(state, failed, counts[TrialStatus.FINISHED] + counts[TrialStatus.STOPPED])
@@ -56,15 +56,15 @@ def _check_enough_succeeded(state: SweepState, failed: list[str], result_count: 
         return
     if not failed:
         raise UserError(
-            f"sweep {state.name}: all {total} trials diverged, so there is no result: try a lower lr, or correct what "
-            "is wrong and raise `retrain`"
+            f"sweep {state.name}: all {total} trials diverged, so there is no result: try a lower lr, or correct the "
+            "error and increase `retrain`"
         )
     cause, count = Counter(state.attempts[name][-1].error for name in failed).most_common(1)[0]
     allow = f", or raise `max_failed_fraction`, which is {limit:g}" if result_count else ""
     raise UserError(
         f"sweep {state.name}: {len(failed)} of {total} trials failed for good, {count} of them with: {cause}. Results "
-        f"so far ({result_count}) are kept: correct the cause and run the same command, which tries the failed ones "
-        f"again{allow}"
+        f"so far ({result_count}) are kept: correct the cause and run the same command, which retries the failed "
+        f"ones{allow}"
     )
 
 

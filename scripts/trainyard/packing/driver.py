@@ -31,15 +31,15 @@ from trainyard.planning.search import SuggestionSource
 from trainyard.planning.task import Task
 from trainyard.programs.command import CheckpointFile, failed_by_itself
 
-COUNTING_SECONDS: Final = 10.0  # for FLOPs, at most: GPUs are waiting
+COUNTING_SECONDS: Final = 10.0  # limit for counting FLOPs, while the GPUs are idle
 log = logging.getLogger(__name__)
 
 
 def run_sweep(config: Config, name: str, results: Path, *, wait_seconds: float = 0.0) -> Plan:
-    """Run what is pending of a sweep; returns the plan afterwards, whether or not all trials have a result.
+    """Run the pending trials of a sweep; returns the plan afterwards, whether or not all trials have a result.
 
     Raises:
-        LockHeldError: another process works on the sweep, and still does after `wait_seconds`.
+        LockHeldError: another process runs the sweep and did not end within `wait_seconds`.
         UserError: the sweep cannot go on.
     """
     with Journal.opened(results / "sweeps" / name / "journal.jsonl", wait_seconds=wait_seconds) as journal:
@@ -68,14 +68,14 @@ def _fix_slots(plan: Plan) -> Plan:
 
 
 def _check(plan: Plan, results: Path) -> None:
-    """Find the mistakes that can be found before Ray is started."""
+    """Check for errors before Ray is started."""
     if plan.state.sweep.dataset and plan.state.sweep.is_training:
         Staged(results / "data" / plan.state.sweep.dataset).check_images()
     plan.state.space.check_retrain(plan.state.name)
 
 
 def _close_open_attempts(journal: Journal, plan: Plan) -> None:
-    """Record attempts whose driver was killed as interrupted, at the time of their last event."""
+    """Record attempts of a killed driver as interrupted. They end at the time of their last event."""
     for tries in plan.state.attempts.values():
         for attempt in tries:
             if attempt.outcome == TrialStatus.RUNNING:
@@ -91,7 +91,7 @@ def _run_pending(plan: Plan, journal: Journal, results: Path, data: Data) -> Non
     log.info("starting Ray with %d slots", slots.count)
     flops = _count_flops(plan, results)  # while Ray starts
     with remove_copies_at_exit(data.local), start_ray(slots, folder=folder, local=data.local) as cluster, view.show():
-        # SIGTERM ends the sweep as Ctrl-C does. Not earlier: Ray installs its own handler, which skips the clean-up.
+        # SIGTERM ends the sweep as Ctrl-C does. This comes after Ray, whose own handler skips the clean-up.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         journal.record(RayUp(spent=cluster.startup_seconds))
         _run_trials(plan, journal, flops, _worker_setup(plan, results, data), view)
@@ -121,8 +121,8 @@ def _record_session(journal: Journal, plan: Plan) -> None:
 def _run_trials(
     plan: Plan, journal: Journal, flops: Future[dict[str, float]], setup: WorkerSetup, view: LiveView
 ) -> None:
-    """Run the pending trials. With `gpus_per_trial: auto`, the first ones show how many can share a GPU."""
-    # It imports Ray, which reads its environment on import: only after `start_ray` has set that.
+    """Run the pending trials. With `gpus_per_trial: auto`, measure on the first ones how many can share a GPU."""
+    # Imports Ray, which reads on import the environment that `start_ray` sets.
     from trainyard.packing.packer import Packer, can_see_gpu
 
     if counted := flops.result():
@@ -157,7 +157,7 @@ def _run_trials(
 
 
 def _notify(view: LiveView, search: SuggestionSource | None, event: TrialEvent) -> None:
-    """Pass on an event of a trial."""
+    """Forward an event of a trial to the live view and the search."""
     view.update(event)
     if search:
         search.see(event)
@@ -173,7 +173,7 @@ def _failure_policy(plan: Plan) -> FailurePolicy:
 
 
 def _reported_metrics(plan: Plan) -> set[str]:
-    """The metrics that the results so far have."""
+    """The metrics of the results so far."""
     return {metric for name in plan.state.trials if (result := plan.state.result(name)) for metric in result.metrics}
 
 
@@ -189,7 +189,7 @@ def _task(plan: Plan, name: str) -> Task:
         earlier_attempts=len(tries),
         expected_seconds=plan.forecast.seconds.get(name),
         bad_checkpoints=tuple(CheckpointFile(**each.resumed) for each in failed if failed_by_itself(each.error)),
-        least_seconds=plan.forecast.min_seconds.get(name),
+        min_seconds=plan.forecast.min_seconds.get(name),
     )
 
 
@@ -212,7 +212,7 @@ def _worker_setup(plan: Plan, results: Path, data: Data) -> WorkerSetup:
 
 
 def _shared_slots(slots: Slots, uses: list[GpuUse], journal: Journal) -> Slots:
-    """The slots for the other trials, now that the first ones have shown what they use of their GPUs."""
+    """The slots for the remaining trials, from the measured GPU use of the first ones."""
     count = trials_per_gpu(uses, limit=slots.trials_per_gpu)
     shared = slots.model_copy(update={"gpus_per_trial": 1 / count})
     if uses:
@@ -225,7 +225,7 @@ def _shared_slots(slots: Slots, uses: list[GpuUse], journal: Journal) -> Slots:
 
 
 def _count_flops(plan: Plan, results: Path) -> Future[dict[str, float]]:
-    """The FLOPs of the pending trials, if nothing else shows which takes longest; counted in another thread."""
+    """The FLOPs of the pending trials if nothing else determines their order, counted in another thread."""
 
     def count() -> dict[str, float]:
         if not trial_flops.is_needed(plan, plan.request.slots.count) or plan.state.sweep.dataset is None:
@@ -244,4 +244,4 @@ def _predict(plan: Plan, names: list[str], finished: dict[str, float]) -> list[t
     prediction = plan.forecast.predict(names, finished)
     if prediction is None:
         return [(0.0, 0.0)] * len(names)
-    return list(zip(prediction.seconds.tolist(), prediction.least().tolist(), strict=True))
+    return list(zip(prediction.seconds.tolist(), prediction.lower_bounds().tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""What a failed attempt means: where its trial is tried again, whether its GPU is broken, or all trials are wrong.
+"""Decisions after failed attempts: where to retry a trial, whether its GPU is broken, and whether all trials fail.
 
 This module does not know Ray: the packer reports what happened and asks for decisions.
 """
@@ -14,8 +14,8 @@ from trainyard.config.user_programs import format_argument
 # A GPU is checked whenever so many different trials have failed there in a row. It is retired if the check finds a
 # fault, or if so many of these trials finished elsewhere. A trial that fails on two GPUs does not count for either.
 SLOT_FAILURES: Final = 3
-SAME_FAILURES: Final = 3  # different trials with the same failure, after which all trials are assumed to have it
-QUICK_SECONDS: Final = 60.0  # within which a wrong command line or a bug shows, even if torch is imported first
+SAME_FAILURES: Final = 3  # different trials with the same failure, after which all trials are expected to fail
+QUICK_SECONDS: Final = 60.0  # a wrong command line or an import error fails within this time, even after torch
 USAGE_EXIT_CODE: Final = 2  # of argparse, click and most programs
 NOT_RUN_EXIT_CODES: Final = {126, 127}  # of a shell that cannot run a command, or does not find it
 # Unlike most errors, these do not depend on a trial's values.
@@ -66,7 +66,7 @@ class TrialFailure:
 
     @property
     def may_affect_all(self) -> bool:
-        """Whether all trials may have it: the program rejects its command line, or cannot even start."""
+        """Whether all trials may fail in this way: the program rejects its command line or cannot start."""
         if not self.is_quick or MACHINE_ERROR.search(self.error):
             return False
         return self.exit_code in {USAGE_EXIT_CODE, *NOT_RUN_EXIT_CODES} or bool(NOT_RUN.search(self.error))
@@ -81,10 +81,10 @@ class _Streak:
 
 
 class FailurePolicy:
-    """Judges failures by the outcomes of all attempts.
+    """Decides on retries and broken GPUs from the outcomes of all attempts.
 
-    `retries` is the number of further attempts after a failure. `has_succeeded` tells whether a trial succeeded in an
-    earlier run. If `ignores_common_failures`, no failure is taken for one that all trials have.
+    `retries` is the number of further attempts after a failure. `has_succeeded`: whether a trial succeeded in an
+    earlier run. With `ignores_common_failures`, `common_failure` is always None.
     """
 
     def __init__(self, *, retries: int, has_succeeded: bool = False, ignores_common_failures: bool = False) -> None:
@@ -101,9 +101,9 @@ class FailurePolicy:
             streak.finished_elsewhere |= {trial} & streak.trials
 
     def record_failure(self, failure: TrialFailure) -> bool:
-        """Record a failure; returns whether the trial is tried again.
+        """Record a failure; returns whether the trial is retried.
 
-        A program that rejected its command line twice in the same way is not.
+        A trial is not retried if its program has rejected the command line twice in the same way.
         """
         before = self._failures[failure.trial]
         is_usage = failure.exit_code == USAGE_EXIT_CODE and failure.is_quick
@@ -117,9 +117,9 @@ class FailurePolicy:
         return len(before) <= self._retries and not (is_usage and is_same)
 
     def allows(self, trial: str, place: Place, others: Iterable[Place]) -> bool:
-        """Whether a trial may run here. It may not if it failed here, and there are places where it has not.
+        """Whether a trial may run in this place. It may not if it failed here and there are better places.
 
-        Another node is best, then another GPU, then another slot.
+        The best place is another node, then another GPU, then another slot.
         """
         failed = [failure.place for failure in self._failures.get(trial, ())]
 
@@ -138,9 +138,9 @@ class FailurePolicy:
     def is_suspect(self, place: Place) -> bool:
         """Whether the GPU of a slot must be checked before it runs another trial."""
         count = self.failures_in_a_row(place)
-        return self.is_to_blame(place) or (count > 0 and count % SLOT_FAILURES == 0)
+        return self.is_likely_broken(place) or (count > 0 and count % SLOT_FAILURES == 0)
 
-    def is_to_blame(self, place: Place) -> bool:
+    def is_likely_broken(self, place: Place) -> bool:
         """Whether enough trials that failed on this GPU finished elsewhere."""
         return self.finished_elsewhere(place) >= SLOT_FAILURES
 
@@ -150,7 +150,7 @@ class FailurePolicy:
 
     @property
     def suspect_trials(self) -> set[str]:
-        """Trials that failed on a suspect GPU. If they finish elsewhere, it is to blame."""
+        """Trials that failed on a suspect GPU. If they finish elsewhere, the GPU is the likely cause."""
         return {
             trial for streak in self._streaks.values() if len(streak.trials) >= SLOT_FAILURES for trial in streak.trials
         }
@@ -160,7 +160,7 @@ class FailurePolicy:
         return len(self._streaks.get(place.device, _Streak()).trials)
 
     def common_failure(self, places: Sequence[Place], running_seconds: Iterable[float]) -> TrialFailure | None:
-        """The failure that all trials seem to have; None if there is no such failure.
+        """The failure that all trials seem to share; None if there is none.
 
         Several trials failed soon and in the same way, because the program rejected its command line or could not
         start; on several nodes or GPUs, if the slots are in several `places`. No trial has succeeded, and none has run
@@ -189,7 +189,7 @@ def _texts(trial: str, values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_independent_of_values(same: Sequence[TrialFailure]) -> bool:
-    """Whether failures with the same pattern do not come from values that other trials may not have.
+    """Whether failures with the same pattern are not caused by values that other trials may not have.
 
     A missing file or module may be named by a value. A usage error often shows the values beside the wrong option:
     then it must have occurred with several values of each key.

@@ -1,4 +1,4 @@
-"""Whether the GPU of this process works. The check runs in its own process, which a broken GPU may hang or end."""
+"""A health check of this process's GPU, in a subprocess because a broken GPU may hang or kill the process."""
 
 import subprocess
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ def _compute(device: str) -> None:
     pattern = torch.arange(PATTERN_MIB * 2**18, dtype=torch.int32, device=device)
     copy = pattern.clone()
     if not torch.equal(copy, pattern) or int(copy[-1]) != copy.numel() - 1:
-        raise RuntimeError("its memory does not keep what is written to it")
+        raise RuntimeError("its memory does not retain the data that is written to it")
 
 
 if __name__ == "__main__":

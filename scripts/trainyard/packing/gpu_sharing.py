@@ -1,4 +1,4 @@
-"""How many trials can share a GPU, from what the first trials use of it while each has one to itself."""
+"""The number of trials that can share a GPU, from the GPU use of the first trials, each measured alone on a GPU."""
 
 import logging
 import os
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MEMORY_FRACTION: Final = 0.9  # of a GPU's memory that all its trials may use together
-TOTAL_UTILIZATION: Final = 1.1  # of all trials of a GPU; beyond it, they only wait for each other
+TOTAL_UTILIZATION: Final = 1.1  # of all trials on a GPU together; with more, they slow each other down
 CONTEXT_MIB: Final = 600  # GPU memory of a process beside its tensors
 SAMPLE_SECONDS: Final = 0.2
 log = logging.getLogger(__name__)
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GpuUse:
-    """What a trial used of a GPU that it had to itself."""
+    """GPU memory and utilization of a trial that ran alone on its GPU."""
 
     peak_mib: float
     total_mib: float
@@ -68,7 +68,7 @@ def own_gpu_name() -> str:
 
 @contextmanager
 def measure_gpu() -> Iterator[list[GpuUse]]:
-    """Measure what the block uses of this process's GPU; at its end, the list holds the result, if there is a GPU."""
+    """Measure the GPU use of the block; at its end, the yielded list holds the result if there is a GPU."""
     from trainyard.training.telemetry import sample_periodically, visible_gpus  # imports torch
 
     uses: list[GpuUse] = []

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class LiveView:
-    """Follows the events of a sweep. An event takes the same time, however many trials there are."""
+    """Shows the events of a sweep. The time per event does not depend on the number of trials."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -38,7 +38,7 @@ class LiveView:
 
     @contextmanager
     def show(self) -> Iterator[None]:
-        """Show the table for the length of the block, if there is a terminal."""
+        """Show the table during the block, if there is a terminal."""
         console = Console()
         if not console.is_terminal:
             yield
@@ -48,7 +48,7 @@ class LiveView:
         self._live = None
 
     def update(self, event: TrialEvent) -> None:
-        """Take an event of a trial. The end of an attempt is also logged."""
+        """Update the view with an event of a trial. The end of an attempt is also logged."""
         match event:
             case Started():
                 self._start(event)
@@ -90,10 +90,10 @@ class LiveView:
         head = f"[{self._ended}/{len(self._plan.forecast.pending)}] {event.trial} {values}"
         match event.status:
             case TrialStatus.FAILED:
-                retry = "will be tried again" if event.retried else "gave up"
+                retry = "will be retried" if event.retried else "no retries left"
                 return f"{head}: FAILED ({retry}): {event.error}; see {event.log}"
             case TrialStatus.DIVERGED:
-                return f"{head}: DIVERGED, not tried again: {event.error}"
+                return f"{head}: DIVERGED, not retried: {event.error}"
             case TrialStatus.UNREADABLE:
                 return f"{head}: {seconds}, but {event.error}; see {event.log}"
         metric = _metric_text(self._plan.state, event.metrics or {})

@@ -1,4 +1,4 @@
-"""What the driver and the workers of the slots send each other. These messages cross Ray by pickle."""
+"""Messages between the driver and the workers of the slots; Ray pickles them."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from trainyard.programs.trial_messages import EpochReported, TrialEnded
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What all trials of a sweep have in common."""
+    """Settings that all trials of a sweep share."""
 
     folder: Path  # the sweep's, absolute
     data: Data
@@ -26,7 +26,7 @@ class WorkerSetup:
     metrics: Metrics | None = None
     checkpoint: str | None = None  # pattern of the files that a command can resume from
     resume: str | None = None  # the option that makes a command resume
-    can_resume: bool = True  # whether an interrupted trial continues where it was
+    can_resume: bool = True  # whether an interrupted trial resumes from a checkpoint
     timeout_seconds: float | None = None
     grace_seconds: float = 0.0  # from SIGTERM to SIGKILL, for a command
     cwd: str = ""  # where users' programs run
@@ -56,13 +56,13 @@ class TrialRequest:
 
 @dataclass(frozen=True)
 class WorkerStarted:
-    """Where a worker runs, and what its start took."""
+    """Where a worker runs, and how long its start took."""
 
     job: str
     node: str
     gpu: str  # the IDs of its GPUs, separated by commas
     device: str  # the model of its GPU, or "cpu"
-    startup: dict[str, Any]  # fields of the journal's event `slot_up`: seconds by step, and `copy`
+    startup: dict[str, Any]  # fields of the journal's event `slot_up`: seconds per step, and `copy`
 
     @property
     def copy_message(self) -> str:

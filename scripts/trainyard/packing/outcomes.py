@@ -1,4 +1,4 @@
-"""What attempts record in the journal, and what their end means: a retry, another trial, or the end of the sweep."""
+"""Recording attempts in the journal, and handling their end: a retry, the next trial, or the end of the sweep."""
 
 import logging
 import shutil
@@ -39,13 +39,16 @@ class AttemptRecorder:
         self._on_event(self._journal.record(kind(trial=on.task.trial, attempt=on.attempt, **fields)))
 
     def record_end(self, slot: Slot, status: TrialStatus, **fields: Any) -> None:
-        """Record how the trial of a slot ended. The slot is idle then."""
+        """Record how the trial of a slot ended. The slot becomes idle."""
         self.record(slot, Ended, status=status, **fields)
         slot.task = None
         slot.expect(Phase.IDLE, None)
 
     def write_log(self, slot: Slot, text: str) -> Path:
-        """Write the log of a failed attempt. Others have none: file systems have quotas of files."""
+        """Write the log of a failed attempt.
+
+        Other attempts have none, because file systems limit the number of files.
+        """
         assert slot.task is not None
         path = self._logs / f"{slot.task.trial}-{slot.attempt}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +57,7 @@ class AttemptRecorder:
 
 
 class OutcomeHandler:
-    """Records how attempts end, tries failed trials again, and checks that the sweep still makes sense.
+    """Records how attempts end, retries failed trials, and stops a sweep that cannot succeed.
 
     A trial with one of `monitored_metrics` NaN or infinite has diverged. All trials must report `required_metrics`,
     unless an earlier one has.
@@ -100,7 +103,7 @@ class OutcomeHandler:
         return True
 
     def handle_failure(self, slot: Slot, end: TrialEnded) -> None:
-        """Record a failed attempt, try its trial again on another slot, and give this slot a new worker."""
+        """Record a failed attempt, retry its trial on another slot, and replace the worker of this slot."""
         assert slot.task is not None
         task, took, program = slot.task, time.monotonic() - slot.began, end.program
         exit_code = program.exit_code if program else None
@@ -124,7 +127,7 @@ class OutcomeHandler:
             raise UserError(
                 "stopped: the first trials failed in the same way, and none has succeeded: "
                 f"{failure.error}. Correct it and run the same command; with `max_failed_fraction: 1`, all trials run "
-                "in spite of that"
+                "anyway"
             )
 
     def _handle_unreadable(self, slot: Slot, end: TrialEnded) -> None:
@@ -139,7 +142,7 @@ class OutcomeHandler:
         fields = {"error": end.error, "seconds": seconds, "log": output, **end.details()}
         self._recorder.record_end(slot, end.status, **fields)
         if self._required and not self._queue.is_closed:  # search and early stopping would have no values
-            raise UserError(f"trial {trial}, with whose metrics trials are suggested or stopped: {warning}")
+            raise UserError(f"trial {trial} reported no metrics, which search and early stopping need: {warning}")
         self._queue.update_order()
 
     def _handle_result(self, slot: Slot, end: TrialEnded) -> None:
@@ -164,7 +167,7 @@ class OutcomeHandler:
                 self.gpu_uses.append(end.gpu_use)
             self._recorder.record_end(slot, end.status, metrics=end.metrics, **fields)
             self._check_required_metrics(task, end.metrics)
-        shutil.rmtree(self._setup.checkpoint_folder(task), ignore_errors=True)  # most trials are too short to have any
+        shutil.rmtree(self._setup.checkpoint_folder(task), ignore_errors=True)  # short trials have none
         self._queue.update_order()
 
     def _check_required_metrics(self, task: Task, metrics: Mapping[str, Any]) -> None:
@@ -181,7 +184,7 @@ class OutcomeHandler:
         )
 
     def warn_once(self, subject: str, slot: Slot, warning: str) -> None:
-        """Log the first warning on a subject: it will be true of other trials, too."""
+        """Log only the first warning on a subject, because it usually applies to all trials."""
         assert slot.task is not None
         if warning and subject not in self._warned:
             self._warned.add(subject)

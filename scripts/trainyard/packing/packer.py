@@ -31,7 +31,7 @@ from trainyard.utils.errors import UserError
 # The signals of a cancelled job arrive everywhere at about the same time. When a worker or a program dies first, the
 # packer waits this long for its own signal, so that the trial counts as interrupted and not as failed.
 SIGNAL_SECONDS: Final = 1.0
-SIGNAL_EXIT_CODES: Final = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)  # two of shells
+SIGNAL_EXIT_CODES: Final = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)  # last: shells
 
 
 class Packer:
@@ -82,8 +82,8 @@ class Packer:
     def run(self, tasks: list[Task]) -> None:
         """Run all tasks in this order, then those of the source. Each slot takes the next one as soon as it is free.
 
-        If the `allocation` has a deadline, a trial starts only if it is expected to end before, or if it can resume
-        and has time to run for a while; otherwise a shorter one starts. At the deadline, running trials stop.
+        If the `allocation` has a deadline, a trial starts only if it is expected to end before it, or if it can resume
+        and has time to make progress; otherwise a shorter one starts. At the deadline, running trials stop.
 
         Raises:
             UserError: no slot can be started any more, all trials fail in the same way, a finished trial does not
@@ -107,7 +107,7 @@ class Packer:
     def _run_loop(self) -> None:
         while busy := self._pool.busy:
             if not self._queue.waiting and not self._pool.running:
-                return  # the others start too late, or never: their node may be down
+                return  # the other workers start too late or never; their node may be down
             self._pool.check_startable()
             answers = {slot.answer: slot for slot in busy}
             ready, _ = ray.wait(list(answers), num_returns=1, timeout=self._wait_seconds(busy), fetch_local=False)
@@ -161,7 +161,7 @@ class Packer:
             self._pool.wake_idle()  # the slot may be on another GPU now, which changes where failed trials may run
 
     def _handle_running(self, slot: Slot) -> None:
-        """Handle the next message of the trial that a slot runs, or the death of its worker."""
+        """Handle the next message of the trial that runs on a slot, or the death of its worker."""
         try:
             message: TrialMessage = ray.get(slot.answer)
         except RayError as error:
@@ -194,7 +194,10 @@ class Packer:
         slot.expect(Phase.RUNNING, slot.worker.resume.remote(bool(slot.stop_reason)), due=slot.due)
 
     def _start_trial(self, slot: Slot) -> None:
-        """Start the next trial on a slot. Without one, the slot keeps its GPU: a failed trial may come back to it."""
+        """Start the next trial on a slot.
+
+        If there is none, the slot keeps its GPU, since a failed trial may be retried on it.
+        """
         task = self._queue.take(slot.place, self._pool.places)
         if task is None:
             return

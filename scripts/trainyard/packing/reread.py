@@ -1,4 +1,4 @@
-"""Reading the saved output of commands again, after `metrics` of the config was changed."""
+"""Parses the saved output of commands again after a change of `metrics` in the config."""
 
 import logging
 
@@ -43,11 +43,11 @@ def reread_outputs(journal: Journal, state: SweepState) -> None:
             )
     for warning in warnings.values():
         log.warning("%s", warning)
-    log.info("%d of %d saved outputs could be read again; nothing was run for that", readable, len(state.to_reread))
+    log.info("%d of %d saved outputs could be read again; no trial was run", readable, len(state.to_reread))
 
 
 def _judge(state: SweepState, attempt: Attempt, parsed: ParsedOutput) -> tuple[TrialStatus, str]:
-    """The status of an attempt by its output as it is read now, and the error or the reason for its early end."""
+    """The status of an attempt by its newly parsed output, and the error or the reason for its early end."""
     if attempt.outcome == TrialStatus.STOPPED:
         return attempt.outcome, attempt.error
     if parsed.missing:

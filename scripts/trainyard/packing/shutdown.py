@@ -1,4 +1,4 @@
-"""The end of a sweep that was interrupted: running programs get their grace period, and all attempts are recorded."""
+"""Shutdown of an interrupted sweep: running programs get their grace period, and all attempts are recorded."""
 
 import logging
 import time

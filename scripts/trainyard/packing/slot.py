@@ -16,7 +16,7 @@ class Phase(Enum):
     IDLE = "idle"
     STARTING = "starting"
     CHECKING = "checking its GPU"
-    WAKING = "waking"  # an idle worker shows that it is still alive before it gets a trial
+    WAKING = "waking"  # an idle worker confirms that it is alive before it gets a trial
     RUNNING = "running a trial"
 
 
@@ -29,14 +29,14 @@ class Slot:
     place_fields: dict[str, Any] = field(default_factory=dict)  # as the journal stores where a trial runs
     phase: Phase = Phase.IDLE
     answer: Any = None  # the Ray reference of the worker's next message; None if it is idle
-    due: float = math.inf  # when that message is overdue, on the monotonic clock
+    due: float = math.inf  # time at which that message is overdue, on the monotonic clock
     task: Task | None = None
     attempt: int = 0
-    began: float = 0.0  # when the attempt did, on the monotonic clock
+    began: float = 0.0  # start of the attempt, on the monotonic clock
     resumed: CheckpointFile | None = None  # the checkpoint that the attempt resumed from
     stop_reason: str = ""  # why early stopping ends the trial
     failed_starts: int = 0
-    is_late: bool = False  # the worker did not start in time: no trial waits for it
+    is_late: bool = False  # the worker did not start in time; no trial waits for it
     is_retired: bool = False
 
     def expect(self, phase: Phase, answer: Any, *, due: float = math.inf) -> None:
@@ -44,7 +44,7 @@ class Slot:
         self.phase, self.answer, self.due = phase, answer, due
 
     def take_answer(self) -> Any:
-        """The Ray reference of a message that has arrived. The slot is idle then."""
+        """The Ray reference of a message that has arrived. The slot becomes idle."""
         answer = self.answer
         self.expect(Phase.IDLE, None)
         return answer

@@ -17,7 +17,7 @@ from trainyard.packing.worker import Worker
 from trainyard.planning.journal import PLACE, Journal, SlotDown, SlotUp
 from trainyard.utils.errors import UserError
 
-START_ATTEMPTS: Final = 3  # in a row, after which a slot is retired: its node must be broken
+START_ATTEMPTS: Final = 3  # failed ones in a row, after which a slot is retired: its node must be broken
 START_SECONDS: Final = 300.0  # after which no trial waits for a worker to start
 log = logging.getLogger(__name__)
 
@@ -57,23 +57,23 @@ class SlotPool:
 
     @property
     def places(self) -> list[Place]:
-        """Where trials may run, also places that are not known yet."""
+        """Where trials may run, including places that are not known yet."""
         return [slot.place for slot in self.usable if not slot.is_late]
 
     @property
     def known_places(self) -> list[Place]:
-        """Where the usable slots are that have started at least once."""
+        """The places of the usable slots that have started at least once."""
         return [slot.place for slot in self.usable if slot.place_fields]
 
     def start_all(self, count: int) -> None:
-        """Start the workers of at most so many slots."""
+        """Start the workers of at most `count` slots."""
         del self.slots[count:]
         for slot in self.slots:
             self._start(slot)
 
     def _start(self, slot: Slot) -> None:
-        # `interrupt` needs its own thread. With it, Ray runs nothing in a worker's main thread, where training belongs:
-        # so only for commands.
+        # `interrupt` needs a thread of its own. Ray then runs no method in the worker's main thread, which trainings
+        # need, so only commands get one.
         grouped = ray.remote(concurrency_groups={"control": 1})  # type: ignore[call-overload]  # missing in Ray's stubs
         actor = grouped(Worker) if self._setup.grace_seconds else ray.remote(Worker)
         slot.worker = actor.options(**self._options).remote()
@@ -130,7 +130,7 @@ class SlotPool:
             self._restart(slot, error)
             return False
         count, finished = self._failures.failures_in_a_row(slot.place), self._failures.finished_elsewhere(slot.place)
-        if len(self.usable) > 1 and (check.is_broken or self._failures.is_to_blame(slot.place)):
+        if len(self.usable) > 1 and (check.is_broken or self._failures.is_likely_broken(slot.place)):
             self._retire(
                 slot,
                 f"{slot} is retired: {count} trials in a row failed there, {finished} of them finished elsewhere; "
@@ -157,7 +157,7 @@ class SlotPool:
         self.wake_idle()
 
     def _restart(self, slot: Slot, error: RayError) -> None:
-        """Start a worker again that died before it could run a trial."""
+        """Restart a worker that died before it could run a trial."""
         slot.worker = None
         slot.failed_starts += 1
         if slot.failed_starts >= START_ATTEMPTS:
@@ -166,9 +166,9 @@ class SlotPool:
             self._start(slot)
 
     def _retire(self, slot: Slot, reason: str) -> None:
-        """Go on without a slot.
+        """Retire a slot: the sweep continues without it.
 
-        A worker that it still has keeps the broken GPU, which Ray would otherwise give to another slot.
+        The slot keeps its worker, if any, because Ray would otherwise assign the broken GPU to another slot.
 
         Raises:
             UserError: it was the last one.
@@ -176,12 +176,12 @@ class SlotPool:
         slot.is_retired = True
         if not self.usable:
             raise UserError(reason)
-        log.warning("%s; going on with %d of %d slots", reason, len(self.usable), len(self.slots))
+        log.warning("%s; continuing with %d of %d slots", reason, len(self.usable), len(self.slots))
         self._journal.record(SlotDown(slot=slot.number, error=reason))
         self.wake_idle()
 
     def check_startable(self) -> None:
-        """Raise an error if no worker starts any more. The first start of a slot may take long, as it may copy data.
+        """Raise an error if no worker starts any more. The first start of a slot may take long, since it may copy data.
 
         Raises:
             UserError: none starts.

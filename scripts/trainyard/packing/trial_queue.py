@@ -1,4 +1,4 @@
-"""The trials that wait: which one starts next on a slot."""
+"""The queue of waiting trials, which selects the next trial for a slot."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -55,7 +55,7 @@ class TrialQueue:
     def _find(self, place: Place, others: Sequence[Place]) -> Task | None:
         if self.is_closed:
             return None
-        suspects = self._failures.suspect_trials  # first, so that a broken GPU fails few trials
+        suspects = self._failures.suspect_trials  # they start first, so that a broken GPU is found after few trials
         tasks = sorted(self._tasks, key=lambda task: task.trial not in suspects) if suspects else self._tasks
         for task in tasks:
             if self._is_worthwhile(task) and self._failures.allows(task.trial, place, others):
@@ -63,25 +63,25 @@ class TrialQueue:
         return None
 
     def _is_worthwhile(self, task: Task) -> bool:
-        needed = task.expected_seconds if self._limits.can_resume else task.least_seconds
+        needed = task.expected_seconds if self._limits.can_resume else task.min_seconds
         return self._limits.is_worthwhile(self.longest_seconds if needed is None else needed)
 
     def _may_suggest(self) -> bool:
         return not self.is_closed and self._limits.is_worthwhile(self.longest_seconds)
 
     def note_finished(self, trial: str, seconds: float) -> None:
-        """Record how long a trial took, from which others are predicted."""
+        """Record the duration of a finished trial, which predictions of others use."""
         self.longest_seconds = max(self.longest_seconds, seconds)
         self._finished[trial] = seconds
 
     def update_order(self) -> None:
-        """Predict the waiting trials and sort them, longest first, whenever a quarter more has finished."""
+        """Predict and sort the waiting trials, longest first, each time a quarter more trials have finished."""
         if self._predict is None or len(self._finished) < self._predict_at or not self._tasks:
             return
         self._predict_at = len(self._finished) + 1 + len(self._finished) // 4
         predicted = self._predict([task.trial for task in self._tasks], self._finished)
         tasks = [
-            replace(task, expected_seconds=expected, least_seconds=least)
+            replace(task, expected_seconds=expected, min_seconds=least)
             for task, (expected, least) in zip(self._tasks, predicted, strict=True)
         ]
         tasks.sort(key=lambda task: (self._attempts[task.trial], -(task.expected_seconds or 0.0)))

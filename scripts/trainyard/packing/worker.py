@@ -1,4 +1,4 @@
-"""The process of a slot: it runs one trial after another and keeps ready what they all need."""
+"""The process of a slot: runs one trial after another, and keeps imports and data loaded between them."""
 
 import os
 import threading
@@ -75,7 +75,7 @@ class Worker:
             return message
 
     def wake(self) -> None:
-        """Answers only if this process and its node are alive."""
+        """Returns if this process and its node are alive."""
 
     def check_gpu(self) -> gpu_health.GpuChecked:
         """Check this slot's GPU."""
@@ -108,7 +108,7 @@ class Worker:
         return device_name(self._group.device), {**seconds, **copied}
 
     def _prepare_user_programs(self) -> tuple[str, dict[str, Any]]:
-        """Users' programs need no imports. A function is imported when it is first called."""
+        """Prepare for users' programs, which need no imports: a function is imported when it is first called."""
         self._guard = ProcessGuard()
         return gpu_sharing.own_gpu_name() or "cpu", self._copy_dataset()
 

@@ -43,7 +43,7 @@ class DurationForecast:
         """Seconds that the unfinished trials exceed with 95 % probability; empty without evidence."""
         if self._prediction is None:
             return {}
-        return dict(zip(self._state.unfinished, self._prediction.least().tolist(), strict=True))
+        return dict(zip(self._state.unfinished, self._prediction.lower_bounds().tolist(), strict=True))
 
     @property
     def durations(self) -> list[float]:

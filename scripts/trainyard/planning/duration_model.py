@@ -71,7 +71,7 @@ class Prediction:
     seconds: Matrix  # (trials,)
     draws: Matrix  # (draws, trials)
 
-    def least(self) -> Matrix:
+    def lower_bounds(self) -> Matrix:
         """Seconds that each trial exceeds with 95 % probability."""
         return np.quantile(self.draws, 0.05, axis=0)
 

@@ -19,7 +19,7 @@ class Task:
     earlier_attempts: int
     expected_seconds: float | None = None  # None without evidence
     bad_checkpoints: tuple[CheckpointFile, ...] = ()  # attempts that resumed from these failed
-    least_seconds: float | None = None  # exceeded with 95 % probability
+    min_seconds: float | None = None  # exceeded with 95 % probability
 
     @property
     def folder_name(self) -> str:

@@ -64,7 +64,7 @@ def test_a_trial_is_always_allowed_somewhere(failed):
             assert suitable(policy, "a", places)
 
 
-def test_a_gpu_is_to_blame_if_different_trials_that_failed_there_finish_elsewhere():
+def test_a_gpu_is_likely_broken_if_different_trials_that_failed_there_finish_elsewhere():
     policy = FailurePolicy(retries=1)
     for number in range(3):
         assert not policy.is_suspect(HERE)
@@ -72,13 +72,13 @@ def test_a_gpu_is_to_blame_if_different_trials_that_failed_there_finish_elsewher
         policy.record_failure(failure(f"t{number}"))
         policy.record_success(f"other{number}", BESIDE)
     assert policy.is_suspect(HERE), "so it is checked"
-    assert not policy.is_to_blame(HERE), "others have succeeded, but not these"
+    assert not policy.is_likely_broken(HERE), "others have succeeded, but not these"
     for number in range(3):
-        assert not policy.is_to_blame(HERE)
+        assert not policy.is_likely_broken(HERE)
         assert f"t{number}" in policy.suspect_trials
         policy.record_success(f"t{number}", BESIDE)
-    assert policy.is_to_blame(HERE)
-    assert not policy.is_to_blame(BESIDE)
+    assert policy.is_likely_broken(HERE)
+    assert not policy.is_likely_broken(BESIDE)
     policy.record_success("x", Place("n1", "0", 9))
     assert not policy.is_suspect(HERE), "a trial succeeded on another slot of the same GPU"
 
@@ -89,7 +89,7 @@ def test_trials_that_fail_on_two_gpus_blame_neither():
         policy.record_failure(failure(f"t{number}", HERE))
         policy.record_failure(failure(f"t{number}", BESIDE))
         policy.record_success(f"other{number}", THERE)
-        assert not any(policy.is_suspect(place) or policy.is_to_blame(place) for place in ALL)
+        assert not any(policy.is_suspect(place) or policy.is_likely_broken(place) for place in ALL)
 
 
 def test_without_retries_a_gpu_is_checked_after_every_third_failure_in_a_row():
@@ -99,7 +99,7 @@ def test_without_retries_a_gpu_is_checked_after_every_third_failure_in_a_row():
         policy.record_success(f"other{number}", THERE)
         suspected.append(policy.is_suspect(HERE))
     assert suspected == [False, False, True] * 3
-    assert not policy.is_to_blame(HERE)
+    assert not policy.is_likely_broken(HERE)
 
 
 def test_one_trial_that_fails_repeatedly_does_not_blame_its_gpu():
@@ -107,7 +107,7 @@ def test_one_trial_that_fails_repeatedly_does_not_blame_its_gpu():
     for _ in range(9):
         policy.record_failure(failure("a"))
         policy.record_success("b", THERE)
-    assert not policy.is_to_blame(HERE)
+    assert not policy.is_likely_broken(HERE)
 
 
 def all_fail(*places, live=(HERE, BESIDE), running=(), has_succeeded=False, ignores=False, **fields):

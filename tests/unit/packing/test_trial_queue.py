@@ -17,7 +17,7 @@ ENDLESS = TimeLimits(None, can_resume=True)
 
 def task(trial, *, seconds=None, least=None, spec=None):
     spec = spec or UserProgram(command="true")
-    return Task(trial, spec, {}, 0, earlier_attempts=2, expected_seconds=seconds, least_seconds=least)
+    return Task(trial, spec, {}, 0, earlier_attempts=2, expected_seconds=seconds, min_seconds=least)
 
 
 def queue_of(*tasks, limits=ENDLESS, failures=None, source=None, predict=None):
