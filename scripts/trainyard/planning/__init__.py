@@ -1,1 +1,1 @@
-"""The journal of a sweep, its plan (slots, walltime), predictions, search, early stopping (ASHA, median), accounts."""
+"""Journal and plan of a sweep (slots, walltime), predictions, search, early stopping (ASHA, median), accounting."""

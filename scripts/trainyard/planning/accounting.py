@@ -1,4 +1,4 @@
-"""The account of a sweep: what its jobs requested and used, and what other strategies would have cost."""
+"""Accounting of a sweep: what its jobs requested and used, and what other strategies would have cost."""
 
 import logging
 import statistics
@@ -157,7 +157,7 @@ class _MeasuredJob:
 
 
 def _gpu_seconds(attempt: Attempt) -> float:
-    """GPU-seconds of an attempt by its own clock, without those of attempts from which it resumed."""
+    """GPU-seconds of an attempt as it measured them, without those of attempts from which it resumed."""
     return min(attempt.seconds or 0.0, attempt.end - attempt.start) * attempt.gpus_per_trial
 
 

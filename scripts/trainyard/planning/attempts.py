@@ -24,7 +24,7 @@ from trainyard.programs.metrics import merge_row
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt at a trial. Of an open attempt, `end` is the time of its last event."""
+    """One attempt at a trial. The `end` of an open attempt is the time of its last event."""
 
     trial: str
     number: int
@@ -200,7 +200,7 @@ class Session:
     """One run of the driver: one Slurm job, or one process on a machine without Slurm."""
 
     info: SessionStarted
-    first_start: float | None = None  # of a trial, Unix seconds
+    first_start: float | None = None  # of the first trial, Unix seconds
     last_end: float = 0.0  # of a trial
     end: float = 0.0  # time of the last event
     attempts: list[tuple[str, int]] = field(default_factory=list)  # trial and number
@@ -229,7 +229,7 @@ def update_sessions(found: list[Session], event: Event) -> None:
     """Apply one more event to the runs of the driver."""
     if isinstance(event, SessionStarted):
         found.append(Session(event, end=event.time))
-    elif found and not isinstance(event, Reread):  # which a later run records, maybe without a session of its own
+    elif found and not isinstance(event, Reread):  # which a later run records, possibly without a session of its own
         _update_session(found[-1], event)
 
 

@@ -1,4 +1,4 @@
-"""The forecast of a sweep: how long its unfinished trials take, one by one and together on a number of slots."""
+"""The forecast of a sweep: the durations of its unfinished trials, and their makespan on a number of slots."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -47,7 +47,7 @@ class DurationForecast:
 
     @property
     def durations(self) -> list[float]:
-        """Expected seconds of the pending trials in their order; without evidence, in proportion only."""
+        """Expected seconds of the pending trials in their order; without evidence, relative durations."""
         return [self._costs.get(name, 1.0) for name in self.pending]
 
     @cached_property
@@ -55,11 +55,11 @@ class DurationForecast:
         return self.seconds or self._relative_costs(self._state.unfinished)
 
     def makespan(self, slots: int) -> float | None:
-        """Expected seconds of all pending trials on so many slots, without the start-up; None without evidence."""
+        """Expected makespan of all pending trials on a number of slots, without the start-up; None without evidence."""
         return makespan([self.seconds[name] for name in self.pending], slots) if self.seconds else None
 
     def makespan_samples(self, slots: int) -> list[float]:
-        """Equally probable makespans on so many slots, ascending; empty without evidence."""
+        """Equally probable makespans on a number of slots, ascending; empty without evidence."""
         if self._prediction is None:
             return []
         place = {name: index for index, name in enumerate(self._state.unfinished)}

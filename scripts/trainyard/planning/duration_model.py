@@ -41,27 +41,26 @@ ODDS_COST: Final = 60.0  # that durations depend on the relative cost
 ODDS_KEY: Final = 1.5  # that they depend on a key
 ODDS_TEXT: Final = 6.0  # the same, if it is a text
 ODDS_KEY_BESIDE_COST: Final = 0.05  # the same, if there is a relative cost
-USUAL_SPREAD: Final = (
-    1.6  # standard deviation of the log durations in a sweep; a key with a larger one is less probable,
-)
-LEAST_LIKELY: Final = 5.0  # at most by this in log odds, which evidence can overcome
+# Standard deviation of the log durations in a sweep; a key with a larger one is less probable,
+USUAL_SPREAD: Final = 1.6
+MAX_PENALTY: Final = 5.0  # by at most this in log odds, which evidence can overcome
 ODDS_STRAGGLERS: Final = 0.75  # that a sweep has stragglers at all
 STRAGGLERS: Final = (2.0, 40.0)  # if so: prior counts of stragglers and other trials (a Beta prior)
 STRAGGLER: Final = (math.log(1.1), math.log(3.5))  # range of what a straggler adds to its log duration
 
-ANYTHING: Final = 1e3  # standard deviation of an unknown log duration
-REACH: Final = math.log(1e5)  # predictions stay this close to the shortest and longest measured ones
-LEAST_USUAL: Final = 0.5  # of the evidence that must not be stragglers
-NOTICED: Final = math.log(1.35)  # a straggler is longer by at least this
-MOST_SKEWED: Final = 0.5  # limit of the mean of a duration over its median, in logs
-NO_MATTER: Final = ("seed", "random_seed", "random_state")  # keys that never affect durations
-LARGEST: Final = 1e100  # larger numbers are treated as text
-TERMS: Final = 3  # of a model, at most
-BEAM: Final = 4  # models that get one more term
-LEAST_PROBABLE: Final = 1e-3  # of a model, beside the most probable one
+LEVEL_ERROR: Final = 1e3  # standard deviation of the constant, which is unknown beforehand
+LOG_RANGE: Final = math.log(1e5)  # limit of predictions below the shortest and above the longest measured duration
+MIN_USUAL: Final = 0.5  # fraction of the evidence that is never taken for stragglers
+MIN_EXCESS: Final = math.log(1.35)  # of a straggler, over its predicted log duration
+MAX_SKEW: Final = 0.5  # limit of log(mean / median) of a duration
+IRRELEVANT: Final = ("seed", "random_seed", "random_state")  # keys that never affect durations
+MAX_NUMBER: Final = 1e100  # larger numbers are treated as text
+MAX_TERMS: Final = 3  # of a model
+BEAM: Final = 4  # models that the beam search extends by a term
+MIN_PROBABILITY: Final = 1e-3  # of a model, relative to the most probable one
 DRAWS: Final = 200  # samples of the durations
 DRAWN: Final = 200_000  # limit of all sampled durations, to keep dry runs fast
-LEAST_DRAWS: Final = 20
+MIN_DRAWS: Final = 20
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Prediction:
     draws: Matrix  # (draws, trials)
 
     def lower_bounds(self) -> Matrix:
-        """Seconds that each trial exceeds with 95 % probability."""
+        """Seconds that each trial exceeds with 95 % probability (5 % quantiles)."""
         return np.quantile(self.draws, 0.05, axis=0)
 
 
@@ -89,13 +88,13 @@ def predict(
     logs = np.log(np.maximum([seconds for _, seconds in evidence], 1e-6))
     models = _models(list(_terms(together, relative)), logs, len(trials))
     weights = np.exp([model.log_probability for model in models] - max(model.log_probability for model in models))
-    weights = np.where(weights < LEAST_PROBABLE, 0.0, weights) / weights[weights >= LEAST_PROBABLE].sum()
-    draws = int(np.clip(DRAWN // max(len(trials), 1), LEAST_DRAWS, DRAWS))
+    weights = np.where(weights < MIN_PROBABILITY, 0.0, weights) / weights[weights >= MIN_PROBABILITY].sum()
+    draws = int(np.clip(DRAWN // max(len(trials), 1), MIN_DRAWS, DRAWS))
     shares = np.diff(np.round(np.cumsum(weights) * draws).astype(int), prepend=0)
     generator = np.random.default_rng(0)
     expected = sum(weight * model.expected() for model, weight in zip(models, weights, strict=True) if weight)
     drawn = [model.drawn(share, generator) for model, share in zip(models, shares, strict=True) if share]
-    ends = logs.min() - REACH, logs.max() + REACH
+    ends = logs.min() - LOG_RANGE, logs.max() + LOG_RANGE
     return Prediction(np.exp(np.clip(expected, *ends)), np.exp(np.clip(np.vstack(drawn), *ends)))
 
 
@@ -122,7 +121,7 @@ def _terms(trials: Sequence[Trial], relative: Sequence[float] | None) -> Iterato
         odds = ODDS_KEY_BESIDE_COST
     for key in dict.fromkeys(key for trial in trials for key in trial.values):
         values: list[Any] = [trial.values.get(key) for trial in trials]
-        if key.split(".")[-1] in NO_MATTER:
+        if key.split(".")[-1] in IRRELEVANT:
             continue
         if not all(map(_is_number, values)):
             yield from _text_terms(key, list(map(str, values)), odds * ODDS_TEXT / ODDS_KEY)
@@ -138,7 +137,7 @@ def _is_number(value: Any) -> bool:
     return (
         isinstance(value, (int, float))
         and not isinstance(value, bool)
-        and (value == 0 or 1 / LARGEST < abs(value) < LARGEST)
+        and (value == 0 or 1 / MAX_NUMBER < abs(value) < MAX_NUMBER)
     )
 
 
@@ -165,7 +164,7 @@ def _number_terms(
         numbers = (numbers - numbers.min()) / (numbers - numbers.min()).mean()
     columns += [(np.log(numbers + offset), 1.0, share) for offset, share in OFFSETS]
     for column, power, share in columns:
-        unusual = min((power * spread) ** 4 / 2, LEAST_LIKELY)
+        unusual = min((power * spread) ** 4 / 2, MAX_PENALTY)
         yield _Term(key, math.log(odds * share) - unusual, (column - column.mean())[:, None], power, error)
 
 
@@ -187,9 +186,13 @@ def _models(terms: Sequence[_Term], logs: Matrix, wanted: int) -> list["_Model"]
     """A beam search over models: without terms, with each one, then with one more than the most probable ones."""
     beam: list[tuple[int, ...]] = [()]
     found: dict[tuple[int, ...], _Model] = {(): _fitted((), logs, wanted)}
-    for _ in range(TERMS):
-        longer = [tuple(sorted((*some, place))) for some in beam for place, term in enumerate(terms)
-                  if _goes_with(term, [terms[each] for each in some])]  # fmt: skip
+    for _ in range(MAX_TERMS):
+        longer = [
+            tuple(sorted((*some, place)))
+            for some in beam
+            for place, term in enumerate(terms)
+            if _can_combine(term, [terms[each] for each in some])
+        ]
         new = {some: _fitted([terms[place] for place in some], logs, wanted) for some in dict.fromkeys(longer)}
         found |= new
         beam = sorted(new, key=lambda some: -new[some].log_probability)[:BEAM]
@@ -200,10 +203,10 @@ def _fitted(terms: Sequence[_Term], logs: Matrix, wanted: int) -> "_Model":
     """The model of some terms, without the trials that are probably stragglers."""
     most = max(1, len(logs) // 20)  # at a time
     best = _Model(terms, logs, wanted, np.ones(len(logs), bool))
-    while best.usual.sum() - most >= max(1, LEAST_USUAL * len(logs)) and best.left_out.max() > NOTICED:
+    while best.usual.sum() - most >= max(1, MIN_USUAL * len(logs)) and best.left_out.max() > MIN_EXCESS:
         longest = np.argsort(-best.left_out)[:most]
         usual = best.usual.copy()
-        usual[longest[best.left_out[longest] > NOTICED]] = False
+        usual[longest[best.left_out[longest] > MIN_EXCESS]] = False
         other = _Model(terms, logs, wanted, usual)
         if other.log_probability <= best.log_probability:
             break
@@ -211,7 +214,7 @@ def _fitted(terms: Sequence[_Term], logs: Matrix, wanted: int) -> "_Model":
     return best
 
 
-def _goes_with(term: _Term, others: Sequence[_Term]) -> bool:
+def _can_combine(term: _Term, others: Sequence[_Term]) -> bool:
     """Whether a model may combine a term with others: at most one per key, and one with groups."""
     grouped = term.groups is not None and any(other.groups is not None for other in others)
     return not grouped and term.key not in {other.key for other in others}
@@ -237,7 +240,7 @@ class _Model:
         """Compute the posterior (Murphy, 7.69 to 7.73), and the model's log probability up to a constant."""
         widths = [term.columns.shape[1] for term in terms]
         means = np.repeat([logs.mean(), *(term.mean for term in terms)], [1, *widths])
-        precision = (NOISE / np.repeat([ANYTHING, *(term.error for term in terms)], [1, *widths])) ** 2
+        precision = (NOISE / np.repeat([LEVEL_ERROR, *(term.error for term in terms)], [1, *widths])) ** 2
         between = self._learn_groups(columns, logs, groups, many)
         columns = columns - (self._within[:, None] * self._group_columns)[groups]
         logs = logs - (self._within * self._group_logs)[groups]
@@ -292,7 +295,7 @@ class _Model:
         """The log of the mean duration of each requested trial, if it is not a straggler."""
         variance: Matrix = self._rate / self._shape * (1 + self._effect_error**2)[self._groups]
         typical: Matrix = self._typical(self._coefficients[None], np.zeros((1, 1)))[0]
-        return typical + np.minimum(variance / 2, MOST_SKEWED)
+        return typical + np.minimum(variance / 2, MAX_SKEW)
 
     def drawn(self, draws: int, generator: np.random.Generator) -> Matrix:
         """Sampled log durations of the requested trials: (draws, trials)."""

@@ -13,10 +13,10 @@ from trainyard.planning.attempts import Attempt
 
 
 class EarlyStoppingRule:
-    """Decides by the reported metrics of all trials which ones to stop. It starts with those of earlier sessions."""
+    """Decides which trials to stop, from the metrics of all trials, including those of earlier sessions."""
 
     def __init__(self, stop: Stop, tries: Iterable[Attempt] = ()) -> None:
-        """`tries` are the earlier attempts that count: none that `retrain` has overruled."""
+        """`tries` are the earlier attempts that `retrain` has not overruled."""
         self._stop = stop
         self._curves: dict[str, dict[int, float]] = defaultdict(dict)  # by trial: value of each epoch, higher is better
         self._rungs: dict[int, list[float]] = defaultdict(list)  # by epoch: values of all trials there, ascending

@@ -158,7 +158,7 @@ def _scaled_from(summary: dict[str, Any]) -> str:
 
 
 def describe_scale(row: PlannedJob) -> str:
-    """What is predicted of a training, for `snakemake -n`."""
+    """The prediction for a training, for `snakemake -n`."""
     if row.predicted_seconds is None or row.predicted_gpu_hours is None:
         return "the time is unknown until a scale has been trained"
     most = row.predicted_high_seconds or row.predicted_seconds
@@ -202,7 +202,7 @@ def compare_planned_strategies(plan: Plan) -> list[Strategy]:
 
 
 def summarize_plan(plan: Plan) -> str:
-    """What a sweep's job does, requests and is predicted to take: one line for `snakemake -n`."""
+    """The work, the request and the predicted time of a sweep's job: one line for `snakemake -n`."""
     state, slots = plan.state, plan.request.slots
     again = f" ({state.failed_before} failed before)" if state.failed_before else ""
     what = f"{len(state.unfinished)} of {len(state.trials)} trials pending{again}{_count_rereads(plan)}"

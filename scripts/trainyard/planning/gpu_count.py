@@ -13,7 +13,7 @@ CHEAP_TOLERANCE: Final = 0.02
 
 @dataclass(frozen=True)
 class GpuOption:
-    """Nodes and GPUs that can be requested, with what they take."""
+    """Nodes and GPUs that can be requested, with their predicted time and cost."""
 
     slots: Slots
     makespan_seconds: float
@@ -61,7 +61,7 @@ def choose_option(
     deadline: float | None = None,
     max_seconds: Callable[[GpuOption], float] = lambda option: option.seconds,
 ) -> GpuOption:
-    """The option that suits the goal.
+    """The best option for the goal.
 
     `fastest`: the fewest GPU-seconds among all that take at most 5 % longer than the fastest. `cheapest`: the fastest
     among all that cost at most 2 % more GPU-seconds than the cheapest. With a `deadline` in seconds: the cheapest for

@@ -18,7 +18,7 @@ UNPROVEN_MINUTES: Final = 60  # walltime before the duration of any trial is kno
 UNPROVEN_MARGIN_SECONDS: Final = 60.0  # before the driver starts and after the last trial, before it was measured
 END_SECONDS: Final = 15.0  # to shut down after the last trial
 INTERVAL: Final = (0.05, 0.95)  # quantiles of the predicted range of the makespan
-SURE: Final = 0.99  # quantile of the makespan that the walltime must cover
+WALLTIME_QUANTILE: Final = 0.99  # of the makespan, covered by the walltime
 
 
 class JobRequest:
@@ -29,7 +29,7 @@ class JobRequest:
 
     @cached_property
     def slots(self) -> Slots:
-        """The config's slots, or with `auto`, those up to them that suit the goal best.
+        """The config's slots; with `auto`, the number up to these that is best for the goal.
 
         A job that only writes tables has one node without GPUs.
         """
@@ -48,9 +48,9 @@ class JobRequest:
         return list_options(self._forecast.durations, self._state.max_slots, startup=startup)
 
     def _max_seconds(self, option: GpuOption) -> float:
-        """Seconds from the start of the driver that an option exceeds with a probability of 1 % only."""
+        """Seconds from the start of the driver to the end of an option's last trial, exceeded with 1 % probability."""
         samples = self._forecast.makespan_samples(option.slots.count)
-        return self._state.startup_seconds + (_quantile(samples, SURE) if samples else math.inf)
+        return self._state.startup_seconds + (_quantile(samples, WALLTIME_QUANTILE) if samples else math.inf)
 
     @property
     def predicted_seconds(self) -> float | None:
@@ -71,7 +71,7 @@ class JobRequest:
         """The makespan that the walltime must cover; None without evidence."""
         if self.predicted_range is None:
             return None
-        return max(_quantile(self._samples, SURE), self.predicted_range[1])
+        return max(_quantile(self._samples, WALLTIME_QUANTILE), self.predicted_range[1])
 
     @cached_property
     def _samples(self) -> list[float]:
@@ -79,7 +79,7 @@ class JobRequest:
 
     @property
     def margin_seconds(self) -> float:
-        """Part of a job before the driver starts and after the last trial."""
+        """Seconds reserved for everything before the driver starts and after the last trial."""
         leads = [run.info.lead_seconds for run in self._state.sessions if run.info.lead_seconds is not None]
         grace = self._state.sweep.trial_grace_seconds
         if not leads:
@@ -131,7 +131,7 @@ class JobRequest:
 
     @property
     def too_long_message(self) -> str:
-        """Which trial exceeds the longest job, and what to do about it."""
+        """The error if a trial exceeds the longest job: which one, and what to do."""
         longest = self.too_long[0]
         least = format_duration(self._forecast.min_seconds[longest])
         limit = format_duration(60 * self._limit_minutes)
@@ -142,7 +142,7 @@ class JobRequest:
 
     @property
     def gpu_hours(self) -> float | None:
-        """GPU-hours that the pending trials take, start-ups included; None without evidence."""
+        """GPU-hours that the pending trials use, including start-ups; None without evidence."""
         if self.predicted_seconds is None:
             return None
         return self.slots.gpus * (self.predicted_seconds + self.jobs * self._state.startup_seconds) / 3600

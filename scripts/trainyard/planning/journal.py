@@ -26,8 +26,8 @@ PLACE: Final = ("job", "node", "gpu", "slot", "gpu_model", "device")  # fields o
 class Event:
     """Something that happened in a sweep. A field that old journals lack has a default."""
 
-    is_durable: ClassVar[bool] = False  # on the disk before the driver goes on
-    optional: ClassVar[frozenset[str]] = frozenset()  # fields that are left out of the journal where they are None
+    is_durable: ClassVar[bool] = False  # whether it is on the disk before the driver continues
+    optional: ClassVar[frozenset[str]] = frozenset()  # fields that are omitted from the journal if they are None
     time: float = 0.0  # Unix seconds, set when the event is recorded
 
 
@@ -98,13 +98,13 @@ class Ended(TrialEvent):
     heard: str | None = None  # digest of the `metrics` rules that read the output
     log: str | None = None  # file with details
     retried: bool | None = None
-    ended: float | None = None  # Unix seconds, where a later driver records the end
+    ended: float | None = None  # Unix seconds, if a later driver records the end
 
 
 _PROGRAM: Final = ("precision", "exit_code", "output", "tail", "heard")
 END_FIELDS: Final[
     dict[TrialStatus, tuple[str, ...]]
-] = {  # in the journal's order; None is left out except of `seconds`
+] = {  # in the journal's order; None is omitted, except for `seconds`
     TrialStatus.FINISHED: ("metrics", "seconds", *_PROGRAM),
     TrialStatus.STOPPED: ("metrics", "seconds", "why", *_PROGRAM),
     TrialStatus.DIVERGED: ("error", "seconds", "early", *_PROGRAM),
@@ -167,7 +167,7 @@ class SlotUp(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SlotDown(Event):
-    """A slot is given up."""
+    """A slot is retired."""
 
     slot: int
     error: str

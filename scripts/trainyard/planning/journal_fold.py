@@ -1,4 +1,4 @@
-"""The fold of a sweep's journal, updated as the journal grows and cached beside it.
+"""The fold of a sweep's journal, updated as the journal grows and cached in a file beside it.
 
 The cache is a file that may be deleted at any time. It is valid if the same code wrote it, and if the journal is
 unchanged up to the cached position: by inode, size and modification time, or else by digest. It does not hold the
@@ -218,7 +218,7 @@ class Fold:
         self._cached_bytes = self._position.offset
 
     def _restore(self) -> bool:
-        """Load the cache if it is valid; whether it is."""
+        """Load the cache if it is valid; returns whether it is."""
         try:
             with pause_garbage_collection():
                 cached = json.loads(self._cache.read_bytes())
@@ -232,7 +232,7 @@ class Fold:
         return True
 
     def _is_at(self, position: JournalPosition) -> bool:
-        """Whether the journal is the one that was read up to this position; then the fold continues from there."""
+        """Whether the journal is the one that was read up to this position, from which the fold can then continue."""
         found = self.path.stat()
         same = (found.st_size, found.st_ino, found.st_mtime_ns) == (position.offset, position.inode, position.changed)
         if found.st_size < position.offset or not (same or _digest(self.path, position.offset) == position.digest):

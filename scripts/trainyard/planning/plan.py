@@ -19,7 +19,7 @@ from trainyard.planning.trial_space import NOT_STAGED, TrialSpace
 
 @dataclass(frozen=True)
 class Plan:
-    """What running a sweep now would do."""
+    """The plan of a sweep as of now: state, forecast and job request."""
 
     state: SweepState
     limit_minutes: float = math.inf  # the longest walltime that can be requested
@@ -41,8 +41,8 @@ def plan_sweep(
 ) -> Plan:
     """The plan of a sweep, from the config and from its dataset and journal in `results`.
 
-    No job may take longer than `limit_minutes`. A caller that plans repeatedly passes the `fold` of the journal, of
-    which then only new lines are read.
+    No job may take longer than `limit_minutes`. A caller that plans repeatedly passes the `fold` of the journal, which
+    then reads new lines only.
     """
     state = read_state(config.sweeps[name], name, results, fold=fold)
     return Plan(state, limit_minutes=limit_minutes, price=config.pricing.gpu_hour)

@@ -35,7 +35,7 @@ def makespan(durations: Sequence[float], slots: int) -> float:
 
 
 def lower_bound(durations: Sequence[float], slots: int) -> float:
-    """Seconds before which no schedule ends: max(p_1, sum / G, p_G + p_(G+1)), p sorted descending, on G slots.
+    """Lower bound of the makespan on G slots: max(p_1, sum / G, p_G + p_(G+1)), p sorted descending.
 
     The last term holds because two of the G + 1 longest trials share a slot.
     """

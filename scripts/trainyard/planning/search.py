@@ -1,8 +1,8 @@
-"""Searches: configurations drawn one by one, each from the results of those before (Optuna's ask and tell).
+"""Hyperparameter search: each configuration is drawn from the results of the previous ones (Optuna, ask and tell).
 
 The state of a search is in the journal: an event `suggested` for each configuration, and the ends of the trials. The
 n-th configuration is a function of the seed, of n, and of the results known when it is drawn. So a search that was
-killed continues with the same suggestions as one that was not, if its trials end in the same order.
+killed makes the same suggestions as an uninterrupted one if its trials end in the same order.
 """
 
 import math
@@ -30,7 +30,7 @@ def draw(
     """The next configuration: (values, params, attrs), from those before it and from how their trials ended, by name.
 
     Trials that were stopped early count with their last value, those that diverged as worse than all others, and failed
-    ones do not count. Optuna knows of running trials.
+    ones do not count. Running trials are passed to Optuna, too.
     """
     import optuna
 
@@ -114,7 +114,7 @@ def _value(choice: Draw, param: Any) -> Any:
 
 
 class SuggestionSource:
-    """Gives tasks as a search draws them. It must `see` all events of trials."""
+    """A source of tasks that a search draws. Call `see` with every event of a trial."""
 
     def __init__(self, state: SweepState, journal: Journal) -> None:
         import optuna  # noqa: F401  (it takes a second or two: while the slots start)
@@ -131,7 +131,7 @@ class SuggestionSource:
         return self._state.space.undrawn_count
 
     def see(self, event: TrialEvent) -> None:
-        """Take an event of a trial into account."""
+        """Update the search with an event of a trial."""
         name = event.trial
         self._events[name].append(event)
         if not isinstance(event, Ended):

@@ -1,10 +1,10 @@
 """The cost of the same trials as separate jobs, as a job array, and packed into one job: the rows of strategies.csv.
 
 "Requested" is what jobs request from the scheduler: it determines the time in the queue, and blocks other users.
-"Wasted" is the part of it without a trial that led to a result: start-up, failed attempts, idle slots, and unused
-walltime. The definitions are the same for every strategy. Strategies that were not run are computed from the durations
-of the trials, on a cluster that runs all jobs at once. Each of their jobs starts its own program, which takes as long
-as the start of a slot's worker process.
+"Wasted" is the part of it in which no trial ran that produced a result: start-up, failed attempts, idle slots, and
+unused walltime. The definitions are the same for every strategy. Strategies that were not run are computed from the
+durations of the trials, on a cluster that runs all jobs at once. Each of their jobs starts its own program, which takes
+as long as the start of a slot's worker process.
 """
 
 import math
@@ -45,7 +45,7 @@ class Strategy:
 def estimate_separate_jobs(
     durations: Sequence[float], *, gpus_per_trial: float, startup: float, basis: str
 ) -> Strategy:
-    """Each trial as a job that requests exactly its duration, which in practice nobody knows beforehand.
+    """Each trial as a job that requests exactly its duration, which is unknown beforehand in practice.
 
     Each job also requests the `startup` seconds of its program, up to its first step.
     """

@@ -21,7 +21,7 @@ UNPROVEN_STARTUP_SECONDS: Final = 60.0  # assumed from the start of the driver t
 
 @dataclass(frozen=True)
 class SweepState:
-    """What is known of a sweep now."""
+    """The current state of a sweep."""
 
     name: str
     sweep: Sweep
@@ -70,7 +70,7 @@ class SweepState:
 
     @cached_property
     def unfinished(self) -> list[str]:
-        """Trials that must be run, in the config's order."""
+        """Trials without a result, which must run, in the config's order."""
         return [name for name in self.trials if self.end(name) is None]
 
     @property
@@ -94,7 +94,7 @@ class SweepState:
     def to_reread(self) -> list[Attempt]:
         """Ended attempts whose kept output must be read again: it had no metrics, or the `metrics` rules have changed.
 
-        Also those that diverged at their end by a metric that is not monitored any more.
+        This includes attempts that diverged at their end by a metric that is no longer monitored.
         """
         ended = [self.end(name) for name in self.trials if self.sweep.command]
         return [each for each in ended if each and self._is_outdated(each) and self.output_of(each).exists()]
@@ -151,7 +151,7 @@ class SweepState:
         return [seconds for run in self.sessions for seconds in run.slot_startups]
 
     def evidence(self, trial: str) -> Attempt | None:
-        """A finished attempt with a duration, also one that `retrain` has overruled.
+        """A finished attempt with a duration, including one that `retrain` has overruled.
 
         Attempts with the present share of a GPU take precedence over others.
         """

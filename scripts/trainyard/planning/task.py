@@ -10,7 +10,7 @@ from trainyard.programs.command import CheckpointFile
 
 @dataclass(frozen=True)
 class Task:
-    """A pending trial, ready to run."""
+    """A pending trial with everything that the packer needs to run it."""
 
     trial: str
     spec: Train | UserProgram

@@ -1,4 +1,4 @@
-"""The FLOPs of trials before any has run, counted on their models without a GPU and without computing anything."""
+"""The FLOPs of trials before any has run, counted on their models on the meta device."""
 
 import logging
 import math
@@ -30,7 +30,7 @@ def count_work(plan: Plan, staged: Staged, *, own: bool = True, seconds: float =
     """Training FLOPs per image of each pending trial, times its epochs; empty if they cannot be counted.
 
     Each model is counted once. If all trials have the same model, it counts as 1, since only the epochs matter. Users'
-    models are built only with `own`, since their code may do anything. Counting stops after so many `seconds`.
+    models are built only with `own`, since their code may do anything. Counting stops after `seconds`.
     """
     shape, classes = staged.meta["shape"], len(staged.meta["classes"])
     specs = {name: spec for name in plan.forecast.pending if isinstance(spec := plan.state.trials[name].spec, Train)}

@@ -92,7 +92,7 @@ class TrialSpace:
         if sweep.search:
             content = [sweep.search.model_dump(), sweep.spec_content]
         stop = [sweep.stop.model_dump()] if sweep.stop else []
-        # After a change of these, kept output is read again, and nothing runs.
+        # A change of these causes the saved output to be parsed again; no trial runs.
         metrics = [sweep.metrics.digest] if sweep.metrics else []
         monitored = [sweep.metric] if sweep.command and sweep.metric else []
         return digest_of([content, RESULT_VERSION, sweep.retrain, *stop, *metrics, *monitored])
