@@ -52,11 +52,11 @@ def box(axes: Axes, column: Column, y: float, height: float, face: str, text: st
         axes.text(x + 0.12, top - 0.185 * number, line, fontsize=7.8, color=INK, va="center")
 
 
-def arrow(axes: Axes, *points: tuple[float, float], colour: str = INK) -> None:
+def arrow(axes: Axes, *points: tuple[float, float], color: str = INK) -> None:
     """A polyline whose last segment ends in an arrowhead."""
     *_, before, end = points
-    axes.plot(*zip(*points[:-1], strict=True), color=colour, lw=1.1)
-    style = {"arrowstyle": "-|>,head_width=0.18,head_length=0.35", "color": colour, "lw": 1.1}
+    axes.plot(*zip(*points[:-1], strict=True), color=color, lw=1.1)
+    style = {"arrowstyle": "-|>,head_width=0.18,head_length=0.35", "color": color, "lw": 1.1}
     axes.annotate("", xy=end, xytext=before, arrowprops=style | {"shrinkA": 0, "shrinkB": 0})
 
 
@@ -66,9 +66,9 @@ def across(axes: Axes, y: float, *columns: Column) -> None:
         arrow(axes, (left + width, y), (right, y))
 
 
-def note(axes: Axes, x: float, y: float, text: str, colour: str = INK) -> None:
+def note(axes: Axes, x: float, y: float, text: str, color: str = INK) -> None:
     """A word on an arrow, its middle at (x, y)."""
-    axes.text(x, y, text, fontsize=7.8, style="italic", color=colour, va="center", ha="center")
+    axes.text(x, y, text, fontsize=7.8, style="italic", color=color, va="center", ha="center")
 
 
 def slots(axes: Axes, x: float, y: float) -> None:
@@ -76,8 +76,8 @@ def slots(axes: Axes, x: float, y: float) -> None:
     for row, widths in enumerate([(1.0, 0.45, 0.3), (0.85, 0.55, 0.35), (0.7, 0.6, 0.45)]):
         left, bottom = x + 0.42, y + 0.26 * (2 - row)
         axes.text(left - 0.05, bottom + 0.1, f"slot {row}", fontsize=6.8, ha="right", va="center", color=INK)
-        for width, colour in zip(widths, TRIALS, strict=True):
-            axes.add_patch(Rectangle((left, bottom), width - 0.03, 0.2, fc=colour, ec=INK, lw=0.5))
+        for width, color in zip(widths, TRIALS, strict=True):
+            axes.add_patch(Rectangle((left, bottom), width - 0.03, 0.2, fc=color, ec=INK, lw=0.5))
             left += width
 
 
@@ -112,7 +112,7 @@ def flow() -> Figure:
     # Every job reads the staged files: a line from them down the left side of the jobs, with a branch to each.
     (job, job_width), x = JOB, STATE[0] + STATE[1] / 2
     for y in (sweeps + 0.45, scaling + 0.45, trees + 0.2):
-        arrow(axes, (x, data - 0.4), (x, 5.65), (job - 0.28, 5.65), (job - 0.28, y), (job, y), colour=BLUE)
+        arrow(axes, (x, data - 0.4), (x, 5.65), (job - 0.28, 5.65), (job - 0.28, y), (job, y), color=BLUE)
     note(axes, job + job_width / 2, 5.77, "mapped into memory, or copied to the node's disk", BLUE)
     return figure
 
@@ -176,7 +176,7 @@ def layers() -> Figure:
         y -= height + 0.08
         axes.add_patch(Rectangle((0.15, y), 8.6, height, fc=DATA, ec=INK, lw=0.8))
         draw_floor(axes, y + height - 0.03, packages)
-    arrow(axes, (9.05, top - 0.1), (9.05, 0.15), colour=GREY)
+    arrow(axes, (9.05, top - 0.1), (9.05, 0.15), color=GREY)
     axes.text(9.2, top / 2, "imports", fontsize=9, color=GREY, rotation=270, ha="center", va="center")
     return figure
 

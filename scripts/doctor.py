@@ -1,4 +1,4 @@
-"""Check a Slurm site before anything is submitted: each check passes, fails with a remedy, or cannot know.
+"""Check a Slurm site before anything is submitted: each check passes, fails with a remedy, or is unknown.
 
 It checks the jobs that Snakemake would submit with this config and profile. The exit code is 1 if a check fails.
 """
@@ -19,7 +19,7 @@ from trainyard.doctor.checks import Finding, Site, catch_errors
 
 SIGNS = {"ok": "[green]ok[/]", "fails": "[bold red]FAILS[/]", "unknown": "[yellow]unknown[/]"}
 LOG_WIDTH = 160
-NO_JOB = "Python, torch, CUDA and network can be checked by a job only"
+NO_JOB = "Python, torch, CUDA and the network can only be checked by a job"
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -43,7 +43,7 @@ def _findings(arguments: argparse.Namespace, console: Console) -> Iterator[Findi
     if not arguments.job:
         yield Finding("node", "unknown", NO_JOB, "`make doctor JOB=1` submits a job of one minute")
     elif any(finding.verdict == "fails" or finding.name == "jobs" for finding in found) or not site.requests:
-        yield Finding("node", "unknown", "no job was submitted, as a check failed", "fix the failures above first")
+        yield Finding("node", "unknown", "no job was submitted because a check failed", "fix the failures above first")
     else:
         probe = partial(
             node_probe.probe_nodes,

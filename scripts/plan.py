@@ -49,7 +49,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def _count_work(config: Config, name: str, results: Path) -> None:
-    """Count the FLOPs of each trial, if nothing else ranks trials by duration and the dataset is staged."""
+    """Count the FLOPs of each trial if nothing else determines the order of trials and the dataset is staged."""
     plan = plan_sweep(config, name, results)
     staged = Staged(results / "data" / str(plan.state.sweep.dataset))
     if not trial_flops.is_needed(plan) or not (staged.folder / "meta.json").exists():

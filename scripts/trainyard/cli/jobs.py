@@ -20,11 +20,11 @@ Wildcards = Any  # snakemake.io.Wildcards: an attribute per wildcard
 
 
 class Profile:
-    """What a Snakemake profile says about the cluster; without a scheduler, nothing is requested."""
+    """The cluster as a Snakemake profile describes it; without a scheduler, nothing is requested."""
 
     def __init__(self, default_resources: Mapping[str, Any] | None, executor: Callable[[], Any]) -> None:
         defaults = {name: str(resource.raw) for name, resource in (default_resources or {}).items()}
-        self._executor = executor  # its settings; Snakemake has them only after it has read the Snakefile
+        self._executor = executor  # its settings, which Snakemake sets after it has read the Snakefile
         self.gpu_type, self._partition = defaults.get("gpu_type", ""), defaults.get("slurm_partition", "")
         self.runtime_minutes = defaults.get("runtime", "")
         self.has_scheduler = bool(self.runtime_minutes)

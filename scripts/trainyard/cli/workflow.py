@@ -26,15 +26,15 @@ PLOT_LABELS: Final = {
     "data": {"samples": "samples", "classes": "class balance"},
     "sweeps": {
         "gantt": "slots over time",
-        "packing": "array against packed",
+        "packing": "job array and packed",
         "waste": "GPU-seconds wasted",
-        "prediction": "prediction against reality",
+        "prediction": "predicted and measured durations",
         "metric": "accuracy against the varied key",
         "loss": "loss curves",
     },
     "scaling": {
         "speedup": "speedup and efficiency",
-        "steps": "where a step's time goes",
+        "steps": "time of a step",
         "telemetry": "memory and utilization over time",
         "loss": "loss against epochs and GPU-hours",
     },
@@ -145,7 +145,7 @@ class Workflow:
         return self.config.trees[wildcards.name].model_dump_json(exclude={"cpus"})
 
     def tree_cpus(self, wildcards: Wildcards) -> int:
-        """CPUs of a tree study; Snakemake lowers it to what the machine has."""
+        """CPUs of a tree study; Snakemake reduces the number to the CPUs of the machine."""
         return int(self.config.trees[wildcards.name].cpus)
 
     # ---- tables and plots
@@ -162,7 +162,7 @@ class Workflow:
         return dump
 
     def plots(self) -> list[str]:
-        """All plots. Of the datasets, those that hold images after staging have some."""
+        """All plots. A dataset has plots if it contains images after staging."""
         images = [name for name, dataset in self.config.datasets.items() if has_images(dataset)]
         named = {"data": images, **{kind: list(getattr(self.config, kind)) for kind in ("sweeps", "scaling", "trees")}}
         return [

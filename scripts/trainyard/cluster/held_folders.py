@@ -1,7 +1,8 @@
 """Folders on a node's own disk that last only as long as the processes that use them.
 
 A process holds such a folder by a lock on it. The kernel releases the lock when the process ends, also after SIGKILL.
-If a whole job is killed, nobody is left to remove its folders; the next process that comes by removes what is not held.
+If a whole job is killed, its folders remain; the next process that calls `remove_unheld` removes folders that are not
+held.
 """
 
 import contextlib

@@ -1,8 +1,9 @@
 """Ray on all nodes of a Slurm job: the node of the driver is the head, and one srun starts Ray on the others.
 
 On each of the others, srun runs `ray_node` and connects its standard input to the driver. The token comes first, so
-that the node imports Ray while the head starts, then the address of the head. When the input closes, however the driver
-ends, the node stops its Ray. The token is on no shared file system, in no command line, and in no environment variable.
+that the node imports Ray while the head starts, then the address of the head. When the input closes, which happens
+however the driver ends, the node stops its Ray. The token is on no shared file system, in no command line, and in no
+environment variable.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ def start_ray(slots: Slots, *, folder: Path, local: str) -> Iterator[LocalRay]:
     The output of the other nodes is written to `ray-nodes.log` in `folder`; `local` is `data.local` of the config.
 
     Raises:
-        UserError: the job has another number of nodes or too few GPUs, or a node does not join.
+        UserError: the job has a different number of nodes or too few GPUs, or a node does not join.
     """
     gpus, cpus, cleanup = slots.gpus_per_node, slots.cpus_per_node, copy_patterns(local)
     if slots.nodes == 1:

@@ -31,7 +31,7 @@ ENVIRONMENT: Final[Mapping[str, str | None]] = {  # None: must not be set
     "RAY_memory_monitor_refresh_ms": "0",
     # Otherwise the driver waits for `cpus` idle workers when it connects, and hangs if one of them fails to start.
     "RAY_prestart_worker_first_driver": "0",
-    # Listen on loopback only. `_node_ip_address="127.0.0.1"` does not have this effect.
+    # Listen on loopback only, which `_node_ip_address="127.0.0.1"` does not achieve.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # Otherwise Ray kills the guards of users' programs, whose parents have ended.
     "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "0",
@@ -104,7 +104,7 @@ def _watchdog(*, directory: Path, cleanup: Sequence[str]) -> Iterator[Callable[[
 
     The kernel ends the two daemons of Ray with the driver, and the workers exit within 1.6 s, but the two agents would
     stay for 62 s, trying to reach a server that is gone. Yields a function that registers all processes started since
-    then. Earlier ones are excepted: the srun of the other nodes must survive to stop Ray there.
+    then. Earlier ones are excluded: the srun of the other nodes must survive to stop Ray there.
     """
     import psutil  # a dependency of Ray
 

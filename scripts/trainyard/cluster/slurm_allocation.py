@@ -64,7 +64,7 @@ def _query_allocation(job: str) -> Allocation:
 
 
 def parse_job_fields(line: str) -> dict[str, str]:
-    """The fields of `scontrol show job --details --oneliner`; a value that contains spaces is cut at the first."""
+    """The fields of `scontrol show job --details --oneliner`; a value that contains spaces is truncated there."""
     return dict(field.split("=", 1) for field in line.split() if "=" in field)
 
 
@@ -98,7 +98,7 @@ def parse_timestamp(text: str) -> float:
 
 
 def available_cpus() -> int:
-    """The number of CPUs that this process may use: the least of Slurm's allocation, CPU affinity and cgroup quota.
+    """The number of CPUs that this process may use: the minimum of Slurm's allocation, CPU affinity and cgroup quota.
 
     `os.cpu_count()` would count CPUs that belong to other jobs on a shared node.
     """

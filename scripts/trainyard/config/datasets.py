@@ -9,7 +9,7 @@ from trainyard.config.train import Section
 
 
 class Digits(Section):
-    """scikit-learn's handwritten digits: 1,797 greyscale images of 8x8 pixels in 10 classes. Needs no download."""
+    """scikit-learn's handwritten digits: 1,797 grayscale images of 8x8 pixels in 10 classes. Needs no download."""
 
     source: Literal["digits"] = Field(description="scikit-learn's digits.")
     val_fraction: float = Field(
@@ -36,7 +36,7 @@ class Torchvision(Section):
 
     source: Literal["torchvision"] = Field(description="A dataset of torchvision.")
     name: Literal["MNIST", "FashionMNIST", "KMNIST", "CIFAR10", "CIFAR100", "SVHN", "USPS"] = Field(
-        description="Its class in `torchvision.datasets`."
+        description="Name of the class in `torchvision.datasets`."
     )
     root: str | None = Field(
         None,
@@ -73,7 +73,7 @@ class ImageFolder(Section):
         "crop",
         description="How images are resized to `height` and `width`: center crop, stretch or letterbox (black border).",
     )
-    channels: Literal[1, 3] = Field(3, description="3: RGB; 1: greyscale.")
+    channels: Literal[1, 3] = Field(3, description="3: RGB; 1: grayscale.")
     on_bad_image: Literal["fail", "skip"] = Field(
         "fail",
         description="`fail` after all images are read and the bad ones are listed in `problems.csv`, or `skip` them.",
@@ -123,7 +123,7 @@ class Python(Section):
     args: dict[str, Any] = Field({}, description="Keyword arguments of the function.")
     classes: list[str] | None = Field(None, description="Names of the classes; by default their numbers.")
     version: str = Field(
-        "", description="Change it when the function returns other images: they are then staged again."
+        "", description="Change it when the function returns different images: a new value stages the dataset again."
     )
     on_the_fly: bool = Field(
         False,

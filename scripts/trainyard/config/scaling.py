@@ -23,7 +23,7 @@ from trainyard.config.user_programs import (
 )
 
 Scale = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*x[1-9][0-9]*$")]
-EFFICIENT = 0.7  # the parallel efficiency from which a scale pays
+EFFICIENT = 0.7  # minimum parallel efficiency of a scale that pays off
 
 
 class LaunchedScript(TrainingSection):

@@ -49,7 +49,7 @@ TRAINING_METRICS: Final = (*EPOCH_METRICS, "best_val_accuracy", "micro_batch", "
 RESERVED_COLUMNS: Final = {"trial", "status", "attempts", "attempt", "seconds", "epoch"}  # of a sweep's tables
 Mode = Literal["max", "min"]
 DEFAULT_METRIC: Final = "val_accuracy"
-MINIMIZED: Final = ("loss", "error", "rmse", "mse", "mae", "perplexity", "seconds")  # last words of metrics' names
+MINIMIZED: Final = ("loss", "error", "rmse", "mse", "mae", "perplexity", "seconds")  # suffixes of the names of metrics
 
 
 def guess_mode(metric: str) -> Mode:
@@ -178,14 +178,14 @@ def _note_renamed(old: str) -> None:
 class Slots(Section):
     """The resources of a sweep's job, and how trials share them."""
 
-    auto: bool = Field(False, description="Request as many nodes and GPUs as suit `goal`, at most those given here.")
+    auto: bool = Field(False, description="Choose the number of nodes and GPUs by `goal`, up to those given here.")
     nodes: PositiveInt = Field(1, description="Nodes of the job.")
     gpus_per_node: PositiveInt = Field(1, description="GPUs per node; on a machine without GPUs, slots on CPUs.")
     gpus_per_trial: PositiveFloat | Literal["auto"] = Field(
         1.0,
         description="GPUs per trial: a fraction (0.25: four trials share a GPU), or a whole number (above one only for "
-        "a `command` or `function`). `auto`: each of the first trials gets a GPU; from their memory and GPU "
-        "utilization follows how many trials share one after that.",
+        "a `command` or `function`). `auto`: each of the first trials gets a GPU; their measured memory "
+        "and GPU utilization determine how many of the later trials share one.",
     )
     trials_per_gpu: PositiveInt = Field(4, description="Maximum with `gpus_per_trial: auto`; it determines the CPUs.")
     cpus_per_trial: PositiveInt = Field(1, description="CPUs, and therefore threads, per trial.")
@@ -317,7 +317,7 @@ class Sweep(ProgramOptions, Workload):
         "`min` for names that end in loss, error, rmse, mse, mae, perplexity or seconds, and `max` for all others.",
     )
     slots: Annotated[Slots, BeforeValidator(_auto_slots, json_schema_input_type=Slots | Literal["auto"])] = Field(
-        Slots(), description="Resources of the job, or `auto`: 1 to 8 GPUs of a node, as suits `goal`."
+        Slots(), description="Resources of the job, or `auto`: 1 to 8 GPUs of a node, chosen by `goal`."
     )
     goal: Goal = Field(
         "fastest",
@@ -328,12 +328,12 @@ class Sweep(ProgramOptions, Workload):
     retries: NonNegativeInt = Field(1, description="Maximum number of further attempts for a failed trial.")
     on_failed_trial: Literal["report", "stop"] = Field(
         "report",
-        description="If trials have failed after all retries: `report` them in the tables or `stop` with an error.",
+        description="Trials that fail after all retries: `report` them in the tables, or `stop` with an error.",
     )
     max_failed_fraction: float = Field(
         0.5,
-        description="The sweep ends in an error if a larger fraction of its trials fails. `1`: it runs all trials, "
-        "however many fail.",
+        description="Maximum fraction of failed trials, above which the sweep ends with an error. `1`: run all "
+        "trials, regardless of failures.",
         ge=0,
         le=1,
     )
@@ -347,7 +347,7 @@ class Sweep(ProgramOptions, Workload):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_target(cls, given: Any) -> Any:
-        """Give `search` and `stop` the sweep's metric and mode where they have none."""
+        """Set the metric and mode of `search` and `stop` to those of the sweep if they are missing."""
         if not isinstance(given, dict):
             return given
         parts = {name: given[name] for name in ("search", "stop") if isinstance(given.get(name), dict)}
@@ -480,7 +480,7 @@ class Sweep(ProgramOptions, Workload):
 
     @property
     def target(self) -> tuple[str | None, Mode | None]:
-        """The metric and mode that rank trials; None for what the config does not determine."""
+        """The metric and mode that rank trials; None for each that the config does not determine."""
         by = self.search or self.stop
         if by:
             return by.metric, by.mode

@@ -11,10 +11,10 @@ class TrialStatus(StrEnum):
     RUNNING = "running"
     FINISHED = "finished"
     STOPPED = "stopped"  # early, because other trials were better
-    DIVERGED = "diverged"  # the loss or the watched metric became NaN or infinite
+    DIVERGED = "diverged"  # the loss or a monitored metric became NaN or infinite
     UNREADABLE = "unreadable"  # the program succeeded, but its output has no metrics
     FAILED = "failed"
-    INTERRUPTED = "interrupted"  # by the end of the job or the loss of its slot, not by an error of its own
+    INTERRUPTED = "interrupted"  # by the end of the job or the loss of its slot
 
 
 WITH_RESULT: Final = frozenset({TrialStatus.FINISHED, TrialStatus.STOPPED})  # the metrics count

@@ -158,7 +158,7 @@ def _names(part: str) -> frozenset[str]:
 
 
 def check_quoting(command: Command, *, in_shell: bool = True) -> Command:
-    """The command; a PydanticCustomError if a placeholder in its text is where a quoted value does not work."""
+    """The command; raises a PydanticCustomError if a placeholder is in a context where quoting does not work."""
     for name, where in _parse(command).placeholders if isinstance(command, str) else ():
         if where in _REMEDIES and (in_shell or where in _IN_WORDS):
             message = f"{{{name}}} is in {where}: {_REMEDIES[where].format(name=f'{{{name}}}')}"
@@ -208,7 +208,7 @@ def _check_resume_option(command: Command, option: str | None, args: Collection[
 
 
 def insert_resume_option(command: Command, option: str | None, args: Collection[str]) -> Command:
-    """The command with the option to resume in place of `{resume}`, or else at its end; without option, without both.
+    """The command with the option to resume in place of `{resume}` or at its end; without an option, with neither.
 
     If an argument is called `resume`, `{resume}` stands for that argument.
     """

@@ -192,7 +192,7 @@ class Tar(Archive):
     """The members of a plain tar."""
 
     def files(self) -> list[CollectedFile]:
-        """All files, sorted by name, except hidden ones; of two with the same name, the later one."""
+        """All files, sorted by name, except hidden ones; of several with the same name, the last one."""
         try:
             with tarfile.open(self.path, "r:") as archive:
                 return sorted({file.name: file for file in self._usable(archive)}.values(), key=lambda file: file.name)
@@ -201,7 +201,7 @@ class Tar(Archive):
 
     def _usable(self, archive: tarfile.TarFile) -> Iterator[CollectedFile]:
         for member in archive:
-            archive.members = []  # type: ignore[attr-defined]  # else it keeps all members in memory
+            archive.members = []  # type: ignore[attr-defined]  # otherwise it keeps all members in memory
             name = member.name.removeprefix("./")
             if member.isdir():
                 if self._accepts(name, 0):
@@ -217,7 +217,7 @@ class Tar(Archive):
         """The bytes of a file."""
         content = self._read_at(file.offset, file.size)
         if len(content) != file.size:
-            raise OSError("the tar ends in the middle of it")
+            raise OSError("truncated: the tar ends within this file")
         return content
 
 

@@ -51,7 +51,7 @@ class ImageFormat:
 
     height: int
     width: int
-    channels: int  # 3: RGB; 1: grey
+    channels: int  # 3: RGB; 1: grayscale
     fit: str | None  # crop, stretch or pad; None: images of another size are refused
 
     @property
@@ -63,7 +63,7 @@ class ImageFormat:
 def decode_image(content: bytes, target: ImageFormat) -> tuple[NDArray[np.uint8], list[str]]:
     """The pixels, uint8 of shape (H, W) or (H, W, C), and the names of the conversions that were necessary.
 
-    Colours are converted by Pillow's `convert("RGB")`, as in torchvision's ImageFolder.
+    Colors are converted by Pillow's `convert("RGB")`, as in torchvision's ImageFolder.
 
     Raises:
         BadImageError: the file is damaged, is not an image, or cannot be converted.
@@ -97,8 +97,8 @@ def _decode_plain_jpeg(content: bytes, target: ImageFormat) -> NDArray[np.uint8]
     if content[:3] != JPEG_MAGIC or target.channels != 3 or b"Exif\0" in content[:EXIF_BYTES]:
         return None
     try:
-        height, width, colour_space, _ = simplejpeg.decode_jpeg_header(content)
-        if (height, width) != (target.height, target.width) or colour_space != "YCbCr":
+        height, width, color_space, _ = simplejpeg.decode_jpeg_header(content)
+        if (height, width) != (target.height, target.width) or color_space != "YCbCr":
             return None
         pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(content)
     except ValueError:

@@ -23,7 +23,7 @@ class DownloadError(UserError):
 
 
 class _PermanentFailure(Exception):
-    """The server's answer will not change; unlike `requests.HTTPError`, pooch does not retry it."""
+    """A response that a retry would not change; unlike `requests.HTTPError`, pooch does not retry it."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _download_from(url: str, remote: RemoteFile, target: Path) -> None:
 
 
 def _stream(url: str, output_file: str, _: Any) -> None:
-    """A downloader for pooch that shows our progress bar and gives up at once where a retry cannot help."""
+    """A downloader for pooch with a progress bar, which does not retry permanent failures."""
     import requests
 
     log.info("downloading %s", url)

@@ -38,7 +38,7 @@ def find_duplicates(work: Path, name_of: Callable[[str, int], str]) -> list[Prob
 
 
 def _equal_hashes(hashes: dict[str, NDArray[np.uint64]]) -> Iterator[list[_Position]]:
-    """Groups of images with equal hashes, in order; a hash of 0 means that there is none."""
+    """Groups of images with equal hashes, in order; a hash of 0 means that it was not computed."""
     every = np.concatenate([hashes[name] for name in SPLITS])
     order = np.argsort(every, kind="stable")
     begins = np.flatnonzero(np.diff(every[order], prepend=np.uint64(0)))  # from the first one that is not 0

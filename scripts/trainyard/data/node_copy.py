@@ -25,7 +25,7 @@ class LocalCopy:
 
     staged: Staged
     message: str = ""  # for the log: that the dataset was copied, or why not
-    seconds: float = 0.0  # spent copying, or waiting for a process that copies
+    seconds: float = 0.0  # spent copying, or waiting for another process to copy
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def choose_local_folder(
     kind_of: Callable[[Path], str] = host.file_system_type,
     free: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
 ) -> tuple[Path | None, str]:
-    """The folder to copy to, or None and a message with the reason (empty where no copy is wanted)."""
+    """The folder to copy to, or None and a message with the reason (empty if no copy is requested)."""
     if policy == "off" or not staged.meta["files"]:
         return None, ""
     if policy == "auto" and (
@@ -86,7 +86,7 @@ def _not_copied(staged: Staged, reason: str) -> str:
 
 
 def _has_room(free: int, need: int, kind: str) -> bool:
-    """Whether the copy fits; files in a tmpfs count as memory of the job, so only a small copy does there."""
+    """Whether the copy fits. Files in a tmpfs count as memory of the job, so only a small copy is allowed there."""
     if kind in ("tmpfs", "ramfs"):
         return need <= MEMORY_FRACTION * free
     return free >= 1.1 * need + MARGIN_BYTES

@@ -1,4 +1,4 @@
-"""Problems of a dataset's source: collected first, then listed file by file in `problems.csv`."""
+"""Problems of a dataset's source, which are collected and then listed per file in `problems.csv`."""
 
 import csv
 from collections import Counter

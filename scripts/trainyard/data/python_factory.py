@@ -23,7 +23,7 @@ def call_factory(source: dict[str, Any]) -> tuple[Any, Any]:
     """The training and the validation dataset from the user's function; `source` is a dumped `Python` section.
 
     Raises:
-        UserError, DataError: the function cannot be imported, or returns something else.
+        UserError, DataError: the function cannot be imported, or returns other objects.
     """
     made = import_object(source["factory"], role="dataset")(**source["args"])
     if not (isinstance(made, (tuple, list)) and len(made) == 2 and all(hasattr(each, "__len__") for each in made)):
@@ -38,7 +38,7 @@ def as_pixels(image: Any, index: int) -> NDArray[np.uint8]:
     """An image of a user's dataset as a contiguous uint8 array of shape (H, W, C).
 
     Raises:
-        DataError: it is something else.
+        DataError: it has another type or shape.
     """
     pixels = np.asarray(image)
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels

@@ -1,4 +1,4 @@
-"""Staging a source's images in shards, on all CPUs; a shard that is recorded as done is not made again.
+"""Stages the images of a source in shards, on all CPUs; a shard that is recorded as done is kept.
 
 Memory: each process holds one shard of at most 16 MiB of pixels, and the list of its files (about 0.3 KiB each).
 
@@ -175,7 +175,7 @@ def _make_shards(shards: list[Shard], tasks: dict[Shard, BlockTask], work: Path,
 
 
 def _exit_with_parent() -> None:
-    """Have a process of the pool ignore Ctrl-C, which its parent handles, and exit when the parent does."""
+    """Make a process of the pool ignore Ctrl-C, which its parent handles, and exit with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -225,7 +225,7 @@ def read_records(work: Path) -> dict[Shard, ShardRecord]:
 
 
 def allocate_files(source: DataSource, work: Path) -> bool:
-    """Create the arrays that do not exist at the right size, and then drop all records; whether all existed."""
+    """Create the arrays that do not exist at the right size, and then drop all records; returns whether all existed."""
     all_exist = True
     for split, size in source.sizes.items():
         arrays: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -281,7 +281,7 @@ class _RecordWriter:
 
     @contextmanager
     def flushed_at_end(self) -> Iterator[None]:
-        """When the block ends, also by an exception, all records are on the disk."""
+        """Ensure that all records are on the disk when the block ends, also after an exception."""
         try:
             yield
         finally:
@@ -289,7 +289,7 @@ class _RecordWriter:
                 self._start_flush().result()
 
     def write(self, record: ShardRecord) -> None:
-        """Write a record soon: with all that arrive until the fsync before it has ended."""
+        """Write a record soon, together with all that arrive before the running fsync ends."""
         self._pending.append(record)
         if self._flush is None or self._flush.done():
             self._start_flush()
@@ -311,7 +311,7 @@ class _RecordWriter:
 
 
 class _ImageDigests:
-    """SHA-256 of the image files, updated in a thread while they are written: at the end it would keep one CPU busy."""
+    """SHA-256 of the image files, updated in a thread while they are written; at the end, it would use one CPU only."""
 
     def __init__(self, work: Path, source: DataSource) -> None:
         self._paths = {split: work / f"{split}-images.npy" for split in source.sizes}

@@ -160,7 +160,7 @@ class InMemorySource(DataSource):
 
 
 def digits_source(dataset: Digits) -> InMemorySource:
-    """scikit-learn's digits, with their 17 shades of grey scaled to 0..255."""
+    """scikit-learn's digits, with their 17 shades of gray scaled to 0..255."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

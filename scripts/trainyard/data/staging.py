@@ -38,7 +38,7 @@ from trainyard.data.table import stage_table, table_digest
 from trainyard.utils.files import digest_of, file_digest, hold_lock, write_json
 from trainyard.utils.text import format_duration
 
-STAGING_VERSION: Final = 1  # to be raised when the same source results in other files
+STAGING_VERSION: Final = 1  # increment it when a change of the code changes the staged files
 CHUNK_IMAGES: Final = 1024  # copied at a time where bad images are left out
 log = logging.getLogger(__name__)
 

@@ -88,7 +88,7 @@ def _channels_last(images: NDArray[Any]) -> NDArray[Any]:
 
 
 def _check_labels(images: NDArray[Any], labels: NDArray[Any], classes: int, what: str) -> None:
-    """Check what torchvision does not: that each image has a label, and each label a class."""
+    """Check that each image has a label, and each label a class, which torchvision does not check."""
     if not len(images) or len(images) != len(labels):
         raise DataError(f"{what} has {len(images)} images and {len(labels)} labels")
     if labels.min() < 0 or labels.max() >= classes:

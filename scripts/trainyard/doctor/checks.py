@@ -1,4 +1,4 @@
-"""Checks of a site before anything is submitted: each one passes, fails with a remedy, or cannot know."""
+"""Checks of a site before anything is submitted: each one passes, fails with a remedy, or is unknown."""
 
 import getpass
 import os

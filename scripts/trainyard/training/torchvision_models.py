@@ -14,15 +14,15 @@ _NO_STEM = ("alexnet", "convnext", "inception", "maxvit", "swin", "vgg", "vit")
 
 
 class AdaptedModel(nn.Module):
-    """A model for RGB images of a minimum size, adapted to grey and smaller images."""
+    """A model for RGB images of a minimum size, adapted to grayscale and smaller images."""
 
     def __init__(self, model: nn.Module, *, channels: int, enlarged_to: tuple[int, int] | None) -> None:
         super().__init__()
-        self.model, self._grey, self._size = model, channels == 1, enlarged_to
+        self.model, self._is_grayscale, self._size = model, channels == 1, enlarged_to
 
     def forward(self, images: Tensor) -> Tensor:
         """(N, 1 or 3, H, W) to (N, classes)."""
-        if self._grey:
+        if self._is_grayscale:
             images = images.expand(-1, 3, -1, -1)
         if self._size is not None:
             images = nn.functional.interpolate(images, self._size, mode="bilinear", antialias=False)
