@@ -21,7 +21,7 @@ def main(arguments: argparse.Namespace) -> int:
     config = read_config(arguments.config)
     command_line.check_name(config, "scaling", arguments.study)
     folder = arguments.results / "scaling" / arguments.study
-    if "RANK" in os.environ:
+    if {"RANK", "TORCHELASTIC_RUN_ID"} <= os.environ.keys():  # a job may inherit RANK alone, as from Kubeflow
         from trainyard.scaling.rank import train_scale  # torch: ranks only
 
         train_scale(config, arguments.study, arguments.scale, results=arguments.results)

@@ -27,7 +27,7 @@ TINY = {
 
 # The environment that torchrun gives the only rank of a training. Port 0 selects a free port.
 ONE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # fmt: skip
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "TORCHELASTIC_RUN_ID": "none"}  # fmt: skip
 
 
 class Yard:

@@ -1,5 +1,7 @@
 """Launch commands, compared with golden texts."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -39,6 +41,17 @@ def test_several_nodes_need_a_job_with_as_many():
     three = Allocation(job="7", nodes=("a", "b", "c"), end_time=0)
     with pytest.raises(UserError, match="needs 2 nodes, but the job has 3"):
         training_command("2x1", OPTIONS, log_dir="/logs", allocation=three)
+
+
+@pytest.mark.parametrize("rank", [{}, {"RANK": "0", "WORLD_SIZE": "1"}], ids=["plain", "RANK of another launcher"])
+def test_train_is_the_launcher_unless_torchrun_has_started_it(tmp_path, rank):
+    config = "{datasets: {d: {source: digits}}, scaling: {s: {dataset: d, train: {model: cnn}, scales: [2x1]}}}"
+    (tmp_path / "config.yaml").write_text(config)
+    command = [sys.executable, str(TRAIN), "--config", "config.yaml", "--study", "s", "--scale", "2x1"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")} | rank
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "scale 2x1 needs 2 nodes, but this is not a Slurm job" in done.stdout
 
 
 PYTHON = {
