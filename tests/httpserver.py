@@ -16,6 +16,7 @@ class Faulty:
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
         self.faults: dict[str, list] = {}
+        self.headers: dict[str, str] = {}  # further ones of each response
         self.requests: list[str] = []  # paths
         self.url = ""
 
@@ -68,6 +69,8 @@ class _Handler(BaseHTTPRequestHandler):
             body = body[: fault[1]]
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
+        for name, value in self.faulty.headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body[: fault[1]] if fault and fault[0] == "drop" else body)
 

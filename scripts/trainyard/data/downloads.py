@@ -91,9 +91,10 @@ def _download_from(url: str, remote: RemoteFile, target: Path) -> None:
 def _stream(url: str, output_file: str, _: Any) -> None:
     """A downloader for pooch with a progress bar, which does not retry permanent failures."""
     import requests
+    from urllib3.exceptions import HTTPError
 
     log.info("downloading %s", url)
-    headers = {"Accept-Encoding": "identity"}  # requests would decompress a .gz that is sent as gzip-encoded
+    headers = {"Accept-Encoding": "identity"}  # some servers declare a .gz as gzip-encoded all the same
     try:
         with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_SECONDS) as response:
             if not response.ok:
@@ -102,12 +103,12 @@ def _stream(url: str, output_file: str, _: Any) -> None:
                 raise failure(f"HTTP status {response.status_code} ({response.reason})")
             size = int(response.headers.get("Content-Length", 0))
             with open(output_file, "wb") as file, show_progress(url.rpartition("/")[2], size, unit="bytes") as advance:
-                for chunk in response.iter_content(CHUNK_BYTES):
+                for chunk in response.raw.stream(CHUNK_BYTES, decode_content=False):  # `iter_content` decompresses it
                     file.write(chunk)
                     advance(len(chunk))
-    except requests.RequestException as error:
+    except (requests.RequestException, HTTPError) as error:
         log.info("%s: %s", url, _root_cause(error))
-        raise
+        raise requests.RequestException(error) from error
 
 
 def _root_cause(error: BaseException) -> str:

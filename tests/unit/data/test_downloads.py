@@ -1,5 +1,6 @@
 """Downloads from a server that drops, truncates, corrupts, redirects and refuses: a file is whole or not kept."""
 
+import gzip
 import hashlib
 import subprocess
 import sys
@@ -72,6 +73,14 @@ def test_a_download_is_retried_until_it_is_whole(server, tmp_path, waits, faults
     assert left(tmp_path) == ["file.bin"]
     assert len(server.requests) == len(faults) + 1
     assert waits == list(range(1, len(faults) + 1))
+
+
+def test_a_gz_file_stays_compressed_if_the_server_declares_that_as_its_encoding(tmp_path):
+    content = gzip.compress(CONTENT)
+    with Faulty({"/file.gz": content}).serving() as server:
+        server.headers["Content-Encoding"] = "x-gzip"  # as Apache with `AddEncoding x-gzip .gz`, whatever is accepted
+        server.faults["/file.gz"] = [("drop", 1_200_000)]
+        assert get(server, tmp_path, "/file.gz", content=content).read_bytes() == content
 
 
 def test_a_redirect_is_followed(server, tmp_path):
