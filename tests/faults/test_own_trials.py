@@ -462,7 +462,7 @@ def test_running_programs_have_their_grace_period_when_a_sweep_stops_for_a_mista
     assert done.returncode == 1
     assert "stopped: the first trials failed in the same way" in done.stdout
     assert len(list((yard.results / "sweeps/s/trials").glob("*/kept.pt"))) == 1
-    assert [event["error"] for event in events_of(yard, "interrupted")] == ["it was told to end"]
+    assert [event["error"] for event in events_of(yard, "interrupted")] == ["it was interrupted"]
 
 
 def process_of(name, below):

@@ -59,7 +59,7 @@ class CommandTrial:
 def run_command(trial: CommandTrial, guard: ProcessGuard) -> Generator[EpochReported, bool | None, TrialEnded]:
     """Run a command; send True after an epoch to stop it early.
 
-    If `metrics` says where the command reports metrics, one that reports none is `unreadable`.
+    With `metrics`, a command that reports none is `unreadable`.
     """
     began = time.monotonic()
     collector = MetricsCollector(trial.metrics, trial.folder, resumes=bool(trial.placeholders["resume_from"]))
@@ -94,12 +94,12 @@ def run_command(trial: CommandTrial, guard: ProcessGuard) -> Generator[EpochRepo
 
 
 def _check_limits(trial: CommandTrial, began: float) -> tuple[TrialStatus, str]:
-    """Whether a running program must end now, and why."""
+    """The status and the reason with which a running program must end now, if it must."""
     timeout = trial.timeout_seconds
     if timeout is not None and time.monotonic() - began > timeout:
         return TrialStatus.FAILED, timeout_error(timeout)
     if trial.interrupt.is_set():
-        return TrialStatus.INTERRUPTED, "it was told to end"
+        return TrialStatus.INTERRUPTED, "it was interrupted"
     if time.time() > trial.deadline:
         return TrialStatus.INTERRUPTED, "ended before the end of the walltime"
     return TrialStatus.RUNNING, ""
@@ -128,7 +128,7 @@ def failed_by_itself(error: str) -> bool:
 
 
 class CheckpointFile(NamedTuple):
-    """A checkpoint as a program wrote it. If it is overwritten under the same name, it is another checkpoint."""
+    """A checkpoint as a program wrote it. A file that is overwritten under the same name is another checkpoint."""
 
     name: str  # relative to the trial's folder
     modified_ns: int
@@ -146,7 +146,7 @@ def find_checkpoint(
 
 
 def start_error(program: str, error: OSError) -> UserError:
-    """The error for a program that the system refuses to start.
+    """The error message for a program that the system cannot start.
 
     If a program is in no folder of PATH, the system may report the error of a folder that it could not read.
     """
@@ -182,7 +182,7 @@ class _Program:
         threading.Thread(target=self._wait, daemon=True).start()
 
     def read_lines(self, timeout_seconds: float) -> tuple[list[str], bool]:
-        """The new lines, waiting for the first one at most so long; and whether the process still runs."""
+        """The new lines, after waiting at most `seconds` for the first one, and whether the process still runs."""
         lines, is_running = list[str](), True
         with suppress(queue.Empty):
             line = self._lines.get(timeout=timeout_seconds)

@@ -17,7 +17,7 @@ from trainyard.programs.trial_messages import EpochReported, TrialEnded
 
 
 class EndTrial(BaseException):
-    """Ends a function from within. It is not an Exception, so that `except Exception` does not catch it."""
+    """Ends a function from within. It is a BaseException, so that `except Exception` does not catch it."""
 
     def __init__(self, status: TrialStatus) -> None:
         super().__init__(status)
@@ -26,7 +26,7 @@ class EndTrial(BaseException):
 
 @dataclass
 class Context:
-    """What a function gets from Trainyard, and how it reports to it."""
+    """The interface of a function to Trainyard: folders, deadline, and reporting."""
 
     trial: str
     attempt: int  # 1 for the first
@@ -46,8 +46,9 @@ class Context:
     def report(self, **metrics: float) -> None:
         """Report metrics of an `epoch` (counted if it is omitted). Early stopping may end the trial here.
 
-        If an epoch is reported again, its last values count. Of very many rows, not all are kept (see `RowLimiter`),
-        but the last value of each metric is. Each row is judged at once: report an epoch when it is complete.
+        If an epoch is reported again, its last values count. Very many rows are thinned (see `RowLimiter`), but the
+        last value of each metric is kept. Early stopping judges each row immediately, so report an epoch when it is
+        complete.
         """
         self._row_count += 1
         row = numeric_row(metrics)
@@ -57,7 +58,7 @@ class Context:
             raise EndTrial(TrialStatus.STOPPED)
 
     def interrupt(self) -> NoReturn:
-        """End here. The next job calls the function again with the same `checkpoint_dir`."""
+        """End the attempt. The next job calls the function again with the same `checkpoint_dir`."""
         raise EndTrial(TrialStatus.INTERRUPTED)
 
 

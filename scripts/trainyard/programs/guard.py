@@ -1,4 +1,4 @@
-"""Ends all processes that a program started, whatever dies first. `ProcessGuard` runs this file; nothing imports it.
+"""Ends all processes that a program started, even if their owner is killed. `ProcessGuard` runs this file as a program.
 
     keeper, one per slot  >  watcher, one per program  >  the program and its descendants
 

@@ -18,7 +18,7 @@ class PatternParser:
         self._groups = {name for pattern in patterns for name in pattern.groupindex}
         self._open: dict[str, Any] = {}  # the incomplete row
         self._rows: list[dict[str, Any]] = []
-        self.warning = ""  # about the first number that a pattern matches only in part
+        self.warning = ""  # about the first number that a pattern matches only partly
 
     def add_line(self, line: str) -> None:
         """Search a line with all patterns."""

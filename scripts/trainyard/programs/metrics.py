@@ -18,7 +18,7 @@ from trainyard.programs.row_limiter import BURST_ROWS, RESUMED_BURST_ROWS, ROWS_
 CHUNK_BYTES: Final = 2**20
 UNREADABLE_REMEDY: Final = (
     "It is not run again: correct `metrics`, and the same command reads the saved output again, without running "
-    "anything. If the program itself must be corrected, raise `retrain`"
+    "anything. If the program itself must be corrected, increase `retrain`"
 )
 
 
@@ -47,7 +47,7 @@ class MetricsCollector:
         self._limiter = RowLimiter(burst or (RESUMED_BURST_ROWS if resumes else BURST_ROWS), clock)
         self._is_final, self._warned = False, False
         path = folder / metrics.file if metrics and metrics.file else None
-        if path and path.exists() and not resumes:  # these rows belong to an earlier attempt
+        if path and path.exists() and not resumes:  # these rows are of an earlier attempt
             path.rename(path.with_name(f"{path.name}.before"))
         self._file = open_metrics_file(path) if path else None
 
@@ -62,7 +62,7 @@ class MetricsCollector:
         if self.latest or self._metrics is None:
             return ""
         where = self._metrics.file or f"its output by {' and '.join(self._metrics.patterns)}"
-        return self.error or f"it ended well, but reported no metrics: none were found in {where}"
+        return self.error or f"it succeeded, but reported no metrics: none were found in {where}"
 
     def add_line(self, line: str) -> None:
         """Search a line of the output."""
@@ -88,7 +88,7 @@ class MetricsCollector:
         return self._limiter.take_rows(final=final)
 
     def take_warning(self) -> str:
-        """What the user should know about how metrics are read; "" if there is nothing new."""
+        """A new warning about how metrics are read; "" if there is none."""
         warning = self._parser.warning or (self.error if self._is_final else "")
         if self._warned or not warning:
             return ""
@@ -98,7 +98,7 @@ class MetricsCollector:
 
 @dataclass(frozen=True)
 class ParsedOutput:
-    """What was found in the saved output and metrics file of a program."""
+    """The metrics in the saved output and metrics file of a program."""
 
     rows: list[Row] = field(default_factory=list)
     metrics: Row = field(default_factory=dict)  # the last value of each
@@ -107,7 +107,7 @@ class ParsedOutput:
 
 
 def parse_saved_output(metrics: Metrics | None, folder: Path, output: Path, *, seconds: float) -> ParsedOutput:
-    """The metrics of a program that ran for so many seconds, read again from what it left."""
+    """The metrics of a program that ran for `seconds`, parsed again from its saved files."""
     if metrics is None:
         return ParsedOutput()
     collector = MetricsCollector(metrics, folder, resumes=True, burst=math.inf)

@@ -21,7 +21,7 @@ from trainyard.utils.files import LockHeldError, hold_inheritable_lock
 
 GUARD_PROGRAM: Final = Path(__file__).with_name("guard.py")
 TREE_VARIABLE: Final = "TRAINYARD_TREE"  # in the environment of a program and of all its descendants
-KILL_SECONDS: Final = 10.0  # after SIGKILL, before a program counts as impossible to end
+KILL_SECONDS: Final = 10.0  # after SIGKILL, before an error reports that a program does not end
 CLAIM_SECONDS: Final = 10.0  # after the grace period of an earlier attempt, before its folder counts as in use
 
 
@@ -33,7 +33,7 @@ class FolderClaim:
         self._record = dict(record)
 
     def update_record(self, **fields: Any) -> None:
-        """Write to the lock file who holds it."""
+        """Write the holder of the lock to its file."""
         self._record |= fields
         if self.fd is not None:
             content = json.dumps(self._record).encode()
@@ -98,7 +98,7 @@ def _start_keeper() -> socket.socket:
     control, keeper_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         owner = os.pidfd_open(os.getpid())
-    except OSError:  # a kernel before 5.3: then the end of the socket shows the same, if nothing else holds it
+    except OSError:  # kernels before 5.3 have none; the socket closes when the keeper ends
         owner = -1
     with keeper_control:
         fds = [keeper_control.fileno(), owner]
@@ -181,7 +181,7 @@ class GuardedProcess:
 
 @contextlib.contextmanager
 def claim_folder(folder: Path, *, owner: str, grace_seconds: float) -> Iterator[FolderClaim]:
-    """Hold a trial's folder for the length of the block, and for as long as a program started for it lives.
+    """Hold a trial's folder during the block, and as long as a program that was started for it runs.
 
     Waits for an earlier attempt that is still ending. If its guard was killed, its remaining processes are killed.
 
@@ -197,7 +197,7 @@ def claim_folder(folder: Path, *, owner: str, grace_seconds: float) -> Iterator[
 
 
 def wait_for_folder(folder: Path, *, timeout_seconds: float) -> None:
-    """Wait until no process holds a trial's folder, at most so long."""
+    """Wait until no process holds a trial's folder, at most `timeout_seconds`."""
     lock = hold_inheritable_lock(_lock_path(folder), wait_seconds=timeout_seconds, on_record=_kill_orphans)
     with contextlib.suppress(LockHeldError), lock:
         pass
@@ -208,7 +208,7 @@ def _lock_path(folder: Path) -> Path:
 
 
 def _kill_orphans(record: Mapping[str, Any], held: bool) -> None:
-    """Kill what is left on this host of a program whose guard was killed. A living guard holds the lock."""
+    """Kill the remaining processes on this host of a program whose guard was killed. A running guard holds the lock."""
     if record.get("host") != socket.gethostname() or "tree" not in record:
         return
     if not held or not any(each and _identity(each[0]) == each for each in record["guards"]):

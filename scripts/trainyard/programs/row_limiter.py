@@ -1,11 +1,11 @@
-"""How many rows of metrics reach the journal: one per epoch, at a limited rate."""
+"""Limits the rows of metrics that reach the journal: one per epoch, at a limited rate."""
 
 import time
 from collections.abc import Callable
 from typing import Final
 
 Row = dict[str, float | int | None]  # metrics by name; None for NaN and infinity
-# Each row costs a journal line and a moment of the driver. These bursts are allowed, and one row per second after that:
+# Each row costs a line of the journal and time of the driver. After these bursts, one row per second is allowed:
 # a program that reports more often reports steps, not epochs.
 BURST_ROWS: Final = 300
 RESUMED_BURST_ROWS: Final = 3000  # when the rows of an earlier attempt arrive all at once

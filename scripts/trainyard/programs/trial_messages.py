@@ -1,4 +1,4 @@
-"""What a running trial reports. These messages cross Ray by pickle."""
+"""Messages of a running trial; Ray pickles them."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +9,7 @@ from trainyard.programs.row_limiter import Row
 
 @dataclass(frozen=True)
 class EpochReported:
-    """A row of metrics. The trial waits until it is told whether to stop or to continue."""
+    """A row of metrics. The trial waits for the answer, which stops or continues it."""
 
     row: Row  # with its `epoch`
     warning: str = ""  # about how metrics are read
@@ -18,7 +18,7 @@ class EpochReported:
 
 @dataclass(frozen=True)
 class ProgramOutput:
-    """What is known about a command that ended, as the journal stores it."""
+    """Exit code and output of a command that ended, as the journal stores them."""
 
     exit_code: int  # or minus the signal that ended it
     output: str  # the path of its whole output

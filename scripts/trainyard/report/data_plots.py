@@ -52,7 +52,7 @@ def class_title(meta: dict[str, Any], label: int) -> str:
 
 
 def plot_class_balance(axes: Axes, meta: dict[str, Any]) -> None:
-    """Images per class: one named bar each, or, with many classes, an area in order of size."""
+    """Images per class: one named bar each, or, with many classes, an area sorted by size."""
     train, val = (np.array(meta["counts"][name]) for name in SPLITS)
     if len(train) > MAX_NAMED_CLASSES:
         order = np.argsort(-train, kind="stable")

@@ -19,7 +19,7 @@ Page = dict[str, pd.DataFrame | str]  # headings, and what is below them
 
 
 def write_tables(config: Config, kind: str, name: str, results: Path) -> Path:
-    """Write the derived tables of a study, its page, and if the config says so, Parquet; return the page."""
+    """Write the derived tables of a study, its page, and if configured, Parquet files; return the page."""
     make = {"sweeps": _write_sweep, "scaling": _write_scaling, "trees": _read_trees}[kind]
     folder = results / kind / name
     parts = make(config, name, results)

@@ -125,7 +125,7 @@ def limit_tick_labels(axes: Axes, values: pd.Series) -> None:
 
 
 def write_in_center(axes: Axes, text: str) -> None:
-    """Write a text into the middle of otherwise empty axes."""
+    """Write a text in the center of otherwise empty axes."""
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
 
 

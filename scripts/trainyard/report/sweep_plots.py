@@ -1,4 +1,4 @@
-"""The plots of a sweep: its slots over time, the metrics of its trials, and what it cost."""
+"""The plots of a sweep: its slots over time, the metrics of its trials, and its cost."""
 
 from typing import Any
 
@@ -188,7 +188,8 @@ def plot_epochs(axes: Axes, epochs: pd.DataFrame, key: str, metric: str, *, log:
 def _draw_lines(axes: Axes, epochs: pd.DataFrame, metric: str, colors: list[Any]) -> None:
     """A line per trial, all in one artist; the more lines, the paler they are.
 
-    Many lines have no markers, and are drawn in random order, so that the last values of the key do not cover the rest.
+    Many lines are drawn without markers and in random order, so that the last values of the key do not cover the
+    others.
     """
     trial = pd.factorize(epochs["trial"])[0]
     order = np.argsort(trial, kind="stable")

@@ -1,4 +1,4 @@
-"""The tables of a sweep, trials.csv, timeline.csv, epochs.csv and stopping.csv, and what they say about its best trial.
+"""Writes trials.csv, timeline.csv, epochs.csv and stopping.csv of a sweep, and summarizes its best trial.
 
 Every row is computed from the sweep's journal.
 """
@@ -21,11 +21,11 @@ from trainyard.utils.csv_files import write_table
 log = logging.getLogger(__name__)
 METRICS = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "best_val_accuracy", "images_per_second",
            "step_ms_p50", "step_ms_p95", "micro_batch", "accumulation")  # fmt: skip
-RESERVED = ("trial", "status", "attempts", "seconds")  # columns of trials.csv that are no metrics
+RESERVED = ("trial", "status", "attempts", "seconds")  # columns of trials.csv that are not metrics
 
 
 def write_sweep_tables(state: SweepState, folder: Path) -> None:
-    """Write timeline.csv, epochs.csv, with early stopping also stopping.csv, and last trials.csv, the rule's output."""
+    """Write timeline.csv, epochs.csv, with early stopping stopping.csv, and last the rule's output, trials.csv."""
     tries = [attempt for tries in state.attempts.values() for attempt in tries]
     write_table(timeline_table(tries), folder / "timeline.csv")
     write_table(epochs_table(state), folder / "epochs.csv")
@@ -188,6 +188,6 @@ def summarize_best(state: SweepState, trials: pd.DataFrame) -> str:
 
 
 def describe_best(metric: str, mode: Mode | None, *, label: str = "") -> str:
-    """What is best of a metric: `best rmse (lowest)`, with the `label` in place of the metric's name."""
+    """The description of a best value, as `best rmse (lowest)`; `label` replaces the metric's name."""
     extreme = {"min": "lowest", "max": "highest"}[mode or guess_mode(metric)]
     return f"best {label or metric} ({extreme}{'' if mode else ', guessed from its name'})"

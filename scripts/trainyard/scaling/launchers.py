@@ -32,7 +32,7 @@ def launch(scale: str, options: Sequence[str]) -> int:
     """
     # Unset, torchrun sets it to 1 with a warning. Each rank then uses the threads of the study.
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    # torchrun would leave its log folder behind. The agents need one on the shared file system.
+    # torchrun does not remove its log folder. The agents need one on the shared file system.
     with tempfile.TemporaryDirectory(prefix=".torchrun-", dir=Path.cwd()) as log_dir:
         given = current_allocation() if split_scale(scale)[0] > 1 else None
         line = training_command(scale, options, log_dir=log_dir, allocation=given)
@@ -79,7 +79,7 @@ def check_allocation(scale: str, allocation: Allocation | None) -> Allocation | 
     """The allocation for a scale of several nodes; None for one node, which does not need one.
 
     Raises:
-        UserError: there is no allocation, or it has another number of nodes.
+        UserError: there is no allocation, or it has a different number of nodes.
     """
     nodes = split_scale(scale)[0]
     if nodes == 1:

@@ -43,7 +43,7 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
     """Join the process group and train a scale, such as `1x2` or `1x2/repeat-2`.
 
     Raises:
-        UserError: the number of ranks is not that of the scale, the end of the walltime is near, ...
+        UserError: the scale has a different number of ranks, or the deadline was reached.
     """
     with rank_failures.record_exception(), process_group() as group:
         if not group.is_main:

@@ -1,4 +1,4 @@
-"""The table of a scaling study: a row per scale with its verdict, one recommendation, and the network that it needs."""
+"""The table of a scaling study: a row per scale with verdict and required bandwidth, and one recommendation."""
 
 import json
 from collections.abc import Mapping, Sequence

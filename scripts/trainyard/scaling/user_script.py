@@ -1,4 +1,4 @@
-"""A user's own distributed script at one scale: launched and monitored; its metrics are parsed from its output."""
+"""Runs a user's own distributed script at one scale, monitors it, and parses metrics from its output."""
 
 import json
 import logging
@@ -90,7 +90,7 @@ class UserScript:
         return end if to_read and end["what"] == self._digest(results) and self._output.exists() else None
 
     def _digest(self, results: Path) -> str:
-        """Digest of what changes the result, other than the script and its arguments, which change the folder."""
+        """Digest of everything that changes the result except the script and its arguments, which change the folder."""
         return digest_of([self._study.launcher_options, self._study.mode, dataset_digest(results, self._study)])
 
     def _launch(self, results: Path) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class UserScript:
         return path
 
     def _monitor(self, line: list[str], claimed: FolderClaim, *, resumed: bool) -> tuple[int, str]:
-        """Run a command, log its output and collect its metrics; returns its exit code, and why it was ended or ""."""
+        """Run a command, log its output and collect its metrics; returns the exit code and any reason for ending it."""
         reported = MetricsCollector(self._study.metrics, self._out, resumes=resumed, hold_first_row=False)
         grace = self._study.grace_seconds
         try:
@@ -224,7 +224,7 @@ class UserScript:
         return process.wait(), reason
 
     def _reason_to_end(self, signalled: threading.Event) -> str:
-        """Why the script must end now; an empty string if it need not."""
+        """Why the script must end now; "" if it need not."""
         if signalled.is_set():
             return "the script was ended by a signal"
         end = self._allocation.deadline - self._study.grace_seconds if self._allocation else math.inf

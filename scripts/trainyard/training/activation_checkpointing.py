@@ -25,7 +25,7 @@ def checkpoint_blocks(model: nn.Module) -> int:
         norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
         block.forward = partial(_checkpointed, block, block.forward, norms)
     if not blocks:
-        log.warning("activation_checkpointing: %s has no repeated blocks: no memory is saved", type(model).__name__)
+        log.warning("activation_checkpointing: %s has no repeated blocks, so no memory is saved", type(model).__name__)
     return len(blocks)
 
 

@@ -66,7 +66,7 @@ class CheckpointStore:
             if _digest(content) == path.name.split(".")[1]:
                 found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
                 if differing := differences(found["spec"], self.spec):
-                    raise UserError(f"{path} is of another training, so nothing continues from it: {differing}")
+                    raise UserError(f"{path} belongs to another training and is not used: {differing}")
                 state: dict[str, Any] = found["state"]
                 return state
             log.warning("%s is damaged: its content does not match its digest; using the one before it", path)

@@ -38,7 +38,7 @@ class BatchSizes:
             UserError: the micro-batch is one image.
         """
         if self.micro == 1:
-            raise UserError("out of memory with a micro-batch of one image: take a smaller model, "
+            raise UserError("out of memory with a micro-batch of one image: use a smaller model, "
                             "`activation_checkpointing: true`, `precision: bf16`, or a larger GPU")  # fmt: skip
         return replace(self, micro=(self.micro + 1) // 2)
 

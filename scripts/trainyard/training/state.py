@@ -1,4 +1,4 @@
-"""The state of a training, and its checkpoints: all that is needed to continue as if it had not been interrupted."""
+"""The state of a training and its checkpoints: everything that an interrupted training needs to resume exactly."""
 
 import time
 from dataclasses import asdict, dataclass, field
@@ -97,7 +97,7 @@ class TrainingState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state, on any number of ranks.
 
-        Within an epoch, another number of ranks keeps the sums, but gets new random numbers.
+        Within an epoch, a different number of ranks keeps the sums, but gets new random numbers.
         """
         for name in _PARTS:
             getattr(self, name).load_state_dict(state[name])

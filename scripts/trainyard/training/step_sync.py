@@ -1,4 +1,4 @@
-"""Two flags that all ranks exchange in one small all-reduce per step: is the loss finite, and is it time to stop?
+"""Two flags per step, reduced over all ranks in one small all-reduce: a loss that is not finite, and a stop request.
 
 On a CPU, the result is known before the parameters are updated. On a GPU, the host does not wait for it: the update of
 a bad step is cancelled on the device, as after an overflow under loss scaling, and the host reads the result `LAG`

@@ -51,8 +51,8 @@ def record_telemetry(
 ) -> Iterator[None]:
     """Write a sample every `seconds` while the block runs, at its start and at its end.
 
-    Samples of previous runs are kept unless `overwrite`. `root` is the process whose tree is measured. Telemetry that
-    fails ends with a warning; it never stops a training.
+    Samples of previous runs are kept unless `overwrite`. `root` is the process whose tree is measured. If telemetry
+    fails, it ends with a warning; it never stops a training.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The training loop: the only one, for a trial of a sweep and for a rank of a distributed training alike."""
+"""The training loop, shared by trials of sweeps and ranks of distributed trainings."""
 
 import logging
 import math
@@ -33,7 +33,7 @@ class Stopped(UserError):
 
 
 class OutOfMemory(UserError):
-    """One of several ranks ran out of memory in a step, which the other ranks cannot retry."""
+    """One of several ranks ran out of memory in a step, so the other ranks cannot retry the step."""
 
 
 class Trainer:
@@ -120,7 +120,7 @@ class Trainer:
             yield row
 
     def halve_micro_batch(self) -> None:
-        """Take all further steps in micro-batches of half the size."""
+        """Halve the micro-batch of all further steps."""
         self.batch = self.batch.halved()
         log.warning("out of memory: micro-batches of %d images from now on, %d of them to a step of %d",
                     self.batch.micro, self.batch.accumulation, self.batch.per_rank)  # fmt: skip
@@ -249,7 +249,7 @@ class Trainer:
         return status
 
     def _is_late(self) -> bool:
-        """Whether the time until the deadline is enough for a checkpoint and a validation only."""
+        """Whether the time until the deadline only suffices for a checkpoint and a validation."""
         return time.time() + 2 * self.checkpoints.last_seconds + self._validation_seconds > self._deadline
 
     def _check(self, status: StepStatus) -> None:
@@ -282,7 +282,7 @@ class Trainer:
 
 
 def _build_module(spec: Train, data: InputData, group: Group, *, channels_last: bool) -> nn.Module:
-    """The model of a training on its device, as the spec changes it: memory format, batch normalization, recomputation.
+    """The model of a training on its device, with the spec's memory format, batch normalization and recomputation.
 
     A warning says if synchronized batch normalization is omitted, because the ranks have no GPUs.
     """

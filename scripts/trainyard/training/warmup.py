@@ -1,4 +1,4 @@
-"""Warm-up of a training: a few steps that compile, find the micro-batch and measure, but change nothing."""
+"""Warm-up of a training: a few steps that compile, find the micro-batch and measure, without changing the model."""
 
 import statistics
 import time

@@ -1,1 +1,1 @@
-"""Atomic files, JSON lines, errors: imports nothing of the other packages."""
+"""Atomic files, JSON lines, errors and other helpers; imports no other package."""

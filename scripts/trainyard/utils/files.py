@@ -75,10 +75,10 @@ def file_digest(path: Path, algorithm: str = "sha256") -> str:
 
 @contextmanager
 def hold_lock(path: Path, *, wait_seconds: float = 0.0, notify: Callable[[str], None] = print) -> Iterator[None]:
-    """Hold the lock file `path` for the length of the block; wait up to `wait_seconds` for another holder.
+    """Hold the lock file `path` during the block; wait up to `wait_seconds` for another holder.
 
     The kernel releases the lock when the process ends, so a stale lock cannot remain. It is a POSIX record lock, which
-    network file systems coordinate between hosts. `notify` gets a message if the lock is held at first.
+    network file systems coordinate between hosts. `notify` gets a message if another process holds the lock.
 
     Raises:
         LockHeldError: the lock was not released in time; the message names the holder.
@@ -118,7 +118,7 @@ def _wait_for_lock(file: IO[str], path: Path, wait_seconds: float, notify: Calla
 def hold_inheritable_lock(
     path: Path, *, wait_seconds: float, on_record: Callable[[dict[str, Any], bool], None]
 ) -> Iterator[int | None]:
-    """Hold the lock file `path` for the length of the block, and beyond it while processes live that inherited it.
+    """Hold the lock file `path` during the block, and beyond it while processes run that inherited it.
 
     Yields the lock's file descriptor, into which the holder writes a JSON record of itself; None, after a warning, if
     the file system does not support locks. Whenever the file has the record of another holder, `on_record` gets that
@@ -182,7 +182,7 @@ def _read_record(fd: int) -> dict[str, Any]:
     """The record of the current holder, or of one that was killed; empty if there is none."""
     try:
         record = json.loads(os.pread(fd, 2**16, 0) or b"{}")
-    except ValueError:  # partly written
+    except ValueError:  # written only in part
         return {}
     return record if isinstance(record, dict) and {"process", "host", "since", "what"} <= record.keys() else {}
 

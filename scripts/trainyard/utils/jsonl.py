@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 from trainyard.utils.files import hold_lock
 
 Event = dict[str, Any]
-BLOCK_BYTES: Final = 1 << 22  # that are read at once
+BLOCK_BYTES: Final = 1 << 22  # bytes per read
 log = logging.getLogger(__name__)
 
 
@@ -117,9 +117,9 @@ class Reader:
 
 
 def read_events(path: Path, *, until: int | None = None) -> list[Event]:
-    """All whole events of a file, in order; none where there is no file. Reading needs no lock.
+    """All complete events of a file, in order; none if the file does not exist. Reading needs no lock.
 
-    Of the first `until` bytes only, if that is given.
+    With `until`, only of the first `until` bytes.
     """
     if not path.exists():
         return []

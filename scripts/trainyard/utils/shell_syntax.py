@@ -30,7 +30,7 @@ def parse(text: str, placeholder: re.Pattern[str]) -> CommandLine:
 
 
 class _Parser:
-    """A parser in one pass. Each method starts at the opening of its construct and stops behind the closing."""
+    """A single-pass parser. Each method starts at the opening of its construct and stops after the closing."""
 
     def __init__(self, text: str, placeholder: re.Pattern[str]) -> None:
         self.found = CommandLine()

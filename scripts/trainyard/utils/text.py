@@ -1,4 +1,4 @@
-"""Text for people: durations, points in time, and suggestions for misspelled names."""
+"""Human-readable text: durations, points in time, and suggestions for misspelled names."""
 
 import difflib
 from collections.abc import Iterable

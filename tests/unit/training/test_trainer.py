@@ -173,7 +173,7 @@ def test_out_of_memory_halves_the_micro_batch_of_the_same_steps(data, own_models
 def test_the_error_names_remedies_when_a_single_image_does_not_fit(data, own_models):
     (own_models / "greedy.py").write_text(GREEDY)
     spec = changed(LEARNER, model="greedy:build", model_args={"limit": 0})
-    with pytest.raises(UserError, match=r"micro-batch of one image: take a smaller model, .*activation_checkpointing"):
+    with pytest.raises(UserError, match=r"micro-batch of one image: use a smaller model, .*activation_checkpointing"):
         train(spec, data)
 
 
