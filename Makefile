@@ -33,7 +33,7 @@ test: env ## Run all tests (13 minutes on two cores)
 test-unit: env ## Run the unit tests (2 minutes)
 	$(BIN)/python -m pytest -n 2 tests/unit
 
-test-slow: env ## Run what `make test` leaves out: the ready-made configs, made small, on the test cluster (3 minutes)
+test-slow: env ## Run the tests that `make test` omits: the ready-made configs, smaller, on the test cluster (3 minutes)
 	$(BIN)/python -m pytest -m slow
 
 lint: env ## Check style, types and layers: ruff, mypy, import-linter, snakefmt, snakemake --lint
