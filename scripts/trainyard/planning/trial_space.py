@@ -91,7 +91,7 @@ class TrialSpace:
         content: list[object] = [trial.content for trial in self.trials.values()]
         if sweep.search:
             content = [sweep.search.model_dump(), sweep.spec_content]
-        stop = [sweep.stop.model_dump()] if sweep.stop else []
+        stop = [sweep.stop.content] if sweep.stop else []
         # A change of these causes the saved output to be parsed again; no trial runs.
         metrics = [sweep.metrics.digest] if sweep.metrics else []
         monitored = [sweep.metric] if sweep.command and sweep.metric else []
