@@ -1,8 +1,8 @@
 """Datasets of torchvision, read by torchvision's own classes from a local copy or from downloaded files.
 
 The files are first copied to the layout that torchvision expects. torchvision loads CIFAR's batches with pickle, which
-can run code, but only if their MD5 checksums are the published ones; it checks our own copy, which nobody else changes
-between the check and the loading. So no unpickler of our own is needed.
+can run code, but only if their MD5 checksums are the published ones; it checks a private copy, which no other process
+changes between the check and the loading.
 """
 
 import gzip

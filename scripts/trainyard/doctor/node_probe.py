@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from trainyard.cluster import host, slurm_allocation, slurm_queries
 from trainyard.doctor.checks import Finding
@@ -165,9 +166,9 @@ def interpret(report: NodeReport, *, nonce: str) -> Iterator[Finding]:
     else:
         message = f"{report.node} has another folder at this path"
         yield Finding("shared files", "fails", message, "work on a shared file system")
-    yield Finding("local disk", "ok" if report.tmp_gib > MIN_TMP_GIB else "fails",
-                  f"{report.tmp_gib:.1f} GiB free in /tmp",
-                  f"Ray needs {MIN_TMP_GIB} GiB there: set TMPDIR to a local folder with more space")  # fmt: skip
+    verdict: Literal["ok", "fails"] = "ok" if report.tmp_gib > MIN_TMP_GIB else "fails"
+    remedy = f"Ray needs {MIN_TMP_GIB} GiB there: set TMPDIR to a local folder with more space"
+    yield Finding("local disk", verdict, f"{report.tmp_gib:.1f} GiB free in /tmp", remedy)
     if report.import_error:
         yield Finding("Python", "fails", f"{report.python}: {report.import_error}", "run `make env` again")
         return

@@ -35,7 +35,7 @@ class SbatchRequest:
     """A job as it would be requested of sbatch, and Slurm's response."""
 
     job: str  # rule and wildcards: "train s 4x2"
-    options: argparse.Namespace  # the options of sbatch that `_PARSER` knows
+    options: argparse.Namespace  # the options of sbatch that `_PARSER` has
     accepted: bool
     response: str
 

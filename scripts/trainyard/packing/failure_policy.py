@@ -1,6 +1,6 @@
 """Decisions after failed attempts: where to retry a trial, whether its GPU is broken, and whether all trials fail.
 
-This module does not know Ray: the packer reports what happened and asks for decisions.
+This module is independent of Ray: the packer reports outcomes and requests decisions.
 """
 
 import re
@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from trainyard.config.user_programs import format_argument
 
-# A GPU is checked whenever so many different trials have failed there in a row. It is retired if the check finds a
-# fault, or if so many of these trials finished elsewhere. A trial that fails on two GPUs does not count for either.
+# A GPU is checked each time this many different trials in a row have failed on it. Its slot is retired if the check
+# finds a fault, or if this many of these trials finished elsewhere. A trial that fails on two GPUs counts for neither.
 SLOT_FAILURES: Final = 3
 SAME_FAILURES: Final = 3  # different trials with the same failure, after which all trials are expected to fail
 QUICK_SECONDS: Final = 60.0  # a wrong command line or an import error fails within this time, even after torch

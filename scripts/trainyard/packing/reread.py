@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 def reread_outputs(journal: Journal, state: SweepState) -> None:
     """Apply the current `metrics` to the saved outputs, without running anything."""
-    heard, warnings, readable = metrics_digest(state.sweep.metrics), dict[str, str](), 0
+    digest, warnings, readable = metrics_digest(state.sweep.metrics), dict[str, str](), 0
     for attempt in state.to_reread:
         output = state.output_of(attempt)
         parsed = parse_saved_output(state.sweep.metrics, output.parent, output, seconds=attempt.seconds or 0.0)
@@ -29,7 +29,7 @@ def reread_outputs(journal: Journal, state: SweepState) -> None:
             )
             continue
         outcome, error = _judge(state, attempt, parsed)
-        if (outcome, error, heard) != (attempt.outcome, attempt.error, attempt.metrics_digest):
+        if (outcome, error, digest) != (attempt.outcome, attempt.error, attempt.metrics_digest):
             journal.record(
                 Reread(
                     trial=attempt.trial,
@@ -38,7 +38,7 @@ def reread_outputs(journal: Journal, state: SweepState) -> None:
                     error=error,
                     rows=parsed.rows,
                     metrics=parsed.metrics,
-                    heard=heard,
+                    heard=digest,
                 )
             )
     for warning in warnings.values():

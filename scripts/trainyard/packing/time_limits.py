@@ -10,7 +10,7 @@ from trainyard.config.user_programs import UserProgram
 from trainyard.planning.task import Task
 
 STOP_SECONDS: Final = 5.0  # for a trial to stop at its next step and to write a checkpoint
-WORTHWHILE_SECONDS: Final = 120.0  # a trial that can resume starts if it can run for so long
+WORTHWHILE_SECONDS: Final = 120.0  # a trial that can resume starts if it can run for at least this time
 OVERDUE_SECONDS: Final = 15.0  # for a worker to end a command at its timeout, before the worker is killed
 
 

@@ -113,8 +113,8 @@ class EarlyStoppingRule:
         if best >= median:
             return ""
         sign = 1 if self._stop.mode == "max" else -1
-        return (f"median: its best value by epoch {epoch}, {sign * best:.4g}, is worse than {sign * median:.4g}, the "
-                f"median of the means of {others} others")  # fmt: skip
+        limit = f"{sign * median:.4g}, the median of the means of {others} others"
+        return f"median: its best value by epoch {epoch}, {sign * best:.4g}, is worse than {limit}"
 
 
 def _covers(curve: Mapping[int, float], epoch: int) -> bool:

@@ -164,8 +164,8 @@ def describe_scale(row: PlannedJob) -> str:
     most = row.predicted_high_seconds or row.predicted_seconds
     between = f" (to {format_duration(most)}, if it pays)" if most > row.predicted_seconds else ""
     cost = "" if row.predicted_cost is None else f" (costs {row.predicted_cost:.2f})"
-    return (f"predicted {format_duration(row.predicted_seconds)}{between} of training, by {row.basis}; "
-            f"{row.predicted_gpu_hours:.3g} GPU-hours{cost}")  # fmt: skip
+    hours = f"{row.predicted_gpu_hours:.3g} GPU-hours{cost}"
+    return f"predicted {format_duration(row.predicted_seconds)}{between} of training, by {row.basis}; {hours}"
 
 
 def _nearest(study: Scaling, folder: Path, gpus: int) -> dict[str, Any] | None:

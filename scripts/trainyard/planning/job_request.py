@@ -137,8 +137,8 @@ class JobRequest:
         limit = format_duration(60 * self._limit_minutes)
         is_command = self._state.sweep.command is not None
         key = "`checkpoint`" if is_command else "`resumable: true` if the function can resume"
-        return (f"trial {longest} takes at least {least} and cannot resume, but a job may take at most {limit}: "
-                f"request a partition with a longer limit, or give {key}")  # fmt: skip
+        remedy = f"request a partition with a longer limit, or give {key}"
+        return f"trial {longest} takes at least {least} and cannot resume, but a job may take at most {limit}: {remedy}"
 
     @property
     def gpu_hours(self) -> float | None:

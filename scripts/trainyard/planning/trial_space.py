@@ -81,8 +81,8 @@ class TrialSpace:
         names = self.sweep.retrain if isinstance(self.sweep.retrain, dict) else {}
         unknown = [trial for trial in names if trial != "all" and trial not in self.trials]
         if unknown and self.dataset_digest != NOT_STAGED:
-            raise UserError(f"sweeps.{name}.retrain: not a trial of this sweep: {', '.join(unknown)}; "
-                            "take the names from the column `trial` of trials.csv")  # fmt: skip
+            remedy = "take the names from the column `trial` of trials.csv"
+            raise UserError(f"sweeps.{name}.retrain: not a trial of this sweep: {', '.join(unknown)}; {remedy}")
 
     @cached_property
     def digest(self) -> str:

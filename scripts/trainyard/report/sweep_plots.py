@@ -27,8 +27,8 @@ def plot_gantt(
 ) -> None:
     """The slots over time: a bar per attempt, colored by the value of `key`; the gaps are idle time.
 
-    The time between the last trial of a job and the first trial of the next job is omitted. `log` says whether the
-    scale of the colors is logarithmic; None: guessed from the values of `key`.
+    The time between the last trial of a job and the first trial of the next job is omitted. `log`: whether the scale of
+    the colors is logarithmic; None: guessed from the values of `key`.
     """
     run = _assign_jobs(timeline, jobs)
     spans = run.groupby("job").agg(first=("start", "min"), last=("end", "max"))
@@ -109,7 +109,7 @@ def plot_metric(
 ) -> None:
     """A metric over the values of one varied key: a point per finished trial, a hollow one if it was stopped early.
 
-    `mode` says what is best, None: guessed from the metric's name; `log` whether the scale of the key is logarithmic,
+    `mode`: max or min, None: guessed from the metric's name; `log`: whether the scale of the key is logarithmic,
     None: guessed from its values. With `joined`, a line joins the trials in the order of the key.
     """
     best = find_best_trial(trials, metric, mode)

@@ -145,8 +145,8 @@ def _deadline(group: Group) -> float:
 def _check_world(scale: str, group: Group) -> None:
     nodes, gpus = split_scale(scale)
     if group.world_size != nodes * gpus:
-        raise UserError(f"scale {scale} needs {nodes * gpus} ranks, but there are {group.world_size}: start it with "
-                        f"torchrun --nnodes {nodes} --nproc-per-node {gpus}")  # fmt: skip
+        remedy = f"start it with torchrun --nnodes {nodes} --nproc-per-node {gpus}"
+        raise UserError(f"scale {scale} needs {nodes * gpus} ranks, but there are {group.world_size}: {remedy}")
 
 
 def _batch(study: Scaling, store: CheckpointStore, group: Group) -> BatchSizes:

@@ -38,8 +38,8 @@ class BatchSizes:
             UserError: the micro-batch is one image.
         """
         if self.micro == 1:
-            raise UserError("out of memory with a micro-batch of one image: use a smaller model, "
-                            "`activation_checkpointing: true`, `precision: bf16`, or a larger GPU")  # fmt: skip
+            remedy = "use a smaller model, `activation_checkpointing: true`, `precision: bf16`, or a larger GPU"
+            raise UserError(f"out of memory with a micro-batch of one image: {remedy}")
         return replace(self, micro=(self.micro + 1) // 2)
 
 
@@ -69,8 +69,8 @@ def steps_per_epoch(size: int, batch: BatchSizes) -> int:
         DataError: the global batch is larger than `size`.
     """
     if size < batch.images:
-        raise DataError(f"the global batch of {batch.images} images is larger than the {size} training images: "
-                        "lower batch_size")  # fmt: skip
+        sizes = f"the global batch of {batch.images} images is larger than the {size} training images"
+        raise DataError(f"{sizes}: lower batch_size")
     return size // batch.images
 
 

@@ -167,10 +167,10 @@ class Checkpointer:
 
 
 def _check_global_batch(saved: int, ours: int) -> None:
-    """A training continues on another number of GPUs only if a step has the same number of images."""
+    """A training resumes on a different number of GPUs only if a step has the same number of images."""
     if saved != ours:
-        raise UserError(f"the checkpoint is of a training with {saved} images per step, here there would be {ours}: on "
-                        "another number of GPUs, it continues with the same `global_batch_size` only")  # fmt: skip
+        remedy = "on a different number of GPUs, set the same `global_batch_size`"
+        raise UserError(f"the checkpoint has {saved} images per step, but this training has {ours}: {remedy}")
 
 
 def _random_state(device: torch.device) -> dict[str, Tensor]:

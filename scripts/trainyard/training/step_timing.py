@@ -19,7 +19,7 @@ class StepTimes:
     """Durations of some steps."""
 
     seconds: float = 0.0  # in total
-    waited_seconds: float = 0.0  # of which the host waited for data
+    waited_seconds: float = 0.0  # part of `seconds` in which the host waited for data
     steps_ms: list[float] = field(default_factory=list)
 
     def __add__(self, later: "StepTimes") -> "StepTimes":

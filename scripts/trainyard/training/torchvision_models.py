@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 # Smallest image sides that a family of models accepts, in pixels; smaller images are enlarged.
-_MIN_PIXELS = {"alexnet": 63, "inception": 75, "vgg": 32, "densenet": 29, "squeezenet": 17,
-                 "convnext": 32}  # fmt: skip
+_MIN_PIXELS = {"alexnet": 63, "inception": 75, "vgg": 32, "densenet": 29, "squeezenet": 17, "convnext": 32}
 _FIXED_PIXELS = {"maxvit": 224}  # windows of 7x7 must fill every stage
 _NO_STEM = ("alexnet", "convnext", "inception", "maxvit", "swin", "vgg", "vit")
 

@@ -83,7 +83,7 @@ class Trainer:
         self.wrap()
 
     def wrap(self, *, for_warm_up: bool = False) -> None:
-        """Set `model`: `module` with gradients averaged over all ranks, and compiled if the spec says so.
+        """Set `model`: `module` with gradients averaged over all ranks, and compiled if configured.
 
         With `static_graph`, DDP records the graph in the first step, so the warm-up needs another wrapper.
         """
@@ -256,8 +256,8 @@ class Trainer:
         """Raise `Diverged` on all ranks if the loss of one was not finite."""
         if status.bad_rank is not None:
             where = f"epoch {len(self.history) + 1}, step {status.step} of {self.steps}, on rank {status.bad_rank}"
-            raise Diverged(f"the loss became NaN or infinite in {where}, before the update: try a lower lr, a warm-up "
-                           "or clip_norm")  # fmt: skip
+            remedy = "try a lower lr, a warm-up or clip_norm"
+            raise Diverged(f"the loss became NaN or infinite in {where}, before the update: {remedy}")
 
     @torch.no_grad()
     def _validate(self) -> Tensor:
@@ -284,7 +284,7 @@ class Trainer:
 def _build_module(spec: Train, data: InputData, group: Group, *, channels_last: bool) -> nn.Module:
     """The model of a training on its device, with the spec's memory format, batch normalization and recomputation.
 
-    A warning says if synchronized batch normalization is omitted, because the ranks have no GPUs.
+    Logs a warning if synchronized batch normalization is omitted because the ranks have no GPUs.
     """
     module = models.build_model(spec, shape=data.shape, classes=data.classes).to(group.device)
     if channels_last:

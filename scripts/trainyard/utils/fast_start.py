@@ -52,7 +52,7 @@ def optimizer_class(kind: "type[Optimizer]") -> "type[Optimizer]":
 def distributed_data_parallel(module: "nn.Module", **options: Any) -> "DistributedDataParallel":
     """`DistributedDataParallel(module, **options)` without importing the compiler: saves 2.8 s of CPU time per rank.
 
-    DDP asks the compiler for its mode of splitting graphs. A stand-in answers that nothing is compiled.
+    DDP asks the compiler for its mode of splitting graphs. A replacement returns that nothing is compiled.
     """
     import torch
     from torch.nn.parallel import DistributedDataParallel

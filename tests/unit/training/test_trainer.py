@@ -105,7 +105,7 @@ def test_a_deadline_without_a_store_only_stops(data):
 
 def test_a_checkpoint_of_another_global_batch_is_refused(data, tmp_path):
     train(SPEC, data, store=CheckpointStore(tmp_path), epochs=1)
-    with pytest.raises(UserError, match=r"with 16 images per step, here there would be 8.*same `global_batch_size`"):
+    with pytest.raises(UserError, match=r"has 16 images per step, but this training has 8.*same `global_batch_size`"):
         start(changed(SPEC, batch_size=8), data, store=CheckpointStore(tmp_path))
 
 
