@@ -232,6 +232,16 @@ def test_a_finished_run_has_nothing_to_do(done):
     assert "Nothing to be done" in done.snakemake("-n")
 
 
+def test_a_version_whose_rules_call_other_programs_runs_nothing_again(done, tmp_path):
+    shutil.copytree(ROOT / "workflow", tmp_path / "workflow")
+    for name in ("scripts", "envs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copy(ROOT / "Snakefile", tmp_path)
+    for path in (tmp_path / "workflow/rules").glob("*.smk"):
+        path.write_text(path.read_text().replace("python $SCRIPTS/", "python  $SCRIPTS/"))
+    assert "Nothing to be done" in done.snakemake("-n", "--snakefile", str(tmp_path / "Snakefile"))
+
+
 def test_options_that_change_no_result_run_nothing(done):
     changed = json.loads(json.dumps(FULL))
     changed["sweeps"]["lr"] |= {"slots": {"gpus_per_node": 1}, "retries": 3}
