@@ -393,6 +393,10 @@ def test_a_corrected_pattern_of_a_scaling_script_runs_nothing(yard):
     assert history["seconds"].isna().all(), "their times are unknown"
     first = json.loads((folder / "summary.json").read_text())
     assert first["val_loss"] == pytest.approx(2e-05)
+    (folder / "summary.json").unlink()
+    launch(correct)
+    assert runs() == 1, "a finished script does not run again either"
+    assert json.loads((folder / "summary.json").read_text()) == first
     launch(correct.replace("val_loss", "train_loss"))
     second = json.loads((folder / "summary.json").read_text())
     assert second["train_loss"] == pytest.approx(2e-05)

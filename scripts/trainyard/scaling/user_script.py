@@ -52,7 +52,7 @@ class UserScript:
         self._rows: list[dict[str, Any]] = []
 
     def run(self, results: Path) -> int:
-        """Run the script and write its results. If only `metrics` has changed, parse the output of the last run again.
+        """Run the script and write its results. If it has finished before, parse its output again instead.
 
         Raises:
             UserError: the script cannot be started, failed, or reported none of the configured metrics.
@@ -81,13 +81,12 @@ class UserScript:
         return self._out / "output.log"
 
     def reusable(self, results: Path) -> dict[str, Any] | None:
-        """The record of the last run, if it differs from a new run only in how `metrics` are parsed."""
+        """The record of the last run, if a new one would give the same output."""
         try:
             end: dict[str, Any] = json.loads((self._out / "ended.json").read_text())
         except FileNotFoundError:
             return None
-        to_read = end["heard"] != metrics_digest(self._study.metrics) or not end["told"]
-        return end if to_read and end["what"] == self._digest(results) and self._output.exists() else None
+        return end if end["what"] == self._digest(results) and self._output.exists() else None
 
     def _digest(self, results: Path) -> str:
         """Digest of everything that changes the result except the script and its arguments, which change the folder."""
