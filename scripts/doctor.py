@@ -73,7 +73,7 @@ def _arguments() -> argparse.Namespace:
     parser = command_line.build_parser("Check a Slurm site before anything is submitted.", example=example)
     parser.add_argument("--profile", type=Path, default=Path("profiles/slurm"), metavar="DIR",
                         help="the Snakemake profile (default: profiles/slurm)")  # fmt: skip
-    parser.add_argument("--job", action="store_true", help="also check a node from inside, by a job of one minute")
+    parser.add_argument("--job", action="store_true", help="also submit a job of one minute that checks a node")
     parser.add_argument("--wait-minutes", type=float, default=10, metavar="M",
                         help="minutes to wait for this job (default: 10)")  # fmt: skip
     return parser.parse_args()

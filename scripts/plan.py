@@ -67,7 +67,7 @@ def _arguments() -> argparse.Namespace:
         __doc__.split("\n")[0], example="python scripts/plan.py --config config/config.yaml"
     )
     parser.add_argument("--runtime-minutes", type=float, metavar="MIN",
-                        help="walltime of jobs that compute none (default: there is no scheduler)")  # fmt: skip
+                        help="default walltime of jobs (default: none, as without a scheduler)")  # fmt: skip
     parser.add_argument("--limit-minutes", type=float, metavar="MIN", default=math.inf,
                         help="longest walltime that a job can request (default: no limit)")  # fmt: skip
     return parser.parse_args()
