@@ -237,7 +237,7 @@ def _auto_slots(value: Any) -> Any:
     return {"auto": True, "gpus_per_node": AUTO_GPUS} if value == "auto" else value
 
 
-AUTO_GPUS = 8  # the limit of `slots: auto`: a node of the usual size
+AUTO_GPUS = 8  # limit of `slots: auto`: the usual number of GPUs of a node
 Goal = Annotated[str, StringConstraints(pattern=r"^(fastest|cheapest|deadline [0-9]+(\.[0-9]+)? ?(min|h|d))$")]
 Retrain = int | dict[str, int]
 
@@ -278,7 +278,7 @@ class Workload(TrainingSection):
         return [name for name in ("train", "command", "function") if name in self.model_fields_set]
 
 
-OPTIONS_OF: Final = (  # options that only some kinds of trials have
+OPTIONS_OF: Final = (  # options that apply to some kinds of trials only
     dict.fromkeys(("metrics", "checkpoint", "resume", "grace_seconds"), ("command",))
     | dict.fromkeys(("args", "timeout_minutes"), ("command", "function"))
     | {"resumable": ("function",)}

@@ -16,7 +16,9 @@ from trainyard.utils.files import digest_of
 
 Command = str | Annotated[list[str], Field(min_length=1)]
 DottedPath = Annotated[str, StringConstraints(pattern=r"^[\w.]+:\w+$")]
-PLACEHOLDER: Final = re.compile(r"(?<!\$)\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}")  # ${HOME} is the shell's
+PLACEHOLDER: Final = re.compile(
+    r"(?<!\$)\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}"
+)  # but not ${HOME}, which the shell expands
 
 # The regular expression that replaces `{number}` in a pattern of metrics. It is a group, so that a quantifier after it
 # applies to all of it. The quantifiers of its digits are possessive: with backtracking, the time to find that nothing
@@ -89,7 +91,7 @@ class Metrics(Section):
 
     @property
     def digest(self) -> str:
-        """A digest that changes when a program's output must be read again."""
+        """A digest that changes when a program's output must be parsed again."""
         return digest_of([self.file, self.patterns], length=10)
 
 
@@ -139,7 +141,7 @@ class ProgramOptions(Section):
         return {name.partition(".")[0] for name in used}
 
     def check_resume(self, command: Command, args: Collection[str], *, in_shell: bool = True) -> None:
-        """Raise a PydanticCustomError if the command cannot resume in the way that the options say."""
+        """Raise a PydanticCustomError if the command cannot resume with these options."""
         if "resume_from" in self.find_names(command) and self.checkpoint is None:
             raise PydanticCustomError("resume", "`resume_from` needs `checkpoint`, a pattern of files such as *.pt")
         _check_resume_option(command, self.resume, args, in_shell=in_shell)

@@ -80,7 +80,7 @@ def _is_image(name: str) -> bool:
 def _read_split_folders(
     collection: Collection, inside: dict[str, CollectedFile], images: dict[str, CollectedFile], top: set[str]
 ) -> Layout:
-    """A layout with a folder `train`, and perhaps one of VAL_FOLDERS."""
+    """A layout with a folder `train` and possibly one of VAL_FOLDERS."""
     layout = _read_class_folders(
         images, f"{TRAIN_FOLDER}/", "train", listed=_lines(collection, inside.get("wnids.txt"))
     )
@@ -120,7 +120,7 @@ def _read_class_folders(
 def _add_empty_classes(layout: Layout, collection: Collection, prefix: str) -> None:
     """Add a problem for each class (a folder, or listed) without a training image."""
     used = {layout.classes[label] for _, label in layout.images["train"]}
-    used |= {each.file.removeprefix(prefix).split("/")[0] for each in layout.problems}  # these have a problem already
+    used |= {each.file.removeprefix(prefix).split("/")[0] for each in layout.problems}  # these are already problems
     found = {name.removeprefix(prefix).split("/")[0] for name in collection.folders if name.startswith(prefix)}
     for name in sorted((found | set(layout.classes)) - used - {""}):
         layout.problems.append(Problem(f"{prefix}{name}", "train", "class without images"))

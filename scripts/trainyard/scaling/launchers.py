@@ -38,7 +38,7 @@ def launch(scale: str, options: Sequence[str]) -> int:
         line = training_command(scale, options, log_dir=log_dir, allocation=given)
         process = subprocess.Popen(line, env=environment)
         forward_sigterm(process)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # torchrun receives Ctrl-C, too, and ends first
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # torchrun also receives Ctrl-C, and ends first
         code = process.wait()
         if first := rank_failures.first_failure(Path(log_dir)):
             log.error("rank %d on %s ended the training: %s", first.rank, first.node, first.message)
@@ -63,7 +63,7 @@ def training_command(scale: str, options: Sequence[str], *, log_dir: str, alloca
     """The command that starts all ranks of a scale, each of which runs train.py with these options.
 
     Raises:
-        UserError: the scale has several nodes, but there is no Slurm job with as many.
+        UserError: the scale has several nodes, but there is no Slurm job with this number of nodes.
     """
     nodes, gpus = split_scale(scale)
     torchrun = [*helper_command(AGENT), "--nproc-per-node", str(gpus), "--log-dir", log_dir]
