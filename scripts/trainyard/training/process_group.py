@@ -116,7 +116,7 @@ def _device(local_rank: int) -> torch.device:
         present, given = len(list(NODE_GPUS.glob("*"))), os.environ.get("CUDA_VISIBLE_DEVICES", "")
         if present and given:
             raise UserError(
-                f"GPU {given} was assigned to this process, but torch finds only {present} GPUs: "
+                f"GPU {given} was assigned to this process, but torch finds none, although the node has {present}: "
                 "request at most the GPUs of a node, and check that torch was built for the driver"
             )
         keep_freed_memory()

@@ -13,7 +13,7 @@ def test_a_missing_gpu_is_not_replaced_by_a_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     assert single_process().device.type == "cpu", "a node without GPUs: slots are only counted"
     (tmp_path / "0000:01:00.0").mkdir()
-    with pytest.raises(UserError, match="GPU 3 was given to this process"):
+    with pytest.raises(UserError, match="GPU 3 was assigned to this process"):
         single_process()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert single_process().device.type == "cpu", "a job without GPUs on a node that has some"
