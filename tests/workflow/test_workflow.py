@@ -242,6 +242,21 @@ def test_a_version_whose_rules_call_other_programs_runs_nothing_again(done, tmp_
     assert "Nothing to be done" in done.snakemake("-n", "--snakefile", str(tmp_path / "Snakefile"))
 
 
+@pytest.mark.parametrize(
+    ("program", "kind", "name", "missing"),
+    [
+        ("plots", "sweeps", "lr", "sweeps/lr/trials.csv"),
+        ("tables", "scaling", "ranks", "scaling/ranks/1x1/summary.json"),
+    ],
+)
+def test_a_table_or_plot_of_missing_results_says_in_one_line_what_is_missing(yard, program, kind, name, missing):
+    yard.write(FULL)
+    run = yard.run(*yard.script(program, "--kind", kind, "--name", name), check=False)
+    assert run.returncode == 1
+    assert run.stdout.splitlines()[-1].endswith(f"{missing} does not exist: `snakemake` runs the job that writes it")
+    assert "Traceback" not in run.stdout + run.stderr
+
+
 def test_options_that_change_no_result_run_nothing(done):
     changed = json.loads(json.dumps(FULL))
     changed["sweeps"]["lr"] |= {"slots": {"gpus_per_node": 1}, "retries": 3}

@@ -1,5 +1,6 @@
 """The section `scaling` of the config: one training at several scales."""
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -21,6 +22,7 @@ from trainyard.config.user_programs import (
     check_quoting,
     insert_resume_option,
 )
+from trainyard.utils.errors import UserError
 
 Scale = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*x[1-9][0-9]*$")]
 EFFICIENT = 0.7  # minimum parallel efficiency of a scale that pays off
@@ -122,9 +124,15 @@ class Scaling(ProgramOptions, LaunchedScript):
 
 
 def split_scale(run: str) -> tuple[int, int]:
-    """(nodes, GPUs per node) of a scale such as `4x2`, or of a repeat of it."""
-    nodes, gpus = run.partition("/")[0].split("x")
-    return int(nodes), int(gpus)
+    """(nodes, GPUs per node) of a scale such as `4x2`, or of a repeat of it.
+
+    Raises:
+        UserError: it is not a scale.
+    """
+    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)(/repeat-[1-9]\d*)?", run)
+    if found is None:
+        raise UserError(f"{run!r} is not valid; a scale is <nodes>x<gpus per node>, as in 2x4")
+    return int(found[1]), int(found[2])
 
 
 def repeat_of(run: str) -> int:

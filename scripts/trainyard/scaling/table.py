@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from trainyard.config.scaling import EFFICIENT
+from trainyard.utils.errors import UserError
 from trainyard.utils.text import format_duration
 
 MAX_INCREASE: Final = 0.2  # of GPU-hours over the baseline, for the recommended scale
@@ -68,7 +69,11 @@ _NUMBERS: Final = ("gpu0_avg_mib", "gradient_mib", "accumulation", "data_wait_fr
 
 
 def _summaries(folders: Sequence[Path]) -> pd.DataFrame:
-    frame = pd.DataFrame([json.loads((folder / "summary.json").read_text()) for folder in folders])
+    summaries = [folder / "summary.json" for folder in folders]
+    for path in summaries:
+        if not path.exists():
+            raise UserError(f"{path} does not exist: `snakemake` runs the job that writes it")
+    frame = pd.DataFrame([json.loads(path.read_text()) for path in summaries])
     for column in _NUMBERS:  # a user's script reports only some of them
         frame[column] = pd.to_numeric(frame[column]) if column in frame else float("nan")
     return frame

@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainyard.config import trials
+from trainyard.config.scaling import split_scale
 from trainyard.config.sweep import Range, Sweep
 from trainyard.config.trials import expand, varied_keys
+from trainyard.utils.errors import UserError
 
 
 def sweep(**fields):
@@ -119,3 +121,13 @@ def test_trials_are_worked_out_once(monkeypatch):
     assert not named[0].keys() & named[2].keys(), "another dataset makes other trials"
     named[0].clear()
     assert len(trials.expand(made_of).by_name("a")) == 3, "what was given out is the caller's own"
+
+
+@pytest.mark.parametrize("run", ["2", "2x", "two", "0x1", "1x2x3", "1x2/3"])
+def test_a_scale_that_is_none_is_explained(run):
+    with pytest.raises(UserError, match="as in 2x4"):
+        split_scale(run)
+
+
+def test_a_scale_and_its_repeats_have_nodes_and_gpus():
+    assert split_scale("12x4") == split_scale("12x4/repeat-3") == (12, 4)
