@@ -203,6 +203,7 @@ def main() -> None:
     mpl.rcParams["svg.hashsalt"] = "trainyard"  # the same bytes for the same drawing
     for name, figure in {"flow": flow(), "layers": layers()}.items():
         if folder:
+            folder.mkdir(parents=True, exist_ok=True)
             figure.savefig(folder / f"{name}.png", dpi=130)
         else:
             figure.savefig(ROOT / f"docs/{name}.svg", metadata={"Date": None})

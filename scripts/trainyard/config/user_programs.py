@@ -185,7 +185,7 @@ _REMEDIES: Final = {
 
 @cache
 def _parse(command: str) -> shell_syntax.CommandLine:
-    return shell_syntax.parse(command, PLACEHOLDER)
+    return shell_syntax.parse_command(command, PLACEHOLDER)
 
 
 def check_arithmetic(command: Command, values: Callable[[str], Any]) -> None:

@@ -77,7 +77,7 @@ class _Open:
         """Add all epochs to the attempt."""
         found = {_key(self.attempt): self.attempt}
         for line in self.lines[self.parsed :]:
-            record = jsonl.parse(line)
+            record = jsonl.parse_event(line)
             if record and isinstance(event := decode(record), TrialEvent):
                 update_attempts(found, event)
         self.parsed = len(self.lines)

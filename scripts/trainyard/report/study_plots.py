@@ -27,15 +27,15 @@ def draw_plan(config: Config, name: str, results: Path, *, limit_minutes: float)
     plan = plan_sweep(config, name, results, limit_minutes=limit_minutes)
     if plan.forecast.pending:
         size = (8, 1.4 + 0.4 * min(plan.request.slots.count, MAX_LANES))
-        style.draw(partial(sweep_plots.plot_schedule, plan=plan), results / "plan" / name, size=size)
+        style.save(partial(sweep_plots.plot_schedule, plan=plan), results / "plan" / name, size=size)
 
 
 def _draw_data(config: Config, name: str, source: Path, target: Path) -> None:
     staged = Staged(source)
     lines = -(-min(data_plots.MAX_IMAGES, len(staged.split("train").labels)) // data_plots.COLUMNS)
     grid = partial(data_plots.plot_samples, split=staged.split("train"), meta=staged.meta)
-    style.draw(grid, target / "samples", size=(8, 0.5 + lines))
-    style.draw(partial(data_plots.plot_class_balance, meta=staged.meta), target / "classes")
+    style.save(grid, target / "samples", size=(8, 0.5 + lines))
+    style.save(partial(data_plots.plot_class_balance, meta=staged.meta), target / "classes")
 
 
 def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
@@ -49,31 +49,31 @@ def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
     log_scale = state.sweep.is_log(key)
     slots, count = timeline["slot"].nunique(), len(trials)
     gantt = partial(sweep_plots.plot_gantt, timeline=timeline, trials=trials, jobs=jobs, key=key, log=log_scale)
-    style.draw(gantt, target / "gantt", size=(8, 1.4 + 0.4 * min(slots, MAX_LANES)))
+    style.save(gantt, target / "gantt", size=(8, 1.4 + 0.4 * min(slots, MAX_LANES)))
     packing = partial(sweep_plots.plot_packing, timeline=timeline, trials=trials, jobs=jobs, strategies=strategies)
-    style.draw(packing, target / "packing", size=(8, min(12.0, 2 + 0.12 * (count + slots))))
-    style.draw(partial(sweep_plots.plot_waste, strategies=strategies), target / "waste", size=(8, 3))
-    style.draw(partial(sweep_plots.plot_predictions, timeline=timeline, jobs=jobs), target / "prediction")
+    style.save(packing, target / "packing", size=(8, min(12.0, 2 + 0.12 * (count + slots))))
+    style.save(partial(sweep_plots.plot_waste, strategies=strategies), target / "waste", size=(8, 3))
+    style.save(partial(sweep_plots.plot_predictions, timeline=timeline, jobs=jobs), target / "prediction")
     joined = keys == [key] and not (state.sweep.sample or state.sweep.search)
     metric_plot = partial(sweep_plots.plot_metric, trials=trials, key=key, metric=metric, mode=mode)
-    style.draw(partial(metric_plot, log=log_scale, joined=joined), target / "metric")
+    style.save(partial(metric_plot, log=log_scale, joined=joined), target / "metric")
     curve = "val_loss" if "val_loss" in epochs else metric
-    style.draw(partial(sweep_plots.plot_epochs, epochs=epochs, key=key, metric=curve, log=log_scale), target / "loss")
+    style.save(partial(sweep_plots.plot_epochs, epochs=epochs, key=key, metric=curve, log=log_scale), target / "loss")
 
 
 def _draw_scaling(config: Config, name: str, source: Path, target: Path) -> None:
     scales, scaling = config.scaling[name].scales, read_table(source / "scaling.csv")
     histories = [(scale, read_table(source / scale / "history.csv")) for scale in scales]
     samples = {scale: scaling_plots.read_telemetry(source / scale) for scale in scales}
-    style.draw(partial(scaling_plots.plot_speedup, scaling=scaling), target / "speedup", size=(9, 3.8), panels=(1, 2))
+    style.save(partial(scaling_plots.plot_speedup, scaling=scaling), target / "speedup", size=(9, 3.8), panels=(1, 2))
     losses = partial(scaling_plots.plot_losses, histories=histories, scaling=scaling)
-    style.draw(losses, target / "loss", size=(9, 3.8), panels=(1, 2))
-    style.draw(partial(scaling_plots.plot_steps, scaling=scaling), target / "steps")
+    style.save(losses, target / "loss", size=(9, 3.8), panels=(1, 2))
+    style.save(partial(scaling_plots.plot_steps, scaling=scaling), target / "steps")
     on_gpu = bool((scaling["device"] != "cpu").all())
     telemetry = partial(scaling_plots.plot_telemetry, samples=samples, on_gpu=on_gpu)
-    style.draw(telemetry, target / "telemetry", size=(2 + 2.6 * len(scales), 5), panels=(2, len(scales)))
+    style.save(telemetry, target / "telemetry", size=(2 + 2.6 * len(scales), 5), panels=(2, len(scales)))
 
 
 def _draw_trees(config: Config, name: str, source: Path, target: Path) -> None:
     trees = read_table(source / "trees.csv")
-    style.draw(partial(tree_plots.plot_scores, trees=trees), target / "scores", size=(6.4, 1.6 + 0.7 * len(trees)))
+    style.save(partial(tree_plots.plot_scores, trees=trees), target / "scores", size=(6.4, 1.6 + 0.7 * len(trees)))

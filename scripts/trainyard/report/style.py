@@ -48,7 +48,7 @@ STYLE: Any = {
 }
 
 
-def draw(
+def save(
     painter: Callable[..., None],
     path: Path,
     *,

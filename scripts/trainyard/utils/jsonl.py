@@ -67,7 +67,7 @@ def _repair_tail(path: Path) -> None:
     if not tail:
         return
     with open(path, "r+b") as file:
-        if parse(tail) is not None:
+        if parse_event(tail) is not None:
             file.seek(0, os.SEEK_END)
             file.write(b"\n")
         else:
@@ -95,7 +95,7 @@ class Reader:
                 whole, end, rest = (rest + block).rpartition(b"\n")
                 if end:
                     yield self._taken(whole + end)
-            if rest and parse(rest) is not None:
+            if rest and parse_event(rest) is not None:
                 yield self._taken(rest)
 
     def _taken(self, block: bytes) -> tuple[int, list[bytes]]:
@@ -105,7 +105,7 @@ class Reader:
 
     def parsed(self, line: bytes, number: int) -> Event | None:
         """The event of a line, or None if it is damaged."""
-        event = parse(line)
+        event = parse_event(line)
         if event is None and line:
             self._damaged.append(number)
         return event
@@ -131,7 +131,7 @@ def read_events(path: Path, *, until: int | None = None) -> list[Event]:
     return events
 
 
-def parse(line: bytes) -> Event | None:
+def parse_event(line: bytes) -> Event | None:
     """The event in a line; None if it is damaged."""
     try:
         event = json.loads(line.decode(errors="replace"))

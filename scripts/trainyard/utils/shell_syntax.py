@@ -22,7 +22,7 @@ class CommandLine:
     operators: list[str] = field(default_factory=list)  # empty if the line is one simple command
 
 
-def parse(text: str, placeholder: re.Pattern[str]) -> CommandLine:
+def parse_command(text: str, placeholder: re.Pattern[str]) -> CommandLine:
     """Parse a command line; the first group of the pattern `placeholder` is a placeholder's name."""
     parser = _Parser(text.strip(), placeholder)
     parser.parse_commands(end="")

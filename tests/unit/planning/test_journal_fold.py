@@ -109,8 +109,8 @@ def path(tmp_path):
 @pytest.fixture
 def parsed(monkeypatch):
     """The lines that are parsed from now on."""
-    lines, parse = [], jsonl.parse
-    monkeypatch.setattr(jsonl, "parse", lambda line: lines.append(line) or parse(line))
+    lines, parse = [], jsonl.parse_event
+    monkeypatch.setattr(jsonl, "parse_event", lambda line: lines.append(line) or parse(line))
     return lines
 
 

@@ -179,7 +179,7 @@ PLOTS = {
 
 @pytest.mark.parametrize(("painter", "texts"), PLOTS.values(), ids=PLOTS)
 def test_every_plot_has_its_labels(tmp_path, painter, texts):
-    style.draw(painter, tmp_path / "picture", panels=(1, len(signature(painter).parameters)))
+    style.save(painter, tmp_path / "picture", panels=(1, len(signature(painter).parameters)))
     svg = (tmp_path / "picture.svg").read_text()
     for text in texts:
         assert text in svg
@@ -188,7 +188,7 @@ def test_every_plot_has_its_labels(tmp_path, painter, texts):
 
 def test_equal_data_give_equal_plots(tmp_path):
     for name in ("one", "other"):
-        style.draw(lambda axes: scaling_plots.plot_steps(axes, SCALING), tmp_path / name)
+        style.save(lambda axes: scaling_plots.plot_steps(axes, SCALING), tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
 
 
@@ -221,12 +221,12 @@ def test_a_plot_of_10000_trials_has_few_artists_and_less_than_a_megabyte(tmp_pat
     axes = Figure().add_subplot()
     painter(axes)
     assert len(axes.get_children()) < 400
-    style.draw(painter, tmp_path / "picture")
+    style.save(painter, tmp_path / "picture")
     assert max((tmp_path / f"picture.{suffix}").stat().st_size for suffix in ("svg", "png")) < 1e6
 
 
 def test_narrow_bars_are_not_hidden_by_their_edges(tmp_path):
-    style.draw(LARGE_PLOTS["gantt"], tmp_path / "gantt")
+    style.save(LARGE_PLOTS["gantt"], tmp_path / "gantt")
     pixels = np.asarray(Image.open(tmp_path / "gantt.png").convert("RGB"))
     assert (pixels[:, pixels.shape[1] // 2] < 250).any(axis=1).mean() > 0.5, "most of a line across the slots"
 

@@ -16,7 +16,7 @@ from trainyard.utils.shell_syntax import (
     HERE_DOCUMENT,
     SINGLE_QUOTES,
     UNQUOTED,
-    parse,
+    parse_command,
 )
 
 # A command line, and the context of each of its placeholders.
@@ -70,8 +70,8 @@ CONTEXTS = {
 
 @pytest.mark.parametrize("line", CONTEXTS)
 def test_each_placeholder_has_the_context_that_a_shell_sees(line):
-    assert [context for _, context in parse(line, PLACEHOLDER).placeholders] == CONTEXTS[line]
-    assert [name for name, _ in parse(line, PLACEHOLDER).placeholders] == PLACEHOLDER.findall(line)
+    assert [context for _, context in parse_command(line, PLACEHOLDER).placeholders] == CONTEXTS[line]
+    assert [name for name, _ in parse_command(line, PLACEHOLDER).placeholders] == PLACEHOLDER.findall(line)
 
 
 NASTY = "it's $(touch made) `touch made` \"$HOME\" \\ # ; & | > made ) } ' \n*"
@@ -105,7 +105,10 @@ def test_no_part_of_a_value_is_executed_in_any_line(tmp_path):
     generator, tried = random.Random(3), 0
     while tried < 200:
         line = "echo " + "".join(generator.choices(PARTS, k=generator.randint(3, 20)))
-        if any(context != UNQUOTED for _, context in parse(line, PLACEHOLDER).placeholders) or "{a}" not in line:
+        if (
+            any(context != UNQUOTED for _, context in parse_command(line, PLACEHOLDER).placeholders)
+            or "{a}" not in line
+        ):
             continue
         tried += 1
         command = build_argv(line, lambda name: NASTY.replace("> made", "touch made"))
@@ -136,7 +139,7 @@ OPERATORS = {
 
 @pytest.mark.parametrize("line", OPERATORS)
 def test_operators_are_found(line):
-    assert next(iter(parse(line, PLACEHOLDER).operators), "") == OPERATORS[line]
+    assert next(iter(parse_command(line, PLACEHOLDER).operators), "") == OPERATORS[line]
 
 
 @pytest.mark.parametrize("line", [line for line, operator in OPERATORS.items() if not operator])
