@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 from yard import Yard
 
 TESTS = Path(__file__).parent
@@ -28,19 +29,26 @@ def yard(tmp_path: Path) -> Yard:
     return Yard(tmp_path)
 
 
-def path_of(item: pytest.Item) -> str:
-    return item.path.relative_to(TESTS).as_posix()
+def rank_of(path: str) -> int:
+    """The place in GROUPS of a test file, given relative to the tests' folder or to the repository."""
+    return next(number for number, start in enumerate(GROUPS) if path.removeprefix("tests/").startswith(start))
 
 
-def rank_of(item: pytest.Item) -> int:
-    """The place of a test's entry in GROUPS."""
-    return next(number for number, start in enumerate(GROUPS) if path_of(item).startswith(start))
+class GroupScheduling(LoadScopeScheduling):
+    """Sends each group to one process.
+
+    xdist 3.8 appends the groups of `--dist=loadgroup` to the ids of tests; pytest 9.2 drops them.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.split("::")[0]
+        return list(GROUPS.values())[rank_of(path)] or path
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> GroupScheduling:
+    return GroupScheduling(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test with its group, and put the groups that take longest first."""
-    items.sort(key=rank_of)
-    names = list(GROUPS.values())
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(names[rank_of(item)] or path_of(item)))
+    """Start the groups that take longest first."""
+    items.sort(key=lambda item: rank_of(item.path.relative_to(TESTS).as_posix()))
