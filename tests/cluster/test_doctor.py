@@ -66,5 +66,5 @@ def test_what_is_wrong_fails_with_a_remedy_and_no_job_is_submitted(cluster, shar
     assert done.returncode == 1
     output = " ".join(done.stdout.split())
     assert all(re.search(each, output) for each in words), done.stdout
-    assert "no job was submitted, as a check failed" in done.stdout
+    assert "no job was submitted because a check failed" in done.stdout
     assert cluster.run(["squeue", "--noheader"]).stdout == ""
