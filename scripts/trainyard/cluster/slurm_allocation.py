@@ -3,13 +3,16 @@
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 
+import psutil
+
 from trainyard.cluster.slurm_queries import parse_time_limit, run_slurm_command
+from trainyard.utils.errors import UserError
 
 DEADLINE_MARGIN_SECONDS = 10  # to record what is in progress and to shut everything down
 
@@ -26,6 +29,7 @@ class Allocation:
     cpus_per_node: int = 1
     gpus_per_node: int = 0
     gpu_model: str = ""  # as Slurm names it; also "" for GPUs without a type
+    memory_mib_per_node: int | None = None  # None if Slurm does not limit it
 
     @property
     def deadline(self) -> float:
@@ -81,6 +85,7 @@ def parse_allocation(job: str, fields: Mapping[str, str], nodes: Sequence[str]) 
         cpus_per_node=int(fields["NumCPUs"]) // len(nodes),
         gpus_per_node=sum(count for _, count in gpus) // len(nodes),
         gpu_model=gpus[0][0] if gpus else "",
+        memory_mib_per_node=int(fields.get("Mem", "0")) or None,
     )
 
 
@@ -119,3 +124,38 @@ def _cgroup_cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None
     except (OSError, ValueError):
         return None
     return None if quota == "max" else max(1, int(quota) // int(period))
+
+
+def available_memory_bytes() -> int:
+    """The host memory that this process's job may use on this node, including files that it writes to a tmpfs.
+
+    It is the minimum of the node's memory, Slurm's allocation and the limits of the control groups.
+    """
+    limits = [psutil.virtual_memory().total, *_cgroup_memory_limits()]
+    try:
+        allocation = current_allocation()
+    except UserError:  # Slurm does not respond; code that needs the allocation reports it
+        allocation = None
+    if allocation and allocation.memory_mib_per_node:
+        limits.append(allocation.memory_mib_per_node * 2**20)
+    return min(limits)
+
+
+def _cgroup_memory_limits(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
+    """The memory limits, in bytes, of this process's control group and of those above it (v2, or v1)."""
+    for line in proc.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        mount, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+        group = mount / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(mount):
+                yield from _read_limit(folder / name)
+
+
+def _read_limit(path: Path) -> list[int]:
+    try:
+        return [int(path.read_text())]
+    except (OSError, ValueError):  # not in this container's view, or `max`
+        return []

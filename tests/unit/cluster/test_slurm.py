@@ -48,6 +48,7 @@ def test_an_allocation_is_parsed():
         start_time=slurm_allocation.parse_timestamp("2026-11-21T00:00:10"),
         end_time=slurm_allocation.parse_timestamp("2026-11-21T00:30:10"),
         walltime_seconds=1800,
+        memory_mib_per_node=3000,
     )
 
     assert str(found) == "Slurm job 1 on n1, n2; GPUs per node: 2 a100, CPUs per node: 3"
@@ -87,3 +88,26 @@ def test_an_unknown_time_is_infinite():
 def test_outside_of_slurm_there_is_no_allocation(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert slurm_allocation.current_allocation() is None
+
+
+def test_the_memory_of_a_job_on_this_node_is_the_smallest_limit(monkeypatch):
+    whole = slurm_allocation.available_memory_bytes()
+    given = slurm_allocation.parse_allocation("1", slurm_allocation.parse_job_fields(TWO_NODES), ["n1", "n2"])
+    monkeypatch.setattr(slurm_allocation, "current_allocation", lambda: given)
+    assert slurm_allocation.available_memory_bytes() == min(whole, 3000 * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("line", "limits"),
+    [
+        ("0::/job_1/step_0", {"job_1/memory.max": "700\n", "job_1/step_0/memory.max": "max\n"}),
+        ("4:memory:/job_1", {"memory/job_1/memory.limit_in_bytes": "700\n"}),
+        ("0::/not/in/this/container", {"memory.max": "700\n"}),
+    ],
+)
+def test_limits_of_control_groups_are_those_of_all_groups_above(tmp_path, line, limits):
+    for name, text in limits.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "self").write_text(f"1:cpu:/elsewhere\n{line}\n")
+    assert list(slurm_allocation._cgroup_memory_limits(tmp_path / "self", tmp_path)) == [700]
