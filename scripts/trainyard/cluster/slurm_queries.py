@@ -70,9 +70,15 @@ def parse_job_record(line: str) -> tuple[str, JobRecord]:
 def job_state(job: str) -> str:
     """State and reason of a job in the queue, such as `PENDING: Resources`; "" once it has left the queue."""
     try:
-        return run_slurm_command("squeue", "--noheader", "--jobs", job, "--format", "%T: %r").strip()
+        return "".join(_rows(run_slurm_command("squeue", "--noheader", "--jobs", job, "--format", "%T: %r")))
     except UserError:  # Slurm no longer knows the job
         return ""
+
+
+def _rows(output: str) -> list[str]:
+    """The lines of sinfo's or squeue's output; with several clusters, a line names each: `CLUSTER: alpha`."""
+    lines = (line.strip() for line in output.splitlines())
+    return [line for line in lines if line and not line.startswith("CLUSTER: ")]
 
 
 @dataclass(frozen=True)
@@ -105,14 +111,25 @@ def list_partitions() -> list[Partition]:
     """The partitions of this cluster.
 
     Raises:
-        UserError: Slurm does not respond.
+        UserError: Slurm does not respond, or its output cannot be read.
     """
-    lines = run_slurm_command("sinfo", "--noheader", "--format", _PARTITION_FORMAT).splitlines()
+    lines = _rows(run_slurm_command("sinfo", "--noheader", "--format", _PARTITION_FORMAT))
     return [parse_partition(line) for line in lines]
 
 
 def parse_partition(line: str) -> Partition:
-    """A line of `sinfo --noheader --format '%P|%a|%l|%D|%c|%m|%G|%f'`."""
+    """A line of `sinfo --noheader --format '%P|%a|%l|%D|%c|%m|%G|%f'`.
+
+    Raises:
+        UserError: the line has another format.
+    """
+    try:
+        return _parse_partition(line)
+    except ValueError:
+        raise UserError(f"sinfo printed a line that cannot be read as a partition: {line!r}") from None
+
+
+def _parse_partition(line: str) -> Partition:
     name, state, limit, nodes, cpus, memory, gpus, features = line.strip().split("|")
     return Partition(
         name=name.rstrip("*"),
@@ -164,6 +181,48 @@ def list_associations(user: str) -> list[Association]:
         Association(account=account, qos=tuple(qos.split(",")))
         for account, _, qos in (line.partition("|") for line in lines)
     ]
+
+
+@dataclass(frozen=True)
+class PartitionSettings:
+    """The settings of a partition that `sinfo` does not show."""
+
+    name: str
+    qos: str  # its own quality of service, whose limits apply to all jobs; "" for none
+    preempt_mode: str  # what happens to its jobs when others preempt them: "OFF", "REQUEUE", "CANCEL", ...
+    grace_seconds: float  # from SIGTERM to SIGKILL on preemption
+
+
+def list_partition_settings() -> list[PartitionSettings]:
+    """The settings of each partition.
+
+    Raises:
+        UserError: Slurm does not respond.
+    """
+    lines = run_slurm_command("scontrol", "show", "partitions", "--oneliner").splitlines()
+    return [parse_partition_settings(line) for line in lines if line.startswith("PartitionName=")]
+
+
+def parse_partition_settings(line: str) -> PartitionSettings:
+    """A line of `scontrol show partitions --oneliner`."""
+    fields = dict(item.split("=", 1) for item in line.split() if "=" in item)
+    qos, grace = fields.get("QoS", "N/A"), fields.get("GraceTime", "0")
+    return PartitionSettings(
+        name=fields["PartitionName"],
+        qos="" if qos == "N/A" else qos,
+        preempt_mode=fields.get("PreemptMode", "OFF"),
+        grace_seconds=float(grace) if grace.isdigit() else 60 * parse_time_limit(grace),
+    )
+
+
+def controller_settings() -> dict[str, str]:
+    """The settings of the controller, such as `PreemptMode`, as `scontrol show config` prints them.
+
+    Raises:
+        UserError: Slurm does not respond.
+    """
+    lines = run_slurm_command("scontrol", "show", "config").splitlines()
+    return {name.strip(): value.strip() for name, sign, value in (line.partition("=") for line in lines) if sign}
 
 
 def controller_status() -> str:

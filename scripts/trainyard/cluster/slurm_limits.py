@@ -1,0 +1,137 @@
+"""The limits that Slurm's accounting sets for a user's jobs, from `sacctmgr`."""
+
+import math
+import re
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trainyard.cluster.slurm_queries import (
+    controller_settings,
+    list_partition_settings,
+    parse_time_limit,
+    run_slurm_command,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the accounting allows the jobs of a user; infinite, or no entry, where there is no limit.
+
+    Resources are named as Slurm names them: `cpu`, `mem` (MB), `node`, `gres/gpu`, `gres/gpu:a100`.
+    """
+
+    origin: str = ""  # "QOS long", "account lab"
+    walltime_minutes: float = math.inf  # of one job
+    running_jobs: float = math.inf
+    submitted_jobs: float = math.inf  # pending and running
+    job_resources: Mapping[str, float] = field(default_factory=dict)  # of one job
+    total_resources: Mapping[str, float] = field(default_factory=dict)  # of all running jobs together
+
+
+def list_limits(user: str, *, account: str = "", qos: str = "", partition: str = "") -> list[Limits]:
+    """The limits for a user's jobs in Slurm's order of precedence; empty if the site enforces none.
+
+    That is: of the partition's QOS, of the job's QOS, of the user's association, of the account and those above it.
+    Without an account, the user's default applies; without a `qos`, that of the association.
+
+    Raises:
+        UserError: Slurm keeps no accounting, or does not respond.
+    """
+    controller = controller_settings()
+    if not {"limits", "safe"} & set(re.split(r"[,\s]+", controller.get("AccountingStorageEnforce", ""))):
+        return []
+    accounts = _Accounts(user, account, cluster=controller.get("ClusterName", ""))
+    own = accounts.association(partition)
+    partition_qos = [each.qos for each in list_partition_settings() if each.name == partition]
+    levels = {row["Name"]: row for row in _rows("qos", names=["Name", *_QOS_LIMITS])}
+    named = [*partition_qos, qos or own.get("DefaultQOS", "")]
+    found = [_parse_limits(levels[name], _QOS_LIMITS, f"QOS {name}") for name in named if name in levels]
+    associations = [(f"{user} in account {accounts.name}", own)] if own else []
+    associations += [(f"account {name}", row) for name, row in accounts.ancestry()]
+    return [*found, *(_parse_limits(row, _ASSOCIATION_LIMITS, origin) for origin, row in associations)]
+
+
+class _Accounts:
+    """The rows of a user's account, and of the accounts above it, on one cluster."""
+
+    def __init__(self, user: str, account: str, *, cluster: str) -> None:
+        names = ["Cluster", "Account", "User", "Partition", "ParentName", "DefaultQOS", *_ASSOCIATION_LIMITS]
+        self.name = account or next(
+            (row["DefaultAccount"] for row in _rows("user", user, names=["DefaultAccount"])), ""
+        )
+        self._users = [row for row in _rows("associations", f"user={user}", names=names) if row["Cluster"] == cluster]
+        self._accounts = [row for row in _rows("associations", "user=", names=names) if row["Cluster"] == cluster]
+
+    def association(self, partition: str) -> dict[str, str]:
+        """The user's association, preferably the one that is only for this partition; empty if there is none."""
+        own = [row for row in self._users if row["Account"] == self.name and row["Partition"] in ("", partition)]
+        return max(own, key=lambda row: row["Partition"], default={})
+
+    def ancestry(self) -> list[tuple[str, dict[str, str]]]:
+        """The account and those above it, by name."""
+        rows, name, found = {row["Account"]: row for row in self._accounts}, self.name, []
+        while name in rows:
+            found.append((name, rows.pop(name)))
+            name = found[-1][1]["ParentName"]
+        return found
+
+
+def combine_limits(levels: Sequence[Limits]) -> Limits:
+    """The limits that apply: for each of them, the first level that sets it, as Slurm does."""
+
+    def first(values: Sequence[float]) -> float:
+        return next(filter(math.isfinite, values), math.inf)
+
+    return Limits(
+        walltime_minutes=first([each.walltime_minutes for each in levels]),
+        running_jobs=first([each.running_jobs for each in levels]),
+        submitted_jobs=first([each.submitted_jobs for each in levels]),
+        job_resources=dict(ChainMap(*(dict(each.job_resources) for each in levels))),
+        total_resources=dict(ChainMap(*(dict(each.total_resources) for each in levels))),
+    )
+
+
+# sacctmgr's columns, by field of Limits; the strictest counts where a level has several.
+_COMMON_LIMITS = {"GrpTRES": "total_resources", "MaxTRES": "job_resources", "MaxWall": "walltime_minutes",
+                  "GrpJobs": "running_jobs", "GrpSubmit": "submitted_jobs"}  # fmt: skip
+_QOS_LIMITS = {**_COMMON_LIMITS, "MaxJobsPU": "running_jobs", "MaxSubmitPU": "submitted_jobs",
+               "MaxTRESPU": "total_resources", "MaxJobsPA": "running_jobs", "MaxSubmitPA": "submitted_jobs",
+               "MaxTRESPA": "total_resources"}  # fmt: skip
+_ASSOCIATION_LIMITS = {**_COMMON_LIMITS, "MaxJobs": "running_jobs", "MaxSubmit": "submitted_jobs"}
+
+
+def _rows(*query: str, names: Sequence[str]) -> list[dict[str, str]]:
+    command = ["sacctmgr", "--noheader", "--parsable2", "show", *query, f"format={','.join(names)}"]
+    return [dict(zip(names, line.split("|"), strict=True)) for line in run_slurm_command(*command).splitlines()]
+
+
+def _parse_limits(row: Mapping[str, str], columns: Mapping[str, str], origin: str) -> Limits:
+    def strictest(field: str) -> float:
+        parse = parse_time_limit if field == "walltime_minutes" else float
+        return min(
+            (parse(row[column]) for column, name in columns.items() if name == field and row[column]), default=math.inf
+        )
+
+    def resources(field: str) -> dict[str, float]:
+        amounts = [parse_resources(row[column]) for column, name in columns.items() if name == field]
+        return {name: min(other.get(name, math.inf) for other in amounts) for each in amounts for name in each}
+
+    return Limits(
+        origin=origin,
+        walltime_minutes=strictest("walltime_minutes"),
+        running_jobs=strictest("running_jobs"),
+        submitted_jobs=strictest("submitted_jobs"),
+        job_resources=resources("job_resources"),
+        total_resources=resources("total_resources"),
+    )
+
+
+def parse_resources(text: str) -> dict[str, float]:
+    """Amounts by name from `cpu=8,gres/gpu:a100=2,mem=500G`; memory is in MB."""
+    units = {"K": 2**-10, "M": 1, "G": 2**10, "T": 2**20, "P": 2**30}
+    items = (item.partition("=") for item in text.split(",") if item)
+    return {
+        name: float(amount.rstrip("KMGTP")) * (units.get(amount[-1], 1) if name == "mem" else 1)
+        for name, _, amount in items
+    }

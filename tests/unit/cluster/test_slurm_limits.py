@@ -1,0 +1,100 @@
+"""The limits of Slurm's accounting: which apply to a job, and in which order."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from trainyard.cluster import slurm_limits
+from trainyard.cluster.slurm_limits import Limits, combine_limits
+
+# As Slurm 22.05 prints them.
+CONFIG = "AccountingStorageEnforce = associations,limits\nClusterName             = trainyard\n"
+PARTITIONS = """\
+PartitionName=gpu AllowQos=ALL Default=YES QoS=N/A GraceTime=0 MaxTime=1-00:00:00 PreemptMode=OFF State=UP
+PartitionName=short AllowQos=ALL Default=NO QoS=part GraceTime=120 MaxTime=01:00:00 PreemptMode=CANCEL State=UP
+"""
+ASSOCIATIONS = {  # by the condition on the user; the first line is another cluster's
+    "user=ann": """\
+other|lab|ann||||gres/gpu=1|gres/gpu=1|00:01:00|1|1|1|1
+trainyard|lab|ann|||||gres/gpu=4|03:00:00|||7|20
+trainyard|free|ann||||||||||
+""",
+    "user=": """\
+trainyard|root|||||||||||
+trainyard|lab|||root||gres/gpu=16||||||30
+trainyard|free|||root||||||||
+""",
+}
+LEVELS = """\
+normal|||||||||||
+long|gres/gpu=8|gres/gpu=2,node=2|1-12:00:00|||2|3|gres/gpu=4|||mem=500G
+part||||||||gres/gpu:a100=1,gres/gpu=6|||
+"""
+
+
+@pytest.fixture
+def accounting(monkeypatch):
+    """Slurm's answers; a test may change the configuration."""
+    answers = {"config": CONFIG}
+
+    def run(*command):
+        if command[0] == "scontrol":
+            return PARTITIONS if "partitions" in command else answers["config"]
+        query = command[4:]
+        if query[0] == "user":
+            return "lab\n"
+        return LEVELS if query[0] == "qos" else ASSOCIATIONS[query[1]]
+
+    monkeypatch.setattr(slurm_limits, "run_slurm_command", run)
+    monkeypatch.setattr("trainyard.cluster.slurm_queries.run_slurm_command", run)
+    return answers
+
+
+def test_all_levels_are_found_in_slurms_order_and_those_of_other_clusters_left_out(accounting):
+    levels = slurm_limits.list_limits("ann", qos="long", partition="short")
+    assert [each.origin for each in levels] == [
+        "QOS part",
+        "QOS long",
+        "ann in account lab",
+        "account lab",
+        "account root",
+    ]
+    part, long, own, account, _ = levels
+    assert part.total_resources == {"gres/gpu:a100": 1, "gres/gpu": 6}
+    assert long == Limits(
+        origin="QOS long",
+        walltime_minutes=2160,
+        running_jobs=2,
+        submitted_jobs=3,
+        job_resources={"gres/gpu": 2, "node": 2},
+        total_resources={"gres/gpu": 4, "mem": 512000},
+    )
+    assert (own.walltime_minutes, own.running_jobs, own.job_resources) == (180, 7, {"gres/gpu": 4})
+    assert account.submitted_jobs == 30
+
+
+def test_the_first_level_that_sets_a_limit_counts(accounting):
+    limits = combine_limits(slurm_limits.list_limits("ann", qos="long", partition="short"))
+    assert (limits.walltime_minutes, limits.running_jobs, limits.submitted_jobs) == (2160, 2, 3)
+    assert limits.job_resources == {"gres/gpu": 2, "node": 2}
+    assert limits.total_resources == {"gres/gpu:a100": 1, "gres/gpu": 6, "mem": 512000}
+    assert combine_limits([]) == replace(Limits(), origin="")
+
+
+def test_without_limits_on_the_site_or_the_account_nothing_is_limited(accounting):
+    assert math.isinf(combine_limits(slurm_limits.list_limits("ann", account="free")).walltime_minutes)
+    accounting["config"] = CONFIG.replace(",limits", "")
+    assert slurm_limits.list_limits("ann", qos="long") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "amounts"),
+    [
+        ("", {}),
+        ("cpu=8,gres/gpu:a100=2,node=1", {"cpu": 8, "gres/gpu:a100": 2, "node": 1}),
+        ("mem=500G", {"mem": 512000}),
+        ("mem=1.50T,billing=3", {"mem": 1572864, "billing": 3}),
+    ],
+)
+def test_amounts_are_parsed(text, amounts):
+    assert slurm_limits.parse_resources(text) == amounts

@@ -1,0 +1,44 @@
+"""What Slurm's commands print on sites that are not like the test cluster."""
+
+import pytest
+from trainyard.cluster import slurm_queries
+from trainyard.utils.errors import UserError
+
+
+@pytest.fixture
+def printed(monkeypatch):
+    """The output of every Slurm command, which a test sets."""
+    output = [""]
+    monkeypatch.setattr(slurm_queries, "run_slurm_command", lambda *_: output[0])
+    return output
+
+
+def test_the_names_of_clusters_are_no_partitions(printed):
+    """With SLURM_CLUSTERS=alpha,beta."""
+    line = "gpu*|up|1-00:00:00|4|8|16000|gpu:a100:2|nvlink"
+    printed[0] = f"CLUSTER: alpha\n{line}\n\nCLUSTER: beta\n{line.replace('gpu*', 'long')}\n"
+    assert [each.name for each in slurm_queries.list_partitions()] == ["gpu", "long"]
+
+
+def test_the_names_of_clusters_are_no_state_of_a_job(printed):
+    printed[0] = "CLUSTER: alpha\nPENDING: Resources\n\nCLUSTER: beta\n"
+    assert slurm_queries.job_state("7") == "PENDING: Resources"
+    printed[0] = "CLUSTER: alpha\n\nCLUSTER: beta\n"
+    assert slurm_queries.job_state("7") == ""
+
+
+@pytest.mark.parametrize("line", ["slurm: a banner of the site", "gpu|up|soon|4|8|16000|(null)|(null)"])
+def test_other_output_is_an_error_and_no_traceback(printed, line):
+    printed[0] = f"{line}\n"
+    with pytest.raises(UserError, match="sinfo printed a line that cannot be read as a partition"):
+        slurm_queries.list_partitions()
+
+
+def test_the_settings_of_partitions_are_parsed(printed):
+    printed[0] = (
+        "PartitionName=gpu AllowGroups=ALL QoS=N/A DefaultTime=00:20:00 GraceTime=0 PreemptMode=OFF State=UP\n"
+        "PartitionName=spot AllowGroups=ALL QoS=part GraceTime=120 PreemptMode=CANCEL State=UP\n"
+    )
+    gpu, spot = slurm_queries.list_partition_settings()
+    assert gpu == slurm_queries.PartitionSettings("gpu", qos="", preempt_mode="OFF", grace_seconds=0)
+    assert spot == slurm_queries.PartitionSettings("spot", qos="part", preempt_mode="CANCEL", grace_seconds=120)
