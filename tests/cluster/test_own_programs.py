@@ -142,7 +142,7 @@ def test_programs_of_any_kind_are_trials_and_one_that_exceeds_its_timeout_is_end
     assert tries[rows.loc["./endless.sh", "trial"]].error == "it exceeded timeout_minutes (0.2)"
     shell = tries[rows.loc["./shell.sh", "trial"]]
     output = (finished / f"results/sweeps/programs/trials/{shell.trial}/output-1.log").read_text()
-    assert output == f"hello from {shell.where['node']} GPU {shell.where['gpu']}\n"
+    assert output == f"hello from {shell.location.node} GPU {shell.location.gpu}\n"
 
 
 def test_a_function_is_called_in_one_process_for_all_trials(finished):

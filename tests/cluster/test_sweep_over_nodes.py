@@ -98,10 +98,10 @@ def test_twenty_trials_on_two_nodes_are_one_job_and_use_every_gpu(cluster, share
     assert [other.id for other in cluster.jobs() if other.id >= job] == [job]
     tries = journal_of(shared_dir)
     assert len({attempt.trial for attempt in tries}) == len(tries) == 20
-    places = {(attempt.where["node"], attempt.where["gpu"]) for attempt in tries}
+    places = {(attempt.location.node, attempt.location.gpu) for attempt in tries}
     assert len(places) == 4, "two GPUs on each of two nodes"
     assert len({node for node, _ in places}) == 2
-    assert {attempt.where["job"] for attempt in tries} == {str(job)}
+    assert {attempt.location.job for attempt in tries} == {str(job)}
     copies = [event["copy"].split(":")[0] for event in read_events(shared_dir / JOURNAL) if event.get("copy")]
     assert sorted(copies) == ["copied tiny to n1", "copied tiny to n2"], "once per node"
     seen = {tuple((shared_dir / f"note-{number}").read_text().split()) for number in range(20)}
@@ -123,9 +123,9 @@ def test_two_sweeps_on_the_same_nodes_are_independent(cluster, shared_dir):
         ended = cluster.wait_for_job(job)
         assert ended.state == "COMPLETED", (folder / f"slurm-{job}.out").read_text()
         assert outcomes(folder) == ["finished"] * 4
-        assert {attempt.where["job"] for attempt in journal_of(folder)} == {str(job)}
+        assert {attempt.location.job for attempt in journal_of(folder)} == {str(job)}
     first, second = (journal_of(folder) for folder in folders)
-    gpus = [{(attempt.where["node"], attempt.where["gpu"]) for attempt in tries} for tries in (first, second)]
+    gpus = [{(attempt.location.node, attempt.location.gpu) for attempt in tries} for tries in (first, second)]
     assert len(gpus[0] | gpus[1]) == 4, "no GPU is used by both"
 
 
@@ -193,14 +193,14 @@ def test_a_sweep_continues_without_a_node_that_loses_power(cluster, shared_dir):
     (shared_dir / "gated").touch()
     job = start(cluster, shared_dir, "--no-kill", trials=6, seconds=0, nodes=3, gpus=1)
     wait_for_running(shared_dir, 3)
-    lost = sorted({attempt.where["node"] for attempt in journal_of(shared_dir)})[1]
+    lost = sorted({attempt.location.node for attempt in journal_of(shared_dir)})[1]
     cluster.host(int(lost[1:])).power_off()
     (shared_dir / "gated").unlink()
     assert cluster.wait_until_out_of_queue(job) == "COMPLETED"
     tries = journal_of(shared_dir)
     assert sum(attempt.outcome == "finished" for attempt in tries) == 6
     failed = [attempt for attempt in tries if attempt.outcome == "failed"]
-    assert [attempt.where["node"] for attempt in failed] == [lost], "only the trial that ran there"
+    assert [attempt.location.node for attempt in failed] == [lost], "only the trial that ran there"
     cluster.repair()
 
 

@@ -65,7 +65,7 @@ def test_retries_complete_a_sweep_whose_walltime_is_too_short(cluster, shared_di
     snakemake(cluster, shared_dir, {"sweeps": {"s": sweep}}, "--set-resources", "sweep:runtime=4", "--", "sweeps")
     tries = fold_attempts(read_journal(shared_dir / "results/sweeps/s/journal.jsonl"))
     assert [attempt.outcome for attempt in tries] == ["finished"] * 3, "no trial started twice"
-    jobs = list(dict.fromkeys(attempt.where["job"] for attempt in tries))
+    jobs = list(dict.fromkeys(attempt.location.job for attempt in tries))
     assert len(jobs) >= 2, "one job was not enough"
     assert cluster.jobs(int(jobs[0]))[0].state == "FAILED", "it ended by itself before Slurm ended it"
     nothing_is_left(cluster)

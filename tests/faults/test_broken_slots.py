@@ -70,14 +70,14 @@ def sweep(yard):
 
 def gpus_of(tries):
     """The GPUs of the attempts of each trial, in order."""
-    rows = pd.DataFrame([{"trial": each.trial, "gpu": each.where["gpu"]} for each in tries])
+    rows = pd.DataFrame([{"trial": each.trial, "gpu": each.location.gpu} for each in tries])
     return rows.groupby("trial")["gpu"].apply(list).tolist()
 
 
 def test_a_slot_on_which_every_trial_fails_is_retired_and_the_trials_succeed_elsewhere(sweep):
     tries, events, output = sweep("on_a_broken_gpu", [{"n": number} for number in range(8)])
-    assert {each.where["gpu"] for each in tries if each.outcome == "failed"} == {"0"}
-    assert [each.where["gpu"] for each in tries if each.outcome == "finished"] == ["1"] * 8
+    assert {each.location.gpu for each in tries if each.outcome == "failed"} == {"0"}
+    assert [each.location.gpu for each in tries if each.outcome == "finished"] == ["1"] * 8
     assert "GPU 0) is retired: " in output
     assert "trials in a row failed there, 3 of them finished elsewhere" in output
     assert "continuing with 1 of 2 slots" in output

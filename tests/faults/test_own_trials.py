@@ -408,7 +408,7 @@ def test_a_corrected_pattern_of_a_scaling_script_runs_nothing(yard):
 def resumed_from(yard):
     """The checkpoint that each attempt resumed from, and its outcome."""
     tries = fold_attempts(read_journal(yard.results / "sweeps/s/journal.jsonl"))
-    return [(each.resumed.get("name"), each.outcome) for each in tries]
+    return [(each.resumed and each.resumed.name, each.outcome) for each in tries]
 
 
 def test_after_a_torn_checkpoint_the_previous_one_is_tried_and_finally_none(yard):
@@ -466,7 +466,8 @@ def test_running_programs_have_their_grace_period_when_a_sweep_stops_for_a_mista
     assert done.returncode == 1
     assert "stopped: the first trials failed in the same way" in done.stdout
     assert len(list((yard.results / "sweeps/s/trials").glob("*/kept.pt"))) == 1
-    assert [event["error"] for event in events_of(yard, "interrupted")] == ["it was interrupted"]
+    interrupted = {event["error"] for event in events_of(yard, "interrupted")}  # possibly also of one that just started
+    assert interrupted == {"it was interrupted"}
 
 
 def process_of(name, below):

@@ -19,7 +19,7 @@ def check_sweep(state: SweepState) -> None:
         UserError: they are not.
     """
     warn_unreadable(state)
-    failed = [name for name in state.unfinished if state.attempts.get(name, ())]
+    failed = [name for name in state.unfinished if state.attempts_at(name)]
     for name in failed[:SHOWN_FAILURES]:
         attempt = state.attempts[name][-1]
         log.error("trial %s failed: %s; see %s", name, attempt.error, attempt.log)

@@ -29,7 +29,7 @@ from trainyard.planning.journal import Ended, Journal, RayUp, SessionStarted, Sh
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.search import SuggestionSource
 from trainyard.planning.task import Task
-from trainyard.programs.command import CheckpointFile, failed_by_itself
+from trainyard.programs.command import failed_by_itself
 
 COUNTING_SECONDS: Final = 10.0  # limit for counting FLOPs, while the GPUs are idle
 log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ def _notify(view: LiveView, search: SuggestionSource | None, event: TrialEvent) 
 
 
 def _failure_policy(plan: Plan) -> FailurePolicy:
-    tries = (attempt for name in plan.state.trials for attempt in plan.state.attempts.get(name, ()))
+    tries = (attempt for name in plan.state.trials for attempt in plan.state.attempts_at(name))
     return FailurePolicy(
         retries=plan.state.sweep.retries,
         has_succeeded=any(attempt.outcome in FINAL for attempt in tries),
@@ -179,8 +179,8 @@ def _reported_metrics(plan: Plan) -> set[str]:
 
 def _task(plan: Plan, name: str) -> Task:
     """A pending trial as a task of the queue."""
-    trial, tries = plan.state.trials[name], plan.state.attempts.get(name, ())
-    failed = [each for each in tries if each.outcome == TrialStatus.FAILED and each.resumed]
+    trial, tries = plan.state.trials[name], plan.state.attempts_at(name)
+    failed = [each for each in tries if each.outcome == TrialStatus.FAILED]
     return Task(
         name,
         trial.spec,
@@ -188,7 +188,7 @@ def _task(plan: Plan, name: str) -> Task:
         plan.state.space.generation(name),
         earlier_attempts=len(tries),
         expected_seconds=plan.forecast.seconds.get(name),
-        bad_checkpoints=tuple(CheckpointFile(**each.resumed) for each in failed if failed_by_itself(each.error)),
+        bad_checkpoints=tuple(each.resumed for each in failed if each.resumed and failed_by_itself(each.error)),
         min_seconds=plan.forecast.min_seconds.get(name),
     )
 

@@ -141,12 +141,12 @@ def _metric_text(state: SweepState, metrics: dict[str, float]) -> str:
 def slot_table(running: list[Attempt], state: SweepState) -> Table:
     """A table with one row per running trial."""
     table = Table("slot", "node", "GPU", "trial", "configuration", "epoch", "metric", "seconds", box=None)
-    for attempt in sorted(running, key=lambda each: int(each.where["slot"])):
-        where, trial = attempt.where, state.trials.get(attempt.trial)
+    for attempt in sorted(running, key=lambda each: int(each.location.slot)):
+        where, trial = attempt.location, state.trials.get(attempt.trial)
         of = f"/{trial.epochs}" if trial and trial.epochs else ""
         epochs = f"{len(attempt.epochs)}{of}"
         metric = _metric_text(state, attempt.epochs[-1]) if attempt.epochs else ""
         values, seconds = _values_text(state, attempt.trial), f"{time.time() - attempt.start:.0f}"
-        gpu = "none" if where.get("device") == "cpu" else where["gpu"]
-        table.add_row(str(where["slot"]), where["node"], gpu, attempt.trial, values, epochs, metric, seconds)
+        gpu = "none" if where.device == "cpu" else where.gpu
+        table.add_row(str(where.slot), where.node, gpu, attempt.trial, values, epochs, metric, seconds)
     return table

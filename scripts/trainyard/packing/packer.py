@@ -219,7 +219,7 @@ class Packer:
 
     def _start_fields(self, slot: Slot, task: Task) -> dict[str, Any]:
         fields: dict[str, Any] = {"generation": task.generation, "values": task.values}
-        fields |= {"gpus_per_trial": self._gpu_share, **slot.place_fields}
+        fields |= {"gpus_per_trial": self._gpu_share, **slot.location._asdict()}
         if task.expected_seconds is not None:
             fields["expected_seconds"] = round(task.expected_seconds, 4)
         return fields

@@ -1,13 +1,16 @@
 """A slot as the driver sees it: its worker and what the worker is doing."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from trainyard.packing.failure_policy import Place
+from trainyard.planning.journal import Location
 from trainyard.planning.task import Task
 from trainyard.programs.command import CheckpointFile
+
+NOWHERE: Final = Location()
 
 
 class Phase(Enum):
@@ -26,7 +29,7 @@ class Slot:
 
     number: int
     worker: Any = None  # the handle of a Ray actor
-    place_fields: dict[str, Any] = field(default_factory=dict)  # as the journal stores where a trial runs
+    location: Location = NOWHERE  # where its worker runs, or ran last
     phase: Phase = Phase.IDLE
     answer: Any = None  # the Ray reference of the worker's next message; None if it is idle
     due: float = math.inf  # time at which that message is overdue, on the monotonic clock
@@ -50,10 +53,15 @@ class Slot:
         return answer
 
     @property
+    def has_started(self) -> bool:
+        """Whether its worker has started once."""
+        return self.location is not NOWHERE
+
+    @property
     def place(self) -> Place:
         """Where its worker runs, or ran last."""
-        return Place(self.place_fields.get("node", ""), self.place_fields.get("gpu", ""), self.number)
+        return Place(self.location.node, self.location.gpu, self.number)
 
     def __str__(self) -> str:
-        where = f" ({self.place.node}, GPU {self.place.gpu})" if self.place_fields else ""
+        where = f" ({self.place.node}, GPU {self.place.gpu})" if self.has_started else ""
         return f"slot {self.number}{where}"

@@ -14,7 +14,7 @@ from trainyard.packing.messages import WorkerSetup, WorkerStarted
 from trainyard.packing.slot import Phase, Slot
 from trainyard.packing.trial_queue import TrialQueue
 from trainyard.packing.worker import Worker
-from trainyard.planning.journal import PLACE, Journal, SlotDown, SlotUp
+from trainyard.planning.journal import Journal, Location, SlotDown, SlotUp
 from trainyard.utils.errors import UserError
 
 START_ATTEMPTS: Final = 3  # failed ones in a row, after which a slot is retired: its node must be broken
@@ -63,7 +63,7 @@ class SlotPool:
     @property
     def known_places(self) -> list[Place]:
         """The places of the usable slots that have started at least once."""
-        return [slot.place for slot in self.usable if slot.place_fields]
+        return [slot.place for slot in self.usable if slot.has_started]
 
     def start_all(self, count: int) -> None:
         """Start the workers of at most `count` slots."""
@@ -111,8 +111,7 @@ class SlotPool:
         except RayActorError as error:
             self._restart(slot, error)
             return False
-        where = vars(started) | {"slot": slot.number, "gpu_model": self._gpu_model}
-        slot.place_fields = {name: where[name] for name in PLACE}
+        slot.location = Location(started.job, started.node, started.gpu, slot.number, self._gpu_model, started.device)
         if started.copy_message:
             log.info("%s", started.copy_message)
         self._journal.record(SlotUp(slot=slot.number, spent=started.startup))

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trainyard.config.trial_status import CONCLUSIVE, WITH_RESULT, TrialStatus
 from trainyard.planning.journal import (
-    PLACE,
     Ended,
     Epoch,
     Event,
+    Location,
     Reread,
     Resumed,
     SessionStarted,
@@ -19,6 +19,7 @@ from trainyard.planning.journal import (
     Started,
     TrialEvent,
 )
+from trainyard.programs.command import CheckpointFile
 from trainyard.programs.metrics import merge_row
 
 
@@ -30,7 +31,7 @@ class Attempt:
     number: int
     start: float  # Unix seconds
     end: float
-    where: dict[str, Any] = field(default_factory=dict)  # the fields PLACE
+    location: Location = field(default_factory=Location)
     generation: int = 0  # the `retrain` number it ran for
     expected_seconds: float | None = None  # predicted at its start
     gpus_per_trial: float = 1.0
@@ -41,7 +42,7 @@ class Attempt:
     metrics: dict[str, float] = field(default_factory=dict)
     epochs: list[dict[str, Any]] = field(default_factory=list)
     epoch_times: dict[int, float] = field(default_factory=dict)  # by epoch: Unix seconds of its first report
-    resumed: dict[str, Any] = field(default_factory=dict)  # the checkpoint it resumed from, if any
+    resumed: CheckpointFile | None = None  # the checkpoint it resumed from
     metrics_digest: str | None = None  # of the `metrics` rules that read its output; None in old journals
     early: str = ""  # why its program was stopped before it diverged; `error` holds the reason of a stopped attempt
     load_details: Callable[[], None] | None = field(default=None, repr=False, compare=False)  # sets missing DETAILS
@@ -73,12 +74,11 @@ def update_attempts(found: Attempts, event: TrialEvent) -> None:
     """Apply one more event to the attempts."""
     key = (event.trial, event.attempt)
     if isinstance(event, Started):
-        where = {name: getattr(event, name) for name in PLACE}
         found[key] = Attempt(
             *key,
             event.time,
             event.time,
-            where=where,
+            location=event.location,
             generation=event.generation,
             expected_seconds=event.expected_seconds,
             gpus_per_trial=event.gpus_per_trial,
@@ -100,7 +100,7 @@ def _apply(attempt: Attempt, event: TrialEvent) -> None:
             merge_row(attempt.epochs, row)
             attempt.epoch_times.setdefault(row.get("epoch", len(attempt.epochs)), event.time)
         case Resumed(checkpoint=checkpoint):
-            attempt.end, attempt.resumed = event.time, checkpoint
+            attempt.end, attempt.resumed = event.time, CheckpointFile(**checkpoint)
         case _:
             attempt.end = event.time
 
@@ -169,7 +169,7 @@ def find_continued(attempts: Iterable[Attempt], last: Attempt) -> list[tuple[Att
 
 def _checkpoint_time(attempt: Attempt) -> float | None:
     """Unix seconds at which the checkpoint was written from which an attempt resumed."""
-    return attempt.resumed["modified_ns"] / 1e9 if attempt.resumed else None
+    return attempt.resumed.modified_ns / 1e9 if attempt.resumed else None
 
 
 def _last_epoch_before(attempt: Attempt, later: Attempt) -> float | None:

@@ -13,13 +13,23 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 from trainyard.config.trial_status import ENDED, TrialStatus
 from trainyard.utils.jsonl import EventLog, read_events
 
 Row = dict[str, Any]  # metrics by name
-PLACE: Final = ("job", "node", "gpu", "slot", "gpu_model", "device")  # fields of Started: where an attempt runs
+
+
+class Location(NamedTuple):
+    """Where an attempt runs."""
+
+    job: str = ""  # Slurm's ID, or "local"
+    node: str = ""
+    gpu: str = ""
+    slot: int | str = ""
+    gpu_model: str = ""  # as Slurm names the type
+    device: str = ""  # "cpu" or the GPU's full name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +64,11 @@ class Started(TrialEvent):
     gpu_model: str = ""
     device: str = ""
     expected_seconds: float | None = None
+
+    @property
+    def location(self) -> Location:
+        """Where the attempt runs."""
+        return Location(self.job, self.node, self.gpu, self.slot, self.gpu_model, self.device)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ from trainyard.planning.journal import (
     Ended,
     Epoch,
     Event,
+    Location,
     SessionStarted,
     Share,
     Started,
@@ -43,6 +44,7 @@ from trainyard.planning.journal import (
     read_journal,
 )
 from trainyard.programs import metrics
+from trainyard.programs.command import CheckpointFile
 from trainyard.utils import jsonl
 from trainyard.utils.files import atomic_write, digest_of, file_digest
 from trainyard.utils.garbage_collection import pause_garbage_collection
@@ -195,17 +197,17 @@ class Fold:
 
     def _write_cache(self) -> None:
         """Write the fold beside the journal; if that fails, the next program reads the journal again."""
-        wheres: dict[tuple[Any, ...], int] = {}
+        locations: dict[Location, int] = {}
         rows = []
         for attempt in self.attempts.values():
             row = [getattr(attempt, name) for name in _CACHED]
-            row[_WHERE] = wheres.setdefault(tuple(attempt.where.items()), len(wheres))
+            row[_LOCATION] = locations.setdefault(attempt.location, len(locations))
             rows.append(row)
         content = {
             "code": _code(),
             "position": asdict(replace(self._position, digest=_digest(self.path, self._position.offset))),
             "attempts": dict(zip(_CACHED, zip(*rows, strict=True), strict=False)),
-            "where": [dict(each) for each in wheres],
+            "locations": list(locations),
             "open": [[*_key(each.attempt), [line.decode(errors="replace") for line in each.lines]]
                      for each in self._open.values()],
             "sessions": [{**vars(each), "info": encode(each.info)} for each in self.sessions],
@@ -242,11 +244,12 @@ class Fold:
         return True
 
     def _fill(self, cached: dict[str, Any]) -> None:
-        columns = cached["attempts"]
+        columns, locations = cached["attempts"], [Location(*each) for each in cached["locations"]]
         for values in zip(*(columns[name] for name in _CACHED), strict=True) if columns else ():
             attempt = Attempt(**dict(zip(_CACHED, values, strict=True)))
             attempt.outcome = _STATUS[attempt.outcome]
-            attempt.where = cached["where"][values[_WHERE]]
+            attempt.location = locations[values[_LOCATION]]
+            attempt.resumed = CheckpointFile(*attempt.resumed) if attempt.resumed else None
             self.attempts[_key(attempt)] = attempt
         for trial, number, lines in cached["open"]:
             attempt = self.attempts[trial, number]
@@ -268,7 +271,7 @@ class Fold:
         self.work, self.share = cached["work"], cached["share"]
 
 
-_WHERE: Final = _CACHED.index("where")
+_LOCATION: Final = _CACHED.index("location")
 _STATUS: Final = {status.value: status for status in TrialStatus}  # a lookup is faster than a call of TrialStatus
 
 

@@ -48,7 +48,7 @@ def trials_table(state: SweepState) -> pd.DataFrame:
     metrics = METRICS if state.sweep.is_training else tuple(reported)
     rows = []
     for name, trial in state.trials.items():
-        tries, result, settings, end = state.attempts.get(name, []), results[name], trial.settings, state.end(name)
+        tries, result, settings, end = state.attempts_at(name), results[name], trial.settings, state.end(name)
         status = end.outcome if end else (tries[-1].outcome if tries else TrialStatus.PENDING)
         row: dict[str, Any] = {"trial": name, **{key: value_at(settings, key) for key in keys}}
         row |= {"status": status, "attempts": len(tries), "seconds": state.seconds_of(end) if end else None}
@@ -71,9 +71,9 @@ def timeline_table(tries: Sequence[Attempt]) -> pd.DataFrame:
     """
     columns = ("trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome", "gpu_model", "device",
                "expected_seconds", "gpus_per_trial", "seconds")  # fmt: skip
-    rows = [{"trial": each.trial, "attempt": each.number, **each.where, "start": each.start, "end": each.end,
-             "outcome": each.outcome, "expected_seconds": each.expected_seconds, "gpus_per_trial": each.gpus_per_trial,
-             "seconds": each.seconds}
+    rows = [{"trial": each.trial, "attempt": each.number, **each.location._asdict(), "start": each.start,
+             "end": each.end, "outcome": each.outcome, "expected_seconds": each.expected_seconds,
+             "gpus_per_trial": each.gpus_per_trial, "seconds": each.seconds}
             for each in sorted(tries, key=lambda each: each.start)]  # fmt: skip
     return pd.DataFrame(rows, columns=columns)
 

@@ -25,7 +25,7 @@ def test_events_fold_into_attempts(tmp_path):
     write_one_of_each(path)
     first, second = fold_attempts(read_journal(path))
     assert (first.outcome, first.error, first.epochs) == ("failed", "boom", [{"epoch": 1, "val_accuracy": 0.5}])
-    assert (second.outcome, second.number, second.seconds, second.where["node"]) == ("finished", 2, 2.0, "n1")
+    assert (second.outcome, second.number, second.seconds, second.location.node) == ("finished", 2, 2.0, "n1")
     assert find_result([first, second]) is second
     assert find_result([first, second], generation=1) is None, "an attempt for an earlier `retrain` does not count"
 

@@ -14,6 +14,7 @@ from trainyard.config.load import check_config
 from trainyard.packing.live_view import slot_table
 from trainyard.planning.accounting import compare_strategies, jobs_table, strategies_table
 from trainyard.planning.attempts import Attempt
+from trainyard.planning.journal import Location
 from trainyard.planning.plan import plan_sweep
 from trainyard.report import scaling_plots, style, sweep_plots, tree_plots
 from trainyard.report.sweep_tables import (
@@ -361,9 +362,9 @@ def test_unknown_saved_seconds_are_not_reported(tmp_path):
 @pytest.mark.parametrize(("accuracy", "words"), [(0.915, "accuracy 91.5%"), (91.5, "accuracy 91.5")])
 def test_the_live_view_has_no_gpu_on_cpus_and_shows_only_fractions_in_percent(tmp_path, accuracy, words):
     state = plan_of(tmp_path, {**OWN, "metric": "accuracy"}, [])
-    where = {"slot": 0, "node": "n1", "gpu": "0"}
+    where = Location(slot=0, node="n1", gpu="0")
     rows = [{"epoch": 1, "rmse": 2.0, "accuracy": accuracy}]
-    running = [Attempt(name, 1, 0, 1, where=where | {"device": device}, epochs=rows)
+    running = [Attempt(name, 1, 0, 1, location=where._replace(device=device), epochs=rows)
                for name, device in zip(state.trials, ("cpu", "NVIDIA H200"), strict=True)]  # fmt: skip
     cells = {column.header: list(column.cells) for column in slot_table(running, state).columns}
     assert cells["GPU"] == ["none", "0"]
