@@ -217,14 +217,6 @@ class Session:
         return None if self.first_start is None else self.first_start - self.start
 
 
-def fold_sessions(events: Iterable[Event]) -> list[Session]:
-    """The runs of the driver."""
-    found: list[Session] = []
-    for event in events:
-        update_sessions(found, event)
-    return found
-
-
 def update_sessions(found: list[Session], event: Event) -> None:
     """Apply one more event to the runs of the driver."""
     if isinstance(event, SessionStarted):

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from trainyard.planning.attempts import find_result, fold_attempts, fold_sessions, whole_epochs, whole_seconds
+from trainyard.planning.attempts import find_result, fold_attempts, whole_epochs, whole_seconds
 from trainyard.planning.journal import Journal, decode, decode_all, encode, read_journal
 from trainyard.planning.journal_fold import Fold
 from trainyard.utils.jsonl import read_events
@@ -118,14 +118,14 @@ def test_what_was_read_again_replaces_what_was_read_and_no_time(tmp_path):
         journal.append("started", trial="a", attempt=1)
         journal.append("epoch", trial="a", attempt=1, metrics={"epoch": 1, "loss": 3})
         end = journal.append("unreadable", trial="a", attempt=1, error="no metrics", seconds=2.0, heard="1")
-    (before,), (run,) = fold_attempts(read_journal(path)), fold_sessions(read_journal(path))
+    (before,), (run,) = fold_attempts(read_journal(path)), Fold(path).update().sessions
     assert (before.outcome, before.metrics_digest, find_result([before])) == ("unreadable", "1", None)
     with Journal.opened(path) as journal:
         rows, metrics = [{"epoch": 1, "loss": 4}], {"loss": 4}
         journal.append(
             "reread", trial="a", attempt=1, outcome="finished", error="", rows=rows, metrics=metrics, heard="2"
         )
-    (after,), (same,) = fold_attempts(read_journal(path)), fold_sessions(read_journal(path))
+    (after,), (same,) = fold_attempts(read_journal(path)), Fold(path).update().sessions
     assert (after.outcome, after.epochs, after.metrics, after.metrics_digest) == ("finished", rows, metrics, "2")
     assert (after.end, after.seconds, find_result([after])) == (end["time"], 2.0, after)
     assert same == run

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trainyard.config.load import check_config
 from trainyard.planning import journal_fold
-from trainyard.planning.attempts import fold_attempts, fold_sessions
+from trainyard.planning.attempts import Session, fold_attempts, update_sessions
 from trainyard.planning.forecast import summarize_plan
 from trainyard.planning.journal import Journal, Share, Suggested, Work, read_journal
 from trainyard.planning.journal_fold import Fold
@@ -60,7 +60,10 @@ def check(fold, path):
     """See that a fold knows what one of the whole journal knows."""
     events = read_journal(path)
     assert list(fold.attempts.values()) == fold_attempts(events)
-    assert fold.sessions == fold_sessions(events)
+    sessions: list[Session] = []
+    for event in events:
+        update_sessions(sessions, event)
+    assert fold.sessions == sessions
     assert fold.suggested == [each for each in events if isinstance(each, Suggested)]
     assert fold.work == {key: value for each in events if isinstance(each, Work) for key, value in each.flops.items()}
     assert fold.share == (0.5 if any(isinstance(each, Share) for each in events) else None)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from trainyard.cluster.slurm_queries import JobRecord, parse_job_record
 from trainyard.config.load import check_config
 from trainyard.planning.accounting import compare_strategies, jobs_table, strategies_table
-from trainyard.planning.attempts import fold_sessions
-from trainyard.planning.journal import Journal, read_journal
+from trainyard.planning.journal import Journal
+from trainyard.planning.journal_fold import Fold
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.schedule import lower_bound, makespan, schedule
 from trainyard.planning.strategies import RequestedJob, estimate_job_array, estimate_separate_jobs, make_strategy
@@ -109,7 +109,7 @@ def written(results, monkeypatch, *, walltime=None):
         at(103, "started", trial=first, attempt=1, slot=1, expected_seconds=10.0)
         at(113, "finished", trial=first, attempt=1, seconds=10.0, metrics={})
         at(125, "finished", trial=second, attempt=2, seconds=22.0, metrics={})
-    runs = fold_sessions(read_journal(results / "sweeps/depth/journal.jsonl"))
+    runs = Fold(results / "sweeps/depth/journal.jsonl").update().sessions
     return plan_sweep(check_config(CONFIG), "depth", results).state, runs
 
 
@@ -165,7 +165,7 @@ def test_every_attempt_of_a_job_is_counted_once(tmp_path):
         lines.append({"event": "started", "trial": trial, "attempt": 1, "time": 1.0})
         lines.append({"event": kind, "trial": trial, "attempt": 1, "time": 2.0 + number, "seconds": 1.0 + number})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    state, runs = plan_sweep(config, "s", tmp_path).state, fold_sessions(read_journal(path))
+    state, runs = plan_sweep(config, "s", tmp_path).state, Fold(path).update().sessions
     output = state.output_of(state.attempts[list(state.trials)[-1]][-1])
     output.parent.mkdir(parents=True)
     output.touch()
