@@ -17,15 +17,24 @@ def node_name() -> str:
 
 
 def source_address(destination: str) -> str:
-    """The address that this host uses as the source of packets to another host."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting a datagram socket sends no packet
-        probe.connect((destination, 9))
+    """The address, IPv4 if there is one, that this host uses as the source of packets to another host.
+
+    Raises:
+        OSError: the name has no address, or no route leads there.
+    """
+    found = socket.getaddrinfo(destination, 9, type=socket.SOCK_DGRAM)
+    family, kind, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    with socket.socket(family, kind) as probe:  # connecting a datagram socket sends no packet
+        probe.connect(address)
         return str(probe.getsockname()[0])
 
 
 def source_interface(destination: str) -> str:
     """The network interface, such as `ib0`, through which this host reaches another one; "" if none is found."""
-    address = source_address(destination)
+    try:
+        address = source_address(destination)
+    except OSError:
+        return ""
     interfaces = psutil.net_if_addrs().items()
     return next((name for name, addresses in interfaces if any(each.address == address for each in addresses)), "")
 

@@ -35,7 +35,7 @@ def start_ray(slots: Slots, *, folder: Path, local: str) -> Iterator[LocalRay]:
     The output of the other nodes is written to `ray-nodes.log` in `folder`; `local` is `data.local` of the config.
 
     Raises:
-        UserError: the job has a different number of nodes or too few GPUs, or a node does not join.
+        UserError: the job has a different number of nodes or too few GPUs, or a node is not reached or does not join.
     """
     gpus, cpus, cleanup = slots.gpus_per_node, slots.cpus_per_node, copy_patterns(local)
     if slots.nodes == 1:
@@ -43,7 +43,11 @@ def start_ray(slots: Slots, *, folder: Path, local: str) -> Iterator[LocalRay]:
             yield cluster
         return
     others = _other_nodes(slots)
-    address = host.source_address(others[0])
+    try:
+        address = host.source_address(others[0])
+    except OSError as error:
+        remedy = f"`getent hosts {others[0]}` must print an address on all nodes: ask the site's administrators"
+        raise UserError(f"{host.node_name()} does not reach {others[0]}: {error}; {remedy}") from None
     with (
         _OtherNodes(others, gpus=gpus, cpus=cpus, local=local, log=folder / "ray-nodes.log") as nodes,
         local_ray(gpus=gpus, cpus=cpus, address=address, cleanup=cleanup) as cluster,

@@ -1,0 +1,38 @@
+"""The addresses of this host towards others."""
+
+import socket
+
+import pytest
+from trainyard.cluster import host
+from trainyard.cluster.ray_job import start_ray
+from trainyard.cluster.slurm_allocation import Allocation
+from trainyard.config.sweep import Slots
+from trainyard.utils.errors import UserError
+
+
+@pytest.mark.parametrize("loopback", ["127.0.0.1", "::1"])
+def test_the_source_address_has_the_family_of_the_destination(loopback):
+    assert host.source_address(loopback) == loopback
+    assert host.source_interface(loopback) == "lo"
+
+
+def test_ipv4_is_preferred(monkeypatch):
+    six = (socket.AF_INET6, socket.SOCK_DGRAM, 17, "", ("::1", 9, 0, 0))
+    four = (socket.AF_INET, socket.SOCK_DGRAM, 17, "", ("127.0.0.1", 9))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [six, four])
+    assert host.source_address("both") == "127.0.0.1"
+
+
+def test_a_name_without_an_address_has_no_interface():
+    assert host.source_interface("no-such-host.invalid") == ""
+
+
+def test_a_sweep_on_nodes_without_an_address_ends_with_an_explanation(tmp_path, monkeypatch):
+    allocation = Allocation("7", (host.node_name(), "no-such-host.invalid"), end_time=0.0)
+    monkeypatch.setattr("trainyard.cluster.slurm_allocation.current_allocation", lambda: allocation)
+    slots = Slots(nodes=2, gpus_per_node=1)
+    with (
+        pytest.raises(UserError, match=r"does not reach no-such-host.invalid: .*`getent hosts no-such-host.invalid`"),
+        start_ray(slots, folder=tmp_path, local=""),
+    ):
+        pass
