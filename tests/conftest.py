@@ -1,8 +1,10 @@
 """What all tests share: a yard, and the groups into which pytest-xdist puts them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from small_disk import SmallDisk, mount_small_disk
 from xdist.scheduler import LoadScopeScheduling
 from yard import Yard
 
@@ -27,6 +29,13 @@ GROUPS = {
 @pytest.fixture
 def yard(tmp_path: Path) -> Yard:
     return Yard(tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """A file system of 1 MiB."""
+    with mount_small_disk(tmp_path / "disk", "1m") as disk:
+        yield disk
 
 
 def rank_of(path: str) -> int:

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from trainyard.cluster import slurm_allocation, slurm_queries
 from trainyard.config.config import Config
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import UserError, storage_error
 
 
 def build_parser(description: str, *, example: str) -> argparse.ArgumentParser:
@@ -53,7 +53,10 @@ def _exit_code(main: Callable[[argparse.Namespace], int | None], arguments: argp
     except UserError as error:
         logging.error("%s", error)
         return 1
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and (of_storage := storage_error(error)):
+            logging.error("%s", of_storage)
+            return 1
         logging.exception("this is a bug in Trainyard or in your own code")
         return 1
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import StorageError, UserError
 from trainyard.utils.files import atomic_write, write_json
 
 KEEP = 2  # the latest, and the one before it in case the latest is damaged; besides these, the best one
@@ -33,7 +33,7 @@ class CheckpointStore:
         """Write a state, then delete all checkpoints but the latest `KEEP` and that of the best epoch.
 
         Raises:
-            UserError: the checkpoint cannot be written; previous checkpoints are intact.
+            StorageError: the checkpoint cannot be written; previous checkpoints are intact.
         """
         buffer = io.BytesIO()
         torch.save({"spec": self.spec, "state": state}, buffer)
@@ -44,11 +44,8 @@ class CheckpointStore:
                 write_json(self.folder / "spec.json", self.spec)
             with atomic_write(path, "wb") as file:
                 file.write(content)
-        except OSError as error:
-            raise UserError(
-                f"the checkpoint of {len(content) / 2**20:.1f} MiB cannot be written to {self.folder} "
-                f"({error.strerror}): previous checkpoints are intact; make room and run again"
-            ) from error
+        except StorageError as error:
+            raise StorageError(f"a checkpoint of {len(content) / 2**20:.1f} MiB cannot be written: {error}") from error
         newest_first = self._newest_first()
         for old in newest_first[KEEP:]:
             if _position(old) != (best_epoch, 0):

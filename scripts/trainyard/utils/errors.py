@@ -1,5 +1,12 @@
 """Exceptions whose message is enough for the user: they are reported without a stack trace."""
 
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
 
 class UserError(Exception):
     """The request cannot be carried out; the message says what happened, where, and what to do."""
@@ -7,3 +14,47 @@ class UserError(Exception):
 
 class Diverged(UserError):
     """The loss became NaN or infinite."""
+
+
+class StorageError(UserError, OSError):
+    """A file system does not store a file, for a reason that only people can remove; the message names both."""
+
+
+_AGAIN: Final = "then run the same command again: finished work is kept"
+_REMEDIES: Final = {
+    errno.ENOSPC: f"make room on this file system (`df -h` and `df -i` show what is used), {_AGAIN}",
+    errno.EDQUOT: f"remove files or ask for a larger quota (`quota -s` shows it), {_AGAIN}",
+    errno.EFBIG: f"raise the limit of the size of files (`ulimit -f`) or use another file system, {_AGAIN}",
+    errno.EROFS: f"make it writable or use another folder, {_AGAIN}",
+    errno.EACCES: f"make it accessible to you or use another folder, {_AGAIN}",
+    errno.EPERM: f"make it accessible to you or use another folder, {_AGAIN}",
+    errno.EIO: f"the disk or its server fails: ask the administrators, {_AGAIN}",
+    errno.ESTALE: f"the folder was replaced on its server, or the server fails: remount or wait, {_AGAIN}",
+}
+
+
+def storage_error(error: OSError, path: Path | str | None = None) -> StorageError | None:
+    """The error as one line with the path and a remedy; None if its cause is not the file system.
+
+    `path` is the file in the user's terms, by default the one that the error names.
+    """
+    if isinstance(error, StorageError):
+        return error
+    place, remedy = path or error.filename, _REMEDIES.get(error.errno or 0)
+    if remedy is None:
+        return None
+    where = f"{os.fsdecode(place)}: " if isinstance(place, (str, bytes, Path)) else ""
+    found = StorageError(f"{where}{os.strerror(error.errno or 0).lower()}: {remedy}")
+    found.errno = error.errno
+    return found
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Raise errors of the file system in the block as a `StorageError` about `path`."""
+    try:
+        yield
+    except OSError as error:
+        if found := storage_error(error, path):
+            raise found from error
+        raise

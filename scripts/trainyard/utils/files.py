@@ -9,12 +9,16 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import StorageError, UserError, storage_errors
 
+LOCK_REMEDY: Final = (
+    "mount this file system with locks (NFS: without `nolock`, and with a running lock service; Lustre: with `flock`), "
+    "or keep the results on another one (`snakemake --directory FOLDER`)"
+)
 log = logging.getLogger(__name__)
 
 
@@ -28,18 +32,23 @@ def atomic_write(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
     Readers see the complete old file or the complete new one, even after a power failure. If the block raises, the old
     file stays.
+
+    Raises:
+        StorageError: the file system does not store it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, mode, newline="" if "b" not in mode else None) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, mode, newline="" if "b" not in mode else None) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _sync_folder(path.parent)
+        finally:
+            with suppress(OSError):  # the error that follows from it would hide the first
+                temporary.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -82,17 +91,21 @@ def hold_lock(path: Path, *, wait_seconds: float = 0.0, notify: Callable[[str], 
 
     Raises:
         LockHeldError: the lock was not released in time; the message names the holder.
+        StorageError: the file system does not support locks, or does not store the file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+") as file:
+    with ExitStack() as stack:
+        with storage_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(open(path, "a+b", buffering=0))
         _wait_for_lock(file, path, wait_seconds, notify)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
-        file.flush()
+        with storage_errors(path):
+            file.truncate(0)
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            file.write(f"process {os.getpid()} on {socket.gethostname()}, since {since}".encode())
         yield
 
 
-def _wait_for_lock(file: IO[str], path: Path, wait_seconds: float, notify: Callable[[str], None]) -> None:
+def _wait_for_lock(file: IO[bytes], path: Path, wait_seconds: float, notify: Callable[[str], None]) -> None:
     deadline = time.monotonic() + wait_seconds
     is_notified = False
     while True:
@@ -101,9 +114,9 @@ def _wait_for_lock(file: IO[str], path: Path, wait_seconds: float, notify: Calla
             return
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
+                raise StorageError(f"{path.parent} cannot be locked ({error.strerror}): {LOCK_REMEDY}") from error
         file.seek(0)
-        holder = file.read() or "another process"
+        holder = file.read().decode() or "another process"
         if time.monotonic() >= deadline:
             raise LockHeldError(
                 f"{path.parent} is in use by {holder}: wait until it ends, or end it, then run this again"

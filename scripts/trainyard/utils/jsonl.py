@@ -9,18 +9,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Self
 
+from trainyard.utils.errors import storage_errors
 from trainyard.utils.files import hold_lock
 
 Event = dict[str, Any]
 BLOCK_BYTES: Final = 1 << 22  # bytes per read
+RESERVE_BYTES: Final = 1 << 18  # room for the last events of a thousand trials
 log = logging.getLogger(__name__)
 
 
 class EventLog:
-    """Appends events to a file; get one from `opened`, which holds the file's lock."""
+    """Appends events to a file; get one from `opened`, which holds the file's lock.
+
+    A line is appended as a whole or not at all. A small reserve file beside it is removed when the disk is full, so
+    that what has ended can still be recorded.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = open(path, "a")  # noqa: SIM115  (closed by `opened`)
+        self.path, self._reserve = path, path.with_name(f".{path.name}.reserve")
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     @classmethod
     @contextmanager
@@ -29,11 +36,14 @@ class EventLog:
 
         Raises:
             files.LockHeldError: another process has it.
+            StorageError: it cannot be written.
         """
         with hold_lock(path.with_name(f".{path.name}.lock"), wait_seconds=wait_seconds, notify=log.info):
-            _repair_tail(path)
-            opened = cls(path)
+            with storage_errors(path):
+                _repair_tail(path)
+                opened = cls(path)
             try:
+                opened._fill_reserve()
                 yield opened
             finally:
                 opened.close()
@@ -45,16 +55,48 @@ class EventLog:
         return record
 
     def write(self, record: Event, *, durable: bool = False) -> None:
-        """Write one event as it is; with `durable` it is on the disk when this returns."""
-        self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
-        self._file.flush()
-        if durable:
-            os.fsync(self._file.fileno())
+        """Write one event as it is; with `durable` it is on the disk when this returns.
+
+        Raises:
+            StorageError: the disk is full; a durable event is recorded nevertheless, if the reserve has room for it.
+        """
+        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        with storage_errors(self.path):
+            try:
+                self._append(line, durable=durable)
+            except OSError:
+                if durable and self._reserve.exists():
+                    self._reserve.unlink()
+                    self._append(line, durable=True)
+                raise
+
+    def _append(self, line: bytes, *, durable: bool) -> None:
+        written = 0
+        try:
+            while written < len(line):
+                written += os.write(self._fd, line[written:])
+            if durable:
+                os.fsync(self._fd)
+        except OSError:
+            end = os.lseek(self._fd, 0, os.SEEK_CUR)
+            if written and end == os.fstat(self._fd).st_size:
+                os.ftruncate(self._fd, end - written)
+            raise
+
+    def _fill_reserve(self) -> None:
+        with storage_errors(self.path), open(self._reserve, "wb") as file:
+            file.write(os.urandom(RESERVE_BYTES))  # some file systems store no zeros
+            file.flush()
+            os.fsync(file.fileno())
 
     def close(self) -> None:
         """Make everything durable and close the file."""
-        os.fsync(self._file.fileno())
-        self._file.close()
+        try:
+            with storage_errors(self.path):
+                os.fsync(self._fd)
+        finally:
+            os.close(self._fd)
+            self._reserve.unlink(missing_ok=True)
 
 
 def _repair_tail(path: Path) -> None:

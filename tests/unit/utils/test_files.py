@@ -1,11 +1,15 @@
 """A write is complete or has no effect, and a lock ends with its holder."""
 
+import errno
+import fcntl
+import os
 import signal
 import subprocess
 import sys
 
 import pytest
 from slurm_cluster.waiting import PATIENCE_SECONDS
+from trainyard.utils.errors import StorageError
 from trainyard.utils.files import LockHeldError, atomic_write, hold_lock
 
 
@@ -49,3 +53,18 @@ def test_a_lock_names_its_holder_and_is_released_when_that_is_killed(tmp_path):
     messages = []
     with hold_lock(path, wait_seconds=PATIENCE_SECONDS, notify=messages.append):
         pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_a_file_system_without_locks_is_named_with_its_remedy(tmp_path, monkeypatch, number):
+    """As NFS mounted with `nolock` and Lustre with `noflock` answer, of which a test can have neither."""
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    with (
+        pytest.raises(StorageError, match=r"cannot be locked \(.*\): mount this file system with locks"),
+        hold_lock(tmp_path / "study/.lock"),
+    ):
+        pytest.fail("the lock is not held")
