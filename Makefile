@@ -94,8 +94,8 @@ lock: | $(UV) ## Pin and hash the dependencies of pyproject.toml in envs/
 	  'dependencies:' '  - python=3.11' '  - pip' '  - pip:'; \
 	  sed -nE 's/^([a-zA-Z0-9_.-]+==[^\]*[^\ ]) *\\?$$/      - "\1"/p' envs/requirements.txt; } > envs/trainyard.yaml
 
-cluster-up cluster-down cluster-shell: cluster-%: env ## Start, stop or enter a real Slurm of four hosts on this machine
-	@PYTHONPATH=tools $(BIN)/python -m slurm_cluster $*
+cluster-up cluster-down cluster-shell: cluster-%: env ## Start, stop or enter a real Slurm of four hosts on this machine (SITE=second: of three)
+	@PYTHONPATH=tools $(BIN)/python -m slurm_cluster $(if $(SITE),--site $(SITE)) $*
 
 clean: ## Remove the environment and all results
 	rm -rf .venv .tools .snakemake results report.html

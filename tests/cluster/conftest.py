@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from slurm_cluster.cluster import Cluster
+from slurm_cluster.site import SECOND
 from slurm_cluster.waiting import wait_until
 from submitting import NO_CLUSTER, cluster_or_skip
 
@@ -18,14 +19,21 @@ def cluster() -> Iterator[Cluster]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def second_site() -> Iterator[Cluster]:
+    """A site besides the one of `cluster`, which differs from it in everything that `Site` has."""
+    with cluster_or_skip(SECOND) as running:
+        yield running
+
+
 @pytest.fixture(autouse=True)
 def whole_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
     """Repair the cluster after each test, and check that the test left no process and no allocated GPU."""
-    running = request.getfixturevalue("cluster") if "cluster" in request.fixturenames else None
+    used = [request.getfixturevalue(site) for site in ("cluster", "second_site") if site in request.fixturenames]
     yield
-    if running:
+    for running in used:
         running.repair()
-        wait_until(lambda: not running.processes_left(), what="all processes to end")
+        wait_until(lambda site=running: not site.processes_left(), what="all processes to end")
         assert running.gpus_allocated() == 0
 
 

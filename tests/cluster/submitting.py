@@ -11,6 +11,7 @@ import pytest
 import yaml
 from slurm_cluster.cluster import Cluster
 from slurm_cluster.prerequisites import PrerequisiteMissing
+from slurm_cluster.site import FIRST, Site
 from yard import ROOT
 
 NO_CLUSTER = "no Slurm cluster: "
@@ -26,11 +27,11 @@ main(sys.argv[1:])
 
 
 @contextmanager
-def cluster_or_skip() -> Iterator[Cluster]:
+def cluster_or_skip(site: Site = FIRST) -> Iterator[Cluster]:
     """A cluster; on machines that cannot run one, skip the test or, under CI, fail."""
     with ExitStack() as stack:
         try:
-            running = stack.enter_context(Cluster())
+            running = stack.enter_context(Cluster(site=site))
         except PrerequisiteMissing as missing:
             refuse = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
             refuse(f"{NO_CLUSTER}{missing}")

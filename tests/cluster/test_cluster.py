@@ -136,6 +136,15 @@ def test_an_unprivileged_user_may_submit(cluster: Cluster, shared_dir: Path) -> 
     assert lines_of(shared_dir / "who") == ["nobody"]
 
 
+def test_a_second_site_has_other_names_and_gpus_and_no_accounting(second_site: Cluster) -> None:
+    shown = second_site.run(["sinfo", "--Node", "--noheader", "--partition=batch", "--format=%N %T %G"]).stdout
+    assert shown.splitlines() == [f"g0{k} idle gpu:l40s:2" for k in (1, 2, 3)]
+    ran = second_site.run(["srun", "--nodes=2", "--gres=gpu:2", "sh", "-c", "echo $(hostname) $CUDA_VISIBLE_DEVICES"])
+    assert sorted(ran.stdout.splitlines()) == ["g01 0,1", "g02 0,1"]
+    refused = second_site.run(["sacct"], check=False)
+    assert (refused.returncode, refused.stderr) == (1, "Slurm accounting storage is disabled\n")
+
+
 def test_a_signal_reaches_a_command_on_the_head(cluster: Cluster) -> None:
     with subprocess.Popen(cluster.command(["sleep", "1234"]), env=job_environment()) as sleeper:
         wait_until(

@@ -102,7 +102,7 @@ def test_the_next_test_run_removes_everything_of_a_killed_one(state: Path, stage
 
 def test_a_start_that_fails_leaves_nothing(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = machine()
-    monkeypatch.setattr("slurm_cluster.config.gres_conf", lambda: "NodeName=n1 Name=gpu File=/dev/no-such-device\n")
+    monkeypatch.setattr("slurm_cluster.config.gres_conf", lambda _: "NodeName=n1 Name=gpu File=/dev/no-such-device\n")
     monkeypatch.setattr("slurm_cluster.cluster.START_SECONDS", 3)
     with pytest.raises(RuntimeError, match="to be ready"), Cluster():
         pass

@@ -7,7 +7,8 @@
     python -m slurm_cluster status
     python -m slurm_cluster down                   # leaves no process, namespace, mount or file
 
-All files are in one state folder: $TRAINYARD_CLUSTER, by default /tmp/trainyard-cluster.
+All files are in one state folder: $TRAINYARD_CLUSTER, by default /tmp/trainyard-cluster, with "-<site>" added
+for all sites but the first.
 """
 
 import argparse
@@ -21,12 +22,13 @@ from slurm_cluster.cluster import Cluster, ClusterError
 from slurm_cluster.hosts import job_environment
 from slurm_cluster.namespaces import CommandFailed
 from slurm_cluster.prerequisites import PrerequisiteMissing
+from slurm_cluster.site import FIRST, SITES
 
 
 def main() -> int:
     """Run one action; returns the exit status."""
     arguments = _parser().parse_args()
-    cluster = Cluster(arguments.state)
+    cluster = Cluster(arguments.state, site=SITES[arguments.site])
     try:
         return {"up": _up, "down": _down, "run": _run, "shell": _shell, "status": _status}[arguments.action](
             cluster, arguments
@@ -79,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m slurm_cluster", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--state", type=Path, help="the state folder, instead of $TRAINYARD_CLUSTER")
+    parser.add_argument("--site", choices=SITES, default=FIRST.name, help="which site it is (default: %(default)s)")
     actions = parser.add_subparsers(dest="action", required=True)
     actions.add_parser("up", help="start the cluster unless it is up")
     actions.add_parser("down", help="stop it and remove all its files")

@@ -138,8 +138,8 @@ class Client:
 
     def gpus_allocated(self) -> int:
         """The number of GPUs that are allocated to jobs, over all hosts."""
-        nodes = self.run(["scontrol", "show", "nodes", "--oneliner"]).stdout
-        return sum(int(count) for count in re.findall(r"AllocTRES=\S*gres/gpu=(\d+)", nodes))
+        nodes = self.run(["scontrol", "show", "nodes", "--details", "--oneliner"]).stdout
+        return sum(int(count) for count in re.findall(r"GresUsed=gpu:[^:]+:(\d+)", nodes))
 
     def set_host_down(self, host: str) -> None:
         """Set a host down: its jobs end with NODE_FAIL. Slurm does it SlurmdTimeout (30 s) after a host went silent."""

@@ -1,10 +1,10 @@
-"""A real Slurm cluster of four hosts with two fake GPUs each, on one machine, for tests and for trying things out.
+"""A real Slurm cluster of a few hosts with two fake GPUs each, on one machine, for tests and for trying things out.
 
 Each host is a set of Linux namespaces with its own name, network, processes, /tmp and /dev/shm; all other folders are
 shared, as on a cluster with a shared file system. slurmctld, the accounting and the clients run on a fifth host, the
 head node, which has its own /etc/slurm and /etc/hosts. All networks are in namespaces: nothing can be reached from
 outside, nothing reaches out, and the settings of the machine stay unchanged. All files are in one state folder:
-$TRAINYARD_CLUSTER, by default /tmp/trainyard-cluster.
+$TRAINYARD_CLUSTER, by default /tmp/trainyard-cluster, with "-<site>" added for all sites but the first.
 """
 
 import os
@@ -28,10 +28,12 @@ from slurm_cluster.namespaces import (
 )
 from slurm_cluster.prerequisites import ensure_prerequisites, require_root
 from slurm_cluster.record import Record, exclusive
+from slurm_cluster.site import FIRST, Site
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 
 DEFAULT_STATE = "/tmp/trainyard-cluster"
-HEAD_DAEMONS = {"munged", "mariadbd", "slurmdbd", "slurmctld"}
+HEAD_DAEMONS = {"munged", "slurmctld"}
+ACCOUNTING_DAEMONS = {"mariadbd", "slurmdbd"}
 MAX_STATE_PATH = 70  # characters: paths of sockets in it may have 107
 START_SECONDS = PATIENCE_SECONDS  # for one daemon
 LOCK_SECONDS = 1200  # the longest time of another test run
@@ -49,8 +51,9 @@ class Cluster(Client):
     The state folder, this repository and the running Python are always visible.
     """
 
-    def __init__(self, state: Path | None = None, *, visible: Sequence[Path] = ()) -> None:
-        self.state = (state or Path(os.environ.get("TRAINYARD_CLUSTER", DEFAULT_STATE))).absolute()
+    def __init__(self, state: Path | None = None, *, site: Site = FIRST, visible: Sequence[Path] = ()) -> None:
+        self.site = site
+        self.state = (state or _default_state(site)).absolute()
         if len(str(self.state)) > MAX_STATE_PATH or any(character.isspace() for character in str(self.state)):
             limits = f"at most {MAX_STATE_PATH} characters and no spaces"
             raise ClusterError(f"{self.state} cannot be a state folder: the path must have {limits}")
@@ -117,11 +120,12 @@ class Cluster(Client):
         """Use the cluster that is up; raises ClusterError if none is up or if it is broken."""
         require_root()
         if problem := self._attach_problem():
-            raise ClusterError(f"{problem}; start it with: make cluster-up")
+            option = "" if self.site is FIRST else f" SITE={self.site.name}"
+            raise ClusterError(f"{problem}; start it with: make cluster-up{option}")
 
     def host(self, number: int) -> Host:
-        """Host n<number>, counted from 1."""
-        return self.hosts[config.HOSTS[number - 1]]
+        """The host of this number, counted from 1."""
+        return self.hosts[self.site.hosts[number - 1]]
 
     def processes_left(self) -> dict[str, list[Process]]:
         """The processes of each host other than Slurm's daemons; hosts without any are left out."""
@@ -141,24 +145,31 @@ class Cluster(Client):
     # Parts of starting
 
     def _start(self) -> None:
-        config.write_files(self.state)
+        config.write_files(self.state, self.site)
         self.spaces = Namespaces.open(log=self._log("head"), mark=(self.mark, self.state / "database"))
         self._set_up_head()
         self._start_on_head("munged", config.munged_command(self.state))
-        self._start_on_head("mariadbd", config.database_command(self.state))
+        if self.site.accounting:
+            self._start_on_head("mariadbd", config.database_command(self.state))
         for host in self._make_hosts():  # while the database starts
             host.boot()
         self._wait_for("munged", (self.state / "munge/socket").exists)
+        if self.site.accounting:
+            self._start_accounting()
+        self._start_on_head("slurmctld", ["slurmctld", "-D", "-i"])
+        self._wait_for("slurmctld", lambda: self.head.listens(config.SLURMCTLD_PORT))
+        for command in config.limit_commands(self.site):
+            self.run(["sacctmgr", "--immediate", *command], cwd="/")
+        for host in self.hosts.values():
+            host.start_slurmd()
+        self._wait_for("slurmctld", lambda: set(self.host_states().values()) == {"idle"})
+
+    def _start_accounting(self) -> None:
         self._wait_for("mariadbd", lambda: self.head.listens(config.DATABASE_PORT))
         self._start_on_head("slurmdbd", ["slurmdbd", "-D"])
         self._wait_for("slurmdbd", lambda: self.head.listens(config.SLURMDBD_PORT))
         for command in config.accounting_commands():
             self.run(["sacctmgr", "--immediate", *command], cwd="/")
-        self._start_on_head("slurmctld", ["slurmctld", "-D", "-i"])
-        self._wait_for("slurmctld", lambda: self.head.listens(config.SLURMCTLD_PORT))
-        for host in self.hosts.values():
-            host.start_slurmd()
-        self._wait_for("slurmctld", lambda: set(self.host_states().values()) == {"idle"})
 
     def _set_up_head(self) -> None:
         lines = [
@@ -167,7 +178,7 @@ class Cluster(Client):
             f"hostname {config.HEAD}",
             "ip link set lo up",
             f"ip link add {BRIDGE} type bridge",
-            f"ip address add {config.address(config.HEAD)}/24 dev {BRIDGE}",
+            f"ip address add {config.HEAD_ADDRESS}/24 dev {BRIDGE}",
             f"ip link set {BRIDGE} up",
         ]
         self.run(["sh", "-ec", "\n".join(lines)], cwd="/", env=daemon_environment())
@@ -176,13 +187,14 @@ class Cluster(Client):
         self.hosts = {
             name: Host(
                 name=name,
+                number=self.site.number(name),
                 state=self.state,
                 mark=self.mark,
                 visible=self.visible,
                 head=self.head,
                 changed=self._save_record,
             )
-            for name in config.HOSTS
+            for name in self.site.hosts
         }
         return list(self.hosts.values())
 
@@ -210,7 +222,8 @@ class Cluster(Client):
     def _save_record(self) -> None:
         spaces = {config.HEAD: self.spaces} | {host.name: host.spaces for host in self.hosts.values()}
         first = {name: space.first for name, space in spaces.items() if space}
-        Record(owner=self._owner, visible=tuple(map(str, self.visible)), first=first).save(self._record_file)
+        visible = tuple(map(str, self.visible))
+        Record(site=repr(self.site), owner=self._owner, visible=visible, first=first).save(self._record_file)
 
     @property
     def _record_file(self) -> Path:
@@ -221,8 +234,10 @@ class Cluster(Client):
         record = Record.load(self._record_file)
         if record is None:
             return "no cluster is up"
+        if record.site != repr(self.site):
+            return "another site is up"
         alive = {name for name, first in record.first.items() if first.alive()}
-        if dead := {config.HEAD, *config.HOSTS} - alive:
+        if dead := {config.HEAD, *self.site.hosts} - alive:
             return f"the cluster is up, but without {', '.join(sorted(dead))}"
         unseen = [str(path) for path in self.visible if str(path) not in record.visible]
         if unseen:
@@ -234,7 +249,8 @@ class Cluster(Client):
         return self._missing_daemons()
 
     def _missing_daemons(self) -> str:
-        missing = HEAD_DAEMONS - {process.name for process in self.head.processes()}
+        expected = HEAD_DAEMONS | (ACCOUNTING_DAEMONS if self.site.accounting else set())
+        missing = expected - {process.name for process in self.head.processes()}
         missing |= {f"slurmd of {host.name}" for host in self.hosts.values() if not host.slurmd()}
         return f"the cluster is up, but without {', '.join(sorted(missing))}" if missing else ""
 
@@ -247,6 +263,10 @@ class Cluster(Client):
         end_processes_with_mount(self.mark)
         shutil.rmtree(self.state, ignore_errors=not self.state.exists())
         self.spaces, self.hosts = None, {}
+
+
+def _default_state(site: Site) -> Path:
+    return Path(os.environ.get("TRAINYARD_CLUSTER", DEFAULT_STATE) + ("" if site is FIRST else f"-{site.name}"))
 
 
 def _private_paths(paths: Sequence[Path]) -> list[Path]:

@@ -4,14 +4,14 @@ import secrets
 import shutil
 from pathlib import Path
 
+from slurm_cluster.site import Site
 from slurm_cluster.waiting import PATIENCE_SECONDS
 
 CLUSTER = "trainyard"
 ACCOUNT = "lab"
 HEAD = "head"
-HOSTS = ("n1", "n2", "n3", "n4")
-GPUS_PER_HOST = 2
 NETWORK = "10.77.0"
+HEAD_ADDRESS = f"{NETWORK}.254"
 FOLDERS = ("database", "database-tmp", "etc/slurm", "log", "munge", "shared", "slurmctld", "slurmd", "stage")
 
 JOB_MINUTES = round(2 * PATIENCE_SECONDS / 60)  # longer than any test waits
@@ -21,27 +21,29 @@ SLURMDBD_PORT = 6819
 DATABASE_PORT = 33077
 
 
-def hardware_address(host: str) -> str:
+def hardware_address(number: int) -> str:
     """The MAC address of a host, the same after each boot: other hosts keep it in their ARP caches."""
-    return f"02:00:00:00:00:{int(host.removeprefix('n')):02x}"
+    return f"02:00:00:00:00:{number:02x}"
 
 
-def address(host: str) -> str:
-    """10.77.0.254 for the head, 10.77.0.K for nK."""
-    return f"{NETWORK}.{254 if host == HEAD else int(host.removeprefix('n'))}"
+def address(number: int) -> str:
+    """The IP address of a host."""
+    return f"{NETWORK}.{number}"
 
 
-def hosts_file() -> str:
+def hosts_file(site: Site) -> str:
     """/etc/hosts: the names of the head and the hosts."""
-    lines = ["127.0.0.1 localhost"] + [f"{address(host)} {host}" for host in (HEAD, *HOSTS)]
-    return "\n".join(lines) + "\n"
+    lines = [f"{address(site.number(host))} {host}" for host in site.hosts]
+    return "\n".join(["127.0.0.1 localhost", f"{HEAD_ADDRESS} {HEAD}", *lines]) + "\n"
 
 
-def slurm_conf(state: Path) -> str:
+def slurm_conf(state: Path, site: Site) -> str:
     """slurm.conf: daemons, nodes, partitions, scheduling, preemption, accounting."""
+    gpus = f"Gres=gpu:{site.gpu_type}:{site.gpus_per_host}"
+    lines = [*(_accounting_lines(state, site) if site.accounting else []), *site.lines]
     return f"""\
 ClusterName={CLUSTER}
-SlurmctldHost={HEAD}({address(HEAD)})
+SlurmctldHost={HEAD}({HEAD_ADDRESS})
 SlurmctldPort={SLURMCTLD_PORT}
 SlurmUser=root
 # A requeued job starts again only after its credential has expired, by default after 120 s.
@@ -79,32 +81,40 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
 
-AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageHost={HEAD}
-AccountingStoragePort={SLURMDBD_PORT}
-AccountingStoragePass={state}/munge/socket
-AccountingStorageTRES=gres/gpu
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=2
 
-NodeName={",".join(HOSTS)} CPUs=8 RealMemory=16000 Feature=nvlink,ib Gres=gpu:a100:{GPUS_PER_HOST} State=UNKNOWN
-PartitionName=gpu Nodes=ALL Default=YES MaxTime=1-00:00:00 DefaultTime={JOB_MINUTES} PriorityTier=10 PreemptMode=OFF
+NodeName={",".join(site.hosts)} CPUs={site.cpus_per_host} RealMemory=16000 Feature=nvlink,ib {gpus} State=UNKNOWN
+PartitionName={site.partition} Nodes=ALL Default=YES MaxTime=1-0 DefaultTime={JOB_MINUTES} \
+PriorityTier=10 PreemptMode=OFF
 # On preemption: SIGTERM to the steps, SIGKILL after KillWait, SIGTERM to the batch script after its steps have ended.
-# With a GraceTime, SIGKILL would wait for the check of time limits, every 30 s.
-PartitionName=preempt Nodes=ALL MaxTime=1-0 DefaultTime={JOB_MINUTES} PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
-"""
+PartitionName={site.preempt_partition} Nodes=ALL MaxTime=1-0 DefaultTime={JOB_MINUTES} PriorityTier=1 \
+PreemptMode={site.preempt_mode} GraceTime={site.grace_seconds}
+""" + "".join(f"{line}\n" for line in lines)
 
 
-def gres_conf() -> str:
+def _accounting_lines(state: Path, site: Site) -> list[str]:
+    lines = [
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        f"AccountingStorageHost={HEAD}",
+        f"AccountingStoragePort={SLURMDBD_PORT}",
+        f"AccountingStoragePass={state}/munge/socket",
+        "AccountingStorageTRES=gres/gpu",
+    ]
+    return [*lines, "AccountingStorageEnforce=associations,limits,qos"] if site.limits else lines
+
+
+def gres_conf(site: Site) -> str:
     """gres.conf: fake GPUs. Slurm requires device files; terminals exist everywhere, and nothing opens these."""
-    return f"NodeName={','.join(HOSTS)} Name=gpu Type=a100 File=/dev/tty[0-{GPUS_PER_HOST - 1}]\n"
+    devices = f"/dev/tty[0-{site.gpus_per_host - 1}]"
+    return f"NodeName={','.join(site.hosts)} Name=gpu Type={site.gpu_type} File={devices}\n"
 
 
 def slurmdbd_conf(state: Path) -> str:
     """slurmdbd.conf: where the accounting daemon listens, and its database."""
     return f"""\
 DbdHost={HEAD}
-DbdAddr={address(HEAD)}
+DbdAddr={HEAD_ADDRESS}
 DbdPort={SLURMDBD_PORT}
 SlurmUser=root
 AuthInfo=socket={state}/munge/socket
@@ -166,14 +176,19 @@ def accounting_commands() -> list[list[str]]:
     ]
 
 
-def write_files(state: Path) -> None:
+def limit_commands(site: Site) -> list[list[str]]:
+    """The sacctmgr command that sets the limits, to run once slurmctld has told the database of the GPUs."""
+    return [["modify", "qos", "normal", "set", *site.limits]] if site.limits else []
+
+
+def write_files(state: Path, site: Site) -> None:
     """Create the state folder with all files that the daemons read."""
     for folder in FOLDERS:
         (state / folder).mkdir(parents=True)
     texts = {
-        "etc/hosts": hosts_file(),
-        "etc/slurm/slurm.conf": slurm_conf(state),
-        "etc/slurm/gres.conf": gres_conf(),
+        "etc/hosts": hosts_file(site),
+        "etc/slurm/slurm.conf": slurm_conf(state, site),
+        "etc/slurm/gres.conf": gres_conf(site),
         "etc/slurm/slurmdbd.conf": slurmdbd_conf(state),
         "database.sql": database_bootstrap(),
     }

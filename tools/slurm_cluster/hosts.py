@@ -25,9 +25,10 @@ def job_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 @dataclass
 class Host:
-    """A compute host, n1 to n4. `spaces` is None while it is powered off."""
+    """A compute host. `spaces` is None while it is powered off."""
 
     name: str
+    number: int  # from 1
     state: Path
     mark: str
     visible: Sequence[Path]  # paths in private folders that all hosts share
@@ -38,7 +39,7 @@ class Host:
     @property
     def link(self) -> str:
         """The network interface of the head node that is connected to this host."""
-        return self.name.replace("n", "v")
+        return f"v{self.number}"
 
     @property
     def log(self) -> Path:
@@ -65,8 +66,8 @@ class Host:
         network = [
             f"hostname {self.name}",
             "ip link set lo up",
-            f"ip link set eth0 address {config.hardware_address(self.name)}",
-            f"ip address add {config.address(self.name)}/24 dev eth0",
+            f"ip link set eth0 address {config.hardware_address(self.number)}",
+            f"ip address add {config.address(self.number)}/24 dev eth0",
             "ip link set eth0 up",
         ]
         folders = [line for folder in PRIVATE_FOLDERS for line in self._private_folder(folder)]

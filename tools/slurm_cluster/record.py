@@ -17,6 +17,7 @@ from slurm_cluster.waiting import wait_until
 class Record:
     """A cluster that is up."""
 
+    site: str
     owner: Process | None  # takes the cluster down when it ends; None: stays up until `down`
     visible: tuple[str, ...]
     first: Mapping[str, Process]  # the first process of the head node and of each host with power
@@ -35,7 +36,7 @@ class Record:
         values = json.loads(path.read_text())
         owner = Process(**values["owner"]) if values["owner"] else None
         first = {name: Process(**process) for name, process in values["first"].items()}
-        return cls(owner=owner, visible=tuple(values["visible"]), first=first)
+        return cls(site=values["site"], owner=owner, visible=tuple(values["visible"]), first=first)
 
 
 @contextmanager
