@@ -42,12 +42,12 @@ def _findings(arguments: argparse.Namespace, console: Console) -> Iterator[Findi
         yield finding
     if not arguments.job:
         yield Finding("node", "unknown", NO_JOB, "`make doctor JOB=1` submits a job of one minute")
-    elif any(finding.verdict == "fails" or finding.name == "jobs" for finding in found) or not site.requests:
+    elif any(finding.verdict == "fails" or finding.name == "jobs" for finding in found) or not site.rehearsal.requests:
         yield Finding("node", "unknown", "no job was submitted because a check failed", "fix the failures above first")
     else:
         probe = partial(
             node_probe.probe_nodes,
-            site.requests,
+            list(site.rehearsal.requests),
             arguments.results,
             program=Path(__file__),
             wait_minutes=arguments.wait_minutes,

@@ -12,7 +12,7 @@ from typing import Literal
 from trainyard.cluster import host, slurm_queries
 from trainyard.cluster.slurm_queries import Association, Partition
 from trainyard.config.config import Config
-from trainyard.doctor.sbatch_rehearsal import SbatchRequest, SnakemakeError, rehearse
+from trainyard.doctor.sbatch_rehearsal import Refusal, Rehearsal, SbatchRequest, rehearse
 from trainyard.utils.errors import UserError
 
 PROGRAMS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
@@ -42,7 +42,7 @@ class Site:
     user: str = field(default_factory=getpass.getuser)
 
     @cached_property
-    def requests(self) -> list[SbatchRequest]:
+    def rehearsal(self) -> Rehearsal:
         """The jobs that would be submitted."""
         return rehearse(self.config, self.config_file, profile=self.profile, results=self.results)
 
@@ -59,15 +59,17 @@ class Site:
         yield from catch_errors("results", lambda: check_results(self.results))
 
     def _check_jobs(self) -> Iterator[Finding]:
-        try:
-            requests = self.requests
-        except SnakemakeError as error:
-            remedy = f"correct the error in {self.profile} or {self.config_file}"
-            yield Finding("jobs", "fails", f"Snakemake stopped before it submitted a job:\n{error}", remedy)
-            return
-        yield check_account(requests, lambda: slurm_queries.list_associations(self.user), self.user)
+        requests = self.rehearsal.requests
+        yield from map(self._describe_refusal, self.rehearsal.refusals)
+        if requests:
+            yield check_account(requests, lambda: slurm_queries.list_associations(self.user), self.user)
         for request in requests:
             yield check_request(request, self.partitions)
+
+    def _describe_refusal(self, refusal: Refusal) -> Finding:
+        remedy = f"correct the error in {self.profile} or {self.config_file}"
+        message = f"Snakemake does not submit {', '.join(refusal.jobs)}: {refusal.words}"
+        return Finding("jobs", "fails", message, remedy)
 
 
 def catch_errors(name: str, check: Callable[[], Sequence[Finding] | Iterator[Finding]]) -> Iterator[Finding]:

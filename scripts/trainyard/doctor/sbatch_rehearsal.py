@@ -1,33 +1,30 @@
 """The sbatch lines that Snakemake would submit, and Slurm's response to each; no job is submitted.
 
-Snakemake runs with the user's profile in a folder of its own, in which all datasets count as staged. In place of sbatch
-it finds a program that runs `sbatch --test-only` with the same arguments, and records the arguments and the response.
-So the account, partition and GPUs are those of a real run, whichever setting they come from.
+Snakemake runs with the user's profile in a copy of the working directory in which nothing is done yet, and finds a
+stand-in for sbatch. So the account, partition and GPUs are those of a real run, whichever setting they come from. The
+staging of datasets and the studies are rehearsed side by side, since a study waits until its dataset is staged.
 """
 
 import argparse
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from trainyard.config.config import Config
+from trainyard.config.datasets import needs_download
+from trainyard.doctor.sbatch_stand_in import StandIn, sbatch_stand_in
 from trainyard.utils.files import write_json
 
 SNAKEFILE = Path(__file__).parents[3] / "Snakefile"
-RECORDER = """#!/bin/sh
-response=$({sbatch} --test-only "$@" 2>&1)
-{python} -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$?" "$response" "$@" > {records}/$$.json
-echo "tested, not submitted" >&2
-exit 1
-"""
+PARTITION_FILE = "slurm-partition-config"  # a key of the profile; in the environment, SNAKEMAKE_SLURM_PARTITIONS
 
 
 @dataclass(frozen=True)
@@ -52,59 +49,152 @@ class SbatchRequest:
         return ", ".join([*parts, f"{self.options.mem or '?'} MB", f"{self.options.time} min"])
 
 
-class SnakemakeError(Exception):
-    """Snakemake ended before it called sbatch; the message is the first error that it printed."""
+@dataclass(frozen=True)
+class Refusal:
+    """Jobs that did not reach sbatch, and what Snakemake or its Slurm plugin printed about them."""
+
+    jobs: tuple[str, ...]  # rule and wildcards, as in SbatchRequest
+    words: str
 
 
-def rehearse(config: Config, config_file: Path, *, profile: Path, results: Path) -> list[SbatchRequest]:
-    """The requests for all sweeps, scales and tree studies, including those that are already done.
+@dataclass(frozen=True)
+class Rehearsal:
+    """What becomes of the jobs of a config: each one is requested of sbatch, or refused before."""
+
+    requests: tuple[SbatchRequest, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """A job of the config."""
+
+    rule: str  # without the suffix for several nodes
+    wildcards: str  # joined as by Snakemake's plugin
+    target: str  # a file that the job writes
+
+    def is_of(self, job: str) -> bool:
+        """Whether a job, as in SbatchRequest, is this one."""
+        rule, _, wildcards = job.partition(" ")
+        return (rule.removesuffix("_on_nodes"), wildcards) == (self.rule, self.wildcards)
+
+    def __str__(self) -> str:
+        """Rule and wildcards."""
+        return f"{self.rule} {self.wildcards}"
+
+
+def planned_jobs(config: Config) -> tuple[list[PlannedJob], list[PlannedJob]]:
+    """All jobs of a config, including those that are already done: the stagings, and the studies."""
+    stagings = [PlannedJob("stage", name, f"results/data/{name}/meta.json") for name in config.datasets]
+    sweeps = [PlannedJob("sweep", name, f"results/sweeps/{name}/trials.csv") for name in config.sweeps]
+    trainings = [
+        PlannedJob("train", f"{name}_{run}".replace("/", "_"), f"results/scaling/{name}/{run}/summary.json")
+        for name, study in config.scaling.items()
+        for scale in study.scales
+        for run in study.runs(scale)
+    ]
+    trees = [PlannedJob("fit_trees", name, f"results/trees/{name}/trees.csv") for name in config.trees]
+    return stagings, [*sweeps, *trainings, *trees]
+
+
+def rehearse(config: Config, config_file: Path, *, profile: Path, results: Path) -> Rehearsal:
+    """What becomes of all jobs of a config.
 
     Raises:
-        SnakemakeError: Snakemake called sbatch for none of them.
+        UserError: there is no folder in which a program can be executed.
     """
-    with _rehearsal_folder(config, results) as folder:
-        records, program = folder / "records", folder / "bin/sbatch"
-        records.mkdir()
-        program.parent.mkdir()
-        program.write_text(RECORDER.format(sbatch=shutil.which("sbatch"), python=sys.executable, records=records))
-        program.chmod(0o755)
-        snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(SNAKEFILE), "--directory", str(folder)]
-        options = ["--profile", str(profile.absolute()), "--configfile", str(config_file.absolute()), "--retries", "0"]
-        done = subprocess.run(
-            [*snakemake, *options, "--keep-going", "--", *_targets(config)],
-            env=os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-        requests = [parse_request(*json.loads(path.read_text())) for path in records.iterdir()]
-        if not requests:
-            raise SnakemakeError(_first_error(done.stdout))
-        return sorted(requests, key=lambda request: request.job)
+    stagings, studies = planned_jobs(config)
+    with sbatch_stand_in([Path(tempfile.gettempdir()), Path("/var/tmp"), Path("/dev/shm"), Path.cwd()]) as stand_in:
+        folders = {"stagings": stagings, "studies": studies}
+        for name, jobs in folders.items():
+            _fill(stand_in.folder / name, config, results, staged=jobs is studies)
+        running = [
+            (jobs, _start_snakemake(jobs, config_file, profile, stand_in, stand_in.folder / name))
+            for name, jobs in folders.items()
+            if jobs
+        ]
+        outputs = [(jobs, process.communicate()[0]) for jobs, process in running]
+        requests = sorted((parse_request(*each) for each in stand_in.records()), key=lambda request: request.job)
+    reached = [request.job for request in requests]
+    missed = [(job, output) for jobs, output in outputs for job in jobs if not any(map(job.is_of, reached))]
+    return Rehearsal(tuple(requests), tuple(group_refusals((str(job), find_words(job, text)) for job, text in missed)))
 
 
-@contextmanager
-def _rehearsal_folder(config: Config, results: Path) -> Iterator[Path]:
-    """A folder without results, but with the journals of `results`, from which the walltime is predicted."""
-    with tempfile.TemporaryDirectory(prefix="trainyard-doctor-") as name:
-        folder = Path(name)
-        for dataset in config.datasets:
-            meta = results / "data" / dataset / "meta.json"
-            write_json(folder / "results/data" / dataset / "meta.json", _read_json(meta) or {"digest": "not staged"})
-        for sweep in config.sweeps:
-            journal = (results / "sweeps" / sweep / "journal.jsonl").absolute()
-            if journal.exists():
-                (folder / "results/sweeps" / sweep).mkdir(parents=True)
-                (folder / "results/sweeps" / sweep / "journal.jsonl").symlink_to(journal)
-        yield folder
+def _start_snakemake(
+    jobs: Sequence[PlannedJob], config_file: Path, profile: Path, stand_in: StandIn, folder: Path
+) -> "subprocess.Popen[str]":
+    options = ["--snakefile", str(SNAKEFILE), "--profile", str(profile.absolute()), "--retries", "0", "--keep-going"]
+    options += ["--configfile", str(config_file.absolute()), *_partition_file(profile)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "snakemake", *options, "--", *(job.target for job in jobs)],
+        cwd=folder,
+        env=stand_in.environment | _absolute_paths(os.environ),
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
-def _read_json(path: Path) -> object:
+def _partition_file(profile: Path) -> list[str]:
+    """The option with the profile's file of partitions, which it may name relative to the working directory."""
+    files = [path for name in ("config.yaml", "config.v8+.yaml") if (path := profile / name).exists()]
+    settings = yaml.safe_load(files[0].read_text()) if files else None
+    named = settings.get(PARTITION_FILE) if isinstance(settings, dict) else None
+    return [f"--{PARTITION_FILE}", str(Path(named).absolute())] if named else []
+
+
+def _absolute_paths(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables whose entries may be relative to the working directory, with absolute ones."""
+    return {
+        name: ":".join(str(Path(entry).absolute()) for entry in environment[name].split(":"))
+        for name in ("PYTHONPATH", "SNAKEMAKE_SLURM_PARTITIONS")
+        if environment.get(name)
+    }
+
+
+def _fill(folder: Path, config: Config, results: Path, *, staged: bool) -> None:
+    """Make the copy of the working directory: links to its files, but no results except what the plans depend on.
+
+    Its datasets are staged, or only downloaded. The journals of `results` predict the walltimes.
+    """
+    folder.mkdir()
+    for path in Path.cwd().iterdir():
+        if path.name not in ("results", ".snakemake"):
+            (folder / path.name).symlink_to(path)
+    for name, dataset in config.datasets.items():
+        receipts = folder / "results/data" / name
+        if staged:
+            write_json(receipts / "meta.json", _read_meta(results / "data" / name) or {"digest": "not staged"})
+        elif needs_download(dataset):
+            write_json(receipts / "download.json", {})
+    for sweep in config.sweeps:
+        journal = (results / "sweeps" / sweep / "journal.jsonl").absolute()
+        if journal.exists():
+            (folder / "results/sweeps" / sweep).mkdir(parents=True)
+            (folder / "results/sweeps" / sweep / "journal.jsonl").symlink_to(journal)
+
+
+def _read_meta(folder: Path) -> object:
     try:
-        return json.loads(path.read_text())
+        return json.loads((folder / "meta.json").read_text())
     except (OSError, ValueError):
         return None
+
+
+_ERROR_OF_JOB = re.compile(
+    r"^Error in rule \w+:\n +message: (.*?)\n +jobid:.*?\n +output: (.*?)$", re.MULTILINE | re.DOTALL
+)
+_ADVICE = re.compile(r" *For further error details see .*")
+_WRAPPING = re.compile(r"^(Job submission failed with exception|Exception in run_job for rule \w+): ")
+
+
+def find_words(job: PlannedJob, output: str) -> str:
+    """What Snakemake printed about a job that it did not submit, or its first error."""
+    for message, files in _ERROR_OF_JOB.findall(output):
+        if job.target in files.split(", "):
+            return _WRAPPING.sub("", _ADVICE.sub("", message)).strip()
+    return _first_error(output)
 
 
 def _first_error(output: str) -> str:
@@ -114,21 +204,18 @@ def _first_error(output: str) -> str:
     return "\n".join(lines[max(0, first) :][:5])
 
 
-def _targets(config: Config) -> list[str]:
-    sweeps = [f"results/sweeps/{name}/trials.csv" for name in config.sweeps]
-    scales = [
-        f"results/scaling/{name}/{run}/summary.json"
-        for name, study in config.scaling.items()
-        for scale in study.scales
-        for run in study.runs(scale)
-    ]
-    return [*sweeps, *scales, *(f"results/trees/{name}/trees.csv" for name in config.trees)]
+def group_refusals(found: Iterable[tuple[str, str]]) -> Iterator[Refusal]:
+    """One refusal for all jobs that were refused with the same words."""
+    by_words: dict[str, list[str]] = {}
+    for job, words in found:
+        by_words.setdefault(words, []).append(job)
+    yield from (Refusal(tuple(jobs), words) for words, jobs in by_words.items())
 
 
 def parse_request(code: str, response: str, *arguments: str) -> SbatchRequest:
     """A request from its record: sbatch's exit code, response and arguments."""
     options, _ = _PARSER.parse_known_args(arguments)
-    job = options.comment.removeprefix("rule_").replace("_wildcards_", " ")
+    job = options.comment.removeprefix("rule_").replace("_wildcards_", " ", 1)
     return SbatchRequest(job=job, options=options, accepted=code == "0", response=" ".join(response.split()))
 
 

@@ -1,0 +1,96 @@
+"""A program in place of sbatch, which has Slurm test each request, records it and submits nothing.
+
+A shell that cannot execute the first program of a name on PATH runs the next one: where the temporary folder is mounted
+noexec, that would be the true sbatch. Therefore no other program that submits jobs is on the PATH of the stand-in, and
+it has to answer once before it is used.
+"""
+
+import json
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainyard.utils.errors import UserError
+
+SUBMITTING = ("sbatch", "srun", "salloc", "scancel")  # programs that start or end jobs
+PROGRAM = """#!/bin/sh
+if [ "$*" = --version ]; then echo {nonce}; exit 0; fi
+response=$(PATH={path} {sbatch} --test-only "$@" 2>&1)
+{python} -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$?" "$response" "$@" > {records}/$$.json
+echo "tested, not submitted" >&2
+exit 1
+"""
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A program that answers as sbatch, in an environment without the true one."""
+
+    folder: Path  # on a file system that permits execution
+    environment: dict[str, str]
+
+    def records(self) -> list[list[str]]:
+        """The exit code of sbatch, its response and its arguments, for each request so far."""
+        return [json.loads(path.read_text()) for path in sorted((self.folder / "records").iterdir())]
+
+
+@contextmanager
+def sbatch_stand_in(folders: Sequence[Path]) -> Iterator[StandIn]:
+    """A stand-in below the first of these folders that permits execution; it is removed at the end.
+
+    Raises:
+        UserError: none of them does.
+    """
+    for parent in dict.fromkeys(folders):
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="trainyard-doctor-", dir=parent))
+        except OSError:  # it does not exist, is full or read-only
+            continue
+        try:
+            if stand_in := _build(folder):
+                yield stand_in
+                return
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    tried = ", ".join(map(str, dict.fromkeys(folders)))
+    raise UserError(f"no program can be executed in {tried} (mounted noexec?): set TMPDIR to a folder that permits it")
+
+
+def _build(folder: Path) -> StandIn | None:
+    """The stand-in in a new folder; None if another program, or none, answers in its place."""
+    program, nonce = folder / "bin/sbatch", secrets.token_hex(16)
+    (folder / "records").mkdir()
+    program.parent.mkdir()
+    values = {"sbatch": shutil.which("sbatch"), "python": sys.executable, "records": folder / "records",
+              "path": os.environ["PATH"]}  # fmt: skip
+    program.write_text(PROGRAM.format(nonce=nonce, **{name: shlex.quote(str(value)) for name, value in values.items()}))
+    program.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("BASH_FUNC_sbatch")}
+    environment["PATH"] = ":".join([str(program.parent), *_without_submitting(os.environ["PATH"], folder)])
+    # As Snakemake's plugin calls it: through the shell.
+    done = subprocess.run(
+        "sbatch --version", shell=True, env=environment, text=True, capture_output=True, check=False, cwd=folder
+    )
+    return StandIn(folder, environment) if done.stdout.strip() == nonce else None
+
+
+def _without_submitting(path: str, folder: Path) -> Iterator[str]:
+    """The entries of PATH; in place of those with programs that submit jobs, folders with links to their others."""
+    for number, entry in enumerate(Path(each).absolute() for each in path.split(":") if each):
+        if not any((entry / name).exists() for name in SUBMITTING):
+            yield str(entry)
+            continue
+        links = folder / f"path-{number}"
+        links.mkdir()
+        for name in os.listdir(entry):
+            if name not in SUBMITTING:
+                (links / name).symlink_to(entry / name)
+        yield str(links)
