@@ -238,7 +238,7 @@ def test_a_version_whose_rules_call_other_programs_runs_nothing_again(done, tmp_
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copy(ROOT / "Snakefile", tmp_path)
     for path in (tmp_path / "workflow/rules").glob("*.smk"):
-        path.write_text(path.read_text().replace("python $SCRIPTS/", "python  $SCRIPTS/"))
+        path.write_text(path.read_text().replace('python "$SCRIPTS/', 'python  "$SCRIPTS/'))
     assert "Nothing to be done" in done.snakemake("-n", "--snakefile", str(tmp_path / "Snakefile"))
 
 

@@ -16,7 +16,7 @@ rule download:  # on this machine: compute nodes often have no internet access
     message:
         "dataset {wildcards.name}: downloading"
     shell:
-        "python $SCRIPTS/download.py --config $CONFIG --dataset {wildcards.name} --log-file {log}"
+        'python "$SCRIPTS/download.py" --config "$CONFIG" --dataset {wildcards.name} --log-file {log}'
 
 
 rule stage:
@@ -36,4 +36,4 @@ rule stage:
     message:
         yard.message("dataset {wildcards.name}: staging")
     shell:
-        "python $SCRIPTS/stage.py --config $CONFIG --dataset {wildcards.name} --log-file {log}"
+        'python "$SCRIPTS/stage.py" --config "$CONFIG" --dataset {wildcards.name} --log-file {log}'

@@ -30,7 +30,7 @@ rule plan:
     message:
         "planning"
     shell:
-        "python $SCRIPTS/plan.py --config $CONFIG {params.options} --log-file {log}"
+        'python "$SCRIPTS/plan.py" --config "$CONFIG" {params.options} --log-file {log}'
 
 
 rule tables:
@@ -80,7 +80,7 @@ for kind, made_from in TABLE_INPUTS.items():
         message:
             f"{NOUNS[kind]} {{wildcards.name}}: table"
         shell:
-            "python $SCRIPTS/tables.py --config $CONFIG --kind {params.kind} --name {wildcards.name} --log-file {log}"
+            'python "$SCRIPTS/tables.py" --config "$CONFIG" --kind {params.kind} --name {wildcards.name} --log-file {log}'
 
 
 for kind, made_from in PLOT_INPUTS.items():
@@ -121,4 +121,4 @@ for kind, made_from in PLOT_INPUTS.items():
         message:
             f"{NOUNS[kind]} {{wildcards.name}}: plots"
         shell:
-            "python $SCRIPTS/plots.py --config $CONFIG --kind {params.kind} --name {wildcards.name} --log-file {log}"
+            'python "$SCRIPTS/plots.py" --config "$CONFIG" --kind {params.kind} --name {wildcards.name} --log-file {log}'

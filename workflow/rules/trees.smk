@@ -20,4 +20,4 @@ rule fit_trees:
     message:
         yard.message("trees {wildcards.name}: fitting")
     shell:
-        "python $SCRIPTS/fit_trees.py --config $CONFIG --study {wildcards.name} --log-file {log}"
+        'python "$SCRIPTS/fit_trees.py" --config "$CONFIG" --study {wildcards.name} --log-file {log}'

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -73,9 +74,11 @@ class Workflow:
 
         With a `deployment` method (`--sdm conda`), Snakemake activates an environment for each rule itself.
         """
-        folder = Path(sys.executable).parent
-        path = "" if deployment else f'export PATH="{folder}:$PATH"; '
-        return f'{path}SCRIPTS="{SCRIPTS}" CONFIG="{self.config_file}"; '
+        values = {"SCRIPTS": shlex.quote(str(SCRIPTS)), "CONFIG": shlex.quote(str(self.config_file))}
+        if not deployment:
+            values["export PATH"] = f'{shlex.quote(str(Path(sys.executable).parent))}:"$PATH"'
+        prefix = "".join(f"{name}={value}; " for name, value in values.items())
+        return prefix.replace("{", "{{").replace("}", "}}")  # Snakemake formats it
 
     def write_config(self) -> None:
         """Write the config of this run, command-line overrides included, for the programs to read."""

@@ -75,6 +75,15 @@ def job_state(job: str) -> str:
         return ""
 
 
+def has_ended(job: str) -> bool:
+    """Whether Slurm knows that a job does not run: it has left the queue, or it waits there to run again."""
+    try:
+        states = _rows(run_slurm_command("squeue", "--noheader", "--jobs", job, "--format", "%T"))
+    except UserError as error:
+        return "Invalid job id" in str(error)
+    return all(state == "PENDING" for state in states)
+
+
 def _rows(output: str) -> list[str]:
     """The lines of sinfo's or squeue's output; with several clusters, a line names each: `CLUSTER: alpha`."""
     lines = (line.strip() for line in output.splitlines())

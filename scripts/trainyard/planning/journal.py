@@ -9,15 +9,22 @@ the live status and the evidence for the next plan.
 Fields of an event are named as in the journal, where they are kept in the order of their definition.
 """
 
+import logging
+import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar
 
+from trainyard.cluster import slurm_queries
 from trainyard.config.trial_status import ENDED, TrialStatus
+from trainyard.utils.files import hold_lock
+from trainyard.utils.holder_record import Holder, HolderRecord, hold_record
 from trainyard.utils.jsonl import EventLog, read_events
 
+log = logging.getLogger(__name__)
 Row = dict[str, Any]  # metrics by name
 
 
@@ -288,10 +295,56 @@ Recorded = TypeVar("Recorded", bound=Event)
 
 
 class Journal(EventLog):
-    """Appends to the journal of a sweep; get one from `opened`, which holds the lock."""
+    """Appends to the journal of a sweep; get one from `opened`, which holds the lock and the record of this driver."""
+
+    driver: HolderRecord | None = None
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Path, *, wait_seconds: float = 0.0) -> Iterator[Self]:
+        """The journal for appending, which no other driver can have, even if locks are local to a node.
+
+        Raises:
+            LockHeldError: another driver has it.
+            StorageError: it cannot be written.
+        """
+        lock, place = path.with_name(f".{path.name}.lock"), path.with_name(f".{path.name}.driver")
+        record = hold_record(
+            place, _this_driver(), job_has_ended=_job_has_ended, wait_seconds=wait_seconds, notify=log.info
+        )
+        with (
+            hold_lock(lock, wait_seconds=wait_seconds, notify=log.info),
+            record as driver,
+            cls.repaired(path) as journal,
+        ):
+            journal.driver = driver
+            yield journal
+
+    def write(self, record: dict[str, Any], *, durable: bool = False) -> None:
+        """Write one event, if no other driver has taken over; a durable event asks for it on the file system.
+
+        Raises:
+            UserError: another driver has taken over; whatever follows is not written.
+            StorageError: the disk is full; a durable event is recorded nevertheless, if the reserve has room for it.
+        """
+        if self.driver and not self.driver.is_ours(asks=durable):
+            return
+        super().write(record, durable=durable)
 
     def record(self, event: Recorded) -> Recorded:
         """Append an event, and return it with the time now."""
         stamped = replace(event, time=round(time.time(), 4))
         self.write(encode(stamped), durable=event.is_durable)
         return stamped
+
+
+def _this_driver() -> Holder:
+    job = os.environ.get("SLURM_JOB_ID", "")
+    return Holder.this_process(job, os.environ.get("SLURM_CLUSTER_NAME", "") if job else "")
+
+
+def _job_has_ended(other: Holder) -> bool:
+    """Whether the Slurm job of another driver is known not to run."""
+    mine = _this_driver()
+    is_known = other.job and mine.job and other.cluster == mine.cluster and other.job != mine.job
+    return bool(is_known and slurm_queries.has_ended(other.job))

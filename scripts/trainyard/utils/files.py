@@ -118,13 +118,16 @@ def _wait_for_lock(file: IO[bytes], path: Path, wait_seconds: float, notify: Cal
         file.seek(0)
         holder = file.read().decode() or "another process"
         if time.monotonic() >= deadline:
-            raise LockHeldError(
-                f"{path.parent} is in use by {holder}: wait until it ends, or end it, then run this again"
-            )
+            raise held_error(path.parent, holder)
         if not is_notified:
             notify(f"waiting for {path.parent}, in use by {holder}")
             is_notified = True
         time.sleep(0.2)
+
+
+def held_error(folder: Path, holder: str) -> LockHeldError:
+    """The error if another process uses a folder."""
+    return LockHeldError(f"{folder} is in use by {holder}: wait until it ends, or end it, then run this again")
 
 
 @contextmanager

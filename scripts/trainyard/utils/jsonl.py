@@ -38,15 +38,22 @@ class EventLog:
             files.LockHeldError: another process has it.
             StorageError: it cannot be written.
         """
-        with hold_lock(path.with_name(f".{path.name}.lock"), wait_seconds=wait_seconds, notify=log.info):
-            with storage_errors(path):
-                _repair_tail(path)
-                opened = cls(path)
-            try:
-                opened._fill_reserve()
-                yield opened
-            finally:
-                opened.close()
+        lock = hold_lock(path.with_name(f".{path.name}.lock"), wait_seconds=wait_seconds, notify=log.info)
+        with lock, cls.repaired(path) as events:
+            yield events
+
+    @classmethod
+    @contextmanager
+    def repaired(cls, path: Path) -> Iterator[Self]:
+        """The file at `path`, whose lock is held, for appending, with its torn tail repaired."""
+        with storage_errors(path):
+            _repair_tail(path)
+            events = cls(path)
+        try:
+            events._fill_reserve()
+            yield events
+        finally:
+            events.close()
 
     def append(self, event: str, *, durable: bool = False, **fields: Any) -> Event:
         """Write one event with the time now; with `durable` it is on the disk when this returns."""

@@ -1,0 +1,172 @@
+"""Two drivers never mix, even on a file system whose locks are local to a node.
+
+Such a node is a mount and a PID namespace in which another file lies over the lock file, so that both get the lock.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+from slurm_cluster.waiting import PATIENCE_SECONDS
+from trainyard.planning.journal import Journal
+from trainyard.utils import holder_record
+from trainyard.utils.errors import UserError
+from trainyard.utils.files import LockHeldError
+from trainyard.utils.jsonl import read_events
+from yard import ROOT
+
+DRIVER = """
+import logging, sys, time
+from pathlib import Path
+from trainyard.planning.journal import Journal
+from trainyard.utils import holder_record
+
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+holder_record.BEAT_SECONDS, holder_record.WATCH_SECONDS = 0.1, float(sys.argv[2])
+try:
+    with Journal.opened(Path(sys.argv[1]), wait_seconds=float(sys.argv[3])) as journal:
+        print("it drives", flush=True)
+        while sys.stdin.readline():
+            journal.append("finished", durable=True, trial=sys.argv[4], attempt=1)
+            print("recorded", flush=True)
+except Exception as error:
+    print(type(error).__name__, error, flush=True)
+"""
+# Another file over the lock file, another host name, and PIDs of its own.
+ANOTHER_NODE = ["unshare", "--mount", "--propagation=private", "--uts", "--pid", "--fork", "--kill-child",
+                "--mount-proc", "sh", "-c",
+                'hostname another && mount --bind "$1" "$2" && shift 2 && exec "$@"', "sh"]  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "journal.jsonl"
+
+
+@pytest.fixture
+def start(path, tmp_path):
+    """Starts a driver on this node or on another one."""
+    running = []
+
+    def start_driver(name, *, elsewhere=False, watch=3600.0, wait=0.0):
+        command = [sys.executable, "-c", DRIVER, str(path), str(watch), str(wait), name]
+        if elsewhere:
+            if os.geteuid():
+                (pytest.fail if os.environ.get("CI") else pytest.skip)("only root can create namespaces")
+            over = tmp_path / f"{name}.lock"
+            over.touch()
+            lock = path.with_name(f".{path.name}.lock")
+            lock.touch()
+            command = [*ANOTHER_NODE, str(over), str(lock), *command]
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
+        environment.pop("SLURM_JOB_ID", None)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        running.append(subprocess.Popen(command, text=True, env=environment, **pipes))
+        return running[-1]
+
+    yield start_driver
+    for each in running:
+        with each:
+            each.kill()
+
+
+def record_end(driver):
+    driver.stdin.write("\n")
+    driver.stdin.flush()
+
+
+def test_a_second_driver_on_another_node_stops_with_the_name_of_the_first(start, path):
+    first = start("a")
+    assert first.stdout.readline() == "it drives\n"
+    second = start("b", elsewhere=True)
+    expected = f"process {first.pid} on {os.uname().nodename}"
+    assert f"waiting for {path.parent}, in use by {expected}" in second.stdout.readline()
+    assert f"LockHeldError {path.parent} is in use by {expected}" in second.stdout.readline()
+    record_end(first)
+    assert first.stdout.readline() == "recorded\n"
+
+
+def test_a_second_driver_waits_if_it_may_and_continues_once_the_first_has_ended(start):
+    first = start("a", elsewhere=True)
+    assert first.stdout.readline() == "it drives\n"
+    second = start("b", elsewhere=True, wait=PATIENCE_SECONDS)
+    while "unless" in (line := second.stdout.readline()):
+        pass
+    assert "on another, since" in line
+    first.stdin.close()
+    assert second.stdout.readline() == "it drives\n"
+
+
+def test_a_driver_killed_on_this_node_is_followed_at_once(start, path):
+    first = start("a")
+    assert first.stdout.readline() == "it drives\n"
+    first.kill()
+    first.wait()
+    second = start("b")
+    assert second.stdout.readline().endswith("which does not run any more\n")
+    assert second.stdout.readline() == "it drives\n"
+    second.stdin.close()
+    second.wait()
+    assert {each.name for each in path.parent.iterdir()} == {"journal.jsonl", ".journal.jsonl.lock"}
+
+
+def test_a_driver_killed_on_another_node_is_followed_once_its_record_stays_unchanged(start):
+    first = start("a", elsewhere=True)
+    assert first.stdout.readline() == "it drives\n"
+    first.kill()
+    first.wait()
+    second = start("b", watch=1.0)
+    assert "waiting for" in (said := second.stdout.readline())
+    assert "unless it shows no sign of life for 1 s" in said
+    assert second.stdout.readline().endswith("which does not run any more\n")
+    assert second.stdout.readline() == "it drives\n"
+
+
+def test_a_driver_whose_sweep_was_taken_over_writes_nothing_more(path):
+    """As one does that was suspended for longer than the other watched."""
+    place = path.with_name(f".{path.name}.driver")
+    with Journal.opened(path) as journal:
+        journal.append("started", trial="a", attempt=1)
+        place.unlink()
+        assert holder_record._create(place, holder_record.Holder(7, "n2", "2026-01-31 10:00:00"))
+        with pytest.raises(UserError, match=r"process 7 on n2, since .* has taken over; process"):
+            journal.append("finished", durable=True, trial="a", attempt=1)
+        journal.append("interrupted", durable=True, trial="b", attempt=1)
+    assert [event["event"] for event in read_events(path)] == ["started"]
+    assert place.exists(), "it is the other's"
+
+
+def test_the_job_of_a_killed_driver_is_looked_up(path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    monkeypatch.setattr("trainyard.cluster.slurm_queries.has_ended", lambda job: job == "7")
+    left = holder_record.Holder(1, "n1", "2026-01-31 10:00:00", job="7")
+    holder_record._create(path.with_name(f".{path.name}.driver"), left)
+    began = time.monotonic()
+    with Journal.opened(path):
+        pass
+    assert time.monotonic() - began < holder_record.WATCH_SECONDS, "nothing had to be watched"
+
+
+def test_a_damaged_record_is_replaced(path, monkeypatch):
+    monkeypatch.setattr(holder_record, "WATCH_SECONDS", 0.1)
+    path.with_name(f".{path.name}.driver").write_text("{")
+    with Journal.opened(path):
+        pass
+
+
+def test_a_driver_that_runs_on_this_node_is_respected_even_without_its_lock(path, monkeypatch):
+    monkeypatch.setattr(holder_record, "BEAT_SECONDS", 0.1)
+    record = holder_record.hold_record(path.with_name(f".{path.name}.driver"), holder_record.Holder.this_process())
+    with Journal.opened(path), pytest.raises(LockHeldError), record:
+        pytest.fail("there would be two")
+
+
+def test_a_copy_of_results_that_are_in_use_can_be_used(path, monkeypatch):
+    monkeypatch.setattr(holder_record, "WATCH_SECONDS", 1.0)
+    with Journal.opened(path):
+        shutil.copytree(path.parent, path.parent / "copy")
+        with Journal.opened(path.parent / "copy" / path.name):
+            pass
