@@ -15,10 +15,17 @@ from rich.table import Table
 from trainyard.cli import command_line
 from trainyard.config.load import read_config
 from trainyard.doctor import node_probe
-from trainyard.doctor.checks import Finding, Site, catch_errors
+from trainyard.doctor.checks import check_site
+from trainyard.doctor.findings import Finding, catch_errors
+from trainyard.doctor.site import Site
 
-SIGNS = {"ok": "[green]ok[/]", "fails": "[bold red]FAILS[/]", "unknown": "[yellow]unknown[/]"}
-LOG_WIDTH = 160
+SIGNS = {
+    "ok": "[green]ok[/]",
+    "warns": "[yellow]warning[/]",
+    "fails": "[bold red]FAILS[/]",
+    "unknown": "[yellow]unknown[/]",
+}
+LOG_WIDTH = 100
 NO_JOB = "Python, torch, CUDA and the network can only be checked by a job"
 
 
@@ -37,17 +44,17 @@ def main(arguments: argparse.Namespace) -> int:
 def _findings(arguments: argparse.Namespace, console: Console) -> Iterator[Finding]:
     site = Site(read_config(arguments.config), arguments.config, arguments.profile, arguments.results)
     found = []
-    for finding in site.check():
+    for finding in check_site(site):
         found.append(finding)
         yield finding
     if not arguments.job:
         yield Finding("node", "unknown", NO_JOB, "`make doctor JOB=1` submits a job of one minute")
-    elif any(finding.verdict == "fails" or finding.name == "jobs" for finding in found) or not site.rehearsal.requests:
+    elif any(finding.verdict == "fails" or finding.name == "jobs" for finding in found) or not site.requests:
         yield Finding("node", "unknown", "no job was submitted because a check failed", "fix the failures above first")
     else:
         probe = partial(
             node_probe.probe_nodes,
-            list(site.rehearsal.requests),
+            list(site.requests),
             arguments.results,
             program=Path(__file__),
             wait_minutes=arguments.wait_minutes,

@@ -36,6 +36,7 @@ def test_a_good_site_passes_and_a_node_is_checked_from_inside(cluster, shared_di
     output = done.stdout
     for name in ("Slurm", "accounting", "account", "sweep_on_nodes s", "fit_trees t", "free space", "node", "Python"):
         assert line_of(output, f"{name} ").split()[len(name.split())] == "ok", output
+    output = " ".join(output.split())  # without line breaks
     assert "2 nodes, 2 CPUs, 2 a100 GPUs per node, 8000 MB, 60 min, partition gpu; could start" in output
     assert re.search(r"submitted job \d+: sbatch .*--nodes=2 .*--account=lab .*--gres=gpu:a100:1", output)
     assert re.search(r"node +ok +Slurm job \d+ on n1, n2; GPUs per node: 1 a100", output)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainyard.cluster import host, slurm_allocation, slurm_queries
-from trainyard.doctor.checks import Finding
+from trainyard.doctor.findings import Finding
 from trainyard.doctor.sbatch_rehearsal import SbatchRequest
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json

@@ -41,6 +41,19 @@ class SbatchRequest:
         """GPUs per node, `4` or `a100:4`; "" for none."""
         return self.options.gpus or (self.options.gres or "").removeprefix("gpu:")
 
+    @property
+    def resources(self) -> dict[str, float]:
+        """The requested resources on all nodes together, as Slurm names them; memory is in MB."""
+        *model, count = self.gpus.split(":")
+        nodes = self.options.nodes
+        gpus = {"gres/gpu": nodes * int(count or 0), **({f"gres/gpu:{model[0]}": nodes * int(count)} if model else {})}
+        return {
+            "cpu": nodes * self.options.cpus_per_task,
+            "mem": nodes * (self.options.mem or 0),
+            "node": nodes,
+            **gpus,
+        }
+
     def __str__(self) -> str:
         """The requested resources."""
         *model, gpus = self.gpus.split(":")

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 from trainyard.cluster import slurm_queries
-from trainyard.doctor import checks, node_probe, sbatch_rehearsal
-from trainyard.utils.errors import UserError
+from trainyard.cluster.slurm_limits import Limits
+from trainyard.doctor import checks, findings, limits, node_probe, sbatch_rehearsal, storage
 
 # As `sinfo --noheader --format '%P|%a|%l|%D|%c|%m|%G|%f'` prints them; the first two by Slurm 22.05.
 GPU = slurm_queries.parse_partition("gpu*|up|1-00:00:00|4|8|16000|gpu:a100:2|nvlink,ib")
@@ -71,17 +71,113 @@ ACCOUNTS = [
 
 @pytest.mark.parametrize(("options", "verdict", "message", "remedy"), ACCOUNTS)
 def test_an_account_is_checked_against_the_users_accounts(options, verdict, message, remedy):
-    found = checks.check_account([request("-t", "1", *options)], lambda: KNOWN, "me")
+    found = checks.compare_accounts([request("-t", "1", *options)], KNOWN, "me")
     assert found.verdict == verdict
     assert message in found.message
     assert remedy in found.remedy
 
 
-def test_without_accounting_an_account_cannot_be_known():
-    def none():
-        raise UserError("`sacctmgr` failed: accounting storage is disabled")
+LONG = Limits(
+    origin="QOS long",
+    walltime_minutes=120,
+    submitted_jobs=2,
+    job_resources={"gres/gpu": 2},
+    total_resources={"gres/gpu:a100": 3},
+)
+ACCOUNT = Limits(origin="account lab", walltime_minutes=30, job_resources={"node": 1}, total_resources={"mem": 9000})
+LIMITS = [
+    (["-t", "120", "--gres=gpu:a100:2"], [LONG, ACCOUNT], "ok", "at most 2 jobs in the queue, at most 120 minutes of"),
+    (["-t", "121"], [LONG, ACCOUNT], "fails", "sweep depth: 121 minutes of walltime, but QOS long allows 120"),
+    (["-t", "31"], [ACCOUNT], "fails", "31 minutes of walltime, but account lab allows 30"),
+    (["--gres=gpu:4"], [LONG], "fails", "4 gres/gpu per job, but QOS long allows 2"),
+    (["--nodes=2", "--gres=gpu:a100:2"], [replace(LONG, job_resources={})], "fails", "4 gres/gpu:a100 in all jobs"),
+    (["--nodes=2", "--mem=5000"], [LONG, ACCOUNT], "fails", "2 node per job, but account lab allows 1"),
+    (["--mem=9001"], [LONG, ACCOUNT], "fails", "9001 mem in all jobs, but account lab allows 9000"),
+    (["-t", "9999"], [], "ok", "the site enforces none"),
+]
 
-    assert checks.check_account([request("-A", "lab")], none, "me").verdict == "unknown"
+
+@pytest.mark.parametrize(("options", "levels", "verdict", "message"), LIMITS)
+def test_a_job_is_compared_with_the_limits_that_apply(options, levels, verdict, message):
+    found = limits.compare_limits([request(*options)], [levels])
+    assert found.verdict == verdict
+    assert message in found.message
+
+
+def test_more_jobs_than_the_queue_takes_are_a_warning():
+    found = limits.compare_limits([request("-t", "1")] * 3, [[LONG]] * 3)
+    assert (found.verdict, found.remedy.partition(" in ")[0]) == ("warns", "set `jobs: 2`")
+    assert found.message.startswith("3 jobs, but at most 2 jobs in the queue")
+
+
+class PreemptingSite:
+    """A site with one partition."""
+
+    requests = [request("-t", "1")]
+
+    def __init__(self, kind, mode, grace=0):
+        self.controller = {"PreemptType": kind}
+        self.partition_settings = {"gpu": slurm_queries.PartitionSettings("gpu", "", mode, grace)}
+
+    def partition_of(self, _):
+        return "gpu"
+
+
+@pytest.mark.parametrize(
+    ("site", "verdict", "message"),
+    [
+        (("preempt/none", "REQUEUE"), "ok", "partition gpu: jobs are not preempted"),
+        (("preempt/partition_prio", "OFF"), "ok", "partition gpu: jobs are not preempted"),
+        (
+            ("preempt/partition_prio", "REQUEUE", 120),
+            "ok",
+            "requeued, and continue from their durable state, 120 s after",
+        ),
+        (("preempt/partition_prio", "GANG,SUSPEND"), "warns", "jobs take turns"),
+        (("preempt/qos", "REQUEUE"), "unknown", "jobs of one QOS may preempt those of another"),
+    ],
+)
+def test_preemption_is_described(site, verdict, message):
+    (found,) = limits.check_preemption(PreemptingSite(*site))
+    assert found.verdict == verdict
+    assert message in found.message
+
+
+# As `quota -w -p` and `lfs quota -q` print them; the latter with the device in place of the folder.
+QUOTA = """\
+Disk quotas for user ann (uid 1000):
+     Filesystem  blocks   quota   limit   grace   files   quota   limit   grace
+nas:/home 94371840* 52428800 104857600       0  250000  300000  310000       0
+nas:/work 94371840       0       0       0  250000       0       0       0
+"""
+LUSTRE = "ost@tcp:/lfs 1048576 0 3145728 - 2000* 1000 3000 -"
+
+
+@pytest.mark.parametrize(
+    ("output", "device", "gib", "files"),
+    [
+        (QUOTA, "nas:/home", 0, 50000),
+        (QUOTA.replace("52428800", "0"), "nas:/home", 10, 50000),
+        (LUSTRE, "ost@tcp:/lfs", 2, 0),
+    ],
+)
+def test_a_quota_is_parsed(output, device, gib, files):
+    assert storage.parse_quota(output, device) == storage.Space(gib, files, has_quota=True)
+
+
+@pytest.mark.parametrize(("output", "device"), [(QUOTA, "nas:/work"), (QUOTA, "nas:/other"), ("", "nas:/home")])
+def test_without_a_limit_there_is_no_quota(output, device):
+    assert storage.parse_quota(output, device) is None
+
+
+def test_little_space_fails_for_results_and_warns_for_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "free_space", lambda folder: storage.Space(0.25, 1000, has_quota=True))
+    results = next(storage.check_results(tmp_path / "results"))
+    assert (results.verdict, results.message) == (
+        "fails",
+        f"0.2 GiB and 1,000 files free (of your quota) in {tmp_path}",
+    )
+    assert next(storage.check_home()).verdict == "warns"
 
 
 GOOD = node_probe.NodeReport(
@@ -137,4 +233,4 @@ def test_a_check_that_raises_is_a_finding():
     def broken():
         raise ZeroDivisionError("planned")
 
-    assert next(checks.catch_errors("x", broken)).verdict == "unknown"
+    assert next(findings.catch_errors("x", broken)).verdict == "unknown"
