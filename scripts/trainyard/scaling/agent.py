@@ -15,6 +15,7 @@ from torch.distributed.run import get_args_parser, run
 from trainyard.cluster import host
 from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.config.load import read_config
+from trainyard.scaling.notices import TERMINATED, forwarding_to_ranks
 from trainyard.training import rank_failures
 
 
@@ -26,7 +27,7 @@ def main() -> int:
     node = host.node_name()
     training, _ = _TRAINING.parse_known_args(arguments.training_script_args)
     try:
-        with remove_copies_at_exit(read_config(training.config).data.local):
+        with forwarding_to_ranks(), remove_copies_at_exit(read_config(training.config).data.local):
             run(arguments)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         found = [_failure(rank, node, each) for rank, each in error.failures.items() if not _was_terminated(each)]
@@ -43,7 +44,7 @@ _TRAINING.add_argument("--config", type=Path)
 
 def _was_terminated(failure: ProcessFailure) -> bool:
     """Whether torchrun terminated the rank, because another one had failed."""
-    return failure.exitcode == -signal.SIGTERM
+    return failure.exitcode in (-signal.SIGTERM, TERMINATED)
 
 
 def _failure(rank: int, node: str, failure: ProcessFailure) -> rank_failures.RankFailure:

@@ -8,10 +8,11 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from trainyard.cluster.slurm_allocation import Allocation, current_allocation
 from trainyard.config.scaling import split_scale
+from trainyard.scaling.notices import forward_to_launched
 from trainyard.training import rank_failures
 from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import SCRIPTS, helper_command
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def launch(scale: str, options: Sequence[str]) -> int:
-    """Run torchrun on all nodes of a scale and forward SIGTERM to it; returns its exit code.
+    """Run torchrun on all nodes of a scale and forward signals to it; returns its exit code.
 
     On one node, torchrun has a standalone rendezvous, so that two trainings on a host do not interfere. On several
     nodes of a Slurm job, srun starts one torchrun per node. If the training fails, the last line of the log names the
@@ -37,17 +38,12 @@ def launch(scale: str, options: Sequence[str]) -> int:
         given = current_allocation() if split_scale(scale)[0] > 1 else None
         line = training_command(scale, options, log_dir=log_dir, allocation=given)
         process = subprocess.Popen(line, env=environment)
-        forward_sigterm(process)
+        forward_to_launched(process, through_srun=given is not None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # torchrun also receives Ctrl-C, and ends first
         code = process.wait()
         if first := rank_failures.first_failure(Path(log_dir)):
             log.error("rank %d on %s ended the training: %s", first.rank, first.node, first.message)
     return code
-
-
-def forward_sigterm(process: "subprocess.Popen[Any]") -> None:
-    """Forward SIGTERM from this program to a child process."""
-    signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
 
 
 @dataclass(frozen=True)

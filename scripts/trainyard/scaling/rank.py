@@ -19,6 +19,7 @@ from trainyard.config.scaling import Scaling, repeat_of, split_scale
 from trainyard.config.trials import RESULT_VERSION
 from trainyard.data.node_copy import local_copy
 from trainyard.data.staged import Staged
+from trainyard.scaling.notices import notice_to_rank
 from trainyard.training import rank_failures
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.loaders import load_input_data
@@ -32,6 +33,7 @@ from trainyard.training.trainer import OutOfMemory, Stopped, Trainer
 from trainyard.training.warmup import WarmUpResult, warm_up
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, hold_lock, write_json
+from trainyard.utils.stop_notice import StopNotice
 
 # Files in the folder of the checkpoints, for the next attempt:
 MICRO_BATCH = "micro-batch.json"  # the micro-batch that fits the memory
@@ -43,16 +45,19 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
     """Join the process group and train a scale, such as `1x2` or `1x2/repeat-2`.
 
     Raises:
-        UserError: the scale has a different number of ranks, or the deadline was reached.
+        UserError: the scale has a different number of ranks, the deadline was reached, or a signal stopped it.
     """
+    notice = notice_to_rank()
     with rank_failures.record_exception(), process_group() as group:
         if not group.is_main:
             logging.getLogger().setLevel(logging.WARNING)
         study = _for_repeat(config.scaling[study_name], scale)
-        _train(config, study, scale, results, group, folder=results / "scaling" / study_name / scale)
+        _train(config, study, scale, results, group, notice, folder=results / "scaling" / study_name / scale)
 
 
-def _train(config: Config, study: Scaling, scale: str, results: Path, group: Group, *, folder: Path) -> None:
+def _train(
+    config: Config, study: Scaling, scale: str, results: Path, group: Group, notice: StopNotice, *, folder: Path
+) -> None:
     _check_world(scale, group)
     torch.set_num_threads(study.cpus_per_gpu)
     with ExitStack() as stack:
@@ -72,6 +77,7 @@ def _train(config: Config, study: Scaling, scale: str, results: Path, group: Gro
             batch=batch,
             store=store,
             deadline=_deadline(group),
+            notice=notice,
             on_halved=partial(_remember_micro_batch, store),
         )
         _log_start(trainer, store)

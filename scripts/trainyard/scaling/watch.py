@@ -16,7 +16,8 @@ import psutil
 
 from trainyard.cluster import host
 from trainyard.packing import gpu_sharing
-from trainyard.scaling.launchers import NODE_RANK, forward_sigterm
+from trainyard.scaling.launchers import NODE_RANK
+from trainyard.scaling.notices import forward_to_launched
 
 # Variables that torchrun sets for a rank, and the suffixes of Slurm's names for them.
 RANKS = {"RANK": "PROCID", "LOCAL_RANK": "LOCALID", "WORLD_SIZE": "NTASKS", "LOCAL_WORLD_SIZE": "NTASKS_PER_NODE"}
@@ -36,7 +37,7 @@ def main() -> int:
     arguments = parser.parse_args()
     line = [word.replace(NODE_RANK, os.environ.get("SLURM_NODEID", "0")) for word in arguments.command]
     process = subprocess.Popen(line, env=os.environ | _environment(arguments))
-    forward_sigterm(process)
+    forward_to_launched(process, through_srun=False)
     if arguments.rendezvous and os.environ.get("SLURM_LOCALID", "0") != "0":
         return process.wait()  # local rank 0 records the telemetry of this node
     ended = threading.Event()

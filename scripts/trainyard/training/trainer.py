@@ -24,12 +24,13 @@ from trainyard.training.state import Checkpointer, EpochMetrics, EpochProgress, 
 from trainyard.training.step_sync import StepFlags, StepStatus
 from trainyard.training.step_timing import StepRate, StepTimer, synchronize
 from trainyard.utils.errors import Diverged, UserError
+from trainyard.utils.stop_notice import StopNotice
 
 log = logging.getLogger(__name__)
 
 
 class Stopped(UserError):
-    """The deadline was reached. A checkpoint of the interrupted step is in the store, if there is one."""
+    """The deadline was reached, or the process was told to stop. A checkpoint of this step is in the store, if any."""
 
 
 class OutOfMemory(UserError):
@@ -39,10 +40,10 @@ class OutOfMemory(UserError):
 class Trainer:
     """A training in progress: iterating over `epochs()` runs it.
 
-    With a `store`, rank 0 saves a checkpoint after each epoch (at most every `save_every_seconds`) and when the
-    `deadline` (Unix seconds) comes. A new `Trainer` continues from the last checkpoint, on any number of ranks if the
-    global batch is the same. When a step does not fit the memory of a single rank, its micro-batches are halved, and
-    `on_halved` is called with the new sizes.
+    With a `store`, rank 0 saves a checkpoint after each epoch (at most every `save_every_seconds`), and within a step
+    when the `deadline` (Unix seconds) comes or a rank has got a `notice`. A new `Trainer` continues from the last
+    checkpoint, on any number of ranks if the global batch is the same. When a step does not fit the memory of a single
+    rank, its micro-batches are halved, and `on_halved` is called with the new sizes.
 
     Raises:
         models.ModelError, staged.DataError: the model or the data do not fit the spec.
@@ -59,6 +60,7 @@ class Trainer:
         store: CheckpointStore | None = None,
         save_every_seconds: float = 0.0,
         deadline: float = math.inf,
+        notice: StopNotice | None = None,
         on_halved: Callable[[BatchSizes], None] = lambda batch: None,
     ) -> None:
         torch.manual_seed(spec.seed)
@@ -68,7 +70,7 @@ class Trainer:
         precision.set_float32(self.precision)
         half_on_gpu = group.device.type == "cuda" and precision.is_half(self.precision)
         self._channels_last = half_on_gpu if spec.channels_last == "auto" else spec.channels_last
-        self._deadline, self._on_halved = deadline, on_halved
+        self._deadline, self._notice, self._on_halved = deadline, notice or StopNotice(), on_halved
         self._validation_seconds = 0.0  # of the last validation
         self._flags = StepFlags(group)
         self.module = _build_module(spec, data, group, channels_last=self._channels_last)
@@ -108,7 +110,7 @@ class Trainer:
 
         Raises:
             Diverged: the loss became NaN or infinite.
-            Stopped: the deadline was reached.
+            Stopped: the deadline was reached, or a rank was told to stop.
             UserError: out of memory with a micro-batch of one image, or no space for a checkpoint.
         """
         for number in range(len(self.history) + 1, self.spec.epochs + 1):
@@ -207,20 +209,20 @@ class Trainer:
         with closing(self.data.train.batches(order)) as batches:
             images = timer.waiting(batches)
             while progress.step < self.steps:
-                status = self._step(images, augment)
+                stops = self._step(images, augment)
                 timer.mark()
                 self.first_step_time = self.first_step_time or time.time()
                 if steps_per_second := rate.poll(progress.step):
                     speed = steps_per_second * self.batch.images
                     log.info("epoch %d: step %d of %d, %.1f img/s", number, progress.step, self.steps, speed)
-                if status and status.stop:
+                if stops:
                     where = f"epoch {number} of {self.spec.epochs}, after step {progress.step} of {self.steps}"
-                    raise Stopped(f"stopped before the end of the walltime, in {where}")
+                    raise Stopped(f"stopped {self._stop_reason()}, in {where}")
         for status in self._flags.finish_all():
             self._check(status)
 
-    def _step(self, images: Iterator[ImageBatch], augment: Augmenter) -> StepStatus | None:
-        """Update the parameters once, from one or more micro-batches; returns the latest status of all ranks."""
+    def _step(self, images: Iterator[ImageBatch], augment: Augmenter) -> bool:
+        """Update the parameters once, from one or more micro-batches; returns whether all ranks stop now."""
         progress = self.state.progress
         state, spec = self.state, self.spec
         sums = torch.zeros_like(progress.sums)
@@ -235,8 +237,8 @@ class Trainer:
                     self._flags.start(progress.step + 1, sums[0], stop=self._is_late())
                 share = len(micro.labels) / self.batch.per_rank
                 state.scaler.scale(loss * share if share < 1 else loss).backward()  # type: ignore[no-untyped-call]
-        status = self._flags.finish(state.optimizer)
-        if status:
+        known = self._flags.finish(state.optimizer)
+        for status in known:
             self._check(status)
         if spec.clip_norm is not None:
             state.scaler.unscale_(state.optimizer)
@@ -246,11 +248,15 @@ class Trainer:
         state.schedule.step()
         progress.sums += sums
         progress.step += 1
-        return status
+        return any(status.stop for status in known)
 
     def _is_late(self) -> bool:
-        """Whether the time until the deadline only suffices for a checkpoint and a validation."""
-        return time.time() + 2 * self.checkpoints.last_seconds + self._validation_seconds > self._deadline
+        """Whether this rank must stop: it was told to, or the time only suffices for a checkpoint and a validation."""
+        needed = 2 * self.checkpoints.last_seconds + self._validation_seconds + self._flags.stop_seconds
+        return self._notice.is_given or time.time() + needed > self._deadline
+
+    def _stop_reason(self) -> str:
+        return "by a signal" if self._notice.is_given else "before the end of the walltime"
 
     def _check(self, status: StepStatus) -> None:
         """Raise `Diverged` on all ranks if the loss of one was not finite."""

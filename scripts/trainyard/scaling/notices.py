@@ -1,0 +1,89 @@
+"""The notice that a training will be ended: from the launcher, or Slurm, to the agents, and from these to the ranks.
+
+An agent tells its ranks by SIGUSR1 that they have to save a checkpoint and to end. It cannot be SIGTERM: with that,
+torchrun ends the other ranks when one has failed, and they would wait for it in a collective. A site may send the
+signals of a job to all processes, so that a rank gets SIGTERM, too, and waits a moment for the notice of its agent.
+"""
+
+import contextlib
+import ctypes
+import math
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import psutil
+
+from trainyard.utils.stop_notice import NOTICES, StopNotice, stop_notice_of_signals
+
+NOTICE_TO_RANK: Final = signal.SIGUSR1
+NOTICE_SECONDS: Final = 5.0  # after SIGTERM, for the notice of the agent
+TERMINATED: Final = 128 + signal.SIGTERM  # exit code of a rank that torchrun has ended
+_PR_SET_PDEATHSIG: Final = 1
+
+
+@contextlib.contextmanager
+def forwarding_to_ranks() -> Iterator[None]:
+    """In the main thread of an agent: forward a notice to the ranks during the block, and wait for them to end.
+
+    torchrun's own handler of SIGTERM, which kills the ranks after 30 s, is not called: the signals are blocked. The
+    ranks inherit this, so that a notice before they have installed their handlers does not kill them.
+    """
+    _end_with_parent()
+    signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
+    threading.Thread(target=_forward, daemon=True).start()
+    yield
+
+
+def _forward() -> None:
+    while True:
+        signal.sigwait(NOTICES)
+        for process in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if "LOCAL_RANK" in process.environ():
+                    process.send_signal(NOTICE_TO_RANK)
+
+
+def forward_to_launched(process: "subprocess.Popen[Any]", *, through_srun: bool) -> None:
+    """Forward a notice from this program to a child process; call it in the main thread.
+
+    srun forwards SIGUSR1 to all tasks. At SIGTERM, it would kill them.
+    """
+    number = signal.SIGUSR1 if through_srun else signal.SIGTERM
+    for each in NOTICES:
+        signal.signal(each, lambda *_: process.send_signal(number))
+
+
+def notice_to_rank() -> StopNotice:
+    """The notice to stop for a rank. Call this in the main thread."""
+    _end_with_parent()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)  # works while the main thread is in a collective
+        threading.Thread(target=_end_if_terminated, args=(reading,), daemon=True).start()
+    return stop_notice_of_signals()
+
+
+def _end_if_terminated(signals: int) -> None:
+    """End this rank a few seconds after SIGTERM, unless the agent gives notice; `signals` is a wakeup descriptor."""
+    ends_at = math.inf  # on the monotonic clock
+    while True:
+        left = None if math.isinf(ends_at) else max(0.0, ends_at - time.monotonic())
+        if not select.select([signals], [], [], left)[0]:
+            os._exit(TERMINATED)
+        numbers = os.read(signals, 64)
+        if NOTICE_TO_RANK in numbers:
+            return
+        if signal.SIGTERM in numbers:
+            ends_at = min(ends_at, time.monotonic() + NOTICE_SECONDS)
+
+
+def _end_with_parent() -> None:
+    """Receive SIGTERM when the parent dies, even by SIGKILL."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

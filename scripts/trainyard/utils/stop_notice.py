@@ -1,0 +1,27 @@
+"""The notice that a process will be ended soon: a signal, after which it saves its work and ends by itself."""
+
+import signal
+from typing import Final
+
+# Slurm sends SIGTERM before SIGKILL; with sbatch's `--signal`, also a signal of the user's choice ahead of the end.
+NOTICES: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class StopNotice:
+    """Whether this process has been told to save its work and to end."""
+
+    # Not a `threading.Event`: its lock would be taken twice by two signals in a row.
+    is_given = False
+
+    def give(self, *_: object) -> None:
+        """Note that the notice has arrived. It is also a signal handler."""
+        self.is_given = True
+
+
+def stop_notice_of_signals() -> StopNotice:
+    """A notice that is given when one of the signals arrives. Call this in the main thread."""
+    notice = StopNotice()
+    for number in NOTICES:
+        signal.signal(number, notice.give)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)  # whoever started this process may have blocked them
+    return notice
