@@ -11,6 +11,8 @@ rule download:  # on this machine: compute nodes often have no internet access
     localrule: True
     conda:
         "../../envs/trainyard.yaml"
+    resources:
+        machine=1,
     params:
         source=yard.source,
     message:
