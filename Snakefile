@@ -5,6 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(workflow.basedir, "scripts")))
 from trainyard.config.load import compose
+from trainyard.cli import slurm_executor
 from trainyard.cli.workflow import Workflow
 
 # The demo is the default only: Snakemake would merge it with the files of --configfile.
@@ -22,6 +23,7 @@ yard = Workflow(
     default_resources=workflow.resource_settings.default_resources,
     executor=lambda: workflow.executor_settings,
 )
+slurm_executor.register()
 shell.prefix(yard.shell_prefix(workflow.deployment_settings.deployment_method))
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from slurm_cluster.cluster import Cluster
+from slurm_cluster.hosts import job_environment
 from slurm_cluster.prerequisites import PrerequisiteMissing
 from slurm_cluster.site import FIRST, Site
 from yard import ROOT
@@ -38,13 +40,34 @@ def cluster_or_skip(site: Site = FIRST) -> Iterator[Cluster]:
         yield running
 
 
-def snakemake(cluster: Cluster, folder: Path, config: dict, *options: str) -> None:
-    """Run a config on the Slurm profile in a folder of the shared file system."""
+def snakemake(cluster: Cluster, folder: Path, config: dict, *options: str) -> str:
+    """Run a config on the Slurm profile in a folder of the shared file system; returns the output."""
+    done = cluster.run(snakemake_command(folder, config, *options), cwd=folder, env={"PYTHONPATH": str(folder)})
+    return done.stdout + done.stderr
+
+
+@contextmanager
+def snakemake_in_background(
+    cluster: Cluster, folder: Path, config: dict, *options: str, snakefile: Path = ROOT / "Snakefile"
+) -> Iterator[subprocess.Popen[str]]:
+    """Snakemake as it runs; it is killed at the end. Its output goes to the file snakemake.out."""
+    command = cluster.command(snakemake_command(folder, config, *options, snakefile=snakefile), cwd=folder)
+    with (folder / "snakemake.out").open("w") as output:
+        environment = job_environment({"PYTHONPATH": str(folder)})
+        started = subprocess.Popen(command, env=environment, text=True, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.wait()
+
+
+def snakemake_command(folder: Path, config: dict, *options: str, snakefile: Path = ROOT / "Snakefile") -> list[str]:
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    program = [sys.executable, "-c", IMPATIENT, "--snakefile", str(ROOT / "Snakefile")]
+    program = [sys.executable, "-c", IMPATIENT, "--snakefile", str(snakefile)]
     common = ["--profile", str(ROOT / "profiles/slurm"), "--configfile", "config.yaml", "--latency-wait", "5"]
     common += ["--slurm-init-seconds-before-status-checks", "1"]
-    cluster.run([*program, *common, *options], cwd=folder, env={"PYTHONPATH": str(folder)})
+    return [*program, *common, *options]
 
 
 # The duration of a trial is proportional to its blocks.

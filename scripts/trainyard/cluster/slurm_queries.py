@@ -70,7 +70,8 @@ def parse_job_record(line: str) -> tuple[str, JobRecord]:
 def job_state(job: str) -> str:
     """State and reason of a job in the queue, such as `PENDING: Resources`; "" once it has left the queue."""
     try:
-        return "".join(_rows(run_slurm_command("squeue", "--noheader", "--jobs", job, "--format", "%T: %r")))
+        output = run_slurm_command("squeue", "--noheader", "--jobs", job, "--format", "%T: %r")
+        return "".join(drop_cluster_lines(output))
     except UserError:  # Slurm no longer knows the job
         return ""
 
@@ -78,13 +79,13 @@ def job_state(job: str) -> str:
 def has_ended(job: str) -> bool:
     """Whether Slurm knows that a job does not run: it has left the queue, or it waits there to run again."""
     try:
-        states = _rows(run_slurm_command("squeue", "--noheader", "--jobs", job, "--format", "%T"))
+        states = drop_cluster_lines(run_slurm_command("squeue", "--noheader", "--jobs", job, "--format", "%T"))
     except UserError as error:
         return "Invalid job id" in str(error)
     return all(state == "PENDING" for state in states)
 
 
-def _rows(output: str) -> list[str]:
+def drop_cluster_lines(output: str) -> list[str]:
     """The lines of sinfo's or squeue's output; with several clusters, a line names each: `CLUSTER: alpha`."""
     lines = (line.strip() for line in output.splitlines())
     return [line for line in lines if line and not line.startswith("CLUSTER: ")]
@@ -122,7 +123,7 @@ def list_partitions() -> list[Partition]:
     Raises:
         UserError: Slurm does not respond, or its output cannot be read.
     """
-    lines = _rows(run_slurm_command("sinfo", "--noheader", "--format", _PARTITION_FORMAT))
+    lines = drop_cluster_lines(run_slurm_command("sinfo", "--noheader", "--format", _PARTITION_FORMAT))
     return [parse_partition(line) for line in lines]
 
 

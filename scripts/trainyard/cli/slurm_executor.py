@@ -1,0 +1,114 @@
+"""Snakemake's Slurm executor, with two additions: preempted jobs are submitted again, and live jobs are waited for.
+
+The plugin polls a preempted job as if it still ran. With PreemptMode=CANCEL, Slurm does not requeue the job, and the
+plugin would wait forever. A job that ends by itself within the grace period would cost a retry, whatever the mode.
+
+If Snakemake is killed, its jobs continue. Another Snakemake would submit each of them again, and the duplicates would
+fail because the results are in use.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Collection
+from threading import Thread
+from typing import Any, Final
+
+from snakemake_executor_plugin_slurm import Executor
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
+from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
+
+from trainyard.cluster.user_jobs import LiveJob, final_state, list_live_jobs
+from trainyard.utils.errors import UserError
+
+LOST: Final = {"PREEMPTED": "was preempted", "NODE_FAIL": "lost a node"}  # by final state: not the program's fault
+FOUND: Final = "found"  # in `aux` of a job that another Snakemake submitted: whether with the same parameters
+FOUND_SECONDS: Final = 30  # between checks, if there are only such jobs
+
+
+def register() -> None:
+    """Make `executor: slurm` use this executor."""
+    ExecutorPluginRegistry().get_plugin("slurm").executor = SlurmExecutor
+
+
+class SlurmExecutor(Executor):  # type: ignore[misc]
+    """Submits jobs to Slurm and follows them. Each method overrides one of the interface of executor plugins."""
+
+    def run_job(self, job: Any) -> None:
+        """Submit a job, unless a job that another Snakemake submitted for it is live: then wait for that one."""
+        live = self._find_live_job(job)
+        if live is None:
+            self._record_parameters(job)
+            super().run_job(job)
+            return
+        self.logger.info(
+            f"Job {job.jobid} is already in the queue as Slurm job {live.job} ({live.state}, submitted at "
+            f"{live.submitted}): waiting for it to end, then taking its results."
+        )
+        recorded = self.workflow.persistence
+        is_same = recorded.has_metadata(job) and not recorded.params_changed(job)
+        self.report_job_submission(SubmittedJobInfo(job, live.job, {"slurm_logfile": None, FOUND: is_same}))
+
+    def _find_live_job(self, job: Any) -> LiveJob | None:
+        """The live job for the same rule and wildcards in this folder."""
+        comment = "_wildcards_".join(filter(None, [f"rule_{job.name}", "_".join(job.wildcards).replace("/", "_")]))
+        folder, same = self.workflow.workdir_init, _ignore_nodes(comment)
+        live = self._list_live_jobs() or []
+        return next((each for each in live if (_ignore_nodes(each.comment), str(each.folder)) == (same, folder)), None)
+
+    def _list_live_jobs(self) -> list[LiveJob] | None:
+        try:
+            return list_live_jobs()
+        except (UserError, ValueError) as error:  # Slurm restarts; it may respond next time
+            self.logger.warning(f"Slurm did not list this user's jobs: {error}")
+            return None
+
+    def _record_parameters(self, job: Any) -> None:
+        """Record a job's parameters, and that its output is incomplete.
+
+        Snakemake itself records them when it reports the success of the job. Without this, if it is killed before, the
+        next one would take the results of the job for up to date, whatever has changed in the config.
+        """
+        try:
+            asyncio.run(self.workflow.persistence.finished(job))
+            self.workflow.persistence.started(job)
+        except Exception as error:  # otherwise the job would be neither submitted nor reported
+            self.logger.warning(f"The parameters of job {job.jobid} could not be recorded: {error}")
+
+    async def check_active_jobs(self, active_jobs: Collection[Any]) -> AsyncGenerator[Any, None]:
+        """Report the jobs that have ended, and yield the others."""
+        found = [each for each in active_jobs if FOUND in each.aux]
+        submitted = [each for each in active_jobs if FOUND not in each.aux]
+        active = [each async for each in super().check_active_jobs(submitted)]
+        if found and not submitted:
+            self.next_seconds_between_status_checks = FOUND_SECONDS
+        live = self._list_live_jobs() if active or found else []
+        live_ids = None if live is None else {each.job for each in live}
+        for info in [*active, *found]:
+            if live_ids is None or info.external_jobid in live_ids or not self._end(info):
+                yield info
+
+    def _end(self, info: Any) -> bool:
+        """Report a job that has left the queue, or submit it again; False if the plugin will report it."""
+        state = final_state(info.external_jobid)
+        if info.aux.get(FOUND) and state == "COMPLETED":
+            self.report_job_success(info)
+        elif FOUND in info.aux or state in LOST:
+            self._submit_again(info, LOST.get(state, f"has ended ({state or 'unknown to Slurm'})"))
+        else:
+            return False
+        return True
+
+    def report_job_error(self, job_info: Any, msg: str | None = None, **kwargs: Any) -> None:
+        """Report a failed job, or submit it again if it was preempted."""
+        if job_info.external_jobid and final_state(job_info.external_jobid) == "PREEMPTED":
+            self._submit_again(job_info, LOST["PREEMPTED"])
+        else:
+            super().report_job_error(job_info, msg=msg, **kwargs)
+
+    def _submit_again(self, info: Any, reason: str) -> None:
+        self.logger.info(f"Slurm job {info.external_jobid} {reason}: submitting job {info.job.jobid} again (no retry).")
+        Thread(target=self.run_job, args=[info.job]).start()  # not in the event loop that checks jobs
+
+
+def _ignore_nodes(comment: str) -> str:
+    """A job's comment, the same for the variants of a rule for one node and for several."""
+    return comment.replace("_on_nodes_wildcards_", "_wildcards_")
