@@ -8,9 +8,9 @@ interrupted, the same command continues from the last checkpoint.
 """
 
 import argparse
-import os
 
 from trainyard.cli import command_line
+from trainyard.cluster.ranks import is_rank
 from trainyard.config.load import read_config
 from trainyard.scaling.launchers import launch
 from trainyard.scaling.user_script import UserScript
@@ -21,7 +21,7 @@ def main(arguments: argparse.Namespace) -> int:
     config = read_config(arguments.config)
     command_line.check_name(config, "scaling", arguments.study)
     folder = arguments.results / "scaling" / arguments.study
-    if {"RANK", "TORCHELASTIC_RUN_ID"} <= os.environ.keys():  # a job may inherit RANK alone, as from Kubeflow
+    if is_rank():
         from trainyard.scaling.rank import train_scale  # torch: ranks only
 
         train_scale(config, arguments.study, arguments.scale, results=arguments.results)

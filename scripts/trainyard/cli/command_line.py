@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from trainyard.cluster import slurm_allocation, slurm_queries
+from trainyard.cluster.ranks import is_rank
 from trainyard.config.config import Config
 from trainyard.utils.errors import UserError, storage_error
 
@@ -38,7 +39,7 @@ def run_program(main: Callable[[argparse.Namespace], int | None], arguments: arg
     signal.signal(signal.SIGINT, signal.default_int_handler)
     set_up_logging(arguments.log_file)
     code = _exit_code(main, arguments)
-    if "RANK" in os.environ:
+    if is_rank():
         _end_rank(code)
     sys.exit(code)
 
@@ -83,7 +84,7 @@ def _end_rank(code: int) -> NoReturn:
 def _log_allocation() -> None:
     """Log the allocation of a Slurm job and the command line that submitted it."""
     try:
-        given = slurm_allocation.current_allocation() if os.environ.get("RANK", "0") == "0" else None
+        given = slurm_allocation.current_allocation() if not is_rank() or os.environ["RANK"] == "0" else None
     except UserError as error:  # code that needs the allocation reports this error
         logging.warning("%s", error)
         return

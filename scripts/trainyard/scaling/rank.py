@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import os
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,6 +13,7 @@ import psutil
 import torch
 
 from trainyard.cluster import host, slurm_allocation
+from trainyard.cluster.ranks import is_rank
 from trainyard.config.config import Config
 from trainyard.config.scaling import Scaling, repeat_of, split_scale
 from trainyard.config.trials import RESULT_VERSION
@@ -132,7 +132,7 @@ def _log_start(trainer: Trainer, store: CheckpointStore) -> None:
 def _telemetry(folder: Path, study: Scaling, *, overwrite: bool) -> AbstractContextManager[None]:
     """Record telemetry of this node: torchrun and all ranks that it has started here."""
     me = psutil.Process()
-    root = (me.parent() if "TORCHELASTIC_RUN_ID" in os.environ else None) or me
+    root = (me.parent() if is_rank() else None) or me
     return record_telemetry(
         folder / "telemetry",
         host.node_name(),

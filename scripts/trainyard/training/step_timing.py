@@ -1,7 +1,6 @@
 """Time of steps, time waiting for data, and throughput of a training."""
 
 import itertools
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,6 +9,8 @@ from typing import TypeVar, cast
 import numpy as np
 import psutil
 import torch
+
+from trainyard.cluster.ranks import is_rank
 
 _Item = TypeVar("_Item")
 
@@ -102,7 +103,7 @@ def synchronize(device: torch.device) -> None:
 def launch_time() -> float:
     """Start of this run in Unix seconds: that of torchrun, or of this process without it."""
     process = psutil.Process()
-    launcher = process.parent() if "TORCHELASTIC_RUN_ID" in os.environ else None
+    launcher = process.parent() if is_rank() else None
     return (launcher or process).create_time()
 
 
