@@ -29,6 +29,23 @@ TINY = {
 ONE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "TORCHELASTIC_RUN_ID": "none"}  # fmt: skip
 
+# A model that waits in its first step, with all connections open, for the file `go`.
+WAITING = """
+import os, time
+from pathlib import Path
+from trainyard.training.models import SmallConvNet
+
+class Waiting(SmallConvNet):
+    def forward(self, images):
+        Path(f"started-{os.environ['RANK']}").touch()
+        while not Path("go").exists():
+            time.sleep(0.1)
+        return super().forward(images)
+
+def build(*, channels, classes):
+    return Waiting(channels=channels, classes=classes, width=4)
+"""
+
 
 class Yard:
     """A folder with a config, and the commands of a user."""

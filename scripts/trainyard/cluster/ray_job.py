@@ -19,6 +19,7 @@ from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.held_folders import copy_patterns
 from trainyard.cluster.ray_local import LocalRay, local_ray, token
 from trainyard.cluster.ray_node import RAY_ENDED
+from trainyard.cluster.srun import srun_options
 from trainyard.config.sweep import Slots
 from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import helper_command
@@ -42,14 +43,16 @@ def start_ray(slots: Slots, *, folder: Path, local: str) -> Iterator[LocalRay]:
         with local_ray(gpus=gpus, cpus=cpus, cleanup=cleanup) as cluster:
             yield cluster
         return
-    others = _other_nodes(slots)
+    given = _check_allocation(slots)
+    others = [name for name in given.nodes if name.split(".")[0] != host.node_name()]
+    srun = _srun_line(others, helper_command("cluster.ray_node"), cpus=given.cpus_per_node)
     try:
         address = host.source_address(others[0])
     except OSError as error:
         remedy = f"`getent hosts {others[0]}` must print an address on all nodes: ask the site's administrators"
         raise UserError(f"{host.node_name()} does not reach {others[0]}: {error}; {remedy}") from None
     with (
-        _OtherNodes(others, gpus=gpus, cpus=cpus, local=local, log=folder / "ray-nodes.log") as nodes,
+        _OtherNodes(others, srun, gpus=gpus, cpus=cpus, local=local, log=folder / "ray-nodes.log") as nodes,
         local_ray(gpus=gpus, cpus=cpus, address=address, cleanup=cleanup) as cluster,
     ):
         try:
@@ -62,8 +65,8 @@ def start_ray(slots: Slots, *, folder: Path, local: str) -> Iterator[LocalRay]:
             nodes.leave()  # concurrently with Ray on this node
 
 
-def _other_nodes(slots: Slots) -> list[str]:
-    """The nodes of the job except this one."""
+def _check_allocation(slots: Slots) -> slurm_allocation.Allocation:
+    """The allocation of this job, which has the nodes and GPUs of the slots."""
     given = slurm_allocation.current_allocation()
     if given is None or len(given.nodes) != slots.nodes:
         held = "this is not a Slurm job" if given is None else f"the job has {len(given.nodes)}"
@@ -72,21 +75,17 @@ def _other_nodes(slots: Slots) -> list[str]:
         )
     if 0 < given.gpus_per_node < slots.gpus_per_node:  # in a job without GPUs, they are logical resources
         raise UserError(f"the sweep needs {slots.gpus_per_node} GPUs a node, but the job has {given.gpus_per_node}")
-    return [name for name in given.nodes if name.split(".")[0] != host.node_name()]
+    return given
 
 
 class _OtherNodes:
     """The srun that runs Ray on the other nodes during the block."""
 
-    def __init__(self, nodes: list[str], *, gpus: int, cpus: int, local: str, log: Path) -> None:
+    def __init__(self, nodes: list[str], srun: list[str], *, gpus: int, cpus: int, local: str, log: Path) -> None:
         self._nodes, self._log = nodes, log
         with open(log, "w") as output:
             self._srun = subprocess.Popen(
-                _srun_line(nodes, helper_command("cluster.ray_node")),
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                text=True,
+                srun, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, text=True
             )
         self._send({"token": token(), "gpus": gpus, "cpus": cpus, "local": local})
 
@@ -134,16 +133,13 @@ class _OtherNodes:
             print(json.dumps(message), file=self._srun.stdin, flush=True)
 
 
-def _srun_line(nodes: list[str], command: list[str]) -> list[str]:
-    """The srun command that runs `command` once on each of these nodes, with all resources of the job there."""
-    count = str(len(nodes))
-    where = ["--nodes", count, "--ntasks", count, "--ntasks-per-node", "1", "--nodelist", ",".join(nodes)]
+def _srun_line(nodes: list[str], command: list[str], *, cpus: int) -> list[str]:
+    """The srun command that runs `command` once on each of these nodes, on this many CPUs."""
     return [
         "srun",
-        "--overlap",  # the driver may run in a step that holds the resources of the nodes
-        *where,
-        "--export=ALL",  # the job may have been submitted without its environment
-        "--cpu-bind=none",  # otherwise the task is bound to one CPU
+        *srun_options(len(nodes), cpus_per_task=cpus),
+        "--nodelist",
+        ",".join(nodes),
         "--no-kill",  # the failure of one node must not end the others
         "--kill-on-bad-exit=0",
         "--wait=0",

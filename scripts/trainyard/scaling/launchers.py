@@ -6,69 +6,63 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from trainyard.cluster import host
 from trainyard.cluster.slurm_allocation import Allocation, current_allocation
+from trainyard.cluster.srun import srun_options
 from trainyard.config.scaling import split_scale
+from trainyard.scaling import rendezvous
 from trainyard.scaling.notices import forward_to_launched
 from trainyard.training import rank_failures
 from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import SCRIPTS, helper_command
 
 TRAIN: Final = SCRIPTS / "train.py"
-AGENT: Final = "scaling.agent"  # torchrun
+AGENT: Final = "scaling.agent"
 WATCH: Final = "scaling.watch"
-NODE_RANK: Final = "{node_rank}"  # replaced on each node
+# Placeholders in the command of a launcher, which `watch` replaces on each node.
+NODE_RANK: Final = "{node_rank}"
+MASTER_ADDRESS: Final = "{master_addr}"
+MASTER_PORT: Final = "{master_port}"
 log = logging.getLogger(__name__)
 
 
 def launch(scale: str, options: Sequence[str]) -> int:
-    """Run torchrun on all nodes of a scale and forward signals to it; returns its exit code.
+    """Run the agents on all nodes of a scale and forward signals to them; returns the exit code.
 
-    On one node, torchrun has a standalone rendezvous, so that two trainings on a host do not interfere. On several
-    nodes of a Slurm job, srun starts one torchrun per node. If the training fails, the last line of the log names the
-    rank that failed first, its node and the error.
+    On several nodes of a Slurm job, srun starts one agent per node. If the training fails, the last line of the log
+    names the nodes that did not meet, or the rank that failed first, its node and the error.
     """
     # Unset, torchrun sets it to 1 with a warning. Each rank then uses the threads of the study.
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    # torchrun does not remove its log folder. The agents need one on the shared file system.
-    with tempfile.TemporaryDirectory(prefix=".torchrun-", dir=Path.cwd()) as log_dir:
+    # The agents meet and log there. It is on the shared file system, and only this user can enter it.
+    with tempfile.TemporaryDirectory(prefix=".torchrun-", dir=Path.cwd()) as folder:
         given = current_allocation() if split_scale(scale)[0] > 1 else None
-        line = training_command(scale, options, log_dir=log_dir, allocation=given)
-        process = subprocess.Popen(line, env=environment)
+        process = subprocess.Popen(training_command(scale, options, folder=folder, allocation=given), env=environment)
         forward_to_launched(process, through_srun=given is not None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # torchrun also receives Ctrl-C, and ends first
         code = process.wait()
-        if first := rank_failures.first_failure(Path(log_dir)):
+        if problem := rendezvous.problem(Path(folder)):
+            log.error("%s", problem)
+        elif first := rank_failures.first_failure(Path(folder)):
             log.error("rank %d on %s ended the training: %s", first.rank, first.node, first.message)
     return code
 
 
-@dataclass(frozen=True)
-class Rendezvous:
-    """The address at which the ranks of a training connect, and the ID of the rendezvous."""
-
-    host: str
-    port: int
-    run_id: str = "trainyard"
-
-
-def training_command(scale: str, options: Sequence[str], *, log_dir: str, allocation: Allocation | None) -> list[str]:
+def training_command(scale: str, options: Sequence[str], *, folder: str, allocation: Allocation | None) -> list[str]:
     """The command that starts all ranks of a scale, each of which runs train.py with these options.
 
     Raises:
         UserError: the scale has several nodes, but there is no Slurm job with this number of nodes.
     """
     nodes, gpus = split_scale(scale)
-    torchrun = [*helper_command(AGENT), "--nproc-per-node", str(gpus), "--log-dir", log_dir]
-    program = [str(TRAIN), *options]
     checked = check_allocation(scale, allocation)
-    if checked is None:
-        return [*torchrun, "--standalone", *program]
-    srun = ["srun", "--nodes", str(nodes), "--ntasks", str(nodes), "--ntasks-per-node", "1", "--kill-on-bad-exit=1"]
-    return [*srun, *torchrun, "--nnodes", str(nodes), *_rendezvous_options(rendezvous_of(checked)), *program]
+    names = checked.nodes if checked else [host.node_name()]
+    agent = [*helper_command(AGENT), "--folder", folder, "--nodes", ",".join(names), "--ranks", str(gpus)]
+    srun = _srun(nodes, 1, cpus=checked.cpus_per_node) if checked else []
+    return [*srun, *agent, "--", str(TRAIN), *options]
 
 
 def check_allocation(scale: str, allocation: Allocation | None) -> Allocation | None:
@@ -88,26 +82,6 @@ def check_allocation(scale: str, allocation: Allocation | None) -> Allocation | 
     return allocation
 
 
-def rendezvous_of(allocation: Allocation) -> Rendezvous:
-    """The first node of a job, with a port from 20000 to 29999 that other jobs on the node do not use.
-
-    The port is derived from the job ID: jobs that run at the same time have close IDs, so their ports differ. Linux
-    uses ports from 32768 on for outgoing connections.
-    """
-    return Rendezvous(allocation.nodes[0], 20000 + int(allocation.job) % 10000, allocation.job)
-
-
-def _rendezvous_options(rendezvous: Rendezvous) -> list[str]:
-    return [
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-id",
-        rendezvous.run_id,
-        "--rdzv-endpoint",
-        f"{rendezvous.host}:{rendezvous.port}",
-    ]
-
-
 def script_command(
     scale: str,
     words: Sequence[str],
@@ -115,7 +89,6 @@ def script_command(
     launcher: Literal["torchrun", "accelerate", "deepspeed", "srun"],
     launcher_options: Sequence[str] = (),
     python: str,
-    rendezvous: Rendezvous,
     watch_options: Sequence[str],
     hostfile: Path,
     cpus_per_gpu: int,
@@ -123,8 +96,8 @@ def script_command(
 ) -> list[str]:
     """The command that starts a user's script on all GPUs of a scale.
 
-    It runs `watch` with `watch_options` once per node, which runs the launcher. With the launcher `srun`, it runs
-    `watch` once per GPU, which runs the script.
+    It runs `watch` with `watch_options` once per node, which replaces the placeholders and runs the launcher. With the
+    launcher `srun`, it runs `watch` once per GPU, which runs the script.
 
     Raises:
         UserError: the launcher is `srun`, but this is not a Slurm job.
@@ -134,36 +107,36 @@ def script_command(
     if launcher == "srun":
         if not in_slurm:
             raise UserError("launcher: srun needs a Slurm job; use torchrun here")
-        connect = ["--rendezvous", f"{rendezvous.host}:{rendezvous.port}"]
-        srun = _srun(nodes, nodes * gpus, cpus=cpus_per_gpu)
-        return [*srun, *launcher_options, *watch, *connect, "--", python, *words]
+        return [*_srun(nodes, gpus, cpus=cpus_per_gpu), *launcher_options, *watch, "--per-gpu", "--", python, *words]
     module, options = {
-        "torchrun": ("torch.distributed.run", _torchrun(nodes, gpus, rendezvous)),
-        "accelerate": ("accelerate.commands.launch", _accelerate(nodes, gpus, rendezvous)),
-        "deepspeed": ("deepspeed.launcher.runner", _deepspeed(rendezvous, hostfile)),
+        "torchrun": ("torch.distributed.run", _torchrun(nodes, gpus)),
+        "accelerate": ("accelerate.commands.launch", _accelerate(nodes, gpus)),
+        "deepspeed": ("deepspeed.launcher.runner", _deepspeed(hostfile)),
     }[launcher]
     each = [*watch, "--", python, "-m", module, *options, *launcher_options, *words]
-    return [*_srun(nodes, nodes, cpus=cpus_per_gpu * gpus), *each] if nodes > 1 else each
+    return [*_srun(nodes, 1, cpus=cpus_per_gpu * gpus), *each] if nodes > 1 else each
 
 
-def _srun(nodes: int, tasks: int, *, cpus: int) -> list[str]:
-    counts = ["--nodes", str(nodes), "--ntasks", str(tasks), "--ntasks-per-node", str(tasks // nodes)]
-    # --overlap: a job on one node runs this within a step that already holds its CPUs.
-    return ["srun", "--overlap", *counts, "--cpus-per-task", str(cpus), "--cpu-bind=none", "--kill-on-bad-exit=1"]
+def _srun(nodes: int, tasks_per_node: int, *, cpus: int) -> list[str]:
+    options = srun_options(nodes, tasks_per_node=tasks_per_node, cpus_per_task=cpus)
+    return ["srun", *options, "--kill-on-bad-exit=1"]
 
 
-def _torchrun(nodes: int, gpus: int, rendezvous: Rendezvous) -> list[str]:
-    where = ["--standalone"] if nodes == 1 else ["--nnodes", str(nodes), *_rendezvous_options(rendezvous)]
-    return ["--nproc-per-node", str(gpus), *where]
+# The rendezvous of each launcher unpickles nothing from the network: torchrun's `static`, which is accelerate's, too.
 
 
-def _accelerate(nodes: int, gpus: int, rendezvous: Rendezvous) -> list[str]:
+def _torchrun(nodes: int, gpus: int) -> list[str]:
+    where = ["--rdzv-backend", "static", "--master-addr", MASTER_ADDRESS, "--master-port", MASTER_PORT]
+    return ["--nproc-per-node", str(gpus), "--nnodes", str(nodes), "--node-rank", NODE_RANK, *where]
+
+
+def _accelerate(nodes: int, gpus: int) -> list[str]:
     count = ["--num_machines", str(nodes), "--num_processes", str(nodes * gpus), "--machine_rank", NODE_RANK]
-    where = ["--main_process_ip", rendezvous.host, "--main_process_port", str(rendezvous.port)]
+    where = ["--main_process_ip", MASTER_ADDRESS, "--main_process_port", MASTER_PORT, "--rdzv_backend", "static"]
     several = ["--multi_gpu"] if nodes * gpus > 1 else []
     return [*several, *count, *where, "--mixed_precision", "no", "--dynamo_backend", "no"]
 
 
-def _deepspeed(rendezvous: Rendezvous, hostfile: Path) -> list[str]:
-    where = ["--master_addr", rendezvous.host, "--master_port", str(rendezvous.port)]
+def _deepspeed(hostfile: Path) -> list[str]:
+    where = ["--master_addr", MASTER_ADDRESS, "--master_port", MASTER_PORT]
     return ["--hostfile", str(hostfile), "--no_ssh", "--node_rank", NODE_RANK, *where]

@@ -6,9 +6,9 @@ import math
 import os
 import queue
 import signal
-import socket
 import statistics
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -26,7 +26,8 @@ from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector, merg
 from trainyard.programs.output_lines import LineSplitter
 from trainyard.programs.process import FolderClaim, GuardedProcess, ProcessGuard, claim_folder
 from trainyard.programs.row_limiter import Row
-from trainyard.scaling.launchers import Rendezvous, check_allocation, rendezvous_of, script_command
+from trainyard.scaling import rendezvous
+from trainyard.scaling.launchers import check_allocation, script_command
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, hold_lock, write_json
 
@@ -126,9 +127,13 @@ class UserScript:
         """Run the script from the latest checkpoint that it has not failed to resume from."""
         bad = self._bad_checkpoints()
         kept = find_checkpoint(self._out, self._study.checkpoint, bad=bad)
-        line = self._command(results, self._out / kept.name if kept else None)
-        log.info("launching: %s", " ".join(line))
-        code, reason = self._monitor(line, claimed, resumed=kept is not None)
+        with tempfile.TemporaryDirectory(prefix=".rendezvous-", dir=self._folder.absolute()) as meeting:
+            line = self._command(results, self._out / kept.name if kept else None, meeting)
+            log.info("launching: %s", " ".join(line))
+            code, reason = self._monitor(line, claimed, resumed=kept is not None)
+            problem = rendezvous.problem(Path(meeting))
+        if problem:
+            raise UserError(problem)
         if reason:
             raise UserError(f"{reason}: the same command continues from the last checkpoint")
         if code and kept:
@@ -144,7 +149,7 @@ class UserScript:
         """Checkpoints that the script has failed to resume from."""
         return [CheckpointFile(*each) for each in json.loads(self._bad.read_text())] if self._bad.exists() else []
 
-    def _command(self, results: Path, checkpoint: Path | None) -> list[str]:
+    def _command(self, results: Path, checkpoint: Path | None, meeting: str) -> list[str]:
         study = self._study
         dataset = str((results / "data" / study.dataset).absolute()) if study.dataset else ""
         own = {
@@ -166,15 +171,16 @@ class UserScript:
         watch_options = ["--folder", str(self._folder / "telemetry"), "--seconds", f"{study.telemetry_seconds:g}"]
         watch_options += ["--threads", str(study.cpus_per_gpu), *([] if checkpoint else ["--overwrite"])]
         given = check_allocation(self._run, self._allocation)
+        nodes = list(given.nodes) if given else [host.node_name()]
+        watch_options += ["--rendezvous", meeting, "--nodes", ",".join(nodes)]
         return script_command(
             self._run,
             words,
             launcher=study.launcher,
             launcher_options=study.launcher_options,
             python=study.python or sys.executable,
-            rendezvous=rendezvous_of(self._allocation) if self._allocation else Rendezvous("127.0.0.1", _free_port()),
             watch_options=watch_options,
-            hostfile=self._hostfile(list(given.nodes) if given else [host.node_name()]),
+            hostfile=self._hostfile(nodes),
             cpus_per_gpu=study.cpus_per_gpu,
             in_slurm=self._allocation is not None,
         )
@@ -275,9 +281,3 @@ def _read(process: GuardedProcess, lines: "queue.SimpleQueue[str | None]", outpu
     for line in splitter.feed(b"", final=True):
         lines.put(line)
     lines.put(None)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -1,7 +1,8 @@
 """Run a command and record the telemetry of its node: wraps the launcher of a user's script, once per node.
 
-With --rendezvous, it wraps the script itself, once per GPU, and sets the variables that torchrun would set.
-`user_script` starts it as `python scripts/trainyard scaling.watch`.
+First, the nodes meet; the command gets the address and the port for its own rendezvous. With --per-gpu, it wraps the
+script itself, once per GPU, and sets the variables that torchrun would set. `user_script` starts it as
+`python scripts/trainyard scaling.watch`.
 """
 
 import argparse
@@ -16,8 +17,9 @@ import psutil
 
 from trainyard.cluster import host
 from trainyard.packing import gpu_sharing
-from trainyard.scaling.launchers import NODE_RANK
+from trainyard.scaling.launchers import MASTER_ADDRESS, MASTER_PORT, NODE_RANK
 from trainyard.scaling.notices import forward_to_launched
+from trainyard.scaling.rendezvous import Endpoint, Rendezvous, RendezvousError
 
 # Variables that torchrun sets for a rank, and the suffixes of Slurm's names for them.
 RANKS = {"RANK": "PROCID", "LOCAL_RANK": "LOCALID", "WORLD_SIZE": "NTASKS", "LOCAL_WORLD_SIZE": "NTASKS_PER_NODE"}
@@ -32,13 +34,23 @@ def main() -> int:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the telemetry of previous runs")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads per process")
-    parser.add_argument("--rendezvous", metavar="HOST:PORT", help="run once per GPU; the address of the rendezvous")
+    parser.add_argument("--rendezvous", type=Path, required=True, metavar="DIR", help="private folder to meet in")
+    parser.add_argument("--nodes", required=True, metavar="NAMES", help="the nodes of the training, with commas")
+    parser.add_argument("--per-gpu", action="store_true", help="srun runs this once per GPU, not once per node")
     parser.add_argument("command", nargs="+", help="command to run, after --")
     arguments = parser.parse_args()
-    line = [word.replace(NODE_RANK, os.environ.get("SLURM_NODEID", "0")) for word in arguments.command]
-    process = subprocess.Popen(line, env=os.environ | _environment(arguments))
+    local_rank = int(os.environ["SLURM_LOCALID"]) if arguments.per_gpu else 0
+    try:
+        endpoint = _meet(arguments, local_rank)
+    except RendezvousError:
+        return 1  # user_script reports it
+    values = {NODE_RANK: str(_node_rank(arguments)), MASTER_ADDRESS: endpoint.address, MASTER_PORT: str(endpoint.port)}
+    line = arguments.command
+    for placeholder, value in values.items():
+        line = [word.replace(placeholder, value) for word in line]
+    process = subprocess.Popen(line, env=os.environ | _environment(arguments, endpoint))
     forward_to_launched(process, through_srun=False)
-    if arguments.rendezvous and os.environ.get("SLURM_LOCALID", "0") != "0":
+    if local_rank:
         return process.wait()  # local rank 0 records the telemetry of this node
     ended = threading.Event()
     sampler = threading.Thread(target=_sample, args=(arguments, ended))
@@ -49,12 +61,30 @@ def main() -> int:
     return code
 
 
+def _node_rank(arguments: argparse.Namespace) -> int:
+    """The position of this node; a scale of one node may run in a step of a larger job."""
+    return int(os.environ["SLURM_NODEID"]) if "," in arguments.nodes else 0
+
+
+def _meet(arguments: argparse.Namespace, local_rank: int) -> Endpoint:
+    """Meet the other nodes; returns the endpoint at which the launcher of the first node can listen."""
+    rendezvous = Rendezvous(
+        arguments.rendezvous, arguments.nodes.split(","), rank=_node_rank(arguments), everywhere=True
+    )
+    if local_rank:
+        return rendezvous.read()
+    endpoint, listener = rendezvous.meet()
+    if listener:
+        listener.close()  # the launcher cannot take it over
+    return endpoint
+
+
 def _sample(arguments: argparse.Namespace, ended: threading.Event) -> None:
     """Record telemetry until the command ends. The ranks of a node are its descendants, with srun its siblings."""
     from trainyard.training.telemetry import record_telemetry  # imports torch while the command starts
 
     me = psutil.Process()
-    root = (me.parent() if arguments.rendezvous else None) or me
+    root = (me.parent() if arguments.per_gpu else None) or me
     with ExitStack() as stack:
         node = host.node_name()
         stack.enter_context(
@@ -65,15 +95,14 @@ def _sample(arguments: argparse.Namespace, ended: threading.Event) -> None:
         ended.wait()
 
 
-def _environment(arguments: argparse.Namespace) -> dict[str, str]:
+def _environment(arguments: argparse.Namespace, endpoint: Endpoint) -> dict[str, str]:
     """Environment variables added for the command."""
     given = {"OMP_NUM_THREADS": str(arguments.threads)}
     if not gpu_sharing.has_gpu():
         given |= {"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
-    if arguments.rendezvous:
-        address, _, port = arguments.rendezvous.partition(":")
+    if arguments.per_gpu:
         given |= {name: os.environ[f"SLURM_{of_slurm}"] for name, of_slurm in RANKS.items()}
-        given |= {"MASTER_ADDR": address, "MASTER_PORT": port}
+        given |= {"MASTER_ADDR": endpoint.address, "MASTER_PORT": str(endpoint.port)}
     return given
 
 

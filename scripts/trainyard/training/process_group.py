@@ -1,6 +1,8 @@
 """The process group of a training: a single process, or the ranks that torchrun started."""
 
 import ctypes
+import io
+import ipaddress
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainyard.cluster import host
+from trainyard.cluster.ranks import is_rank
 from trainyard.utils import fast_start
 from trainyard.utils.errors import UserError
 
@@ -64,12 +67,21 @@ class Group:
         return dist.all_reduce(values, dist.ReduceOp.MIN, async_op=True) if self.world_size > 1 else None
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """The values of all ranks, in the order of ranks; they must be picklable."""
+        """The values of all ranks, in the order of ranks: numbers, text, tensors, and lists and dicts of them.
+
+        `dist.all_gather_object` unpickles what it receives, and the connections of gloo and NCCL authenticate nobody.
+        """
         if self.world_size == 1:
             return [value]
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
-        return values
+        packed = io.BytesIO()
+        torch.save(value, packed)
+        mine = torch.frombuffer(packed.getbuffer(), dtype=torch.uint8).to(self.device)
+        sizes = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.world_size)]
+        dist.all_gather(sizes, torch.tensor([len(mine)], device=self.device))
+        parts = [mine.new_zeros(int(max(sizes))) for _ in sizes]
+        dist.all_gather(parts, nn.functional.pad(mine, (0, len(parts[0]) - len(mine))))
+        read = [io.BytesIO(part[: int(size)].cpu().numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
+        return [torch.load(each, weights_only=True) for each in read]
 
 
 def single_process() -> Group:
@@ -80,12 +92,12 @@ def single_process() -> Group:
 @contextmanager
 def process_group() -> Iterator[Group]:
     """Initialize the process group from the environment of torchrun; without torchrun, a single process."""
-    if "RANK" not in os.environ:
+    if not is_rank():
         yield single_process()
         return
     local_rank = int(os.environ["LOCAL_RANK"])
     device = _device(local_rank)
-    _choose_interface()
+    _choose_interface(os.environ["MASTER_ADDR"])
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield Group(rank=dist.get_rank(), local_rank=local_rank, world_size=dist.get_world_size(), device=device)
@@ -93,16 +105,17 @@ def process_group() -> Iterator[Group]:
         dist.destroy_process_group()
 
 
-def _choose_interface() -> None:
-    """Set the network interface of gloo and NCCL to the one that reaches the first node, unless the user has set one.
+def _choose_interface(master: str) -> None:
+    """Set the network interface of gloo to the one that reaches the first node, unless the user has set one.
 
-    By default, gloo uses the address that the host name resolves to, which on many nodes is a loopback address.
+    By default, gloo uses the address that the host name resolves to, which on many nodes is a loopback address. NCCL
+    finds the best interface by itself: it prefers InfiniBand.
     """
-    if os.environ["WORLD_SIZE"] == os.environ["LOCAL_WORLD_SIZE"]:
-        return
-    if name := host.source_interface(os.environ["MASTER_ADDR"]):
+    several = os.environ["WORLD_SIZE"] != os.environ["LOCAL_WORLD_SIZE"]
+    if several and ipaddress.ip_address(host.source_address(master)).is_loopback:
+        return  # torchrun was not started by Trainyard, and this node's own name is a loopback address
+    if name := host.source_interface(master):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
 def _device(local_rank: int) -> torch.device:

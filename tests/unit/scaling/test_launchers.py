@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from trainyard.cluster import host
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.scaling import Scaling
-from trainyard.scaling.launchers import TRAIN, rendezvous_of, script_command, training_command
+from trainyard.scaling.launchers import TRAIN, script_command, training_command
 from trainyard.scaling.user_script import UserScript
 from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import SCRIPTS
@@ -17,30 +18,33 @@ AGENT, WATCH = (f"{sys.executable} {SCRIPTS}/trainyard scaling.{name}" for name 
 OPTIONS = ["--config", "c.yaml", "--study", "s"]
 
 
-def test_one_node_is_a_standalone_torchrun():
-    line = training_command("1x4", OPTIONS, log_dir="/logs", allocation=None)
+def srun(nodes, tasks, cpus):
+    counts = f"--nodes {nodes} --ntasks {tasks} --ntasks-per-node {tasks // nodes}"
+    bound = f"--cpus-per-task {cpus} --cpu-bind=none"
+    return f"srun --overlap --export=ALL {counts} {bound} --kill-on-bad-exit=1"
+
+
+def test_one_node_needs_no_slurm():
+    line = training_command("1x4", OPTIONS, folder="/logs", allocation=None)
     assert " ".join(line) == (
-        f"{AGENT} --nproc-per-node 4 --log-dir /logs --standalone {TRAIN} --config c.yaml --study s"
+        f"{AGENT} --folder /logs --nodes {host.node_name()} --ranks 4 -- {TRAIN} --config c.yaml --study s"
     )
 
 
-def test_several_nodes_run_one_torchrun_each_with_a_rendezvous_at_the_first():
-    allocation = Allocation(job="1234567", nodes=("n3", "n4"), end_time=0)
-    line = training_command("2x8", OPTIONS, log_dir="/logs", allocation=allocation)
+def test_several_nodes_run_one_agent_each_on_all_cpus_of_the_job():
+    allocation = Allocation(job="1234567", nodes=("n3", "n4"), end_time=0, cpus_per_node=16)
+    line = training_command("2x8", OPTIONS, folder="/logs", allocation=allocation)
     assert " ".join(line) == (
-        "srun --nodes 2 --ntasks 2 --ntasks-per-node 1 --kill-on-bad-exit=1 "
-        f"{AGENT} --nproc-per-node 8 --log-dir /logs --nnodes 2 "
-        "--rdzv-backend c10d --rdzv-id 1234567 --rdzv-endpoint n3:24567 "
-        f"{TRAIN} --config c.yaml --study s"
+        f"{srun(2, 2, 16)} {AGENT} --folder /logs --nodes n3,n4 --ranks 8 -- {TRAIN} --config c.yaml --study s"
     )
 
 
 def test_several_nodes_need_a_job_with_as_many():
     with pytest.raises(UserError, match="scale 2x1 needs 2 nodes, but this is not a Slurm job"):
-        training_command("2x1", OPTIONS, log_dir="/logs", allocation=None)
+        training_command("2x1", OPTIONS, folder="/logs", allocation=None)
     three = Allocation(job="7", nodes=("a", "b", "c"), end_time=0)
     with pytest.raises(UserError, match="needs 2 nodes, but the job has 3"):
-        training_command("2x1", OPTIONS, log_dir="/logs", allocation=three)
+        training_command("2x1", OPTIONS, folder="/logs", allocation=three)
 
 
 @pytest.mark.parametrize("rank", [{}, {"RANK": "0", "WORLD_SIZE": "1"}], ids=["plain", "RANK of another launcher"])
@@ -54,26 +58,25 @@ def test_train_is_the_launcher_unless_torchrun_has_started_it(tmp_path, rank):
     assert "scale 2x1 needs 2 nodes, but this is not a Slurm job" in done.stdout
 
 
+# `watch` replaces the placeholders on each node.
 PYTHON = {
-    "torchrun": "-m torch.distributed.run --nproc-per-node 4 --nnodes 2 --rdzv-backend c10d --rdzv-id 1234567 "
-    "--rdzv-endpoint n3:24567",
+    "torchrun": "-m torch.distributed.run --nproc-per-node 4 --nnodes 2 --node-rank {node_rank} "
+    "--rdzv-backend static --master-addr {master_addr} --master-port {master_port}",
     "accelerate": "-m accelerate.commands.launch --multi_gpu --num_machines 2 --num_processes 8 "
-    "--machine_rank {node_rank} --main_process_ip n3 --main_process_port 24567 --mixed_precision no "
-    "--dynamo_backend no",
+    "--machine_rank {node_rank} --main_process_ip {master_addr} --main_process_port {master_port} "
+    "--rdzv_backend static --mixed_precision no --dynamo_backend no",
     "deepspeed": "-m deepspeed.launcher.runner --hostfile /out/hostfile --no_ssh --node_rank {node_rank} "
-    "--master_addr n3 --master_port 24567",
+    "--master_addr {master_addr} --master_port {master_port}",
 }
 
 
 def own(launcher, scale="2x4", **fields):
-    allocation = Allocation(job="1234567", nodes=("n3", "n4"), end_time=0)
     line = script_command(
         scale,
         ["train.py", "--lr", "0.1"],
         launcher=launcher,
         launcher_options=["--more"],
         python="/env/python",
-        rendezvous=rendezvous_of(allocation),
         watch_options=["--folder", "/out"],
         hostfile=Path("/out/hostfile"),
         cpus_per_gpu=3,
@@ -85,27 +88,20 @@ def own(launcher, scale="2x4", **fields):
 @pytest.mark.parametrize("launcher", PYTHON)
 def test_a_launcher_is_started_once_per_node_with_telemetry(launcher):
     assert own(launcher) == (
-        "srun --overlap --nodes 2 --ntasks 2 --ntasks-per-node 1 --cpus-per-task 12 --cpu-bind=none "
-        f"--kill-on-bad-exit=1 {WATCH} --folder /out -- /env/python {PYTHON[launcher]} --more "
-        "train.py --lr 0.1"
+        f"{srun(2, 2, 12)} {WATCH} --folder /out -- /env/python {PYTHON[launcher]} --more train.py --lr 0.1"
     )
 
 
 def test_srun_starts_the_script_itself_once_per_gpu():
-    assert own("srun") == (
-        "srun --overlap --nodes 2 --ntasks 8 --ntasks-per-node 4 --cpus-per-task 3 --cpu-bind=none "
-        f"--kill-on-bad-exit=1 --more {WATCH} --folder /out --rendezvous n3:24567 -- /env/python "
-        "train.py --lr 0.1"
-    )
+    assert own("srun") == (f"{srun(2, 8, 3)} --more {WATCH} --folder /out --per-gpu -- /env/python train.py --lr 0.1")
     with pytest.raises(UserError, match="use torchrun here"):
         own("srun", scale="1x4", in_slurm=False)
 
 
 def test_on_one_node_a_launcher_needs_no_slurm():
-    assert own("torchrun", scale="1x4", in_slurm=False) == (
-        f"{WATCH} --folder /out -- /env/python -m torch.distributed.run --nproc-per-node 4 "
-        "--standalone --more train.py --lr 0.1"
-    )
+    line = own("torchrun", scale="1x4", in_slurm=False)
+    assert line.startswith(f"{WATCH} --folder /out -- /env/python -m torch.distributed.run --nproc-per-node 4")
+    assert "--nnodes 1 " in line
 
 
 @pytest.mark.parametrize("script", ["t.py {resume} --n={n}", ["t.py", "{resume}", "--n={n}"]])
@@ -114,7 +110,17 @@ def test_the_resume_option_is_inserted_at_its_placeholder(tmp_path, script):
     study = Scaling.model_validate({"script": script, **options})
     (tmp_path / "1x1").mkdir()
     made = UserScript(study, "1x1", tmp_path)
-    assert made._command(tmp_path, None)[-2:] == ["t.py", "--n=a b"]
-    assert made._command(tmp_path, tmp_path / "x y.pt")[-4:] == ["t.py", "--from", f"{tmp_path}/x y.pt", "--n=a b"]
+    assert made._command(tmp_path, None, "/meeting")[-2:] == ["t.py", "--n=a b"]
+    assert made._command(tmp_path, tmp_path / "x y.pt", "/meeting")[-4:] == [
+        "t.py",
+        "--from",
+        f"{tmp_path}/x y.pt",
+        "--n=a b",
+    ]
     at_the_end = UserScript(study.model_copy(update={"script": "t.py\n--n={n}\n"}), "1x1", tmp_path)
-    assert at_the_end._command(tmp_path, tmp_path / "x.pt")[-4:] == ["t.py", "--n=a b", "--from", f"{tmp_path}/x.pt"]
+    assert at_the_end._command(tmp_path, tmp_path / "x.pt", "/meeting")[-4:] == [
+        "t.py",
+        "--n=a b",
+        "--from",
+        f"{tmp_path}/x.pt",
+    ]

@@ -1,0 +1,186 @@
+"""Where the launchers of a training meet: an address and a port of its first node, agreed upon through files.
+
+A program on each node signs in with a file. When all have, the first node listens where the others reach it, at a
+random port, and tells them in a file. Each of the others connects once, and reports how that went. The files are in a
+folder of the shared file system that only the user can enter. Nothing that arrives through the network is read.
+
+This imports no torch: a node signs in before it loads what takes long.
+"""
+
+import errno
+import ipaddress
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from trainyard.cluster import host
+from trainyard.utils.errors import UserError
+from trainyard.utils.files import write_json
+
+SECONDS: Final = "TRAINYARD_RENDEZVOUS_SECONDS"  # environment variable: how long the nodes may take to connect
+DEFAULT_SECONDS: Final = 60.0
+START_FACTOR: Final = 5  # starting Python on all nodes may take this many times as long, from a slow file system
+GRACE_SECONDS: Final = 15.0  # until a file is visible on the first node; its error is the one that counts
+POLL_SECONDS: Final = 0.1
+LOOPBACK: Final = "127.0.0.1"
+PORTS: Final = range(20000, 32768)  # Linux uses ports from 32768 on for outgoing connections
+_ENDPOINT, _PROBLEM = "endpoint.json", "problem.json"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the first node listens."""
+
+    address: str
+    port: int
+
+
+class RendezvousError(UserError):
+    """The nodes did not meet; the message says which are missing."""
+
+
+def problem(folder: Path) -> str:
+    """Why the nodes did not meet in this folder; "" if they did."""
+    path = folder / _PROBLEM
+    return str(_read(path)["message"]) if path.exists() else ""
+
+
+class Rendezvous:
+    """The rendezvous of the nodes of a training, listed in the order of Slurm; `rank` is the position of this one.
+
+    Args:
+        folder: a private folder on the shared file system, empty at first.
+        nodes: one name, or all nodes of the job.
+        rank: the position of this node.
+        everywhere: the launcher listens on all interfaces: the port must be free on each of them.
+    """
+
+    def __init__(self, folder: Path, nodes: Sequence[str], *, rank: int, everywhere: bool = False) -> None:
+        self._folder, self._nodes, self._rank, self._everywhere = folder, nodes, rank, everywhere
+        self._seconds = float(os.environ.get(SECONDS) or DEFAULT_SECONDS)
+
+    def meet(self) -> tuple[Endpoint, socket.socket | None]:
+        """Meet the other nodes; returns the endpoint and, on the first node, the socket that listens there.
+
+        Raises:
+            RendezvousError: some nodes did not sign in, or cannot connect.
+        """
+        return (self._follow(), None) if self._rank else self._lead()
+
+    def read(self) -> Endpoint:
+        """The endpoint that the first node has announced."""
+        seconds = START_FACTOR * self._seconds + GRACE_SECONDS
+        if self._await([_ENDPOINT], seconds):
+            self._fail(f"{self._nodes[0]} announced no address to {self._name} within {seconds:g} s")
+        return Endpoint(**_read(self._folder / _ENDPOINT))
+
+    @property
+    def _name(self) -> str:
+        return self._nodes[self._rank]
+
+    def _lead(self) -> tuple[Endpoint, socket.socket]:
+        address = LOOPBACK
+        if len(self._nodes) > 1:
+            seconds = START_FACTOR * self._seconds
+            others = self._collect("signed-in", seconds, f"did not start within {seconds:g} s")
+            # Their address, not this node's name, which may be on a loopback line of its /etc/hosts.
+            address = host.source_address(others[0]["address"])
+        listener = _listen(address, everywhere=self._everywhere)
+        endpoint = Endpoint(address, listener.getsockname()[1])
+        write_json(self._folder / _ENDPOINT, asdict(endpoint))
+        where = f"{self._name} at {address}, port {endpoint.port}, within {self._seconds:g} s ({SECONDS})"
+        self._collect("connected", self._seconds + GRACE_SECONDS, f"could not connect to {where}")
+        return endpoint, listener
+
+    def _follow(self) -> Endpoint:
+        first = self._nodes[0]
+        try:
+            mine = host.source_address(first)
+        except OSError as error:
+            self._give_up("signed-in", f"cannot resolve or reach the name {first}: {error}")
+        if ipaddress.ip_address(mine).is_loopback:
+            self._give_up("signed-in", f"takes {first} for a loopback address: correct its /etc/hosts")
+        self._report("signed-in", address=mine)
+        endpoint = self.read()
+        if failure := _connection_error(endpoint, self._seconds):
+            where = f"{first} at {endpoint.address}, port {endpoint.port}"
+            self._give_up(
+                "connected", f"could not connect to {where}, within {self._seconds:g} s ({SECONDS}): {failure}"
+            )
+        self._report("connected")
+        return endpoint
+
+    def _report(self, event: str, **facts: str) -> None:
+        write_json(self._folder / f"{event}-{self._rank}.json", facts)
+
+    def _give_up(self, event: str, error: str) -> NoReturn:
+        """Tell the first node, which raises the error. srun then ends this program."""
+        self._report(event, error=error)
+        time.sleep(2 * GRACE_SECONDS)
+        self._fail(f"{self._name} {error}")
+
+    def _collect(self, event: str, seconds: float, failure: str) -> list[dict[str, str]]:
+        """The reports of the other nodes; `failure` says what those that do not report have failed to do."""
+        names = {f"{event}-{rank}.json": node for rank, node in enumerate(self._nodes) if rank}
+        missing = self._await(list(names), seconds)
+        reports = {name: _read(self._folder / name) for name in names if name not in missing}
+        problems = [f"{names[name]} {report['error']}" for name, report in reports.items() if "error" in report]
+        if missing:
+            problems.insert(0, f"{', '.join(names[name] for name in missing)} {failure}")
+        if problems:
+            self._fail("; ".join(problems))
+        return list(reports.values())
+
+    def _await(self, names: Sequence[str], seconds: float) -> list[str]:
+        """Wait until all these files exist; returns those that do not, at the end of the time."""
+        end = time.monotonic() + seconds
+        while True:
+            there = os.listdir(self._folder)  # unlike a path, a folder that is opened is not cached by NFS
+            missing = [name for name in names if name not in there]
+            if not missing or time.monotonic() > end:
+                return missing
+            time.sleep(POLL_SECONDS)
+
+    def _fail(self, what: str) -> NoReturn:
+        message = f"the nodes of the training did not meet: {what}"
+        write_json(self._folder / _PROBLEM, {"message": message})
+        raise RendezvousError(message)
+
+
+def _listen(address: str, *, everywhere: bool) -> socket.socket:
+    """A socket that listens at a random port of the address, or of all addresses."""
+    family = socket.AF_INET6 if ":" in address or (everywhere and socket.has_dualstack_ipv6()) else socket.AF_INET
+    while True:
+        where = ("" if everywhere else address, secrets.choice(PORTS))
+        try:
+            return socket.create_server(where, family=family, dualstack_ipv6=everywhere and family == socket.AF_INET6)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+
+
+def _connection_error(endpoint: Endpoint, seconds: float) -> str:
+    """Connect once; returns why that failed for so long, or ""."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(
+                (endpoint.address, endpoint.port), timeout=max(0.1, end - time.monotonic())
+            ).close()
+        except OSError as error:
+            if time.monotonic() + POLL_SECONDS > end:
+                return str(error)
+            time.sleep(POLL_SECONDS)
+        else:
+            return ""
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content

@@ -1,0 +1,137 @@
+"""torchrun on one node of a training, with a rendezvous of its own, and a record of how its ranks failed.
+
+torchrun's own rendezvous (c10d) unpickles what it finds in its store, to which everyone on the network can write.
+Here, the nodes have met before: the first one serves the store at the endpoint, the ranks are numbered in the order of
+the nodes, and the agents keep only text in the store.
+"""
+
+import argparse
+import signal
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+from torch.distributed.run import get_args_parser, run
+
+from trainyard.cluster import host, slurm_allocation
+from trainyard.cluster.held_folders import remove_copies_at_exit
+from trainyard.config.load import read_config
+from trainyard.scaling.notices import TERMINATED, forwarding_to_ranks
+from trainyard.scaling.rendezvous import Endpoint
+from trainyard.training import rank_failures
+
+BACKEND: Final = "trainyard"
+STORE_TIMEOUT: Final = timedelta(minutes=10)  # to import torch on all nodes
+# The option of train.py that is needed here.
+_TRAINING: Final = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+_TRAINING.add_argument("--config", type=Path)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The position of this node in the training."""
+
+    node_rank: int
+    nodes: int
+    ranks_per_node: int
+
+
+def run_ranks(
+    command: Sequence[str], place: Place, endpoint: Endpoint, listener: socket.socket | None, *, folder: Path
+) -> int:
+    """Run the ranks of this node; returns 1 if one failed, 128 + the number of a signal that ended them, otherwise 0.
+
+    The first node has the `listener` at the endpoint. `folder` gets torchrun's logs and the records of failures.
+    """
+    rendezvous_handler_registry.register(BACKEND, lambda _: MetRendezvous(place, endpoint, listener))
+    job = slurm_allocation.job_id()
+    where = f"{endpoint.address}:{endpoint.port}"  # torchrun warns without one
+    options = ["--rdzv-backend", BACKEND, "--rdzv-id", job, "--rdzv-endpoint", where, "--nnodes", str(place.nodes)]
+    options += ["--nproc-per-node", str(place.ranks_per_node), "--log-dir", str(folder)]
+    node = host.node_name()
+    training, _ = _TRAINING.parse_known_args(command)
+    try:
+        with forwarding_to_ranks(), remove_copies_at_exit(read_config(training.config).data.local):
+            run(get_args_parser().parse_args([*options, *command]))  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        found = [_failure(rank, node, each) for rank, each in error.failures.items() if not _was_terminated(each)]
+        rank_failures.write_failures(found, folder, node=node)
+        return 1
+    except SignalException as error:
+        return 128 + error.sigval
+    return 0
+
+
+class MetRendezvous(RendezvousHandler):
+    """The rendezvous, for torchrun, of nodes that have met: it connects to the store that the first node serves."""
+
+    use_agent_store = True  # the ranks, too, connect to this store
+
+    def __init__(self, place: Place, endpoint: Endpoint, listener: socket.socket | None) -> None:
+        self._place, self._endpoint, self._listener = place, endpoint, listener
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """The store, and the rank of this node. It is called once, as nothing restarts ranks."""
+        store = TCPStore(
+            self._endpoint.address,
+            self._endpoint.port,
+            is_master=self._listener is not None,
+            timeout=STORE_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=self._listener.detach() if self._listener else None,
+        )
+        bootstrap = RendezvousStoreInfo(self._endpoint.address, self._endpoint.port)
+        return RendezvousInfo(PrefixStore("agents", store), self._place.node_rank, self._place.nodes, bootstrap)
+
+    def get_backend(self) -> str:
+        """The name of this rendezvous."""
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        """The job's ID: TORCHELASTIC_RUN_ID of the ranks."""
+        return slurm_allocation.job_id()
+
+    def is_closed(self) -> bool:
+        """Whether nodes can no longer join."""
+        return False
+
+    def set_closed(self) -> None:
+        """Do nothing: no node joins later."""
+
+    def num_nodes_waiting(self) -> int:
+        """The number of nodes that want to join: none."""
+        return 0
+
+    def shutdown(self) -> bool:
+        """Release the resources: there are none."""
+        return True
+
+
+def _was_terminated(failure: ProcessFailure) -> bool:
+    """Whether torchrun terminated the rank, because another one had failed."""
+    return failure.exitcode in (-signal.SIGTERM, TERMINATED)
+
+
+def _failure(rank: int, node: str, failure: ProcessFailure) -> rank_failures.RankFailure:
+    raised_at = failure.error_file_data.get("timestamp")  # None: no exception was recorded
+    return rank_failures.RankFailure(
+        rank=rank,
+        node=node,
+        message=failure.message
+        if raised_at or failure.exitcode < 0
+        else f"exit code {failure.exitcode}, no error message",
+        time=raised_at or failure.timestamp,
+        killed=failure.exitcode < 0,
+    )

@@ -1,0 +1,59 @@
+"""The rendezvous of the launchers, with and without all nodes. tests/cluster has it on several hosts."""
+
+import socket
+
+import pytest
+from trainyard.scaling import rendezvous
+from trainyard.scaling.rendezvous import LOOPBACK, SECONDS, Rendezvous, RendezvousError
+from trainyard.utils.files import write_json
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setenv(SECONDS, "0.1")
+    monkeypatch.setattr(rendezvous, "GRACE_SECONDS", 0.1)
+
+
+def test_one_node_listens_on_loopback_at_a_port_that_differs_each_time(tmp_path):
+    met = []
+    for number in range(4):
+        (tmp_path / str(number)).mkdir()
+        met.append(Rendezvous(tmp_path / str(number), ["n1"], rank=0).meet())
+    assert len({endpoint.port for endpoint, _ in met}) > 1
+    for endpoint, listener in met:
+        assert endpoint.address == LOOPBACK
+        assert listener.getsockname() == (LOOPBACK, endpoint.port)
+        socket.create_connection((endpoint.address, endpoint.port), timeout=10).close()
+        listener.close()
+    assert Rendezvous(tmp_path / "3", ["n1"], rank=0).read() == met[3][0]
+    assert rendezvous.problem(tmp_path / "3") == ""
+
+
+def failure(folder, nodes, rank=0):
+    with pytest.raises(RendezvousError) as raised:
+        Rendezvous(folder, nodes, rank=rank).meet()
+    assert rendezvous.problem(folder) == str(raised.value), "the launcher reports it"
+    return str(raised.value).removeprefix("the nodes of the training did not meet: ")
+
+
+def test_nodes_that_do_not_start_are_named(tmp_path):
+    write_json(tmp_path / "signed-in-2.json", {"address": LOOPBACK})
+    assert failure(tmp_path, ["n1", "n2", "n3", "n4"]) == "n2, n4 did not start within 0.5 s"
+
+
+def test_nodes_that_cannot_connect_are_named_with_the_address_that_they_tried(tmp_path):
+    for rank in (1, 2):
+        write_json(tmp_path / f"signed-in-{rank}.json", {"address": LOOPBACK})
+    write_json(tmp_path / "connected-2.json", {"error": "has no route"})
+    message = failure(tmp_path, ["n1", "n2", "n3"])
+    port = Rendezvous(tmp_path, ["n1"], rank=0).read().port
+    assert message == (
+        f"n2 could not connect to n1 at 127.0.0.1, port {port}, within 0.1 s ({SECONDS}); n3 has no route"
+    )
+
+
+def test_a_node_whose_hosts_file_calls_the_first_one_loopback_says_so(tmp_path):
+    assert failure(tmp_path, ["localhost", "n2"], rank=1) == (
+        "n2 takes localhost for a loopback address: correct its /etc/hosts"
+    )
+    assert failure(tmp_path, ["n.invalid", "n2"], rank=1).startswith("n2 cannot resolve or reach the name n.invalid: ")
