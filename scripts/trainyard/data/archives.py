@@ -13,6 +13,7 @@ import lzma
 import os
 import stat
 import struct
+import sys
 import tarfile
 import zipfile
 import zlib
@@ -26,13 +27,16 @@ from typing import IO, Any, Final
 
 from trainyard.cluster.host import file_system_type, is_network_file_system
 from trainyard.data.problems import Problem
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import StorageError, UserError
 from trainyard.utils.files import atomic_write
 
 LISTING_THREADS: Final = 16  # network file systems have a high latency, but serve many requests at once
 BOMB_RATIO: Final = 100  # an archive that decompresses to more than this times its size ...
 BOMB_BYTES: Final = 2**30  # ... and to more than this is refused: images hardly compress
 MAX_FILE_BYTES: Final = 2**28
+# What zipfile and tarfile raise for a damaged archive, depending on its bytes.
+LISTING_ERRORS: Final = (zipfile.BadZipFile, tarfile.TarError, OSError, ValueError, ArithmeticError, RuntimeError,
+                         LookupError, MemoryError, struct.error)  # fmt: skip
 CHUNK_BYTES: Final = 2**20
 ZIP_HEADER_BYTES: Final = 30  # of a member's local header, before its name, extra field and data
 
@@ -68,13 +72,19 @@ class Collection(ABC):
     def files(self) -> list[CollectedFile]:
         """All files, sorted by name, except hidden ones."""
 
-    @abstractmethod
     def read(self, file: CollectedFile) -> bytes:
         """The bytes of a file.
 
         Raises:
-            OSError: it cannot be read, or is damaged.
+            OSError: it cannot be read, is damaged, or is too large.
         """
+        if (size := max(file.size, file.compressed_size)) > MAX_FILE_BYTES:
+            raise OSError(f"too large: {size:,} bytes")
+        return self._read(file)
+
+    @abstractmethod
+    def _read(self, file: CollectedFile) -> bytes:
+        """The bytes of a file of at most MAX_FILE_BYTES."""
 
 
 class Folder(Collection):
@@ -98,25 +108,39 @@ class Folder(Collection):
         return sorted(found, key=lambda file: file.name)
 
     def _list(self, folder: str) -> tuple[list[CollectedFile], list[tuple[str, tuple[int, int]]]]:
-        files, folders = [], []
-        with os.scandir(self.path / folder) as entries:
-            for entry in entries:
-                name = f"{folder}/{entry.name}" if folder else entry.name
-                if entry.name.startswith("."):
-                    continue
-                try:
-                    state = entry.stat()
-                except OSError as error:
-                    self.rejected.append(Problem(name, "", "unreadable", error.strerror or ""))
-                    continue
-                if stat.S_ISDIR(state.st_mode):
-                    folders.append((name, (state.st_dev, state.st_ino)))
-                elif stat.S_ISREG(state.st_mode):
-                    files.append(CollectedFile(name, state.st_size, state.st_mtime_ns))
+        files, folders = list[CollectedFile](), list[tuple[str, tuple[int, int]]]()
+        try:
+            with os.scandir(self.path / folder) as entries:
+                for entry in entries:
+                    if not entry.name.startswith("."):
+                        self._sort(entry, f"{folder}/{entry.name}" if folder else entry.name, files, folders)
+        except OSError as error:
+            if not folder:
+                raise ArchiveError(f"{self.path}: cannot be read ({error.strerror})") from None
+            self.rejected.append(Problem(folder, "", "unreadable", error.strerror or ""))
         return files, folders
 
-    def read(self, file: CollectedFile) -> bytes:
-        """The bytes of a file."""
+    def _sort(
+        self,
+        entry: os.DirEntry[str],
+        name: str,
+        files: list[CollectedFile],
+        folders: list[tuple[str, tuple[int, int]]],
+    ) -> None:
+        """Add an entry to the files or folders, or to the rejected ones."""
+        try:
+            state = entry.stat()
+        except OSError as error:
+            self.rejected.append(Problem(name, "", "unreadable", error.strerror or ""))
+            return
+        if stat.S_ISDIR(state.st_mode):
+            folders.append((name, (state.st_dev, state.st_ino)))
+        elif stat.S_ISREG(state.st_mode):
+            files.append(CollectedFile(name, state.st_size, state.st_mtime_ns))
+        else:  # reading a pipe or a device might never end
+            self.rejected.append(Problem(name, "", "not a file"))
+
+    def _read(self, file: CollectedFile) -> bytes:
         with open(f"{self.path}/{file.name}", "rb", buffering=0) as content:  # faster than with a Path
             return content.read()
 
@@ -129,36 +153,34 @@ class Archive(Collection):
         return open(self.path, "rb", buffering=0)
 
     def _read_at(self, offset: int, size: int) -> bytes:
-        return os.pread(self._file.fileno(), size, offset)
+        return os.pread(self._file.fileno(), size, min(offset, sys.maxsize))
 
-    def _accepts(self, name: str, size: int) -> bool:
-        """Whether a member is used: it is not if it is hidden, or rejected for its path or size."""
+    def _accepts(self, name: str) -> bool:
+        """Whether a member is used: it is not if it is hidden, or rejected for its path."""
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name:
             self.rejected.append(Problem(name, "", "path leaves the archive"))
-        elif size > MAX_FILE_BYTES:
-            self.rejected.append(Problem(name, "", "too large", f"{size:,} bytes"))
         else:
             return bool(path.parts) and not any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
         return False
 
 
 class Zip(Archive):
-    """The members of a zip."""
+    """The members of a zip, verified by their checksums."""
 
     def files(self) -> list[CollectedFile]:
         """All files, sorted by name, except hidden ones."""
         try:
             with zipfile.ZipFile(self.path) as archive:
                 members = archive.infolist()
-        except (zipfile.BadZipFile, OSError, ValueError) as error:
-            raise ArchiveError(f"{self.path}: is not a readable zip ({error})") from None
+        except LISTING_ERRORS as error:
+            raise ArchiveError(f"{self.path}: is not a readable zip ({str(error) or type(error).__name__})") from None
         _check_for_bomb(self.path, sum(member.file_size for member in members))
         return sorted(self._usable(members), key=lambda file: file.name)
 
     def _usable(self, members: list[zipfile.ZipInfo]) -> Iterator[CollectedFile]:
         for member in members:
-            if not self._accepts(member.filename, member.file_size):
+            if not self._accepts(member.filename):
                 continue
             if member.is_dir():
                 self.folders.append(member.filename.rstrip("/"))
@@ -172,8 +194,7 @@ class Zip(Archive):
                 location = (member.header_offset, member.compress_size, is_deflated)
                 yield CollectedFile(member.filename, member.file_size, member.CRC, *location)
 
-    def read(self, file: CollectedFile) -> bytes:
-        """The bytes of a file, verified by their checksum."""
+    def _read(self, file: CollectedFile) -> bytes:
         header = self._read_at(file.offset, ZIP_HEADER_BYTES)
         if header[:4] != b"PK\3\4" or len(header) < ZIP_HEADER_BYTES:
             raise OSError("damaged in the zip: no local header")
@@ -196,25 +217,24 @@ class Tar(Archive):
         try:
             with tarfile.open(self.path, "r:") as archive:
                 return sorted({file.name: file for file in self._usable(archive)}.values(), key=lambda file: file.name)
-        except (tarfile.TarError, OSError) as error:
-            raise ArchiveError(f"{self.path}: is not a readable tar ({error})") from None
+        except LISTING_ERRORS as error:
+            raise ArchiveError(f"{self.path}: is not a readable tar ({str(error) or type(error).__name__})") from None
 
     def _usable(self, archive: tarfile.TarFile) -> Iterator[CollectedFile]:
         for member in archive:
             archive.members = []  # type: ignore[attr-defined]  # otherwise it keeps all members in memory
             name = member.name.removeprefix("./")
             if member.isdir():
-                if self._accepts(name, 0):
+                if self._accepts(name):
                     self.folders.append(name)
-            elif not member.isreg():
-                self.rejected.append(
-                    Problem(name, "", "link in an archive" if member.islnk() or member.issym() else "not a file")
-                )
-            elif self._accepts(name, member.size):
+            elif member.islnk() or member.issym():
+                self.rejected.append(Problem(name, "", "link in an archive"))
+            elif not member.isreg() or member.issparse():
+                self.rejected.append(Problem(name, "", "sparse file in an archive" if member.isreg() else "not a file"))
+            elif self._accepts(name):
                 yield CollectedFile(name, member.size, int(member.mtime), member.offset_data)
 
-    def read(self, file: CollectedFile) -> bytes:
-        """The bytes of a file."""
+    def _read(self, file: CollectedFile) -> bytes:
         content = self._read_at(file.offset, file.size)
         if len(content) != file.size:
             raise OSError("truncated: the tar ends within this file")
@@ -233,6 +253,8 @@ def open_collection(path: Path, work: Path) -> Collection:
     if path.is_dir():
         return Folder(path)
     try:
+        if path.exists() and not path.is_file():
+            raise ArchiveError(f"{path}: is not a folder, a zip or a tar, but a device or a pipe")
         with open(path, "rb") as file:
             head = file.read(512)
     except OSError as error:
@@ -254,9 +276,14 @@ def _decompress(path: Path, opener: Any, work: Path) -> Path:
     state = path.stat()
     target = work / f"{path.name}-{state.st_size}-{state.st_mtime_ns}.tar"
     if not target.exists():
+        for left in work.glob(".*.tar.*.tmp"):  # by a process that was killed
+            left.unlink()
         try:
             with opener(path, "rb") as compressed, atomic_write(target, "wb") as plain:
                 _copy_limited(compressed, plain, path)
+        except StorageError as error:
+            remedy = "or extract it elsewhere and use that folder as `root`"
+            raise ArchiveError(f"{path} cannot be decompressed: {error}; {remedy}") from None
         except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
             if isinstance(error, OSError) and error.errno:  # of the disk, not of the content
                 raise

@@ -5,7 +5,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -15,13 +15,14 @@ import PIL
 from numpy.typing import NDArray
 
 from trainyard.config.datasets import ImageFolder
-from trainyard.data.archives import CollectedFile, Collection, open_collection
+from trainyard.data.archives import MAX_FILE_BYTES, CollectedFile, Collection, open_collection
 from trainyard.data.decoding import BadImageError, ImageFormat, decode_image, read_size
 from trainyard.data.layouts import Layout, find_layout
 from trainyard.data.problems import Problem
 from trainyard.data.sources import Block, BlockTask, DataSource
 from trainyard.data.staged import DataError
 from trainyard.utils.files import digest_of
+from trainyard.utils.text import printable
 
 SAMPLE_IMAGES: Final = 64  # read to find the most frequent size, and the time that an image takes
 SAMPLE_SECONDS: Final = 2.0
@@ -42,6 +43,10 @@ class ImageFileSource(DataSource):
             state = self.path.stat()
             return {"archive": [state.st_size, state.st_mtime_ns]}
         return {"listing": _digest(self._files)}
+
+    def has_changed(self) -> bool:
+        """Whether files were added, removed or modified since they were listed."""
+        return replace(self).state != self.state
 
     @cached_property
     def _collection(self) -> Collection:
@@ -118,7 +123,7 @@ class ImageFileSource(DataSource):
 
     def classes(self, highest_label: int) -> list[str]:
         """The names of the class folders."""
-        return self.layout.classes
+        return list(map(printable, self.layout.classes))
 
     @property
     def handled(self) -> dict[str, int]:
@@ -128,7 +133,7 @@ class ImageFileSource(DataSource):
     @property
     def titles(self) -> dict[str, str]:
         """Readable names of classes, if the dataset has them."""
-        return self.layout.titles
+        return {printable(name): printable(title) for name, title in self.layout.titles.items()}
 
     def name_of(self, split: str, row: int) -> str:
         """The name of the image's file."""
@@ -173,6 +178,8 @@ def _read(
     Raises:
         BadImageError: the file cannot be used.
     """
+    if file.size > MAX_FILE_BYTES:
+        raise BadImageError("too large", f"{file.size:,} bytes")
     try:
         content = collection.read(file)
     except OSError as error:

@@ -16,6 +16,7 @@ from trainyard.data.decoding import EXTENSIONS
 from trainyard.data.problems import Problem
 from trainyard.data.sources import stratified_split
 from trainyard.data.staged import SPLITS, DataError
+from trainyard.utils.text import printable
 
 TRAIN_FOLDER: Final = "train"
 VAL_FOLDERS: Final = ("val", "valid", "validation", "test")  # the first one that exists
@@ -150,7 +151,11 @@ def _read_annotations(
 def _lines(collection: Collection, file: CollectedFile | None) -> list[str]:
     if file is None:
         return []
-    return [line for line in collection.read(file).decode("utf-8", "replace").splitlines() if line.strip()]
+    try:
+        content = collection.read(file)
+    except OSError as error:
+        raise DataError(f"{collection.path}: {printable(file.name)} cannot be read ({error})") from None
+    return [line for line in content.decode("utf-8", "replace").splitlines() if line.strip()]
 
 
 def _split_randomly(layout: Layout, val_fraction: float, seed: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from trainyard.utils.files import atomic_write
+from trainyard.utils.text import printable
 
 EXAMPLES: Final = 5  # problems in an error message
 
@@ -23,7 +24,7 @@ class Problem:
     action: str = ""  # fail: staging fails; skip: the file is left out; keep: the file is used
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.problem}" + (f" ({self.detail})" if self.detail else "")
+        return printable(f"{self.file}: {self.problem}" + (f" ({self.detail})" if self.detail else ""))
 
 
 def write_problems(path: Path, problems: Sequence[Problem]) -> None:
@@ -31,7 +32,7 @@ def write_problems(path: Path, problems: Sequence[Problem]) -> None:
     with atomic_write(path) as file:
         table = csv.DictWriter(file, [field.name for field in fields(Problem)], lineterminator="\n")
         table.writeheader()
-        table.writerows(asdict(problem) for problem in problems)
+        table.writerows({key: printable(value) for key, value in asdict(each).items()} for each in problems)
 
 
 def count_by_kind(problems: Sequence[Problem]) -> dict[str, int]:

@@ -61,6 +61,10 @@ class DataSource(ABC):
         """What `meta.json` records of the source's files; if it changes, the dataset is staged again."""
         return {}
 
+    def has_changed(self) -> bool:
+        """Whether the source's files have changed since `state` was determined."""
+        return False
+
     @property
     def handled(self) -> dict[str, int]:
         """Numbers for `meta.json` that no block counts."""

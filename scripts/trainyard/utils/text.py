@@ -20,6 +20,17 @@ def format_time(unix_seconds: float) -> str:
     return f"{datetime.fromtimestamp(unix_seconds).astimezone():%Y-%m-%d %H:%M:%S %Z}"
 
 
+def printable(text: str) -> str:
+    r"""The text, with control characters and bytes that are not UTF-8 escaped, as in `a\nb` and `caf\xe9`.
+
+    Python represents such a byte of a file name by a surrogate, `\udce9`, which cannot be written as UTF-8.
+    """
+    if text.isprintable():
+        return text
+    escaped = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return escaped.replace("\\udc", "\\x")
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """The known word closest to an unknown one, as a question; if none is close, all known words."""
     known = list(known)

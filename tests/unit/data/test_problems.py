@@ -1,16 +1,22 @@
 """Irregular files, folders and archives: each is handled and counted, or listed in `problems.csv`."""
 
+import contextlib
 import csv
 import io
+import os
 import shutil
+import struct
 import tarfile
 import zipfile
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from imagesets import pixels, write_image, write_tiny_imagenet, write_tree
 from PIL import Image
 from trainyard.config.datasets import ImageFolder
@@ -167,6 +173,29 @@ def copy(tree, source, target):
     shutil.copy(tree / source, tree / target)
 
 
+def odd_name(tree, name):
+    """A file that is not an image, whose name is given in bytes."""
+    Path(os.fsdecode(os.fsencode(tree / "train/class0") + b"/" + name)).write_bytes(b"no image")
+
+
+def huge(tree, name):
+    """A file of 1 TiB without any block on the disk."""
+    with open(tree / name, "wb") as file:
+        file.truncate(2**40)
+
+
+DEEP = "/".join(["d" * 200] * 25)  # longer than a path can be
+
+
+def deep_folders(tree):
+    folder = os.open(tree / "train/class0", os.O_RDONLY)
+    for name in DEEP.split("/"):
+        os.mkdir(name, dir_fd=folder)
+        outer, folder = folder, os.open(name, os.O_RDONLY, dir_fd=folder)
+        os.close(outer)
+    os.close(folder)
+
+
 LAYOUTS = [
     ("empty class", lambda tree: (tree / "train/class9").mkdir(),
      [("train/class9", "class without images", "skip")], {}),
@@ -188,6 +217,19 @@ LAYOUTS = [
     ("a link to nowhere", lambda tree: (tree / "val/class1/x.png").symlink_to("/nowhere"),
      [("val/class1/x.png", "unreadable", "skip")], {}),
     ("a link to itself", lambda tree: (tree / "train/class1/loop").symlink_to(tree / "train"), [], {}),
+    ("a link in a circle", lambda tree: (tree / "train/class1/x.png").symlink_to("x.png"),
+     [("train/class1/x.png", "unreadable", "skip")], {}),
+    ("a name that is not UTF-8", lambda tree: odd_name(tree, b"caf\xe9.png"),
+     [("train/class0/caf\\xe9.png", "not an image", "skip")], {}),
+    ("a name with a line break", lambda tree: odd_name(tree, b"a\n\x1b[1mb.png"),
+     [("train/class0/a\\n\\x1b[1mb.png", "not an image", "skip")], {}),
+    ("a pipe", lambda tree: os.mkfifo(tree / "train/class0/x.png"), [("train/class0/x.png", "not a file", "skip")], {}),
+    ("a device", lambda tree: (tree / "train/class0/x.png").symlink_to("/dev/zero"),
+     [("train/class0/x.png", "not a file", "skip")], {}),
+    ("a folder called as an image", lambda tree: (tree / "train/class0/x.png").mkdir(), [], {}),
+    ("a file of 1 TiB", lambda tree: huge(tree, "train/class0/x.png"),
+     [("train/class0/x.png", "too large", "skip")], {}),
+    ("a file of 1 TiB that is no image", lambda tree: huge(tree, "train/class0/x.h5"), [], {"ignored": 1}),
 ]  # fmt: skip
 
 
@@ -202,6 +244,32 @@ def test_an_irregular_layout_is_counted_or_listed(tree, tmp_path, name, make, li
     if any(action == "skip" for _, _, action in listed):
         with pytest.raises(DataError, match=listed[0][1]):
             stage(ImageFolder(source="imagefolder", root=str(tree)), tmp_path / "staged")
+
+
+def test_a_folder_that_cannot_be_read_is_listed(tree, tmp_path):
+    deep_folders(tree)
+    with pytest.raises(DataError, match=r"1 x unreadable\n.*\(File name too long\)"):
+        stage(ImageFolder(source="imagefolder", root=str(tree)), tmp_path / "staged")
+
+
+def test_a_list_of_classes_that_cannot_be_read_is_an_error(tree, tmp_path):
+    huge(tree, "wnids.txt")
+    with pytest.raises(DataError, match=r"set: wnids.txt cannot be read \(too large: 1,099,511,627,776 bytes\)"):
+        stage(ImageFolder(source="imagefolder", root=str(tree)), tmp_path / "staged")
+
+
+def test_a_class_whose_name_is_not_utf8_is_escaped(tree, tmp_path):
+    (tree / "train/class0").rename(os.fsdecode(os.fsencode(tree / "train") + b"/caf\xe9"))
+    shutil.rmtree(tree / "val")
+    staged = stage(ImageFolder(source="imagefolder", root=str(tree)), tmp_path / "staged")
+    assert staged.meta["classes"] == ["caf\\xe9", "class1", "class2"]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_a_source_that_is_neither_a_folder_nor_a_file_is_an_error(tmp_path, make):
+    make(tmp_path / "set.zip")
+    with pytest.raises(UserError, match=r"set.zip: is not a folder, a zip or a tar, but a device or a pipe"):
+        stage(ImageFolder(source="imagefolder", root=str(tmp_path / "set.zip")), tmp_path / "staged")
 
 
 def test_a_class_without_usable_images_keeps_its_label(tree, tmp_path):
@@ -252,8 +320,8 @@ def zipped(path, members):
             archive.writestr(name, content)
 
 
-def tarred(path, members):
-    with tarfile.open(path, "w:gz") as archive:
+def tarred(path, members, mode="w:gz"):
+    with tarfile.open(path, mode) as archive:
         for name, content in members.items():
             member = tarfile.TarInfo(name)
             if isinstance(content, str):
@@ -324,3 +392,76 @@ def test_a_damaged_member_of_an_archive_is_listed(tmp_path):
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"1 x unreadable(.|\n)*train/class1/4.png.*damaged in the zip"):
         stage(ImageFolder(source="imagefolder", root=str(path)), tmp_path / "staged")
+
+
+# The fields of a member in a zip's directory: how to pack a wrong value, its place there, and what is reported.
+LIES = {
+    "compressed size": ("<I", 20, 0xFFFFFFF0, r"unreadable \(too large: 4,294,967,280 bytes\)"),
+    "size": ("<I", 24, 2**28, r"unreadable \(damaged in the zip: wrong checksum\)"),
+    "larger size": ("<I", 24, 2**28 + 1, r"too large \(268,435,457 bytes\)"),
+    "offset": ("<I", 42, 0xFFFFFFF0, r"unreadable \(damaged in the zip: no local header\)"),
+}
+
+
+@pytest.mark.parametrize("field", LIES)
+def test_a_member_about_which_the_directory_of_a_zip_lies_is_listed(tmp_path, field):
+    layout, place, value, reason = LIES[field]
+    path = tmp_path / "set.zip"
+    zipped(path, GOOD)
+    content = bytearray(path.read_bytes())
+    struct.pack_into(layout, content, content.index(b"PK\1\2") + place, value)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"1 x .*\n  train/class0/0.png: {reason}"):
+        stage(ImageFolder(source="imagefolder", root=str(path)), tmp_path / "staged")
+
+
+def test_an_archive_of_an_unknown_version_is_an_error(tmp_path):
+    zipped(tmp_path / "set.zip", GOOD)
+    content = bytearray((tmp_path / "set.zip").read_bytes())
+    content[content.index(b"PK\1\2") + 6] = 255
+    (tmp_path / "set.zip").write_bytes(content)
+    with pytest.raises(UserError, match=r"set.zip: is not a readable zip \(zip file version 25.5\)"):
+        stage(ImageFolder(source="imagefolder", root=str(tmp_path / "set.zip")), tmp_path / "staged")
+
+
+def test_a_tar_with_an_impossible_time_is_an_error(tmp_path):
+    with tarfile.open(tmp_path / "set.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("train/class0/x.png")
+        member.pax_headers = {"mtime": "inf"}
+        archive.addfile(member)
+    with pytest.raises(UserError, match=r"set.tar: is not a readable tar \(cannot convert float infinity to integer\)"):
+        stage(ImageFolder(source="imagefolder", root=str(tmp_path / "set.tar")), tmp_path / "staged")
+
+
+def test_a_sparse_file_in_an_archive_is_listed(tmp_path):
+    with tarfile.open(tmp_path / "set.tar", "w") as archive:
+        sparse = tarfile.TarInfo("train/class0/sparse.png")
+        sparse.type = tarfile.GNUTYPE_SPARSE
+        for member, content in [(tarfile.TarInfo(name), content) for name, content in GOOD.items()] + [(sparse, b"")]:
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    with pytest.raises(DataError, match=r"1 x sparse file in an archive"):
+        stage(ImageFolder(source="imagefolder", root=str(tmp_path / "set.tar")), tmp_path / "staged")
+
+
+@settings(deadline=None, derandomize=True, max_examples=150)
+@given(data=st.data(), kind=st.sampled_from(["zip", "tar"]))
+def test_an_archive_with_any_bytes_changed_is_listed_and_read_or_is_an_error(data, kind):
+    with TemporaryDirectory() as folder:
+        path = Path(folder, f"set.{kind}")
+        zipped(path, GOOD) if kind == "zip" else tarred(path, GOOD, mode="w")
+        content = bytearray(path.read_bytes())
+        header = (
+            content.index(b"PK\1\2") if kind == "zip" else data.draw(st.sampled_from([0, 100]))
+        )  # of the first file
+        for _ in range(data.draw(st.integers(1, 3))):
+            odd = st.sampled_from([b"\0", b"\x80\0\0\0", b"\xff" * 8, b"9" * 11])
+            new = data.draw(odd | st.binary(max_size=12))
+            place = data.draw(st.integers(header, header + 60) | st.integers(0, len(content)))
+            content[place : place + len(new)] = new
+        path.write_bytes(content[: data.draw(st.integers(len(content) - 600, len(content) + 50))])
+        with contextlib.suppress(UserError):
+            collection = archives.open_collection(path, Path(folder))
+            for file in collection.files():
+                with contextlib.suppress(OSError):
+                    assert len(collection.read(file)) == file.size
