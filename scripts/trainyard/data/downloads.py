@@ -2,11 +2,11 @@
 
 import logging
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import UserError, storage_errors
 from trainyard.utils.files import file_digest, hold_lock
 from trainyard.utils.progress_bar import show_progress
 
@@ -39,8 +39,9 @@ def download(remote: RemoteFile, folder: Path) -> Path:
     """The path of the file in `folder`, downloaded unless it exists; concurrent callers wait for the first.
 
     Raises:
-        DownloadError: no mirror delivers it with the right checksum (nothing is kept then), or another file has its
-            name.
+        DownloadError: no mirror delivers it with the right checksum (nothing is kept then), another file has its name,
+            or it does not fit the disk.
+        StorageError: it cannot be written.
     """
     from requests import RequestException
 
@@ -52,7 +53,8 @@ def download(remote: RemoteFile, folder: Path) -> Path:
             raise DownloadError(f"{target}: its checksum is not {remote.checksum}: remove it to download it again")
         for url in remote.urls:
             try:
-                _download_from(url, remote, target)
+                with storage_errors(target):
+                    _download_from(url, remote, target)
                 return target
             except (_PermanentFailure, RequestException, ValueError) as error:
                 failures.append(f"{url}: {_root_cause(error)}")
@@ -72,43 +74,70 @@ def _download_from(url: str, remote: RemoteFile, target: Path) -> None:
     """Download from one mirror into a temporary folder; the file becomes `target` once its checksum is verified."""
     import pooch
 
-    pooch.get_logger().setLevel(logging.WARNING)  # `_stream` logs the same
+    pooch.get_logger().setLevel(logging.WARNING)  # `_Downloader` logs the same
     temporary = target.with_name(f".{target.name}.part")
     shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
     mirror = pooch.create(
         temporary,
         base_url="",
-        registry={target.name: remote.checksum},
+        registry={target.name: None},  # `_Downloader` verifies the checksum
         urls={target.name: url},
         retry_if_failed=RETRIES,
     )
     try:
-        Path(mirror.fetch(target.name, downloader=_stream)).replace(target)
+        Path(mirror.fetch(target.name, downloader=_Downloader(remote.checksum))).replace(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _stream(url: str, output_file: str, _: Any) -> None:
+@dataclass
+class _Downloader:
     """A downloader for pooch with a progress bar, which does not retry permanent failures."""
-    import requests
-    from urllib3.exceptions import HTTPError
 
-    log.info("downloading %s", url)
-    headers = {"Accept-Encoding": "identity"}  # some servers declare a .gz as gzip-encoded all the same
-    try:
-        with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_SECONDS) as response:
-            if not response.ok:
-                retried = response.status_code in RETRIED_STATUSES
-                failure = requests.HTTPError if retried else _PermanentFailure
-                raise failure(f"HTTP status {response.status_code} ({response.reason})")
-            size = int(response.headers.get("Content-Length", 0))
-            with open(output_file, "wb") as file, show_progress(url.rpartition("/")[2], size, unit="bytes") as advance:
-                for chunk in response.raw.stream(CHUNK_BYTES, decode_content=False):  # `iter_content` decompresses it
-                    file.write(chunk)
-                    advance(len(chunk))
-    except (requests.RequestException, HTTPError) as error:
-        log.info("%s: %s", url, _root_cause(error))
-        raise requests.RequestException(error) from error
+    checksum: str
+    received: set[str] = field(default_factory=set)  # the wrong checksums of what was downloaded
+
+    def __call__(self, url: str, output_file: str, _: Any) -> None:
+        """Download to a file."""
+        import requests
+        from urllib3.exceptions import HTTPError
+
+        log.info("downloading %s", url)
+        headers = {"Accept-Encoding": "identity"}  # some servers declare a .gz as gzip-encoded all the same
+        try:
+            with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_SECONDS) as response:
+                if not response.ok:
+                    retried = response.status_code in RETRIED_STATUSES
+                    failure = requests.HTTPError if retried else _PermanentFailure
+                    raise failure(f"HTTP status {response.status_code} ({response.reason})")
+                _write(response, Path(output_file), url.rpartition("/")[2])
+            self._verify(Path(output_file))
+        except (requests.RequestException, HTTPError) as error:
+            log.info("%s: %s", url, _root_cause(error))
+            raise requests.RequestException(error) from error
+
+    def _verify(self, path: Path) -> None:
+        """Check the checksum. A file that arrives twice with the same wrong one is no longer the published file."""
+        import requests
+
+        algorithm = self.checksum.partition(":")[0]
+        found = f"{algorithm}:{file_digest(path, algorithm)}"
+        if found == self.checksum:
+            return
+        failure = _PermanentFailure if found in self.received else requests.RequestException
+        self.received.add(found)
+        raise failure(f"its checksum is {found}, not {self.checksum}")
+
+
+def _write(response: Any, path: Path, name: str) -> None:
+    size, free = int(response.headers.get("Content-Length", 0)), shutil.disk_usage(path.parent).free
+    if size > free:
+        folder = path.parent.parent
+        raise DownloadError(f"{folder}: {name} needs {size / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free")
+    with open(path, "wb") as file, show_progress(name, size, unit="bytes") as advance:
+        for chunk in response.raw.stream(CHUNK_BYTES, decode_content=False):  # `iter_content` decompresses it
+            file.write(chunk)
+            advance(len(chunk))
 
 
 def _root_cause(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -98,7 +99,9 @@ LOST = [
     ({"/file.bin": [404]}, ["/file.bin"], 1, r"file.bin: HTTP status 404 \(Not Found\)"),
     ({"/file.bin": [403]}, ["/file.bin"], 1, r"file.bin: HTTP status 403 \(Forbidden\)"),
     ({"/file.bin": [503] * 9}, ["/file.bin"], RETRIES + 1, "HTTP status 503"),
-    ({"/file.bin": ["corrupt"] * 9}, ["/file.bin"], RETRIES + 1, "does not match the known hash: expected sha256:"),
+    # The same wrong content twice: the file at this address is another one.
+    ({"/file.bin": ["corrupt"] * 9}, ["/file.bin"], 2, "its checksum is sha256:[0-9a-f]*, not sha256:"),
+    ({"/file.bin": [("short", 9 + n) for n in range(9)]}, ["/file.bin"], RETRIES + 1, "its checksum is sha256:"),
     ({"/file.bin": [("drop", 9)] * 9}, ["/file.bin"], RETRIES + 1, "IncompleteRead"),
     ({}, ["/nothing", "/nowhere"], 2, "/nothing: HTTP status 404 .*; .*/nowhere: HTTP status 404"),
 ]
@@ -164,6 +167,27 @@ def test_concurrent_processes_download_a_file_once(server, tmp_path):
     assert len(server.requests) == 1
 
 
+def test_a_download_that_does_not_fit_the_disk_is_an_error(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+    with pytest.raises(DownloadError, match=rf"^{tmp_path}: file.bin needs 3 MiB, 1 MiB are free$"):
+        get(server, tmp_path)
+    assert left(tmp_path) == []
+    assert len(server.requests) == 1
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_download_is_an_error_of_one_line(server, tmp_path):
+    """It is found while writing if the limit is a quota, or if the server does not tell the size."""
+    wanted = remote(server)
+    code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))\n" + PROGRAM.format(
+        scripts=str(ROOT / "scripts"), url=wanted.urls[0], checksum=wanted.checksum, folder=str(tmp_path)
+    )
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"trainyard.utils.errors.StorageError: {tmp_path}/file.bin: file too large: raise the limit")
+    assert left(tmp_path) == []
+    assert len(server.requests) == 1, "a retry would not help"
+
+
 # ---- datasets that are downloaded
 
 
@@ -201,7 +225,7 @@ def test_files_of_torchvision_have_its_addresses_and_checksums(tmp_path, server,
     assert staged.meta["problems"] == {}
     server.files["/mnist/t10k-labels-idx1-ubyte.gz"] += b"?"
     (tmp_path / "downloads/MNIST/t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(DownloadError, match=r"t10k-labels-idx1-ubyte.gz cannot be downloaded .* hash"):
+    with pytest.raises(DownloadError, match=r"t10k-labels-idx1-ubyte.gz cannot be downloaded .* its checksum is md5:"):
         stage(dataset, tmp_path / "other", data)
     assert not list((tmp_path / "other").glob("*.npy"))
     assert len(left(tmp_path / "downloads/MNIST")) == 3
