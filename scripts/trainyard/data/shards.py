@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -34,6 +34,7 @@ from trainyard.data.problems import Problem
 from trainyard.data.sources import BlockTask, DataSource
 from trainyard.data.staged import SPLITS, DataError
 from trainyard.utils import jsonl
+from trainyard.utils.errors import storage_errors
 from trainyard.utils.progress_bar import show_progress
 
 SHARD_BYTES: Final = 2**24  # of pixels, at most
@@ -236,8 +237,9 @@ def allocate_files(source: DataSource, work: Path) -> bool:
         for kind, (dtype, shape) in arrays.items():
             path = work / f"{split}-{kind}.npy"
             if not _is_allocated(path, dtype, shape):
-                (work / SHARDS_FILE).write_text("")
-                open_memmap(path, mode="w+", dtype=dtype, shape=shape).flush()
+                with storage_errors(path):
+                    (work / SHARDS_FILE).write_text("")
+                    open_memmap(path, mode="w+", dtype=dtype, shape=shape).flush()
                 all_exist = False
     return all_exist
 
@@ -252,7 +254,7 @@ def _is_allocated(path: Path, dtype: Any, shape: tuple[int, ...]) -> bool:
 
 def _write_array_rows(path: Path, start: int, rows: NDArray[Any]) -> None:
     """Write rows to an allocated array, from the row `start` on."""
-    with open(path, "r+b", buffering=0) as file:
+    with storage_errors(path), open(path, "r+b", buffering=0) as file:
         file.seek(_data_offset(path) + start * rows[:1].nbytes)
         content = memoryview(np.ascontiguousarray(rows).view(np.uint8).reshape(-1))  # type: ignore[arg-type]
         while content:
@@ -275,9 +277,9 @@ class _RecordWriter:
 
     def __init__(self, events: jsonl.EventLog, work: Path) -> None:
         self._events, self._work = events, work
-        self._pending: list[ShardRecord] = []
+        self._pending = deque[ShardRecord]()
         self._thread = ThreadPoolExecutor(1)
-        self._flush: Future[None] | None = None
+        self._flushes = deque[Future[None]]()
 
     @contextmanager
     def flushed_at_end(self) -> Iterator[None]:
@@ -286,25 +288,21 @@ class _RecordWriter:
             yield
         finally:
             with self._thread:
-                self._start_flush().result()
+                for flush in self._flushes:
+                    flush.result()
 
     def write(self, record: ShardRecord) -> None:
-        """Write a record soon, together with all that arrive before the running fsync ends."""
+        """Write a record soon, together with all that arrive while the fsync before it runs."""
         self._pending.append(record)
-        if self._flush is None or self._flush.done():
-            self._start_flush()
+        self._flushes.append(self._thread.submit(self._flush))
+        while self._flushes and self._flushes[0].done():
+            self._flushes.popleft().result()
 
-    def _start_flush(self) -> Future[None]:
-        """Flush the pending records, after the flush that is running."""
-        if self._flush is not None:
-            self._flush.result()
-        records, self._pending = self._pending, []
-        self._flush = self._thread.submit(self._sync_and_append, records)
-        return self._flush
-
-    def _sync_and_append(self, records: list[ShardRecord]) -> None:
-        for path in self._work.glob("*.npy"):
-            with open(path, "rb") as file:
+    def _flush(self) -> None:
+        """Write the pending records, if an earlier flush has not written them."""
+        records = [self._pending.popleft() for _ in range(len(self._pending))]
+        for path in self._work.glob("*.npy") if records else ():
+            with storage_errors(path), open(path, "rb") as file:
                 os.fsync(file.fileno())
         for record in records:
             self._events.append("shard", durable=record is records[-1], **asdict(record))

@@ -6,6 +6,7 @@
 <folder>/meta.json                         written last: if it exists, so do the others
 """
 
+import json
 import logging
 import math
 import os
@@ -19,7 +20,7 @@ from urllib.parse import urlparse
 
 import numpy as np
 import PIL
-from numpy.lib.format import open_memmap
+from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 
 from trainyard.cluster import slurm_allocation
 from trainyard.config.config import Data
@@ -35,7 +36,8 @@ from trainyard.data.shards import StagedShards, stage_shards
 from trainyard.data.sources import DataSource, SyntheticSource, digits_source
 from trainyard.data.staged import SPLITS, DataError, Staged
 from trainyard.data.table import stage_table, table_digest
-from trainyard.utils.files import digest_of, file_digest, hold_lock, write_json
+from trainyard.utils.errors import StorageError, storage_errors
+from trainyard.utils.files import atomic_write, digest_of, file_digest, hold_lock
 from trainyard.utils.text import format_duration
 
 STAGING_VERSION: Final = 1  # increment it when a change of the code changes the staged files
@@ -56,14 +58,25 @@ def stage(dataset: Dataset, folder: Path, data: Data | None = None) -> Staged:
         if not _is_staged(Staged(folder), source):
             (folder / "meta.json").unlink(missing_ok=True)
             if images is not None:
-                details = _stage_images(images, folder, skip=getattr(dataset, "on_bad_image", "fail") == "skip")
+                skip = getattr(dataset, "on_bad_image", "fail") == "skip"
+                details, files = _stage_images(images, folder, skip=skip)
             else:
-                details = _stage_other(dataset, folder)
+                details, files = _stage_other(dataset, folder), {}
             versions = {"python": platform.python_version(), "numpy": np.__version__, "pillow": PIL.__version__}
             digest = digest_of(details["files"] or source)
-            write_json(folder / "meta.json", {"source": source, **details, "versions": versions, "digest": digest})
+            _finish(folder, {"source": source, **details, "versions": versions, "digest": digest}, files)
         shutil.rmtree(folder / ".staging", ignore_errors=True)
         return Staged(folder)
+
+
+def _finish(folder: Path, meta: dict[str, Any], files: dict[str, Path]) -> None:
+    """Write `meta.json`, and move the files beside it; if the disk is full, they stay where the next run continues."""
+    with atomic_write(folder / "meta.json") as file:
+        json.dump(meta, file, indent=2)
+        file.write("\n")
+        file.flush()
+        for name, path in files.items():
+            path.replace(folder / name)
 
 
 def _is_staged(staged: Staged, source: dict[str, Any]) -> bool:
@@ -139,12 +152,22 @@ def _expand(text: str) -> Path:
 # ---- images
 
 
-def _stage_images(source: DataSource, folder: Path, *, skip: bool) -> dict[str, Any]:
+def _stage_images(source: DataSource, folder: Path, *, skip: bool) -> tuple[dict[str, Any], dict[str, Path]]:
+    """The metadata of the staged images, and their files by name."""
     work, cpus = folder / ".staging", slurm_allocation.available_cpus()
     work.mkdir(parents=True, exist_ok=True)
-    _check_disk_space(folder, sum(source.sizes.values()) * math.prod(source.shape))
+    size = sum(source.sizes.values()) * math.prod(source.shape)
+    _check_disk_space(folder, size)
     _log_size(source, folder, cpus)
-    staged = stage_shards(source, work, cpus=cpus, name=folder.name)
+    try:
+        staged = stage_shards(source, work, cpus=cpus, name=folder.name)
+    except StorageError as error:
+        raise DataError(f"{error}; {_missing_bytes(folder, size) / 2**20:,.0f} MiB are still to be written") from None
+    if source.has_changed():
+        raise DataError(
+            f"{folder.name}: files of its source changed while they were staged: run this again when nothing writes to "
+            "them; shards of other files are kept"
+        )
     _report_problems(source, staged, folder, skip=skip)
     files = _drop_bad_rows(work, staged.bad)
     labels = {name: np.load(files[f"{name}-labels.npy"]) for name in SPLITS}
@@ -154,11 +177,9 @@ def _stage_images(source: DataSource, folder: Path, *, skip: bool) -> dict[str, 
     classes = source.classes(int(max(each.max() for each in labels.values())))
     known = {path: staged.digests[name] for name, path in files.items() if path.name in staged.digests}
     digests = {name: known.get(path) or file_digest(path) for name, path in files.items()}
-    for name, path in files.items():
-        path.replace(folder / name)
     height, width, channels = source.shape
     mean, std = mean_and_std(staged.count * height * width, staged.sums, staged.squares)
-    return {
+    details = {
         "kind": "images",
         "classes": classes,
         **({"titles": source.titles} if source.titles else {}),
@@ -170,6 +191,7 @@ def _stage_images(source: DataSource, folder: Path, *, skip: bool) -> dict[str, 
         "problems": count_by_kind(staged.problems),
         "files": digests,
     }
+    return details, files
 
 
 def _log_size(source: DataSource, folder: Path, cpus: int) -> None:
@@ -181,18 +203,21 @@ def _log_size(source: DataSource, folder: Path, cpus: int) -> None:
 
 
 def _check_disk_space(folder: Path, size: int) -> None:
-    """Check that the images fit; an interrupted run may have written some of them.
+    """Check that the images fit.
 
     Raises:
         DataError: they do not fit.
     """
-    written = sum(path.stat().st_blocks * 512 for path in (folder / ".staging").glob("*.npy"))
-    free = shutil.disk_usage(folder).free
-    if size - written > free:
+    missing, free = _missing_bytes(folder, size), shutil.disk_usage(folder).free
+    if missing > free:
         raise DataError(
-            f"{folder}: staging needs {(size - written) / 2**30:,.1f} GiB of disk space, "
-            f"{free / 2**30:,.1f} GiB are free"
+            f"{folder}: staging needs {missing / 2**30:,.1f} GiB of disk space, {free / 2**30:,.1f} GiB are free"
         )
+
+
+def _missing_bytes(folder: Path, size: int) -> int:
+    """How much of this size is not on the disk; an interrupted run may have written some of it."""
+    return max(0, size - sum(path.stat().st_blocks * 512 for path in (folder / ".staging").glob("*.npy")))
 
 
 def _report_problems(source: DataSource, staged: StagedShards, folder: Path, *, skip: bool) -> None:
@@ -232,7 +257,10 @@ def _drop_bad_rows(work: Path, bad: dict[str, list[int]]) -> dict[str, Path]:
 def _copy_without(rows: list[int], path: Path, target: Path) -> None:
     whole = np.load(path, mmap_mode="r")
     good = np.setdiff1d(np.arange(len(whole)), rows)
-    copy = open_memmap(target, mode="w+", dtype=whole.dtype, shape=(len(good), *whole.shape[1:]))
-    for start in range(0, len(good), CHUNK_IMAGES):
-        copy[start : start + CHUNK_IMAGES] = whole[good[start : start + CHUNK_IMAGES]]
-    copy.flush()
+    header = header_data_from_array_1_0(whole) | {"shape": (len(good), *whole.shape[1:])}
+    with storage_errors(target), open(target, "wb") as file:  # on a full disk, writing to a memory map is fatal
+        write_array_header_1_0(file, header)
+        for start in range(0, len(good), CHUNK_IMAGES):
+            file.write(whole[good[start : start + CHUNK_IMAGES]].tobytes())
+        file.flush()
+        os.fsync(file.fileno())

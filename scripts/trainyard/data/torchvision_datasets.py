@@ -19,6 +19,7 @@ from trainyard.data.archives import open_collection
 from trainyard.data.downloads import RemoteFile, has_checksum
 from trainyard.data.sources import InMemorySource
 from trainyard.data.staged import SPLITS, DataError
+from trainyard.utils.errors import storage_errors
 from trainyard.utils.files import file_digest
 
 WRONG_CHECKSUM: Final = "its checksum is not that of the published file: replace it, or leave out `root` to download it"
@@ -121,7 +122,8 @@ def _copy_files(dataset: Torchvision, root: Path, work: Path) -> dict[str, str]:
 
 def _copy(source: Path, target: Path) -> None:
     try:
-        with (gzip.open if source.suffix == ".gz" else open)(source, "rb") as file, open(target, "wb") as plain:
+        opened = gzip.open if source.suffix == ".gz" else open
+        with storage_errors(target), opened(source, "rb") as file, open(target, "wb") as plain:
             shutil.copyfileobj(file, plain)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{source}: is damaged ({error}): replace it") from None
@@ -142,7 +144,12 @@ def _copy_batches(dataset: Torchvision, root: Path, work: Path) -> dict[str, lis
             )
         target = work / published.base_folder / name
         target.parent.mkdir(exist_ok=True)
-        target.write_bytes(collection.read(files[name]))
+        try:
+            content = collection.read(files[name])
+        except OSError as error:
+            raise DataError(f"{collection.path}/{name}: cannot be read ({error})") from None
+        with storage_errors(target):
+            target.write_bytes(content)
         if not has_checksum(target, f"md5:{md5}"):
             raise DataError(f"{collection.path}/{name}: {WRONG_CHECKSUM}")
     return {file.name: [file.size, file.stamp] for file in files.values()}

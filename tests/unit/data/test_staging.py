@@ -12,16 +12,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import psutil
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from hypothesis.extra.numpy import arrays
 from imagesets import pixels, write_image, write_tree
-from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.config.datasets import ImageFolder, Synthetic
 from trainyard.data import shards as shards_module
+from trainyard.data import staging
 from trainyard.data.mean_std import channel_sums
 from trainyard.data.shards import divide_into_shards, stage_shards
 from trainyard.data.sources import Block, BlockTask, DataSource, stratified_split
@@ -33,60 +31,6 @@ from yard import ROOT
 
 def digests(folder):
     return {path.name: file_digest(path) for path in sorted(folder.glob("[!.]*"))}
-
-
-# ---- killed half-way
-
-
-@pytest.fixture(scope="module")
-def many(tmp_path_factory):
-    """Images for thirteen shards; noise of 128x128 pixels takes a while to decode."""
-    root = tmp_path_factory.mktemp("many")
-    noise = pixels(1, (1500, 400, 3))[0]
-    for index in range(4000):
-        crop = noise[index % 1300 : index % 1300 + 128, index // 20 : index // 20 + 128]
-        write_image(root / "set" / f"class{index % 4}" / f"{index}.jpg", crop)
-    (root / "config.yaml").write_text(
-        yaml.safe_dump({"datasets": {"many": {"source": "imagefolder", "root": str(root / "set")}}})
-    )
-    return root
-
-
-def staging(folder, results, **options):
-    command = [sys.executable, str(ROOT / "scripts/stage.py"), "--config", "config.yaml", "--dataset", "many"]
-    return subprocess.Popen(
-        [*command, "--results", str(results)], cwd=folder, text=True, stdout=subprocess.PIPE, **options
-    )
-
-
-def shards_done(results):
-    path = results / "data/many/.staging/shards.jsonl"
-    return path.read_text().count('"shard"') if path.exists() else 0
-
-
-def test_a_killed_staging_continues_and_results_in_the_same_bytes(many, tmp_path):
-    """The same as of an uninterrupted run on one CPU."""
-    cpu = min(os.sched_getaffinity(0))
-    straight = staging(many, tmp_path / "straight", preexec_fn=lambda: os.sched_setaffinity(0, [cpu]))
-    text = straight.communicate(timeout=PATIENCE_SECONDS)[0]
-    assert "many: 4,000 images of 128x128x3, 187.5 MiB" in text
-    assert "are already staged" not in text
-    for least in (2, 6):
-        started = staging(many, tmp_path)
-        wait_until(
-            lambda least=least: shards_done(tmp_path) >= least, what="some shards are done", while_running=started
-        )
-        helpers = psutil.Process(started.pid).children(recursive=True)
-        started.send_signal(signal.SIGKILL)
-        started.communicate()
-        psutil.wait_procs(helpers, timeout=PATIENCE_SECONDS)
-        assert not any(helper.is_running() and helper.status() != "zombie" for helper in helpers), "no process is left"
-        assert not (tmp_path / "data/many/meta.json").exists()
-    done = shards_done(tmp_path)
-    text = staging(many, tmp_path).communicate(timeout=PATIENCE_SECONDS)[0]
-    assert f"many: {done} of 13 shards are already staged" in text
-    assert digests(tmp_path / "data/many") == digests(tmp_path / "straight/data/many")
-    assert not (tmp_path / "data/many/.staging").exists()
 
 
 MEASURED = """
@@ -144,6 +88,29 @@ def test_a_dataset_with_a_new_image_is_staged_again(tmp_path):
     write_image(root / "train/class0/new.png", pixels(1, (8, 8, 3), 2)[0])
     assert stage(dataset, folder).digest != before
     assert sum(map(sum, stage(dataset, folder).meta["counts"].values())) == 13
+
+
+def test_a_source_that_changes_meanwhile_is_an_error_and_only_what_changed_is_made_again(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(shards_module, "SHARD_IMAGES", 4)
+    root = write_tree(tmp_path / "set", pixels(12, (8, 8, 3)), np.arange(12) % 3)
+    root = write_tree(root, pixels(4, (8, 8, 3), 1), np.arange(4) % 3, split="val")
+    dataset, folder = ImageFolder(source="imagefolder", root=str(root)), tmp_path / "staged"
+
+    def change_meanwhile(*args, **options):
+        made = stage_shards(*args, **options)
+        write_image(root / "train/class1/00001.png", pixels(1, (8, 8, 3), 2)[0])
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "stage_shards", change_meanwhile)
+        with pytest.raises(DataError, match=r"^staged: files of its source changed while they were staged: run this"):
+            stage(dataset, folder)
+    assert not list(folder.glob("[!.]*")), "nothing is taken for complete"
+    with caplog.at_level(logging.INFO):
+        again = digests(stage(dataset, folder).folder)
+    assert "staged: 3 of 4 shards are already staged" in caplog.text
+    fresh = digests(stage(dataset, tmp_path / "fresh").folder)
+    assert {**again, "meta.json": ""} == {**fresh, "meta.json": ""}
 
 
 def test_disk_space_is_checked_before_staging(tmp_path):
