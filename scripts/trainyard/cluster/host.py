@@ -1,5 +1,6 @@
 """This host: its name, its addresses towards other hosts, and the file systems that it mounts."""
 
+import re
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,10 +41,24 @@ def source_interface(destination: str) -> str:
 
 
 def file_system_type(path: Path, mounts: Sequence[Any] | None = None) -> str:
-    """The type of the file system that contains a path, such as `ext4`: that of the innermost mount point above it."""
+    """The type of the file system that contains a path, such as `ext4`: that of the innermost mount point above it.
+
+    Of an overlay, it is that of its writable layer: on nodes without a disk often a tmpfs.
+    """
     mounts = psutil.disk_partitions(all=True) if mounts is None else mounts
     above = [mount for mount in mounts if path.absolute().is_relative_to(mount.mountpoint)]
-    return str(max(above, key=lambda mount: len(mount.mountpoint)).fstype) if above else "an unknown file system"
+    if not above:
+        return "an unknown file system"
+    innermost = max(above, key=lambda mount: len(mount.mountpoint))
+    upper = re.search(r"upperdir=([^,]+)", innermost.opts) if innermost.fstype == "overlay" else None
+    if upper and Path(upper[1]).is_dir():  # in a container, it is a path of the host
+        return file_system_type(Path(upper[1]), mounts)
+    return str(innermost.fstype)
+
+
+def is_in_memory(kind: str) -> bool:
+    """Whether the files of a file system of this type take host memory of the job that writes them."""
+    return kind in ("tmpfs", "ramfs", "rootfs")
 
 
 def is_network_file_system(kind: str) -> bool:

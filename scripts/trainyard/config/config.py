@@ -43,7 +43,8 @@ class Data(Section):
         "auto",
         description="Copy of the data on the node's local disk, one per node and job: `off`, a folder, or `auto`: in a "
         "Slurm job with data on a network file system, in the first of `$SLURM_TMPDIR`, `$TMPDIR`, `/tmp` and "
-        "`/dev/shm` that has enough space.",
+        "`/dev/shm` that has enough space. A copy in a folder that takes host memory (tmpfs) may take a quarter of the "
+        "job's memory.",
     )
     downloads: str = Field("~/.cache/trainyard", description="Folder for downloads.")
     staging_cpus: PositiveInt = Field(8, description="CPUs to request for staging image files.")

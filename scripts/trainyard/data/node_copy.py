@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from trainyard.cluster import held_folders, host
+from trainyard.cluster import held_folders, host, slurm_allocation
 from trainyard.cluster.held_folders import candidate_folders, copy_prefix
 from trainyard.data.staged import DataError, Staged
 from trainyard.utils.files import file_digest
 
 MARGIN_BYTES: Final = 2**30  # must be free on a disk beyond 1.1 times the size of the copy
-MEMORY_FRACTION: Final = 0.25  # of the free space of a tmpfs that a copy may take
+MEMORY_FRACTION: Final = 0.25  # of the job's host memory that a copy may take; the rest is for the training
 
 
 @dataclass
@@ -60,6 +60,7 @@ def choose_local_folder(
     *,
     kind_of: Callable[[Path], str] = host.file_system_type,
     free: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
+    memory: Callable[[], int] = slurm_allocation.available_memory_bytes,
 ) -> tuple[Path | None, str]:
     """The folder to copy to, or None and a message with the reason (empty if no copy is requested)."""
     if policy == "off" or not staged.meta["files"]:
@@ -74,6 +75,9 @@ def choose_local_folder(
         kind = kind_of(folder)
         if policy == "auto" and host.is_network_file_system(kind):
             reasons.append(f"{folder} is on {kind}")
+        elif host.is_in_memory(kind) and need > MEMORY_FRACTION * memory():
+            share = f"{MEMORY_FRACTION:.0%} of the {memory() / 2**30:,.1f} GiB that this job has"
+            reasons.append(f"{folder} is in host memory, and {need / 2**30:,.1f} GiB are more than {share}")
         elif not _has_room(free(folder), need, kind):
             reasons.append(f"{folder} has too little space")
         else:
@@ -86,10 +90,8 @@ def _not_copied(staged: Staged, reason: str) -> str:
 
 
 def _has_room(free: int, need: int, kind: str) -> bool:
-    """Whether the copy fits. Files in a tmpfs count as memory of the job, so only a small copy is allowed there."""
-    if kind in ("tmpfs", "ramfs"):
-        return need <= MEMORY_FRACTION * free
-    return free >= 1.1 * need + MARGIN_BYTES
+    """Whether the copy fits, on a disk with a margin."""
+    return free >= need if host.is_in_memory(kind) else free >= 1.1 * need + MARGIN_BYTES
 
 
 def _is_complete(folder: Path) -> bool:

@@ -33,16 +33,28 @@ def disk(tmp_path):
     return folder
 
 
-MOUNTS = [SimpleNamespace(mountpoint=m, fstype=f) for m, f in (("/", "ext4"), ("/home", "nfs4"), ("/home/x", "tmpfs"))]
+MOUNTS = [
+    SimpleNamespace(mountpoint=mountpoint, fstype=kind, opts=options)
+    for mountpoint, kind, options in (
+        ("/", "ext4", "rw"),
+        ("/home", "nfs4", "rw"),
+        ("/home/x", "tmpfs", "rw"),
+        ("/dev", "tmpfs", "rw"),
+        ("/live", "overlay", "rw,lowerdir=/run/root,upperdir=/dev,workdir=/run/work"),
+        ("/container", "overlay", "rw,lowerdir=/l,upperdir=/not/in/this/container,workdir=/w"),
+    )
+]
+TYPES = [("/home/me", "nfs4"), ("/home/x/y", "tmpfs"), ("/homes/me", "ext4"), ("/live/tmp", "tmpfs"),
+         ("/container/tmp", "overlay")]  # fmt: skip
 
 
-@pytest.mark.parametrize(("path", "kind"), [("/home/me", "nfs4"), ("/home/x/y", "tmpfs"), ("/homes/me", "ext4")])
+@pytest.mark.parametrize(("path", "kind"), TYPES)
 def test_a_file_system_is_that_of_the_innermost_mount(tmp_path, path, kind):
     assert host.file_system_type(type(tmp_path)(path), MOUNTS) == kind
 
 
 # policy, environment beside the disk, the file systems of data and disk, free bytes; whether it is used,
-# and what is said.
+# and what is said. The job has 10 GiB of memory.
 CHOICES = [
     ("auto", {"SLURM_JOB_ID": "7"}, "nfs4", "xfs", 100 * GIB, True, ""),
     ("auto", {"SLURM_JOB_ID": "7"}, "ext4", "xfs", 100 * GIB, False, ""),
@@ -52,6 +64,7 @@ CHOICES = [
     ("auto", {"SLURM_JOB_ID": "7"}, "nfs4", "xfs", GIB, False, "has too little space"),
     ("auto", {"SLURM_JOB_ID": "7"}, "nfs4", "tmpfs", GIB, True, ""),
     ("auto", {"SLURM_JOB_ID": "7"}, "nfs4", "tmpfs", 1000, False, "has too little space"),
+    ("{disk}", {}, "ext4", "ramfs", GIB, True, ""),
     ("{disk}", {}, "ext4", "lustre", 100 * GIB, True, ""),
     ("{disk}/$SLURM_JOB_ID", {}, "ext4", "xfs", 100 * GIB, True, ""),
     ("{disk}", {}, "ext4", "xfs", GIB, False, "has too little space"),
@@ -68,10 +81,39 @@ def test_where_a_copy_is_made(staged, disk, monkeypatch, policy, environment, da
         environment | {"TMPDIR": str(disk)},
         kind_of=lambda path: data if path == staged.folder else kind,
         free=lambda path: free,
+        memory=lambda: 10 * GIB,
     )
     assert (folder is not None and folder.is_relative_to(disk)) == used
     assert said in message
     assert bool(message) == bool(said)
+
+
+@pytest.mark.parametrize("policy", ["auto", "{disk}"])
+def test_a_copy_in_memory_is_limited_by_the_memory_of_the_job_and_not_by_the_free_space(
+    staged, disk, monkeypatch, policy
+):
+    monkeypatch.setattr(node_copy.os, "access", lambda path, mode: path.is_relative_to(disk))
+    for name, gib in (("train-images.npy", 2), ("train-labels.npy", 1)):
+        os.truncate(staged.folder / name, gib * GIB)
+    for memory, used in ((11 * GIB, False), (13 * GIB, True)):
+        folder, message = choose_local_folder(
+            staged,
+            policy.format(disk=disk),
+            {"TMPDIR": str(disk), "SLURM_JOB_ID": "7"},
+            kind_of=lambda path: "nfs4" if path == staged.folder else "tmpfs",
+            free=lambda path: 100 * GIB,
+            memory=lambda memory=memory: memory,
+        )
+        assert (folder == disk) == used
+    assert message == ""
+    folder, message = choose_local_folder(
+        staged, str(disk), {}, kind_of=lambda path: "tmpfs", free=lambda path: 100 * GIB, memory=lambda: 600 * 2**20
+    )
+    assert folder is None
+    assert message == (
+        f"{host.node_name()} reads {staged.folder} without a copy on its local disk: {disk} is in host memory, and "
+        "3.0 GiB are more than 25% of the 0.6 GiB that this job has"
+    )
 
 
 def test_a_copy_is_shared_and_removed_by_its_last_user(staged, disk):
