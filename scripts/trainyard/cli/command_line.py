@@ -39,6 +39,7 @@ def run_program(main: Callable[[argparse.Namespace], int | None], arguments: arg
     signal.signal(signal.SIGINT, signal.default_int_handler)
     set_up_logging(arguments.log_file)
     code = _exit_code(main, arguments)
+    _flush_output()
     if is_rank():
         _end_rank(code)
     sys.exit(code)
@@ -60,6 +61,15 @@ def _exit_code(main: Callable[[argparse.Namespace], int | None], arguments: argp
             return 1
         logging.exception("this is a bug in Trainyard or in your own code")
         return 1
+
+
+def _flush_output() -> None:
+    """Write what is left of the output. If its disk is full, drop it: Python would exit with 120 instead."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _end_rank(code: int) -> NoReturn:
@@ -95,13 +105,23 @@ def _log_allocation() -> None:
 
 
 def set_up_logging(log_file: Path | None) -> None:
-    """Log to stdout, and append to a file if there is one."""
+    """Log to stdout, and append to a file if there is one.
+
+    A log that cannot be written ends no program: the file is left out, and lines that its full disk refuses are lost.
+    """
+    logging.raiseExceptions = False  # the default prints a stack trace for each line that cannot be written
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
+    problem = ""
     if log_file:
-        log_file.parent.mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(log_file))
-        handlers[1].setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        try:
+            log_file.parent.mkdir(parents=True, exist_ok=True)
+            handlers.append(logging.FileHandler(log_file))
+            handlers[1].setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        except OSError as error:
+            problem = str(storage_error(error, log_file) or error)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=handlers, force=True)
+    if problem:
+        logging.warning("the log is not kept: %s", problem)
 
 
 def check_name(config: Config, kind: str, name: str) -> None:

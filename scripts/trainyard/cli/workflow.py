@@ -1,6 +1,7 @@
 """The config as the Snakefile sees it: functions for the parameters and resources of the rules."""
 
 import json
+import logging
 import math
 import shlex
 import sys
@@ -13,6 +14,7 @@ from trainyard.config.datasets import ImageFolder, Python, has_images, needs_dow
 from trainyard.config.load import check_config
 from trainyard.config.train import NAME_PATTERN, Train
 from trainyard.config.trials import expand
+from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, write_json
 from trainyard.utils.import_path import SCRIPTS, check_imports
 
@@ -45,6 +47,16 @@ TABLE_LABELS: Final = {"sweeps": "table of trials", "scaling": "table", "trees":
 DERIVED_TABLES: Final = {"sweeps": ["strategies", "jobs"], "scaling": ["scaling"], "trees": []}  # made by tables.py
 
 
+def _check_own_path(folder: Path) -> None:
+    """Check the characters of the path of this repository.
+
+    Raises:
+        UserError: Snakemake would take a part of the path for a wildcard.
+    """
+    if "{" in str(folder) or "}" in str(folder):
+        raise UserError(f"{folder}: Snakemake cannot run a workflow whose path has braces: rename the folder")
+
+
 class Workflow:
     """The checked config, as the Snakefile sees it."""
 
@@ -61,6 +73,8 @@ class Workflow:
         default_resources: Mapping[str, Any] | None = None,
         executor: Callable[[], Any] = lambda: None,
     ) -> None:
+        logging.raiseExceptions = False  # Snakemake's log on a full disk would print a stack trace for each line
+        _check_own_path(SCRIPTS.parent)
         self.config = check_config(raw)
         self._results = results
         self._profile = Profile(default_resources, executor)

@@ -8,6 +8,7 @@ held.
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -17,19 +18,25 @@ from typing import Final
 
 from trainyard.cluster import slurm_allocation
 
+_PLAIN_PATH: Final = re.compile(r"[\w/.+-]+", re.ASCII)
 ORPHAN_SECONDS: Final = 60  # minimum age before removal: a new folder exists for a moment before it is locked
 
 
 @contextlib.contextmanager
 def private_folder(prefix: str, *, max_path_length: int) -> Iterator[Path]:
-    """A new folder that only this user can enter, in the temporary folder, or in /tmp if its path would be too long."""
+    """A new folder that only this user can enter, in the temporary folder, or in /tmp if its path would not do.
+
+    Its path has at most `max_path_length` characters, of which each is safe in a command line and in ASCII.
+    """
     parent = tempfile.gettempdir()
-    parent = parent if len(parent) <= max_path_length - len(prefix) - 9 else "/tmp"
+    if len(parent) > max_path_length - len(prefix) - 9 or not _PLAIN_PATH.fullmatch(parent):
+        parent = "/tmp"
     remove_unheld(Path(parent), f"{prefix}*", older_than_seconds=ORPHAN_SECONDS)
     path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     lock = os.open(path, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
     try:
+        with contextlib.suppress(OSError):  # a network file system locks no folders, and then nobody removes it
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
@@ -116,7 +123,7 @@ def _remove_if_unheld(path: Path, older_than_seconds: float) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(path, ignore_errors=True)
-    except BlockingIOError:
+    except OSError:  # held, or the file system locks no folders
         return False
     finally:
         os.close(lock)

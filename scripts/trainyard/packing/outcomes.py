@@ -22,7 +22,7 @@ from trainyard.planning.task import Task
 from trainyard.programs.command import failed_by_itself
 from trainyard.programs.metrics import UNREADABLE_REMEDY, find_divergence
 from trainyard.programs.trial_messages import TrialEnded
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import UserError, storage_error
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +51,11 @@ class AttemptRecorder:
         """
         assert slot.task is not None
         path = self._logs / f"{slot.task.trial}-{slot.attempt}.log"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text.rstrip() + "\n")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text.rstrip() + "\n")
+        except OSError as error:  # a log must not end a sweep
+            log.warning("the log of a failed trial is not kept: %s", storage_error(error, path) or error)
         return path
 
 

@@ -26,6 +26,7 @@ from trainyard.config.user_programs import (
     metrics_digest,
 )
 from trainyard.programs.metrics import MetricsCollector
+from trainyard.programs.output_file import OutputFile
 from trainyard.programs.output_lines import LineSplitter
 from trainyard.programs.process import FolderClaim, ProcessGuard
 from trainyard.programs.trial_messages import EpochReported, ProgramOutput, TrialEnded, timeout_error
@@ -160,7 +161,7 @@ class _Program:
     def __init__(self, trial: CommandTrial, guard: ProcessGuard) -> None:
         self._grace_seconds, self._lines = trial.grace_seconds, queue.SimpleQueue[str | None]()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._output = open(trial.output, "wb")  # noqa: SIM115  (closed by `end`)
+        self._output = OutputFile(trial.output)
         assert trial.spec.command is not None
         args = trial.spec.args
         values = make_lookup(args, trial.placeholders)
@@ -209,9 +210,7 @@ class _Program:
         pipe = self._process.stdout
         splitter = LineSplitter()
         while chunk := os.read(pipe.fileno(), 65536):
-            with suppress(ValueError):  # closed by `end`, while a process that it started still writes
-                self._output.write(chunk)
-                self._output.flush()
+            self._output.write(chunk)
             self._put(splitter.feed(chunk))
         self._put(splitter.feed(b"", final=True))
 

@@ -37,8 +37,9 @@ class FolderClaim:
         self._record |= fields
         if self.fd is not None:
             content = json.dumps(self._record).encode()
-            os.pwrite(self.fd, content, 0)
-            os.ftruncate(self.fd, len(content))
+            with contextlib.suppress(OSError):  # the disk is full: the lock is held all the same
+                os.pwrite(self.fd, content, 0)
+                os.ftruncate(self.fd, len(content))
 
 
 class ProcessGuard:

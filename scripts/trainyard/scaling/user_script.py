@@ -23,13 +23,14 @@ from trainyard.config.user_programs import build_argv, insert_resume_option, mak
 from trainyard.planning.plan import dataset_digest
 from trainyard.programs.command import CheckpointFile, find_checkpoint, start_error
 from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector, merge_row, parse_saved_output
+from trainyard.programs.output_file import OutputFile
 from trainyard.programs.output_lines import LineSplitter
 from trainyard.programs.process import FolderClaim, GuardedProcess, ProcessGuard, claim_folder
 from trainyard.programs.row_limiter import Row
 from trainyard.scaling import rendezvous
 from trainyard.scaling.launchers import check_allocation, script_command
 from trainyard.utils.errors import UserError
-from trainyard.utils.files import digest_of, hold_lock, write_json
+from trainyard.utils.files import atomic_write, digest_of, hold_lock, write_json
 
 OUTPUT_TIMEOUT_SECONDS: Final = 1.0
 # Metrics that the tables have columns for, if a script reports them; others are in history.csv only.
@@ -188,7 +189,8 @@ class UserScript:
     def _hostfile(self, nodes: list[str]) -> Path:
         """The nodes of the job, in the format of DeepSpeed."""
         path = self._folder / "hostfile"
-        path.write_text("".join(f"{node} slots={self._gpus}\n" for node in nodes))
+        with atomic_write(path) as file:
+            file.writelines(f"{node} slots={self._gpus}\n" for node in nodes)
         return path
 
     def _monitor(self, line: list[str], claimed: FolderClaim, *, resumed: bool) -> tuple[int, str]:
@@ -271,13 +273,12 @@ class UserScript:
 
 def _read(process: GuardedProcess, lines: "queue.SimpleQueue[str | None]", output: Path) -> None:
     """Write the output of a process to a file, and put its lines into a queue; None at the end."""
-    splitter = LineSplitter()
-    with open(output, "wb") as file:
-        while chunk := os.read(process.stdout.fileno(), 65536):
-            file.write(chunk)
-            file.flush()
-            for line in splitter.feed(chunk):
-                lines.put(line)
+    splitter, file = LineSplitter(), OutputFile(output)
+    while chunk := os.read(process.stdout.fileno(), 65536):
+        file.write(chunk)
+        for line in splitter.feed(chunk):
+            lines.put(line)
+    file.close()
     for line in splitter.feed(b"", final=True):
         lines.put(line)
     lines.put(None)

@@ -6,7 +6,9 @@
 
 import contextlib
 import csv
+import io
 import logging
+import os
 import statistics
 import threading
 import time
@@ -20,6 +22,9 @@ from typing import Any
 import psutil
 import pynvml
 import torch
+
+from trainyard.utils.errors import storage_error
+from trainyard.utils.files import append_whole
 
 GPU_COLUMNS = ("time", "gpu", "name", "memory_used_mib", "memory_total_mib", "utilization_percent", "power_watts",
                "temperature_celsius")  # fmt: skip
@@ -54,11 +59,16 @@ def record_telemetry(
     Samples of previous runs are kept unless `overwrite`. `root` is the process whose tree is measured. If telemetry
     fails, it ends with a warning; it never stops a training.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         gpus, tree = stack.enter_context(visible_gpus()), _ProcessTree(root)
-        write_gpu = stack.enter_context(_appended(folder / f"gpu-{node}.csv", GPU_COLUMNS, overwrite=overwrite))
-        write_cpu = stack.enter_context(_appended(folder / f"cpu-{node}.csv", CPU_COLUMNS, overwrite=overwrite))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_gpu = stack.enter_context(_appended(folder / f"gpu-{node}.csv", GPU_COLUMNS, overwrite=overwrite))
+            write_cpu = stack.enter_context(_appended(folder / f"cpu-{node}.csv", CPU_COLUMNS, overwrite=overwrite))
+        except OSError as error:
+            log.warning("no telemetry: %s", storage_error(error, folder) or error)
+            yield
+            return
 
         def sample() -> None:
             now = round(time.time(), 3)
@@ -101,19 +111,21 @@ def sample_periodically(sample: Callable[[], None], seconds: float) -> Iterator[
 @contextmanager
 def _appended(
     path: Path, columns: tuple[str, ...], *, overwrite: bool
-) -> Iterator[Callable[[Iterable[list[Any]]], None]]:
-    """A function that appends rows to a CSV file and flushes them, so that they can be read while the job runs."""
-    with open(path, "w" if overwrite else "a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if file.tell() == 0:
-            writer.writerow(columns)
-            file.flush()
+) -> Iterator[Callable[[Iterable[Sequence[Any]]], None]]:
+    """A function that appends whole rows to a CSV file at once, so that they can be read while the job runs."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | (os.O_TRUNC if overwrite else 0), 0o644)
 
-        def write(rows: Iterable[list[Any]]) -> None:
-            writer.writerows(rows)
-            file.flush()
+    def write(rows: Iterable[Sequence[Any]]) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        append_whole(fd, text.getvalue().encode())
 
+    try:
+        if os.fstat(fd).st_size == 0:
+            write([columns])
         yield write
+    finally:
+        os.close(fd)
 
 
 class _ProcessTree:

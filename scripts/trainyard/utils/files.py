@@ -51,6 +51,24 @@ def atomic_write(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
                 temporary.unlink()
 
 
+def append_whole(fd: int, content: bytes) -> None:
+    """Append to an open file as a whole or not at all: if the disk is full, the part that was written is removed."""
+    written = 0
+    try:
+        while written < len(content):
+            written += os.write(fd, content[written:])
+    except OSError:
+        drop_last(fd, written)
+        raise
+
+
+def drop_last(fd: int, count: int) -> None:
+    """Remove the last bytes that were written to a file, if nothing has been appended since."""
+    end = os.lseek(fd, 0, os.SEEK_CUR)
+    if end == os.fstat(fd).st_size:
+        os.ftruncate(fd, end - count)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically."""
     with atomic_write(path) as file:
@@ -161,7 +179,8 @@ _HELD: Final = -1
 
 def _try_lock(path: Path, on_record: Callable[[dict[str, Any], bool], None], *, is_last: bool) -> int | None:
     """The descriptor of the lock; _HELD if another process has it, None if the file system does not support locks."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    with storage_errors(path):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_held = False

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from trainyard.utils.errors import storage_errors
-from trainyard.utils.files import hold_lock
+from trainyard.utils.files import append_whole, drop_last, hold_lock
 
 Event = dict[str, Any]
 BLOCK_BYTES: Final = 1 << 22  # bytes per read
@@ -78,16 +78,12 @@ class EventLog:
                 raise
 
     def _append(self, line: bytes, *, durable: bool) -> None:
-        written = 0
+        append_whole(self._fd, line)
         try:
-            while written < len(line):
-                written += os.write(self._fd, line[written:])
             if durable:
                 os.fsync(self._fd)
-        except OSError:
-            end = os.lseek(self._fd, 0, os.SEEK_CUR)
-            if written and end == os.fstat(self._fd).st_size:
-                os.ftruncate(self._fd, end - written)
+        except OSError:  # as a network file system reports a full disk
+            drop_last(self._fd, len(line))
             raise
 
     def _fill_reserve(self) -> None:

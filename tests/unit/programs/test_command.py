@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -334,3 +335,15 @@ def test_output_through_a_filter_is_read_to_its_end(tmp_path, guard, line):
     end = end_of(call(tmp_path, ["bash", "-c", line], metrics=PATTERN), guard)
     assert end.metrics == {"val_accuracy": 0.5}
     assert end.program.tail.endswith("epoch 5: acc 0.5")
+
+
+def test_a_full_disk_ends_no_program_and_its_cut_output_is_not_parsed_again(small_disk, tmp_path, guard, caplog):
+    program = "import sys\nfor n in range(1, 9): print('x' * 99_999); print(f'epoch {n}: acc 0.{n}')\n"
+    trial = call(tmp_path, [sys.executable, "-c", "{program}"], args={"program": program}, metrics=PATTERN)
+    small_disk.fill(leave=1 << 18)
+    rows, end = run(replace(trial, output=small_disk.folder / "output-1.log"), guard)
+    assert [row["epoch"] for row in rows] == list(range(1, 9))
+    assert (end.status, end.metrics["val_accuracy"]) == (TrialStatus.FINISHED, 0.8)
+    assert {each.name for each in small_disk.folder.iterdir()} == {"filler", "output-1.log.incomplete"}
+    assert "its output is not kept from here on: " in caplog.text
+    assert "no space left on device: make room" in caplog.text

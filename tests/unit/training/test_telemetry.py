@@ -168,3 +168,17 @@ def test_the_complete_rows_of_a_truncated_file_are_read(tmp_path):
     path = tmp_path / "cpu-n1.csv"
     path.write_text(path.read_text()[:-4])
     assert peak_resident_mib(tmp_path) > 0
+
+
+def test_a_full_disk_ends_telemetry_with_whole_rows_and_not_the_training(small_disk, caplog):
+    path, head = small_disk.folder / "cpu-n1.csv", ",".join(CPU_COLUMNS) + "\n"
+    before = head + "1730000000,99.5,1234.5,".ljust(4090 - len(head), "1") + "\n"  # in a page of 4096 bytes
+    path.write_text(before)
+    (small_disk.folder / "gpu-n1.csv").write_text("its header\n")
+    small_disk.fill()
+    watch(small_disk.folder, overwrite=False)
+    assert "telemetry stops: " in caplog.text
+    assert path.read_text() == before
+    watch(small_disk.folder / "new")
+    assert "no telemetry: " in caplog.text
+    assert "new: no space left on device: make room" in caplog.text
