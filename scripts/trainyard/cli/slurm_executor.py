@@ -48,11 +48,14 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         self.report_job_submission(SubmittedJobInfo(job, live.job, {"slurm_logfile": None, FOUND: is_same}))
 
     def _find_live_job(self, job: Any) -> LiveJob | None:
-        """The live job for the same rule and wildcards in this folder."""
+        """The live job for the same rule and wildcards in this folder.
+
+        None that Slurm is ending: it has failed, and may take hours to end if its node does not respond.
+        """
         comment = "_wildcards_".join(filter(None, [f"rule_{job.name}", "_".join(job.wildcards).replace("/", "_")]))
-        folder, same = self.workflow.workdir_init, _ignore_nodes(comment)
-        live = self._list_live_jobs() or []
-        return next((each for each in live if (_ignore_nodes(each.comment), str(each.folder)) == (same, folder)), None)
+        wanted = _ignore_nodes(comment), self.workflow.workdir_init
+        live = [each for each in self._list_live_jobs() or [] if each.state != "COMPLETING"]
+        return next((each for each in live if (_ignore_nodes(each.comment), str(each.folder)) == wanted), None)
 
     def _list_live_jobs(self) -> list[LiveJob] | None:
         try:
