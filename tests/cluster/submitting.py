@@ -27,6 +27,21 @@ Executor.next_seconds_between_status_checks = property(lambda self: 1, lambda se
 main(sys.argv[1:])
 """
 
+# A Snakefile without Trainyard's programs: a job records its start, and ends once there is a file `go-<output>`.
+GATED_JOBS = f"""
+import sys
+sys.path.insert(0, "{ROOT}/scripts")
+from trainyard.cli import slurm_executor
+slurm_executor.register()
+
+rule work:
+    output: "{{name}}"
+    params: lambda wildcards: config.get(wildcards.name)
+    shell:
+        "trap 'exit 1' TERM; echo {{output}} >> starts; "
+        "until [ -e go-{{output}} ]; do sleep 0.1; done; touch {{output}}"
+"""
+
 
 @contextmanager
 def cluster_or_skip(site: Site = FIRST) -> Iterator[Cluster]:

@@ -3,23 +3,7 @@
 from contextlib import contextmanager
 
 from slurm_cluster.waiting import wait_until
-from submitting import snakemake_in_background
-from yard import ROOT
-
-# Its jobs work until there is a file `go-<name>`.
-SNAKEFILE = f"""
-import sys
-sys.path.insert(0, "{ROOT}/scripts")
-from trainyard.cli import slurm_executor
-slurm_executor.register()
-
-rule work:
-    output: "{{name}}"
-    params: lambda wildcards: config.get(wildcards.name)
-    shell:
-        "trap 'exit 1' TERM; echo {{output}} >> starts; "
-        "until [ -e go-{{output}} ]; do sleep 0.1; done; touch {{output}}"
-"""
+from submitting import GATED_JOBS, snakemake_in_background
 
 
 def starts(folder):
@@ -49,7 +33,7 @@ def preemption(cluster):
 
 def test_a_preempted_job_is_submitted_again_without_a_retry(cluster, shared_dir):
     """With CANCEL, Slurm does not requeue it; nor in any mode if it ends by itself in the grace period."""
-    (shared_dir / "Snakefile").write_text(SNAKEFILE)
+    (shared_dir / "Snakefile").write_text(GATED_JOBS)
     options = ["--retries", "0", "--default-resources", "slurm_partition=preempt", "runtime=60", "mem_mb=1000"]
     command = (cluster, shared_dir, {}, *options, "--", "one")
     with (
@@ -73,7 +57,7 @@ def test_a_restarted_snakemake_takes_the_results_of_the_jobs_of_a_killed_one(clu
 
     Those whose parameters have changed since, the first and the last, are submitted again.
     """
-    (shared_dir / "Snakefile").write_text(SNAKEFILE)
+    (shared_dir / "Snakefile").write_text(GATED_JOBS)
     snakefile, names = shared_dir / "Snakefile", ["one", "two", "three"]
     options = ["--retries", "0", "--set-threads", "work=8", "--", *names]
     cluster.submit("sleep 600", "--nodes=2", "--exclusive", cwd="/tmp")

@@ -1,11 +1,13 @@
-"""The walltime of a sweep is predicted from its first run; if it is too short, retries continue."""
+"""The walltime of a sweep is predicted from its first run; if it is too short, retries continue; limits of a QOS."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from submitting import cluster_or_skip, depth_sweep_twice, nothing_is_left, snakemake
+from slurm_cluster.site import FIRST
+from submitting import GATED_JOBS, cluster_or_skip, depth_sweep_twice, nothing_is_left, snakemake, snakemake_command
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
 
@@ -18,6 +20,7 @@ def run(config, context):
         time.sleep(0.6 * (context.deadline - time.time()))
     context.report(val_accuracy=0.5)
 """
+LIMITED = replace(FIRST, limits=("MaxSubmitJobsPerUser=1", "MaxWall=02:00:00", "MaxTRESPerUser=gres/gpu=6"))
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +30,7 @@ def cluster():
     folder.rmdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINYARD_CLUSTER", str(folder))
-        with cluster_or_skip() as running:
+        with cluster_or_skip(LIMITED) as running:
             yield running
 
 
@@ -69,3 +72,14 @@ def test_retries_complete_a_sweep_whose_walltime_is_too_short(cluster, shared_di
     assert len(jobs) >= 2, "one job was not enough"
     assert cluster.jobs(int(jobs[0]))[0].state == "FAILED", "it ended by itself before Slurm ended it"
     nothing_is_left(cluster)
+
+
+def test_jobs_above_a_limit_on_the_queue_are_submitted_later(cluster, shared_dir):
+    (shared_dir / "Snakefile").write_text(GATED_JOBS)
+    names = ["one", "two", "three"]
+    for name in names:
+        (shared_dir / f"go-{name}").touch()
+    command = snakemake_command(shared_dir, {}, "--retries", "0", "--", *names, snakefile=shared_dir / "Snakefile")
+    done = cluster.run(command, cwd=shared_dir)
+    assert "sbatch refuses jobs for now (QOSMaxSubmitJobPerUserLimit)" in done.stdout + done.stderr
+    assert sorted((shared_dir / "starts").read_text().split()) == sorted(names)

@@ -1,15 +1,17 @@
-"""Snakemake's Slurm executor, with two additions: preempted jobs are submitted again, and live jobs are waited for.
+"""Snakemake's Slurm executor, which also submits preempted jobs again, waits for live ones, and for Slurm to take more.
 
 The plugin polls a preempted job as if it still ran. With PreemptMode=CANCEL, Slurm does not requeue the job, and the
 plugin would wait forever. A job that ends by itself within the grace period would cost a retry, whatever the mode.
 
 If Snakemake is killed, its jobs continue. Another Snakemake would submit each of them again, and the duplicates would
 fail because the results are in use.
+
+A job that sbatch refuses because too many are in the queue, or while the controller restarts, would cost a retry too.
 """
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Collection
-from threading import Thread
 from typing import Any, Final
 
 from snakemake_executor_plugin_slurm import Executor
@@ -21,7 +23,9 @@ from trainyard.utils.errors import UserError
 
 LOST: Final = {"PREEMPTED": "was preempted", "NODE_FAIL": "lost a node"}  # by final state: not the program's fault
 FOUND: Final = "found"  # in `aux` of a job that another Snakemake submitted: whether with the same parameters
-FOUND_SECONDS: Final = 30  # between checks, if there are only such jobs
+# What sbatch prints if it may accept the same job later; the first is Slurm's name of a limit on jobs in the queue.
+TEMPORARY: Final = re.compile(r"\b\w+Submit\w*Limit\b|Unable to contact slurm controller|Socket timed out")
+IDLE_SECONDS: Final = 30  # between checks without a job of our own in the queue
 
 
 def register() -> None:
@@ -30,7 +34,12 @@ def register() -> None:
 
 
 class SlurmExecutor(Executor):  # type: ignore[misc]
-    """Submits jobs to Slurm and follows them. Each method overrides one of the interface of executor plugins."""
+    """Submits jobs to Slurm and follows them. Its public methods are those of the interface of executor plugins."""
+
+    def __init__(self, workflow: Any, logger: Any) -> None:
+        self._to_submit: list[Any] = []  # jobs, at the end of a check; no retry counts for them
+        self._refusals: set[str] = set()  # that were logged
+        super().__init__(workflow, logger)
 
     def run_job(self, job: Any) -> None:
         """Submit a job, unless a job that another Snakemake submitted for it is live: then wait for that one."""
@@ -81,13 +90,19 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         found = [each for each in active_jobs if FOUND in each.aux]
         submitted = [each for each in active_jobs if FOUND not in each.aux]
         active = [each async for each in super().check_active_jobs(submitted)]
-        if found and not submitted:
-            self.next_seconds_between_status_checks = FOUND_SECONDS
         live = self._list_live_jobs() if active or found else []
         live_ids = None if live is None else {each.job for each in live}
         for info in [*active, *found]:
             if live_ids is None or info.external_jobid in live_ids or not self._end(info):
                 yield info
+        jobs, self._to_submit = self._to_submit, []
+        for job in jobs:
+            if self._to_submit:  # one has just been refused
+                self._to_submit.append(job)
+            else:
+                await asyncio.to_thread(self.run_job, job)
+        if not submitted and (found or jobs):
+            self.next_seconds_between_status_checks = IDLE_SECONDS
 
     def _end(self, info: Any) -> bool:
         """Report a job that has left the queue, or submit it again; False if the plugin will report it."""
@@ -101,15 +116,20 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         return True
 
     def report_job_error(self, job_info: Any, msg: str | None = None, **kwargs: Any) -> None:
-        """Report a failed job, or submit it again if it was preempted."""
+        """Report a failed job, or submit it again if it was preempted or temporarily refused."""
         if job_info.external_jobid and final_state(job_info.external_jobid) == "PREEMPTED":
             self._submit_again(job_info, LOST["PREEMPTED"])
+        elif not job_info.external_jobid and (refusal := TEMPORARY.search(msg or "")):
+            if refusal[0] not in self._refusals:
+                self.logger.info(f"sbatch refuses jobs for now ({refusal[0]}): they are submitted later (no retry).")
+            self._refusals.add(refusal[0])
+            self._to_submit.append(job_info.job)
         else:
             super().report_job_error(job_info, msg=msg, **kwargs)
 
     def _submit_again(self, info: Any, reason: str) -> None:
         self.logger.info(f"Slurm job {info.external_jobid} {reason}: submitting job {info.job.jobid} again (no retry).")
-        Thread(target=self.run_job, args=[info.job]).start()  # not in the event loop that checks jobs
+        self._to_submit.append(info.job)
 
 
 def _ignore_nodes(comment: str) -> str:
