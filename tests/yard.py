@@ -37,7 +37,7 @@ from trainyard.training.models import SmallConvNet
 
 class Waiting(SmallConvNet):
     def forward(self, images):
-        Path(f"started-{os.environ['RANK']}").touch()
+        Path(f"started-{os.environ['RANK']}").write_text(str(len(os.sched_getaffinity(0))))
         while not Path("go").exists():
             time.sleep(0.1)
         return super().forward(images)

@@ -4,19 +4,18 @@ import os
 import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 import yaml
-from slurm_cluster import config
 from slurm_cluster.cluster import Cluster
+from slurm_cluster.hosts import Host
 from slurm_cluster.waiting import wait_until
 from trainyard.scaling.rendezvous import SECONDS
 from yard import ROOT, TINY, WAITING
 
-# A node's own name in its /etc/hosts, as some sites have it, and as Debian's installer writes it.
-LOOPBACK_LINES = {"localhost": "127.0.0.1 localhost {name}", "Debian": "127.0.0.1 localhost\n127.0.1.1 {name}"}
 NOBODY = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
 # Python imports it at its start: the program of one node does not get further.
 HANGING = """
@@ -26,21 +25,23 @@ if os.uname().nodename == "n2" and "scaling.agent" in sys.orig_argv:
 """
 
 
-@pytest.fixture
-def hosts_files(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each host has a hosts file of its own, in which its own name is a loopback address."""
-    for host in cluster.hosts.values():
-        others = [f"{config.address(name)} {name}" for name in (config.HEAD, *config.HOSTS) if name != host.name]
-        file = host.path("/tmp") / "hosts"
-        file.write_text("\n".join([LOOPBACK_LINES[request.param].format(name=host.name), *others, ""]))
+@contextmanager
+def own_names_are_loopback(site: Cluster, line: str) -> Iterator[None]:
+    """Give each host a hosts file of its own, in which its own name is on a loopback line."""
+    for host in site.hosts.values():
+        known = host.run(["cat", "/etc/hosts"], cwd="/").stdout.splitlines()
+        others = [each for each in known if "localhost" not in each and host.name not in each.split()]
+        (host.path("/tmp") / "hosts").write_text("\n".join([line.format(name=host.name), *others, ""]))
         host.run(["mount", "--bind", "/tmp/hosts", "/etc/hosts"], cwd="/")
-    yield
-    for host in cluster.hosts.values():
-        host.run(["umount", "/etc/hosts"], cwd="/")
+    try:
+        yield
+    finally:
+        for host in site.hosts.values():
+            host.run(["umount", "/etc/hosts"], cwd="/")
 
 
-def start(cluster: Cluster, folder: Path, **environment: str) -> int:
-    """Submit a training on n1 and n2, which waits for the file `go`."""
+def start(site: Cluster, folder: Path, **environment: str) -> int:
+    """Submit a training on the first two hosts, which waits for the file `go`."""
     (folder / "waiting.py").write_text(WAITING)
     train = {"model": "waiting:build", "batch_size": 8, "epochs": 1}
     study = {"dataset": "tiny", "train": train, "scales": ["2x1"]}
@@ -49,13 +50,18 @@ def start(cluster: Cluster, folder: Path, **environment: str) -> int:
     lines = [f"export {name}={value}" for name, value in {"PYTHONPATH": folder, **environment}.items()]
     lines += [f"{program}stage.py --config config.yaml --dataset tiny"]
     lines += [f"exec {program}train.py --scale 2x1 --config config.yaml --study s"]
-    shape = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2", "--gres=gpu:1", "--nodelist=n1,n2"]
-    return cluster.submit("\n".join(lines), *shape, cwd=folder)
+    shape = [
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=2",
+        f"--nodelist={','.join(list(site.hosts)[:2])}",
+        "--gres=gpu:1",
+    ]
+    return site.submit("\n".join(lines), *shape, cwd=folder)
 
 
-def listening(cluster: Cluster, name: str) -> set[tuple[str, int]]:
+def listening(host: Host) -> set[tuple[str, int]]:
     """Addresses and ports at which the programs of a job listen on a host, over IPv4; over IPv6, they must not."""
-    host = cluster.hosts[name]
     programs = [process.pid for process in host.processes_left() if process.name != "srun"]
     sockets = {os.readlink(path) for pid in programs for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
     found = set()
@@ -64,34 +70,48 @@ def listening(cluster: Cluster, name: str) -> set[tuple[str, int]]:
             address, state, inode = (line.split()[column] for column in (1, 3, 9))
             if state == "0A" and f"socket:[{inode}]" in sockets:
                 packed, port = address.split(":")
-                assert file == "tcp", f"{name} listens at {address}"
+                assert file == "tcp", f"{host.name} listens at {address}"
                 found.add((socket.inet_ntoa(bytes.fromhex(packed)[::-1]), int(port, 16)))
     return found
 
 
-@pytest.mark.parametrize("hosts_files", LOOPBACK_LINES, indirect=True)
-def test_nodes_whose_names_are_loopback_addresses_train_and_another_user_gets_nowhere(
-    cluster: Cluster, shared_dir: Path, hosts_files: None
-) -> None:
-    shared_dir.chmod(0o777)  # the pickle of the other user would make a folder
-    shutil.copy(ROOT / "tests/strangers.py", shared_dir)
-    job = start(cluster, shared_dir)
-    output = shared_dir / f"slurm-{job}.out"
+def train_under_attack(site: Cluster, folder: Path) -> None:
+    """Train on two hosts, while another user writes pickles to all ports of the first one, from both."""
+    folder.chmod(0o777)  # the pickle of the other user would make a folder
+    shutil.copy(ROOT / "tests/strangers.py", folder)
+    job = start(site, folder)
+    output = folder / f"slurm-{job}.out"
     wait_until(
-        lambda: len(list(shared_dir.glob("started-*"))) == 2 or not cluster.run(["squeue", "--noheader"]).stdout,
+        lambda: len(list(folder.glob("started-*"))) == 2 or not site.run(["squeue", "--noheader"]).stdout,
         what="both ranks",
         poll_seconds=0.5,
     )
-    first, second = (listening(cluster, name) for name in ("n1", "n2"))
+    first, second = (listening(site.host(number)) for number in (1, 2))
     assert {address for address, _ in first} == {"10.77.0.1"}, output.read_text()
     assert {address for address, _ in second} == {"10.77.0.2"}
     ports = [str(port) for _, port in first]
-    for host in (1, 2):
-        attack = [*NOBODY, "/usr/bin/python3", f"{shared_dir}/strangers.py", "10.77.0.1", *ports]
-        assert "default_pg" in cluster.host(host).run(attack, cwd="/").stdout, "it has written to the store"
-    (shared_dir / "go").touch()
-    assert cluster.wait_for_job(job).state == "COMPLETED", output.read_text()
-    assert not (shared_dir / "pickle-was-loaded").exists()
+    for number in (1, 2):
+        attack = [*NOBODY, "/usr/bin/python3", f"{folder}/strangers.py", "10.77.0.1", *ports]
+        assert "default_pg" in site.host(number).run(attack, cwd="/").stdout, "it has written to the store"
+    (folder / "go").touch()
+    assert site.wait_until_out_of_queue(job) == "COMPLETED", output.read_text()
+    assert not (folder / "pickle-was-loaded").exists()
+
+
+def test_a_node_whose_name_is_on_its_localhost_line_trains_and_another_user_gets_nowhere(
+    cluster: Cluster, shared_dir: Path
+) -> None:
+    with own_names_are_loopback(cluster, "127.0.0.1 localhost {name}"):
+        train_under_attack(cluster, shared_dir)
+
+
+def test_the_same_holds_for_debians_loopback_line_and_ranks_have_all_cpus_where_the_site_binds_tasks(
+    second_site: Cluster,
+) -> None:
+    folder = Path(tempfile.mkdtemp(dir=second_site.shared))
+    with own_names_are_loopback(second_site, "127.0.0.1 localhost\n127.0.1.1 {name}"):
+        train_under_attack(second_site, folder)
+    assert [path.read_text() for path in folder.glob("started-*")] == 2 * [str(len(os.sched_getaffinity(0)))]
 
 
 def test_a_node_that_does_not_start_ends_the_training_with_its_name(cluster: Cluster, shared_dir: Path) -> None:

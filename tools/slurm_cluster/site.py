@@ -36,5 +36,6 @@ SECOND = Site(
     preempt_partition="scavenger",
     preempt_mode="CANCEL",
     accounting=False,
+    lines=("TaskPlugin=task/affinity", "TaskPluginParam=autobind=cores"),  # a task has one CPU unless it asks for more
 )
 SITES = {site.name: site for site in (FIRST, SECOND)}
