@@ -1,6 +1,13 @@
-"""Check a Slurm site before anything is submitted: each check passes, fails with a remedy, or is unknown.
+"""Check a Slurm site before anything is submitted.
 
-It checks the jobs that Snakemake would submit with this config and profile. The exit code is 1 if a check fails.
+It reads the config and the profile as Snakemake does, and checks that
+  - every job of the config would reach sbatch, and Slurm would accept it;
+  - accounts, partitions, walltimes, and the limits of QOS and accounts allow these jobs;
+  - there is space for the results and in the home folder, also within quotas.
+With --job, it submits a job of about a minute, like the largest of the config but on at most two nodes, and checks on
+them: shared files and locks, temporary files, CPUs, Python, every GPU, the meeting of two nodes, and Ray.
+
+A check is ok, warns, fails with a remedy, or cannot know. The exit code is 1 if one fails, otherwise 0.
 """
 
 import argparse
@@ -14,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 from trainyard.cli import command_line
 from trainyard.config.load import read_config
-from trainyard.doctor import node_probe
+from trainyard.doctor import node_job
 from trainyard.doctor.checks import check_site
 from trainyard.doctor.findings import Finding, catch_errors
 from trainyard.doctor.site import Site
@@ -48,15 +55,14 @@ def _findings(arguments: argparse.Namespace, console: Console) -> Iterator[Findi
         found.append(finding)
         yield finding
     if not arguments.job:
-        yield Finding("node", "unknown", NO_JOB, "`make doctor JOB=1` submits a job of one minute")
+        yield Finding("node", "unknown", NO_JOB, "`make doctor JOB=1` submits a job of about a minute")
     elif any(finding.verdict == "fails" or finding.name == "jobs" for finding in found) or not site.requests:
         yield Finding("node", "unknown", "no job was submitted because a check failed", "fix the failures above first")
     else:
         probe = partial(
-            node_probe.probe_nodes,
-            list(site.requests),
+            node_job.probe_nodes,
+            site.requests,
             arguments.results,
-            program=Path(__file__),
             wait_minutes=arguments.wait_minutes,
             notify=lambda message: console.print(f"[dim]{escape(message)}[/]"),
         )
@@ -77,17 +83,14 @@ def _line(finding: Finding, *, last_remedy: str) -> Table:
 
 def _arguments() -> argparse.Namespace:
     example = "python scripts/doctor.py --config config/config.yaml --profile profiles/slurm --job"
-    parser = command_line.build_parser("Check a Slurm site before anything is submitted.", example=example)
+    parser = command_line.build_parser(str(__doc__), example=example)
     parser.add_argument("--profile", type=Path, default=Path("profiles/slurm"), metavar="DIR",
                         help="the Snakemake profile (default: profiles/slurm)")  # fmt: skip
-    parser.add_argument("--job", action="store_true", help="also submit a job of one minute that checks a node")
+    parser.add_argument("--job", action="store_true", help="also submit a job of about a minute that checks nodes")
     parser.add_argument("--wait-minutes", type=float, default=10, metavar="M",
                         help="minutes to wait for this job (default: 10)")  # fmt: skip
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--from-inside"]:  # in the job
-        node_probe.write_report(Path(sys.argv[2]))
-    else:
-        command_line.run_program(main, _arguments())
+    command_line.run_program(main, _arguments())

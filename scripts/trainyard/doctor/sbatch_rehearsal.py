@@ -24,6 +24,9 @@ from trainyard.doctor.sbatch_stand_in import StandIn, sbatch_stand_in
 from trainyard.utils.files import write_json
 
 SNAKEFILE = Path(__file__).parents[3] / "Snakefile"
+# Outputs of rules, because of which Snakemake would skip a job, or staging. Plans depend on the files beside them.
+DECLARED = ("meta.json", "download.json", "trials.csv", "timeline.csv", "epochs.csv", "summary.json", "history.csv",
+            "trees.csv")  # fmt: skip
 PARTITION_FILE = "slurm-partition-config"  # a key of the profile; in the environment, SNAKEMAKE_SLURM_PARTITIONS
 
 
@@ -137,7 +140,7 @@ def _start_snakemake(
     jobs: Sequence[PlannedJob], config_file: Path, profile: Path, stand_in: StandIn, folder: Path
 ) -> "subprocess.Popen[str]":
     options = ["--snakefile", str(SNAKEFILE), "--profile", str(profile.absolute()), "--retries", "0", "--keep-going"]
-    options += ["--configfile", str(config_file.absolute()), *_partition_file(profile)]
+    options += ["--configfile", str(config_file.absolute()), *_partition_file(profile, folder)]
     return subprocess.Popen(
         [sys.executable, "-m", "snakemake", *options, "--", *(job.target for job in jobs)],
         cwd=folder,
@@ -149,12 +152,18 @@ def _start_snakemake(
     )
 
 
-def _partition_file(profile: Path) -> list[str]:
-    """The option with the profile's file of partitions, which it may name relative to the working directory."""
+def _partition_file(profile: Path, folder: Path) -> list[str]:
+    """The option with the profile's file of partitions, which it may name relative to the working directory.
+
+    The option names a link, because Snakemake replaces variables in the path.
+    """
     files = [path for name in ("config.yaml", "config.v8+.yaml") if (path := profile / name).exists()]
     settings = yaml.safe_load(files[0].read_text()) if files else None
     named = settings.get(PARTITION_FILE) if isinstance(settings, dict) else None
-    return [f"--{PARTITION_FILE}", str(Path(named).absolute())] if named else []
+    if not named:
+        return []
+    (folder / ".partitions.yaml").symlink_to(Path(os.path.expandvars(named)).absolute())
+    return [f"--{PARTITION_FILE}", ".partitions.yaml"]
 
 
 def _absolute_paths(environment: Mapping[str, str]) -> dict[str, str]:
@@ -167,30 +176,37 @@ def _absolute_paths(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _fill(folder: Path, config: Config, results: Path, *, staged: bool) -> None:
-    """Make the copy of the working directory: links to its files, but no results except what the plans depend on.
+    """Make the copy of the working directory: links to its content, and to files of the results that plans depend on.
 
-    Its datasets are staged, or only downloaded. The journals of `results` predict the walltimes.
+    Its datasets are staged, or only downloaded. No folder of the results is linked: Snakemake removes outputs.
     """
     folder.mkdir()
     for path in Path.cwd().iterdir():
         if path.name not in ("results", ".snakemake"):
             (folder / path.name).symlink_to(path)
     for name, dataset in config.datasets.items():
-        receipts = folder / "results/data" / name
+        source, target = results / "data" / name, folder / "results/data" / name
         if staged:
-            write_json(receipts / "meta.json", _read_meta(results / "data" / name) or {"digest": "not staged"})
+            _link_files(source, target)
+            write_json(target / "meta.json", _read_json(source / "meta.json") or {"digest": "not staged"})
         elif needs_download(dataset):
-            write_json(receipts / "download.json", {})
-    for sweep in config.sweeps:
-        journal = (results / "sweeps" / sweep / "journal.jsonl").absolute()
-        if journal.exists():
-            (folder / "results/sweeps" / sweep).mkdir(parents=True)
-            (folder / "results/sweeps" / sweep / "journal.jsonl").symlink_to(journal)
+            write_json(target / "download.json", {})
+    for job in planned_jobs(config)[1]:
+        study = Path(job.target).parent.relative_to("results")
+        _link_files(results / study, folder / "results" / study)
 
 
-def _read_meta(folder: Path) -> object:
+def _link_files(source: Path, target: Path) -> None:
+    """Make a folder with links to the files of another one, if that exists, except declared outputs."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in source.absolute().iterdir() if source.is_dir() else ():
+        if path.is_file() and path.name not in DECLARED:
+            (target / path.name).symlink_to(path)
+
+
+def _read_json(path: Path) -> object:
     try:
-        return json.loads((folder / "meta.json").read_text())
+        return json.loads(path.read_text())
     except (OSError, ValueError):
         return None
 

@@ -51,8 +51,10 @@ def launch(scale: str, options: Sequence[str]) -> int:
     return code
 
 
-def training_command(scale: str, options: Sequence[str], *, folder: str, allocation: Allocation | None) -> list[str]:
-    """The command that starts all ranks of a scale, each of which runs train.py with these options.
+def training_command(
+    scale: str, options: Sequence[str], *, folder: str, allocation: Allocation | None, program: Path = TRAIN
+) -> list[str]:
+    """The command that starts all ranks of a scale, each of which runs the program with these options.
 
     Raises:
         UserError: the scale has several nodes, but there is no Slurm job with this number of nodes.
@@ -62,7 +64,7 @@ def training_command(scale: str, options: Sequence[str], *, folder: str, allocat
     names = checked.nodes if checked else [host.node_name()]
     agent = [*helper_command(AGENT), "--folder", folder, "--nodes", ",".join(names), "--ranks", str(gpus)]
     srun = _srun(nodes, 1, cpus=checked.cpus_per_node) if checked else []
-    return [*srun, *agent, "--", str(TRAIN), *options]
+    return [*srun, *agent, "--", str(program), *options]
 
 
 def check_allocation(scale: str, allocation: Allocation | None) -> Allocation | None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from trainyard.cluster import slurm_queries
 from trainyard.cluster.slurm_limits import Limits
-from trainyard.doctor import checks, findings, limits, node_probe, sbatch_rehearsal, storage
+from trainyard.doctor import checks, findings, limits, sbatch_rehearsal, storage
 
 # As `sinfo --noheader --format '%P|%a|%l|%D|%c|%m|%G|%f'` prints them; the first two by Slurm 22.05.
 GPU = slurm_queries.parse_partition("gpu*|up|1-00:00:00|4|8|16000|gpu:a100:2|nvlink,ib")
@@ -178,55 +178,6 @@ def test_little_space_fails_for_results_and_warns_for_the_home_folder(tmp_path, 
         f"0.2 GiB and 1,000 files free (of your quota) in {tmp_path}",
     )
     assert next(storage.check_home()).verdict == "warns"
-
-
-GOOD = node_probe.NodeReport(
-    node="n1",
-    python="3.12.1",
-    nonce="right",
-    tmp_gib=50.0,
-    driver="NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.1",
-    allocation="Slurm job 7 on n1, n2; GPUs per node: 1 a100, CPUs per node: 1",
-    allocated_gpus=1,
-    other_node="n2",
-    interface="ib0",
-    torch="2.11.0",
-    cuda="12.8",
-    ray="2.60.0",
-    devices=["NVIDIA A100-SXM4-80GB"],
-)
-# What a node reports instead, and the finding about it.
-REPORTS = [
-    ({}, "GPU", "ok", "torch finds NVIDIA A100-SXM4-80GB; CUDA 12.8"),
-    ({}, "network", "ok", "ib0 reaches n2"),
-    ({"other_node": "", "interface": ""}, "network", "ok", "no job of the config has several nodes"),
-    ({"interface": "lo"}, "network", "fails", "no interface reaches n2"),
-    ({"nonce": "wrong"}, "shared files", "fails", "n1 has another folder"),
-    ({"tmp_gib": 0.2}, "local disk", "fails", "0.2 GiB free in /tmp"),
-    ({"devices": []}, "GPU", "fails", "it is built for CUDA 12.8, and the node has NVRM version"),
-    ({"devices": [], "cuda": None}, "GPU", "fails", "is built without CUDA"),
-    ({"devices": [], "driver": ""}, "GPU", "fails", "the node has no NVIDIA driver"),
-    ({"allocated_gpus": 0}, "GPU", "unknown", "no job of the config requests one"),
-    ({"import_error": "ImportError: libcuda"}, "Python", "fails", "libcuda"),
-    ({"allocation": "", "slurm_error": "no scontrol"}, "node", "fails", "n1: no scontrol"),
-]
-
-
-@pytest.mark.parametrize(("changes", "name", "verdict", "message"), REPORTS)
-def test_a_nodes_report_becomes_findings(changes, name, verdict, message):
-    findings = {each.name: each for each in node_probe.interpret(replace(GOOD, **changes), nonce="right")}
-    assert findings[name].verdict == verdict
-    assert message in findings[name].message
-    assert verdict != "fails" or findings[name].remedy
-
-
-def test_a_report_is_written_where_slurm_and_the_folder_are_missing(tmp_path, monkeypatch):
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    node_probe.write_report(tmp_path)
-    report = node_probe._read_report(tmp_path)
-    verdicts = {each.name: each.verdict for each in node_probe.interpret(report, nonce="right")}
-    assert verdicts["node"] == verdicts["shared files"] == "fails"
-    assert verdicts["Python"] == "ok"
 
 
 def test_a_check_that_raises_is_a_finding():

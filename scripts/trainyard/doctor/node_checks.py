@@ -1,0 +1,171 @@
+"""Findings from the reports of the doctor's job."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from trainyard.doctor.findings import Finding
+from trainyard.doctor.node_report import JobReport, NodeReport
+
+MIN_TMP_GIB = 1  # for Ray's files
+
+
+@dataclass(frozen=True)
+class Reports:
+    """All reports of a job, and what the login node knows."""
+
+    job: JobReport
+    nodes: Sequence[NodeReport]
+    nonce: str
+    lock_error: str  # why the login node could not lock a file; "" if it could
+
+
+def check_nodes(job: JobReport, nodes: Sequence[NodeReport], *, nonce: str, lock_error: str) -> Iterator[Finding]:
+    """Yield the findings of a job."""
+    if not job.allocation:
+        yield Finding("node", "fails", job.slurm_error, "Slurm's programs must be on PATH on the nodes, too")
+        return
+    reports = Reports(job, nodes, nonce, lock_error)
+    for check in NODE_CHECKS:
+        yield from check(reports)
+
+
+def check_reports(reports: Reports) -> Iterator[Finding]:
+    """A step ran on every node of the job."""
+    missing = set(reports.job.nodes) - {each.node for each in reports.nodes}
+    if missing:
+        remedy = "the nodes must have this folder and this Python at the same paths"
+        message = f"no report from {', '.join(sorted(missing))}: {reports.job.step_error or 'the job ended before'}"
+        yield Finding("node", "fails", message, remedy)
+    else:
+        yield Finding("node", "ok", reports.job.allocation)
+
+
+def check_shared_files(reports: Reports) -> Iterator[Finding]:
+    """Every node reads what the login node wrote."""
+    if others := [each.node for each in reports.nodes if each.nonce != reports.nonce]:
+        message = f"{', '.join(others)}: another folder is at this path"
+        yield Finding("shared files", "fails", message, "work on a shared file system")
+    elif reports.nodes:
+        yield Finding("shared files", "ok", f"read and written on {', '.join(each.node for each in reports.nodes)}")
+
+
+def check_locks(reports: Reports) -> Iterator[Finding]:
+    """A lock of the login node holds on the nodes: two drivers of a sweep do not run at the same time."""
+    errors = (each.lock for each in reports.nodes if not each.lock_held)
+    if error := reports.lock_error or next(filter(None, errors), ""):
+        yield Finding("locks", "fails", error, "keep the results on a file system with locks")
+    elif local := [each.node for each in reports.nodes if not each.lock_held]:
+        message = f"a file that this machine has locked can be locked on {', '.join(local)}: locks are local to a node"
+        remedy = "do not start the same study twice; ask for NFS without `nolock`, or Lustre with `-o flock`"
+        yield Finding("locks", "warns", message, remedy)
+    elif reports.nodes:
+        yield Finding("locks", "ok", "a lock of this machine holds on the nodes")
+
+
+def _on_nodes(reports: Reports, check: Callable[[NodeReport], Finding]) -> Iterator[Finding]:
+    """The finding about each node, once for all nodes with the same."""
+    nodes: dict[Finding, list[str]] = {}
+    for each in reports.nodes:
+        nodes.setdefault(check(each), []).append(each.node)
+    yield from (replace(found, message=f"{', '.join(names)}: {found.message}") for found, names in nodes.items())
+
+
+def check_temporary_folders(reports: Reports) -> Iterator[Finding]:
+    """The temporary folder of a node has space, and programs can be executed there."""
+
+    def check(node: NodeReport) -> Finding:
+        message = f"{node.tmp_gib:.1f} GiB free in {node.tmp}"
+        if node.tmp_gib < MIN_TMP_GIB:
+            remedy = f"Ray needs {MIN_TMP_GIB} GiB there: set TMPDIR to a folder of the nodes with more space"
+            return Finding("temporary files", "fails", message, remedy)
+        if not node.tmp_executes:
+            remedy = "torch.compile needs it: set TMPDIR to a folder of the nodes that permits it"
+            return Finding("temporary files", "warns", f"{message}, which forbids execution (noexec)", remedy)
+        return Finding("temporary files", "ok", message)
+
+    yield from _on_nodes(reports, check)
+
+
+def check_cpus(reports: Reports) -> Iterator[Finding]:
+    """A step can use the CPUs that the job has: it is not bound to fewer."""
+
+    def check(node: NodeReport) -> Finding:
+        wanted = min(reports.job.cpus_per_node, node.machine_cpus)
+        if node.cpus >= wanted:
+            return Finding("CPUs", "ok", f"a step can use its {wanted}")
+        remedy = "ask the site's administrators about TaskPluginParam and the cgroups of steps"
+        return Finding("CPUs", "fails", f"a step is bound to {node.cpus} of its {wanted}", remedy)
+
+    yield from _on_nodes(reports, check)
+
+
+def check_python(reports: Reports) -> Iterator[Finding]:
+    """Torch and Ray can be imported."""
+    for each in reports.nodes:
+        if each.import_error:
+            yield Finding("Python", "fails", f"{each.node}: {each.python}: {each.import_error}", "run `make env` again")
+            return
+    for text in dict.fromkeys(f"Python {each.python}, torch {each.torch}, Ray {each.ray}" for each in reports.nodes):
+        yield Finding("Python", "ok", text)
+
+
+def check_gpus(reports: Reports) -> Iterator[Finding]:
+    """Torch computes on every GPU of the job, on every node."""
+    if reports.job.gpus_per_node:
+        imported = replace(reports, nodes=[each for each in reports.nodes if not each.import_error])
+        yield from _on_nodes(imported, lambda node: _check_gpus_of(node, reports.job.gpus_per_node))
+    else:
+        yield Finding("GPU", "unknown", "no job of the config requests one", "add a study that uses GPUs")
+
+
+def _check_gpus_of(node: NodeReport, wanted: int) -> Finding:
+    count = len(node.devices)
+    if count == wanted:
+        names = ", ".join(f"{node.devices.count(name)} {name}" for name in dict.fromkeys(node.devices))
+        return Finding("GPU", "ok", f"torch computes on {names}; CUDA {node.cuda}")
+    if not count and not node.driver:
+        message = f"Slurm allocated {wanted}, but there is no NVIDIA driver: training would run on the CPU"
+        return Finding("GPU", "fails", message, "ask the site's administrators whether these GPUs are real")
+    if node.device_error or count:
+        message = f"torch computes on {count} of {wanted}; {node.device_error or 'it finds no others'}"
+        return Finding("GPU", "fails", message, "check the node with `nvidia-smi`, and report it to its administrators")
+    build = f"is built for CUDA {node.cuda}" if node.cuda else "is built without CUDA"
+    message = f"torch finds none of {wanted}; it {build}, and the node has {node.driver}"
+    return Finding("GPU", "fails", message, "install a torch for this driver: see https://pytorch.org/get-started")
+
+
+def check_meeting(reports: Reports) -> Iterator[Finding]:
+    """Ranks on two nodes meet at the address that trainings use, and reduce a value."""
+    job = reports.job
+    if len(job.nodes) < 2:
+        yield Finding("network", "ok", "not needed: no job of the config has several nodes")
+    elif job.meeting:
+        reached = f"{job.nodes[1]} reached {job.nodes[0]} at {job.meeting['address']}"
+        through = f" through {job.meeting['interface']}" if job.meeting["interface"] else ""
+        yield Finding("network", "ok", f"{reached}{through}; all-reduce with {job.meeting['backends']}")
+    else:
+        remedy = "the names and addresses of nodes must be right on all nodes, and no firewall between them"
+        message = job.meeting_error or "the job ended before the nodes met"
+        yield Finding("network", "fails", message, remedy)
+
+
+def check_ray(reports: Reports) -> Iterator[Finding]:
+    """Ray starts on all nodes of a job."""
+    if reports.job.ray:
+        yield Finding("Ray", "ok", reports.job.ray)
+    else:
+        message = reports.job.ray_error or "the job ended before Ray had started"
+        yield Finding("Ray", "fails", message, "see the message; Ray needs free ports and memory on the nodes")
+
+
+NODE_CHECKS: tuple[Callable[[Reports], Iterable[Finding]], ...] = (
+    check_reports,
+    check_shared_files,
+    check_locks,
+    check_temporary_folders,
+    check_cpus,
+    check_python,
+    check_gpus,
+    check_meeting,
+    check_ray,
+)

@@ -1,0 +1,117 @@
+"""A short Slurm job, like the largest job of the config, that checks nodes from inside."""
+
+import contextlib
+import secrets
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from trainyard.cluster import slurm_queries
+from trainyard.doctor.findings import Finding
+from trainyard.doctor.node_checks import check_nodes
+from trainyard.doctor.node_report import LOCK, LOG, NONCE, read_job, read_nodes
+from trainyard.doctor.sbatch_rehearsal import SbatchRequest
+from trainyard.utils.errors import StorageError, UserError
+from trainyard.utils.files import hold_lock, write_json
+from trainyard.utils.import_path import helper_command
+
+WALLTIME_MINUTES = 8  # it usually takes one
+VISIBILITY_SECONDS = 60  # until a file that a node wrote is visible here on a network file system
+
+
+def probe_nodes(
+    requests: Sequence[SbatchRequest], results: Path, *, wait_minutes: float, notify: Callable[[str], None]
+) -> Iterator[Finding]:
+    """Submit the job, wait for its end and yield what it found; a job that does not end in time is cancelled."""
+    folder = results.absolute() / f".doctor-{secrets.token_hex(4)}"
+    folder.mkdir(parents=True)
+    try:
+        nonce = secrets.token_hex(8)
+        write_json(folder / NONCE, nonce)
+        with _locked(folder / LOCK) as lock_error:
+            job, line = _submit(requests, folder)
+            notify(f"submitted job {job}: {line}")
+            with _cancelled_at_exit(job):
+                ended = _wait_for_end(job, folder, wait_minutes * 60, notify)
+            yield from _read_reports(folder, f"job {job}", nonce, lock_error, wait_minutes if not ended else 0)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read_reports(folder: Path, job: str, nonce: str, lock_error: str, waited_minutes: float) -> Iterator[Finding]:
+    _wait_until_visible(folder)
+    if report := read_job(folder):
+        yield from check_nodes(report, list(read_nodes(folder)), nonce=nonce, lock_error=lock_error)
+    elif waited_minutes:
+        remedy = "see `squeue --me --start`, and allow more time with --wait-minutes"
+        yield Finding("node", "unknown", f"{job} had not ended after {waited_minutes:g} minutes", remedy)
+    else:
+        output = (folder / LOG).read_text().strip()[-500:] if (folder / LOG).exists() else "(nothing)"
+        remedy = "put this folder and this Python on a file system that the nodes share"
+        yield Finding("node", "fails", f"{job} wrote no report into {folder}; its output: {output}", remedy)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[str]:
+    """Hold a lock as that of a sweep's journal; yields why that is impossible, or ""."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(hold_lock(path))
+        except StorageError as error:
+            yield str(error)
+        else:
+            yield ""
+
+
+def _submit(requests: Sequence[SbatchRequest], folder: Path) -> tuple[str, str]:
+    """Submit a job like the largest request, but short and on at most two nodes; returns its ID and sbatch's line."""
+    like = max(requests, key=lambda each: (bool(each.gpus), each.options.nodes))
+    options = like.options
+    named = {"account": options.account, "partition": options.partition, "qos": options.qos,
+             "constraint": options.constraint, "mem": options.mem,
+             "gres": f"gpu:{like.gpus}" if like.gpus else ""}  # fmt: skip
+    nodes = min(2, max(each.options.nodes for each in requests))
+    line = ["sbatch", "--parsable", f"--time={WALLTIME_MINUTES}", f"--nodes={nodes}", "--ntasks-per-node=1"]
+    line += [f"--cpus-per-task={options.cpus_per_task}"]
+    line += [f"--{name}={value}" for name, value in named.items() if value]
+    line += ["--job-name=trainyard-doctor", f"--chdir={folder}", f"--output={LOG}"]
+    wrapped = shlex.join([*helper_command("doctor.node_probe"), "job", str(folder)])
+    done = subprocess.run([*line, "--wrap", wrapped], text=True, capture_output=True, check=False)
+    if done.returncode:
+        raise UserError(f"`{shlex.join(line)}` failed: {done.stderr.strip()}")
+    return done.stdout.strip().split(";")[0], shlex.join(line)
+
+
+@contextlib.contextmanager
+def _cancelled_at_exit(job: str) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        subprocess.run(["scancel", "--quiet", job], check=False)
+
+
+def _wait_for_end(job: str, folder: Path, seconds: float, notify: Callable[[str], None]) -> bool:
+    """Wait until the job has left the queue, and report each change of its state; False if it has not in time."""
+    end, last = time.monotonic() + seconds, ""
+    while time.monotonic() < end:
+        state = slurm_queries.job_state(job)
+        if state not in ("", last):
+            notify(f"job {job} is {state.removesuffix(': None')}")
+        if not state and (last or read_job(folder)):
+            return True
+        last = state or last
+        time.sleep(0.5)
+    return False
+
+
+def _wait_until_visible(folder: Path) -> None:
+    """Wait until the last version of the report is visible here, if the job has written something."""
+    end = time.monotonic() + VISIBILITY_SECONDS
+    while (folder / LOG).exists() and time.monotonic() < end:
+        report = read_job(folder)
+        if report and (report.has_ended or report.slurm_error):
+            return
+        time.sleep(0.5)

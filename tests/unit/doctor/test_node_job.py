@@ -1,0 +1,109 @@
+"""What the doctor's job reports from nodes, and the findings that follow."""
+
+import os
+import subprocess
+from dataclasses import replace
+
+import pytest
+from trainyard.doctor import node_probe
+from trainyard.doctor.node_checks import check_nodes
+from trainyard.doctor.node_report import LOCK, NONCE, JobReport, NodeReport, read_job, read_nodes
+from trainyard.utils.files import hold_lock, write_json
+from trainyard.utils.import_path import helper_command
+
+NODE = NodeReport(
+    node="n1",
+    python="3.12.1",
+    nonce="right",
+    lock="in use by process 7 on login",
+    lock_held=True,
+    tmp="/scratch",
+    tmp_gib=50.0,
+    tmp_executes=True,
+    cpus=8,
+    machine_cpus=64,
+    driver="NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.1",
+    torch="2.11.0",
+    cuda="12.8",
+    ray="2.60.0",
+    devices=["A100", "A100"],
+)
+OTHER = replace(NODE, node="n2")
+JOB = JobReport(
+    allocation="Slurm job 7 on n1, n2; GPUs per node: 2 a100, CPUs per node: 8",
+    nodes=["n1", "n2"],
+    cpus_per_node=8,
+    gpus_per_node=2,
+    meeting={"address": "10.0.0.1", "interface": "ib0", "backends": "nccl and gloo"},
+    ray="started on n1, n2, ran a task and ended in 9 s",
+    has_ended=True,
+)
+LOCAL = "a file that this machine has locked can be locked on n2"
+# What a second node, or the job, reports instead, and the finding about it.
+FINDINGS = [
+    ({}, {}, "node", "ok", "Slurm job 7 on n1, n2"),
+    ({}, {}, "shared files", "ok", "read and written on n1, n2"),
+    ({"nonce": "wrong"}, {}, "shared files", "fails", "n2: another folder"),
+    ({}, {}, "locks", "ok", "a lock of this machine holds"),
+    ({"lock": "", "lock_held": False}, {}, "locks", "warns", LOCAL),
+    ({"lock": "no locks available", "lock_held": False}, {}, "locks", "fails", "no locks available"),
+    ({}, {}, "temporary files", "ok", "n1, n2: 50.0 GiB free in /scratch"),
+    ({"tmp_gib": 0.2}, {}, "temporary files", "fails", "n2: 0.2 GiB free in /scratch"),
+    ({"tmp_executes": False}, {}, "temporary files", "warns", "n2: 50.0 GiB free in /scratch, which forbids execution"),
+    ({}, {}, "CPUs", "ok", "n1, n2: a step can use its 8"),
+    ({"cpus": 1}, {}, "CPUs", "fails", "n2: a step is bound to 1 of its 8"),
+    ({"cpus": 2, "machine_cpus": 2}, {}, "CPUs", "ok", "n2: a step can use its 2"),
+    ({}, {}, "Python", "ok", "Python 3.12.1, torch 2.11.0, Ray 2.60.0"),
+    ({"import_error": "ImportError: libcuda"}, {}, "Python", "fails", "n2: 3.12.1: ImportError: libcuda"),
+    ({}, {}, "GPU", "ok", "n1, n2: torch computes on 2 A100; CUDA 12.8"),
+    ({"devices": ["A100"]}, {}, "GPU", "fails", "n2: torch computes on 1 of 2; it finds no others"),
+    ({"devices": [], "device_error": "GPU 0: ECC"}, {}, "GPU", "fails", "n2: torch computes on 0 of 2; GPU 0: ECC"),
+    ({"devices": []}, {}, "GPU", "fails", "finds none of 2; it is built for CUDA 12.8, and the node has NVRM version"),
+    ({"devices": [], "cuda": None}, {}, "GPU", "fails", "is built without CUDA"),
+    ({"devices": [], "driver": ""}, {}, "GPU", "fails", "n2: Slurm allocated 2, but there is no NVIDIA driver"),
+    ({}, {"gpus_per_node": 0}, "GPU", "unknown", "no job of the config requests one"),
+    ({}, {}, "network", "ok", "n2 reached n1 at 10.0.0.1 through ib0; all-reduce with nccl and gloo"),
+    ({}, {"nodes": ["n1"]}, "network", "ok", "no job of the config has several nodes"),
+    ({}, {"meeting": {}, "meeting_error": "n2 did not start"}, "network", "fails", "n2 did not start"),
+    ({}, {"meeting": {}}, "network", "fails", "the job ended before the nodes met"),
+    ({}, {"ray": "", "ray_error": "no port"}, "Ray", "fails", "no port"),
+    ({}, {"nodes": ["n1", "n2", "n3"], "step_error": "killed"}, "node", "fails", "no report from n3: killed"),
+    ({}, {"allocation": "", "slurm_error": "no scontrol"}, "node", "fails", "no scontrol"),
+]
+
+
+@pytest.mark.parametrize(("node", "job", "name", "verdict", "message"), FINDINGS)
+def test_reports_become_findings(node, job, name, verdict, message):
+    found = list(check_nodes(replace(JOB, **job), [NODE, replace(OTHER, **node)], nonce="right", lock_error=""))
+    matching = [each for each in found if each.name == name and message in each.message]
+    assert [each.verdict for each in matching] == [verdict], found
+    assert verdict == "ok" or matching[0].remedy
+
+
+def test_a_file_system_without_locks_is_reported():
+    found = {each.name: each for each in check_nodes(JOB, [NODE, OTHER], nonce="right", lock_error="no locks")}
+    assert (found["locks"].verdict, found["locks"].message) == ("fails", "no locks")
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two CPUs")
+def test_a_node_reports_locks_and_cpus_truthfully(tmp_path):
+    write_json(tmp_path / NONCE, "right")
+    probe = [*helper_command("doctor.node_probe"), "node", str(tmp_path)]
+    with hold_lock(tmp_path / LOCK):
+        subprocess.run(["taskset", "--cpu-list", "0", *probe], check=True)
+    (report,) = read_nodes(tmp_path)
+    assert (report.nonce, report.lock_held, report.tmp_executes, report.cpus) == ("right", True, True, 1)
+    assert report.machine_cpus > 1
+    assert report.ray
+    assert not report.import_error
+    free = NodeReport(node="n1", python="")
+    node_probe._try_lock(free, tmp_path)
+    assert (free.lock, free.lock_held) == ("", False)
+
+
+def test_outside_of_slurm_the_job_reports_that_there_is_none(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    subprocess.run([*helper_command("doctor.node_probe"), "job", str(tmp_path)], check=True, env=environment)
+    report = read_job(tmp_path)
+    assert report is not None
+    assert "SLURM_JOB_ID is not set" in report.slurm_error
