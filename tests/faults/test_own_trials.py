@@ -540,3 +540,44 @@ def test_a_scaling_script_has_a_grace_period_skips_torn_checkpoints_and_ends_wit
         return [line for line in lines if "scale.py" in line and str(yard.results) in " ".join(line)]
 
     wait_until(lambda: not left(), what="the end of launcher and ranks")
+
+
+# The third trial fills the disk; all report epochs until they are done.
+FILLING = """
+import time
+def run(config, context):
+    if config["x"] == 3 and config["fills"]:
+        with open(config["fills"], "ab", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(4096))
+            except OSError:
+                pass
+    for epoch in range(1, 400):
+        context.report(epoch=epoch, val_accuracy=0.5)
+"""
+
+
+def test_a_full_disk_stops_a_sweep_in_one_line_and_costs_no_finished_trial(yard, small_disk):
+    (yard.folder / "mine.py").write_text(FILLING)
+    sweep = {"function": "mine:run", "grid": {"x": list(range(1, 7))}, "slots": {"gpus_per_node": 2}}
+    yard.write({"sweeps": {"own": {**sweep, "args": {"fills": str(small_disk.mount / "filler")}}}})
+    yard.results = small_disk.mount / "results"
+    command = small_disk.inside(*yard.script("sweep", "--sweep", "own"))
+    stopped = yard.run(*command, check=False)
+    folder = small_disk.folder / "results/sweeps/own"
+    assert stopped.returncode == 1
+    assert "journal.jsonl: no space left on device: make room on this file system" in stopped.stdout.splitlines()[-1]
+    assert "Traceback" not in stopped.stdout + stopped.stderr
+    lines = (folder / "journal.jsonl").read_text().splitlines()
+    before = [event["trial"] for line in lines if (event := json.loads(line))["event"] == "finished"]
+    assert not [line for line in lines if json.loads(line)["event"] == "failed"]
+    assert before
+    (small_disk.folder / "filler").unlink()
+    (yard.folder / "mine.py").write_text(FILLING.replace('config["fills"]:', "False:"))
+    yard.run(*command)
+    with open(folder / "trials.csv") as file:
+        rows = {row["trial"]: row for row in csv.DictReader(file)}
+    assert {row["status"] for row in rows.values()} == {"finished"}
+    assert len(rows) == 6
+    assert all(rows[trial]["attempts"] == "1" for trial in before)

@@ -27,6 +27,7 @@ class EventLog:
 
     def __init__(self, path: Path) -> None:
         self.path, self._reserve = path, path.with_name(f".{path.name}.reserve")
+        self._is_full = False  # whether an event could not be written
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     @classmethod
@@ -66,16 +67,20 @@ class EventLog:
 
         Raises:
             StorageError: the disk is full; a durable event is recorded nevertheless, if the reserve has room for it.
+                After the first such error, an event that could be recorded raises none.
         """
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         with storage_errors(self.path):
             try:
                 self._append(line, durable=durable)
             except OSError:
-                if durable and self._reserve.exists():
-                    self._reserve.unlink()
-                    self._append(line, durable=True)
-                raise
+                was_full, self._is_full = self._is_full, True
+                if not (durable and self._reserve.exists()):
+                    raise
+                self._reserve.unlink()
+                self._append(line, durable=True)
+                if not was_full:
+                    raise
 
     def _append(self, line: bytes, *, durable: bool) -> None:
         append_whole(self._fd, line)
