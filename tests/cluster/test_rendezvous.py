@@ -1,6 +1,7 @@
 """The nodes of a training meet on sites whose nodes call themselves loopback, and other users cannot interfere."""
 
 import os
+import re
 import shutil
 import socket
 import sys
@@ -13,7 +14,7 @@ import yaml
 from slurm_cluster.cluster import Cluster
 from slurm_cluster.hosts import Host
 from slurm_cluster.waiting import wait_until
-from trainyard.scaling.rendezvous import SECONDS
+from trainyard.scaling.rendezvous import PORTS, SECONDS
 from yard import ROOT, TINY, WAITING
 
 NOBODY = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
@@ -122,4 +123,23 @@ def test_a_node_that_does_not_start_ends_the_training_with_its_name(cluster: Clu
     assert state == "FAILED", output
     last = output.splitlines()[-1]
     assert last == "the nodes of the training did not meet: n2 did not start within 5 s", output
+    wait_until(lambda: not cluster.processes_left(), what="all processes to end")
+
+
+def test_a_node_that_cannot_connect_ends_the_training_with_the_address_that_it_tried(
+    cluster: Cluster, shared_dir: Path
+) -> None:
+    firewall = ["to", "10.77.0.1", "ipproto", "tcp", "dport", f"{PORTS.start}-{PORTS.stop - 1}", "blackhole"]
+    cluster.host(2).run(["ip", "rule", "add", *firewall], cwd="/")
+    try:
+        job = start(cluster, shared_dir, **{SECONDS: "1"})
+        state = cluster.wait_until_out_of_queue(job)
+    finally:
+        cluster.host(2).run(["ip", "rule", "delete", *firewall], cwd="/")
+    output = (shared_dir / f"slurm-{job}.out").read_text()
+    assert state == "FAILED", output
+    last = output.splitlines()[-1]
+    assert re.match(
+        r"the nodes of the training did not meet: n2 could not connect to n1 at 10\.77\.0\.1, port \d+, ", last
+    )
     wait_until(lambda: not cluster.processes_left(), what="all processes to end")

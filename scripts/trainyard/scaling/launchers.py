@@ -71,8 +71,9 @@ def check_allocation(scale: str, allocation: Allocation | None) -> Allocation | 
     """The allocation for a scale of several nodes; None for one node, which does not need one.
 
     Raises:
-        UserError: there is no allocation, or it has a different number of nodes.
+        UserError: there is no allocation, it has a different number of nodes, or the time to connect is invalid.
     """
+    rendezvous.seconds_to_connect()
     nodes = split_scale(scale)[0]
     if nodes == 1:
         return None

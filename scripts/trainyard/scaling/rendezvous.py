@@ -10,6 +10,7 @@ This imports no torch: a node signs in before it loads what takes long.
 import errno
 import ipaddress
 import json
+import math
 import os
 import secrets
 import socket
@@ -51,6 +52,22 @@ def problem(folder: Path) -> str:
     return str(_read(path)["message"]) if path.exists() else ""
 
 
+def seconds_to_connect() -> float:
+    """How long the nodes may take to connect.
+
+    Raises:
+        UserError: the environment variable is not a positive number.
+    """
+    text = os.environ.get(SECONDS) or str(DEFAULT_SECONDS)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise UserError(f"the environment variable {SECONDS} is {text!r}, but must be a positive number")
+    return seconds
+
+
 class Rendezvous:
     """The rendezvous of the nodes of a training, listed in the order of Slurm; `rank` is the position of this one.
 
@@ -63,7 +80,7 @@ class Rendezvous:
 
     def __init__(self, folder: Path, nodes: Sequence[str], *, rank: int, everywhere: bool = False) -> None:
         self._folder, self._nodes, self._rank, self._everywhere = folder, nodes, rank, everywhere
-        self._seconds = float(os.environ.get(SECONDS) or DEFAULT_SECONDS)
+        self._seconds = seconds_to_connect()
 
     def meet(self) -> tuple[Endpoint, socket.socket | None]:
         """Meet the other nodes; returns the endpoint and, on the first node, the socket that listens there.

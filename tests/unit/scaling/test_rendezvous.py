@@ -4,7 +4,9 @@ import socket
 
 import pytest
 from trainyard.scaling import rendezvous
+from trainyard.scaling.launchers import training_command
 from trainyard.scaling.rendezvous import LOOPBACK, SECONDS, Rendezvous, RendezvousError
+from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json
 
 
@@ -57,3 +59,10 @@ def test_a_node_whose_hosts_file_calls_the_first_one_loopback_says_so(tmp_path):
         "n2 takes localhost for a loopback address: correct its /etc/hosts"
     )
     assert failure(tmp_path, ["n.invalid", "n2"], rank=1).startswith("n2 cannot resolve or reach the name n.invalid: ")
+
+
+@pytest.mark.parametrize("value", ["a minute", "0", "-1", "nan"])
+def test_an_invalid_time_to_connect_is_an_error_before_anything_starts(value, monkeypatch):
+    monkeypatch.setenv(SECONDS, value)
+    with pytest.raises(UserError, match=f"the environment variable {SECONDS} is '{value}', but must be a positive"):
+        training_command("1x2", [], folder="/logs", allocation=None)
