@@ -106,6 +106,11 @@ class Partition:
     gpus: str  # "gpu:a100:4", or "(null)"
     features: str
 
+    def gpu_count(self, model: str = "") -> int:
+        """GPUs of a node, of this model or of any."""
+        found = re.findall(r"\bgpu(?::([^:,()]+))?:(\d+)", self.gpus)
+        return sum(int(count) for name, count in found if model in ("", name))
+
     def __str__(self) -> str:
         """Name, and what a job can request in this partition."""
         parts = [f"{self.nodes} nodes of {self.cpus} CPUs and {self.memory_mb} MB", f"walltime at most {self.limit}"]

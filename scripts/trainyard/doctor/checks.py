@@ -7,7 +7,9 @@ from trainyard.cluster import slurm_queries
 from trainyard.cluster.slurm_queries import Association, Partition
 from trainyard.doctor.findings import Finding, catch_errors
 from trainyard.doctor.limits import check_limits, check_preemption
-from trainyard.doctor.sbatch_rehearsal import Refusal, SbatchRequest
+from trainyard.doctor.memory import check_memory
+from trainyard.doctor.sbatch_rehearsal import Refusal
+from trainyard.doctor.sbatch_request import SbatchRequest
 from trainyard.doctor.site import Site
 from trainyard.doctor.storage import check_home, check_results
 from trainyard.utils.errors import UserError
@@ -122,6 +124,7 @@ CHECKS: tuple[tuple[str, Callable[[Site], Iterable[Finding]]], ...] = (
     ("account", check_account),
     ("limits", check_limits),
     ("preemption", check_preemption),
+    ("memory", check_memory),
     ("results", lambda site: check_results(site.results)),
     ("home", lambda _: check_home()),
 )

@@ -13,7 +13,7 @@ from trainyard.cluster import slurm_queries
 from trainyard.doctor.findings import Finding
 from trainyard.doctor.node_checks import check_nodes
 from trainyard.doctor.node_report import LOCK, LOG, NONCE, read_job, read_nodes
-from trainyard.doctor.sbatch_rehearsal import SbatchRequest
+from trainyard.doctor.sbatch_request import SbatchRequest
 from trainyard.utils.errors import StorageError, UserError
 from trainyard.utils.files import hold_lock, write_json
 from trainyard.utils.import_path import helper_command
@@ -71,11 +71,11 @@ def _submit(requests: Sequence[SbatchRequest], folder: Path) -> tuple[str, str]:
     like = max(requests, key=lambda each: (bool(each.gpus), each.options.nodes))
     options = like.options
     named = {"account": options.account, "partition": options.partition, "qos": options.qos,
-             "constraint": options.constraint, "mem": options.mem,
+             "constraint": options.constraint, "mem": f"{like.mem_mb:g}" if like.mem_mb else "",
              "gres": f"gpu:{like.gpus}" if like.gpus else ""}  # fmt: skip
     nodes = min(2, max(each.options.nodes for each in requests))
     line = ["sbatch", "--parsable", f"--time={WALLTIME_MINUTES}", f"--nodes={nodes}", "--ntasks-per-node=1"]
-    line += [f"--cpus-per-task={options.cpus_per_task}"]
+    line += [f"--cpus-per-task={like.cpus}"]
     line += [f"--{name}={value}" for name, value in named.items() if value]
     line += ["--job-name=trainyard-doctor", f"--chdir={folder}", f"--output={LOG}"]
     wrapped = shlex.join([*helper_command("doctor.node_probe"), "job", str(folder)])

@@ -5,7 +5,6 @@ stand-in for sbatch. So the account, partition and GPUs are those of a real run,
 staging of datasets and the studies are rehearsed side by side, since a study waits until its dataset is staged.
 """
 
-import argparse
 import json
 import os
 import re
@@ -20,6 +19,7 @@ import yaml
 
 from trainyard.config.config import Config
 from trainyard.config.datasets import needs_download
+from trainyard.doctor.sbatch_request import SbatchRequest, parse_request
 from trainyard.doctor.sbatch_stand_in import StandIn, sbatch_stand_in
 from trainyard.utils.files import write_json
 
@@ -28,41 +28,6 @@ SNAKEFILE = Path(__file__).parents[3] / "Snakefile"
 DECLARED = ("meta.json", "download.json", "trials.csv", "timeline.csv", "epochs.csv", "summary.json", "history.csv",
             "trees.csv")  # fmt: skip
 PARTITION_FILE = "slurm-partition-config"  # a key of the profile; in the environment, SNAKEMAKE_SLURM_PARTITIONS
-
-
-@dataclass(frozen=True)
-class SbatchRequest:
-    """A job as it would be requested of sbatch, and Slurm's response."""
-
-    job: str  # rule and wildcards: "train s 4x2"
-    options: argparse.Namespace  # the options of sbatch that `_PARSER` has
-    accepted: bool
-    response: str
-
-    @property
-    def gpus(self) -> str:
-        """GPUs per node, `4` or `a100:4`; "" for none."""
-        return self.options.gpus or (self.options.gres or "").removeprefix("gpu:")
-
-    @property
-    def resources(self) -> dict[str, float]:
-        """The requested resources on all nodes together, as Slurm names them; memory is in MB."""
-        *model, count = self.gpus.split(":")
-        nodes = self.options.nodes
-        gpus = {"gres/gpu": nodes * int(count or 0), **({f"gres/gpu:{model[0]}": nodes * int(count)} if model else {})}
-        return {
-            "cpu": nodes * self.options.cpus_per_task,
-            "mem": nodes * (self.options.mem or 0),
-            "node": nodes,
-            **gpus,
-        }
-
-    def __str__(self) -> str:
-        """The requested resources."""
-        *model, gpus = self.gpus.split(":")
-        parts = [f"{self.options.nodes} node{'s' * (self.options.nodes > 1)}", f"{self.options.cpus_per_task} CPUs"]
-        parts += [" ".join([gpus, *model, "GPUs per node"])] if gpus else []
-        return ", ".join([*parts, f"{self.options.mem or '?'} MB", f"{self.options.time} min"])
 
 
 @dataclass(frozen=True)
@@ -88,6 +53,7 @@ class PlannedJob:
     rule: str  # without the suffix for several nodes
     wildcards: str  # joined as by Snakemake's plugin
     target: str  # a file that the job writes
+    dataset: str | None = None  # that it reads
 
     def is_of(self, job: str) -> bool:
         """Whether a job, as in SbatchRequest, is this one."""
@@ -102,14 +68,22 @@ class PlannedJob:
 def planned_jobs(config: Config) -> tuple[list[PlannedJob], list[PlannedJob]]:
     """All jobs of a config, including those that are already done: the stagings, and the studies."""
     stagings = [PlannedJob("stage", name, f"results/data/{name}/meta.json") for name in config.datasets]
-    sweeps = [PlannedJob("sweep", name, f"results/sweeps/{name}/trials.csv") for name in config.sweeps]
+    sweeps = [
+        PlannedJob("sweep", name, f"results/sweeps/{name}/trials.csv", sweep.dataset)
+        for name, sweep in config.sweeps.items()
+    ]
     trainings = [
-        PlannedJob("train", f"{name}_{run}".replace("/", "_"), f"results/scaling/{name}/{run}/summary.json")
+        PlannedJob(
+            "train", f"{name}_{run}".replace("/", "_"), f"results/scaling/{name}/{run}/summary.json", study.dataset
+        )
         for name, study in config.scaling.items()
         for scale in study.scales
         for run in study.runs(scale)
     ]
-    trees = [PlannedJob("fit_trees", name, f"results/trees/{name}/trees.csv") for name in config.trees]
+    trees = [
+        PlannedJob("fit_trees", name, f"results/trees/{name}/trees.csv", study.dataset)
+        for name, study in config.trees.items()
+    ]
     return stagings, [*sweeps, *trainings, *trees]
 
 
@@ -239,27 +213,3 @@ def group_refusals(found: Iterable[tuple[str, str]]) -> Iterator[Refusal]:
     for job, words in found:
         by_words.setdefault(words, []).append(job)
     yield from (Refusal(tuple(jobs), words) for words, jobs in by_words.items())
-
-
-def parse_request(code: str, response: str, *arguments: str) -> SbatchRequest:
-    """A request from its record: sbatch's exit code, response and arguments."""
-    options, _ = _PARSER.parse_known_args(arguments)
-    job = options.comment.removeprefix("rule_").replace("_wildcards_", " ", 1)
-    return SbatchRequest(job=job, options=options, accepted=code == "0", response=" ".join(response.split()))
-
-
-_PARSER = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
-for _flags, _type in {
-    ("--comment",): str,
-    ("-A", "--account"): str,
-    ("-p", "--partition"): str,
-    ("-C", "--constraint"): str,
-    ("-t", "--time"): int,  # minutes
-    ("--qos",): str,
-    ("--mem",): int,  # MB
-    ("--gpus",): str,
-    ("--gres",): str,
-    ("--cpus-per-task",): int,
-}.items():
-    _PARSER.add_argument(*_flags, type=_type)
-_PARSER.add_argument("--nodes", type=int, default=1)

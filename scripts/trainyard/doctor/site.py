@@ -10,7 +10,8 @@ from trainyard.cluster import slurm_limits, slurm_queries
 from trainyard.cluster.slurm_limits import Limits
 from trainyard.cluster.slurm_queries import Partition, PartitionSettings
 from trainyard.config.config import Config
-from trainyard.doctor.sbatch_rehearsal import Rehearsal, SbatchRequest, rehearse
+from trainyard.doctor.sbatch_rehearsal import Rehearsal, planned_jobs, rehearse
+from trainyard.doctor.sbatch_request import SbatchRequest
 
 
 @dataclass
@@ -52,6 +53,10 @@ class Site:
         """The name of the partition that a job would run in; the first one, if it requests several."""
         default = next((each.name for each in self.partitions if each.default), "")
         return (request.options.partition or default).split(",")[0]
+
+    def dataset_of(self, request: SbatchRequest) -> str | None:
+        """The dataset that a job reads, if any."""
+        return next((each.dataset for each in planned_jobs(self.config)[1] if each.is_of(request.job)), None)
 
     def limits_of(self, request: SbatchRequest) -> list[Limits]:
         """The limits of the accounting for a job, in Slurm's order of precedence."""

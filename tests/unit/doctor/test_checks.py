@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from trainyard.cluster import slurm_queries
 from trainyard.cluster.slurm_limits import Limits
-from trainyard.doctor import checks, findings, limits, sbatch_rehearsal, storage
+from trainyard.doctor import checks, findings, limits, memory, sbatch_request, storage
 
 # As `sinfo --noheader --format '%P|%a|%l|%D|%c|%m|%G|%f'` prints them; the first two by Slurm 22.05.
 GPU = slurm_queries.parse_partition("gpu*|up|1-00:00:00|4|8|16000|gpu:a100:2|nvlink,ib")
@@ -18,7 +18,7 @@ NO = "allocation failure: Requested node configuration is not available"
 
 def request(*options, code="0", response=YES):
     line = ["--parsable", "--comment", "rule_sweep_wildcards_depth", "--nodes=1", "--cpus-per-task=2", *options]
-    return sbatch_rehearsal.parse_request(code, response, *line)
+    return sbatch_request.parse_request(code, response, *line)
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,41 @@ def test_a_job_is_compared_with_the_limits_that_apply(options, levels, verdict, 
     assert message in found.message
 
 
-def test_more_jobs_than_the_queue_takes_are_a_warning():
+def test_with_more_jobs_than_the_queue_takes_some_are_submitted_later():
     found = limits.compare_limits([request("-t", "1")] * 3, [[LONG]] * 3)
-    assert (found.verdict, found.remedy.partition(" in ")[0]) == ("warns", "set `jobs: 2`")
-    assert found.message.startswith("3 jobs, but at most 2 jobs in the queue")
+    assert found.verdict == "ok"
+    assert found.message.endswith("so that some of the 3 jobs are submitted later")
+
+
+@pytest.mark.parametrize(
+    ("options", "data_mb", "message"),
+    [
+        (["--mem=8000", "--gres=gpu:a100:1"], 8000, ""),
+        (["--mem=8000", "--gres=gpu:1"], 9000, "8000 MB per node, but its dataset has 9,000 MB"),
+        (["--mem=8001", "--gres=gpu:a100:1"], 0, "8001 MB per node, above the share of its 1 GPUs: 8000 MB"),
+        (["--mem=9000", "--gpus=a100:2"], 0, ""),
+        (["--mem=16000"], 0, ""),
+        ([], 9000, ""),
+        (["--mem=9000", "--gpus=h100:1"], 0, ""),
+    ],
+)
+def test_memory_is_compared_with_the_dataset_and_the_share_of_a_node(options, data_mb, message):
+    found = memory.judge_memory(request(*options), [GPU], data_mb=data_mb)
+    assert (message in found.message) if message else found is None
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["-t", "1-12:30", "--mem=2G"], "2 CPUs, 2048 MB, 2190 min"),
+        (["--time=30:00", "--mem-per-cpu=500M"], "2 CPUs, 1000 MB, 30 min"),
+        (["-t", "2-0", "--gpus-per-node=nvidia_a100-sxm4:4"], "4 nvidia_a100-sxm4 GPUs per node, ? MB, 2880 min"),
+        (["--gres=shard:1,gpu:3", "--cpus-per-gpu=4"], "12 CPUs, 3 GPUs per node, ? MB, ? min"),
+        (["--nodes=2-4"], "2 nodes"),
+    ],
+)
+def test_options_are_read_as_sbatch_takes_them(options, text):
+    assert text in str(request(*options))
 
 
 class PreemptingSite:

@@ -1,0 +1,58 @@
+"""Check of the memory that jobs request, against the nodes' memory and the datasets."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trainyard.cluster.slurm_queries import Partition
+from trainyard.doctor.findings import Finding
+from trainyard.doctor.sbatch_request import SbatchRequest
+from trainyard.doctor.site import Site
+
+
+def check_memory(site: Site) -> Iterator[Finding]:
+    """Every job requests enough for its dataset, and at most its GPUs' share of a node."""
+    fitting = []
+    for request in site.requests:
+        dataset = site.dataset_of(request)
+        data_mb = staged_mb(site.results / "data" / dataset) if dataset else 0.0
+        kinds = [each for each in site.partitions if each.name == site.partition_of(request)]
+        finding = judge_memory(request, kinds, data_mb=data_mb)
+        if finding:
+            yield finding
+        else:
+            fitting.append(request)
+    if fitting:
+        least, most = (choose(each.mem_mb for each in fitting) for choose in (min, max))
+        amounts = f"{least:g} to {most:g}" if least < most else f"{least:g}"
+        yield Finding("memory", "ok", f"{amounts} MB per node: at most the share of the jobs' GPUs, and for their data")
+
+
+def judge_memory(request: SbatchRequest, kinds: Sequence[Partition], *, data_mb: float) -> Finding | None:
+    """A warning about the memory of a job on nodes of these kinds; None if there is none."""
+    memory = request.mem_mb
+    if 0 < memory < data_mb:
+        message = f"{request.job}: {memory:g} MB per node, but its dataset has {data_mb:,.0f} MB"
+        remedy = "request more with `--set-resources <rule>:mem_mb=...`: data that do not fit are read again and again"
+        return Finding("memory", "warns", message, remedy)
+    shares = [share for each in kinds if (share := gpu_share_mb(each, request))]
+    if shares and memory > max(shares):
+        message = f"{request.job}: {memory:g} MB per node, above the share of its {request.gpu_count} GPUs: "
+        remedy = "request less, unless the job needs it: other jobs cannot use the GPUs that are left without memory"
+        return Finding("memory", "warns", f"{message}{max(shares):g} MB", remedy)
+    return None
+
+
+def gpu_share_mb(kind: Partition, request: SbatchRequest) -> float:
+    """The share of a node's memory that belongs to the GPUs of a job; 0 if the node has too few, or the job none."""
+    model, _, count = request.gpus.rpartition(":")
+    node_gpus = kind.gpu_count(model)
+    if not request.gpu_count or node_gpus < int(count):
+        return 0.0
+    return float(kind.memory_mb.rstrip("+")) * int(count) / node_gpus
+
+
+def staged_mb(folder: Path) -> float:
+    """The size of a staged dataset; 0 before it is staged."""
+    if not (folder / "meta.json").exists():
+        return 0.0
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) / 2**20

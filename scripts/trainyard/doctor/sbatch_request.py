@@ -1,0 +1,100 @@
+"""A job as it would be requested of sbatch."""
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trainyard.cluster.slurm_limits import parse_resources
+from trainyard.cluster.slurm_queries import parse_time_limit
+
+
+@dataclass(frozen=True)
+class SbatchRequest:
+    """A job as it would be requested of sbatch, and Slurm's response."""
+
+    job: str  # rule and wildcards: "train s 4x2"
+    options: argparse.Namespace  # the options of sbatch that `_PARSER` has
+    accepted: bool
+    response: str
+
+    @property
+    def gpus(self) -> str:
+        """GPUs per node, `4` or `a100:4`; "" for none."""
+        generic = (item.removeprefix("gpu:") for item in (self.options.gres or "").split(",") if item[:4] == "gpu:")
+        return self.options.gpus or self.options.gpus_per_node or next(generic, "")
+
+    @property
+    def gpu_count(self) -> int:
+        """The number of GPUs per node."""
+        return int(self.gpus.split(":")[-1] or 0)
+
+    @property
+    def cpus(self) -> int:
+        """CPUs per node."""
+        per_gpu = self.options.cpus_per_gpu
+        return per_gpu * self.gpu_count if per_gpu else self.options.cpus_per_task or 1
+
+    @property
+    def mem_mb(self) -> float:
+        """Memory per node, in MB; 0 if the site's default applies."""
+        return self.options.mem or self.cpus * (self.options.mem_per_cpu or 0)
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """The requested resources on all nodes together, as Slurm names them; memory is in MB."""
+        nodes, model = self.options.nodes, self.gpus.rpartition(":")[0]
+        names = ["gres/gpu", f"gres/gpu:{model}"] if model else ["gres/gpu"]
+        gpus = dict.fromkeys(names, nodes * self.gpu_count)
+        return {"cpu": nodes * self.cpus, "mem": nodes * self.mem_mb, "node": nodes, **gpus}
+
+    def __str__(self) -> str:
+        """The requested resources."""
+        *model, gpus = self.gpus.split(":")
+        parts = [f"{self.options.nodes} node{'s' * (self.options.nodes > 1)}", f"{self.cpus} CPUs"]
+        parts += [" ".join([gpus, *model, "GPUs per node"])] if gpus else []
+        minutes = f"{self.options.time:g}" if self.options.time else "?"
+        return ", ".join([*parts, f"{self.mem_mb or '?'} MB", f"{minutes} min"])
+
+
+def parse_request(code: str, response: str, *arguments: str) -> SbatchRequest:
+    """A request from its record: sbatch's exit code, response and arguments."""
+    options, _ = _PARSER.parse_known_args(arguments)
+    job = options.comment.removeprefix("rule_").replace("_wildcards_", " ", 1)
+    return SbatchRequest(job=job, options=options, accepted=code == "0", response=" ".join(response.split()))
+
+
+def _minutes(text: str) -> float:
+    """A walltime as sbatch takes it: minutes, `4:00:00` or `2-0`."""
+    days, dash, clock = text.rpartition("-")
+    if clock.isdigit():  # minutes, or hours after days
+        return int(days) * 1440 + int(clock) * 60 if dash else int(clock)
+    seconds_are_missing = dash and clock.count(":") == 1  # `2-12:30` has hours and minutes, `12:30` minutes and seconds
+    return parse_time_limit(f"{text}:00" if seconds_are_missing else text)
+
+
+def _mb(text: str) -> int:
+    """Memory as sbatch takes it: `8000`, `8G`."""
+    return math.ceil(parse_resources(f"mem={text.upper().rstrip('B')}")["mem"])
+
+
+_OPTIONS: Final[dict[tuple[str, ...], Callable[[str], Any]]] = {
+    ("--comment",): str,
+    ("-A", "--account"): str,
+    ("-p", "--partition"): str,
+    ("-C", "--constraint"): str,
+    ("-t", "--time"): _minutes,
+    ("-q", "--qos"): str,
+    ("--mem",): _mb,
+    ("--mem-per-cpu",): _mb,
+    ("-G", "--gpus"): str,
+    ("--gpus-per-node",): str,  # of types that Snakemake's plugin refuses
+    ("--gres",): str,
+    ("-c", "--cpus-per-task"): int,
+    ("--cpus-per-gpu",): int,
+}
+_PARSER: Final = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+for _flags, _type in _OPTIONS.items():
+    _PARSER.add_argument(*_flags, type=_type)
+_PARSER.add_argument("-N", "--nodes", type=lambda text: int(text.split("-")[0]), default=1)
