@@ -22,12 +22,14 @@ yard = Workflow(
     results=Path("results"),
     default_resources=workflow.resource_settings.default_resources,
     executor=lambda: workflow.executor_settings,
+    set_resources=workflow.resource_settings.overwrite_resources,
 )
 slurm_executor.register()
 shell.prefix(yard.shell_prefix(workflow.deployment_settings.deployment_method))
 
 
 onstart:
+    yard.follow_jobs()
     yard.check_user_code()
     yard.sweep.check()
     yard.write_config()

@@ -5,6 +5,7 @@ import logging
 
 from trainyard.cli import command_line
 from trainyard.cluster import slurm_allocation
+from trainyard.cluster.job_memory import record_memory
 from trainyard.config.load import read_config
 from trainyard.data.staged import Staged
 from trainyard.trees import boosting
@@ -22,7 +23,7 @@ def main(arguments: argparse.Namespace) -> None:
     folder = arguments.results / "trees" / arguments.study
     staged = Staged(arguments.results / "data" / study.dataset)
     threads = slurm_allocation.available_cpus()
-    with hold_lock(folder / ".lock"):
+    with hold_lock(folder / ".lock"), record_memory(folder, processes=1):
         rows = []
         for name in study.models:
             log.info("%s: %d rounds on %s, %d threads", name, study.rounds, staged.description(), threads)

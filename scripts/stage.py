@@ -8,6 +8,7 @@ import gc
 import logging
 
 from trainyard.cli import command_line
+from trainyard.cluster.job_memory import record_memory
 from trainyard.config.load import read_config
 from trainyard.data.staging import stage
 
@@ -20,7 +21,8 @@ def main(arguments: argparse.Namespace) -> None:
     config = read_config(arguments.config)
     command_line.check_name(config, "datasets", arguments.dataset)
     dataset, folder = config.datasets[arguments.dataset], arguments.results / "data" / arguments.dataset
-    staged = stage(dataset, folder, config.data)
+    with record_memory(folder, processes=1):
+        staged = stage(dataset, folder, config.data)
     log.info("dataset %s: %s, in %s", arguments.dataset, staged.description(), staged.folder)
 
 

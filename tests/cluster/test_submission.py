@@ -35,7 +35,9 @@ CONFIG = {
     "scaling": {"s": {"dataset": "tiny", "train": TRAIN, "scales": ["1x2", "4x2"], "cpus_per_gpu": 3}},
     "trees": {"d": {"dataset": "tiny", "cpus": 8}},
 }
-COMMON = "-A lab -p gpu -t {minutes} -C nvlink&ib --qos=normal --mem 8000 "  # without quotes, as the shell passes it
+COMMON = (
+    "-A lab -p gpu -t {minutes} -C nvlink&ib --qos=normal --mem {memory} "  # without quotes, as the shell passes it
+)
 EXPECTED = {  # by the --comment of the job
     "rule_sweep_wildcards_whole": "--nodes=1 --requeue --cpus-per-task=2 -D {cwd} --gpus=a100:2",
     "rule_sweep_wildcards_shared": "--nodes=1 --requeue --cpus-per-task=8 -D {cwd} --gpus=a100:1",
@@ -50,17 +52,29 @@ EXPECTED = {  # by the --comment of the job
     ),
     "rule_fit_trees_wildcards_d": "--requeue --ntasks=1 --cpus-per-task=8 -D {cwd}",
 }
-MINUTES = {"rule_sweep_on_nodes_wildcards_done": 10}  # by default 60
-IN_WORDS = {
-    "sweep one": "nodes: 1, GPUs per node: 1 a100, CPUs per node: 1, memory per node: 8 GB, walltime: 60 min",
-    "sweep done": "nodes: 1, GPUs per node: none, CPUs per node: 1, memory per node: 8 GB, walltime: 10 min",
-    "sweep whole": "nodes: 1, GPUs per node: 2 a100, CPUs per node: 2, memory per node: 8 GB, walltime: 60 min",
-    "sweep shared": "nodes: 1, GPUs per node: 1 a100, CPUs per node: 8, memory per node: 8 GB, walltime: 60 min",
-    "sweep wide": "nodes: 2, GPUs per node: 2 a100, CPUs per node: 2, memory per node: 8 GB, walltime: 60 min",
-    "training at 1x2": "nodes: 1, GPUs per node: 2 a100, CPUs per node: 6, memory per node: 8 GB, walltime: 60 min",
-    "training at 4x2": "nodes: 4, GPUs per node: 2 a100, CPUs per node: 6, memory per node: 8 GB, walltime: 60 min",
-    "trees d": "nodes: 1, GPUs per node: none, CPUs per node: 8, memory per node: 8 GB, walltime: 60 min",
+MEMORY = {  # of a host's 16000 MB, of which a GPU's share is half
+    "rule_sweep_wildcards_whole": 14000,
+    "rule_sweep_wildcards_shared": 7600,
+    "rule_sweep_on_nodes_wildcards_wide": 14000,
+    "rule_sweep_on_nodes_wildcards_one": 7600,
+    "rule_sweep_on_nodes_wildcards_done": 4000,
+    "rule_train_wildcards_s_1x2": 14000,
+    "rule_train_on_nodes_wildcards_s_4x2": 14000,
+    "rule_fit_trees_wildcards_d": 8000,
 }
+MINUTES = {"rule_sweep_on_nodes_wildcards_done": 10}  # by default 60
+SHARE = ", limited to the share of a node"
+IN_WORDS = {  # nodes, GPUs and CPUs per node, memory, minutes
+    "sweep one": ("1", "1 a100", "1", f"7.6 GB (assuming 8 GB per slot{SHARE})", "60"),
+    "sweep done": ("1", "none", "1", "4 GB (assuming 2 GB per job)", "10"),
+    "sweep whole": ("1", "2 a100", "2", "14 GB (assuming 5.8 GB per slot)", "60"),
+    "sweep shared": ("1", "1 a100", "8", f"7.6 GB (assuming 5.8 GB per slot{SHARE})", "60"),
+    "sweep wide": ("2", "2 a100", "2", "14 GB (assuming 5.8 GB per slot)", "60"),
+    "training at 1x2": ("1", "2 a100", "6", "14 GB (assuming 5.8 GB per rank)", "60"),
+    "training at 4x2": ("4", "2 a100", "6", "14 GB (assuming 5.8 GB per rank)", "60"),
+    "trees d": ("1", "none", "8", "8 GB (assuming 5.8 GB per job)", "60"),
+}
+REQUEST = "nodes: {}, GPUs per node: {}, CPUs per node: {}, memory per node: {}, walltime: {} min"
 # An sbatch that records its arguments and the answer of --test-only, and submits nothing.
 SBATCH = """#!/bin/bash
 line="$*"
@@ -116,7 +130,10 @@ def test_a_job_is_submitted_with_exactly_this_sbatch_line(submitted, job):
     line = lines[job]
     head, _, rest = line.partition(f"--export=ALL --comment {job} ")
     assert re.fullmatch(r"--parsable --job-name [0-9a-f-]{36} --output \S+/%j\.log ", head)
-    assert rest.split() == (COMMON + EXPECTED[job]).format(cwd=folder, minutes=MINUTES.get(job, 60)).split()
+    assert (
+        rest.split()
+        == (COMMON + EXPECTED[job]).format(cwd=folder, minutes=MINUTES.get(job, 60), memory=MEMORY[job]).split()
+    )
 
 
 @pytest.mark.parametrize("job", EXPECTED)
@@ -129,4 +146,5 @@ def test_slurm_accepts_the_sbatch_line(submitted, job):
 @pytest.mark.parametrize("job", IN_WORDS)
 def test_a_dry_run_describes_the_request(submitted, job):
     output = submitted[3]
-    assert re.search(rf"{job}.*; to be submitted with {IN_WORDS[job]}\n", output)
+    request = re.escape(REQUEST.format(*IN_WORDS[job]))
+    assert re.search(rf"{job}.*; to be submitted with {request}\n", output)

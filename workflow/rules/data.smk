@@ -32,6 +32,8 @@ rule stage:
         "../../envs/trainyard.yaml"
     threads: yard.staging_cpus
     resources:
+        mem_mb=yard.staging_mem_mb,
+        memory=yard.staging_memory,
         hardware=yard.cpu_hardware,
     params:
         source=yard.source,

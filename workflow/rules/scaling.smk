@@ -20,6 +20,9 @@ rule train:
         gpu=yard.train.gpus,
         gpu_model=yard.train.gpu_model,
         nodes=yard.train.nodes,
+        mem_mb=yard.train.mem_mb,
+        memory=yard.train.memory,
+        slurm_extra=yard.train.slurm_extra,
         hardware=yard.train.hardware,
         plan=yard.train.summary,
     params:
@@ -35,6 +38,8 @@ use rule train as train_on_nodes with:
     wildcard_constraints:
         scale=r"(?!1x)\d+x\d+(/repeat-\d+)?",
     resources:
+        mem_mb=yard.train.mem_mb,
+        memory=yard.train.memory,
         hardware=yard.train.hardware,
         plan=yard.train.summary,
         mpi="srun",
@@ -42,4 +47,4 @@ use rule train as train_on_nodes with:
         tasks=yard.train.nodes,
         gres=yard.train.gres,
         tasks_per_gpu=0,
-        slurm_extra="--ntasks-per-node=1",
+        slurm_extra=yard.train.slurm_extra,

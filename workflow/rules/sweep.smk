@@ -28,8 +28,11 @@ rule sweep:
         gpu_model=yard.sweep.gpu_model,
         nodes=yard.sweep.nodes,
         runtime=yard.sweep.minutes,
+        mem_mb=yard.sweep.mem_mb,
+        memory=yard.sweep.memory,
         plan=yard.sweep.summary,
         hardware=yard.sweep.hardware,
+        slurm_extra=yard.sweep.slurm_extra,
     params:
         results=yard.sweep.digest,
     message:
@@ -45,6 +48,8 @@ use rule sweep as sweep_on_nodes with:
     resources:
         pending=yard.sweep.pending,
         runtime=yard.sweep.minutes,
+        mem_mb=yard.sweep.mem_mb,
+        memory=yard.sweep.memory,
         plan=yard.sweep.summary,
         hardware=yard.sweep.hardware,
         gpu=yard.sweep.gpus,
@@ -54,5 +59,4 @@ use rule sweep as sweep_on_nodes with:
         tasks=yard.sweep.if_on_nodes(yard.sweep.nodes),
         gres=yard.sweep.if_on_nodes(yard.sweep.gres),
         tasks_per_gpu=yard.sweep.if_on_nodes(0),
-        # when a node fails, the job continues on the others
-        slurm_extra=yard.sweep.if_on_nodes("--ntasks-per-node=1 --no-kill"),
+        slurm_extra=yard.sweep.slurm_extra,

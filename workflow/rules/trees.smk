@@ -14,6 +14,8 @@ rule fit_trees:
         "../../envs/trainyard.yaml"
     threads: yard.tree_cpus
     resources:
+        mem_mb=yard.tree_mem_mb,
+        memory=yard.tree_memory,
         hardware=yard.cpu_hardware,
     params:
         study=yard.tree_study,

@@ -1,53 +1,22 @@
 """Parameters and resources of the jobs that need GPUs; Snakemake's Slurm plugin makes their sbatch lines from them."""
 
 import math
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from trainyard.cluster.slurm_queries import list_partitions, max_walltime_minutes
+from trainyard.cli.profile import Profile
 from trainyard.config.config import Config
 from trainyard.config.scaling import split_scale
 from trainyard.config.trials import RESULT_VERSION
 from trainyard.planning.forecast import describe_scale, plan_scale, summarize_cost, summarize_plan
+from trainyard.planning.memory_request import MemoryRequest, scale_memory, sweep_memory
 from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
 from trainyard.scaling.user_script import UserScript
-from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of
 
 Wildcards = Any  # snakemake.io.Wildcards: an attribute per wildcard
-
-
-class Profile:
-    """The cluster as a Snakemake profile describes it; without a scheduler, nothing is requested."""
-
-    def __init__(self, default_resources: Mapping[str, Any] | None, executor: Callable[[], Any]) -> None:
-        defaults = {name: str(resource.raw) for name, resource in (default_resources or {}).items()}
-        self._executor = executor  # its settings, which Snakemake sets after it has read the Snakefile
-        self.gpu_type, self._partition = defaults.get("gpu_type", ""), defaults.get("slurm_partition", "")
-        self.runtime_minutes = defaults.get("runtime", "")
-        self.has_scheduler = bool(self.runtime_minutes)
-
-    def limit_minutes(self) -> float:
-        """The longest walltime that a job can request; infinite if each job is assigned a partition of its own."""
-        return math.inf if getattr(self._executor(), "partition_config", None) else self.partition_minutes
-
-    @cached_property
-    def partition_minutes(self) -> float:
-        """The walltime limit of the default partition; infinite without a scheduler, or if Slurm does not answer."""
-        try:
-            return max_walltime_minutes(list_partitions(), self._partition) if self.has_scheduler else math.inf
-        except UserError:  # a dry run away from the cluster
-            return math.inf
-
-    def gres(self, gpus: int) -> str:
-        """GPUs per node in the syntax of Slurm's `--gres`."""
-        return ":".join(filter(None, ["gpu", self.gpu_type, str(gpus)]))
-
-    def hardware(self, nodes: int, gpus: int) -> str:
-        """Nodes and GPUs per node, for messages."""
-        return f"nodes: {nodes}, GPUs per node: {f'{gpus} {self.gpu_type}'.rstrip() if gpus else 'none'}"
+_ON_NODES = ("--ntasks-per-node=1", "--no-kill")  # options of sbatch for a sweep on several nodes
 
 
 class SweepJobs:
@@ -56,6 +25,11 @@ class SweepJobs:
     def __init__(self, config: Config, results: Path, profile: Profile) -> None:
         self._config, self._results, self._profile = config, results, profile
         self._plans: dict[tuple[str, int, str], Plan] = {}
+        self.mem_mb = profile.mem_mb(self._memory)
+
+    def rule_of(self, name: str) -> str:
+        """The rule that runs a sweep."""
+        return "sweep" if self._config.sweeps[name].slots.nodes == 1 else "sweep_on_nodes"
 
     def _plan(self, name: str, attempt: int) -> Plan:
         """The plan of a sweep: one per attempt, since a retry requests what is left, and one per state of the data.
@@ -64,7 +38,7 @@ class SweepJobs:
         """
         key = (name, attempt, dataset_digest(self._results, self._config.sweeps[name]))
         if key not in self._plans:
-            limit = self._profile.limit_minutes()
+            limit = self._profile.limit_minutes(self.rule_of(name))
             self._plans[key] = plan_sweep(self._config, name, self._results, limit_minutes=limit)
         return self._plans[key]
 
@@ -90,10 +64,20 @@ class SweepJobs:
         """CPUs per node."""
         return max(1, self._plan(wildcards.name, attempt).request.slots.cpus_per_node)
 
+    def _memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
+        plan = self._plan(wildcards.name, attempt)
+        node = self._profile.node_memory(self.rule_of(wildcards.name), plan.request.slots.gpus_per_node)
+        return sweep_memory(self._config, plan, self._results, node)
+
+    def memory(self, wildcards: Wildcards, attempt: int) -> str:
+        """How the memory was determined, for messages."""
+        return self._profile.describe_memory(self.rule_of(wildcards.name), self._memory(wildcards, attempt).basis)
+
     def gpus(self, wildcards: Wildcards, attempt: int) -> int | None:
         """GPUs of a job on one node; None leaves the resource out."""
         slots = self._plan(wildcards.name, attempt).request.slots
-        return slots.gpus_per_node if slots.nodes == 1 and slots.gpus_per_node else None
+        has_resource = slots.nodes == 1 and not self._profile.needs_own_option(slots.gpus_per_node)
+        return slots.gpus_per_node or None if has_resource else None
 
     def gpu_model(self, wildcards: Wildcards, attempt: int) -> str | None:
         """The GPU type of the profile, for a job on one node."""
@@ -103,9 +87,16 @@ class SweepJobs:
         """Nodes."""
         return self._plan(wildcards.name, attempt).request.slots.nodes
 
-    def gres(self, wildcards: Wildcards, attempt: int) -> str:
+    def gres(self, wildcards: Wildcards, attempt: int) -> str | None:
         """GPUs per node in the syntax of Slurm's `--gres`."""
         return self._profile.gres(self._plan(wildcards.name, attempt).request.slots.gpus_per_node)
+
+    def slurm_extra(self, wildcards: Wildcards, attempt: int) -> str | None:
+        """Further options of sbatch. If a node of several fails, the job continues on the others."""
+        slots = self._plan(wildcards.name, attempt).request.slots
+        extra = self._profile.slurm_extra(slots.gpus_per_node, *(_ON_NODES if slots.nodes > 1 else ()))
+        self._profile.check_extra(self.rule_of(wildcards.name), extra)
+        return extra
 
     def hardware(self, wildcards: Wildcards, attempt: int) -> str:
         """Nodes and GPUs per node, for messages."""
@@ -127,16 +118,17 @@ class SweepJobs:
 
         None leaves the number to the profile.
         """
-        limit = self._profile.partition_minutes
-        if math.isinf(limit):
+        limits = {name: self._profile.partition_minutes(self.rule_of(name)) for name in self._config.sweeps}
+        if all(map(math.isinf, limits.values())):
             return None
-        plans = (plan_sweep(self._config, name, self._results, limit_minutes=limit) for name in self._config.sweeps)
-        jobs = max((plan.request.jobs for plan in plans), default=1)
+        plans = (plan_sweep(self._config, name, self._results, limit_minutes=limits[name]) for name in limits)
+        jobs = max(plan.request.jobs for plan in plans)
         return jobs + 1 if jobs > 1 else None
 
     def names(self, *, nodes: Literal["one", "several"]) -> str:
         """A regular expression for the names of the sweeps on one node, or several; it matches nothing if none is."""
-        names = [name for name, sweep in self._config.sweeps.items() if (sweep.slots.nodes == 1) == (nodes == "one")]
+        rule = "sweep" if nodes == "one" else "sweep_on_nodes"
+        names = [name for name in self._config.sweeps if self.rule_of(name) == rule]
         return "|".join(names) or "(?!)"
 
     def check(self) -> None:
@@ -150,6 +142,19 @@ class TrainJobs:
 
     def __init__(self, config: Config, results: Path, profile: Profile) -> None:
         self._config, self._results, self._profile = config, results, profile
+        self.mem_mb = profile.mem_mb(self._memory)
+
+    def rule_of(self, scale: str) -> str:
+        """The rule that trains a scale."""
+        return "train" if split_scale(scale)[0] == 1 else "train_on_nodes"
+
+    def _memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
+        node = self._profile.node_memory(self.rule_of(wildcards.scale), self._ranks(wildcards))
+        return scale_memory(self._config, wildcards.name, wildcards.scale, self._results, node)
+
+    def memory(self, wildcards: Wildcards, attempt: int) -> str:
+        """How the memory was determined, for messages."""
+        return self._profile.describe_memory(self.rule_of(wildcards.scale), self._memory(wildcards, attempt).basis)
 
     def digest(self, wildcards: Wildcards) -> str:
         """Changes with everything in the config that changes the result of a scale."""
@@ -173,27 +178,39 @@ class TrainJobs:
 
     def cpus(self, wildcards: Wildcards) -> int:
         """CPUs per node."""
-        return self._config.scaling[wildcards.name].cpus_per_gpu * self.gpus(wildcards)
+        return self._config.scaling[wildcards.name].cpus_per_gpu * self._ranks(wildcards)
 
-    def gpus(self, wildcards: Wildcards) -> int:
+    def _ranks(self, wildcards: Wildcards) -> int:
         """GPUs per node: one for each rank."""
         return split_scale(wildcards.scale)[1]
 
-    def gpu_model(self, wildcards: Wildcards) -> str:
+    def gpus(self, wildcards: Wildcards) -> int | None:
+        """GPUs of a job on one node; None leaves the resource out."""
+        ranks = self._ranks(wildcards)
+        return None if self._profile.needs_own_option(ranks) else ranks
+
+    def gpu_model(self, wildcards: Wildcards) -> str | None:
         """The GPU type of the profile; "" for any."""
-        return self._profile.gpu_type
+        return self._profile.gpu_type if self.gpus(wildcards) else None
 
     def nodes(self, wildcards: Wildcards) -> int:
         """Nodes."""
         return split_scale(wildcards.scale)[0]
 
-    def gres(self, wildcards: Wildcards) -> str:
+    def gres(self, wildcards: Wildcards) -> str | None:
         """GPUs per node in the syntax of Slurm's `--gres`."""
-        return self._profile.gres(self.gpus(wildcards))
+        return self._profile.gres(self._ranks(wildcards))
+
+    def slurm_extra(self, wildcards: Wildcards) -> str | None:
+        """Further options of sbatch."""
+        options = ("--ntasks-per-node=1",) if self.nodes(wildcards) > 1 else ()
+        extra = self._profile.slurm_extra(self._ranks(wildcards), *options)
+        self._profile.check_extra(self.rule_of(wildcards.scale), extra)
+        return extra
 
     def hardware(self, wildcards: Wildcards) -> str:
         """Nodes and GPUs per node, for messages."""
-        return self._profile.hardware(self.nodes(wildcards), self.gpus(wildcards))
+        return self._profile.hardware(self.nodes(wildcards), self._ranks(wildcards))
 
     def summaries(self, wildcards: Wildcards) -> list[str]:
         """The summary of every run of every scale, in the config's order."""

@@ -9,19 +9,21 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from trainyard.cli.jobs import Profile, SweepJobs, TrainJobs, Wildcards
+from trainyard.cli.jobs import SweepJobs, TrainJobs, Wildcards
+from trainyard.cli.profile import Profile
 from trainyard.config.datasets import ImageFolder, Python, has_images, needs_download
 from trainyard.config.load import check_config
 from trainyard.config.train import NAME_PATTERN, Train
 from trainyard.config.trials import expand
+from trainyard.planning.memory_request import MemoryRequest, staging_memory, trees_memory
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, write_json
 from trainyard.utils.import_path import SCRIPTS, check_imports
 
 # The end of a message with a scheduler. Snakemake fills in what the job requests after all overrides.
 _REQUESTS: Final = (
-    "; to be submitted with {resources.hardware}, CPUs per node: {threads}, memory per node: {resources.mem}, "
-    "walltime: {resources.runtime} min"
+    "; to be submitted with {resources.hardware}, CPUs per node: {threads}, memory per node: {resources.mem} "
+    "({resources.memory}), walltime: {resources.runtime} min"
 )
 
 # The plots of each kind of study with their labels; the caption of each is workflow/report/<kind>-<plot>.rst.
@@ -72,14 +74,18 @@ class Workflow:
         results: Path,
         default_resources: Mapping[str, Any] | None = None,
         executor: Callable[[], Any] = lambda: None,
+        set_resources: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         logging.raiseExceptions = False  # Snakemake's log on a full disk would print a stack trace for each line
         _check_own_path(SCRIPTS.parent)
         self.config = check_config(raw)
         self._results = results
-        self._profile = Profile(default_resources, executor)
+        self._profile = Profile(default_resources, executor, set_resources)
+        self._profile.check()
         self._resolved = self.config.model_dump(mode="json", exclude_unset=True)
         self.config_file = results / "configs" / f"{digest_of(self._resolved)}.json"
+        self.staging_mem_mb = self._profile.mem_mb(self._staging_memory)
+        self.tree_mem_mb = self._profile.mem_mb(self._tree_memory)
         self.sweep = SweepJobs(self.config, results, self._profile)
         self.train = TrainJobs(self.config, results, self._profile)
 
@@ -97,6 +103,10 @@ class Workflow:
     def write_config(self) -> None:
         """Write the config of this run, command-line overrides included, for the programs to read."""
         write_json(self.config_file, self._resolved)
+
+    def follow_jobs(self) -> None:
+        """Raise a UserError if the site does not tell when jobs end."""
+        self._profile.follow_jobs()
 
     def check_user_code(self) -> None:
         """Raise a UserError if a user's model, dataset or function cannot be imported."""
@@ -122,7 +132,8 @@ class Workflow:
         """The options of `plan.py` that depend on the profile."""
         if not self._profile.has_scheduler:
             return ""
-        limit = self._profile.limit_minutes()
+        rules = {self.sweep.rule_of(name) for name in self.config.sweeps}
+        limit = min(map(self._profile.limit_minutes, rules), default=math.inf)
         options = f"--runtime-minutes {self._profile.runtime_minutes}"
         return options if math.isinf(limit) else f"{options} --limit-minutes {limit:g}"
 
@@ -155,7 +166,23 @@ class Workflow:
         many = isinstance(self.config.datasets[wildcards.name], (ImageFolder, Python))
         return int(self.config.data.staging_cpus) if many else 1
 
+    def _staging_memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
+        node = self._profile.node_memory("stage", 0)
+        return staging_memory(wildcards.name, self.staging_cpus(wildcards), self._results, node)
+
+    def staging_memory(self, wildcards: Wildcards, attempt: int) -> str:
+        """How the memory for staging was determined, for messages."""
+        return self._profile.describe_memory("stage", self._staging_memory(wildcards, attempt).basis)
+
     # ---- tree models
+
+    def _tree_memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
+        node = self._profile.node_memory("fit_trees", 0)
+        return trees_memory(self.config, wildcards.name, self._results, node)
+
+    def tree_memory(self, wildcards: Wildcards, attempt: int) -> str:
+        """How the memory of a tree study was determined, for messages."""
+        return self._profile.describe_memory("fit_trees", self._tree_memory(wildcards, attempt).basis)
 
     def tree_study(self, wildcards: Wildcards) -> str:
         """Changes with everything in the study's section of the config that changes its results."""

@@ -30,10 +30,11 @@ log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def start_ray(slots: Slots, *, folder: Path, local: str) -> Iterator[LocalRay]:
+def start_ray(slots: Slots, *, folder: Path, local: str, processes: int) -> Iterator[LocalRay]:
     """Run a private Ray with all slots, on this machine or on several nodes of this job.
 
-    The output of the other nodes is written to `ray-nodes.log` in `folder`; `local` is `data.local` of the config.
+    The output of the other nodes is written to `ray-nodes.log` in `folder`, and their memory is recorded there, by
+    `processes` per node; `local` is `data.local` of the config.
 
     Raises:
         UserError: the job has a different number of nodes or too few GPUs, or a node is not reached or does not join.
@@ -52,7 +53,7 @@ def start_ray(slots: Slots, *, folder: Path, local: str) -> Iterator[LocalRay]:
         remedy = f"`getent hosts {others[0]}` must print an address on all nodes: ask the site's administrators"
         raise UserError(f"{host.node_name()} does not reach {others[0]}: {error}; {remedy}") from None
     with (
-        _OtherNodes(others, srun, gpus=gpus, cpus=cpus, local=local, log=folder / "ray-nodes.log") as nodes,
+        _OtherNodes(others, srun, folder, gpus=gpus, cpus=cpus, local=local, processes=processes) as nodes,
         local_ray(gpus=gpus, cpus=cpus, address=address, cleanup=cleanup) as cluster,
     ):
         try:
@@ -81,13 +82,16 @@ def _check_allocation(slots: Slots) -> slurm_allocation.Allocation:
 class _OtherNodes:
     """The srun that runs Ray on the other nodes during the block."""
 
-    def __init__(self, nodes: list[str], srun: list[str], *, gpus: int, cpus: int, local: str, log: Path) -> None:
-        self._nodes, self._log = nodes, log
-        with open(log, "w") as output:
+    def __init__(
+        self, nodes: list[str], srun: list[str], folder: Path, *, gpus: int, cpus: int, local: str, processes: int
+    ) -> None:
+        self._nodes, self._log = nodes, folder / "ray-nodes.log"
+        with open(self._log, "w") as output:
             self._srun = subprocess.Popen(
                 srun, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, text=True
             )
-        self._send({"token": token(), "gpus": gpus, "cpus": cpus, "local": local})
+        memory = {"folder": str(folder.absolute()), "processes": processes}
+        self._send({"token": token(), "gpus": gpus, "cpus": cpus, "local": local, "memory": memory})
 
     def __enter__(self) -> "_OtherNodes":
         return self

@@ -19,6 +19,7 @@ import psutil
 
 from trainyard.cluster import host
 from trainyard.cluster.held_folders import remove_copies_at_exit
+from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.ray_local import OBJECT_STORE_BYTES, private_directory, ray_environment
 
 STDIN_POLL_SECONDS: Final = 0.2
@@ -43,6 +44,7 @@ def run_node() -> int:
     with (
         contextlib.suppress(KeyboardInterrupt),
         remove_copies_at_exit(first["local"]),
+        record_memory(Path(first["memory"]["folder"]), processes=first["memory"]["processes"]),
         private_directory() as directory,
         ray_environment(directory, token=first["token"], networked=True),
         _no_orphans(),

@@ -67,6 +67,25 @@ def parse_job_record(line: str) -> tuple[str, JobRecord]:
     return job, JobRecord(60.0 * int(limit) if limit.isdigit() else None, float(elapsed), tres)
 
 
+def keeps_accounting() -> bool:
+    """Whether Slurm's accounting answers."""
+    try:
+        run_slurm_command("sacct", "--allocations", "--noheader", "--starttime", "now")
+    except UserError:
+        return False
+    return True
+
+
+def ran_out_of_memory(job: str) -> bool:
+    """Whether Slurm ended a job that was killed for its memory; if accounting does not know the job, assume so."""
+    command = ["sacct", "--jobs", job, "--allocations", "--noheader", "--parsable2", "--format", "State"]
+    try:
+        state = run_slurm_command(*command).strip()
+    except UserError:
+        return True
+    return state in ("", "OUT_OF_MEMORY")
+
+
 def job_state(job: str) -> str:
     """State and reason of a job in the queue, such as `PENDING: Resources`; "" once it has left the queue."""
     try:

@@ -12,6 +12,7 @@ from typing import Final
 
 from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.held_folders import remove_copies_at_exit
+from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.ray_job import start_ray
 from trainyard.config.config import Config, Data
 from trainyard.config.sweep import Slots
@@ -26,6 +27,7 @@ from trainyard.packing.reread import reread_outputs
 from trainyard.planning import trial_flops
 from trainyard.planning.forecast import summarize_plan
 from trainyard.planning.journal import Ended, Journal, RayUp, SessionStarted, Share, TrialEvent, Work
+from trainyard.planning.memory_request import measured_processes
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.search import SuggestionSource
 from trainyard.planning.task import Task
@@ -53,7 +55,7 @@ def run_sweep(config: Config, name: str, results: Path, *, wait_seconds: float =
         if plan.forecast.pending:
             if plan.state.sweep.required_metrics:  # search and early stopping depend on them
                 warn_unreadable(plan.state)
-            _run_pending(plan, journal, results, config.data)
+            _run_pending(plan, journal, results, config)
         return plan_sweep(config, name, results)
 
 
@@ -83,18 +85,24 @@ def _close_open_attempts(journal: Journal, plan: Plan) -> None:
                 journal.record(Ended(trial=attempt.trial, attempt=attempt.number, status=status, ended=attempt.end))
 
 
-def _run_pending(plan: Plan, journal: Journal, results: Path, data: Data) -> None:
+def _run_pending(plan: Plan, journal: Journal, results: Path, config: Config) -> None:
     """Start Ray, run the pending trials on its slots, and shut it down."""
     slots, folder = plan.state.sweep.slots, results / "sweeps" / plan.state.name
+    counted, _ = measured_processes(config.sweeps[plan.state.name], slots)
     _record_session(journal, plan)
     view = LiveView(plan)
     log.info("starting Ray with %d slots", slots.count)
     flops = _count_flops(plan, results)  # while Ray starts
-    with remove_copies_at_exit(data.local), start_ray(slots, folder=folder, local=data.local) as cluster, view.show():
+    with (
+        remove_copies_at_exit(config.data.local),
+        record_memory(folder, processes=counted),
+        start_ray(slots, folder=folder, local=config.data.local, processes=counted) as cluster,
+        view.show(),
+    ):
         # SIGTERM ends the sweep as Ctrl-C does. This comes after Ray, whose own handler skips the clean-up.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         journal.record(RayUp(spent=cluster.startup_seconds))
-        _run_trials(plan, journal, flops, _worker_setup(plan, results, data), view)
+        _run_trials(plan, journal, flops, _worker_setup(plan, results, config.data), view)
 
 
 def _record_session(journal: Journal, plan: Plan) -> None:

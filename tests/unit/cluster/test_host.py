@@ -33,6 +33,6 @@ def test_a_sweep_on_nodes_without_an_address_ends_with_an_explanation(tmp_path, 
     slots = Slots(nodes=2, gpus_per_node=1)
     with (
         pytest.raises(UserError, match=r"does not reach no-such-host.invalid: .*`getent hosts no-such-host.invalid`"),
-        start_ray(slots, folder=tmp_path, local=""),
+        start_ray(slots, folder=tmp_path, local="", processes=1),
     ):
         pass

@@ -3,12 +3,13 @@
 import json
 
 import pytest
-from trainyard.cli import jobs as cluster_jobs
+from trainyard.cli import profile
 from trainyard.cli.workflow import Workflow
 from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.load import check_config
 from trainyard.planning.forecast import describe_scale, plan_jobs, plan_scale
 from trainyard.planning.journal import Journal
+from trainyard.planning.memory_request import NodeMemory
 from trainyard.planning.plan import plan_sweep
 
 CONFIG = {
@@ -89,7 +90,7 @@ class Resource:
 
 def test_a_partitions_limit_becomes_retries_enough_and_options_of_the_plan(tmp_path, monkeypatch):
     lines = ["cpu*|up|1-00:00:00|1|8|1000|(null)|(null)", "gpu|up|2:00:00|1|8|1000|gpu:4|(null)"]
-    monkeypatch.setattr(cluster_jobs, "list_partitions", lambda: [parse_partition(line) for line in lines])
+    monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition(line) for line in lines])
     finished(tmp_path, {1: 1.0, 2: 2.0})
     defaults = {"runtime": Resource(60), "slurm_partition": Resource("gpu")}
     yard = Workflow(CONFIG, results=tmp_path, default_resources=defaults)
@@ -101,6 +102,25 @@ def test_a_partitions_limit_becomes_retries_enough_and_options_of_the_plan(tmp_p
     assert default.sweep.retries() is None, "a day is enough"
     here = Workflow(CONFIG, results=tmp_path)
     assert (here.sweep.retries(), here.plan_options(None)) == (None, "")
-    settings = type("Settings", (), {"partition_config": "partitions.yaml"})
-    found = Workflow(CONFIG, results=tmp_path, default_resources=defaults, executor=lambda: settings)
-    assert found.plan_options(None) == "--runtime-minutes 60", "each job finds its own"
+    long = {"sweep": {"slurm_partition": Resource("cpu")}, "train": {"slurm_partition": Resource("gpu")}}
+    moved = Workflow(CONFIG, results=tmp_path, default_resources=defaults, set_resources=long)
+    assert moved.sweep.retries() is None
+    assert moved.plan_options(None) == "--runtime-minutes 60 --limit-minutes 1440", "the partition of the rule"
+
+
+def test_a_partition_file_limits_the_walltime_and_the_memory(tmp_path, monkeypatch):
+    lines = [
+        "cpu*|up|1-0|1|8|1000|(null)|(null)",
+        "gpu|up|5:00:00|1|8|9000|gpu:4|(null)",
+        "big|up|1-0|1|8|99000|gpu:4|a",
+    ]
+    monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition(line) for line in lines])
+    path = tmp_path / "partitions.yaml"
+    path.write_text("partitions: {gpu: {max_runtime: 120, max_gpu: 4}}")
+    settings = type("Settings", (), {"partition_config": path})
+    runtime = {"runtime": Resource(60)}
+    found = profile.Profile(runtime, lambda: settings)
+    assert found.limit_minutes("sweep") == 120, "the file allows less than Slurm"
+    assert found.node_memory("sweep", 2) == NodeMemory(9000, 4500)
+    fixed = profile.Profile(runtime | {"slurm_partition": Resource("big")}, lambda: settings)
+    assert fixed.limit_minutes("sweep") == 24 * 60, "the plugin prefers slurm_partition to the file"

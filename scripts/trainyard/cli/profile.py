@@ -1,0 +1,184 @@
+"""The cluster as a Snakemake profile describes it: what jobs request by default, and what is set for a rule."""
+
+import ast
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, Final
+
+from trainyard.cluster.slurm_queries import (
+    Partition,
+    controller_settings,
+    keeps_accounting,
+    list_partitions,
+    max_walltime_minutes,
+)
+from trainyard.planning.memory_request import MemoryRequest, NodeMemory
+from trainyard.utils.errors import UserError
+
+Settings = Mapping[str, Any]  # snakemake.resources.Resource by name
+GPU_TYPE: Final = re.compile(r"[\w.+-]+")
+POLL_SECONDS: Final = 200  # the executor plugin asks for the states of jobs at least every 180 s
+PLUGIN_GPU_TYPE: Final = re.compile(r"[a-zA-Z0-9_.]+")  # the types that Snakemake's executor plugin accepts
+
+
+class Profile:
+    """What a profile and the command line set for jobs; without a scheduler, nothing is requested."""
+
+    def __init__(
+        self,
+        default_resources: Settings | None,
+        executor: Callable[[], Any],
+        set_resources: Mapping[str, Settings] | None = None,
+    ) -> None:
+        self._defaults, self._set = default_resources or {}, set_resources or {}
+        self._executor = executor  # its settings, which Snakemake sets after it has read the Snakefile
+        self.gpu_type, self.runtime_minutes = self.default("gpu_type"), self.default("runtime")
+        self.has_scheduler = bool(self.runtime_minutes)
+
+    def default(self, name: str) -> str:
+        """A resource of `default-resources`; "" if it is not there."""
+        return _text(self._defaults.get(name))
+
+    def setting(self, rule: str, name: str) -> str:
+        """A resource that is set for a rule, or else for all jobs; "" if neither is."""
+        return _text(self._set.get(rule, {}).get(name)) or self.default(name)
+
+    def check(self) -> None:
+        """Raise a UserError if a setting cannot be passed to Slurm."""
+        if self.gpu_type and not GPU_TYPE.fullmatch(self.gpu_type):
+            raise UserError(f"gpu_type: {self.gpu_type!r} is no type of GPU: `sinfo -o %G` prints gpu:<type>:<count>")
+        for rule, settings in self._set.items():
+            for name in ("gpu_model", "gres"):
+                if "-" in (value := _text(settings.get(name))):
+                    raise UserError(
+                        f"set-resources: {rule}: {name}={value}: Snakemake's Slurm plugin refuses the hyphen; "
+                        "set `gpu_type` in default-resources instead"
+                    )
+
+    def follow_jobs(self) -> None:
+        """Have Snakemake follow its jobs with squeue if Slurm keeps no accounting: with sacct, it would wait forever.
+
+        Raises:
+            UserError: jobs cannot be followed.
+        """
+        settings = self._executor()
+        if not self.has_scheduler or not hasattr(settings, "status_command") or keeps_accounting():
+            return
+        if shutil.which("sacct") is None:
+            raise UserError("the command sacct is missing here: Snakemake's Slurm plugin runs it to find your account")
+        if account := self.default("slurm_account"):
+            raise UserError(f"slurm_account: {account}, but Slurm keeps no accounting here: remove it from the profile")
+        age = controller_settings().get("MinJobAge", "")
+        if not (number := re.match(r"\d+", age)) or int(number[0]) < POLL_SECONDS:
+            raise UserError(
+                f"Slurm keeps no accounting here, and forgets a job {age or 'at once'} after its end (MinJobAge): "
+                f"Snakemake would wait for it forever; ask the site's administrators for at least {POLL_SECONDS} s"
+            )
+        settings.status_command = "squeue"
+
+    # ---- partitions
+
+    def limit_minutes(self, rule: str) -> float:
+        """The longest walltime that a job of a rule can request; infinite without a scheduler, or if it is unknown."""
+        if self.setting(rule, "slurm_partition") or not (file := self._partition_file()):
+            return self.partition_minutes(rule)
+        slurm = max_walltime_minutes(self._partitions, ",".join(each.name for each in file))
+        return min(slurm, max(float(each.limits.max_runtime) for each in file))
+
+    def partition_minutes(self, rule: str) -> float:
+        """The same without a partition file, which is not known while Snakemake reads the Snakefile."""
+        return max_walltime_minutes(self._partitions, self.setting(rule, "slurm_partition"))
+
+    def node_memory(self, rule: str, gpus: int) -> NodeMemory:
+        """The memory of the nodes with enough GPUs of the right type in the partition of a rule."""
+        names = self._partition_names(rule)
+        nodes = [each for each in self._partitions if (each.name in names if names else each.default)]
+        sizes = [(int(each.memory_mb.rstrip("+")), self._gpus_of(each)) for each in nodes]
+        sizes = [(memory, count) for memory, count in sizes if count >= gpus]
+        if not sizes:
+            return NodeMemory()
+        largest = max(memory for memory, _ in sizes)
+        return NodeMemory(largest, min((memory * gpus / count for memory, count in sizes) if gpus else [largest]))
+
+    def _gpus_of(self, nodes: Partition) -> int:
+        """GPUs of a node, of the type of the profile if it has one."""
+        found = re.findall(r"\bgpu(?::([^:,()]+))?:(\d+)", nodes.gpus)
+        return sum(int(count) for kind, count in found if self.gpu_type in ("", kind))
+
+    def _partition_names(self, rule: str) -> list[str]:
+        """The partitions to which a job of a rule may be sent; none for the default one."""
+        if name := self.setting(rule, "slurm_partition"):
+            return name.split(",")
+        return [each.name for each in self._partition_file()]
+
+    def _partition_file(self) -> list[Any]:
+        """The partitions of the plugin's partition file, if there is one: each job is sent to one of them."""
+        path = getattr(self._executor(), "partition_config", None) or os.environ.get("SNAKEMAKE_SLURM_PARTITIONS")
+        if not path or not self.has_scheduler:
+            return []
+        from snakemake_executor_plugin_slurm.partitions import read_partition_file  # takes a second
+
+        return list(read_partition_file(path))
+
+    @cached_property
+    def _partitions(self) -> list[Partition]:
+        """The partitions of the cluster; none without a scheduler, or if Slurm does not answer."""
+        try:
+            return list_partitions() if self.has_scheduler else []
+        except UserError:  # a dry run away from the cluster
+            return []
+
+    # ---- GPUs and options of sbatch
+
+    def needs_own_option(self, gpus: int) -> bool:
+        """Whether GPUs are requested in `slurm_extra`: the plugin refuses types with hyphens."""
+        return gpus > 0 and bool(self.gpu_type) and not PLUGIN_GPU_TYPE.fullmatch(self.gpu_type)
+
+    def gres(self, gpus: int) -> str | None:
+        """GPUs per node in the syntax of Slurm's `--gres`; None leaves the resource out."""
+        return None if self.needs_own_option(gpus) else ":".join(filter(None, ["gpu", self.gpu_type, str(gpus)]))
+
+    def hardware(self, nodes: int, gpus: int) -> str:
+        """Nodes and GPUs per node, for messages."""
+        return f"nodes: {nodes}, GPUs per node: {f'{gpus} {self.gpu_type}'.rstrip() if gpus else 'none'}"
+
+    def slurm_extra(self, gpus: int, *options: str) -> str | None:
+        """Options of sbatch: those given, those of the profile, and GPUs that the plugin refuses; None for none."""
+        own = [f"--gpus-per-node={self.gpu_type}:{gpus}"] if self.needs_own_option(gpus) else []
+        return " ".join(filter(None, [*options, *own, self.default("slurm_extra")])) or None
+
+    def check_extra(self, rule: str, needed: str | None) -> None:
+        """Raise a UserError if `slurm_extra` of a rule, which replaces ours, lacks options that its jobs need."""
+        given = _text(self._set.get(rule, {}).get("slurm_extra"))
+        if given and (missing := [word for word in (needed or "").split() if word not in given.split()]):
+            raise UserError(
+                f"set-resources: {rule}: slurm_extra replaces options that its jobs need: add {' '.join(missing)!r}, "
+                "or set slurm_extra in default-resources, which adds to them"
+            )
+
+    # ---- memory
+
+    def mem_mb(self, request: Callable[..., MemoryRequest]) -> Callable[..., Any]:
+        """The resource `mem_mb` of a rule: what `request` returns, unless default-resources sets it."""
+        default = self._defaults.get("mem_mb")
+        if default is None or default.raw is None:  # None: Snakemake's own default
+            return lambda wildcards, attempt: request(wildcards, attempt).mb
+        return lambda wildcards, **context: default.evaluate(wildcards, **context).value
+
+    def describe_memory(self, rule: str, basis: str) -> str:
+        """How the memory of a job was determined, for messages."""
+        if per_cpu := self.setting(rule, "mem_mb_per_cpu"):
+            return f"but {per_cpu} MB per CPU, as set"
+        return "as set" if self.setting(rule, "mem_mb") else basis
+
+
+def _text(resource: Any) -> str:
+    """A resource as it was written, without quotes; "" without one, or if it is Snakemake's own default."""
+    raw = getattr(resource, "raw", None)
+    if raw is None:
+        return ""
+    text = os.path.expandvars(str(raw))
+    return str(ast.literal_eval(text)) if re.fullmatch(r"""(['"]).*\1""", text) else text

@@ -1,0 +1,179 @@
+"""Host memory of this Slurm job on this node, sampled while it runs and recorded for the requests of later jobs.
+
+<folder>/memory.json       the record of the job's first node
+<folder>/memory-<k>.json   the record of its node k, from 1
+"""
+
+import contextlib
+import json
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from trainyard.cluster import host, slurm_allocation
+from trainyard.utils.errors import UserError
+from trainyard.utils.files import write_json
+
+INTERVAL_SECONDS: Final = 1.0
+NOTED_GROWTH: Final = 1.1  # of the peak, until the record is written again
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryRecord:
+    """The host memory that a job has used on one node, in MiB, without the page cache, which the kernel can free."""
+
+    job: str
+    processes: int  # slots or ranks on the node
+    requested_mib: int | None  # None if Slurm does not limit it
+    peak_mib: int = 0
+    process_peak_mib: int = 0  # the highest peak per slot or rank, over all jobs so far
+    oom_kills: int = 0  # processes that the kernel killed for exceeding the limit
+    ended: bool = False  # False while the job runs, and after it was killed
+
+    def with_sample(self, used_mib: int, oom_kills: int) -> "MemoryRecord":
+        """The record after one more sample."""
+        peak = max(self.peak_mib, used_mib)
+        per_process = max(self.process_peak_mib, -(-peak // self.processes))
+        return replace(self, peak_mib=peak, process_peak_mib=per_process, oom_kills=oom_kills)
+
+
+def read_records(folder: Path) -> list[MemoryRecord]:
+    """The records in a folder, of the first node first."""
+    found = []
+    for path in sorted(folder.glob("memory*.json"), key=lambda path: (len(path.name), path.name)):
+        with contextlib.suppress(OSError, ValueError, TypeError):  # a record of another version is no evidence
+            found.append(MemoryRecord(**json.loads(path.read_text())))
+    return found
+
+
+@contextlib.contextmanager
+def record_memory(folder: Path, *, processes: int) -> Iterator[None]:
+    """Record the memory of this Slurm job on this node while the block runs; outside of a job, do nothing."""
+    try:
+        allocation = slurm_allocation.current_allocation()
+    except UserError:  # code that needs the allocation reports it
+        allocation = None
+    if allocation is None:
+        yield
+        return
+    path = _record_path(folder, allocation)
+    earlier = read_records(folder)
+    record = MemoryRecord(
+        job=allocation.job,
+        processes=max(1, processes),
+        requested_mib=allocation.memory_mib_per_node,
+        process_peak_mib=max((each.process_peak_mib for each in earlier), default=0),
+    )
+    sampler = _Sampler(path, record)
+    sampler.start()
+    try:
+        yield
+    finally:
+        sampler.end()
+
+
+def _record_path(folder: Path, allocation: slurm_allocation.Allocation) -> Path:
+    names = [name.split(".")[0] for name in allocation.nodes]
+    number = names.index(host.node_name()) if host.node_name() in names else 0
+    return folder / (f"memory-{number}.json" if number else "memory.json")
+
+
+class _Sampler(threading.Thread):
+    """Samples the memory of the job, and writes the record when its peak has grown."""
+
+    def __init__(self, path: Path, record: MemoryRecord) -> None:
+        super().__init__(name="memory", daemon=True)
+        self._path, self._record, self._written = path, record, -1
+        self._usage, self._stopped = _JobUsage(record.job), threading.Event()
+
+    def run(self) -> None:
+        """Sample until the end; a failure costs the record, never the job."""
+        try:
+            while not self._stopped.is_set():
+                self._sample()
+                if self._record.peak_mib > NOTED_GROWTH * self._written:
+                    self._write()
+                self._stopped.wait(INTERVAL_SECONDS)
+            self._sample()
+            self._record = replace(self._record, ended=True)
+            self._write()
+        except Exception as error:
+            log.warning("the memory of the job is not recorded: %s", error)
+
+    def end(self) -> None:
+        """Write the last record."""
+        self._stopped.set()
+        self.join()
+
+    def _sample(self) -> None:
+        self._record = self._record.with_sample(self._usage.used_mib(), self._usage.oom_kills())
+
+    def _write(self) -> None:
+        write_json(self._path, asdict(self._record))
+        self._written = self._record.peak_mib
+
+
+class _JobUsage:
+    """The memory of a job on this node, by its control group, or else by its processes."""
+
+    def __init__(self, job: str, *, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
+        self._mark, self._proc = f"SLURM_JOB_ID={job}\0".encode(), proc
+        self._group = _job_group(job, (proc / "self/cgroup").read_text(), cgroups)
+        self._mine: set[str] = set()
+
+    def used_mib(self) -> int:
+        """Memory that the kernel cannot free: anonymous and shared memory, and files in a tmpfs."""
+        counted = _counters(self._group / "memory.stat") if self._group else {}
+        for names in (("anon", "shmem"), ("total_rss", "total_shmem")):  # cgroup v2, v1
+            if names[0] in counted:
+                return sum(counted.get(name, 0) for name in names) // 2**20
+        return sum(map(self._resident_kib, self._processes())) // 1024
+
+    def oom_kills(self) -> int:
+        """How often the kernel has killed a process of the job for exceeding the limit; 0 if unknown."""
+        if self._group is None:
+            return 0
+        files = [self._group / name for name in ("memory.events", "memory.oom_control")]
+        return max(_counters(path).get("oom_kill", 0) for path in files)
+
+    def _processes(self) -> set[str]:
+        """The processes whose environment names the job. One that does not may still be about to execute a program."""
+        alive = {name for name in os.listdir(self._proc) if name.isdigit()}
+        self._mine &= alive
+        self._mine |= {name for name in alive - self._mine if self._mark in _read(self._proc / name / "environ")}
+        return self._mine
+
+    def _resident_kib(self, process: str) -> int:
+        sizes = re.findall(rb"^Rss(?:Anon|Shmem):\s+(\d+) kB", _read(self._proc / process / "status"), re.MULTILINE)
+        return sum(map(int, sizes))
+
+
+def _job_group(job: str, membership: str, root: Path) -> Path | None:
+    """The control group of a job, which Slurm names `job_<id>`; None without one."""
+    for line in membership.splitlines():
+        _, controllers, path = line.split(":", 2)
+        head, found, _ = f"{path}/".partition(f"/job_{job}/")
+        if found and controllers in ("", "memory"):
+            folder = (root / "memory" if controllers else root) / head.lstrip("/") / f"job_{job}"
+            if (folder / "memory.stat").exists():
+                return folder
+    return None
+
+
+def _counters(path: Path) -> Mapping[str, int]:
+    """The lines `<name> <number>` of a file."""
+    return {name.decode(): int(number) for name, number in re.findall(rb"^(\w+) (\d+)$", _read(path), re.MULTILINE)}
+
+
+def _read(path: Path) -> bytes:
+    """The content of a file; empty if it cannot be read, as when a process has ended or belongs to another user."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

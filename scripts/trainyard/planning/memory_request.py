@@ -1,0 +1,189 @@
+"""The host memory that a job requests on each node: from the measured peak of earlier jobs, or else an estimate."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from trainyard.cluster.job_memory import MemoryRecord, read_records
+from trainyard.cluster.slurm_queries import ran_out_of_memory
+from trainyard.config.config import Config
+from trainyard.config.datasets import Python
+from trainyard.config.scaling import split_scale
+from trainyard.config.sweep import Slots, Sweep
+from trainyard.config.train import Train
+from trainyard.planning.plan import Plan
+
+# In MiB. Without a GPU, we measured as anonymous and shared memory: the driver of a sweep 470, Ray's daemons 135,
+# torchrun with its agent 330, and a slot's worker or a rank 550. CUDA's context and libraries add to each process.
+NODE_MIB: Final = 2000  # per node, whatever runs there
+TRAINING_MIB: Final = 5800  # per slot or rank, without its parameters
+PROGRAM_MIB: Final = 8000  # per slot or rank that runs a user's program
+LOADER_MIB: Final = 500  # per worker of a DataLoader
+STAGING_MIB: Final = 6000
+STAGING_WORKER_MIB: Final = 750
+TREES_MIB: Final = 5800
+TABLES_MIB: Final = 2000
+TREE_COPIES: Final = 12  # bytes in memory per byte of a staged dataset: float32, and the library's own copy
+
+PARAMETER_BYTES: Final = 32  # float32 weights, gradients, two values of the optimizer, and a copy for the checkpoint
+UNKNOWN_PARAMETERS: Final = 128  # of a user's model, in millions
+OTHER_PARAMETERS: Final = 45  # of torchvision's models that are not listed, at most
+PARAMETERS: Final = {  # of torchvision's large models, by the beginning of their names, in millions
+    "regnet_y_128gf": 645, "vit_h": 632, "vit_l": 307, "convnext_large": 198, "regnet_y_32gf": 145, "vgg": 144,
+    "wide_resnet101": 127, "efficientnet_v2_l": 119, "regnet_x_32gf": 108, "resnext101": 89, "convnext_base": 89,
+    "swin_b": 88, "swin_v2_b": 88, "vit_b": 88, "regnet_y_16gf": 84, "wide_resnet50": 69, "efficientnet_b7": 66,
+    "alexnet": 61, "resnet152": 60, "regnet_x_16gf": 54, "efficientnet_v2_m": 54, "convnext_small": 50, "swin_s": 50,
+    "swin_v2_s": 50, "maxvit": 31,
+}  # fmt: skip
+
+MARGIN: Final = 1.5  # on the measured peak
+GROWTH: Final = 1.5  # of the request, after a job that ran out of memory
+USABLE: Final = 0.95  # of a node's memory: sites may reserve some
+STEP_MB: Final = 1000
+
+
+@dataclass(frozen=True)
+class NodeMemory:
+    """The memory of the nodes on which a job can run, in MB; infinite if Slurm does not tell."""
+
+    largest: float = math.inf
+    share: float = math.inf  # of a node, for the GPUs of the job; the whole node for a job without GPUs
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """The estimated memory of a job on one node, in MiB."""
+
+    processes: int  # slots or ranks
+    process_mib: float
+    noun: str = "slot"
+    data_mib: float = 0.0  # of the dataset, which is mapped into memory and shared by all processes
+
+
+@dataclass(frozen=True)
+class MemoryRequest:
+    """Memory per node in MB, in the sense of Slurm, and how it was determined."""
+
+    mb: int
+    basis: str
+
+
+def request_memory(need: MemoryNeed, records: Sequence[MemoryRecord], node: NodeMemory) -> MemoryRequest:
+    """The memory to request: measured, or else estimated; more than the last job had if it ran out of it.
+
+    The estimate takes at most the job's share of a node, and no request exceeds a node.
+    """
+    per_process = max((each.process_peak_mib for each in records), default=0)
+    if per_process:
+        least = NODE_MIB + MARGIN * need.processes * per_process
+        basis = f"{MARGIN:g} times the measured {_gb(per_process)} per {need.noun}"
+    else:
+        least = NODE_MIB + need.processes * need.process_mib
+        basis = f"assuming {_gb(need.process_mib)} per {need.noun}"
+    wanted = least + need.data_mib
+    basis += f" and {_gb(need.data_mib)} of data" if need.data_mib >= STEP_MB else ""
+    exhausted = GROWTH * _exhausted_mib(records)
+    if exhausted > wanted:
+        least = wanted = exhausted
+        basis = f"{GROWTH:g} times the {_gb(exhausted / GROWTH)} that were too little"
+    limit, whose = USABLE * node.share, "the share of a node"
+    if (per_process or exhausted) and least > limit:  # this is known to be needed
+        limit, whose = max(limit, min(least, USABLE * node.largest)), "a whole node"
+    if wanted > limit:
+        return MemoryRequest(int(limit), f"{basis}, limited to {whose}")
+    return MemoryRequest(int(min(STEP_MB * math.ceil(wanted / STEP_MB), USABLE * node.largest)), basis)
+
+
+def _gb(mib: float) -> str:
+    return f"{mib / 1000:.2f}".rstrip("0").rstrip(".") + " GB"
+
+
+def _exhausted_mib(records: Sequence[MemoryRecord]) -> int:
+    """The memory that the last job had, if it ran out of it; otherwise 0."""
+    if not records or not records[0].requested_mib:
+        return 0
+    last = [each for each in records if each.job == records[0].job]
+    killed = any(each.oom_kills for each in last)
+    was_killed = killed or (not all(each.ended for each in last) and ran_out_of_memory(records[0].job))
+    return records[0].requested_mib if was_killed else 0
+
+
+# ---- the jobs of each kind
+
+
+def sweep_memory(config: Config, plan: Plan, results: Path, node: NodeMemory) -> MemoryRequest:
+    """The memory of a sweep's job."""
+    sweep, slots = plan.state.sweep, plan.request.slots
+    records = read_records(plan.state.folder)
+    if not plan.forecast.pending:
+        return request_memory(MemoryNeed(1, TABLES_MIB, "job"), [], node)
+    count, noun = measured_processes(sweep, slots)
+    if not sweep.is_training:
+        return request_memory(MemoryNeed(count, PROGRAM_MIB, noun), records, node)
+    specs = (plan.state.trials[name].spec for name in plan.forecast.pending)
+    each = max(_training_mib(spec) for spec in specs if isinstance(spec, Train))
+    each += _loader_mib(config, sweep.dataset, slots.cpus_per_trial)
+    each *= slots.trials_per_gpu if plan.state.is_share_open else slots.per_node / count
+    return request_memory(MemoryNeed(count, each, noun, data_mib(results, sweep.dataset)), records, node)
+
+
+def measured_processes(sweep: Sweep, slots: Slots) -> tuple[int, str]:
+    """What the memory of a sweep's job is counted by, per node: slots, or GPUs if their slots are still measured."""
+    return (slots.gpus_per_node, "GPU") if sweep.slots.gpus_per_trial == "auto" else (slots.per_node, "slot")
+
+
+def scale_memory(config: Config, name: str, run: str, results: Path, node: NodeMemory) -> MemoryRequest:
+    """The memory of the job of a scale of a scaling study; measured on any of its scales."""
+    study, (_, ranks) = config.scaling[name], split_scale(run)
+    folder = results / "scaling" / name
+    others = [each for other in study.scales for each in study.runs(other) if each != run]
+    records = [record for each in (run, *others) for record in read_records(folder / each)]
+    if study.script is not None:
+        return request_memory(MemoryNeed(ranks, PROGRAM_MIB, "rank"), records, node)
+    each = _training_mib(study.train) + _loader_mib(config, study.dataset, study.cpus_per_gpu)
+    return request_memory(MemoryNeed(ranks, each, "rank", data_mib(results, study.dataset)), records, node)
+
+
+def staging_memory(name: str, cpus: int, results: Path, node: NodeMemory) -> MemoryRequest:
+    """The memory of the job that stages a dataset."""
+    need = MemoryNeed(1, max(STAGING_MIB, STAGING_WORKER_MIB * cpus), "job")
+    return request_memory(need, read_records(results / "data" / name), node)
+
+
+def trees_memory(config: Config, name: str, results: Path, node: NodeMemory) -> MemoryRequest:
+    """The memory of the job of a tree study."""
+    need = MemoryNeed(1, TREES_MIB + TREE_COPIES * data_mib(results, config.trees[name].dataset), "job")
+    return request_memory(need, read_records(results / "trees" / name), node)
+
+
+def data_mib(results: Path, dataset: str | None) -> float:
+    """The size of a staged dataset; 0 before it is staged."""
+    if dataset is None:
+        return 0.0
+    files = (results / "data" / dataset).glob("*.*")
+    return sum(path.stat().st_size for path in files if path.is_file()) / 2**20
+
+
+def _training_mib(spec: Train) -> float:
+    return TRAINING_MIB + PARAMETER_BYTES * 1e6 * count_parameters(spec) / 2**20
+
+
+def count_parameters(spec: Train) -> float:
+    """The approximate number of parameters of a model in millions, without torch, which takes seconds to import."""
+    if ":" in spec.model:
+        return UNKNOWN_PARAMETERS
+    width, blocks = (float(spec.model_args.get(name, default)) for name, default in (("width", 32), ("blocks", 8)))
+    if spec.model == "resnet":
+        return 18e-6 * width**2 * blocks
+    if spec.model == "cnn":
+        return 4096e-6 * width
+    return next((count for start, count in PARAMETERS.items() if spec.model.startswith(start)), OTHER_PARAMETERS)
+
+
+def _loader_mib(config: Config, dataset: str | None, cpus: int) -> float:
+    """The memory of a rank's DataLoader, which only a dataset of the user's own code has."""
+    if not isinstance(config.datasets.get(dataset or ""), Python):
+        return 0.0
+    return LOADER_MIB * (config.data.workers or max(1, cpus - 1))
