@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def start_ray(slots: Slots, *, folder: Path, local: str, processes: int) -> Iterator[LocalRay]:
+def start_ray(slots: Slots, *, folder: Path, local: str, processes: int = 1) -> Iterator[LocalRay]:
     """Run a private Ray with all slots, on this machine or on several nodes of this job.
 
     The output of the other nodes is written to `ray-nodes.log` in `folder`, and their memory is recorded there, by
