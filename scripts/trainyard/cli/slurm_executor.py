@@ -3,6 +3,8 @@
 The plugin polls a preempted job as if it still ran. With PreemptMode=CANCEL, Slurm does not requeue the job, and the
 plugin would wait forever. A job that ends by itself within the grace period would cost a retry, whatever the mode.
 
+It also polls a cancelled job for ever, whose state is `CANCELLED by <uid>` in the accounting.
+
 If Snakemake is killed, its jobs continue. Another Snakemake would submit each of them again, and the duplicates would
 fail because the results are in use.
 
@@ -111,6 +113,8 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             self.report_job_success(info)
         elif FOUND in info.aux or state in LOST:
             self._submit_again(info, LOST.get(state, f"has ended ({state or 'unknown to Slurm'})"))
+        elif state == "CANCELLED":
+            self.report_job_error(info, msg=f"Slurm job {info.external_jobid} was cancelled.")
         else:
             return False
         return True
