@@ -11,7 +11,7 @@ UV := $(or $(shell command -v uv),.tools/uv/bin/uv)
 BIN := .venv/bin
 say = @printf '\033[1m== %s\033[0m\n'
 
-.PHONY: help run report test test-unit test-slow lint format docs lock env doctor bench gpu-check cluster-up cluster-down cluster-shell clean
+.PHONY: help run report test test-unit test-slow faults lint format docs lock env doctor bench gpu-check cluster-up cluster-down cluster-shell clean
 
 help: ## List the commands
 	@grep -E '^[a-z -]+:.*## ' Makefile | sed -E 's/^([a-z -]+):.*## (.*)/  make \1\t\2/; s/(cluster-up) (.*)-(.*) (.*)-(.*)\t/\1, -\3, -\5\t/' | expand -t 38
@@ -35,6 +35,11 @@ test-unit: env ## Run the unit tests (2 minutes)
 
 test-slow: env ## Run the tests that `make test` omits: the ready-made configs, smaller, on the test cluster (3 minutes)
 	$(BIN)/python -m pytest -m slow
+
+faults: env ## Run the table of faults and the soak, and write docs/faults.md (40 minutes)
+	rm -rf results/faults
+	TRAINYARD_FAULTS=$(CURDIR)/results/faults $(BIN)/python -m pytest -m '' tests/cluster/test_faults.py tests/cluster/test_soak.py \
+	  || status=$$?; $(BIN)/python tests/cluster/fault_page.py results/faults docs/faults.md; exit $${status:-0}
 
 lint: env ## Check style, types and layers: ruff, mypy, import-linter, snakefmt, snakemake --lint
 	$(BIN)/ruff check .

@@ -188,22 +188,6 @@ def test_a_driver_that_is_killed_leaves_no_ray_on_any_node(cluster, shared_dir):
     cluster.wait_for_job(job)
 
 
-def test_a_sweep_continues_without_a_node_that_loses_power(cluster, shared_dir):
-    """Its trial fails and is retried elsewhere, and the sweep finishes on the other two nodes."""
-    (shared_dir / "gated").touch()
-    job = start(cluster, shared_dir, "--no-kill", trials=6, seconds=0, nodes=3, gpus=1)
-    wait_for_running(shared_dir, 3)
-    lost = sorted({attempt.location.node for attempt in journal_of(shared_dir)})[1]
-    cluster.host(int(lost[1:])).power_off()
-    (shared_dir / "gated").unlink()
-    assert cluster.wait_until_out_of_queue(job) == "COMPLETED"
-    tries = journal_of(shared_dir)
-    assert sum(attempt.outcome == "finished" for attempt in tries) == 6
-    failed = [attempt for attempt in tries if attempt.outcome == "failed"]
-    assert [attempt.location.node for attempt in failed] == [lost], "only the trial that ran there"
-    cluster.repair()
-
-
 def test_the_error_names_a_node_that_cannot_start_ray_and_the_reason(cluster, shared_dir):
     (shared_dir / "sitecustomize.py").write_text(
         "import os, sys\n"

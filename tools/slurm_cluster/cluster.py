@@ -8,6 +8,7 @@ $TRAINYARD_CLUSTER, by default /tmp/trainyard-cluster, with "-<site>" added for 
 """
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,7 @@ HEAD_DAEMONS = {"munged", "slurmctld"}
 ACCOUNTING_DAEMONS = {"mariadbd", "slurmdbd"}
 MAX_STATE_PATH = 70  # characters: paths of sockets in it may have 107
 START_SECONDS = PATIENCE_SECONDS  # for one daemon
+SMALL_MIB = 8  # the size of the small file system
 LOCK_SECONDS = 1200  # the longest time of another test run
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -61,6 +63,7 @@ class Cluster(Client):
         self.mark = f"trainyard-cluster:{self.state}"
         self.visible = _private_paths([self.state, REPOSITORY, Path(sys.prefix), *visible])
         self.shared = self.state / "shared"  # visible on all hosts and on the machine
+        self.small = self.state / "small"  # on all hosts, not on the machine: a full disk for tests
         self.hosts: dict[str, Host] = {}
         self._owner: Process | None = None
         self._at_exit = ExitStack()
@@ -175,6 +178,7 @@ class Cluster(Client):
         lines = [
             f"mount --bind {self.state}/etc/slurm /etc/slurm",
             f"mount --bind {self.state}/etc/hosts /etc/hosts",
+            f"mount -t tmpfs -o size={SMALL_MIB}m,mode=1777 {shlex.quote(self.mark)} {self.small}",
             f"hostname {config.HEAD}",
             "ip link set lo up",
             f"ip link add {BRIDGE} type bridge",

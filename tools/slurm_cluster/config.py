@@ -12,7 +12,7 @@ ACCOUNT = "lab"
 HEAD = "head"
 NETWORK = "10.77.0"
 HEAD_ADDRESS = f"{NETWORK}.254"
-FOLDERS = ("database", "database-tmp", "etc/slurm", "log", "munge", "shared", "slurmctld", "slurmd", "stage")
+FOLDERS = ("database", "database-tmp", "etc/slurm", "log", "munge", "shared", "slurmctld", "slurmd", "small", "stage")
 
 JOB_MINUTES = round(2 * PATIENCE_SECONDS / 60)  # longer than any test waits
 

@@ -1,0 +1,362 @@
+"""The table of faults: how each is injected into a running sweep or training, and what must hold."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from fault_runs import Run, Sweep, Training, processes_named
+from slurm_cluster.waiting import wait_until
+from trainyard.training.checkpoints import CheckpointStore
+
+Step = Callable[[Any], None]
+
+
+def nothing(run: Run) -> None:
+    """Do nothing."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A row of the table."""
+
+    name: str
+    inject: Step
+    bound_seconds: float  # from the fault to the end of the job
+    says: tuple[str, ...] = ()  # patterns, each in the output of a command or job
+    job: type[Run] = Sweep
+    nodes: int = 1  # of a sweep; a training has two
+    resources: tuple[str, ...] = ()  # of the job
+    minutes: int = 30  # the walltime of the first job
+    before: Step = nothing  # once the files are written, before the first command
+    opens: bool = True  # whether the rest of the work can go on after the fault
+    then: Step | None = None  # after the first command has ended, which then retries nothing
+    decision: str = ""  # the line in which the next command says what a person must decide
+    decide: Step = nothing  # what the person does
+    in_small: bool = False  # in a folder of a small file system
+    quick: bool = False  # run by `make test`
+    defect: str = ""  # why the row does not hold
+
+
+@dataclass(frozen=True)
+class TrialFault:
+    """A row whose fault is in a trial's own code; all of them are in one sweep."""
+
+    name: str
+    code: str  # what the trial runs in its first attempt
+    says: str  # a pattern in the error of the attempt
+    outcomes: tuple[str, ...] = ("failed", "finished")  # of all attempts
+    bound_seconds: float = 60  # from the fault to the end of the attempt
+
+
+TRIALS = [
+    TrialFault("trial raises", "raise RuntimeError('planned trouble')", "RuntimeError: planned trouble"),
+    TrialFault("trial exits", "os._exit(3)", "process ended|exit"),
+    TrialFault("trial segfaults", "ctypes.string_at(0)", "process ended|killed|SIGSEGV"),
+    TrialFault("trial hangs (time limit 30 s)", "time.sleep(3600)", "time limit|timeout|longer than", bound_seconds=90),
+    TrialFault(
+        "trial runs out of host memory",
+        "resource.setrlimit(resource.RLIMIT_AS, (2**20, 2**20)); bytearray(2**30)",
+        "MemoryError",
+    ),
+    TrialFault("trial killed, as for host memory", "os.kill(os.getpid(), signal.SIGKILL)", "killed"),
+    TrialFault("trial poisons its process", "builtins.poison = 1; raise ValueError('poisoned')", "poisoned"),
+    TrialFault("trial reports NaN", "config['factor'] = float('nan')", "NaN", outcomes=("diverged",)),
+]
+
+
+# Sweeps
+
+
+def kill_driver(run: Sweep) -> None:
+    run.driver_host.run(["kill", "-KILL", str(run.driver)])
+
+
+def kill_worker(run: Sweep) -> None:
+    host, process = run.place_of(run.running()[0])
+    host.run(["kill", "-KILL", str(process)])
+
+
+def break_gpu(run: Sweep) -> None:
+    """Let every trial on one of the two GPUs fail from now on."""
+    place = run.running()[0].location
+    (run.seen / f"broken-{place.node}-{place.gpu}").touch()
+
+
+def kill_ray(name: str, *, on: str) -> Step:
+    """Kill all processes of Ray with this name on the driver's host or on the other one."""
+
+    def kill(run: Sweep) -> None:
+        host = run.driver_host if on == "driver" else run.other_host
+        found = [process for process in host.processes() if process.name.startswith(name)]
+        assert found, f"{name} runs on {host.name}"
+        for process in found:
+            process.signal(signal.SIGKILL)
+
+    return kill
+
+
+def lose_host(run: Sweep) -> None:
+    run.other_host.power_off()
+
+
+def cut_off(*, seconds: float | None = None) -> Step:
+    """Cut the other host off the network, for good or for so long."""
+
+    def cut(run: Sweep) -> None:
+        host = run.other_host
+        host.disconnect()
+        if seconds:
+            time.sleep(seconds)
+            host.reconnect()
+
+    return cut
+
+
+def kill_slurmd(run: Sweep) -> None:
+    run.other_host.kill_slurmd()
+
+
+def kill_slurmstepd(run: Run) -> None:
+    """Kill the slurmstepd of the job's batch script."""
+    host = run.driver_host if isinstance(run, Sweep) else run.rank(0)[0]
+    found = processes_named(host, "slurmstepd", ".batch]") or processes_named(host, "slurmstepd", "batch")
+    assert found, [process for process in host.processes() if process.name == "slurmstepd"]
+    for process in found:
+        process.signal(signal.SIGKILL)
+
+
+def cancel(run: Run) -> None:
+    run.cluster.run(["scancel", str(run.jobs()[-1])])
+
+
+def preempt(run: Run) -> None:
+    """Submit a job that needs all GPUs, to the partition whose jobs come first."""
+    run.cluster.submit("true", "--nodes=4", "--ntasks-per-node=1", "--gres=gpu:2", cwd=run.cluster.shared)
+
+
+def preempt_and_cancel(run: Run) -> None:
+    """Preempt the job as a site does whose PreemptMode is CANCEL."""
+    mode = ["scontrol", "update", "partitionname=preempt"]
+    run.cluster.run([*mode, "preemptmode=cancel"])
+    try:
+        preempt(run)
+        run.wait_for_end_of(run.jobs()[-1])
+    finally:
+        run.cluster.run([*mode, "preemptmode=requeue"])
+
+
+def kill_snakemake_and_start_again(run: Run) -> None:
+    run.kill_snakemake()
+    start_a_second(run)
+
+
+def start_a_second(run: Run) -> None:
+    """Run the same command again, until it waits for the job of the first one or has submitted one."""
+    run.start()
+    log, said = run.seen / "snakemake-1.log", ("is already in the queue", "submitted with SLURM")
+    wait_until(
+        lambda: any(words in log.read_text() for words in said),
+        what="the second command to wait or to submit",
+        while_running=run.commands[-1],
+    )
+
+
+def damage_journal(*, torn: bool) -> Step:
+    def damage(run: Sweep) -> None:
+        lines = run.journal.read_bytes().splitlines(keepends=True)
+        if torn:
+            lines.append(lines[-1][: len(lines[-1]) // 2])
+        else:
+            lines.insert(len(lines) // 2, b"\x00\xff garbage \x80\n")
+        run.journal.write_bytes(b"".join(lines))
+
+    return damage
+
+
+def protect_journal(run: Sweep) -> None:
+    """Make the journal immutable, also for root."""
+    subprocess.run(["chattr", "+i", str(run.journal)], check=True)
+
+
+def release_journal(run: Sweep) -> None:
+    subprocess.run(["chattr", "-i", str(run.journal)], check=True)
+
+
+def fill_disk(run: Run) -> None:
+    """Fill the file system of the results."""
+    with open(run.seen / "filler", "wb", buffering=0) as filler:
+        try:
+            while True:
+                filler.write(b"x" * 4096)
+        except OSError:
+            pass
+
+
+def free_disk(run: Run) -> None:
+    (run.seen / "filler").unlink()
+
+
+def move_project(run: Run) -> None:
+    target = run.folder.with_name(run.folder.name + "-moved")
+    run.seen.rename(run.cluster.head.path(target))
+    run.folder = target
+
+
+# In the processes of one host, the clock is a minute ahead.
+AHEAD = """
+import os, time
+if os.uname().nodename == "n2":
+    true = time.time
+    time.time = lambda: true() + 60
+"""
+
+
+def set_clock_ahead(run: Run) -> None:
+    (run.seen / "sitecustomize.py").write_text(AHEAD)
+
+
+# Trainings
+
+
+def signal_rank(number: int, name: str) -> Step:
+    def send(run: Training) -> None:
+        host, process = run.rank(number)
+        host.run(["kill", f"-{name}", str(process)])
+
+    return send
+
+
+def trouble_rank(number: int, code: str) -> Step:
+    return lambda run: run.trouble(number, code)
+
+
+def lose_rank_1(run: Training) -> None:
+    run.rank(1)[0].power_off()
+
+
+def damage_checkpoint(how: str) -> Step:
+    """Truncate the latest checkpoint or flip one of its bits."""
+
+    def damage(run: Training) -> None:
+        latest = run.checkpoints()[-1]
+        content = bytearray(latest.read_bytes())
+        if how == "truncate":
+            content = content[: len(content) // 2]
+        else:
+            content[len(content) // 2] ^= 1
+        latest.write_bytes(content)
+
+    return damage
+
+
+def change_spec(run: Training) -> None:
+    """Replace the latest checkpoint by one that a training with another learning rate has written."""
+    latest = run.checkpoints()[-1]
+    found = torch.load(latest, weights_only=True)
+    epoch = int(latest.name.split("-")[1])
+    latest.unlink()
+    CheckpointStore(latest.parent, found["spec"] | {"lr": 0.5}).save(found["state"], epoch=epoch)
+
+
+def remove_latest_checkpoint(run: Training) -> None:
+    run.checkpoints()[-1].unlink()
+
+
+def take_ports(run: Run) -> None:
+    """Listen on the ports that follow from job numbers, on all hosts."""
+    code = (
+        "import socket, time\n"
+        "held = []\n"
+        "for port in range(20000, 20200):\n"
+        "    held.append(socket.create_server(('', port)))\n"
+        "time.sleep(3600)"
+    )
+    for host in run.cluster.hosts.values():
+        host.inside.start_daemon(["python3", "-c", code], log=run.cluster.state / "log/ports.log")
+    wait_until(
+        lambda: all(host.inside.listens(20199) for host in run.cluster.hosts.values()), what="the ports to be taken"
+    )
+
+
+def free_ports(run: Run) -> None:
+    for host in run.cluster.hosts.values():
+        for process in processes_named(host, "create_server"):
+            process.signal(signal.SIGKILL)
+
+
+# A sampler of telemetry that fails at its second sample.
+NO_SAMPLES = """
+import psutil
+calls = []
+true = psutil.Process.children
+def children(process, recursive=False):
+    calls.append(process)
+    if len(calls) > 1:
+        raise RuntimeError("planned trouble of the sampler")
+    return true(process, recursive=recursive)
+psutil.Process.children = children
+"""
+
+
+def break_sampler(run: Training) -> None:
+    name, text = run.code
+    (run.seen / name).write_text(text + NO_SAMPLES)
+
+
+WAITS = ("is already in the queue as Slurm job",)
+REQUEUED = ("slurm_partition=preempt",)
+SWEEP = [
+    Fault("driver killed", kill_driver, 60, says=("SIGKILL",)),
+    Fault("worker of a slot killed", kill_worker, 60, says=("the worker's process ended: it was killed.*see .*log",)),
+    Fault("GPU on which every trial fails", break_gpu, 60, says=("planned trouble; see .*log",)),
+    Fault("Ray's head killed", kill_ray("gcs_server", on="driver"), 120, nodes=2),
+    Fault("Ray on a node killed", kill_ray("raylet", on="other"), 120, nodes=2),
+    Fault("host lost", lose_host, 120, nodes=2, says=("the worker's process ended|node",), quick=True),
+    Fault("host cut off the network", cut_off(), 180, nodes=2),
+    Fault("host cut off the network for 90 s", cut_off(seconds=90), 240, nodes=2),
+    Fault("slurmd killed", kill_slurmd, 60, nodes=2),
+    Fault("slurmstepd killed", kill_slurmstepd, 120),
+    Fault("scancel", cancel, 60),
+    Fault("walltime", nothing, 180, minutes=1, opens=False, says=("before the end of the walltime",)),
+    Fault("preempted and requeued", preempt, 60, resources=REQUEUED),
+    Fault("preempted and cancelled", preempt_and_cancel, 60, resources=REQUEUED),
+    Fault("disk full", fill_disk, 60, in_small=True, then=free_disk, says=("disk is full|No space left",)),
+    Fault("journal: last line torn", kill_driver, 60, then=damage_journal(torn=True)),
+    Fault("journal: garbage in its middle", kill_driver, 60, then=damage_journal(torn=False)),
+    Fault("journal: read-only", protect_journal, 60, then=release_journal, says=("journal.jsonl",)),
+    Fault("second snakemake on the same sweep", start_a_second, 120, says=WAITS),
+    Fault("snakemake killed, and started while its job runs", kill_snakemake_and_start_again, 120, says=WAITS),
+    Fault("clocks a minute apart", nothing, 60, nodes=2, before=set_clock_ahead),
+    Fault("results moved to another path", kill_driver, 60, then=move_project),
+]
+RAISES = trouble_rank(1, "raise RuntimeError('planned trouble')")
+ENDED = r"rank 1 on n2 ended the training: "
+SKIPPED = ("damaged|skipped",)
+TRAINING = [
+    Fault("rank raises", RAISES, 30, job=Training, says=(f"{ENDED}RuntimeError: planned trouble",)),
+    Fault("rank killed", signal_rank(1, "KILL"), 30, job=Training, says=(rf"{ENDED}.*SIGKILL",), quick=True),
+    Fault("rank stopped in a collective", signal_rank(1, "STOP"), 600, job=Training),
+    Fault("host lost", lose_rank_1, 120, job=Training),
+    Fault("ports taken", nothing, 60, job=Training, before=take_ports, then=free_ports),
+    Fault("NaN on one rank", trouble_rank(1, "factor = float('nan')"), 60, job=Training),
+    Fault("checkpoint truncated", cancel, 60, job=Training, then=damage_checkpoint("truncate"), says=SKIPPED),
+    Fault("checkpoint with a flipped bit", cancel, 60, job=Training, then=damage_checkpoint("flip"), says=SKIPPED),
+    Fault(
+        "checkpoint of another spec",
+        cancel,
+        60,
+        job=Training,
+        then=change_spec,
+        decision="belongs to another training and is not used",
+        decide=remove_latest_checkpoint,
+    ),
+    Fault("walltime", nothing, 180, job=Training, minutes=1, opens=False),
+    Fault("preempted and requeued", preempt, 60, job=Training, resources=REQUEUED),
+    Fault("preempted and cancelled", preempt_and_cancel, 60, job=Training, resources=REQUEUED),
+    Fault("disk full while saving", fill_disk, 60, job=Training, in_small=True, then=free_disk),
+    Fault("sampler of telemetry dies", nothing, 60, job=Training, before=break_sampler, says=("telemetry stops: ",)),
+]
