@@ -5,16 +5,22 @@ import signal
 import pandas as pd
 import pytest
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
+from trainyard.planning.attempts import fold_attempts
+from trainyard.planning.journal import read_journal
 from yard import TINY, Yard
 
-# A model that writes a line per step and rank. From step `waits_at` on, each step waits until there is a file `go`.
+# A model that writes a line per step and rank. From step `waits_at` on, each step waits for a file `go`, or until this
+# process has been told to stop.
 STEPS = """
-import os, time
+import os, signal, time
 from pathlib import Path
 import torch
 from trainyard.training.models import SmallConvNet
 
 HERE = Path(__file__).parent
+
+def is_told():
+    return getattr(getattr(signal.getsignal(signal.SIGTERM), "__self__", None), "is_given", False)
 
 class Gated(SmallConvNet):
     def forward(self, images):
@@ -23,7 +29,7 @@ class Gated(SmallConvNet):
             steps = HERE / f"steps-{self.name}-{os.environ.get('RANK', 0)}"
             with open(steps, "a") as file:
                 file.write("step\\n")
-            while len(steps.read_text().splitlines()) >= self.waits_at and not (HERE / "go").exists():
+            while len(steps.read_text().splitlines()) >= self.waits_at and not (HERE / "go").exists() and not is_told():
                 time.sleep(0.02)
         return super().forward(images)
 
@@ -67,16 +73,14 @@ def test_a_training_stops_within_a_step_and_resumes_bit_identically(gated):
     first = gated.start(*command)
     wait_until(lambda: steps_of(gated) == 12, what="twelve steps", while_running=first)
     first.send_signal(signal.SIGTERM)
-    (gated.folder / "go").touch()
     output, _ = first.communicate(timeout=PATIENCE_SECONDS)
     assert first.returncode == 1, output
-    assert "stopped by a signal, in epoch 2 of 3, after step " in output
+    assert "stopped by a signal, in epoch 2 of 3, after step 4 of 8" in output
     assert "the same command continues from here" in output
     assert "Traceback" not in output
-    taken = steps_of(gated)
-    assert taken < 24, "it has not finished"
+    (gated.folder / "go").touch()
     done = gated.run(*command)
-    assert f"continuing after epoch {taken // 8} and step {taken % 8}, from" in done.stdout
+    assert "continuing after epoch 1 and step 4, from" in done.stdout
     assert steps_of(gated) == 24, "no step is repeated"
     disturbed = history(gated, scale)
     for path in gated.folder.glob("steps-*"):
@@ -84,3 +88,111 @@ def test_a_training_stops_within_a_step_and_resumes_bit_identically(gated):
     gated.results.joinpath("scaling").rename(gated.folder / "before")
     gated.run(*command)
     assert history(gated, scale) == disturbed
+
+
+# A function that writes its epochs to its checkpoint folder, and a command that does the same at SIGTERM.
+PROGRAMS = """
+import signal, sys, time
+from pathlib import Path
+
+def run(config, context):
+    kept = context.checkpoint_dir / "epoch"
+    first = int(kept.read_text()) if kept.exists() else 0
+    for epoch in range(first + 1, 6):
+        with open("function-epochs", "a") as file:
+            file.write(f"{epoch}\\n")
+        while epoch == 3 and not first and not context.time_is_up:
+            time.sleep(0.02)
+        context.report(epoch=epoch, loss=1 / epoch)
+        kept.write_text(str(epoch))
+        if context.time_is_up:
+            context.interrupt()
+
+def command(lr, folder, resume_from):
+    first = int(Path(resume_from).read_text()) if resume_from else 0
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    for epoch in range(first + 1, 6):
+        with open("command-epochs", "a") as file:
+            file.write(f"{epoch}\\n")
+        while epoch == 3 and not first and not told:
+            time.sleep(0.02)
+        print(f"epoch {epoch} loss {1 / epoch}", flush=True)
+        (Path(folder) / "kept.pt").write_text(str(epoch))
+        if told:
+            sys.exit(1)
+
+if __name__ == "__main__":
+    command(*sys.argv[1:])
+"""
+SWEEPS = {
+    "function": {"function": "programs:run", "trials": [{"lr": 0.1}]},
+    "command": {
+        "command": "python programs.py {lr} {trial_dir} {resume_from}",
+        "trials": [{"lr": 0.1}],
+        "checkpoint": "*.pt",
+        "metrics": {"pattern": r"epoch (?P<epoch>\d+) loss (?P<loss>\S+)"},
+    },
+    "training": {"dataset": "tiny", "train": {**TRAIN, "model_args": {"waits_at": 12}}, "trials": [{"lr": 0.1}]},
+}
+
+
+def tries(yard: Yard, name: str):
+    return fold_attempts(read_journal(yard.results / f"sweeps/{name}/journal.jsonl"))
+
+
+@pytest.mark.parametrize("kind", SWEEPS)
+def test_a_trial_saves_its_state_at_sigterm_and_resumes_from_it(gated, kind):
+    """In the middle of its third epoch, a training in that of its second."""
+    (gated.folder / "programs.py").write_text(PROGRAMS)
+    gated.write({**TINY, "sweeps": {kind: SWEEPS[kind]}})
+    if kind == "training":
+        gated.stage()
+    command = gated.script("sweep", "--sweep", kind)
+    epochs = gated.folder / f"{kind}-epochs"
+    in_epoch = {
+        "training": lambda: steps_of(gated) == 12,
+        "function": lambda: epochs.exists() and epochs.read_text().endswith("3\n"),
+        "command": lambda: epochs.exists() and epochs.read_text().endswith("3\n"),
+    }
+    first = gated.start(*command)
+    wait_until(in_epoch[kind], what="the trial to be in an epoch", while_running=first)
+    for _ in range(2):  # Slurm sends it twice
+        first.send_signal(signal.SIGTERM)
+    output, _ = first.communicate(timeout=PATIENCE_SECONDS)
+    assert first.returncode == 130, output
+    assert "Traceback" not in output
+    assert [each.outcome for each in tries(gated, kind)] == ["interrupted"]
+    (gated.folder / "go").touch()
+    gated.run(*command)
+    assert [each.outcome for each in tries(gated, kind)] == ["interrupted", "finished"]
+    if kind == "training":
+        assert steps_of(gated) == 24, "no step is repeated"
+        rows = tries(gated, kind)[-1].epochs
+        assert [row["epoch"] for row in rows] == [1, 2, 3]
+    else:
+        assert epochs.read_text().split() == list("12345"), "no epoch is repeated"
+        assert tries(gated, kind)[-1].metrics["loss"] == 1 / 5
+
+
+def test_a_command_that_is_ended_after_its_last_epoch_has_a_result(gated):
+    """Its second attempt has nothing left to do, and reports nothing."""
+    (gated.folder / "late.py").write_text(
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "if not sys.argv[3]:\n"
+        "    print('epoch 1 loss 0.5', flush=True)\n"
+        "    Path(sys.argv[2], 'kept.pt').touch()\n"
+        "    Path('saved').touch()\n"
+        "    time.sleep(3600)\n"
+    )
+    sweep = {**SWEEPS["command"], "command": "python late.py {lr} {trial_dir} {resume_from}", "grace_seconds": 1}
+    gated.write({"sweeps": {"s": sweep}})
+    command = gated.script("sweep", "--sweep", "s")
+    first = gated.start(*command)
+    wait_until(lambda: (gated.folder / "saved").exists(), what="the last checkpoint", while_running=first)
+    first.send_signal(signal.SIGTERM)
+    first.communicate(timeout=PATIENCE_SECONDS)
+    gated.run(*command)
+    assert [each.outcome for each in tries(gated, "s")] == ["interrupted", "finished"]
+    assert tries(gated, "s")[-1].metrics == {"loss": 0.5}

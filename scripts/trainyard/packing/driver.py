@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -17,6 +16,7 @@ from trainyard.cluster.ray_job import start_ray
 from trainyard.config.config import Config, Data
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import FINAL, TrialStatus
+from trainyard.config.user_programs import GRACE_SECONDS
 from trainyard.data.staged import Staged
 from trainyard.packing.completeness import warn_unreadable
 from trainyard.packing.failure_policy import FailurePolicy
@@ -32,6 +32,7 @@ from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.search import SuggestionSource
 from trainyard.planning.task import Task
 from trainyard.programs.command import failed_by_itself
+from trainyard.utils.stop_notice import interrupt_at_notice
 
 COUNTING_SECONDS: Final = 10.0  # limit for counting FLOPs, while the GPUs are idle
 log = logging.getLogger(__name__)
@@ -99,8 +100,7 @@ def _run_pending(plan: Plan, journal: Journal, results: Path, config: Config) ->
         start_ray(slots, folder=folder, local=config.data.local, processes=counted) as cluster,
         view.show(),
     ):
-        # SIGTERM ends the sweep as Ctrl-C does. This comes after Ray, whose own handler skips the clean-up.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        interrupt_at_notice()  # after Ray has started, whose own handler of SIGTERM skips the clean-up
         journal.record(RayUp(spent=cluster.startup_seconds))
         _run_trials(plan, journal, flops, _worker_setup(plan, results, config.data), view)
 
@@ -214,6 +214,7 @@ def _worker_setup(plan: Plan, results: Path, data: Data) -> WorkerSetup:
         resume=sweep.resume,
         can_resume=sweep.can_resume,
         grace_seconds=sweep.trial_grace_seconds,
+        end_seconds=sweep.grace_seconds if sweep.command is not None else GRACE_SECONDS,
         timeout_seconds=60 * sweep.timeout_minutes if sweep.timeout_minutes else None,
         cwd=str(Path.cwd()),
     )

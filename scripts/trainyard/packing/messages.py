@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.config.config import Data
-from trainyard.config.user_programs import Metrics
+from trainyard.config.user_programs import GRACE_SECONDS, Metrics
 from trainyard.packing.gpu_sharing import GpuUse
 from trainyard.planning.task import Task
 from trainyard.programs.command import CheckpointFile
@@ -29,6 +29,7 @@ class WorkerSetup:
     can_resume: bool = True  # whether an interrupted trial resumes from a checkpoint
     timeout_seconds: float | None = None
     grace_seconds: float = 0.0  # from SIGTERM to SIGKILL, for a command
+    end_seconds: float = GRACE_SECONDS  # for a trial to save its state when the sweep is interrupted
     cwd: str = ""  # where users' programs run
 
     def trial_folder(self, task: Task) -> Path:

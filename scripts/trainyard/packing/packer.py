@@ -17,7 +17,7 @@ from trainyard.packing.failure_policy import FailurePolicy
 from trainyard.packing.gpu_sharing import GpuUse, has_gpu
 from trainyard.packing.messages import CheckpointResumed, MicroBatchHalved, TrialMessage, TrialRequest, WorkerSetup
 from trainyard.packing.outcomes import AttemptRecorder, OutcomeHandler
-from trainyard.packing.shutdown import end_commands, record_interrupted
+from trainyard.packing.shutdown import end_trials, record_interrupted
 from trainyard.packing.slot import Phase, Slot
 from trainyard.packing.slot_pool import SlotPool, death_reason
 from trainyard.packing.time_limits import TimeLimits
@@ -95,7 +95,7 @@ class Packer:
             self._run_loop()
         except (KeyboardInterrupt, UserError):
             self._queue.is_closed = True
-            end_commands(self._pool.slots, self._setup, recorder=self._recorder, handle_message=self._handle_message)
+            end_trials(self._pool.slots, self._setup, recorder=self._recorder, handle_message=self._handle_message)
             raise
         finally:
             interrupted = record_interrupted(

@@ -1,8 +1,9 @@
-"""Shutdown of an interrupted sweep: running programs get their grace period, and all attempts are recorded."""
+"""Shutdown of an interrupted sweep: running trials get a grace period, and all attempts are recorded."""
 
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import ray
@@ -10,6 +11,7 @@ from ray.exceptions import RayError
 
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import UserProgram
+from trainyard.packing import stop_request
 from trainyard.packing.messages import TrialMessage, WorkerSetup
 from trainyard.packing.outcomes import AttemptRecorder
 from trainyard.packing.slot import Phase, Slot
@@ -23,21 +25,21 @@ LOSS_WARNING: Final = (
 log = logging.getLogger(__name__)
 
 
-def end_commands(
+def end_trials(
     slots: list[Slot],
     setup: WorkerSetup,
     *,
     recorder: AttemptRecorder,
     handle_message: Callable[[Slot, TrialMessage], None],
 ) -> None:
-    """End the running commands, with their grace period, and record how they ended."""
+    """End the running trials, which may save a checkpoint within the grace period, and record how they ended."""
     running = [slot for slot in slots if slot.phase is Phase.RUNNING]
-    if not running or not setup.grace_seconds:
+    if not running:
         return
-    log.info("%d programs have up to %g s to end", len(running), setup.grace_seconds)
-    deadline = time.monotonic() + setup.grace_seconds + STOP_SECONDS
-    for slot in running:
-        slot.worker.interrupt.options(concurrency_group="control").remote()
+    log.info("%d running trials have up to %g s to save their state", len(running), setup.end_seconds)
+    deadline = time.monotonic() + setup.end_seconds + STOP_SECONDS
+    with suppress(RayError):  # Ray has ended before the driver
+        stop_request.make()
     while answers := {slot.answer: slot for slot in running if slot.answer is not None}:
         left = max(0.0, deadline - time.monotonic())
         ready, _ = ray.wait(list(answers), num_returns=1, timeout=left, fetch_local=False)
@@ -47,8 +49,9 @@ def end_commands(
         assert slot.task is not None
         try:
             message = ray.get(slot.answer)
-        except RayError:  # a cancelled job sends SIGTERM to the workers, too; then the guard ends the command
-            wait_for_folder(setup.trial_folder(slot.task), timeout_seconds=left)
+        except RayError:  # the worker has died; then the guard ends its command
+            if setup.grace_seconds:
+                wait_for_folder(setup.trial_folder(slot.task), timeout_seconds=left)
             recorder.record_end(slot, TrialStatus.INTERRUPTED)
         else:
             handle_message(slot, message)

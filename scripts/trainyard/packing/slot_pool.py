@@ -72,11 +72,7 @@ class SlotPool:
             self._start(slot)
 
     def _start(self, slot: Slot) -> None:
-        # `interrupt` needs a thread of its own. Ray then runs no method in the worker's main thread, which trainings
-        # need, so only commands get one.
-        grouped = ray.remote(concurrency_groups={"control": 1})  # type: ignore[call-overload]  # missing in Ray's stubs
-        actor = grouped(Worker) if self._setup.grace_seconds else ray.remote(Worker)
-        slot.worker = actor.options(**self._options).remote()
+        slot.worker = ray.remote(Worker).options(**self._options).remote()
         slot.expect(Phase.STARTING, slot.worker.start.remote(self._setup), due=time.monotonic() + START_SECONDS)
 
     def replace_worker(self, slot: Slot) -> None:

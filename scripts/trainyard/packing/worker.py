@@ -5,18 +5,19 @@ import threading
 import time
 import traceback
 from collections.abc import Generator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import ray
+from ray.exceptions import RayError
 
 from trainyard.cluster import host, slurm_allocation
 from trainyard.config.train import Train
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import UserProgram
-from trainyard.packing import gpu_health, gpu_sharing
+from trainyard.packing import gpu_health, gpu_sharing, stop_request
 from trainyard.packing.messages import (
     CheckpointResumed,
     MicroBatchHalved,
@@ -32,6 +33,7 @@ from trainyard.programs.function import Context, run_function
 from trainyard.programs.process import FolderClaim, ProcessGuard, claim_folder
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.utils.errors import Diverged, UserError
+from trainyard.utils.stop_notice import stop_notice_of_signals
 
 if TYPE_CHECKING:  # here and in functions: importing torch takes seconds, and only a training needs it
     from trainyard.training.sampler import BatchSizes
@@ -40,6 +42,7 @@ if TYPE_CHECKING:  # here and in functions: importing torch takes seconds, and o
 # A training writes its first checkpoint at the first end of an epoch after this time. Short trials never write one:
 # shared file systems have quotas of files.
 SAVE_SECONDS: Final = 60.0
+NOTICE_POLL_SECONDS: Final = 0.5
 TrialRun = Generator[TrialMessage, bool | None, TrialEnded]
 
 
@@ -53,7 +56,9 @@ class Worker:
         """
         self._setup, self._resources = setup, ExitStack()  # held until the process ends
         self._run: TrialRun | None = None
-        self._interrupt = threading.Event()
+        self._function: Context | None = None  # of the function that runs
+        self._notice = stop_notice_of_signals()
+        threading.Thread(target=self._await_notice, daemon=True).start()
         os.chdir(setup.cwd or ".")  # users' modules and files are relative to it
         device, startup = self._prepare_training() if setup.is_training else self._prepare_user_programs()
         gpus = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
@@ -61,7 +66,6 @@ class Worker:
 
     def begin(self, request: TrialRequest) -> TrialMessage:
         """Run a trial until its first message. The last message of a trial is a `TrialEnded`."""
-        self._interrupt.clear()
         self._run = self._run_trial(request)
         return self.resume(None)
 
@@ -81,9 +85,14 @@ class Worker:
         """Check this slot's GPU."""
         return gpu_health.check_gpu()
 
-    def interrupt(self) -> None:
-        """End the running command, with its grace period. Called in another thread, beside `begin` and `resume`."""
-        self._interrupt.set()
+    def _await_notice(self) -> None:
+        """Wait, in a thread, for the notice of the driver or of Slurm, and end what does not end by itself."""
+        with suppress(RayError):  # Ray has ended
+            while not (self._notice.is_given or stop_request.is_made()):
+                time.sleep(NOTICE_POLL_SECONDS)
+        self._notice.give()
+        if self._function:
+            self._function.end_unless_it_checks()
 
     def _prepare_training(self) -> tuple[str, dict[str, Any]]:
         """Import torch and load the data; returns the device and the seconds by step."""
@@ -166,6 +175,7 @@ class Worker:
             "resume_from": str(resume_from or ""),
             "dataset": str(self._dataset.folder) if self._dataset else "",
         }
+        earlier = (folder / output_name(number) for number in reversed(range(1, request.attempt)))
         return CommandTrial(
             UserProgram.model_validate(request.spec),
             placeholders,
@@ -178,7 +188,8 @@ class Worker:
             deadline=request.deadline,
             grace_seconds=setup.grace_seconds,
             claim=claim,
-            interrupt=self._interrupt,
+            notice=self._notice,
+            earlier_outputs=tuple(earlier if resume_from else ()),
         )
 
     def _run_function(self, request: TrialRequest) -> TrialRun:
@@ -189,8 +200,8 @@ class Worker:
         for folder in (request.folder, request.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
         dataset = self._dataset.folder if self._dataset else None
-        context = Context(
-            request.trial, request.attempt, request.folder, request.checkpoints, dataset, request.deadline
+        self._function = context = Context(
+            request.trial, request.attempt, request.folder, request.checkpoints, dataset, request.deadline, self._notice
         )
         with claim_folder(request.folder, owner=f"trial {request.trial}", grace_seconds=0.0):
             return (yield from run_function(import_object(spec.function, role="function"), spec.args, context))
@@ -245,6 +256,7 @@ class Worker:
             store=CheckpointStore(request.checkpoints, {"trial": request.trial}),
             save_every_seconds=SAVE_SECONDS,
             deadline=request.deadline,
+            notice=self._notice,
             on_halved=note,
         )
 

@@ -25,12 +25,14 @@ from trainyard.config.user_programs import (
     make_lookup,
     metrics_digest,
 )
-from trainyard.programs.metrics import MetricsCollector
+from trainyard.programs.metrics import MetricsCollector, parse_saved_output
 from trainyard.programs.output_file import OutputFile
 from trainyard.programs.output_lines import LineSplitter
 from trainyard.programs.process import FolderClaim, ProcessGuard
+from trainyard.programs.row_limiter import Row
 from trainyard.programs.trial_messages import EpochReported, ProgramOutput, TrialEnded, timeout_error
 from trainyard.utils.errors import UserError
+from trainyard.utils.stop_notice import StopNotice
 
 POLL_SECONDS: Final = 0.25  # between two reads of a metrics file
 TAIL_LINES: Final = 30  # of the output, for the journal
@@ -54,7 +56,8 @@ class CommandTrial:
     deadline: float = float("inf")  # Unix seconds
     grace_seconds: float = GRACE_SECONDS  # from SIGTERM to SIGKILL
     claim: FolderClaim | None = None  # to its folder
-    interrupt: threading.Event = field(default_factory=threading.Event)  # set by the worker to end it
+    notice: StopNotice = field(default_factory=StopNotice)  # given by the worker to end it
+    earlier_outputs: tuple[Path, ...] = ()  # of the attempts that it continues, the latest first
 
 
 def run_command(trial: CommandTrial, guard: ProcessGuard) -> Generator[EpochReported, bool | None, TrialEnded]:
@@ -79,13 +82,14 @@ def run_command(trial: CommandTrial, guard: ProcessGuard) -> Generator[EpochRepo
                     break
     finally:
         exit_code = program.end()
-    tail = program.tail()
+    tail, metrics = program.tail(), collector.latest
     if status is TrialStatus.FINISHED:
-        status, reason = _judge_exit(exit_code, tail, missing_metrics=collector.missing)
+        metrics = _earlier_metrics(trial) if collector.missing else metrics
+        status, reason = _judge_exit(exit_code, tail, missing_metrics="" if metrics else collector.missing)
     has_result = status in (TrialStatus.FINISHED, TrialStatus.STOPPED)
     return TrialEnded(
         status=status,
-        metrics=collector.latest if has_result else {},
+        metrics=metrics if has_result else {},
         error=reason,
         seconds=time.monotonic() - began,
         traceback=tail if status is TrialStatus.FAILED else "",
@@ -94,12 +98,18 @@ def run_command(trial: CommandTrial, guard: ProcessGuard) -> Generator[EpochRepo
     )
 
 
+def _earlier_metrics(trial: CommandTrial) -> Row:
+    """What earlier attempts reported, if the last one was ended after its last checkpoint: nothing was left to do."""
+    read = (parse_saved_output(trial.metrics, trial.folder, each, seconds=0.0) for each in trial.earlier_outputs)
+    return next((each.metrics for each in read if each.metrics), {})
+
+
 def _check_limits(trial: CommandTrial, began: float) -> tuple[TrialStatus, str]:
     """The status and the reason with which a running program must end now, if it must."""
     timeout = trial.timeout_seconds
     if timeout is not None and time.monotonic() - began > timeout:
         return TrialStatus.FAILED, timeout_error(timeout)
-    if trial.interrupt.is_set():
+    if trial.notice.is_given:
         return TrialStatus.INTERRUPTED, "it was interrupted"
     if time.time() > trial.deadline:
         return TrialStatus.INTERRUPTED, "ended before the end of the walltime"

@@ -14,6 +14,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.programs.metrics import numeric_row
 from trainyard.programs.row_limiter import Row, RowLimiter
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
+from trainyard.utils.stop_notice import StopNotice
 
 
 class EndTrial(BaseException):
@@ -34,14 +35,17 @@ class Context:
     checkpoint_dir: Path  # empty in the first attempt; kept until the trial has finished, then removed
     dataset: Path | None  # the staged dataset; on a local disk of this node if it is copied there
     deadline: float = math.inf  # Unix seconds by which a checkpoint must be written
+    _notice: StopNotice = field(default_factory=StopNotice, repr=False)
+    _checks_time: bool = False
     _reports: "queue.SimpleQueue[Row | TrialEnded]" = field(default_factory=queue.SimpleQueue, repr=False)
     _answers: "queue.SimpleQueue[bool]" = field(default_factory=queue.SimpleQueue, repr=False)
     _row_count: int = 0
 
     @property
     def time_is_up(self) -> bool:
-        """Whether the deadline has passed: write a checkpoint, then call `interrupt`."""
-        return time.time() >= self.deadline
+        """Whether the deadline has passed or the job is ending: write a checkpoint, then call `interrupt`."""
+        self._checks_time = True
+        return self._notice.is_given or time.time() >= self.deadline
 
     def report(self, **metrics: float) -> None:
         """Report metrics of an `epoch` (counted if it is omitted). Early stopping may end the trial here.
@@ -56,6 +60,11 @@ class Context:
         self._reports.put({"epoch": self._row_count if epoch is None else epoch, **row})
         if self._answers.get():
             raise EndTrial(TrialStatus.STOPPED)
+
+    def end_unless_it_checks(self) -> None:
+        """End the attempt if the function has never asked whether the `time_is_up`: it would not end by itself."""
+        if not self._checks_time:
+            self._reports.put(TrialEnded(status=TrialStatus.INTERRUPTED, error="it was interrupted"))
 
     def interrupt(self) -> NoReturn:
         """End the attempt. The next job calls the function again with the same `checkpoint_dir`."""
@@ -95,7 +104,7 @@ def _call(function: Callable[..., Any], config: dict[str, Any], context: Context
         end = TrialEnded(status=TrialStatus.FINISHED, metrics=metrics)
     except EndTrial as request:
         is_interrupted = request.status is TrialStatus.INTERRUPTED
-        error = "it wrote a checkpoint before the end of the walltime" if is_interrupted else ""
+        error = "it wrote a checkpoint before the end of the job" if is_interrupted else ""
         end = TrialEnded(status=request.status, error=error)
     except BaseException as error:
         line = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,7 +1,9 @@
 """The notice that a process will be ended soon: a signal, after which it saves its work and ends by itself."""
 
+import contextlib
+import os
 import signal
-from typing import Final
+from typing import Final, NoReturn
 
 # Slurm sends SIGTERM before SIGKILL; with sbatch's `--signal`, also a signal of the user's choice ahead of the end.
 NOTICES: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -24,4 +26,23 @@ def stop_notice_of_signals() -> StopNotice:
     for number in NOTICES:
         signal.signal(number, notice.give)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)  # whoever started this process may have blocked them
+    os.register_at_fork(after_in_child=_reset_signals)  # the notice is not for children, such as those of a data loader
     return notice
+
+
+def interrupt_at_notice() -> None:
+    """Raise KeyboardInterrupt in the main thread at the first notice; Slurm sends SIGTERM twice at a preemption."""
+    for number in NOTICES:
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    for number in NOTICES:
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _reset_signals() -> None:
+    with contextlib.suppress(ValueError):  # not the main thread
+        for number in NOTICES:
+            signal.signal(number, signal.SIG_DFL)

@@ -76,7 +76,7 @@ def test_a_function_may_interrupt_itself_at_the_deadline(tmp_path):
 
     _, end = run(train, context(tmp_path, deadline=time.time() + 0.05))
     assert end.status == TrialStatus.INTERRUPTED
-    assert end.error == "it wrote a checkpoint before the end of the walltime"
+    assert end.error == "it wrote a checkpoint before the end of the job"
 
 
 def test_an_exception_is_reported_with_its_traceback(tmp_path):
