@@ -36,4 +36,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    command_line.run_program(main, _arguments())
+    command_line.run_program(main, _arguments(), stops_at_signals=True)

@@ -430,7 +430,7 @@ def test_programs_have_a_grace_period_to_save_a_checkpoint_when_the_driver_is_te
     wait_until(lambda: events_of(yard, "epoch"), what="the first step", while_running=started)
     started.terminate()
     output, _ = started.communicate(timeout=PATIENCE_SECONDS)
-    assert "1 programs have up to 30 s to end" in output
+    assert "1 running trials have up to 30 s to save their state" in output
     assert len(list((yard.results / "sweeps/s/trials").glob("*/kept.pt"))) == 1
     assert resumed_from(yard) == [(None, "interrupted")]
     yard.run(*yard.script("sweep", "--sweep", "s"))
@@ -467,7 +467,7 @@ def test_running_programs_have_their_grace_period_when_a_sweep_stops_for_a_mista
     assert "stopped: the first trials failed in the same way" in done.stdout
     assert len(list((yard.results / "sweeps/s/trials").glob("*/kept.pt"))) == 1
     interrupted = {event["error"] for event in events_of(yard, "interrupted")}  # possibly also of one that just started
-    assert interrupted == {"it was interrupted"}
+    assert "it was interrupted" in interrupted
 
 
 def process_of(name, below):

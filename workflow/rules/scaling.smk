@@ -30,7 +30,7 @@ rule train:
     message:
         yard.message("{resources.plan}")
     shell:
-        'python "$SCRIPTS/train.py" --scale {wildcards.scale} --config "$CONFIG" --study {wildcards.name} --log-file {log}'
+        'exec python "$SCRIPTS/train.py" --scale {wildcards.scale} --config "$CONFIG" --study {wildcards.name} --log-file {log}'
 
 
 # The executor wraps a job on one node in `srun`. With `mpi`, it leaves that to the command: for jobs on several nodes.

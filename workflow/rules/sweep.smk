@@ -38,7 +38,7 @@ rule sweep:
     message:
         yard.message("{resources.plan}")
     shell:
-        'python "$SCRIPTS/sweep.py" --config "$CONFIG" --sweep {wildcards.name} --log-file {log}'
+        'exec python "$SCRIPTS/sweep.py" --config "$CONFIG" --sweep {wildcards.name} --log-file {log}'
 
 
 # With `mpi`, the executor leaves `srun` to the command: for jobs on several nodes. The plan may need only one.

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from trainyard.cluster import slurm_allocation, slurm_queries
+from trainyard.cluster import job_step, slurm_allocation, slurm_queries
 from trainyard.cluster.ranks import is_rank
 from trainyard.config.config import Config
 from trainyard.utils.errors import UserError, storage_error
@@ -31,13 +31,18 @@ def build_parser(description: str, *, example: str) -> argparse.ArgumentParser:
     return shared
 
 
-def run_program(main: Callable[[argparse.Namespace], int | None], arguments: argparse.Namespace) -> NoReturn:
+def run_program(
+    main: Callable[[argparse.Namespace], int | None], arguments: argparse.Namespace, *, stops_at_signals: bool = False
+) -> NoReturn:
     """Run `main` and exit with its return value or 0; with 1 after an error, with 130 after an interrupt.
 
-    SIGINT interrupts it even if the parent process ignores SIGINT, as a script does for `program &`.
+    SIGINT interrupts it even if the parent process ignores SIGINT, as a script does for `program &`. With
+    `stops_at_signals`, a program in a Slurm job becomes a step of its own if Slurm's signals would not reach it.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     set_up_logging(arguments.log_file)
+    if stops_at_signals and not is_rank():
+        job_step.become_task()
     code = _exit_code(main, arguments)
     _flush_output()
     if is_rank():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from trainyard.cluster import held_folders
+from trainyard.cluster import held_folders, job_step
 from trainyard.utils.fast_start import trimmed_ray_init
 
 # A Unix socket path has at most 107 characters; "/r/session_<date>_<time>_<pid>/sockets/plasma_store" takes 66.
@@ -69,7 +69,7 @@ def local_ray(*, gpus: int, cpus: int, address: str | None = None, cleanup: Sequ
         with _timed(into=seconds, name="import_ray_seconds"):
             import ray
         stack.callback(ray.shutdown)
-        with _timed(into=seconds, name="ray_init_seconds"), trimmed_ray_init():
+        with _timed(into=seconds, name="ray_init_seconds"), trimmed_ray_init(), _shielded_from_the_end_of_a_job():
             ray.init(
                 address="local",  # otherwise it may connect to a cluster that an earlier job left behind
                 num_gpus=gpus,
@@ -84,6 +84,14 @@ def local_ray(*, gpus: int, cpus: int, address: str | None = None, cleanup: Sequ
             )
         register()
         yield LocalRay(directory=directory, startup_seconds=seconds)
+
+
+def _shielded_from_the_end_of_a_job() -> contextlib.AbstractContextManager[None]:
+    """Within the block, Ray's processes start deaf to SIGTERM where Slurm sends it to all processes of a job.
+
+    Otherwise Ray would end before the trials have saved their state. It is ended by SIGKILL, a second later than usual.
+    """
+    return job_step.shielded_children() if job_step.signals_reach_all_processes() else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from trainyard.cluster import host
 from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.ray_local import OBJECT_STORE_BYTES, private_directory, ray_environment
+from trainyard.utils.stop_notice import NOTICES
 
 STDIN_POLL_SECONDS: Final = 0.2
 LOG_LINES: Final = 8
@@ -37,7 +38,8 @@ start.main(json.loads(sys.stdin.readline()), prog_name="ray start")
 
 def run_node() -> int:
     """Run Ray for the driver at standard input until that closes, then remove all processes and files."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the clean-up runs
+    # The driver, which has got the same signal, ends this when the trials have saved their state.
+    signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
     first = json.loads(sys.stdin.readline() or "null")
     if first is None:
         return 0
@@ -64,7 +66,6 @@ def run_node() -> int:
             print(f"{host.node_name()}: {RAY_ENDED}\n{_tails(directory)}")
             return 1
         finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             ray.kill()
     return 0
 

@@ -6,6 +6,7 @@ def srun_options(nodes: int, *, tasks_per_node: int = 1, cpus_per_task: int) -> 
     counts = ["--nodes", str(nodes), "--ntasks", str(nodes * tasks_per_node), "--ntasks-per-node", str(tasks_per_node)]
     return [
         "--overlap",  # the program that starts srun may run in a step that holds the resources of its node
+        "--mem=0",  # all memory of the job; otherwise a step within a step that holds the memory cannot start
         "--export=ALL",  # the job may have been submitted without its environment
         *counts,
         "--cpus-per-task",  # srun does not inherit it from sbatch, and a task has one CPU without it

@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -217,7 +218,8 @@ class UserScript:
         running = True
         while running:
             if not reason and (reason := self._reason_to_end(signalled)):
-                threading.Thread(target=process.end, args=(grace,), daemon=True).start()
+                ending = {"grace_seconds": grace, "through_srun": line[0] == "srun"}
+                threading.Thread(target=_end, args=(process,), kwargs=ending, daemon=True).start()
             with suppress(queue.Empty):
                 text = lines.get(timeout=OUTPUT_TIMEOUT_SECONDS)
                 running = text is not None
@@ -269,6 +271,18 @@ class UserScript:
         memory = gpu_memory(self._folder / "telemetry")
         write_json(self._folder / "summary.json", summary | telemetry_summary(self._folder / "telemetry", memory))
         log.info("the script ran %.1f s and reported %d rows of metrics", seconds, len(rows))
+
+
+def _end(process: GuardedProcess, *, grace_seconds: float, through_srun: bool) -> None:
+    """End a process, with its grace period. srun kills its tasks at SIGTERM, but forwards SIGUSR1 to `watch`."""
+    if through_srun:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGUSR1)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(grace_seconds)
+            return
+        grace_seconds = 0.0
+    process.end(grace_seconds)
 
 
 def _read(process: GuardedProcess, lines: "queue.SimpleQueue[str | None]", output: Path) -> None:

@@ -21,7 +21,7 @@ OPTIONS = ["--config", "c.yaml", "--study", "s"]
 def srun(nodes, tasks, cpus):
     counts = f"--nodes {nodes} --ntasks {tasks} --ntasks-per-node {tasks // nodes}"
     bound = f"--cpus-per-task {cpus} --cpu-bind=none"
-    return f"srun --overlap --export=ALL {counts} {bound} --kill-on-bad-exit=1"
+    return f"srun --overlap --mem=0 --export=ALL {counts} {bound} --kill-on-bad-exit=1"
 
 
 def test_one_node_needs_no_slurm():

@@ -1,0 +1,80 @@
+"""Signals of a Slurm job, and a step of its own for a program that must hear them.
+
+With proctrack/cgroup, Slurm sends SIGTERM to the first process of each step only. In a job of the workflow, that is the
+batch script, at whose death Slurm kills everything that it started, or Snakemake, which does not tell its rule.
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from trainyard.cluster import host, slurm_allocation, slurm_queries
+from trainyard.cluster.srun import srun_options
+from trainyard.utils.errors import UserError
+from trainyard.utils.stop_notice import NOTICES
+
+START_SECONDS: Final = 60  # for a step to start
+log = logging.getLogger(__name__)
+
+
+def become_task() -> None:
+    """In a Slurm job whose signals do not reach this program: run it again as the first process of a step, by srun.
+
+    srun replaces this process. If it cannot start a step, the program runs here, without notice of a preemption.
+    """
+    if "SLURM_JOB_ID" not in os.environ or _parent() == "slurmstepd" or signals_reach_all_processes():
+        return
+    try:
+        step = _srun()
+        probe = subprocess.run([*step, "true"], text=True, capture_output=True, timeout=2 * START_SECONDS)
+        if probe.returncode == 0:
+            os.execvp(step[0], [*step, sys.executable, *sys.orig_argv[1:]])
+        reason = probe.stderr.strip()
+    except (OSError, subprocess.SubprocessError, UserError) as error:
+        reason = str(error)
+    log.warning("a preemption will come without notice, since srun cannot start a step in this job: %s", reason)
+
+
+def _srun() -> list[str]:
+    """The beginning of a srun command for one task on this node, with all resources of the job there."""
+    given = slurm_allocation.current_allocation()
+    assert given is not None
+    here = [name for name in given.nodes if name.split(".")[0] == host.node_name()]
+    where = ["--nodelist", (here or given.nodes)[0], f"--immediate={START_SECONDS}", "--input=none", "--quiet"]
+    return ["srun", *srun_options(1, cpus_per_task=given.cpus_per_node), *where]
+
+
+def signals_reach_all_processes() -> bool:
+    """Whether the signals of this Slurm job go to all of its processes; False outside of a job."""
+    if "SLURM_JOB_ID" not in os.environ:
+        return False
+    try:
+        settings = slurm_queries.controller_settings()
+    except UserError:
+        return True
+    forwards = settings.get("SignalChildrenProcesses", "no").lower() == "yes"
+    return forwards or settings.get("ProctrackType") != "proctrack/cgroup"
+
+
+def _parent() -> str:
+    """The name of the parent process."""
+    return Path(f"/proc/{os.getppid()}/comm").read_text().strip()
+
+
+@contextmanager
+def shielded_children() -> Iterator[None]:
+    """Processes that are started in the block do not get the signals that end a job, nor do their descendants.
+
+    They inherit that these signals are blocked, and end with the process that started them.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

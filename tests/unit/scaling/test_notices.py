@@ -1,0 +1,86 @@
+"""The notice to stop reaches the ranks, and a rank that torchrun ends does not wait for it."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from slurm_cluster.waiting import PATIENCE_SECONDS
+from yard import ROOT
+
+# An agent with one rank, which waits as in a collective whose peer has died.
+AGENT = """
+import os, subprocess, sys
+from trainyard.scaling.notices import forwarding_to_ranks
+
+with forwarding_to_ranks():
+    rank = subprocess.Popen([sys.executable, "rank.py"], env=os.environ | {"LOCAL_RANK": "1", "WORLD_SIZE": "2"})
+    print(rank.pid, flush=True)
+    sys.exit(rank.wait())
+"""
+RANK = """
+import sys, threading, time
+from trainyard.scaling import notices
+
+notices.NOTICE_SECONDS = 0.1
+notice = notices.notice_to_rank()
+print("ready", flush=True)
+while not notice.is_given:
+    time.sleep(0.01)
+if sys.argv[1:] == ["hangs"]:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "rank.py").write_text(RANK)
+    return tmp_path
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    environment = {"PYTHONPATH": str(ROOT / "scripts"), "WORLD_SIZE": "2", "PATH": "/usr/bin:/bin"}
+    return subprocess.Popen(
+        [sys.executable, *words], cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, bufsize=1
+    )
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_an_agent_tells_its_ranks_and_waits_for_them(programs, sent):
+    with start(programs, "agent.py") as agent:
+        assert agent.stdout.readline().strip().isdigit()
+        assert agent.stdout.readline() == "ready\n"
+        agent.send_signal(sent)
+        assert agent.wait(PATIENCE_SECONDS) == 7, "the exit code of its rank"
+
+
+@pytest.mark.parametrize("agent_tells", [True, False])
+def test_a_rank_that_gets_sigterm_ends_unless_its_agent_gives_notice(programs, agent_tells):
+    """Without notice, it is torchrun that ends it: another rank has failed, and this one may wait for it for ever."""
+    with start(programs, "rank.py", "hangs") as rank:
+        assert rank.stdout.readline() == "ready\n"
+        if agent_tells:
+            rank.send_signal(signal.SIGUSR1)
+        rank.terminate()
+        if agent_tells:
+            with pytest.raises(subprocess.TimeoutExpired):
+                rank.wait(1.0)
+            rank.kill()
+        else:
+            assert rank.wait(PATIENCE_SECONDS) == 128 + signal.SIGTERM
+
+
+def test_ranks_end_with_an_agent_that_is_killed(programs):
+    import psutil
+
+    with start(programs, "agent.py") as agent:
+        rank = psutil.Process(int(agent.stdout.readline()))
+        assert agent.stdout.readline() == "ready\n"
+        agent.kill()
+        agent.wait()
+        rank.wait(PATIENCE_SECONDS)
