@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
-from slurm_cluster import config
+from slurm_cluster import config, freezer
 from slurm_cluster.client import Client
 from slurm_cluster.hosts import BRIDGE, PRIVATE_FOLDERS, Host
 from slurm_cluster.namespaces import (
@@ -197,6 +197,7 @@ class Cluster(Client):
                 visible=self.visible,
                 head=self.head,
                 changed=self._save_record,
+                has_freezer=self.site.proctrack == "cgroup",
             )
             for name in self.site.hosts
         }
@@ -265,6 +266,7 @@ class Cluster(Client):
     def _clean(self) -> None:
         """Remove everything, found by the mark and not by the record: also the remains of a killed or failed start."""
         end_processes_with_mount(self.mark)
+        freezer.remove(self.state)
         shutil.rmtree(self.state, ignore_errors=not self.state.exists())
         self.spaces, self.hosts = None, {}
 

@@ -55,8 +55,8 @@ SlurmdPidFile={state}/slurmd/%n/slurmd.pid
 MailProg=/bin/true
 MpiDefault=none
 
-# No cgroups and no pinning: four hosts share the cores of the machine and report more than it has.
-ProctrackType=proctrack/linuxproc
+# No limits and no pinning: all hosts share the cores of the machine and report more than it has.
+ProctrackType=proctrack/{site.proctrack}
 TaskPlugin=task/none
 SlurmdParameters=config_overrides
 PropagateResourceLimits=NONE
@@ -189,6 +189,7 @@ def write_files(state: Path, site: Site) -> None:
         "etc/hosts": hosts_file(site),
         "etc/slurm/slurm.conf": slurm_conf(state, site),
         "etc/slurm/gres.conf": gres_conf(site),
+        "etc/slurm/cgroup.conf": "CgroupPlugin=cgroup/v1\n",
         "etc/slurm/slurmdbd.conf": slurmdbd_conf(state),
         "database.sql": database_bootstrap(),
     }

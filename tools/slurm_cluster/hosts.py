@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_cluster import config
+from slurm_cluster import config, freezer
 from slurm_cluster.namespaces import Namespaces, Process, run
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 
@@ -34,6 +34,7 @@ class Host:
     visible: Sequence[Path]  # paths in private folders that all hosts share
     head: Namespaces
     changed: Callable[[], None]  # called after power on and off
+    has_freezer: bool  # its processes are in control groups
     spaces: Namespaces | None = None
 
     @property
@@ -71,6 +72,7 @@ class Host:
             "ip link set eth0 up",
         ]
         folders = [line for folder in PRIVATE_FOLDERS for line in self._private_folder(folder)]
+        folders += freezer.mount_commands(self.state, self.name) if self.has_freezer else []
         self.run(["sh", "-ec", "\n".join(network + folders)], cwd="/")
         self.changed()
 

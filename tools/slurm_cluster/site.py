@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from slurm_cluster import freezer
+
 
 @dataclass(frozen=True)
 class Site:
@@ -20,6 +22,7 @@ class Site:
     grace_seconds: int = 0
     accounting: bool = True  # slurmdbd and sacct
     limits: tuple[str, ...] = ()  # of the QOS `normal`, for sacctmgr: "MaxTRESPerUser=gres/gpu=2"; needs accounting
+    proctrack: Literal["linuxproc", "cgroup"] = "linuxproc"  # cgroup: signals go to the first process of a step only
     lines: tuple[str, ...] = ()  # of slurm.conf, after all others, for example "TaskPlugin=task/affinity"
 
     def number(self, host: str) -> int:
@@ -36,6 +39,7 @@ SECOND = Site(
     preempt_partition="scavenger",
     preempt_mode="CANCEL",
     accounting=False,
+    proctrack="cgroup" if freezer.is_available() else "linuxproc",
     lines=("TaskPlugin=task/affinity", "TaskPluginParam=autobind=cores"),  # a task has one CPU unless it asks for more
 )
 SITES = {site.name: site for site in (FIRST, SECOND)}
