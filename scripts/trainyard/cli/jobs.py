@@ -94,9 +94,8 @@ class SweepJobs:
     def slurm_extra(self, wildcards: Wildcards, attempt: int) -> str | None:
         """Further options of sbatch. If a node of several fails, the job continues on the others."""
         slots = self._plan(wildcards.name, attempt).request.slots
-        extra = self._profile.slurm_extra(slots.gpus_per_node, *(_ON_NODES if slots.nodes > 1 else ()))
-        self._profile.check_extra(self.rule_of(wildcards.name), extra)
-        return extra
+        options = _ON_NODES if slots.nodes > 1 else ()
+        return self._profile.slurm_extra(self.rule_of(wildcards.name), slots.gpus_per_node, *options)
 
     def hardware(self, wildcards: Wildcards, attempt: int) -> str:
         """Nodes and GPUs per node, for messages."""
@@ -204,9 +203,7 @@ class TrainJobs:
     def slurm_extra(self, wildcards: Wildcards) -> str | None:
         """Further options of sbatch."""
         options = ("--ntasks-per-node=1",) if self.nodes(wildcards) > 1 else ()
-        extra = self._profile.slurm_extra(self._ranks(wildcards), *options)
-        self._profile.check_extra(self.rule_of(wildcards.scale), extra)
-        return extra
+        return self._profile.slurm_extra(self.rule_of(wildcards.scale), self._ranks(wildcards), *options)
 
     def hardware(self, wildcards: Wildcards) -> str:
         """Nodes and GPUs per node, for messages."""

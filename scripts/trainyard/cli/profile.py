@@ -145,19 +145,25 @@ class Profile:
         """Nodes and GPUs per node, for messages."""
         return f"nodes: {nodes}, GPUs per node: {f'{gpus} {self.gpu_type}'.rstrip() if gpus else 'none'}"
 
-    def slurm_extra(self, gpus: int, *options: str) -> str | None:
-        """Options of sbatch: those given, those of the profile, and GPUs that the plugin refuses; None for none."""
-        own = [f"--gpus-per-node={self.gpu_type}:{gpus}"] if self.needs_own_option(gpus) else []
-        return " ".join(filter(None, [*options, *own, self.default("slurm_extra")])) or None
+    def slurm_extra(self, rule: str, gpus: int, *options: str) -> str | None:
+        """Options of sbatch: those given, those of the profile, and GPUs that the plugin refuses; None for none.
 
-    def check_extra(self, rule: str, needed: str | None) -> None:
-        """Raise a UserError if `slurm_extra` of a rule, which replaces ours, lacks options that its jobs need."""
-        given = _text(self._set.get(rule, {}).get("slurm_extra"))
-        if given and (missing := [word for word in (needed or "").split() if word not in given.split()]):
+        Raises:
+            UserError: what is set for the rule conflicts with these options.
+        """
+        needed = [*options, *([f"--gpus-per-node={self.gpu_type}:{gpus}"] if self.needs_own_option(gpus) else [])]
+        if self.needs_own_option(gpus) and not self.setting(rule, "slurm_partition") and self._partition_file():
+            raise UserError(
+                f"gpu_type: {self.gpu_type} does not work with a partition file, for Snakemake's Slurm plugin refuses "
+                f"the hyphens: set slurm_partition for {rule}"
+            )
+        given = _text(self._set.get(rule, {}).get("slurm_extra")).split()
+        if given and (missing := [word for word in needed if word not in given]):
             raise UserError(
                 f"set-resources: {rule}: slurm_extra replaces options that its jobs need: add {' '.join(missing)!r}, "
                 "or set slurm_extra in default-resources, which adds to them"
             )
+        return " ".join(filter(None, [*needed, self.default("slurm_extra")])) or None
 
     # ---- memory
 

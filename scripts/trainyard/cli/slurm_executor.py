@@ -8,6 +8,8 @@ It also polls a cancelled job for ever, whose state is `CANCELLED by <uid>` in t
 If Snakemake is killed, its jobs continue. Another Snakemake would submit each of them again, and the duplicates would
 fail because the results are in use.
 
+The plugin excludes all nodes of a job that lost one of them from later jobs, although the others work.
+
 A job that sbatch refuses because too many are in the queue, or while the controller restarts, would cost a retry too.
 """
 
@@ -48,6 +50,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         live = self._find_live_job(job)
         if live is None:
             self._record_parameters(job)
+            self._failed_nodes = self._excluded_nodes()
             super().run_job(job)
             return
         self.logger.info(
@@ -57,6 +60,14 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         recorded = self.workflow.persistence
         is_same = recorded.has_metadata(job) and not recorded.params_changed(job)
         self.report_job_submission(SubmittedJobInfo(job, live.job, {"slurm_logfile": None, FOUND: is_same}))
+
+    def _excluded_nodes(self) -> set[str]:
+        """The nodes that the user excludes: without those that the plugin adds, which are all of a job that lost one.
+
+        Slurm starts no job on a node that is down.
+        """
+        named = self.workflow.executor_settings.exclude_failed_nodes or ""
+        return set(filter(None, (name.strip() for name in named.split(","))))
 
     def _find_live_job(self, job: Any) -> LiveJob | None:
         """The live job for the same rule and wildcards in this folder.

@@ -1,0 +1,198 @@
+"""What a Snakemake profile and the command line set for jobs, read as Snakemake and its Slurm plugin read it."""
+
+from types import SimpleNamespace
+
+import pytest
+from snakemake.resources import Resources
+from snakemake_executor_plugin_slurm import Executor
+from snakemake_executor_plugin_slurm.utils import set_gres_string
+from snakemake_executor_plugin_slurm.validation import validate_slurm_extra
+from trainyard.cli import profile, slurm_executor
+from trainyard.cli.workflow import Workflow
+from trainyard.cluster.slurm_queries import parse_partition
+from trainyard.planning.memory_request import NodeMemory
+from trainyard.utils.errors import UserError
+
+HYPHENS = "nvidia_a100-sxm4-80gb"
+CONFIG = {
+    "datasets": {"d": {"source": "digits"}},
+    "sweeps": {
+        name: {"dataset": "d", "grid": {"lr": [0.1]}, "slots": {"nodes": nodes, "gpus_per_node": 2}}
+        for name, nodes in (("one", 1), ("wide", 2))
+    },
+    "scaling": {"s": {"dataset": "d", "scales": ["1x2", "2x2"]}},
+}
+
+
+def parsed(*settings):
+    return Resources.parse(list(settings), allow_expressions=True, defaults="full")
+
+
+def yard_of(tmp_path, *defaults, executor=lambda: None, **rules):
+    given = {rule: Resources.parse(settings, allow_expressions=True) for rule, settings in rules.items()}
+    every = parsed("runtime=60", *defaults)
+    return Workflow(CONFIG, results=tmp_path, default_resources=every, set_resources=given, executor=executor)
+
+
+def requests(yard):
+    """The resources of each job that are about GPUs, and sbatch's further options."""
+    sweeps = [SimpleNamespace(name=name) for name in ("one", "wide")]
+    scales = [SimpleNamespace(name="s", scale=scale) for scale in ("1x2", "2x2")]
+    for wildcards, jobs, attempt in [(each, yard.sweep, (1,)) for each in sweeps] + [
+        (each, yard.train, ()) for each in scales
+    ]:
+        found = {"slurm_extra": jobs.slurm_extra(wildcards, *attempt)}
+        if jobs.nodes(wildcards, *attempt) == 1:
+            found |= {"gpu": jobs.gpus(wildcards, *attempt), "gpu_model": jobs.gpu_model(wildcards, *attempt)}
+        else:
+            found |= {"gres": jobs.gres(wildcards, *attempt)}
+        yield {name: value for name, value in found.items() if value is not None}
+
+
+class JobResources(dict):
+    __getattr__ = dict.get
+
+
+@pytest.mark.parametrize(
+    ("gpu_type", "single", "several"),
+    [("", " --gpus=2", " --gres=gpu:2"), ("a100_3g.20gb", " --gpus=a100_3g.20gb:2", " --gres=gpu:a100_3g.20gb:2")],
+)
+def test_the_plugin_requests_gpus_of_types_that_it_accepts(tmp_path, gpu_type, single, several):
+    yard = yard_of(tmp_path, *([f"gpu_type={gpu_type}"] if gpu_type else []))
+    lines = [set_gres_string(SimpleNamespace(resources=each)) for each in map(JobResources, requests(yard))]
+    assert lines == [single, several, single, several]
+
+
+def test_gpu_types_that_the_plugin_refuses_are_requested_in_an_option_that_it_accepts(tmp_path):
+    found = [JobResources(each) for each in requests(yard_of(tmp_path, f"gpu_type={HYPHENS}"))]
+    for each in found:
+        validate_slurm_extra(SimpleNamespace(resources=each))
+        assert set_gres_string(SimpleNamespace(resources=each)) == ""
+    option = f"--gpus-per-node={HYPHENS}:2"
+    assert [each["slurm_extra"] for each in found] == [
+        option, f"--ntasks-per-node=1 --no-kill {option}", option, f"--ntasks-per-node=1 {option}"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", ["--nice=5 --mail-type=END", "'--nice=5 --mail-type=END'"])
+def test_options_of_the_profile_join_ours(tmp_path, setting):
+    found = [each.get("slurm_extra") for each in requests(yard_of(tmp_path, f"slurm_extra={setting}"))]
+    own = "--nice=5 --mail-type=END"
+    assert found == [own, f"--ntasks-per-node=1 --no-kill {own}", own, f"--ntasks-per-node=1 {own}"]
+
+
+def test_options_of_a_rule_that_replace_ours_must_contain_them(tmp_path):
+    short = yard_of(tmp_path, sweep_on_nodes=["slurm_extra='--nice=5 --no-kill'"])
+    with pytest.raises(UserError, match=r"sweep_on_nodes: slurm_extra replaces .* add '--ntasks-per-node=1'"):
+        list(requests(short))
+    whole = yard_of(tmp_path, sweep_on_nodes=["slurm_extra='--nice=5 --no-kill --ntasks-per-node=1'"])
+    assert len(list(requests(whole))) == 4
+
+
+@pytest.mark.parametrize(
+    ("default", "rule", "message"),
+    [
+        ("gpu_type=a100:4", [], "gpu_type: 'a100:4' is no type of GPU"),
+        ("qos=normal", [f"gpu_model={HYPHENS}"], "set `gpu_type` in default-resources"),
+    ],
+)
+def test_gpu_types_that_cannot_be_requested_are_refused_before_anything_is_submitted(tmp_path, default, rule, message):
+    with pytest.raises(UserError, match=message):
+        yard_of(tmp_path, default, train=rule)
+
+
+def test_gpu_types_that_the_plugin_refuses_need_a_partition_if_there_is_a_partition_file(tmp_path):
+    """The plugin would take the job for one without GPUs."""
+    (tmp_path / "partitions.yaml").write_text("partitions: {gpu: {max_gpu: 4}, cpu: {}}")
+    settings = SimpleNamespace(partition_config=tmp_path / "partitions.yaml")
+    common = (tmp_path, f"gpu_type={HYPHENS}")
+    with pytest.raises(UserError, match="set slurm_partition for sweep"):
+        next(requests(yard_of(*common, executor=lambda: settings)))
+    assert next(requests(yard_of(*common, "slurm_partition=gpu", executor=lambda: settings)))["slurm_extra"]
+
+
+PARTITIONS = [
+    "cpu*|up|1-0|1|8|1000|(null)|(null)",
+    "gpu|up|5:00:00|1|8|9000|gpu:a100:4(S:0-1)|(null)",
+    "gpu|up|5:00:00|2|8|16000+|gpu:v100:2,gpu:a100:2|(null)",
+]
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition(line) for line in PARTITIONS])
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus", "memory"),
+    [
+        ([], 0, NodeMemory(1000, 1000)),
+        ([], 1, NodeMemory()),
+        (["slurm_partition=gpu"], 2, NodeMemory(16000, 4500)),
+        (["slurm_partition=gpu"], 4, NodeMemory(16000, 9000)),
+        (["slurm_partition=gpu", "gpu_type=a100"], 2, NodeMemory(16000, 4500)),
+        (["slurm_partition=gpu", "gpu_type=a100"], 4, NodeMemory(9000, 9000)),
+        (["slurm_partition=gpu", "gpu_type=v100"], 2, NodeMemory(16000, 16000)),
+    ],
+)
+def test_memory_is_limited_by_the_nodes_that_have_the_gpus(slurm, settings, gpus, memory):
+    assert profile.Profile(parsed("runtime=60", *settings), lambda: None).node_memory("train", gpus) == memory
+
+
+def test_the_partition_of_a_rule_comes_before_that_of_all(slurm):
+    rules = {"train": Resources.parse(["slurm_partition=gpu"], allow_expressions=True)}
+    found = profile.Profile(parsed("runtime=60", "slurm_partition=cpu"), lambda: None, rules)
+    assert (found.limit_minutes("train"), found.limit_minutes("sweep")) == (300, 1440)
+
+
+@pytest.mark.parametrize(
+    ("setting", "mb", "basis"),
+    [("qos=normal", 14000, "assuming 5.8 GB per slot"), ("mem_mb=9000", 9000, "as set"), ("mem='7GB'", 7000, "as set"),
+     ("mem_mb=attempt*500", 500, "as set")],
+)  # fmt: skip
+def test_memory_that_is_set_for_all_jobs_replaces_the_estimate(tmp_path, setting, mb, basis):
+    yard, wildcards = yard_of(tmp_path, setting), SimpleNamespace(name="one")
+    context = {"input": [], "attempt": 1, "threads": 1, "rulename": "sweep", "async_run": None}
+    mem_mb = Resources.from_mapping({"mem_mb": yard.sweep.mem_mb})["mem_mb"]
+    assert mem_mb.evaluate(wildcards, **context).value == mb
+    assert yard.sweep.memory(wildcards, 1) == basis
+
+
+def executor_of(**settings):
+    return SimpleNamespace(status_command="sacct", **settings)
+
+
+@pytest.mark.parametrize(
+    ("accounting", "age", "defaults", "expected"),
+    [
+        (True, "10 sec", [], "sacct"),
+        (False, "300 sec", [], "squeue"),
+        (False, "10 sec", [], "forgets a job 10 sec after its end"),
+        (False, "300 sec", ["slurm_account=lab"], "remove it from the profile"),
+    ],
+)
+def test_without_accounting_jobs_are_followed_with_squeue(monkeypatch, tmp_path, accounting, age, defaults, expected):
+    monkeypatch.setattr(profile, "keeps_accounting", lambda: accounting)
+    monkeypatch.setattr(profile, "controller_settings", lambda: {"MinJobAge": age})
+    monkeypatch.setattr(profile.shutil, "which", lambda name: f"/usr/bin/{name}")
+    settings = executor_of()
+    yard = yard_of(tmp_path, *defaults, executor=lambda: settings)
+    if " " in expected:
+        with pytest.raises(UserError, match=expected):
+            yard.follow_jobs()
+    else:
+        yard.follow_jobs()
+        assert settings.status_command == expected
+
+
+def test_only_nodes_that_the_user_names_are_excluded(monkeypatch):
+    """The plugin adds all nodes of a job that lost one."""
+    executor = slurm_executor.SlurmExecutor.__new__(slurm_executor.SlurmExecutor)
+    executor.workflow = SimpleNamespace(executor_settings=SimpleNamespace(exclude_failed_nodes="n7, n8"))
+    executor._failed_nodes = {"n7", "n8", "n[1-4]"}
+    submitted = []
+    monkeypatch.setattr(executor, "_find_live_job", lambda job: None)
+    monkeypatch.setattr(executor, "_record_parameters", lambda job: None)
+    monkeypatch.setattr(Executor, "run_job", lambda self, job: submitted.append(self._failed_nodes))
+    executor.run_job(None)
+    assert submitted == [{"n7", "n8"}]
