@@ -40,6 +40,10 @@ SECOND = Site(
     preempt_mode="CANCEL",
     accounting=False,
     proctrack="cgroup" if freezer.is_available() else "linuxproc",
-    lines=("TaskPlugin=task/affinity", "TaskPluginParam=autobind=cores"),  # a task has one CPU unless it asks for more
+    lines=(
+        "TaskPlugin=task/affinity",
+        "TaskPluginParam=autobind=cores",  # a task has one CPU unless it asks for more
+        "KillWait=60",  # programs on a busy machine can save their state
+    ),
 )
 SITES = {site.name: site for site in (FIRST, SECOND)}

@@ -46,7 +46,8 @@ class StepFlags:
         self._group = group
         # Created once: the copy of a constant to the GPU would synchronize host and device in each step.
         self._good, self._bad = (torch.tensor(rank, device=group.device) for rank in (group.world_size, group.rank))
-        self._max_lag = MAX_LAG if group.device.type == "cuda" else 0
+        self._on_gpu = group.device.type == "cuda"
+        self._max_lag = MAX_LAG if self._on_gpu else 0
         self._lag = min(1, self._max_lag)  # the same on all ranks: they take it from the same status
         self._pending: deque[_PendingStep] = deque()
         self._began: float | None = None  # start of the last step of this epoch, on the monotonic clock
@@ -73,7 +74,7 @@ class StepFlags:
         newest = self._pending[-1]
         if newest.work is not None:
             newest.work.wait()
-        if self._max_lag:
+        if self._on_gpu:
             optimizer.found_inf = (newest.flags[0] < self._group.world_size).float()  # type: ignore[attr-defined]
             newest.flags = newest.flags.to("cpu", non_blocking=True)
             newest.copied = torch.cuda.current_stream(self._group.device).record_event()
