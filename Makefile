@@ -11,7 +11,7 @@ UV := $(or $(shell command -v uv),.tools/uv/bin/uv)
 BIN := .venv/bin
 say = @printf '\033[1m== %s\033[0m\n'
 
-.PHONY: help run report test test-unit test-slow faults lint format docs lock env doctor bench gpu-check cluster-up cluster-down cluster-shell clean
+.PHONY: help run report test test-unit test-slow faults lint audit format docs lock env doctor bench gpu-check cluster-up cluster-down cluster-shell clean
 
 help: ## List the commands
 	@grep -E '^[a-z -]+:.*## ' Makefile | sed -E 's/^([a-z -]+):.*## (.*)/  make \1\t\2/; s/(cluster-up) (.*)-(.*) (.*)-(.*)\t/\1, -\3, -\5\t/' | expand -t 38
@@ -49,6 +49,13 @@ lint: env ## Check style, types and layers: ruff, mypy, import-linter, snakefmt,
 	$(BIN)/snakefmt --check --compact-diff Snakefile workflow
 	$(BIN)/snakemake --lint
 	$(BIN)/python tools/options.py --check
+
+audit: | $(UV) ## Check the pinned dependencies for known vulnerabilities (needs a connection to PyPI's database)
+	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; \
+	if found=$$($(UV) tool run --quiet pip-audit==2.10.1 --strict --disable-pip --require-hashes --progress-spinner off \
+	  -r envs/requirements.txt 2> "$$log"); then echo 'no known vulnerabilities in envs/requirements.txt'; \
+	elif [ -n "$$found" ]; then printf '%s\n' "$$found"; exit 1; \
+	else echo "not audited: pip-audit reaches no complete database of vulnerabilities here ($$(tail -n 1 "$$log"))"; exit 1; fi
 
 format: env ## Format the code: ruff, snakefmt
 	$(BIN)/ruff check --fix .
