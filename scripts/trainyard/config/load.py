@@ -1,26 +1,18 @@
 """Reads and merges config files, and reports all errors at once: place, reason, value and suggestion."""
 
-import json
-import math
-import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from trainyard.config.config import Config
 from trainyard.config.datasets import Table
+from trainyard.config.parser import ConfigError, find_unusable, parse_value, read_file
 from trainyard.config.sweep import Sweep
 from trainyard.config.trials import CostError, Expansion, expand, relative_cost
-from trainyard.utils.errors import UserError
 from trainyard.utils.text import suggest
-
-
-class ConfigError(UserError):
-    """The config has errors; the message has one line for each."""
 
 
 def read_config(path: Path) -> Config:
@@ -29,37 +21,23 @@ def read_config(path: Path) -> Config:
     Raises:
         ConfigError: the file is missing, cannot be parsed, or has errors.
     """
-    return check_config(_read(path), source=str(path))
-
-
-def _read(path: Path) -> Any:
-    """The content of a config file; templates (`__use_yte__`) are rendered as by Snakemake."""
-    parse, kind = (_parse_json, "JSON") if path.suffix == ".json" else (_parse_yaml, "YAML")
-    try:
-        raw = parse(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{path}: not valid {kind}: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: cannot be read: it is nested too deeply") from None
-    if isinstance(raw, dict) and raw.get("__use_yte__"):
-        import yte
-
-        return yte.process_yaml(yaml.safe_dump(raw, sort_keys=False), require_use_yte=True)
-    return raw
+    return check_config(read_file(path), source=str(path))
 
 
 def check_config(raw: Any, *, source: str = "config") -> Config:
     """The checked config of a file's content, or a ConfigError that lists all errors."""
     try:
+        if unusable := find_unusable(raw):
+            raise ConfigError(f"1 error in {source}:\n  {unusable}")
         config = Config.model_validate(raw)
         problems = list(_cross_checks(config))
     except ValidationError as error:
-        problems = [_describe(item) for item in error.errors(include_url=False)]
+        problems = [_describe(item) for item in error.errors(include_url=False)[:MAX_CHECKED]]
     if problems := list(dict.fromkeys(problems)):  # the members of a union can report the same error
         count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
-        raise ConfigError(f"{count} in {source}:\n" + "\n".join(f"  {problem}" for problem in problems))
+        more = [f"and {len(problems) - MAX_ERRORS} more"] if len(problems) > MAX_ERRORS else []
+        lines = [f"  {problem[:MAX_LENGTH]}" for problem in (*problems[:MAX_ERRORS], *more)]
+        raise ConfigError("\n".join([f"{count} in {source}:", *lines]))
     return config
 
 
@@ -75,10 +53,13 @@ def compose(files: Sequence[Path], command_line: Mapping[str, Any]) -> dict[str,
     """
     whole: dict[str, Any] = {}
     for path in files:
-        if not isinstance(content := _read(path), Mapping):
+        if not isinstance(content := read_file(path), Mapping):
             raise ConfigError(f"{path}: must be a mapping of sections")
-        whole = _merge(whole, content)
-    typed = {name: _parse_value(value) if isinstance(value, Mapping) else value for name, value in command_line.items()}
+        try:
+            whole = _merge(whole, content)
+        except RecursionError:
+            raise ConfigError(f"{path}: cannot be read: it is nested too deeply") from None
+    typed = {name: parse_value(value) if isinstance(value, Mapping) else value for name, value in command_line.items()}
     return _select(_merge(whole, typed), whole)
 
 
@@ -87,17 +68,22 @@ def _select(raw: dict[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
     selections = {section: raw[section] for section in STUDIES if isinstance(raw.get(section), (str, list, int))}
     if not selections:
         return raw
-    chosen = {section: dict(raw.get(section) or {}) for section in STUDIES if section not in selections}
+    chosen = {section: raw.get(section) or {} for section in STUDIES if section not in selections}
     for section, names in selections.items():
         known = whole.get(section) or {}
+        if not isinstance(known, Mapping):
+            return raw  # the check of the config says what is wrong
         words = [str(name) for name in names] if isinstance(names, list) else str(names).split(",")
         words = list(known) if words == ["all"] else [] if words == ["none"] else words
         if unknown := [name for name in words if name not in known]:
             hint = suggest(unknown[0], known)
             raise ConfigError(f"--config {section}: there is no {unknown[0]!r}; {hint} (or `all`, or `none`)")
         chosen[section] = {name: known[name] for name in words}
-    needed = {study.get("dataset") for section in chosen.values() for study in section.values()}
-    datasets = {name: dataset for name, dataset in (raw.get("datasets") or {}).items() if name in needed}
+    studies = [study for section in chosen.values() if isinstance(section, Mapping) for study in section.values()]
+    needed = [study.get("dataset") for study in studies if isinstance(study, Mapping)]
+    datasets = raw.get("datasets") or {}
+    if isinstance(datasets, Mapping):
+        datasets = {name: dataset for name, dataset in datasets.items() if name in needed}
     return {**raw, **chosen, "datasets": datasets}
 
 
@@ -109,104 +95,10 @@ def _merge(value: Any, more: Any) -> Any:
     return {**known, **{key: _merge(known.get(key), inner) for key, inner in more.items()}}
 
 
-def _parse_value(value: Any) -> Any:
-    """A value of `--config`, which Snakemake passes as text, with the type that it would have in a file."""
-    if isinstance(value, Mapping):
-        return {key: _parse_value(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_parse_value(inner) for inner in value]
-    if not isinstance(value, str):
-        return value
-    loader = _Loader("")
-    tag = loader.resolve(yaml.ScalarNode, value, (True, False))
-    plain = tag in {_TAG + kind for kind in ("int", "float", "bool", "null")}
-    try:
-        return loader.construct_object(yaml.ScalarNode(tag, value)) if plain else value
-    except (yaml.YAMLError, ValueError):
-        remedy = "if it is text, put it in a config file, in quotes"
-        raise ConfigError(f"--config: {value[:40]} cannot be read as a number; {remedy}") from None
-
-
 STUDIES: Final = ("sweeps", "scaling", "trees")
-
-
-_TAG: Final = "tag:yaml.org,2002:"
-_PLAIN_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if PyYAML is built with it
-
-
-class _Loader(_PLAIN_LOADER):  # type: ignore[misc]
-    """YAML 1.1, as in Snakemake, but with the numbers of YAML 1.2: `1e-5` is a number, `1:30` is not, `012` is 12."""
-
-    def construct_integer(self, node: Any) -> int:
-        """An integer; octal with `0o`, hexadecimal with `0x`."""
-        text = node.value.replace("_", "")
-        return int(text, 0 if text.lstrip("+-")[:2] in ("0o", "0x") else 10)
-
-    def construct_finite(self, node: Any) -> float:
-        """A float; an error if the number is too large for one."""
-        value = float(self.construct_yaml_float(node))
-        if math.isinf(value) and "inf" not in node.value.lower():
-            message = f"{node.value} is too large for a number; if it is text, write it in quotes"
-            raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
-        return value
-
-
-_INTEGER: Final = re.compile(r"[-+]?(?:[0-9][0-9_]*|0o[0-7]+|0x[0-9a-fA-F]+)\Z")
-_FLOAT: Final = re.compile(
-    r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?\Z"
-    r"|[-+]?\.(?:inf|Inf|INF)\Z|\.(?:nan|NaN|NAN)\Z"
-)
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in known if tag not in (_TAG + "int", _TAG + "float")]
-    for first, known in _Loader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(_TAG + "int", _INTEGER, list("-+0123456789"))
-_Loader.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+.0123456789"))
-_Loader.add_constructor(_TAG + "int", _Loader.construct_integer)
-_Loader.add_constructor(_TAG + "float", _Loader.construct_finite)
-
-
-def _parse_yaml(text: str) -> Any:
-    loader = _Loader(text)
-    if (root := loader.get_single_node()) is None:
-        return {}
-    _check_keys(root, set(), ())
-    return loader.construct_document(root)
-
-
-def _check_keys(node: yaml.Node, seen: set[int], above: tuple[int, ...]) -> None:
-    """Convert all keys to text, and reject duplicate keys, which PyYAML accepts, and aliases to a parent node.
-
-    `above` has the ids of the node's parents, `seen` those of all nodes that are checked.
-    """
-    if id(node) in above:
-        raise ValueError(f"the node that begins in line {node.start_mark.line + 1} contains itself (alias)")
-    if id(node) in seen or isinstance(node, yaml.ScalarNode):
-        return
-    seen.add(id(node))
-    names = set[str]()
-    for item in node.value:
-        key, value = item if isinstance(node, yaml.MappingNode) else (None, item)
-        if isinstance(key, yaml.ScalarNode) and key.tag != _TAG + "merge":
-            if key.value in names:
-                message = f"duplicate key {key.value!r}"
-                raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
-            names.add(key.value)
-            key.tag = _TAG + "str"
-        _check_keys(value, seen, (*above, id(node)))
-
-
-def _parse_json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_unique)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A mapping of a JSON file, whose keys must be unique."""
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"duplicate key {next(name for name in names if names.count(name) > 1)!r}")
-    return mapping
+MAX_CHECKED: Final = 1000  # errors that are described
+MAX_ERRORS: Final = 50  # in a message
+MAX_LENGTH: Final = 500  # of an error
 
 
 def _cross_checks(config: Config) -> Iterator[str]:
@@ -232,7 +124,11 @@ def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:
         yield f"sweeps.{name}: has no trials; give `grid`, `trials`, `sample` or `search`"
     if sweep.cost is not None and (error := _cost_error(sweep.cost, expansion)):
         yield f"sweeps.{name}.cost: {error}"
-    texts = [f"sweeps.{name}.{place}{text}" for place, error in expansion.errors for text in _trial_errors(name, error)]
+    texts = [
+        f"sweeps.{name}.{place}{text}"
+        for place, error in expansion.errors[:MAX_CHECKED]
+        for text in _trial_errors(name, error)
+    ]
     yield from dict.fromkeys(texts)
 
 

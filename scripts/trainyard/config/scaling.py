@@ -24,7 +24,7 @@ from trainyard.config.user_programs import (
 )
 from trainyard.utils.errors import UserError
 
-Scale = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*x[1-9][0-9]*$")]
+Scale = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*x[1-9][0-9]*$", max_length=12)]
 EFFICIENT = 0.7  # minimum parallel efficiency of a scale that pays off
 
 
@@ -60,8 +60,8 @@ class Scaling(ProgramOptions, LaunchedScript):
     mode: Literal["weak", "strong"] = Field(
         "weak", description="`weak`: `batch_size` is per GPU. `strong`: it is the global batch size."
     )
-    repeats: PositiveInt = Field(
-        1, description="Runs of each scale, with different seeds; the table has medians and spread."
+    repeats: int = Field(
+        1, ge=1, le=1000, description="Runs of each scale, with different seeds; the table has medians and spread."
     )
     cpus_per_gpu: PositiveInt = Field(1, description="CPUs (and threads) per GPU.")
     telemetry_seconds: PositiveFloat = Field(

@@ -70,12 +70,21 @@ class Range(Section):
             raise PydanticCustomError("range", "stop ({stop}) is below start ({start})", self.model_dump())
         return self
 
+    @property
+    def count(self) -> int:
+        """The number of values."""
+        start, stop, step = self._decimals
+        return int((stop - start) / step + Decimal("1e-9")) + 1
+
+    @property
+    def _decimals(self) -> tuple[Decimal, Decimal, Decimal]:
+        return Decimal(repr(self.start)), Decimal(repr(self.stop)), Decimal(repr(self.step))
+
     def values(self) -> list[int | float]:
         """All values in ascending order; integers stay integers, and 0.1 + 0.2 is 0.3."""
-        start, stop, step = (Decimal(repr(number)) for number in (self.start, self.stop, self.step))
-        count = int((stop - start) / step + Decimal("1e-9")) + 1
+        start, _, step = self._decimals
         kind = int if isinstance(self.start, int) and isinstance(self.step, int) else float
-        return [kind(start + index * step) for index in range(count)]
+        return [kind(start + index * step) for index in range(self.count)]
 
 
 class Uniform(Section):
@@ -199,6 +208,9 @@ class Slots(Section):
 
     @model_validator(mode="after")
     def _check_node(self) -> "Slots":
+        if self.share < MIN_SHARE or self.nodes * self.gpus_per_node > MAX_GPUS:
+            message = "a trial has at least {share} GPUs, and a job at most {gpus} on all nodes"
+            raise PydanticCustomError("slots", message, {"share": MIN_SHARE, "gpus": MAX_GPUS})
         if self.share > self.gpus_per_node:
             message = "a trial of {gpus_per_trial} GPUs does not fit a node of {gpus_per_node}"
             raise PydanticCustomError("slots", message, self.model_dump())
@@ -237,6 +249,8 @@ def _auto_slots(value: Any) -> Any:
     return {"auto": True, "gpus_per_node": AUTO_GPUS} if value == "auto" else value
 
 
+MIN_SHARE: Final = 0.01
+MAX_GPUS: Final = 100_000
 AUTO_GPUS = 8  # limit of `slots: auto`: the usual number of GPUs of a node
 Goal = Annotated[str, StringConstraints(pattern=r"^(fastest|cheapest|deadline [0-9]+(\.[0-9]+)? ?(min|h|d))$")]
 Retrain = int | dict[str, int]
@@ -339,6 +353,7 @@ class Sweep(ProgramOptions, Workload):
     )
     cost: str | None = Field(
         None,
+        max_length=1000,
         description="Relative cost of a trial: an arithmetic expression on keys, e.g. `epochs * model_args.blocks`. "
         "Trials start in descending order of cost, and all durations are predicted once the first trial has finished.",
     )

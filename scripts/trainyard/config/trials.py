@@ -73,6 +73,7 @@ class Expansion:
         return dict(self._by_name[dataset_digest])
 
 
+MAX_TRIALS: Final = 1_000_000
 MAX_EXPANDED: Final = 64  # sweeps whose trials stay in memory, since checks and plans need them repeatedly
 _expanded: dict[int, tuple[Sweep, Expansion]] = {}  # by the `id` of the sweep, which is immutable
 
@@ -97,6 +98,13 @@ def _expand(sweep: Sweep) -> Expansion:
     malformed = [(place, key) for place, varied in keys.items() for key in varied if not VARIED_KEY.match(key)]
     if malformed:
         expansion.errors = [(place, ValueError(_malformed(key))) for place, key in malformed]
+        return expansion
+    for place, count in _counts(sweep).items():
+        if count > MAX_TRIALS:
+            expansion.errors.append(
+                (place, ValueError(f"has {count:.3g} configurations; {MAX_TRIALS:,} are the limit"))
+            )
+    if expansion.errors:
         return expansion
     for place, values in _configurations(sweep):
         try:
@@ -128,6 +136,14 @@ def value_at(spec: dict[str, Any], key: str) -> Any:
     for part in key.split("."):
         spec = spec.get(part) if isinstance(spec, dict) else None  # type: ignore[assignment]
     return spec
+
+
+def _counts(sweep: Sweep) -> dict[str, int]:
+    """The number of configurations in each part of the sweep."""
+    lengths = (values.count if isinstance(values, Range) else len(values) for values in sweep.grid.values())
+    counts = {"grid": math.prod(lengths), "trials": len(sweep.trials)}
+    counts |= {"sample": sweep.sample.count} if sweep.sample else {}
+    return counts | ({"search": sweep.search.trials} if sweep.search else {})
 
 
 def _configurations(sweep: Sweep) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -222,8 +238,10 @@ def relative_cost(expression: str, trial: Trial) -> float:
         if not math.isfinite(cost):
             raise ValueError(f"it is {cost:g}")
         return cost
-    except (SyntaxError, TypeError, ValueError, ArithmeticError) as error:
+    except (SyntaxError, TypeError, ValueError, ArithmeticError, MemoryError, RecursionError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else error
+        if isinstance(error, (MemoryError, RecursionError)):  # of Python's parser
+            reason = "it is nested too deeply"
         values = ", ".join(f"{key} = {value!r}" for key, value in trial.values.items())
         which = f" for {values}" if values else ""
         raise CostError(f"{expression!r} cannot be evaluated{which}: {reason}") from None

@@ -185,7 +185,10 @@ _REMEDIES: Final = {
 
 @cache
 def _parse(command: str) -> shell_syntax.CommandLine:
-    return shell_syntax.parse_command(command, PLACEHOLDER)
+    try:
+        return shell_syntax.parse_command(command, PLACEHOLDER)
+    except RecursionError:
+        raise PydanticCustomError("quoting", "its quotes and parentheses are nested too deeply") from None
 
 
 def check_arithmetic(command: Command, values: Callable[[str], Any]) -> None:

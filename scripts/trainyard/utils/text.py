@@ -34,7 +34,7 @@ def printable(text: str) -> str:
 def suggest(word: str, known: Iterable[str]) -> str:
     """The known word closest to an unknown one, as a question; if none is close, all known words."""
     known = list(known)
-    close = difflib.get_close_matches(word, known, n=1)
+    close = difflib.get_close_matches(word[:100], known, n=1)
     if close:
         return f"did you mean {close[0]!r}?"
     return f"known: {', '.join(known)}" if known else "none is defined"

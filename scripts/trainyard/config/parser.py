@@ -1,0 +1,198 @@
+"""Parses config files: YAML 1.1 with the numbers of YAML 1.2, or JSON; refuses what no config needs.
+
+A file is data from anywhere. Its size, the nesting and the aliases are limited, and its text can be written to files
+and passed to programs.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from trainyard.utils.errors import UserError
+
+MAX_BYTES: Final = 2**23  # a list of 100,000 trials has less
+MAX_DEPTH: Final = 60
+MAX_VALUES: Final = 2_000_000  # with every alias expanded
+
+
+class ConfigError(UserError):
+    """The config has errors; the message has one line for each."""
+
+
+def read_file(path: Path) -> Any:
+    """The content of a config file; templates (`__use_yte__`) are rendered as by Snakemake.
+
+    Raises:
+        ConfigError: it cannot be read or parsed.
+    """
+    parse, kind = (_parse_json, "JSON") if path.suffix == ".json" else (_parse_yaml, "YAML")
+    try:
+        raw = parse(_read_text(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{path}: not valid {kind}: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: cannot be read: it is nested too deeply") from None
+    if isinstance(raw, dict) and raw.get("__use_yte__"):
+        return _render(raw, path)
+    return raw
+
+
+def _read_text(path: Path) -> str:
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ConfigError(f"{path}: is not a file, but a device or a pipe")
+    if path.is_file() and (size := path.stat().st_size) > MAX_BYTES:
+        limit = f"{MAX_BYTES:,} bytes are the limit: let `grid` or `sample` make the trials"
+        raise ConfigError(f"{path}: has {size:,} bytes, and {limit}")
+    return path.read_text(encoding="utf-8-sig")
+
+
+def _render(raw: Mapping[str, Any], path: Path) -> Any:
+    import yte
+
+    try:
+        return yte.process_yaml(yaml.safe_dump(raw, sort_keys=False), require_use_yte=True)
+    except Exception as error:  # of the expressions in the template
+        raise ConfigError(f"{path}: its template cannot be rendered: {' '.join(str(error).split())}") from None
+
+
+def find_unusable(raw: Any) -> str | None:
+    """The place and problem of the first value, however deep, that cannot be written to files or passed to programs."""
+    return next(_unusable(raw, ()), None)
+
+
+def _unusable(value: Any, place: tuple[str, ...]) -> Iterator[str]:
+    """What is wrong, with its place."""
+    if len(place) > MAX_DEPTH:
+        yield f"{place[0]}: is nested too deeply (more than {MAX_DEPTH} levels)"
+    elif isinstance(value, (Mapping, list)):
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            if problem := _problem_of(key):
+                yield f"{'.'.join(place) or 'the file'}: the key {str(key)[:40]!r} {problem}"
+            yield from _unusable(inner, (*place, str(key)[:40]))
+    elif problem := _problem_of(value):
+        shown = f"{value[:40]!r} " if isinstance(value, str) else ""
+        yield f"{'.'.join(place)}: {shown}{problem}"
+
+
+def _problem_of(value: Any) -> str:
+    if isinstance(value, str):
+        if "\0" in value:
+            return "contains a null character"
+        return "" if value.isascii() or not _SURROGATE.search(value) else "is not valid Unicode"
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return "is too large for an integer; if it is text, write it in quotes"
+    if value is None or isinstance(value, (int, float, date)):
+        return ""
+    return f"is a {type(value).__name__}; use text, numbers, lists or mappings"
+
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_TAG: Final = "tag:yaml.org,2002:"
+_PLAIN_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if PyYAML is built with it
+
+
+class _Loader(_PLAIN_LOADER):  # type: ignore[misc]
+    """YAML 1.1, as in Snakemake, but with the numbers of YAML 1.2: `1e-5` is a number, `1:30` is not, `012` is 12."""
+
+    def construct_integer(self, node: Any) -> int:
+        """An integer; octal with `0o`, hexadecimal with `0x`."""
+        text = node.value.replace("_", "")
+        return int(text, 0 if text.lstrip("+-")[:2] in ("0o", "0x") else 10)
+
+    def construct_finite(self, node: Any) -> float:
+        """A float; an error if the number is too large for one."""
+        value = float(self.construct_yaml_float(node))
+        if math.isinf(value) and "inf" not in node.value.lower():
+            message = f"{node.value} is too large for a number; if it is text, write it in quotes"
+            raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
+        return value
+
+
+_INTEGER: Final = re.compile(r"[-+]?(?:[0-9][0-9_]*|0o[0-7]+|0x[0-9a-fA-F]+)\Z")
+_FLOAT: Final = re.compile(
+    r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?\Z"
+    r"|[-+]?\.(?:inf|Inf|INF)\Z|\.(?:nan|NaN|NAN)\Z"
+)
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if tag not in (_TAG + "int", _TAG + "float")]
+    for first, known in _Loader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_TAG + "int", _INTEGER, list("-+0123456789"))
+_Loader.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+.0123456789"))
+_Loader.add_constructor(_TAG + "int", _Loader.construct_integer)
+_Loader.add_constructor(_TAG + "float", _Loader.construct_finite)
+
+
+def _parse_yaml(text: str) -> Any:
+    loader = _Loader(text)
+    if (root := loader.get_single_node()) is None:
+        return {}
+    _check_nodes(root, {}, ())
+    return loader.construct_document(root)
+
+
+def _check_nodes(node: yaml.Node, sizes: dict[int, int], above: tuple[int, ...]) -> int:
+    """Convert all keys to text, and reject duplicate keys, which PyYAML accepts, and aliases that loop or explode.
+
+    `above` has the ids of the node's parents, `sizes` the number of values in each node that is checked. Returns it.
+    """
+    if id(node) in above:
+        raise ValueError(f"the node that begins in line {node.start_mark.line + 1} contains itself (alias)")
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) in sizes:
+        return sizes[id(node)]
+    names, size = set[str](), 1
+    for item in node.value:
+        key, value = item if isinstance(node, yaml.MappingNode) else (None, item)
+        if isinstance(key, yaml.ScalarNode) and key.tag != _TAG + "merge":
+            if key.value in names:
+                message = f"duplicate key {key.value!r}"
+                raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+            names.add(key.value)
+            key.tag = _TAG + "str"
+        size += _check_nodes(value, sizes, (*above, id(node)))
+    if size > MAX_VALUES:
+        line = node.start_mark.line + 1
+        raise ValueError(f"the node that begins in line {line} has more than {MAX_VALUES:,} values with its aliases")
+    sizes[id(node)] = size
+    return size
+
+
+def _parse_json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A mapping of a JSON file, whose keys must be unique."""
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"duplicate key {next(name for name in names if names.count(name) > 1)!r}")
+    return mapping
+
+
+def parse_value(value: Any) -> Any:
+    """A value of `--config`, which Snakemake passes as text, with the type that it would have in a file."""
+    if isinstance(value, Mapping):
+        return {key: parse_value(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [parse_value(inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    loader = _Loader("")
+    tag = loader.resolve(yaml.ScalarNode, value, (True, False))
+    plain = tag in {_TAG + kind for kind in ("int", "float", "bool", "null")}
+    try:
+        return loader.construct_object(yaml.ScalarNode(tag, value)) if plain else value
+    except (yaml.YAMLError, ValueError):
+        remedy = "if it is text, put it in a config file, in quotes"
+        raise ConfigError(f"--config: {value[:40]} cannot be read as a number; {remedy}") from None

@@ -1,0 +1,27 @@
+"""`snakemake -n` with configs that are not well meant: one error, exit code 1, nothing executed or written."""
+
+from slurm_cluster.waiting import PATIENCE_SECONDS
+
+ALIASES = "x0: &x0 [a, a]\n" + "".join(f"x{n}: &x{n} [*x{n - 1}, *x{n - 1}]\n" for n in range(1, 40))
+NAME = "a; touch executed; $(touch executed)"
+HOSTILE = {  # content, options, and what is said
+    "name": (f"datasets: {{'{NAME}': {{source: digits}}}}", [], "a name is used for a folder"),
+    "selection": ("datasets: {}", ["--config", f"sweeps={NAME}"], "--config sweeps: there is no 'a; touch executed"),
+    "null": ('datasets: {a: {source: imagefolder, root: "a\\0b"}}', [], "contains a null character"),
+    "aliases": (ALIASES, [], "has more than 2,000,000 values with its aliases"),
+}
+
+
+def test_a_hostile_config_is_one_error_and_nothing_is_executed_or_written(yard):
+    started = {}
+    for name, (content, options, _) in HOSTILE.items():
+        yard.config_file = yard.folder / f"{name}.yaml"
+        yard.config_file.write_text(content)
+        started[name] = yard.start(*yard.snakemake_command("-n", *options))
+    for name, (_, _, message) in HOSTILE.items():
+        output = started[name].communicate(timeout=PATIENCE_SECONDS)[0]
+        assert started[name].returncode == 1, name
+        assert output.count(message) == 1, output
+        assert output.count("ConfigError") == 1
+        assert "Traceback" not in output
+    assert sorted(path.name for path in yard.folder.iterdir()) == sorted(f"{name}.yaml" for name in HOSTILE)
