@@ -91,14 +91,13 @@ def _estimated_start(response: str) -> str:
 
 def check_account(site: Site) -> Iterator[Finding]:
     """The user may charge the accounts and use the qualities of service that the jobs name."""
-    if not site.requests:
+    if not any(each.options.account or each.options.qos for each in site.requests):
+        yield Finding("account", "ok", "none requested: Slurm uses the user's default")
         return
     try:
-        associations = slurm_queries.list_associations(site.user)
+        yield compare_accounts(site.requests, slurm_queries.list_associations(site.user), site.user)
     except UserError as error:
         yield Finding("account", "unknown", str(error), "ask the site's administrators which accounts you may use")
-    else:
-        yield compare_accounts(site.requests, associations, site.user)
 
 
 def compare_accounts(requests: Sequence[SbatchRequest], associations: Sequence[Association], user: str) -> Finding:
@@ -113,7 +112,7 @@ def compare_accounts(requests: Sequence[SbatchRequest], associations: Sequence[A
     if wanted_qos - allowed:
         remedy = f"set qos in the profile to one of: {', '.join(sorted(allowed))}"
         return Finding("account", "fails", f"QoS {', '.join(sorted(wanted_qos - allowed))} is not allowed", remedy)
-    message = ", ".join(sorted(accounts)) or "none requested: Slurm uses the user's default"
+    message = ", ".join(sorted(accounts)) or "the user's default"
     return Finding("account", "ok", message + (f"; QoS {', '.join(sorted(wanted_qos))}" if wanted_qos else ""))
 
 

@@ -90,6 +90,6 @@ def check_preemption(site: Site) -> Iterator[Finding]:
         partition = site.partition_settings[name]
         mode = partition.preempt_mode if "partition_prio" in kind else "OFF"
         verdict, effect = next((PREEMPTION[each] for each in mode.split(",") if each in PREEMPTION), PREEMPTION["OFF"])
-        grace = f", {partition.grace_seconds:g} s after SIGTERM" if mode in ("REQUEUE", "CANCEL") else ""
+        grace = f" (grace period: {partition.grace_seconds:g} s)" if mode in ("REQUEUE", "CANCEL") else ""
         remedy = "use another partition: trials would time out, and trainings lose their connections"
         yield Finding("preemption", verdict, f"partition {name}: {effect}{grace}", remedy)

@@ -62,7 +62,7 @@ KNOWN = [
     slurm_queries.Association(account="other", qos=("normal",)),
 ]
 ACCOUNTS = [
-    ([], "ok", "the user's default", ""),
+    (["--qos=long"], "ok", "the user's default; QoS long", ""),
     (["-A", "lab", "--qos=long"], "ok", "lab; QoS long", ""),
     (["-A", "labb"], "fails", "labb: no account of me", "one of: lab, other"),
     (["-A", "other", "--qos=long"], "fails", "QoS long is not allowed", "one of: normal"),
@@ -162,7 +162,7 @@ class PreemptingSite:
         (
             ("preempt/partition_prio", "REQUEUE", 120),
             "ok",
-            "requeued, and continue from their durable state, 120 s after",
+            "requeued, and continue from their durable state (grace period: 120 s)",
         ),
         (("preempt/partition_prio", "GANG,SUSPEND"), "warns", "jobs take turns"),
         (("preempt/qos", "REQUEUE"), "unknown", "jobs of one QOS may preempt those of another"),
