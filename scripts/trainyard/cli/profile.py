@@ -96,17 +96,12 @@ class Profile:
         """The memory of the nodes with enough GPUs of the right type in the partition of a rule."""
         names = self._partition_names(rule)
         nodes = [each for each in self._partitions if (each.name in names if names else each.default)]
-        sizes = [(int(each.memory_mb.rstrip("+")), self._gpus_of(each)) for each in nodes]
+        sizes = [(int(each.memory_mb.rstrip("+")), each.gpu_count(self.gpu_type)) for each in nodes]
         sizes = [(memory, count) for memory, count in sizes if count >= gpus]
         if not sizes:
             return NodeMemory()
         largest = max(memory for memory, _ in sizes)
         return NodeMemory(largest, min((memory * gpus / count for memory, count in sizes) if gpus else [largest]))
-
-    def _gpus_of(self, nodes: Partition) -> int:
-        """GPUs of a node, of the type of the profile if it has one."""
-        found = re.findall(r"\bgpu(?::([^:,()]+))?:(\d+)", nodes.gpus)
-        return sum(int(count) for kind, count in found if self.gpu_type in ("", kind))
 
     def _partition_names(self, rule: str) -> list[str]:
         """The partitions to which a job of a rule may be sent; none for the default one."""

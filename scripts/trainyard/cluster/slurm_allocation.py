@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from trainyard.cluster.slurm_queries import parse_time_limit, run_slurm_command
+from trainyard.cluster.slurm_queries import parse_gpus, parse_time_limit, run_slurm_command
 from trainyard.utils.errors import UserError
 
 DEADLINE_MARGIN_SECONDS = 10  # to record what is in progress and to shut everything down
@@ -74,7 +73,7 @@ def parse_job_fields(line: str) -> dict[str, str]:
 
 def parse_allocation(job: str, fields: Mapping[str, str], nodes: Sequence[str]) -> Allocation:
     """The allocation that the fields of `scontrol show job --details` describe."""
-    gpus = _parse_gpus(fields.get("JOB_GRES", ""))
+    gpus = parse_gpus(fields.get("JOB_GRES", ""))  # the field `TRES` shows only what the site accounts for
     limit_seconds = 60 * parse_time_limit(fields.get("TimeLimit", "UNLIMITED"))
     return Allocation(
         job=job,
@@ -87,12 +86,6 @@ def parse_allocation(job: str, fields: Mapping[str, str], nodes: Sequence[str]) 
         gpu_model=gpus[0][0] if gpus else "",
         memory_mib_per_node=int(fields.get("Mem", "0")) or None,
     )
-
-
-def _parse_gpus(job_gres: str) -> list[tuple[str, int]]:
-    """Model and count of a job's GPUs from `gpu:a100:4`. The field `TRES` shows only what the site accounts for."""
-    found = re.findall(r"\bgpu(?::([^:,()]+))?:(\d+)", job_gres)
-    return [(model, int(count)) for model, count in found]
 
 
 def parse_timestamp(text: str) -> float:

@@ -127,8 +127,7 @@ class Partition:
 
     def gpu_count(self, model: str = "") -> int:
         """GPUs of a node, of this model or of any."""
-        found = re.findall(r"\bgpu(?::([^:,()]+))?:(\d+)", self.gpus)
-        return sum(int(count) for name, count in found if model in ("", name))
+        return sum(count for name, count in parse_gpus(self.gpus) if model in ("", name))
 
     def __str__(self) -> str:
         """Name, and what a job can request in this partition."""
@@ -177,6 +176,11 @@ def _parse_partition(line: str) -> Partition:
         gpus=re.sub(r"\(S:[^)]*\)", "", gpus),  # without the sockets that a GPU is bound to
         features=features,
     )
+
+
+def parse_gpus(gres: str) -> list[tuple[str, int]]:
+    """Model and count of the GPUs in `gpu:a100:4,gpu:2`; a model may be ""."""
+    return [(model, int(count)) for model, count in re.findall(r"\bgpu(?::([^:,()]+))?:(\d+)", gres)]
 
 
 def max_walltime_minutes(partitions: Sequence[Partition], names: str) -> float:

@@ -1,22 +1,20 @@
 """Check of the memory that jobs request, against the nodes' memory and the datasets."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from trainyard.cluster.slurm_queries import Partition
 from trainyard.doctor.findings import Finding
 from trainyard.doctor.sbatch_request import SbatchRequest
 from trainyard.doctor.site import Site
+from trainyard.planning.memory_request import data_mib
 
 
 def check_memory(site: Site) -> Iterator[Finding]:
     """Every job requests enough for its dataset, and at most its GPUs' share of a node."""
     fitting = []
     for request in site.requests:
-        dataset = site.dataset_of(request)
-        data_mb = staged_mb(site.results / "data" / dataset) if dataset else 0.0
         kinds = [each for each in site.partitions if each.name == site.partition_of(request)]
-        finding = judge_memory(request, kinds, data_mb=data_mb)
+        finding = judge_memory(request, kinds, data_mb=data_mib(site.results, site.dataset_of(request)))
         if finding:
             yield finding
         else:
@@ -49,10 +47,3 @@ def gpu_share_mb(kind: Partition, request: SbatchRequest) -> float:
     if not request.gpu_count or node_gpus < int(count):
         return 0.0
     return float(kind.memory_mb.rstrip("+")) * int(count) / node_gpus
-
-
-def staged_mb(folder: Path) -> float:
-    """The size of a staged dataset; 0 before it is staged."""
-    if not (folder / "meta.json").exists():
-        return 0.0
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) / 2**20
