@@ -32,18 +32,15 @@ def main(arguments: argparse.Namespace) -> None:
     config, results = read_config(arguments.config), arguments.results
     for name in config.sweeps:
         _count_work(config, name, results)
-    found = list(
-        forecast.plan_jobs(
-            config, results, runtime_minutes=arguments.runtime_minutes, limit_minutes=arguments.limit_minutes
-        )
-    )
+    limits = {"limit_minutes": arguments.limit_minutes, "limit_gpus": arguments.limit_gpus}
+    found = list(forecast.plan_jobs(config, results, runtime_minutes=arguments.runtime_minutes, **limits))
     if not found:
         log.info("nothing is pending: no resources are needed")
         return
     table = results / "plan" / "plan.csv"
     write_table(pd.DataFrame([asdict(row) for row in found]), table)
     for name in config.sweeps:
-        draw_plan(config, name, results, limit_minutes=arguments.limit_minutes)
+        draw_plan(config, name, results, **limits)
     Console(width=None if Console().is_terminal else 160).print(plan_table(found))
     log.info("plan: %s, with a plot for each sweep", table)
 
@@ -70,6 +67,8 @@ def _arguments() -> argparse.Namespace:
                         help="default walltime of jobs (default: none, as without a scheduler)")  # fmt: skip
     parser.add_argument("--limit-minutes", type=float, metavar="MIN", default=math.inf,
                         help="longest walltime that a job can request (default: no limit)")  # fmt: skip
+    parser.add_argument("--limit-gpus", type=float, metavar="N", default=math.inf,
+                        help="most GPUs that a job can request (default: no limit)")  # fmt: skip
     return parser.parse_args()
 
 

@@ -20,7 +20,7 @@ def run(config, context):
         time.sleep(0.6 * (context.deadline - time.time()))
     context.report(val_accuracy=0.5)
 """
-LIMITED = replace(FIRST, limits=("MaxSubmitJobsPerUser=1", "MaxWall=02:00:00", "MaxTRESPerUser=gres/gpu=6"))
+LIMITED = replace(FIRST, limits=("MaxSubmitJobsPerUser=1", "MaxWall=00:50:00", "MaxTRESPerUser=gres/gpu=6"))
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +39,11 @@ def test_the_second_run_requests_a_walltime_that_suffices(cluster, shared_dir):
     first, second = depth_sweep_twice(cluster, shared_dir, seconds_per_block=0.05)
     unforeseen = pd.read_csv(first / "jobs.csv").iloc[0]
     assert pd.isna(unforeseen["predicted_seconds"])
-    assert unforeseen["requested_seconds"] == 3600
+    assert unforeseen["requested_seconds"] == 50 * 60, "as long as the QOS allows"
     foreseen = pd.read_csv(second / "jobs.csv").iloc[-1]
     assert foreseen["finished"] == 20
     assert foreseen["predicted_low_seconds"] <= foreseen["predicted_seconds"] <= foreseen["predicted_high_seconds"]
-    assert foreseen["predicted_high_seconds"] <= foreseen["requested_seconds"] < 3600
+    assert foreseen["predicted_high_seconds"] <= foreseen["requested_seconds"] < 50 * 60
 
     record = cluster.jobs(int(foreseen["job"]))[0]
     assert record.state == "COMPLETED"
@@ -76,10 +76,22 @@ def test_retries_complete_a_sweep_whose_walltime_is_too_short(cluster, shared_di
 
 def test_jobs_above_a_limit_on_the_queue_are_submitted_later(cluster, shared_dir):
     (shared_dir / "Snakefile").write_text(GATED_JOBS)
-    names = ["one", "two", "three"]
+    names = ["one", "two"]
     for name in names:
         (shared_dir / f"go-{name}").touch()
     command = snakemake_command(shared_dir, {}, "--retries", "0", "--", *names, snakefile=shared_dir / "Snakefile")
     done = cluster.run(command, cwd=shared_dir)
     assert "sbatch refuses jobs for now (QOSMaxSubmitJobPerUserLimit)" in done.stdout + done.stderr
     assert sorted((shared_dir / "starts").read_text().split()) == sorted(names)
+
+
+def test_a_dry_run_shows_which_limit_decides_and_which_is_exceeded(cluster, shared_dir):
+    slots = {"nodes": 4, "gpus_per_node": 2}
+    sweep = {"command": "train {lr}", "grid": {"lr": list(range(20))}}
+    sweeps = {"fixed": {**sweep, "slots": slots}, "chosen": {**sweep, "slots": {**slots, "auto": True}}}
+    output = snakemake(cluster, shared_dir, {"sweeps": sweeps}, "-n", "--", "sweeps")
+    time = "limited by QOS normal: 50 min 0 s of walltime"
+    assert f"{time}; above the limit of QOS normal: 6 GPUs, so that Slurm would never start it" in output
+    assert f"{time}; limited by QOS normal: 6 GPUs" in output
+    assert "requests 6 slots of 1 GPU and 1 CPU on 3 nodes (fastest, of at most 8)" in output
+    assert output.count("walltime: 50 min") == 2

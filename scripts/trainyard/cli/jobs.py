@@ -38,8 +38,9 @@ class SweepJobs:
         """
         key = (name, attempt, dataset_digest(self._results, self._config.sweeps[name]))
         if key not in self._plans:
-            limit = self._profile.limit_minutes(self.rule_of(name))
-            self._plans[key] = plan_sweep(self._config, name, self._results, limit_minutes=limit)
+            minutes, gpus = self._profile.limit_minutes(rule := self.rule_of(name)), self._profile.limits(rule).gpus
+            plan = plan_sweep(self._config, name, self._results, limit_minutes=minutes, limit_gpus=gpus)
+            self._plans[key] = plan
         return self._plans[key]
 
     def digest(self, wildcards: Wildcards) -> str:
@@ -53,8 +54,12 @@ class SweepJobs:
     def summary(self, wildcards: Wildcards, attempt: int) -> str:
         """What the job does, for messages; with its cost if there is a scheduler."""
         plan = self._plan(wildcards.name, attempt)
-        has_cost = self._profile.has_scheduler and plan.forecast.pending
-        return f"{summarize_plan(plan)}; {summarize_cost(plan)}" if has_cost else summarize_plan(plan)
+        if not self._profile.has_scheduler or not plan.forecast.pending:
+            return summarize_plan(plan)
+        request, most = plan.request, plan.state.max_slots.gpus
+        limits = self._profile.limits(self.rule_of(wildcards.name))
+        effect = limits.describe(request.needed_minutes, gpus=request.slots.gpus, max_gpus=most)
+        return f"{summarize_plan(plan)}; {summarize_cost(plan)}{effect}"
 
     def minutes(self, wildcards: Wildcards, attempt: int) -> int:
         """Walltime."""
@@ -173,7 +178,9 @@ class TrainJobs:
         if not self._profile.has_scheduler:
             return what
         row = plan_scale(self._config, wildcards.name, wildcards.scale, self._results, runtime_minutes=None)
-        return f"{what}; {describe_scale(row)}"
+        gpus = self.nodes(wildcards) * self._ranks(wildcards)
+        limits = self._profile.limits(self.rule_of(wildcards.scale))
+        return f"{what}; {describe_scale(row)}{limits.describe(0, gpus=gpus, max_gpus=gpus)}"
 
     def cpus(self, wildcards: Wildcards) -> int:
         """CPUs per node."""

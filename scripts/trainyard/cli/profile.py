@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Final
 
+from trainyard.cli.job_limits import JobLimits, find_limits
 from trainyard.cluster.slurm_queries import (
     Partition,
     controller_settings,
@@ -86,11 +87,20 @@ class Profile:
         if self.setting(rule, "slurm_partition") or not (file := self._partition_file()):
             return self.partition_minutes(rule)
         slurm = max_walltime_minutes(self._partitions, ",".join(each.name for each in file))
-        return min(slurm, max(float(each.limits.max_runtime) for each in file))
+        return min(slurm, self.limits(rule).minutes, max(float(each.limits.max_runtime) for each in file))
 
     def partition_minutes(self, rule: str) -> float:
         """The same without a partition file, which is not known while Snakemake reads the Snakefile."""
-        return max_walltime_minutes(self._partitions, self.setting(rule, "slurm_partition"))
+        slurm = max_walltime_minutes(self._partitions, self.setting(rule, "slurm_partition"))
+        return min(slurm, self.limits(rule).minutes)
+
+    def limits(self, rule: str) -> JobLimits:
+        """The limits of the accounting on the jobs of a rule."""
+        if not self.has_scheduler:
+            return JobLimits()
+        default = next((each.name for each in self._partitions if each.default), "")
+        partition = (self.setting(rule, "slurm_partition") or default).split(",")[0]
+        return find_limits(self.setting(rule, "slurm_account"), self.setting(rule, "qos"), partition)
 
     def node_memory(self, rule: str, gpus: int) -> NodeMemory:
         """The memory of the nodes with enough GPUs of the right type in the partition of a rule."""

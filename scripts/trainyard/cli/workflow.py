@@ -133,9 +133,12 @@ class Workflow:
         if not self._profile.has_scheduler:
             return ""
         rules = {self.sweep.rule_of(name) for name in self.config.sweeps}
-        limit = min(map(self._profile.limit_minutes, rules), default=math.inf)
         options = f"--runtime-minutes {self._profile.runtime_minutes}"
-        return options if math.isinf(limit) else f"{options} --limit-minutes {limit:g}"
+        limits = {
+            "--limit-minutes": min(map(self._profile.limit_minutes, rules), default=math.inf),
+            "--limit-gpus": min((self._profile.limits(rule).gpus for rule in rules), default=math.inf),
+        }
+        return " ".join([options, *(f"{name} {value:g}" for name, value in limits.items() if math.isfinite(value))])
 
     def cpu_hardware(self, wildcards: Wildcards) -> str:
         """Nodes and GPUs of a job without GPUs, for messages."""

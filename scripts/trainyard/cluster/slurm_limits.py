@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from trainyard.cluster.slurm_queries import (
     controller_settings,
+    list_associations,
     list_partition_settings,
     parse_time_limit,
     run_slurm_command,
@@ -33,7 +34,8 @@ def list_limits(user: str, *, account: str = "", qos: str = "", partition: str =
     """The limits for a user's jobs in Slurm's order of precedence; empty if the site enforces none.
 
     That is: of the partition's QOS, of the job's QOS, of the user's association, of the account and those above it.
-    Without an account, the user's default applies; without a `qos`, that of the association.
+    Without an account, the user's default applies. Without a `qos`, that of the association applies: its default, or
+    the only one that it allows, or else `normal`.
 
     Raises:
         UserError: Slurm keeps no accounting, or does not respond.
@@ -45,11 +47,16 @@ def list_limits(user: str, *, account: str = "", qos: str = "", partition: str =
     own = accounts.association(partition)
     partition_qos = [each.qos for each in list_partition_settings() if each.name == partition]
     levels = {row["Name"]: row for row in _rows("qos", names=["Name", *_QOS_LIMITS])}
-    named = [*partition_qos, qos or own.get("DefaultQOS", "")]
+    named = [*partition_qos, qos or own.get("DefaultQOS") or _only_qos(user, accounts.name) or "normal"]
     found = [_parse_limits(levels[name], _QOS_LIMITS, f"QOS {name}") for name in named if name in levels]
     associations = [(f"{user} in account {accounts.name}", own)] if own else []
     associations += [(f"account {name}", row) for name, row in accounts.ancestry()]
     return [*found, *(_parse_limits(row, _ASSOCIATION_LIMITS, origin) for origin, row in associations)]
+
+
+def _only_qos(user: str, account: str) -> str:
+    allowed = next((each.qos for each in list_associations(user) if each.account == account), ())
+    return allowed[0] if len(allowed) == 1 else ""
 
 
 class _Accounts:

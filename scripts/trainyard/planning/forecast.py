@@ -49,7 +49,12 @@ class PlannedJob:
 
 
 def plan_jobs(
-    config: Config, results: Path, *, runtime_minutes: float | None = None, limit_minutes: float = math.inf
+    config: Config,
+    results: Path,
+    *,
+    runtime_minutes: float | None = None,
+    limit_minutes: float = math.inf,
+    limit_gpus: float = math.inf,
 ) -> Iterator[PlannedJob]:
     """The jobs that are missing in `results`, and for each sweep two alternative strategies.
 
@@ -59,7 +64,7 @@ def plan_jobs(
         if not (results / "data" / name / "meta.json").exists():
             yield PlannedJob(job=f"stage {name}", walltime_minutes=runtime_minutes)
     for name in config.sweeps:
-        plan = plan_sweep(config, name, results, limit_minutes=limit_minutes)
+        plan = plan_sweep(config, name, results, limit_minutes=limit_minutes, limit_gpus=limit_gpus)
         if plan.state.unfinished:
             yield from _plan_sweep_jobs(plan, has_scheduler=runtime_minutes is not None)
     for name, study in config.scaling.items():

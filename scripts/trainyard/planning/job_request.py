@@ -22,10 +22,20 @@ WALLTIME_QUANTILE: Final = 0.99  # of the makespan, covered by the walltime
 
 
 class JobRequest:
-    """What is requested from Slurm to run the pending trials; no job may exceed `limit_minutes`."""
+    """What is requested from Slurm to run the pending trials.
 
-    def __init__(self, state: SweepState, forecast: DurationForecast, *, limit_minutes: float = math.inf) -> None:
-        self._state, self._forecast, self._limit_minutes = state, forecast, limit_minutes
+    No job may exceed `limit_minutes`; with `slots: auto`, none requests more than `limit_gpus`.
+    """
+
+    def __init__(
+        self,
+        state: SweepState,
+        forecast: DurationForecast,
+        *,
+        limit_minutes: float = math.inf,
+        limit_gpus: float = math.inf,
+    ) -> None:
+        self._state, self._forecast, self._limit_minutes, self._limit_gpus = state, forecast, limit_minutes, limit_gpus
 
     @cached_property
     def slots(self) -> Slots:
@@ -45,7 +55,8 @@ class JobRequest:
     def options(self) -> list[GpuOption]:
         """Numbers of GPUs that can be requested; without evidence, with relative durations."""
         startup = self._state.startup_seconds if self._forecast.seconds else 0.0
-        return list_options(self._forecast.durations, self._state.max_slots, startup=startup)
+        found = list_options(self._forecast.durations, self._state.max_slots, startup=startup)
+        return [option for option in found if option.slots.gpus <= self._limit_gpus] or found[:1]
 
     def _max_seconds(self, option: GpuOption) -> float:
         """Seconds from the start of the driver to the end of an option's last trial, exceeded with 1 % probability."""
@@ -87,7 +98,8 @@ class JobRequest:
         return max(leads) + DEADLINE_MARGIN_SECONDS + grace + END_SECONDS
 
     @property
-    def _needed_minutes(self) -> int:
+    def needed_minutes(self) -> int:
+        """The walltime to request without a limit."""
         if not self._forecast.pending:
             return TABLES_MINUTES
         if self.sure_seconds is None:
@@ -97,7 +109,7 @@ class JobRequest:
     @property
     def walltime_minutes(self) -> int:
         """The walltime to request."""
-        return int(min(self._needed_minutes, max(1.0, self._limit_minutes)))
+        return int(min(self.needed_minutes, max(1.0, self._limit_minutes)))
 
     @property
     def jobs(self) -> int:
@@ -107,7 +119,7 @@ class JobRequest:
         cannot resume must end within one job.
         """
         expected, forecast = self.predicted_seconds, self._forecast
-        if self._needed_minutes <= self._limit_minutes or self.predicted_range is None or not expected:
+        if self.needed_minutes <= self._limit_minutes or self.predicted_range is None or not expected:
             return 1
         useful = max(60.0, self._useful_seconds)
         if self._state.sweep.can_resume:

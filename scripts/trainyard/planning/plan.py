@@ -23,6 +23,7 @@ class Plan:
 
     state: SweepState
     limit_minutes: float = math.inf  # the longest walltime that can be requested
+    limit_gpus: float = math.inf  # the most GPUs, over all nodes
     price: float | None = None  # of a GPU-hour
 
     @cached_property
@@ -33,19 +34,25 @@ class Plan:
     @cached_property
     def request(self) -> JobRequest:
         """The job that the pending trials need."""
-        return JobRequest(self.state, self.forecast, limit_minutes=self.limit_minutes)
+        return JobRequest(self.state, self.forecast, limit_minutes=self.limit_minutes, limit_gpus=self.limit_gpus)
 
 
 def plan_sweep(
-    config: Config, name: str, results: Path, *, limit_minutes: float = math.inf, fold: Fold | None = None
+    config: Config,
+    name: str,
+    results: Path,
+    *,
+    limit_minutes: float = math.inf,
+    limit_gpus: float = math.inf,
+    fold: Fold | None = None,
 ) -> Plan:
     """The plan of a sweep, from the config and from its dataset and journal in `results`.
 
-    No job may take longer than `limit_minutes`. A caller that plans repeatedly passes the `fold` of the journal, which
-    then reads new lines only.
+    No job may take longer than `limit_minutes`; with `slots: auto`, none requests more than `limit_gpus`. A caller that
+    plans repeatedly passes the `fold` of the journal, which then reads new lines only.
     """
     state = read_state(config.sweeps[name], name, results, fold=fold)
-    return Plan(state, limit_minutes=limit_minutes, price=config.pricing.gpu_hour)
+    return Plan(state, limit_minutes=limit_minutes, limit_gpus=limit_gpus, price=config.pricing.gpu_hour)
 
 
 def read_state(sweep: Sweep, name: str, results: Path, *, fold: Fold | None = None) -> SweepState:

@@ -22,9 +22,9 @@ def draw_plots(config: Config, kind: str, name: str, results: Path) -> Path:
     return target
 
 
-def draw_plan(config: Config, name: str, results: Path, *, limit_minutes: float) -> None:
+def draw_plan(config: Config, name: str, results: Path, *, limit_minutes: float, limit_gpus: float) -> None:
     """Draw the planned schedule of a sweep, if trials are pending."""
-    plan = plan_sweep(config, name, results, limit_minutes=limit_minutes)
+    plan = plan_sweep(config, name, results, limit_minutes=limit_minutes, limit_gpus=limit_gpus)
     if plan.forecast.pending:
         size = (8, 1.4 + 0.4 * min(plan.request.slots.count, MAX_LANES))
         style.save(partial(sweep_plots.plot_schedule, plan=plan), results / "plan" / name, size=size)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from trainyard.cluster import slurm_limits
 from trainyard.cluster.slurm_limits import Limits, combine_limits
+from trainyard.cluster.slurm_queries import Association
 
 # As Slurm 22.05 prints them.
 CONFIG = "AccountingStorageEnforce = associations,limits\nClusterName             = trainyard\n"
@@ -98,3 +99,11 @@ def test_without_limits_on_the_site_or_the_account_nothing_is_limited(accounting
 )
 def test_amounts_are_parsed(text, amounts):
     assert slurm_limits.parse_resources(text) == amounts
+
+
+@pytest.mark.parametrize(("allowed", "origin"), [("long", "QOS long"), ("long,part", "QOS normal"), ("", "QOS normal")])
+def test_without_a_default_qos_the_only_one_or_normal_applies(accounting, monkeypatch, allowed, origin):
+    monkeypatch.setattr(
+        slurm_limits, "list_associations", lambda user: [Association("free", tuple(allowed.split(",")))]
+    )
+    assert slurm_limits.list_limits("ann", account="free")[0].origin == origin

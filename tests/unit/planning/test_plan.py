@@ -65,9 +65,9 @@ CONFIG = {
 }
 
 
-def plan(results, **changes):
+def plan(results, limit_gpus=math.inf, **changes):
     config = {**CONFIG, "sweeps": {"depth": {**CONFIG["sweeps"]["depth"], **changes}}}
-    return plan_sweep(check_config(config), "depth", results)
+    return plan_sweep(check_config(config), "depth", results, limit_gpus=limit_gpus)
 
 
 def finish(results, *names, seconds_per_block=0.5, generation=0, **changes):
@@ -292,6 +292,8 @@ def test_slots_are_chosen_once_there_is_evidence_and_before_it_by_cost(tmp_path)
     auto = {"slots": "auto", "grid": {"model_args.blocks": list(range(4, 81, 4))}}
     assert plan(tmp_path, **auto).request.slots.gpus_per_node == 7, "20 equal trials: 3 rounds on 7 as on 8"
     assert plan(tmp_path, **auto, cost="model_args.blocks").request.slots.gpus_per_node == 8
+    limited = plan(tmp_path, **auto, limit_gpus=6).request.slots
+    assert limited.gpus_per_node == 5, "4 rounds on 5 as on 6"
     limit = {**auto, "slots": {"auto": True, "gpus_per_node": 20}}
     by_cost = plan(tmp_path, **limit, cost="model_args.blocks")
     assert by_cost.request.slots.gpus_per_node == 10

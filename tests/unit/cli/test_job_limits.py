@@ -1,0 +1,29 @@
+"""How limits of the accounting affect a request."""
+
+import math
+
+from trainyard.cli.job_limits import JobLimits
+from trainyard.cluster.slurm_limits import Limits
+
+LEVELS = (
+    Limits(origin="QOS part", job_resources={"cpu": 64}),
+    Limits(origin="QOS long", walltime_minutes=120, job_resources={"gres/gpu": 8}, total_resources={"gres/gpu": 4}),
+    Limits(origin="account lab", walltime_minutes=60, total_resources={"gres/gpu": 2}),
+)
+
+
+def test_the_first_level_with_a_limit_decides():
+    limits = JobLimits(LEVELS)
+    assert (limits.minutes, limits.gpus) == (120, 4)
+    assert (JobLimits().minutes, JobLimits().gpus) == (math.inf, math.inf)
+
+
+def test_only_limits_that_affect_a_request_are_described():
+    limits = JobLimits(LEVELS)
+    assert limits.describe(120, gpus=4, max_gpus=4) == ""
+    assert limits.describe(121, gpus=2, max_gpus=8) == (
+        "; limited by QOS long: 2 h 0 min of walltime; limited by QOS long: 4 GPUs"
+    )
+    assert limits.describe(0, gpus=8, max_gpus=8) == (
+        "; above the limit of QOS long: 4 GPUs, so that Slurm would never start it"
+    )
