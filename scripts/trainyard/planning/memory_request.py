@@ -13,6 +13,7 @@ from trainyard.config.datasets import Python
 from trainyard.config.scaling import split_scale
 from trainyard.config.sweep import Slots, Sweep
 from trainyard.config.train import Train
+from trainyard.config.trials import expand
 from trainyard.planning.plan import Plan
 
 # In MiB. Without a GPU, we measured as anonymous and shared memory: the driver of a sweep 470, Ray's daemons 135,
@@ -122,8 +123,8 @@ def sweep_memory(config: Config, plan: Plan, results: Path, node: NodeMemory) ->
     count, noun = measured_processes(sweep, slots)
     if not sweep.is_training:
         return request_memory(MemoryNeed(count, PROGRAM_MIB, noun), records, node)
-    specs = (plan.state.trials[name].spec for name in plan.forecast.pending)
-    each = max(_training_mib(spec) for spec in specs if isinstance(spec, Train))
+    trials = [*(plan.state.trials[name] for name in plan.forecast.pending), *expand(sweep).examples]
+    each = max(_training_mib(trial.spec) for trial in trials if isinstance(trial.spec, Train))
     each += _loader_mib(config, sweep.dataset, slots.cpus_per_trial)
     each *= slots.trials_per_gpu if plan.state.is_share_open else slots.per_node / count
     return request_memory(MemoryNeed(count, each, noun, data_mib(results, sweep.dataset)), records, node)

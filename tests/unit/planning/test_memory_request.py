@@ -34,6 +34,7 @@ CONFIG = {
         "auto": {"dataset": "d", "grid": LR, "train": TRAIN, "slots": {"gpus_per_node": 2, "gpus_per_trial": "auto"}},
         "own": {"command": "true", "slots": {"nodes": 2, "gpus_per_node": 4}},
         "large": {"dataset": "d", "grid": {"model": ["cnn", "vit_h_14"]}, "slots": {"gpus_per_node": 1}},
+        "drawn": {"dataset": "d", "search": {"trials": 2, "values": {"model": ["cnn", "vit_h_14"]}}},
         "loaded": {"dataset": "p", "grid": LR, "train": TRAIN, "slots": {"gpus_per_node": 1, "cpus_per_trial": 9}},
     },
     "scaling": {"s": {"dataset": "d", "train": TRAIN, "scales": ["1x1", "1x4", "2x4"]}},
@@ -61,6 +62,7 @@ def of_sweep(results, name, node=ANYWHERE):
         ("auto", 49000),
         ("own", 34000),
         ("large", 28000),
+        ("drawn", 28000),
         ("loaded", 12000),
     ],
 )
