@@ -18,13 +18,13 @@ help: ## List the commands
 
 run: env ## Run the embedded demo, or CONFIG=..., and write report.html
 	$(say) 'running $(CONFIG) with $(PROFILE); for a live view: $(BIN)/python scripts/status.py --config $(CONFIG) --watch'
-	@$(BIN)/snakemake --profile $(PROFILE) --configfile $(CONFIG) --quiet rules
+	@$(BIN)/snakemake --profile '$(PROFILE)' --configfile '$(CONFIG)' --quiet rules
 	@$(MAKE) --no-print-directory report
-	@printf '\nDone.\n  report   %s/report.html\n  tables   %s/results/tables\n  plots    %s/results/plots\n' '$(CURDIR)' '$(CURDIR)' '$(CURDIR)'
+	@printf '\nDone.\n  report   %s/report.html\n  tables   %s/results/tables\n  plots    %s/results/plots\n' "$$PWD" "$$PWD" "$$PWD"
 
 report: env
 	$(say) 'writing report.html'
-	@$(BIN)/snakemake --profile $(PROFILE) --configfile $(CONFIG) --report report.html --quiet all
+	@$(BIN)/snakemake --profile '$(PROFILE)' --configfile '$(CONFIG)' --report report.html --quiet all
 
 test: env ## Run all tests (13 minutes on two cores)
 	$(say) 'running the tests'
@@ -67,7 +67,7 @@ docs: env ## Generate the config's schema and option tables, and the drawings in
 	$(BIN)/python docs/drawings.py
 
 doctor: env ## Check a Slurm site before the first job (CONFIG=..., PROFILE=...; with JOB=1 also a node)
-	@$(BIN)/python scripts/doctor.py --config $(CONFIG) $(if $(filter file,$(origin PROFILE)),,--profile $(PROFILE)) $(if $(JOB),--job)
+	@$(BIN)/python scripts/doctor.py --config '$(CONFIG)' $(if $(filter file,$(origin PROFILE)),,--profile '$(PROFILE)') $(if $(JOB),--job)
 
 bench: env ## Run the benchmarks; benchmarks/README.md lists the single commands
 	$(BIN)/python benchmarks/slot_pause.py

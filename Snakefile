@@ -23,6 +23,7 @@ yard = Workflow(
     default_resources=workflow.resource_settings.default_resources,
     executor=lambda: workflow.executor_settings,
     set_resources=workflow.resource_settings.overwrite_resources,
+    config_files=workflow.configfiles,
 )
 slurm_executor.register()
 shell.prefix(yard.shell_prefix(workflow.deployment_settings.deployment_method))

@@ -50,8 +50,8 @@ def build(*, channels, classes):
 class Yard:
     """A folder with a config, and the commands of a user."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, root: Path = ROOT) -> None:
+        self.folder, self.root = folder, root  # of the user's work, and of the clone of Trainyard
         self.config_file = folder / "config.yaml"
         self.results = folder / "results"
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # some machines have python3 but no `python`
@@ -61,7 +61,7 @@ class Yard:
         self.config_file.write_text(yaml.safe_dump(config))
 
     def script(self, name: str, *options: str) -> list[str]:
-        program = [sys.executable, str(ROOT / "scripts" / f"{name}.py")]
+        program = [sys.executable, str(self.root / "scripts" / f"{name}.py")]
         return [*program, "--config", str(self.config_file), "--results", str(self.results), *options]
 
     def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess:
@@ -83,8 +83,8 @@ class Yard:
             self.run(*self.script("stage", "--dataset", name))
 
     def snakemake_command(self, *options: str) -> list[str]:
-        program = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(ROOT / "Snakefile")]
-        common = ["--profile", str(ROOT / "profiles/local"), "--configfile", str(self.config_file)]
+        program = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(self.root / "Snakefile")]
+        common = ["--profile", str(self.root / "profiles/local"), "--configfile", str(self.config_file)]
         return [*program, *common, "--directory", str(self.folder), *options]
 
     def snakemake(self, *options: str, check: bool = True) -> str:

@@ -30,10 +30,19 @@ FULL = {
 }
 
 
+# Braces in the path of the clone are wildcards for Snakemake; it looks for an absolute path of a profile by a pattern.
+ODD = 'a b\'s "work" in $HOME; é \\n %s # &'
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory) -> Yard:
-    """A finished run of a config with everything, which tests do not modify."""
-    yard = Yard(tmp_path_factory.mktemp("done"))
+    """A finished run of a config with everything, which tests do not modify, in folders with odd names."""
+    folder, clone = tmp_path_factory.mktemp("done") / f"{ODD} {{x}} [y] *", tmp_path_factory.mktemp("clone") / ODD
+    folder.mkdir()
+    for name in ("workflow", "scripts", "profiles", "envs"):
+        shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "Snakefile", clone)
+    yard = Yard(folder, clone)
     generator = np.random.default_rng(0)
     frame = pd.DataFrame({"size": generator.normal(size=60), "price": generator.normal(size=60)})
     frame.to_csv(yard.folder / "prices.csv", index=False)
@@ -372,6 +381,15 @@ def helps(tmp_path_factory):
     paths = [str(scripts / f"{program}.py") for program in PROGRAMS]
     texts = json.loads(yard.run(sys.executable, "-c", HELP, *paths).stdout)
     return {Path(path).stem: text for path, text in texts.items()}
+
+
+def test_a_clone_whose_path_has_braces_is_refused_before_anything_runs(done, tmp_path):
+    shutil.copytree(done.root, tmp_path / "{clone}")
+    yard = Yard(tmp_path, tmp_path / "{clone}")
+    yard.write(TINY)
+    output = yard.snakemake("-n", check=False)
+    assert "{clone}: its path has '{' '}' (Snakemake takes them for wildcards): rename or move it" in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

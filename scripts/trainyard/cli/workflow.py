@@ -5,18 +5,18 @@ import logging
 import math
 import shlex
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from trainyard.cli.jobs import SweepJobs, TrainJobs, Wildcards
+from trainyard.cli.paths import check_paths
 from trainyard.cli.profile import Profile
 from trainyard.config.datasets import ImageFolder, Python, has_images, needs_download
 from trainyard.config.load import check_config
 from trainyard.config.train import NAME_PATTERN, Train
 from trainyard.config.trials import expand
 from trainyard.planning.memory_request import MemoryRequest, staging_memory, trees_memory
-from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, write_json
 from trainyard.utils.import_path import SCRIPTS, check_imports
 
@@ -49,16 +49,6 @@ TABLE_LABELS: Final = {"sweeps": "table of trials", "scaling": "table", "trees":
 DERIVED_TABLES: Final = {"sweeps": ["strategies", "jobs"], "scaling": ["scaling"], "trees": []}  # made by tables.py
 
 
-def _check_own_path(folder: Path) -> None:
-    """Check the characters of the path of this repository.
-
-    Raises:
-        UserError: Snakemake would take a part of the path for a wildcard.
-    """
-    if "{" in str(folder) or "}" in str(folder):
-        raise UserError(f"{folder}: Snakemake cannot run a workflow whose path has braces: rename the folder")
-
-
 class Workflow:
     """The checked config, as the Snakefile sees it."""
 
@@ -75,13 +65,15 @@ class Workflow:
         default_resources: Mapping[str, Any] | None = None,
         executor: Callable[[], Any] = lambda: None,
         set_resources: Mapping[str, Mapping[str, Any]] | None = None,
+        config_files: Iterable[Path | str] = (),
     ) -> None:
         logging.raiseExceptions = False  # Snakemake's log on a full disk would print a stack trace for each line
-        _check_own_path(SCRIPTS.parent)
         self.config = check_config(raw)
         self._results = results
         self._profile = Profile(default_resources, executor, set_resources)
         self._profile.check()
+        used = (Path.cwd(), Path(sys.prefix), *map(Path, config_files))
+        check_paths(SCRIPTS.parent, used, uses_slurm=self._profile.has_scheduler)
         self._resolved = self.config.model_dump(mode="json", exclude_unset=True)
         self.config_file = results / "configs" / f"{digest_of(self._resolved)}.json"
         self.staging_mem_mb = self._profile.mem_mb(self._staging_memory)
