@@ -20,7 +20,7 @@ holds the rows. In each of them, the tests check that
 - the job ends within the stated time after the fault, and its output names what failed;
 - no process, GPU, port, lock or temporary file is left on any host.
 
-{origin} on a machine with {cores} cores (load {load:.0f}), by
+Measured on {day} on a machine with {cores} cores and {load:.0f} processes that wanted to run{busy}, by
 
 ```
 make faults
@@ -54,7 +54,9 @@ def main() -> None:
     rows = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     day = time.strftime("%Y-%m-%d", time.gmtime(max(row["time"] for row in rows)))
     load = sum(row["load"] for row in rows) / len(rows)
-    parts = [HEAD.format(origin=f"Measured on {day}", cores=os.cpu_count(), load=load)]
+    cores = os.cpu_count() or 1
+    busy = ": it was busy with other work, and times are longer than on a quiet one" if load > 3 * cores else ""
+    parts = [HEAD.format(day=day, cores=cores, load=load, busy=busy)]
     for group, title in TITLES.items():
         chosen = sorted((row for row in rows if row["group"] == group), key=lambda row: row["number"])
         if chosen:
@@ -67,7 +69,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     """The rows as a Markdown table."""
     lines = [list(COLUMNS.values()), ["---"] + ["---:"] * (len(COLUMNS) - 2) + ["---"]]
     lines += [[_text(row[name]) for name in COLUMNS] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    found = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([*found, *(f"\n{row['fault']}: {row['defect']}" for row in rows if row["defect"])])
 
 
 def soak(row: dict[str, Any]) -> str:

@@ -50,6 +50,7 @@ class TrialFault:
     says: str  # a pattern in the error of the attempt
     outcomes: tuple[str, ...] = ("failed", "finished")  # of all attempts
     bound_seconds: float = 60  # from the fault to the end of the attempt
+    defect: str = ""  # why the row does not hold
 
 
 TRIALS = [
@@ -335,11 +336,12 @@ SWEEP = [
 ]
 RAISES = trouble_rank(1, "raise RuntimeError('planned trouble')")
 ENDED = r"rank 1 on n2 ended the training: "
+STOPPED = "only the timeout of the collective ends it: 30 minutes with gloo, 10 minutes with NCCL"
 SKIPPED = ("damaged|skipped",)
 TRAINING = [
     Fault("rank raises", RAISES, 30, job=Training, says=(f"{ENDED}RuntimeError: planned trouble",)),
     Fault("rank killed", signal_rank(1, "KILL"), 30, job=Training, says=(rf"{ENDED}.*SIGKILL",), quick=True),
-    Fault("rank stopped in a collective", signal_rank(1, "STOP"), 600, job=Training),
+    Fault("rank stopped in a collective", signal_rank(1, "STOP"), 60, job=Training, defect=STOPPED),
     Fault("host lost", lose_rank_1, 120, job=Training),
     Fault("ports taken", nothing, 60, job=Training, before=take_ports, then=free_ports),
     Fault("NaN on one rank", trouble_rank(1, "factor = float('nan')"), 60, job=Training),

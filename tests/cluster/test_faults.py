@@ -56,7 +56,7 @@ def test_after_a_fault_the_same_command_completes_the_work(cluster: Cluster, sha
         fault.inject(run)
         if fault.opens:
             run.open()
-        run.wait_for_end_of(run.jobs()[0])
+        run.wait_for_end_of(run.jobs()[0], timeout_seconds=fault.bound_seconds + 60)
         to_end, ended = seconds_since(injected), time.time()
         recovered = recover(run, fault, ended)
         measured = Measured(
@@ -140,8 +140,10 @@ def recover(run: Run, fault: Fault, ended: float) -> float:
 def save(measured: Measured, output: str) -> None:
     """Keep a measured row for docs/faults.md."""
     order = [*TRIALS, *SWEEP, *TRAINING]
-    number = next(number for number, fault in enumerate(order) if is_row_of(measured, fault))
-    write_record(f"{measured.group}-{measured.fault}", asdict(measured) | {"number": number}, output)
+    number, fault = next((number, fault) for number, fault in enumerate(order) if is_row_of(measured, fault))
+    write_record(
+        f"{measured.group}-{measured.fault}", asdict(measured) | {"number": number, "defect": fault.defect}, output
+    )
 
 
 def is_row_of(measured: Measured, fault: Fault | TrialFault) -> bool:

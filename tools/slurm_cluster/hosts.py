@@ -153,7 +153,7 @@ class Host:
         """
         stage = self.state / "stage"
         lines = [f"mount -t tmpfs -o mode=1777 {shlex.quote(self.mark)} {stage}"]
-        for path in self.visible:
+        for path in (*self.visible, self.state / "small"):  # a mount of its own, which its parent's does not include
             if path.is_relative_to(folder):
                 target = shlex.quote(str(stage / path.relative_to(folder)))
                 lines += [f"mkdir -p {target}", f"mount --bind {shlex.quote(str(path))} {target}"]
