@@ -39,7 +39,8 @@ test-slow: env ## Run the tests that `make test` omits: the ready-made configs, 
 faults: env ## Run the table of faults and the soak, and write docs/faults.md (40 minutes)
 	rm -rf results/faults
 	TRAINYARD_FAULTS=$(CURDIR)/results/faults $(BIN)/python -m pytest -m '' tests/cluster/test_faults.py tests/cluster/test_soak.py \
-	  || status=$$?; $(BIN)/python tests/cluster/fault_page.py results/faults docs/faults.md; exit $${status:-0}
+	  tests/cluster/test_second_site.py \
+	  || status=$$?; PYTHONPATH=tools:tests:scripts $(BIN)/python tests/cluster/fault_page.py results/faults docs/faults.md; exit $${status:-0}
 
 lint: env ## Check style, types and layers: ruff, mypy, import-linter, snakefmt, snakemake --lint
 	$(BIN)/ruff check .

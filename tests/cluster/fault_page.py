@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fault_table import SWEEP, TRAINING, TRIALS
+
 HEAD = """\
 # The table of faults
 
@@ -20,14 +22,14 @@ holds the rows. In each of them, the tests check that
 - the job ends within the stated time after the fault, and its output names what failed;
 - no process, GPU, port, lock or temporary file is left on any host.
 
-Measured on {day} on a machine with {cores} cores and {load:.0f} processes that wanted to run{busy}, by
+Measured on {day} on a machine with {cores} cores at a load of {load:.0f}, by
 
 ```
 make faults
 ```
 
 "to the end" is the time from the fault to the end of the job that it hit, "to recover" the time from there until all
-work was finished, with the queue and the start of the next job. Both grow with the load of the machine.
+work was finished, with the queue and the start of the next job. Both grow with the load of the machine.{busy}
 """
 COLUMNS = {
     "fault": "fault",
@@ -55,14 +57,24 @@ def main() -> None:
     day = time.strftime("%Y-%m-%d", time.gmtime(max(row["time"] for row in rows)))
     load = sum(row["load"] for row in rows) / len(rows)
     cores = os.cpu_count() or 1
-    busy = ": it was busy with other work, and times are longer than on a quiet one" if load > 3 * cores else ""
+    busy = " It was busy with other work: on a quiet one they are a fraction of these." if load > 3 * cores else ""
     parts = [HEAD.format(day=day, cores=cores, load=load, busy=busy)]
     for group, title in TITLES.items():
         chosen = sorted((row for row in rows if row["group"] == group), key=lambda row: row["number"])
         if chosen:
             parts.append(f"{title}\n\n{table(chosen)}\n")
+    if missing := unmeasured(rows):
+        parts.append(f"Not measured in this run: {', '.join(missing)}.\n")
     parts += [soak(row) for row in rows if row["group"] == "Soak"]
     page.write_text("\n".join(parts))
+
+
+def unmeasured(rows: list[dict[str, Any]]) -> list[str]:
+    """The rows of the table without a record."""
+    known = {(row["group"], row.get("fault")) for row in rows}
+    table = [("Trial", fault.name) for fault in TRIALS]
+    table += [(fault.job.__name__, fault.name) for fault in (*SWEEP, *TRAINING)]
+    return [f"{group.lower()}: {name}" for group, name in table if (group, name) not in known]
 
 
 def table(rows: list[dict[str, Any]]) -> str:

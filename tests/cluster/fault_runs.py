@@ -127,7 +127,7 @@ class Run:
 
     def write(self) -> None:
         """Write the files of the user."""
-        self.seen.mkdir(exist_ok=True)
+        self.seen.mkdir(parents=True, exist_ok=True)
         name, text = self.code
         (self.seen / name).write_text(text)
         (self.seen / "config.yaml").write_text(yaml.safe_dump(self.config()))
@@ -454,6 +454,8 @@ def ended_at_last(run: Run) -> Iterator[None]:
         for command in run.commands:
             command.kill()
             command.wait()
+        if run.folder.is_relative_to(run.cluster.small):
+            shutil.rmtree(run.seen)
 
 
 def seconds_since(moment: float) -> float:

@@ -43,7 +43,7 @@ def rows() -> list[object]:
 
 @pytest.mark.parametrize("fault", rows())
 def test_after_a_fault_the_same_command_completes_the_work(cluster: Cluster, shared_dir: Path, fault: Fault) -> None:
-    base = cluster.small if fault.in_small else shared_dir
+    base = cluster.small / shared_dir.name if fault.in_small else shared_dir
     run = fault.job(cluster, base / "project", resources=fault.resources, nodes=fault.nodes)
     with ended_at_last(run):
         run.write()

@@ -61,7 +61,8 @@ def cancel(run: Sweep, dice: random.Random) -> None:
 
 
 # How often each is chosen: what ends the job, which takes a while to start, less often.
-FAULTS = {worker: 12, network: 2, slurmd: 2, raylet: 2, driver: 1, slurmstepd: 1, cancel: 1}
+WHILE_TRIALS_RUN = {worker: 24, raylet: 2, driver: 1, slurmstepd: 1, cancel: 1}
+ALWAYS = {network: 3, slurmd: 3}
 
 
 def kill(place: tuple[Host, int], dice: random.Random) -> None:
@@ -88,8 +89,9 @@ def test_after_five_minutes_of_random_faults_all_trials_have_finished_once(clust
         start = time.time()
         while not run.is_complete():
             assert seconds_since(start) < TIMEOUT_SECONDS, run.story()
-            if seconds_since(start) < FAULT_SECONDS and run.running():
-                (fault,) = dice.choices(list(FAULTS), weights=list(FAULTS.values()))
+            if seconds_since(start) < FAULT_SECONDS:
+                faults = ALWAYS | (WHILE_TRIALS_RUN if run.running() else {})
+                (fault,) = dice.choices(list(faults), weights=list(faults.values()))
                 fault(run, dice)
                 counts[fault.__name__] += 1
             if run.commands[-1].poll() is not None and not run.is_complete():
