@@ -22,11 +22,11 @@ CONFIG = {
 JOBS = ("fit_trees t", "stage tiny", "sweep own", "sweep_on_nodes s", "train_on_nodes x_2x2", "x_2x2_repeat-2")
 PARTITIONS = {"gpu": {"max_runtime": 1440, "max_threads": 8, "max_gpu": 2, "available_gpu_models": ["a100"]}}
 # A folder of the login node alone, on which no program can be executed.
-NOEXEC = 'mkdir -p "$TMPDIR" && mount -t tmpfs -o noexec tmpfs "$TMPDIR" && exec "$@"'
+NOEXEC = 'mount -t tmpfs -o noexec tmpfs "$TMPDIR" && exec "$@"'
 
 
 def doctor(
-    cluster: Cluster, folder: Path, *options: str, lines: str = "", **site: str
+    cluster: Cluster, folder: Path, temporary: Path, *options: str, lines: str = "", **site: str
 ) -> subprocess.CompletedProcess[str]:
     """Run it on CONFIG with the shipped profile, in which these default resources are set, and lines appended."""
     text = (ROOT / "profiles/slurm/config.yaml").read_text()
@@ -40,7 +40,7 @@ def doctor(
     (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     command = [sys.executable, f"{ROOT}/scripts/doctor.py", "--config", "config.yaml", "--profile", "profile"]
     in_namespace = ["unshare", "--mount", "sh", "-c", NOEXEC, "sh", *command, *options]
-    return cluster.run(in_namespace, cwd=folder, env={"TMPDIR": "/tmp/noexec"}, check=False)
+    return cluster.run(in_namespace, cwd=folder, env={"TMPDIR": str(temporary)}, check=False)
 
 
 def findings(output: str) -> list[tuple[str, str, str]]:
@@ -62,11 +62,11 @@ def submitted(cluster: Cluster, folder: Path) -> list[str]:
     return [name for name, _, place in (line.partition("|") for line in lines) if place.startswith(str(folder))]
 
 
-def test_a_good_site_passes_and_nodes_are_checked_from_inside(cluster, shared_dir):
+def test_a_good_site_passes_and_nodes_are_checked_from_inside(cluster, shared_dir, tmp_path):
     """Also in an odd folder with modules beside the config, a relative partition file and a noexec temporary folder."""
     lines, folder = "slurm-partition-config: partitions.yaml", shared_dir / "it's $HOME"
     folder.mkdir()
-    done = doctor(cluster, folder, "--job", lines=lines, slurm_account="lab", gpu_type="a100")
+    done = doctor(cluster, folder, tmp_path, "--job", lines=lines, slurm_account="lab", gpu_type="a100")
     found = findings(done.stdout)
     texts = {name: text for name, _, text in found}
     assert {name for name, verdict, _ in found if verdict == "FAILS"} == {"GPU"}, done.stdout
@@ -115,8 +115,10 @@ set-resources:
 """
 
 
-def test_what_is_wrong_fails_with_a_remedy_and_no_job_is_submitted(cluster, shared_dir, short_qos):
-    done = doctor(cluster, shared_dir, "--job", lines=OVERRIDES, gpu_type="h100", slurm_account="lab", qos="short")
+def test_what_is_wrong_fails_with_a_remedy_and_no_job_is_submitted(cluster, shared_dir, tmp_path, short_qos):
+    done = doctor(
+        cluster, shared_dir, tmp_path, "--job", lines=OVERRIDES, gpu_type="h100", slurm_account="lab", qos="short"
+    )
     assert done.returncode == 1
     failures = {name: text for name, verdict, text in findings(done.stdout) if verdict == "FAILS"}
     expected = {
