@@ -79,7 +79,8 @@ def test_jobs_above_a_limit_on_the_queue_are_submitted_later(cluster, shared_dir
     names = ["one", "two"]
     for name in names:
         (shared_dir / f"go-{name}").touch()
-    command = snakemake_command(shared_dir, {}, "--retries", "0", "--", *names, snakefile=shared_dir / "Snakefile")
+    options = ["--retries", "0", "--set-resources", "work:runtime=5", "--", *names]
+    command = snakemake_command(shared_dir, {}, *options, snakefile=shared_dir / "Snakefile")
     done = cluster.run(command, cwd=shared_dir)
     assert "sbatch refuses jobs for now (QOSMaxSubmitJobPerUserLimit)" in done.stdout + done.stderr
     assert sorted((shared_dir / "starts").read_text().split()) == sorted(names)
