@@ -20,7 +20,7 @@ def run(config, context):
         time.sleep(0.6 * (context.deadline - time.time()))
     context.report(val_accuracy=0.5)
 """
-LIMITED = replace(FIRST, limits=("MaxSubmitJobsPerUser=1", "MaxWall=00:50:00", "MaxTRESPerUser=gres/gpu=6"))
+LIMITED = replace(FIRST, limits=("MaxSubmitJobsPerUser=1", "MaxWall=00:50:00", "MaxTRESPerUser=gres/gpu=8"))
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +87,12 @@ def test_jobs_above_a_limit_on_the_queue_are_submitted_later(cluster, shared_dir
 
 
 def test_a_dry_run_shows_which_limit_decides_and_which_is_exceeded(cluster, shared_dir):
-    slots = {"nodes": 4, "gpus_per_node": 2}
+    slots = {"nodes": 4, "gpus_per_node": 4}
     sweep = {"command": "train {lr}", "grid": {"lr": list(range(20))}}
     sweeps = {"fixed": {**sweep, "slots": slots}, "chosen": {**sweep, "slots": {**slots, "auto": True}}}
     output = snakemake(cluster, shared_dir, {"sweeps": sweeps}, "-n", "--", "sweeps")
     time = "limited by QOS normal: 50 min 0 s of walltime"
-    assert f"{time}; above the limit of QOS normal: 6 GPUs, so that Slurm would never start it" in output
-    assert f"{time}; limited by QOS normal: 6 GPUs" in output
-    assert "requests 6 slots of 1 GPU and 1 CPU on 3 nodes (fastest, of at most 8)" in output
+    assert f"{time}; above the limit of QOS normal: 8 GPUs, so that Slurm would never start it" in output
+    assert f"{time}; limited by QOS normal: 8 GPUs" in output
+    assert "requests 8 slots of 1 GPU and 1 CPU on 2 nodes (fastest, of at most 16)" in output
     assert output.count("walltime: 50 min") == 2
