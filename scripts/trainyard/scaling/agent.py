@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+from trainyard.scaling.notices import block_notices
 from trainyard.scaling.rendezvous import Rendezvous, RendezvousError
 
 
@@ -25,6 +26,7 @@ def main() -> int:
         endpoint, listener = Rendezvous(arguments.folder, nodes, rank=node_rank).meet()
     except RendezvousError:
         return 1  # the launcher reports it
+    block_notices()
     from trainyard.scaling import torchrun  # imports torch, which takes seconds
 
     place = torchrun.Place(node_rank=node_rank, nodes=len(nodes), ranks_per_node=arguments.ranks)

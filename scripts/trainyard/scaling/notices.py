@@ -27,15 +27,19 @@ TERMINATED: Final = 128 + signal.SIGTERM  # exit code of a rank that torchrun ha
 _PR_SET_PDEATHSIG: Final = 1
 
 
+def block_notices() -> None:
+    """Block the signals in an agent, before it imports torch: a thread of a library that does not inherit this takes them.
+
+    torchrun's own handler of SIGTERM, which kills the ranks after 30 s, is then never called. The ranks inherit this,
+    too, so that a notice before they have installed their handlers does not kill them.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
+
+
 @contextlib.contextmanager
 def forwarding_to_ranks() -> Iterator[None]:
-    """In the main thread of an agent: forward a notice to the ranks during the block, and wait for them to end.
-
-    torchrun's own handler of SIGTERM, which kills the ranks after 30 s, is not called: the signals are blocked. The
-    ranks inherit this, so that a notice before they have installed their handlers does not kill them.
-    """
+    """In the main thread of an agent, after `block_notices`: forward a notice to the ranks, and wait for them to end."""
     _end_with_parent()
-    signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
     threading.Thread(target=_forward, daemon=True).start()
     yield
 

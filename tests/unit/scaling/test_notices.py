@@ -12,8 +12,9 @@ from yard import ROOT
 # An agent with one rank, which waits as in a collective whose peer has died.
 AGENT = """
 import os, subprocess, sys
-from trainyard.scaling.notices import forwarding_to_ranks
+from trainyard.scaling.notices import block_notices, forwarding_to_ranks
 
+block_notices()
 with forwarding_to_ranks():
     rank = subprocess.Popen([sys.executable, "rank.py"], env=os.environ | {"LOCAL_RANK": "1", "WORLD_SIZE": "2"})
     print(rank.pid, flush=True)
@@ -43,8 +44,8 @@ def programs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    environment = {"PYTHONPATH": str(ROOT / "scripts"), "WORLD_SIZE": "2", "PATH": "/usr/bin:/bin"}
+def start(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
+    environment = {"PYTHONPATH": str(ROOT / "scripts"), "WORLD_SIZE": "2", "PATH": "/usr/bin:/bin", **variables}
     return subprocess.Popen(
         [sys.executable, *words], cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, bufsize=1
     )
@@ -57,6 +58,20 @@ def test_an_agent_tells_its_ranks_and_waits_for_them(programs, sent):
         assert agent.stdout.readline() == "ready\n"
         agent.send_signal(sent)
         assert agent.wait(PATIENCE_SECONDS) == 7, "the exit code of its rank"
+
+
+def test_no_thread_of_a_library_takes_the_notice_of_an_agent(programs):
+    """With OMP_NUM_THREADS, importing torch starts threads. One with the signal unblocked runs torchrun's handler."""
+    (programs / "config.json").write_text("{}")
+    options = ["--folder", str(programs), "--nodes", "here", "--ranks", "1", "--", "rank.py", "--config", "config.json"]
+    with start(programs, str(ROOT / "scripts/trainyard"), "scaling.agent", *options, OMP_NUM_THREADS="4") as agent:
+        assert agent.stdout.readline() == "ready\n"
+        states = [path.read_text() for path in Path(f"/proc/{agent.pid}/task").glob("*/status")]
+        masks = [int(line.split()[1], 16) for state in states for line in state.splitlines() if "SigBlk" in line]
+        agent.terminate()
+        agent.wait(PATIENCE_SECONDS)
+        takers = [mask for mask in masks if not mask >> (signal.SIGTERM - 1) & 1]
+        assert len(takers) == 1, "the thread that waits for it"
 
 
 @pytest.mark.parametrize("agent_tells", [True, False])
