@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def block_notices() -> None:
-    """Block the signals in an agent, before it imports torch: a thread of a library that does not inherit this takes them.
+    """Block the signals in an agent before it imports torch, which starts threads that would take them otherwise.
 
     torchrun's own handler of SIGTERM, which kills the ranks after 30 s, is then never called. The ranks inherit this,
     too, so that a notice before they have installed their handlers does not kill them.
@@ -38,7 +38,7 @@ def block_notices() -> None:
 
 @contextlib.contextmanager
 def forwarding_to_ranks() -> Iterator[None]:
-    """In the main thread of an agent, after `block_notices`: forward a notice to the ranks, and wait for them to end."""
+    """In the main thread of an agent, after `block_notices`: forward a notice to the ranks during the block."""
     _end_with_parent()
     threading.Thread(target=_forward, daemon=True).start()
     yield
