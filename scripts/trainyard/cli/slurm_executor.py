@@ -46,11 +46,17 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         super().__init__(workflow, logger)
 
     def run_job(self, job: Any) -> None:
-        """Submit a job, unless a job that another Snakemake submitted for it is live: then wait for that one."""
+        """Submit a job, unless a job that another Snakemake submitted for it is live: then wait for that one.
+
+        Groups of jobs (`--groups`) are always submitted: their comments do not tell them apart.
+        """
+        self._failed_nodes = self._excluded_nodes()
+        if job.is_group():
+            super().run_job(job)
+            return
         live = self._find_live_job(job)
         if live is None:
             self._record_parameters(job)
-            self._failed_nodes = self._excluded_nodes()
             super().run_job(job)
             return
         self.logger.info(
