@@ -63,5 +63,5 @@ def find_limits(account: str, qos: str, partition: str) -> JobLimits:
         return JobLimits()
     try:
         return JobLimits(tuple(list_limits(getpass.getuser(), account=account, qos=qos, partition=partition)))
-    except (UserError, ValueError, KeyError):  # KeyError: this user has no name
+    except (UserError, ValueError, KeyError, OSError):  # this user has no name: KeyError, from Python 3.13 on OSError
         return JobLimits()
