@@ -123,7 +123,7 @@ def _copy_files(dataset: Torchvision, root: Path, work: Path) -> dict[str, str]:
 def _copy(source: Path, target: Path) -> None:
     try:
         opened = gzip.open if source.suffix == ".gz" else open
-        with storage_errors(target), opened(source, "rb") as file, open(target, "wb") as plain:
+        with opened(source, "rb") as file, storage_errors(target), open(target, "wb") as plain:
             shutil.copyfileobj(file, plain)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{source}: is damaged ({error}): replace it") from None

@@ -1,7 +1,9 @@
 """Datasets of torchvision, and image folders and archives, are staged without changing a pixel."""
 
+import errno
 import gzip
 import hashlib
+import os
 import pickle
 
 import numpy as np
@@ -20,6 +22,7 @@ from imagesets import (
     write_usps,
 )
 from trainyard.config.datasets import ImageFolder, Torchvision
+from trainyard.data import torchvision_datasets
 from trainyard.data.staged import DataError
 from trainyard.data.staging import stage
 from trainyard.utils.errors import UserError
@@ -264,6 +267,17 @@ def test_a_damaged_cifar_copy_is_reported_and_not_unpickled(tmp_path, monkeypatc
     with pytest.raises(DataError, match=message):
         stage_copy("CIFAR10", tmp_path / "copy", tmp_path / "staged")
     assert "must not be run" not in capsys.readouterr().out
+
+
+def test_a_source_that_cannot_be_read_is_not_blamed_on_the_copy(tmp_path, monkeypatch):
+    source, target = tmp_path / "source", tmp_path / "target"
+
+    def refuse(path, *_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(torchvision_datasets, "open", refuse, raising=False)  # root may read everything
+    with pytest.raises(PermissionError, match=str(source)):
+        torchvision_datasets._copy(source, target)
 
 
 def test_a_missing_root_is_reported(tmp_path):
