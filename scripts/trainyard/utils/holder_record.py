@@ -84,7 +84,8 @@ class HolderRecord:
             StorageError: the record cannot be read.
         """
         with storage_errors(self._path):
-            self._is_lost |= asks and not self._touch()
+            if asks and not self._touch():
+                self._is_lost = True
             if self._is_lost and not self._is_reported:
                 self._is_reported = True
                 other = _parse(_read(self._path)[0])
@@ -96,7 +97,8 @@ class HolderRecord:
         """Give a sign of life every few seconds."""
         while not ended.wait(BEAT_SECONDS) and not self._is_lost:
             with suppress(OSError):
-                self._is_lost = not self._touch()
+                if not self._touch():
+                    self._is_lost = True  # never reset: the other thread may have found it lost meanwhile
 
     def _touch(self) -> bool:
         """Give a sign of life; returns False if the record is not this process's."""
