@@ -7,7 +7,6 @@ from slurm_cluster.cluster import Cluster
 
 
 @pytest.mark.faults
-@pytest.mark.xfail(reason="srun of the training: only allocated 1 nodes asked for 2", strict=True)
 def test_a_sweep_and_a_training_over_two_hosts_run_without_accounting(second_site: Cluster) -> None:
     sweep, training = (kind(second_site, second_site.shared / kind.__name__, nodes=2) for kind in (Sweep, Training))
     with ended_at_last(sweep), ended_at_last(training):

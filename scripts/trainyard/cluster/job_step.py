@@ -46,8 +46,8 @@ def _srun() -> list[str]:
     given = slurm_allocation.current_allocation()
     assert given is not None
     here = [name for name in given.nodes if name.split(".")[0] == host.node_name()]
-    where = ["--nodelist", (here or given.nodes)[0], f"--immediate={START_SECONDS}", "--input=none", "--quiet"]
-    return ["srun", *srun_options(1, cpus_per_task=given.cpus_per_node), *where]
+    options = srun_options((here or given.nodes)[:1], cpus_per_task=given.cpus_per_node)
+    return ["srun", *options, f"--immediate={START_SECONDS}", "--input=none", "--quiet"]
 
 
 def signals_reach_all_processes() -> bool:

@@ -141,9 +141,7 @@ def _srun_line(nodes: list[str], command: list[str], *, cpus: int) -> list[str]:
     """The srun command that runs `command` once on each of these nodes, on this many CPUs."""
     return [
         "srun",
-        *srun_options(len(nodes), cpus_per_task=cpus),
-        "--nodelist",
-        ",".join(nodes),
+        *srun_options(nodes, cpus_per_task=cpus),
         "--no-kill",  # the failure of one node must not end the others
         "--kill-on-bad-exit=0",
         "--wait=0",

@@ -66,9 +66,9 @@ def probe_job(folder: Path) -> None:
 
 def _probe_nodes(allocation: Allocation, report: JobReport, folder: Path) -> None:
     """Run a step on every node: as Snakemake's plugin starts jobs on one node, and as Trainyard starts ranks."""
-    nodes, cpus = len(allocation.nodes), allocation.cpus_per_node
-    several = [*srun_options(nodes, cpus_per_task=cpus), "--kill-on-bad-exit=0"]
-    options = several if nodes > 1 else ["-n1", "--cpu-bind=q", f"--cpus-per-task={cpus}"]
+    cpus = allocation.cpus_per_node
+    several = [*srun_options(allocation.nodes, cpus_per_task=cpus), "--kill-on-bad-exit=0"]
+    options = several if len(allocation.nodes) > 1 else ["-n1", "--cpu-bind=q", f"--cpus-per-task={cpus}"]
     report.step_error = _run_step(["srun", *options, *helper_command("doctor.node_probe"), "node", str(folder)])
 
 

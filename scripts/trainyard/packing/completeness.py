@@ -6,7 +6,7 @@ from collections import Counter
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.sweep_state import SweepState
 from trainyard.programs.metrics import UNREADABLE_REMEDY
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import UserError, mentions_full_disk
 
 SHOWN_FAILURES = 5
 log = logging.getLogger(__name__)
@@ -27,6 +27,11 @@ def check_sweep(state: SweepState) -> None:
         raise UserError(
             f"sweep {state.name}: {len(state.unfinished)} of {len(state.trials)} trials are without a result; "
             "the others are kept: correct the error and run the same command"
+        )
+    if full := [name for name in failed if mentions_full_disk(state.attempts[name][-1].error)]:
+        raise UserError(
+            f"sweep {state.name}: {len(full)} of {len(state.trials)} trials had no space on the disk; the others are "
+            "kept: make room (`df -h` and `quota -s` show what is used), then run the same command"
         )
     counts = _count_ends(state)
     _check_enough_succeeded(state, failed, counts[TrialStatus.FINISHED] + counts[TrialStatus.STOPPED])

@@ -59,11 +59,11 @@ def training_command(
     Raises:
         UserError: the scale has several nodes, but there is no Slurm job with this number of nodes.
     """
-    nodes, gpus = split_scale(scale)
+    gpus = split_scale(scale)[1]
     checked = check_allocation(scale, allocation)
     names = checked.nodes if checked else [host.node_name()]
     agent = [*helper_command(AGENT), "--folder", folder, "--nodes", ",".join(names), "--ranks", str(gpus)]
-    srun = _srun(nodes, 1, cpus=checked.cpus_per_node) if checked else []
+    srun = _srun(checked.nodes, 1, cpus=checked.cpus_per_node) if checked else []
     return [*srun, *agent, "--", str(program), *options]
 
 
@@ -95,12 +95,13 @@ def script_command(
     watch_options: Sequence[str],
     hostfile: Path,
     cpus_per_gpu: int,
-    in_slurm: bool,
+    job_nodes: Sequence[str],
 ) -> list[str]:
     """The command that starts a user's script on all GPUs of a scale.
 
     It runs `watch` with `watch_options` once per node, which replaces the placeholders and runs the launcher. With the
-    launcher `srun`, it runs `watch` once per GPU, which runs the script.
+    launcher `srun`, it runs `watch` once per GPU, which runs the script. `job_nodes` are the nodes of the Slurm job,
+    none outside of one.
 
     Raises:
         UserError: the launcher is `srun`, but this is not a Slurm job.
@@ -108,19 +109,27 @@ def script_command(
     nodes, gpus = split_scale(scale)
     watch = [*helper_command(WATCH), *watch_options]
     if launcher == "srun":
-        if not in_slurm:
+        if not job_nodes:
             raise UserError("launcher: srun needs a Slurm job; use torchrun here")
-        return [*_srun(nodes, gpus, cpus=cpus_per_gpu), *launcher_options, *watch, "--per-gpu", "--", python, *words]
+        return [
+            *_srun(job_nodes[:nodes], gpus, cpus=cpus_per_gpu),
+            *launcher_options,
+            *watch,
+            "--per-gpu",
+            "--",
+            python,
+            *words,
+        ]
     module, options = {
         "torchrun": ("torch.distributed.run", _torchrun(nodes, gpus)),
         "accelerate": ("accelerate.commands.launch", _accelerate(nodes, gpus)),
         "deepspeed": ("deepspeed.launcher.runner", _deepspeed(hostfile)),
     }[launcher]
     each = [*watch, "--", python, "-m", module, *options, *launcher_options, *words]
-    return [*_srun(nodes, 1, cpus=cpus_per_gpu * gpus), *each] if nodes > 1 else each
+    return [*_srun(job_nodes, 1, cpus=cpus_per_gpu * gpus), *each] if nodes > 1 else each
 
 
-def _srun(nodes: int, tasks_per_node: int, *, cpus: int) -> list[str]:
+def _srun(nodes: Sequence[str], tasks_per_node: int, *, cpus: int) -> list[str]:
     options = srun_options(nodes, tasks_per_node=tasks_per_node, cpus_per_task=cpus)
     return ["srun", *options, "--kill-on-bad-exit=1"]
 

@@ -184,7 +184,7 @@ class UserScript:
             watch_options=watch_options,
             hostfile=self._hostfile(nodes),
             cpus_per_gpu=study.cpus_per_gpu,
-            in_slurm=self._allocation is not None,
+            job_nodes=self._allocation.nodes if self._allocation else (),
         )
 
     def _hostfile(self, nodes: list[str]) -> Path:

@@ -19,7 +19,7 @@ OPTIONS = ["--config", "c.yaml", "--study", "s"]
 
 
 def srun(nodes, tasks, cpus):
-    counts = f"--nodes {nodes} --ntasks {tasks} --ntasks-per-node {tasks // nodes}"
+    counts = f"--nodes {nodes} --ntasks {tasks} --ntasks-per-node {tasks // nodes} --nodelist n3,n4"
     bound = f"--cpus-per-task {cpus} --cpu-bind=none"
     return f"srun --overlap --mem=0 --export=ALL {counts} {bound} --kill-on-bad-exit=1"
 
@@ -80,7 +80,7 @@ def own(launcher, scale="2x4", **fields):
         watch_options=["--folder", "/out"],
         hostfile=Path("/out/hostfile"),
         cpus_per_gpu=3,
-        **{"in_slurm": True, **fields},
+        **{"job_nodes": ("n3", "n4"), **fields},
     )
     return " ".join(line)
 
@@ -95,11 +95,11 @@ def test_a_launcher_is_started_once_per_node_with_telemetry(launcher):
 def test_srun_starts_the_script_itself_once_per_gpu():
     assert own("srun") == (f"{srun(2, 8, 3)} --more {WATCH} --folder /out --per-gpu -- /env/python train.py --lr 0.1")
     with pytest.raises(UserError, match="use torchrun here"):
-        own("srun", scale="1x4", in_slurm=False)
+        own("srun", scale="1x4", job_nodes=())
 
 
 def test_on_one_node_a_launcher_needs_no_slurm():
-    line = own("torchrun", scale="1x4", in_slurm=False)
+    line = own("torchrun", scale="1x4", job_nodes=())
     assert line.startswith(f"{WATCH} --folder /out -- /env/python -m torch.distributed.run --nproc-per-node 4")
     assert "--nnodes 1 " in line
 

@@ -1,0 +1,39 @@
+"""Whether the results of a sweep are complete enough for its tables."""
+
+import pytest
+from trainyard.config.load import check_config
+from trainyard.config.trial_status import TrialStatus
+from trainyard.packing.completeness import check_sweep
+from trainyard.planning.journal import Ended, Journal, Started
+from trainyard.planning.plan import plan_sweep
+from trainyard.utils.errors import UserError
+
+SWEEP = {"function": "os:getcwd", "grid": {"lr": [0.1, 0.2, 0.3]}}
+
+
+def swept(results, last_error):
+    """The state of a sweep of three trials, of which the last one has failed."""
+    config = check_config({"sweeps": {"s": SWEEP}})
+    first, second, last = plan_sweep(config, "s", results).state.trials
+    with Journal.opened(results / "sweeps/s/journal.jsonl") as journal:
+        for trial, fields in (
+            (first, {"status": TrialStatus.FINISHED, "metrics": {"loss": 1.0}}),
+            (second, {"status": TrialStatus.FINISHED, "metrics": {"loss": 2.0}}),
+            (last, {"status": TrialStatus.FAILED, "error": last_error}),
+        ):
+            journal.record(Started(trial=trial, attempt=1))
+            journal.record(Ended(trial=trial, attempt=1, seconds=1.0, **fields))
+    return plan_sweep(config, "s", results).state
+
+
+def test_a_sweep_with_a_few_failed_trials_is_complete(tmp_path):
+    check_sweep(swept(tmp_path, "RuntimeError: an error of its own"))
+
+
+@pytest.mark.parametrize(
+    "error", ["OSError: [Errno 28] No space left on device", "[Errno 122] Disk quota exceeded: 'x'"]
+)
+def test_a_sweep_is_not_complete_if_a_trial_had_no_space_on_the_disk(tmp_path, error):
+    state = swept(tmp_path, error)
+    with pytest.raises(UserError, match=r"sweep s: 1 of 3 trials had no space on the disk; .* run the same command"):
+        check_sweep(state)
