@@ -47,7 +47,7 @@ def _srun() -> list[str]:
     assert given is not None
     here = [name for name in given.nodes if name.split(".")[0] == host.node_name()]
     options = srun_options((here or given.nodes)[:1], cpus_per_task=given.cpus_per_node)
-    return ["srun", *options, f"--immediate={START_SECONDS}", "--input=none", "--quiet"]
+    return ["srun", *options, f"--immediate={START_SECONDS}", "--input=none", "--quiet", "--disable-status"]
 
 
 def signals_reach_all_processes() -> bool:
