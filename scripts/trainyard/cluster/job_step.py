@@ -28,7 +28,10 @@ def become_task() -> None:
 
     srun replaces this process. If it cannot start a step, the program runs here, without notice of a preemption.
     """
-    if "SLURM_JOB_ID" not in os.environ or _parent() == "slurmstepd" or signals_reach_all_processes():
+    if "SLURM_JOB_ID" not in os.environ or signals_reach_all_processes():
+        return
+    if _parent() == "slurmstepd":
+        _name_all_nodes()
         return
     try:
         step = _srun()
@@ -39,6 +42,12 @@ def become_task() -> None:
     except (OSError, subprocess.SubprocessError, UserError) as error:
         reason = str(error)
     log.warning("a preemption will come without notice, since srun cannot start a step in this job: %s", reason)
+
+
+def _name_all_nodes() -> None:
+    """Correct SLURM_JOB_NODELIST, in which srun names the node of its step: another srun would see no other node."""
+    if given := slurm_allocation.current_allocation():
+        os.environ["SLURM_JOB_NODELIST"] = ",".join(given.nodes)
 
 
 def _srun() -> list[str]:

@@ -12,7 +12,7 @@ def srun_options(nodes: Sequence[str], *, tasks_per_node: int = 1, cpus_per_task
         "--mem=0",  # all memory of the job; otherwise a step within a step that holds the memory cannot start
         "--export=ALL",  # the job may have been submitted without its environment
         *counts,
-        "--nodelist",  # in a step on one of the nodes, SLURM_JOB_NODELIST has only this one
+        "--nodelist",
         ",".join(nodes),
         "--cpus-per-task",  # srun does not inherit it from sbatch, and a task has one CPU without it
         str(cpus_per_task),
