@@ -64,7 +64,7 @@ def submitted(cluster: Cluster, folder: Path) -> list[str]:
 
 def test_a_good_site_passes_and_nodes_are_checked_from_inside(cluster, shared_dir, tmp_path):
     """Also in an odd folder with modules beside the config, a relative partition file and a noexec temporary folder."""
-    lines, folder = "slurm-partition-config: partitions.yaml", shared_dir / "it's $HOME"
+    lines, folder = "slurm-partition-config: partitions.yaml", shared_dir / "it's mine"
     folder.mkdir()
     done = doctor(cluster, folder, tmp_path, "--job", lines=lines, slurm_account="lab", gpu_type="a100")
     found = findings(done.stdout)
