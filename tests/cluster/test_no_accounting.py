@@ -6,12 +6,14 @@ import tempfile
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from submitting import snakemake
 
 SWEEP = {"command": "echo epoch 1 val_accuracy 0.5", "trials": [{}], "slots": {"gpus_per_node": 2}}
 METRICS = {"pattern": r"epoch (?P<epoch>\d+) val_accuracy (?P<val_accuracy>[0-9.]+)"}
 
 
+@pytest.mark.faults
 def test_the_end_of_a_job_is_noticed_and_its_memory_is_recorded(second_site):
     folder = Path(tempfile.mkdtemp(dir=second_site.shared))
     config = {"sweeps": {"s": SWEEP | {"metrics": METRICS}}}
