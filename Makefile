@@ -26,7 +26,7 @@ report: env
 	$(say) 'writing report.html'
 	@$(BIN)/snakemake --profile '$(PROFILE)' --configfile '$(CONFIG)' --report report.html --quiet all
 
-test: env ## Run all tests (13 minutes on two cores)
+test: env ## Run all tests (20 minutes on two cores)
 	$(say) 'running the tests'
 	$(BIN)/python -m pytest -n 3 # more than the cores: many tests wait for Slurm
 
