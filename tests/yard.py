@@ -29,6 +29,23 @@ TINY = {
 ONE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "TORCHELASTIC_RUN_ID": "none"}  # fmt: skip
 
+# The begin of a module of trials, each of which takes a place, the file `place-<n>` beside the module.
+PLACE_IN_ORDER = """
+import itertools
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+def place_in_order():
+    # How many trials have begun before this one, also if two begin at the same time.
+    for place in itertools.count():
+        try:
+            (HERE / f"place-{place}").touch(exist_ok=False)
+            return place
+        except FileExistsError:
+            pass
+"""
+
 # A model that waits in its first step, with all connections open, for the file `go`.
 WAITING = """
 import os, time

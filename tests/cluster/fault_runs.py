@@ -27,7 +27,7 @@ from slurm_cluster.waiting import wait_until
 from submitting import IMPATIENT
 from trainyard.planning.attempts import Attempt, fold_attempts
 from trainyard.planning.journal import read_journal
-from yard import ROOT, TINY
+from yard import PLACE_IN_ORDER, ROOT, TINY
 
 SUBMITTED = re.compile(r"submitted with SLURM jobid (\d+)")
 RAN = {"RUNNING", "COMPLETING"}  # states of a job that has started and not ended
@@ -35,19 +35,10 @@ FREE = 2  # trials that may finish before the fault
 
 # The trials. All but the first FREE that start wait for the file `open`; what they report depends on `n` only. A file
 # `trouble-<n>` holds what trial n then runs once.
-TRIALS = """
-import builtins, ctypes, itertools, os, resource, signal, sys, time
-from pathlib import Path
-
-HERE = Path(__file__).parent
-
-def place_in_order():
-    for place in itertools.count():
-        try:
-            (HERE / f"place-{place}").touch(exist_ok=False)
-            return place
-        except FileExistsError:
-            pass
+TRIALS = (
+    PLACE_IN_ORDER
+    + """
+import builtins, ctypes, os, resource, signal, sys, time
 
 def results(n):
     state = n
@@ -73,6 +64,7 @@ def run(config, context):
         context.report(val_accuracy=value * config.get("factor", 1))
     time.sleep(config["lasts"])
 """.replace("FREE", str(FREE))
+)
 
 # The model of a training. Rank 0 waits for the file `open` once there is a checkpoint of epoch 1, and the other ranks
 # wait for it in their next all-reduce. A file `trouble-<rank>` holds what this rank then runs once.

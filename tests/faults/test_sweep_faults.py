@@ -15,7 +15,7 @@ from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import decode_all, read_journal
 from trainyard.utils.jsonl import read_events
-from yard import TINY, Yard
+from yard import PLACE_IN_ORDER, TINY, Yard
 
 # A model that injects a fault into the worker, which calls `build` once per attempt.
 TROUBLE = """
@@ -45,30 +45,20 @@ class Greedy(SmallConvNet):
 
 # A trial without torch. With `meet`, it first waits until so many trials have started, which takes as many slots. If
 # more than `gated_after` trials have started, it waits for a file `open`.
-PLAIN = """
-import itertools
+PLAIN = (
+    PLACE_IN_ORDER
+    + """
 import time
-from pathlib import Path
-
-HERE = Path(__file__).parent
-
-def place_in_order():
-    # How many trials have begun before this one, also if two begin at the same time.
-    for place in itertools.count():
-        try:
-            (HERE / f"met-{place}").touch(exist_ok=False)
-            return place
-        except FileExistsError:
-            pass
 
 def run(config, context):
     gated = place_in_order() >= config.get("gated_after", 1000)
-    while len(list(HERE.glob("met-*"))) < config.get("meet", 0):
+    while len(list(HERE.glob("place-*"))) < config.get("meet", 0):
         time.sleep(0.05)
     time.sleep(config["lasts"])
     while gated and not (HERE / "open").exists():
         time.sleep(0.05)
 """
+)
 
 
 @pytest.fixture
