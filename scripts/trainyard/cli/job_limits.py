@@ -3,11 +3,11 @@
 import getpass
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from trainyard.cluster.slurm_limits import Limits, list_limits
+from trainyard.cluster.slurm_limits import Limits, first_limit, list_limits
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import format_duration
 
@@ -21,23 +21,19 @@ class JobLimits:
     @property
     def minutes(self) -> float:
         """The longest walltime; infinite without a limit."""
-        return self._first(_minutes)[0]
+        return first_limit(self.levels, _minutes)[0]
 
     @property
     def gpus(self) -> float:
         """The most GPUs on all nodes; infinite without a limit. A job with more would wait forever."""
-        return self._first(_gpus)[0]
-
-    def _first(self, value: Callable[[Limits], float]) -> tuple[float, str]:
-        found = ((value(each), each.origin) for each in self.levels)
-        return next(((limit, origin) for limit, origin in found if math.isfinite(limit)), (math.inf, ""))
+        return first_limit(self.levels, _gpus)[0]
 
     def describe(self, minutes: float, *, gpus: int, max_gpus: int) -> str:
         """How the limits affect a job that needs `minutes`, and requests `gpus` of at most `max_gpus`; "" for not."""
         return "".join(f"; {text}" for text in self._effects(minutes, gpus, max_gpus))
 
     def _effects(self, minutes: float, gpus: int, max_gpus: int) -> Iterator[str]:
-        (longest, of_time), (most, of_gpus) = self._first(_minutes), self._first(_gpus)
+        (longest, of_time), (most, of_gpus) = (first_limit(self.levels, value) for value in (_minutes, _gpus))
         if minutes > longest:
             yield f"limited by {of_time}: {format_duration(60 * longest)} of walltime"
         if gpus > most:

@@ -106,12 +106,12 @@ class Profile:
         """The memory of the nodes with enough GPUs of the right type in the partition of a rule."""
         names = self._partition_names(rule)
         nodes = [each for each in self._partitions if (each.name in names if names else each.default)]
-        sizes = [(int(each.memory_mb.rstrip("+")), each.gpu_count(self.gpu_type)) for each in nodes]
-        sizes = [(memory, count) for memory, count in sizes if count >= gpus]
-        if not sizes:
+        nodes = [each for each in nodes if each.gpu_count(self.gpu_type) >= gpus]
+        if not nodes:
             return NodeMemory()
-        largest = max(memory for memory, _ in sizes)
-        return NodeMemory(largest, min((memory * gpus / count for memory, count in sizes) if gpus else [largest]))
+        largest = max(each.node_memory_mb for each in nodes)
+        shares = [each.memory_share_mb(gpus, self.gpu_type) for each in nodes]
+        return NodeMemory(largest, min(shares) if gpus else largest)
 
     def _partition_names(self, rule: str) -> list[str]:
         """The partitions to which a job of a rule may be sent; none for the default one."""

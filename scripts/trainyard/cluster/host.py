@@ -46,14 +46,19 @@ def file_system_type(path: Path, mounts: Sequence[Any] | None = None) -> str:
     Of an overlay, it is that of its writable layer: on nodes without a disk often a tmpfs.
     """
     mounts = psutil.disk_partitions(all=True) if mounts is None else mounts
-    above = [mount for mount in mounts if path.absolute().is_relative_to(mount.mountpoint)]
-    if not above:
+    innermost = innermost_mount(path, mounts)
+    if innermost is None:
         return "an unknown file system"
-    innermost = max(above, key=lambda mount: len(mount.mountpoint))
     upper = re.search(r"upperdir=([^,]+)", innermost.opts) if innermost.fstype == "overlay" else None
     if upper and Path(upper[1]).is_dir():  # in a container, it is a path of the host
         return file_system_type(Path(upper[1]), mounts)
     return str(innermost.fstype)
+
+
+def innermost_mount(path: Path, mounts: Sequence[Any]) -> Any | None:
+    """The innermost of psutil's mounts (`disk_partitions(all=True)`) that contains a path; None without one."""
+    above = [mount for mount in mounts if path.absolute().is_relative_to(mount.mountpoint)]
+    return max(above, key=lambda mount: len(mount.mountpoint), default=None)
 
 
 def is_in_memory(kind: str) -> bool:

@@ -124,7 +124,7 @@ class _JobUsage:
 
     def __init__(self, job: str, *, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
         self._mark, self._proc = f"SLURM_JOB_ID={job}\0".encode(), proc
-        self._group = _job_group(job, (proc / "self/cgroup").read_text(), cgroups)
+        self._group = _job_group(job, os.fsdecode(_read(proc / "self/cgroup")), cgroups)
         self._mine: set[str] = set()
 
     def used_mib(self) -> int:
@@ -156,14 +156,8 @@ class _JobUsage:
 
 def _job_group(job: str, membership: str, root: Path) -> Path | None:
     """The control group of a job, which Slurm names `job_<id>`; None without one."""
-    for line in membership.splitlines():
-        _, controllers, path = line.split(":", 2)
-        head, found, _ = f"{path}/".partition(f"/job_{job}/")
-        if found and controllers in ("", "memory"):
-            folder = (root / "memory" if controllers else root) / head.lstrip("/") / f"job_{job}"
-            if (folder / "memory.stat").exists():
-                return folder
-    return None
+    groups = (each for each in slurm_allocation.memory_groups(membership, root) if each.name == f"job_{job}")
+    return next((each for each in groups if (each / "memory.stat").exists()), None)
 
 
 def _counters(path: Path) -> Mapping[str, int]:

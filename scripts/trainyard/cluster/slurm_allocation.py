@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from trainyard.cluster.slurm_queries import parse_gpus, parse_time_limit, run_slurm_command
+from trainyard.cluster.slurm_queries import parse_fields, parse_gpus, parse_time_limit, run_slurm_command
 from trainyard.utils.errors import UserError
 
 DEADLINE_MARGIN_SECONDS = 10  # to record what is in progress and to shut everything down
@@ -61,14 +61,9 @@ def current_allocation() -> Allocation | None:
 
 @cache
 def _query_allocation(job: str) -> Allocation:
-    fields = parse_job_fields(run_slurm_command("scontrol", "show", "job", "--details", "--oneliner", job))
+    fields = parse_fields(run_slurm_command("scontrol", "show", "job", "--details", "--oneliner", job))
     nodes = run_slurm_command("scontrol", "show", "hostnames", fields["NodeList"]).split()
     return parse_allocation(job, fields, nodes)
-
-
-def parse_job_fields(line: str) -> dict[str, str]:
-    """The fields of `scontrol show job --details --oneliner`; a value that contains spaces is truncated there."""
-    return dict(field.split("=", 1) for field in line.split() if "=" in field)
 
 
 def parse_allocation(job: str, fields: Mapping[str, str], nodes: Sequence[str]) -> Allocation:
@@ -135,16 +130,25 @@ def available_memory_bytes() -> int:
 
 
 def _cgroup_memory_limits(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
-    """The memory limits, in bytes, of this process's control group and of those above it (v2, or v1)."""
-    for line in proc.read_text().splitlines():
+    """The memory limits, in bytes, of this process's control group and of those above it."""
+    for group in memory_groups(proc.read_text(), root):
+        for name in ("memory.max", "memory.limit_in_bytes"):  # cgroup v2, v1
+            yield from _read_limit(group / name)
+
+
+def memory_groups(membership: str, root: Path = Path("/sys/fs/cgroup")) -> Iterator[Path]:
+    """The folders of the control groups that count a process's memory (v2, or v1), each before those above it.
+
+    Args:
+        membership: the content of the process's `/proc/<pid>/cgroup`.
+        root: where the control groups are mounted.
+    """
+    for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        mount, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
-        group = mount / path.lstrip("/")
-        for folder in (group, *group.parents):
-            if folder.is_relative_to(mount):
-                yield from _read_limit(folder / name)
+        if controllers in ("", "memory"):
+            mount = root / controllers
+            group = mount / path.lstrip("/")
+            yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(mount))
 
 
 def _read_limit(path: Path) -> list[int]:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainyard.cluster.slurm_queries import (
@@ -84,16 +84,18 @@ class _Accounts:
         return found
 
 
+def first_limit(levels: Sequence[Limits], value: Callable[[Limits], float]) -> tuple[float, str]:
+    """The limit that applies, and its origin: that of the first level that sets it, as in Slurm; infinite without."""
+    found = ((value(each), each.origin) for each in levels)
+    return next(((limit, origin) for limit, origin in found if math.isfinite(limit)), (math.inf, ""))
+
+
 def combine_limits(levels: Sequence[Limits]) -> Limits:
-    """The limits that apply: for each of them, the first level that sets it, as Slurm does."""
-
-    def first(values: Sequence[float]) -> float:
-        return next(filter(math.isfinite, values), math.inf)
-
+    """The limits that apply: for each of them, the first level that sets it."""
     return Limits(
-        walltime_minutes=first([each.walltime_minutes for each in levels]),
-        running_jobs=first([each.running_jobs for each in levels]),
-        submitted_jobs=first([each.submitted_jobs for each in levels]),
+        walltime_minutes=first_limit(levels, lambda each: each.walltime_minutes)[0],
+        running_jobs=first_limit(levels, lambda each: each.running_jobs)[0],
+        submitted_jobs=first_limit(levels, lambda each: each.submitted_jobs)[0],
         job_resources=dict(ChainMap(*(dict(each.job_resources) for each in levels))),
         total_resources=dict(ChainMap(*(dict(each.total_resources) for each in levels))),
     )

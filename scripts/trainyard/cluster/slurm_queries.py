@@ -76,14 +76,19 @@ def keeps_accounting() -> bool:
     return True
 
 
-def ran_out_of_memory(job: str) -> bool:
-    """Whether Slurm ended a job that was killed for its memory; if accounting does not know the job, assume so."""
+def recorded_state(job: str) -> str:
+    """The state of a job in Slurm's accounting, such as COMPLETED or CANCELLED; "" if the accounting has none."""
     command = ["sacct", "--jobs", job, "--allocations", "--noheader", "--parsable2", "--format", "State"]
     try:
-        state = run_slurm_command(*command).strip()
+        words = run_slurm_command(*command).split()  # "CANCELLED by 1234"
     except UserError:
-        return True
-    return state in ("", "OUT_OF_MEMORY")
+        return ""
+    return words[0] if words else ""
+
+
+def ran_out_of_memory(job: str) -> bool:
+    """Whether Slurm ended a job that was killed for its memory; if accounting does not know the job, assume so."""
+    return recorded_state(job) in ("", "OUT_OF_MEMORY")
 
 
 def job_state(job: str) -> str:
@@ -102,6 +107,11 @@ def has_ended(job: str) -> bool:
     except UserError as error:
         return "Invalid job id" in str(error)
     return all(state == "PENDING" for state in states)
+
+
+def parse_fields(line: str) -> dict[str, str]:
+    """The fields of a line that `scontrol show --oneliner` prints; a value that contains spaces is truncated there."""
+    return dict(field.split("=", 1) for field in line.split() if "=" in field)
 
 
 def drop_cluster_lines(output: str) -> list[str]:
@@ -128,6 +138,16 @@ class Partition:
     def gpu_count(self, model: str = "") -> int:
         """GPUs of a node, of this model or of any."""
         return sum(count for name, count in parse_gpus(self.gpus) if model in ("", name))
+
+    def memory_share_mb(self, gpus: int, model: str = "") -> float:
+        """The share of a node's memory that belongs to some of its GPUs; 0 if the node has fewer, or for none."""
+        count = self.gpu_count(model)
+        return self.node_memory_mb * gpus / count if 0 < gpus <= count else 0.0
+
+    @property
+    def node_memory_mb(self) -> int:
+        """The memory of the smallest node."""
+        return int(self.memory_mb.rstrip("+"))
 
     def __str__(self) -> str:
         """Name, and what a job can request in this partition."""
@@ -243,7 +263,7 @@ def list_partition_settings() -> list[PartitionSettings]:
 
 def parse_partition_settings(line: str) -> PartitionSettings:
     """A line of `scontrol show partitions --oneliner`."""
-    fields = dict(item.split("=", 1) for item in line.split() if "=" in item)
+    fields = parse_fields(line)
     qos, grace = fields.get("QoS", "N/A"), fields.get("GraceTime", "0")
     return PartitionSettings(
         name=fields["PartitionName"],

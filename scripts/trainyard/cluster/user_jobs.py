@@ -5,8 +5,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard.cluster.slurm_allocation import parse_job_fields, parse_timestamp
-from trainyard.cluster.slurm_queries import drop_cluster_lines, run_slurm_command
+from trainyard.cluster.slurm_allocation import parse_timestamp
+from trainyard.cluster.slurm_queries import drop_cluster_lines, parse_fields, recorded_state, run_slurm_command
 from trainyard.utils.errors import UserError
 
 
@@ -46,17 +46,9 @@ def final_state(job: str) -> str:
     A preempted job whose program ends within the grace period counts as preempted, though Slurm reports FAILED.
     """
     try:
-        fields = parse_job_fields(run_slurm_command("scontrol", "show", "job", "--oneliner", job))
+        fields = parse_fields(run_slurm_command("scontrol", "show", "job", "--oneliner", job))
     except UserError:  # it ended longer than MinJobAge ago
-        return _recorded_state(job)
+        return recorded_state(job)
     preempted, started = (parse_timestamp(fields.get(name, "None")) for name in ("PreemptTime", "StartTime"))
     failed_in_grace = fields["JobState"] == "FAILED" and started <= preempted < math.inf
     return "PREEMPTED" if failed_in_grace else fields["JobState"]
-
-
-def _recorded_state(job: str) -> str:
-    try:
-        words = run_slurm_command("sacct", "--jobs", job, "--allocations", "--noheader", "--format", "State%30").split()
-    except UserError:
-        return ""
-    return words[0] if words else ""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from trainyard.cluster.slurm_limits import Limits, combine_limits
+from trainyard.cluster.slurm_limits import Limits, combine_limits, first_limit
 from trainyard.doctor.findings import Finding, Verdict
 from trainyard.doctor.sbatch_request import SbatchRequest
 from trainyard.doctor.site import Site
@@ -50,9 +50,13 @@ def _excesses(request: SbatchRequest, levels: Sequence[Limits]) -> Iterator[str]
     """What a job requests above its limits, with the level that sets each limit: the first one that has it."""
     wanted = {MINUTES: request.options.time or 0, **_per_job(request.resources), **_in_all(request.resources)}
     for name, amount in wanted.items():
-        level = next((each for each in levels if name in _values(each)), None)
-        if level and amount > (limit := _values(level)[name]):
-            yield f"{amount:g} {name}, but {level.origin} allows {limit:g}"
+        limit, origin = _limit_on(name, levels)
+        if amount > limit:
+            yield f"{amount:g} {name}, but {origin} allows {limit:g}"
+
+
+def _limit_on(name: str, levels: Sequence[Limits]) -> tuple[float, str]:
+    return first_limit(levels, lambda each: _values(each).get(name, math.inf))
 
 
 def _values(limits: Limits) -> dict[str, float]:

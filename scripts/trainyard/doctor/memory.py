@@ -43,7 +43,4 @@ def judge_memory(request: SbatchRequest, kinds: Sequence[Partition], *, data_mb:
 def gpu_share_mb(kind: Partition, request: SbatchRequest) -> float:
     """The share of a node's memory that belongs to the GPUs of a job; 0 if the node has too few, or the job none."""
     model, _, count = request.gpus.rpartition(":")
-    node_gpus = kind.gpu_count(model)
-    if not request.gpu_count or node_gpus < int(count):
-        return 0.0
-    return float(kind.memory_mb.rstrip("+")) * int(count) / node_gpus
+    return kind.memory_share_mb(int(count), model) if request.gpu_count else 0.0

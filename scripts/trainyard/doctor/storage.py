@@ -68,8 +68,8 @@ def free_space(folder: Path) -> Space:
 
 def _device(folder: Path) -> str:
     """What is mounted there, such as `nas:/export/home`."""
-    mounts = [each for each in psutil.disk_partitions(all=True) if folder.absolute().is_relative_to(each.mountpoint)]
-    return max(mounts, key=lambda each: len(each.mountpoint)).device if mounts else ""
+    mount = host.innermost_mount(folder, psutil.disk_partitions(all=True))
+    return str(mount.device) if mount else ""
 
 
 def _quota_output(folder: Path) -> str:

@@ -4,7 +4,7 @@ import math
 import time
 
 import pytest
-from trainyard.cluster import slurm_allocation
+from trainyard.cluster import slurm_allocation, slurm_queries
 
 # `scontrol show job --details --oneliner` of `sbatch --nodes=2 --ntasks-per-node=1 --cpus-per-task=3 --gres=gpu:2`
 TWO_NODES = (
@@ -38,7 +38,7 @@ NO_GPU = (
 
 
 def test_an_allocation_is_parsed():
-    found = slurm_allocation.parse_allocation("1", slurm_allocation.parse_job_fields(TWO_NODES), ["n1", "n2"])
+    found = slurm_allocation.parse_allocation("1", slurm_queries.parse_fields(TWO_NODES), ["n1", "n2"])
     assert found == slurm_allocation.Allocation(
         job="1",
         nodes=("n1", "n2"),
@@ -55,7 +55,7 @@ def test_an_allocation_is_parsed():
 
 
 def test_an_allocation_without_gpus_is_parsed():
-    found = slurm_allocation.parse_allocation("2", slurm_allocation.parse_job_fields(NO_GPU), ["n1"])
+    found = slurm_allocation.parse_allocation("2", slurm_queries.parse_fields(NO_GPU), ["n1"])
     assert (found.nodes, found.gpus_per_node, found.gpu_model, found.cpus_per_node) == (("n1",), 0, "", 1)
     assert str(found) == "Slurm job 2 on n1; GPUs per node: none, CPUs per node: 1"
 
@@ -92,7 +92,7 @@ def test_outside_of_slurm_there_is_no_allocation(monkeypatch):
 
 def test_the_memory_of_a_job_on_this_node_is_the_smallest_limit(monkeypatch):
     whole = slurm_allocation.available_memory_bytes()
-    given = slurm_allocation.parse_allocation("1", slurm_allocation.parse_job_fields(TWO_NODES), ["n1", "n2"])
+    given = slurm_allocation.parse_allocation("1", slurm_queries.parse_fields(TWO_NODES), ["n1", "n2"])
     monkeypatch.setattr(slurm_allocation, "current_allocation", lambda: given)
     assert slurm_allocation.available_memory_bytes() == min(whole, 3000 * 2**20)
 

@@ -1,7 +1,7 @@
 """The live jobs of a user, and how a job has ended."""
 
 import pytest
-from trainyard.cluster import user_jobs
+from trainyard.cluster import slurm_queries, user_jobs
 from trainyard.utils.errors import UserError
 
 # As Slurm 22.05 prints them.
@@ -39,5 +39,6 @@ def test_the_accounting_knows_what_the_controller_has_forgotten(monkeypatch, ans
             raise UserError("slurm_load_jobs error: Invalid job id specified")
         return answer
 
-    monkeypatch.setattr(user_jobs, "run_slurm_command", run)
+    for module in (user_jobs, slurm_queries):
+        monkeypatch.setattr(module, "run_slurm_command", run)
     assert user_jobs.final_state("3") == expected
