@@ -1,12 +1,12 @@
 """The limits of Slurm's accounting on the jobs that a profile describes, and their effect on a request, in words."""
 
-import getpass
 import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from trainyard.cluster import host
 from trainyard.cluster.slurm_limits import Limits, first_limit, list_limits
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import format_duration
@@ -58,6 +58,6 @@ def find_limits(account: str, qos: str, partition: str) -> JobLimits:
     if "SLURM_JOB_ID" in os.environ:
         return JobLimits()
     try:
-        return JobLimits(tuple(list_limits(getpass.getuser(), account=account, qos=qos, partition=partition)))
-    except (UserError, ValueError, KeyError, OSError):  # this user has no name: KeyError, from Python 3.13 on OSError
+        return JobLimits(tuple(list_limits(host.user_name(), account=account, qos=qos, partition=partition)))
+    except (UserError, ValueError):
         return JobLimits()

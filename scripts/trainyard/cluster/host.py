@@ -1,5 +1,7 @@
 """This host: its name, its addresses towards other hosts, and the file systems that it mounts."""
 
+import getpass
+import os
 import re
 import socket
 from collections.abc import Sequence
@@ -15,6 +17,14 @@ NETWORK_FILE_SYSTEMS: Final = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "wekaf
 def node_name() -> str:
     """The short host name."""
     return socket.gethostname().split(".")[0]
+
+
+def user_name() -> str:
+    """The name of this user; the number of one who has no name, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # OSError from Python 3.13 on
+        return str(os.getuid())
 
 
 def source_address(destination: str) -> str:

@@ -1,12 +1,11 @@
 """What the checks are about: a cluster, a config and a Snakemake profile. Each is asked once."""
 
-import getpass
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from trainyard.cluster import slurm_limits, slurm_queries
+from trainyard.cluster import host, slurm_limits, slurm_queries
 from trainyard.cluster.slurm_limits import Limits
 from trainyard.cluster.slurm_queries import Partition, PartitionSettings
 from trainyard.config.config import Config
@@ -22,7 +21,7 @@ class Site:
     config_file: Path
     profile: Path
     results: Path
-    user: str = field(default_factory=getpass.getuser)
+    user: str = field(default_factory=host.user_name)
 
     @cached_property
     def rehearsal(self) -> Rehearsal:

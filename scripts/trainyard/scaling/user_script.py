@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -41,6 +42,22 @@ RUN_FIELDS: Final = ("train_seconds", "device", "job", "node", "node_names", "gp
 log = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True)
+class ScriptRun:
+    """What the output of a completed run does not tell: the file `ended.json` beside it."""
+
+    what: str  # digest of what changes the result
+    train_seconds: float  # from the launch to the end
+    row_seconds: list[float | None]  # of each row of metrics; None if unknown
+    device: str
+    job: str
+    node: str
+    node_names: list[str]
+    gpu_model: str
+    heard: str = ""  # digest of the rules that parsed the output
+    told: bool = False  # whether the configured metrics were reported
+
+
 class UserScript:
     """The script of a study at one scale; `run` is the scale, such as `1x2` or `1x2/repeat-2`."""
 
@@ -62,17 +79,17 @@ class UserScript:
         """
         self._out.mkdir(parents=True, exist_ok=True)
         with hold_lock(self._folder / ".lock"):
-            end = self.reusable(results)
-            if end is None:
-                end, problem = self._launch(results), self._problem
+            run = self.reusable(results)
+            if run is None:
+                run, problem = self._launch(results), self._problem
             else:
                 log.info("the script is not run again: its output is parsed again")
-                problem = self._parse_again(end)
-            end |= {"heard": metrics_digest(self._study.metrics), "told": not problem}
-            write_json(self._out / "ended.json", end)
+                problem = self._parse_again(run)
+            run.heard, run.told = metrics_digest(self._study.metrics), not problem
+            write_json(self._record, asdict(run))
             if problem:
                 raise UserError(f"{self._run}: {problem}; see {self._output}. {UNREADABLE_REMEDY}")
-            self._write(end)
+            self._write(run)
         return 0
 
     @cached_property
@@ -83,44 +100,48 @@ class UserScript:
     def _output(self) -> Path:
         return self._out / "output.log"
 
-    def reusable(self, results: Path) -> dict[str, Any] | None:
+    @property
+    def _record(self) -> Path:
+        return self._out / "ended.json"
+
+    def reusable(self, results: Path) -> ScriptRun | None:
         """The record of the last run, if a new one would give the same output."""
         try:
-            end: dict[str, Any] = json.loads((self._out / "ended.json").read_text())
+            run = ScriptRun(**json.loads(self._record.read_text()))
         except FileNotFoundError:
             return None
-        return end if end["what"] == self._digest(results) and self._output.exists() else None
+        return run if run.what == self._digest(results) and self._output.exists() else None
 
     def _digest(self, results: Path) -> str:
         """Digest of everything that changes the result except the script and its arguments, which change the folder."""
         return digest_of([self._study.launcher_options, self._study.mode, dataset_digest(results, self._study)])
 
-    def _launch(self, results: Path) -> dict[str, Any]:
-        """Run the script; returns a record of the run that cannot be derived later from its output."""
+    def _launch(self, results: Path) -> ScriptRun:
+        """Run the script."""
         from trainyard.training.telemetry import recorded_gpu_name  # imports torch
 
-        (self._out / "ended.json").unlink(missing_ok=True)
+        self._record.unlink(missing_ok=True)
         began = time.time()
         with claim_folder(self._out, owner=f"scale {self._run}", grace_seconds=self._study.grace_seconds) as claimed:
             self._run_from_checkpoint(results, claimed)
         times = [began, *(row.pop("_time") for row in self._rows)]
-        return {
-            "what": self._digest(results),
-            "train_seconds": time.time() - began,  # from the launch to the end
-            "row_seconds": [later - earlier for earlier, later in pairwise(times)],
-            "device": recorded_gpu_name(self._folder / "telemetry") or "cpu",
-            "job": slurm_allocation.job_id(),
-            "node": host.node_name(),
-            "node_names": list(self._allocation.nodes) if self._allocation else [host.node_name()],
-            "gpu_model": self._allocation.gpu_model if self._allocation else "",
-        }
+        return ScriptRun(
+            what=self._digest(results),
+            train_seconds=time.time() - began,
+            row_seconds=[later - earlier for earlier, later in pairwise(times)],
+            device=recorded_gpu_name(self._folder / "telemetry") or "cpu",
+            job=slurm_allocation.job_id(),
+            node=host.node_name(),
+            node_names=list(self._allocation.nodes) if self._allocation else [host.node_name()],
+            gpu_model=self._allocation.gpu_model if self._allocation else "",
+        )
 
-    def _parse_again(self, end: dict[str, Any]) -> str:
+    def _parse_again(self, run: ScriptRun) -> str:
         """Parse the output of the last run again; returns why there are no metrics, or an empty string."""
-        reading = parse_saved_output(self._study.metrics, self._out, self._output, seconds=end["train_seconds"])
+        reading = parse_saved_output(self._study.metrics, self._out, self._output, seconds=run.train_seconds)
         self._rows = [dict(row) for row in reading.rows]
-        if len(self._rows) != len(end["row_seconds"]):  # the times of these rows are unknown
-            end["row_seconds"] = [None] * len(self._rows)
+        if len(self._rows) != len(run.row_seconds):  # the times of these rows are unknown
+            run.row_seconds = [None] * len(self._rows)
         if reading.warning:
             log.warning("%s", reading.warning)
         return reading.missing
@@ -245,14 +266,14 @@ class UserScript:
         for row in rows:
             merge_row(self._rows, {**row, "_time": time.time()})
 
-    def _write(self, end: dict[str, Any]) -> None:
+    def _write(self, run: ScriptRun) -> None:
         """Write `history.csv` and `summary.json`; metrics that were not reported are empty."""
         from trainyard.training.telemetry import gpu_memory, telemetry_summary
         from trainyard.utils.csv_files import write_rows  # imports pandas, which takes a second
 
-        seconds = end["train_seconds"]
+        seconds = run.train_seconds
         rows = [{**row, "seconds": row.get("seconds", took)}
-                for row, took in zip(self._rows, end["row_seconds"], strict=True)]  # fmt: skip
+                for row, took in zip(self._rows, run.row_seconds, strict=True)]  # fmt: skip
         reported = {name: [row[name] for row in rows if row.get(name) is not None] for name in (*LAST_VALUES, *MEDIANS)}
         if not reported["images_per_second"]:
             log.warning("the script reports no `images_per_second`: the speedup is known from the time only")
@@ -266,7 +287,7 @@ class UserScript:
             "epochs": len(rows),
             **{name: reported[name][-1] if reported[name] else None for name in LAST_VALUES},
             **{name: statistics.median(reported[name]) if reported[name] else None for name in MEDIANS},
-            **{name: end[name] for name in RUN_FIELDS},
+            **{name: getattr(run, name) for name in RUN_FIELDS},
         }
         memory = gpu_memory(self._folder / "telemetry")
         write_json(self._folder / "summary.json", summary | telemetry_summary(self._folder / "telemetry", memory))

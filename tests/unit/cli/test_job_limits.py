@@ -2,9 +2,7 @@
 
 import math
 
-import pytest
-from trainyard.cli import job_limits
-from trainyard.cli.job_limits import JobLimits, find_limits
+from trainyard.cli.job_limits import JobLimits
 from trainyard.cluster.slurm_limits import Limits
 
 LEVELS = (
@@ -29,15 +27,3 @@ def test_only_limits_that_affect_a_request_are_described():
     assert limits.describe(0, gpus=8, max_gpus=8) == (
         "; above the limit of QOS long: 4 GPUs, so that Slurm would never start it"
     )
-
-
-@pytest.mark.parametrize("error", [KeyError("uid not found"), OSError("no username set in the environment")])
-def test_a_user_without_a_name_has_no_known_limits(monkeypatch, error):
-    """As in a container; Python 3.13 raises another exception than the versions before."""
-
-    def fail():
-        raise error
-
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr(job_limits.getpass, "getuser", fail)
-    assert find_limits.__wrapped__("", "", "") == JobLimits()

@@ -1,5 +1,6 @@
 """The addresses of this host towards others."""
 
+import os
 import socket
 
 import pytest
@@ -36,3 +37,14 @@ def test_a_sweep_on_nodes_without_an_address_ends_with_an_explanation(tmp_path, 
         start_ray(slots, folder=tmp_path, local="", processes=1),
     ):
         pass
+
+
+@pytest.mark.parametrize("error", [KeyError("uid not found"), OSError("no username set in the environment")])
+def test_a_user_without_a_name_is_known_by_number(monkeypatch, error):
+    """As in a container; Python 3.13 raises another exception than the versions before."""
+
+    def fail():
+        raise error
+
+    monkeypatch.setattr(host.getpass, "getuser", fail)
+    assert host.user_name() == str(os.getuid())
