@@ -23,6 +23,7 @@ from trainyard.utils.stop_notice import NOTICES, StopNotice, stop_notice_of_sign
 
 NOTICE_TO_RANK: Final = signal.SIGUSR1
 NOTICE_SECONDS: Final = 5.0  # after SIGTERM, for the notice of the agent
+NEW_RANK_SECONDS: Final = 0.5  # between looks for ranks that have started after the notice
 TERMINATED: Final = 128 + signal.SIGTERM  # exit code of a rank that torchrun has ended
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -45,12 +46,15 @@ def forwarding_to_ranks() -> Iterator[None]:
 
 
 def _forward() -> None:
-    while True:
-        signal.sigwait(NOTICES)
+    signal.sigwait(NOTICES)
+    told = set[int]()
+    while True:  # the agent may not have started all ranks yet
         for process in psutil.Process().children():
             with contextlib.suppress(psutil.Error):
-                if "LOCAL_RANK" in process.environ():
+                if process.pid not in told and "LOCAL_RANK" in process.environ():
                     process.send_signal(NOTICE_TO_RANK)
+                    told.add(process.pid)
+        signal.sigtimedwait(NOTICES, NEW_RANK_SECONDS)
 
 
 def forward_to_launched(process: "subprocess.Popen[Any]", *, through_srun: bool) -> None:

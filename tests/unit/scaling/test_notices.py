@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from slurm_cluster.waiting import PATIENCE_SECONDS
+from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from yard import ROOT
 
 # An agent with one rank, which waits as in a collective whose peer has died.
@@ -16,6 +16,9 @@ from trainyard.scaling.notices import block_notices, forwarding_to_ranks
 
 block_notices()
 with forwarding_to_ranks():
+    if sys.argv[1:] == ["waits"]:
+        print("waits", flush=True)
+        sys.stdin.readline()
     rank = subprocess.Popen([sys.executable, "rank.py"], env=os.environ | {"LOCAL_RANK": "1", "WORLD_SIZE": "2"})
     print(rank.pid, flush=True)
     sys.exit(rank.wait())
@@ -47,7 +50,13 @@ def programs(tmp_path: Path) -> Path:
 def start(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
     environment = {"PYTHONPATH": str(ROOT / "scripts"), "WORLD_SIZE": "2", "PATH": "/usr/bin:/bin", **variables}
     return subprocess.Popen(
-        [sys.executable, *words], cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, bufsize=1
+        [sys.executable, *words],
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=1,
     )
 
 
@@ -58,6 +67,22 @@ def test_an_agent_tells_its_ranks_and_waits_for_them(programs, sent):
         assert agent.stdout.readline() == "ready\n"
         agent.send_signal(sent)
         assert agent.wait(PATIENCE_SECONDS) == 7, "the exit code of its rank"
+
+
+def test_a_rank_that_starts_after_the_notice_gets_it_too(programs):
+    with start(programs, "agent.py", "waits") as agent:
+        assert agent.stdout.readline() == "waits\n"
+        agent.send_signal(signal.SIGTERM)
+        wait_until(lambda: not pending_signals(agent.pid), what="the agent to take the notice", while_running=agent)
+        agent.stdin.write("\n")
+        agent.stdin.flush()
+        assert agent.wait(PATIENCE_SECONDS) == 7, "the exit code of its rank"
+
+
+def pending_signals(pid: int) -> int:
+    """The mask of the signals that a process has got but not taken."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("ShdPnd")), 16)
 
 
 def test_no_thread_of_a_library_takes_the_notice_of_an_agent(programs):
