@@ -84,7 +84,7 @@ def _train(
         with ExitStack() as telemetry:
             if group.local_rank == 0:
                 telemetry.enter_context(_telemetry(folder, study, overwrite=trainer.state.is_new))
-            if len(trainer.history) < study.train.epochs:
+            if not trainer.is_complete:
                 _train_epochs(trainer, store)
         group.all_gather_object(None)  # wait until all nodes have written their telemetry
         if group.is_main:
@@ -117,7 +117,7 @@ def _train_epochs(trainer: Trainer, store: CheckpointStore) -> None:
 
 def _log_start(trainer: Trainer, store: CheckpointStore) -> None:
     group, done = trainer.group, len(trainer.history)
-    if done == trainer.spec.epochs:
+    if trainer.is_complete:
         log.info("already trained: all %d epochs are in %s", done, store.folder)
     elif not trainer.state.is_new:
         step = f" and step {trainer.state.progress.step}" if trainer.state.progress.step else ""

@@ -18,6 +18,7 @@ from trainyard.training.activation_checkpointing import checkpoint_blocks
 from trainyard.training.augment import Augmenter
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.loaders import ImageBatch, InputData
+from trainyard.training.objective import Means, Objective
 from trainyard.training.process_group import Group
 from trainyard.training.sampler import BatchSizes, derived_seed, steps_per_epoch, training_batches, validation_batches
 from trainyard.training.state import Checkpointer, EpochMetrics, EpochProgress, TrainingState, set_random_state
@@ -66,6 +67,7 @@ class Trainer:
         torch.manual_seed(spec.seed)
         self.spec, self.data, self.group, self.batch = spec, data, group, batch
         self.steps = steps_per_epoch(len(data.train), batch)
+        self.objective = Objective(spec)
         self.precision = precision.resolve_precision(spec.precision, group.device)
         precision.set_float32(self.precision)
         half_on_gpu = group.device.type == "cuda" and precision.is_half(self.precision)
@@ -105,6 +107,11 @@ class Trainer:
         """The complete epochs, including those of previous runs."""
         return self.state.history
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether no epoch remains."""
+        return len(self.history) >= self.spec.epochs
+
     def epochs(self) -> Iterator[EpochMetrics]:
         """Train the remaining epochs; each is yielded after its checkpoint has been saved.
 
@@ -113,8 +120,8 @@ class Trainer:
             Stopped: the deadline was reached, or a rank was told to stop.
             UserError: out of memory with a micro-batch of one image, or no space for a checkpoint.
         """
-        for number in range(len(self.history) + 1, self.spec.epochs + 1):
-            row = self._epoch(number)
+        while not self.is_complete:
+            row = self._epoch(len(self.history) + 1)
             self.history.append(row)
             self.state.begin_epoch()
             if self.checkpoints.is_due:
@@ -133,16 +140,13 @@ class Trainer:
         self.wrap()
         self._on_halved(self.batch)
 
-    def compute_loss(self, images: ImageBatch, *, model: nn.Module, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Mean loss of a batch, and its [loss sum, correct, images] in float64, both on the device."""
+    def compute_loss(self, images: ImageBatch, *, model: nn.Module, training: bool = False) -> tuple[Tensor, Tensor]:
+        """Mean loss of a batch, and its sums for `Objective.means`, both on the device."""
         pixels = self.data.normalize(images.pixels, channels_last=self._channels_last)
         with precision.autocast(self.precision, self.group.device):
-            logits = model(pixels)
-            loss = nn.functional.cross_entropy(logits, images.labels, label_smoothing=smoothing)
-        correct = (logits.detach().argmax(1) == images.labels).sum()
-        count = torch.full_like(correct, len(images.labels))
-        sums = torch.stack([loss.detach().double() * len(images.labels), correct.double(), count.double()])
-        return loss, sums
+            outputs = model(pixels)
+            loss = self.objective.loss(outputs, images.labels, training=training)
+        return loss, self.objective.sums(loss, outputs, images.labels)
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """A context in which gradients are accumulated without an all-reduce."""
@@ -174,16 +178,15 @@ class Trainer:
             self.halve_micro_batch()  # outside of `except`, where the traceback keeps the tensors of the step alive
         times = progress.times + timer.times()
         step_ms_p50, step_ms_p95 = times.percentiles_ms()
-        train_loss, train_accuracy, images = self._means(progress.sums.clone())
-        val_loss, val_accuracy, _ = self._means(self._validate())
+        train, val = self._means(progress.sums.clone()), self._means(self._validate())
         return EpochMetrics(
             epoch=number,
             lr=progress.lr,
-            train_loss=train_loss,
-            train_accuracy=train_accuracy,
-            val_loss=val_loss,
-            val_accuracy=val_accuracy,
-            images_per_second=images / times.seconds,
+            train_loss=train.loss,
+            train_accuracy=train.accuracy,
+            val_loss=val.loss,
+            val_accuracy=val.accuracy,
+            images_per_second=train.images / times.seconds,
             seconds=progress.seconds + time.perf_counter() - began,
             step_ms_p50=step_ms_p50,
             step_ms_p95=step_ms_p95,
@@ -231,7 +234,7 @@ class Trainer:
             micro = next(images)
             micro = ImageBatch(augment(micro.pixels, micro.indices), micro.labels, micro.indices)
             with self.no_sync() if remaining else nullcontext():
-                loss, micro_sums = self.compute_loss(micro, model=self.model, smoothing=spec.label_smoothing)
+                loss, micro_sums = self.compute_loss(micro, model=self.model, training=True)
                 sums += micro_sums
                 if not remaining:
                     self._flags.start(progress.step + 1, sums[0], stop=self._is_late())
@@ -267,10 +270,10 @@ class Trainer:
 
     @torch.no_grad()
     def _validate(self) -> Tensor:
-        """[loss sum, correct, images] of this rank's share of the validation images."""
+        """The sums of this rank's share of the validation images."""
         began = time.perf_counter()
         self.module.eval()
-        sums = torch.zeros(3, dtype=torch.float64, device=self.group.device)
+        sums = self.objective.zeros(self.group.device)
         order = validation_batches(
             len(self.data.val), batch=self.batch.micro, rank=self.group.rank, world_size=self.group.world_size
         )
@@ -281,10 +284,9 @@ class Trainer:
         self._validation_seconds = time.perf_counter() - began
         return sums
 
-    def _means(self, sums: Tensor) -> tuple[float, float, float]:
-        """(mean loss, accuracy, images) over all ranks."""
-        loss, correct, images = self.group.all_reduce_sum(sums).tolist()
-        return loss / images, correct / images, images
+    def _means(self, sums: Tensor) -> Means:
+        """The metrics over all ranks."""
+        return self.objective.means(self.group.all_reduce_sum(sums))
 
 
 def _build_module(spec: Train, data: InputData, group: Group, *, channels_last: bool) -> nn.Module:

@@ -97,5 +97,5 @@ def _pass(trainer: Trainer, *, synced: bool) -> None:
     trainer.module.train()
     trainer.state.optimizer.zero_grad(set_to_none=True)
     with nullcontext() if synced else trainer.no_sync():
-        loss, _ = trainer.compute_loss(images, model=trainer.model)
+        loss, _ = trainer.compute_loss(images, model=trainer.model, training=True)
         trainer.state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
