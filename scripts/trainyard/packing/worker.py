@@ -152,6 +152,11 @@ class Worker:
                 traceback=traceback.format_exc(),
                 seconds=time.perf_counter() - began,
             )
+        finally:
+            if self._setup.is_training and request.spec.get("compile"):
+                from trainyard.training.compilation import release_compiled_code
+
+                release_compiled_code()  # and the memory of its CUDA graphs, before a trial that does not compile
 
     def _run_command(self, request: TrialRequest) -> TrialRun:
         setup, folder = self._setup, request.folder

@@ -47,6 +47,8 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
 def _checkpointed(block: nn.Module, forward: Any, norms: Sequence[nn.Module], *inputs: Any, **named: Any) -> Any:
     if not (block.training and torch.is_grad_enabled()):
         return forward(*inputs, **named)
+    if torch.compiler.is_compiling():  # compiled code recomputes values only: it updates statistics once by itself
+        return checkpoint(forward, *inputs, use_reentrant=False, **named)
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _frozen_statistics(norms)

@@ -5,7 +5,8 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from trainyard.training import models, optimizers, precision
 from trainyard.training.activation_checkpointing import checkpoint_blocks
 from trainyard.training.augment import Augmenter
 from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training.compilation import ModelWithLoss, compile_step
 from trainyard.training.loaders import ImageBatch, InputData
 from trainyard.training.objective import Means, Objective
 from trainyard.training.process_group import Group
@@ -87,20 +89,25 @@ class Trainer:
         self.wrap()
 
     def wrap(self, *, for_warm_up: bool = False) -> None:
-        """Set `model`: `module` with gradients averaged over all ranks, and compiled if configured.
+        """Set `model`: `module` with gradients averaged over all ranks; if configured, compiled with its loss.
 
         With `static_graph`, DDP records the graph in the first step, so the warm-up needs another wrapper.
         """
         spec = self.spec
+        module = self.module
+        if spec.compile:
+            module = ModelWithLoss(
+                module, self.objective, partial(self.data.normalize, channels_last=self._channels_last)
+            )
         plain = self.batch.accumulation == 1 and not spec.activation_checkpointing and not spec.compile
         static = plain and models.is_known(spec.model) and not for_warm_up
-        self._synced = self.group.wrap(
-            self.module, static_graph=static, compression=spec.gradient_compression, compiled=spec.compile
+        self.model = self.group.wrap(
+            module, static_graph=static, compression=spec.gradient_compression, compiled=spec.compile
         )
-        self.model = self._synced
+        self._compiled: Callable[..., tuple[Tensor, Tensor]] | None = None
         if spec.compile:
-            graphs = self.group.device.type == "cuda" and self.group.world_size == 1
-            self.model = cast(nn.Module, torch.compile(self._synced, mode="reduce-overhead" if graphs else "default"))
+            one_call = self.group.world_size == 1 and self.batch.accumulation == 1
+            self._compiled = compile_step(self.model, cuda_graphs=self.group.device.type == "cuda" and one_call)
 
     @property
     def history(self) -> list[EpochMetrics]:
@@ -141,17 +148,20 @@ class Trainer:
         self._on_halved(self.batch)
 
     def compute_loss(self, images: ImageBatch, *, model: nn.Module, training: bool = False) -> tuple[Tensor, Tensor]:
-        """Mean loss of a batch, and its sums for `Objective.means`, both on the device."""
-        pixels = self.data.normalize(images.pixels, channels_last=self._channels_last)
+        """Mean loss of a batch, and its sums for `Objective.means`, both on the device.
+
+        `model` maps normalized images to outputs, or is the trainer's own `model`.
+        """
         with precision.autocast(self.precision, self.group.device):
-            outputs = model(pixels)
+            if self._compiled is not None and model is self.model:
+                return self._compiled(images.pixels, images.labels)
+            outputs = model(self.data.normalize(images.pixels, channels_last=self._channels_last))
             loss = self.objective.loss(outputs, images.labels, training=training)
         return loss, self.objective.sums(loss, outputs, images.labels)
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """A context in which gradients are accumulated without an all-reduce."""
-        ddp = self._synced
-        return ddp.no_sync() if isinstance(ddp, DistributedDataParallel) else nullcontext()
+        return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else nullcontext()
 
     # ---- an epoch
 

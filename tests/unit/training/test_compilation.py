@@ -1,0 +1,96 @@
+"""The step under torch.compile: what is compiled, for which shapes, and what is released. No kernels are generated."""
+
+from functools import partial
+
+import pytest
+import torch
+from loops import LEARNER, SPEC, assert_close, assert_equal_states, changed, numbers, start, train
+from trainyard.training import trainer as trainer_module
+from trainyard.training.compilation import release_compiled_code
+from trainyard.training.process_group import Group
+from trainyard.training.warmup import warm_up
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """The graphs that torch.compile captures, and runs as they are: their inputs, and their operations."""
+    found = []
+
+    def keep(graph, inputs):
+        found.append((inputs, [node.target for node in graph.graph.nodes if node.op == "call_function"]))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=keep))
+    yield found
+    release_compiled_code()
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Within a test, torch.compile traces forward and backward pass, but generates no kernels."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    yield
+    release_compiled_code()
+
+
+def sizes(graphs):
+    """Images in the batch of each graph, whose first input is a batch."""
+    return [next(each.shape[0] for each in inputs if each.dtype == torch.uint8) for inputs, _ in graphs]
+
+
+def test_normalization_model_and_loss_are_one_piece(data, graphs):
+    whole, _ = train(SPEC, data)
+    assert_close(train(changed(SPEC, compile=True), data)[0], whole)
+    assert len(graphs) == 1, "one graph for all steps"
+    names = [getattr(target, "__name__", str(target)) for target in graphs[0][1]]
+    assert "truediv" in names
+    assert "cross_entropy" in names
+
+
+def test_uneven_micro_batches_have_static_shapes(data, graphs):
+    """14 images in micro-batches of 4: the last one has 2."""
+    spec = changed(LEARNER, batch_size=14)
+    training = start(changed(spec, compile=True), data)
+    training.halve_micro_batch()
+    training.halve_micro_batch()
+    warm_up(training)
+    rows = [numbers(row) for row in training.epochs()]
+    assert sizes(graphs) == [4, 2]
+    assert all(type(size) is int for inputs, _ in graphs for each in inputs for size in each.shape)
+    assert_close(rows, train(spec, data)[0])
+
+
+def test_cuda_graphs_are_for_steps_of_one_micro_batch_on_one_gpu(data, monkeypatch):
+    """Their results, gradients included, are overwritten by the next call."""
+    used = []
+    monkeypatch.setattr(trainer_module, "compile_step", lambda step, cuda_graphs: used.append(cuda_graphs))
+    for spec, world_size in ((SPEC, 1), (changed(SPEC, accumulation=2), 1), (SPEC, 2)):
+        training = start(changed(spec, compile=True), data)
+        training.group = Group(0, 0, world_size, torch.device("cuda", 0))
+        monkeypatch.setattr(Group, "wrap", lambda self, model, **options: model)
+        used.clear()
+        training.wrap()
+        assert used == [world_size == 1 and spec.accumulation == 1]
+        training.batch = training.batch.halved()
+        training.wrap()
+        assert used[1:] == [False], "also after a halving"
+
+
+@pytest.mark.parametrize("values", [{}, {"precision": "bf16"}])
+def test_recomputed_activations_are_compiled(data, traced, values):
+    """And update the running statistics of batch normalization once."""
+    spec = changed(SPEC, model_args={"blocks": 3, "width": 4}, epochs=1, **values)
+    whole, state = train(spec, data)
+    rows, recomputed = train(changed(spec, compile=True, activation_checkpointing=True), data)
+    assert_close(rows, whole)
+    assert_equal_states(*({k: v for k, v in each.items() if "tracked" in k} for each in (state, recomputed)))
+    for name, value in state.items():
+        assert torch.allclose(recomputed[name].double(), value.double(), atol=1e-3), name
+
+
+def test_every_model_of_a_process_is_compiled(data, graphs):
+    """torch.compile stops at the ninth model of one class if the code of the others is kept."""
+    for width in range(1, 11):
+        graphs.clear()
+        train(changed(LEARNER, model_args={"width": width}, epochs=1, compile=True), data)
+        assert len(graphs) == 1, f"model {width}"
