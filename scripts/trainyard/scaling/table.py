@@ -24,7 +24,7 @@ SCALING_COLUMNS: Final = (
     "efficiency", "throughput_scaling", "memory_avg_scaling", "cost_per_million_images", "verdict", "recommended",
     "gradient_mib", "allreduce_mib", "hiding_gbit_per_second", "micro_batch", "accumulation", "precision",
     "tflops_per_gpu", "mfu", "roofline_images_per_second", "repeats", "train_seconds_spread",
-    "images_per_second_spread", "device",
+    "images_per_second_spread", "device", "gpu_peak",
 )  # fmt: skip
 SPREAD: Final = ("train_seconds", "images_per_second")  # metrics with a column `<name>_spread`
 

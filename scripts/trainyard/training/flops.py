@@ -1,4 +1,4 @@
-"""GPU utilization: FLOPs and memory traffic of a model, peak performance of a GPU, MFU and roofline."""
+"""GPU utilization: FLOPs and memory traffic of a model, MFU and roofline."""
 
 import logging
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainyard.config.train import Train
 from trainyard.training import models
+from trainyard.training.gpu_peaks import gpu_peak
 
 log = logging.getLogger(__name__)
 _BATCH = 2  # batch normalization needs more than one value
@@ -21,39 +22,7 @@ class ModelCost:
     """Cost of a forward and backward pass of one image."""
 
     flops: float  # as torch.utils.flop_counter counts: a multiply-add is two
-    eager_bytes: float  # memory traffic if no kernels are fused; parameters are not counted
-
-
-@dataclass(frozen=True)
-class GpuPeak:
-    """Peak performance of a GPU by its data sheet, dense."""
-
-    tflops: dict[str, float]  # by precision
-    bandwidth: float  # bytes per second
-
-
-def _peak(fp32: float, tf32: float, half: float, terabytes: float) -> GpuPeak:
-    return GpuPeak({"fp32": fp32, "tf32": tf32, "bf16": half, "fp16": half}, terabytes * 1e12)
-
-
-# By a part of the name that torch reports; the first match counts. Source: NVIDIA's data sheets.
-PEAKS = {
-    "H200": _peak(67, 494.5, 989, 4.8),
-    "H100 PCIe": _peak(51, 378, 756, 2.0),
-    "H100": _peak(67, 494.5, 989, 3.35),
-    "A100-SXM4-80GB": _peak(19.5, 156, 312, 2.039),
-    "A100 80GB PCIe": _peak(19.5, 156, 312, 1.935),
-    "A100": _peak(19.5, 156, 312, 1.555),
-    "A40": _peak(37.4, 74.8, 149.7, 0.696),
-    "L40S": _peak(91.6, 183, 362, 0.864),
-    "L4": _peak(30.3, 60, 121, 0.3),
-    "V100": GpuPeak({"fp32": 15.7, "tf32": 15.7, "fp16": 125}, 0.9e12),
-}
-
-
-def gpu_peak(device_name: str) -> GpuPeak | None:
-    """Peak performance of the GPU with this name; None for a CPU or an unknown GPU."""
-    return next((peak for name, peak in PEAKS.items() if name in device_name), None)
+    eager_bytes: float  # memory traffic of activations if no kernels are fused
 
 
 def model_cost(spec: Train, *, shape: tuple[int, int, int], classes: int, precision: str) -> ModelCost | None:
@@ -93,7 +62,12 @@ def forward_flops(spec: Train, *, shape: tuple[int, int, int], classes: int) -> 
 
 
 class _ByteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes that operations read and write; views do neither."""
+    """Counts the bytes of activations and their gradients that the CUDA kernels of operations read and write.
+
+    An operation reads its arguments and writes its results once; views do neither. Those of `_READ_AGAIN` are several
+    kernels, which read some arguments again. Caches are not considered. Not counted, since it does not grow with the
+    batch: parameters, their gradients, statistics, casts of weights, and the optimizer.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -102,11 +76,19 @@ class _ByteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if not func.is_view and func.overloadpacket not in _FREE:
-            self.total += sum(map(_bytes, _tensors(args))) + sum(map(_bytes, _tensors(result)))
+            again = [args[index] for index in _READ_AGAIN.get(func.overloadpacket, ())]
+            self.total += sum(map(_bytes, _tensors([args, again, result])))
         return result
 
 
 _FREE = {torch.ops.aten.detach, torch.ops.aten.zeros, torch.ops.aten.empty, torch.ops.aten.empty_like}
+# Positions of the arguments that kernels read twice (ATen/native: Normalization.cuh, layer_norm_kernel.cu, Conv_v8.cpp)
+_READ_AGAIN = {
+    torch.ops.aten.native_batch_norm: (0,),  # the input: for the statistics, and to normalize it
+    torch.ops.aten.native_batch_norm_backward: (0, 1),  # gradient and input: for their sums, and for the gradient
+    torch.ops.aten.native_layer_norm_backward: (0, 1),  # gradient and input: for those of the input and of the weight
+    torch.ops.aten.convolution_backward: (0,),  # the gradient: for those of the input and of the weight
+}
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -116,7 +98,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Bytes of a tensor with a batch dimension; parameters and their gradients are small in comparison."""
+    """Bytes of a tensor with a batch dimension; others do not grow with the batch."""
     return tensor.numel() * tensor.element_size() if tensor.ndim and tensor.shape[0] == _BATCH else 0
 
 

@@ -11,6 +11,7 @@ import torch
 from trainyard.cluster import host, slurm_allocation
 from trainyard.config.scaling import repeat_of, split_scale
 from trainyard.training.flops import gpu_utilization, model_cost
+from trainyard.training.gpu_peaks import gpu_peak
 from trainyard.training.step_timing import device_name, launch_time
 from trainyard.training.telemetry import gpu_memory, telemetry_summary
 from trainyard.training.trainer import Trainer
@@ -79,13 +80,15 @@ def _gradient_mib(trainer: Trainer) -> float:
     return sum(each.numel() * each.element_size() for each in trained) / 2**20
 
 
-def _utilization(trainer: Trainer, images_per_second: float) -> dict[str, float | None]:
-    """MFU and roofline of the GPUs; None on CPUs, whose peak is unknown."""
-    group, data = trainer.group, trainer.data
-    cost = None
+def _utilization(trainer: Trainer, images_per_second: float) -> dict[str, Any]:
+    """Peak of the GPU, MFU and roofline; None on CPUs."""
+    group, data, name, cost, peak = trainer.group, trainer.data, device_name(trainer.group.device), None, None
     if group.device.type == "cuda":
         cost = model_cost(trainer.spec, shape=data.shape, classes=data.classes, precision=trainer.precision)
-    name = device_name(group.device)
-    return gpu_utilization(
+        peak = str(gpu_peak(name) or "unknown")
+        if peak == "unknown":
+            log.warning("the peak performance of a GPU named %r is unknown: no MFU and no roofline", name)
+    utilization = gpu_utilization(
         cost, images_per_second=images_per_second, gpus=group.world_size, precision=trainer.precision, device_name=name
     )
+    return {"gpu_peak": peak, **utilization}

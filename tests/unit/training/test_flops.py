@@ -2,7 +2,8 @@
 
 import pytest
 from trainyard.config.train import Train
-from trainyard.training.flops import ModelCost, gpu_peak, gpu_utilization, model_cost
+from trainyard.training.flops import ModelCost, gpu_utilization, model_cost
+from trainyard.training.gpu_peaks import PEAKS, gpu_peak
 
 
 def test_the_cost_of_resnet50_is_that_of_the_reference():
@@ -22,6 +23,22 @@ def test_sixteen_bits_halve_the_memory_traffic():
     spec = Train(model="resnet", model_args={"blocks": 2, "width": 4})
     whole, half = (model_cost(spec, shape=(8, 8, 3), classes=3, precision=name) for name in ("fp32", "bf16"))
     assert half.eager_bytes == pytest.approx(whole.eager_bytes / 2, rel=0.01)
+
+
+def test_the_memory_traffic_is_that_of_each_kernel():
+    """Counted in activations: what the CUDA kernels of a residual block read and write."""
+    model = {"model": "resnet", "model_args": {"blocks": 2, "width": 4}}
+    deeper = {"model": "resnet", "model_args": {"blocks": 3, "width": 4}}
+    one, other = (model_cost(Train(**each), shape=(8, 8, 3), classes=3, precision="bf16") for each in (model, deeper))
+    forward = 2 * (2 + 3) + 2 * 2 + 3  # two convolutions, two batch norms that read twice, two ReLU, one addition
+    backward = 2 * (4 + 5) + 2 * 3 + 3  # convolutions and batch norms read gradients twice, ReLU, the fork's addition
+    assert other.eager_bytes - one.eager_bytes == (forward + backward) * 4 * 8 * 8 * 2
+
+
+def test_the_memory_traffic_of_resnet50():
+    """39 MB for an image of 64x64 pixels in bf16; with each operation reading its arguments once, it would be 32 MB."""
+    cost = model_cost(Train(model="resnet50"), shape=(64, 64, 3), classes=200, precision="bf16")
+    assert cost.eager_bytes == pytest.approx(39.2e6, rel=0.005)
 
 
 def test_a_model_whose_flops_cannot_be_counted_is_not_an_error(caplog):
@@ -57,8 +74,29 @@ def test_an_unknown_gpu_has_no_mfu():
         ("NVIDIA A40", 149.7),
         ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA L40S", 362),
+        ("NVIDIA H100 NVL", 835.5),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA L40", 181),
+        ("NVIDIA L4", 121),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("Tesla T4", None),
         ("Tesla V100-SXM2-32GB", None),
     ],
 )
 def test_peaks_by_the_names_that_torch_gives(name, tflops):
     assert gpu_peak(name).tflops.get("bf16") == tflops
+
+
+@pytest.mark.parametrize("name", ["NVIDIA L40 48GB", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA H100", "cpu", ""])
+def test_a_name_that_only_resembles_another_is_unknown(name):
+    """A part of a GPU (MIG) does not have its peak."""
+    assert gpu_peak(name) is None
+
+
+@pytest.mark.parametrize("peak", PEAKS.values(), ids=PEAKS)
+def test_peaks_are_plausible(peak):
+    """A transposed digit or a value with sparsity would not be."""
+    tflops = peak.tflops
+    assert tflops["fp32"] <= tflops["tf32"] <= tflops["fp16"]
+    assert tflops.get("bf16", tflops["fp16"]) == tflops["fp16"]
+    assert 70 < tflops["fp16"] * 1e12 / peak.bandwidth < 425, "FLOP per byte"
