@@ -89,9 +89,13 @@ def training_batches(
 
 
 def validation_batches(size: int, *, batch: int, rank: int, world_size: int) -> Iterator[Tensor]:
-    """Image indices of each validation batch of `rank`. Each image is on one rank, once: nothing is padded."""
+    """Image indices of each validation batch of `rank`. Each image is on one rank, once: nothing is padded.
+
+    With fewer images than ranks, the last ranks have no batch.
+    """
     mine = torch.arange(size)[rank::world_size]
-    yield from torch.split(mine, batch)
+    if len(mine):  # torch.split returns one empty batch, whose mean loss is NaN
+        yield from torch.split(mine, batch)
 
 
 def derived_seed(*parts: int) -> int:

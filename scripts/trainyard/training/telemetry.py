@@ -56,8 +56,8 @@ def record_telemetry(
 ) -> Iterator[None]:
     """Write a sample every `seconds` while the block runs, at its start and at its end.
 
-    Samples of previous runs are kept unless `overwrite`. `root` is the process whose tree is measured. If telemetry
-    fails, it ends with a warning; it never stops a training.
+    Samples of previous runs are kept unless `overwrite`. `root` is the process whose tree is measured. If telemetry of
+    the GPUs or of the CPUs fails, it ends with a warning, and the other one continues; it never stops a training.
     """
     with contextlib.ExitStack() as stack:
         gpus, tree = stack.enter_context(visible_gpus()), _ProcessTree(root)
@@ -70,25 +70,32 @@ def record_telemetry(
             yield
             return
 
-        def sample() -> None:
+        def sample_gpus() -> None:
             now = round(time.time(), 3)
             write_gpu([now, number, *gpu.sample()] for number, gpu in enumerate(gpus))
-            write_cpu([[now, *tree.sample()]])
 
-        with sample_periodically(sample, seconds):
+        def sample_cpus() -> None:
+            write_cpu([[round(time.time(), 3), *tree.sample()]])
+
+        if gpus:
+            stack.enter_context(sample_periodically(sample_gpus, seconds, what="GPU telemetry"))
+        with sample_periodically(sample_cpus, seconds):
             yield
 
 
 @contextmanager
-def sample_periodically(sample: Callable[[], None], seconds: float) -> Iterator[None]:
-    """Call `sample` every `seconds` while the block runs, at its start and at its end."""
+def sample_periodically(sample: Callable[[], None], seconds: float, *, what: str = "telemetry") -> Iterator[None]:
+    """Call `sample` every `seconds` while the block runs, at its start and at its end.
+
+    When it fails, a warning says that `what` stops, and it is not called again.
+    """
     ended, failed = threading.Event(), threading.Event()
 
     def take() -> None:
         try:
             sample()
         except Exception as error:
-            log.warning("telemetry stops: %s", error)
+            log.warning("%s stops: %s", what, error)
             failed.set()
 
     def keep_sampling() -> None:
@@ -195,7 +202,7 @@ class Gpu:
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
 
     def sample(self) -> list[Any]:
-        """The values of `GPU_COLUMNS` from `name` on; "" for those that this GPU does not support."""
+        """The values of `GPU_COLUMNS` from `name` on; "" for those that this GPU, or the site, does not give."""
         memory = self._query(pynvml.nvmlDeviceGetMemoryInfo)
         return [
             self._query(pynvml.nvmlDeviceGetName),
@@ -221,7 +228,7 @@ class Gpu:
     def _query(self, query: Callable[..., Any], *more: Any) -> Any:
         try:
             return query(self._handle, *more)
-        except pynvml.NVMLError_NotSupported:
+        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
             return ""
 
 

@@ -45,7 +45,9 @@ def test_every_epoch_is_shuffled_anew():
 @given(size=some.integers(1, 50), world_size=some.integers(1, 6), batch=some.integers(1, 9))
 def test_every_image_is_validated_once(size, world_size, batch):
     shares = [validation_batches(size, batch=batch, rank=rank, world_size=world_size) for rank in range(world_size)]
-    assert sorted(int(i) for share in shares for part in share for i in part) == list(range(size))
+    parts = [list(share) for share in shares]
+    assert sorted(int(i) for share in parts for part in share for i in part) == list(range(size))
+    assert all(len(part) for share in parts for part in share), "the loss of an empty batch is NaN"
 
 
 def test_a_batch_larger_than_the_data_is_refused():

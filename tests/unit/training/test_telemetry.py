@@ -83,6 +83,9 @@ class MakeBelieveNvml:
     class NVMLError_NotSupported(Exception):
         pass
 
+    class NVMLError_NoPermission(Exception):
+        pass
+
     used = [1000, 3000, 3000]
 
     def __init__(self):
@@ -154,13 +157,27 @@ def test_the_line_about_memory_is_that_of_the_reference():
     )
 
 
-def test_a_gpu_that_falls_off_the_bus_ends_telemetry_and_not_the_training(two_gpus, tmp_path, caplog):
+def test_a_gpu_that_falls_off_the_bus_ends_its_telemetry_but_not_that_of_the_cpus(two_gpus, tmp_path, caplog):
     def gone(handle):
         raise RuntimeError("GPU is lost")
 
     two_gpus.nvmlDeviceGetMemoryInfo = gone
-    watch(tmp_path)
-    assert caplog.text.count("telemetry stops: GPU is lost") == 1
+    watch(tmp_path, 3600)
+    assert caplog.text.count("GPU telemetry stops: GPU is lost") == 1
+    assert len(rows(tmp_path / "cpu-n1.csv")) == 2, "at the beginning and at the end"
+
+
+def test_values_that_nvml_refuses_are_empty_and_the_others_are_recorded(two_gpus, tmp_path, caplog):
+    """Some sites forbid users to read the utilization, and a part of a GPU (MIG) has none."""
+
+    def forbidden(handle):
+        raise two_gpus.NVMLError_NoPermission
+
+    two_gpus.nvmlDeviceGetUtilizationRates = forbidden
+    watch(tmp_path, 3600)
+    assert "stops" not in caplog.text
+    assert [row["utilization_percent"] for row in rows(tmp_path / "gpu-n1.csv")] == [""] * 4
+    assert {row["memory_total_mib"] for row in rows(tmp_path / "gpu-n1.csv")} == {"141000"}
 
 
 def test_the_complete_rows_of_a_truncated_file_are_read(tmp_path):
