@@ -21,6 +21,25 @@ rule download:  # on this machine: compute nodes often have no internet access
         'python "$SCRIPTS/download.py" --config "$CONFIG" --dataset {wildcards.name} --log-file {log}'
 
 
+rule weights:  # as rule download, on this machine
+    output:
+        "results/weights/{model}-{weights}.json",
+    log:
+        "results/logs/weights/{model}-{weights}.log",
+    wildcard_constraints:
+        model=r"\w+",
+        weights="[A-Z0-9_]+",
+    localrule: True
+    conda:
+        "../../envs/trainyard.yaml"
+    resources:
+        machine=1,
+    message:
+        "weights {wildcards.weights} of {wildcards.model}: downloading"
+    shell:
+        'python "$SCRIPTS/weights.py" --config "$CONFIG" --model {wildcards.model} --weights {wildcards.weights} --log-file {log}'
+
+
 rule stage:
     input:
         yard.download,

@@ -6,6 +6,7 @@ rule scaling:
 rule train:
     input:
         yard.dataset_of("scaling"),
+        yard.weights_of("scaling"),
     output:
         "results/scaling/{name}/{scale}/summary.json",
         "results/scaling/{name}/{scale}/history.csv",

@@ -10,6 +10,7 @@ rule sweeps:
 rule sweep:
     input:
         yard.dataset_of("sweeps"),
+        yard.weights_of("sweeps"),
     output:
         "results/sweeps/{name}/trials.csv",
         "results/sweeps/{name}/timeline.csv",

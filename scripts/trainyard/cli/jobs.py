@@ -9,6 +9,7 @@ from trainyard.cli.profile import Profile
 from trainyard.config.config import Config
 from trainyard.config.scaling import split_scale
 from trainyard.config.trials import RESULT_VERSION
+from trainyard.config.weights import identifying
 from trainyard.planning.forecast import describe_scale, plan_scale, summarize_cost, summarize_plan
 from trainyard.planning.memory_request import MemoryRequest, scale_memory, sweep_memory
 from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
@@ -163,7 +164,7 @@ class TrainJobs:
     def digest(self, wildcards: Wildcards) -> str:
         """Changes with everything in the config that changes the result of a scale."""
         study = self._config.scaling[wildcards.name]
-        what: Any = study.train.model_dump(mode="json", exclude_defaults=True)
+        what: Any = identifying(study.train.model_dump(mode="json", exclude_defaults=True))
         if study.script is not None:
             named = {"launcher", "launcher_options", "python", "args", "metrics"}
             what = study.model_dump(include=named, mode="json") | {"script": study.program}

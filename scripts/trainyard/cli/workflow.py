@@ -15,7 +15,8 @@ from trainyard.cli.profile import Profile
 from trainyard.config.datasets import ImageFolder, Python, has_images, needs_download
 from trainyard.config.load import check_config
 from trainyard.config.train import NAME_PATTERN, Train
-from trainyard.config.trials import expand
+from trainyard.config.trials import expand, published_weights
+from trainyard.config.weights import weights_receipt
 from trainyard.planning.memory_request import MemoryRequest, staging_memory, trees_memory
 from trainyard.utils.files import digest_of, write_json
 from trainyard.utils.import_path import SCRIPTS, check_imports
@@ -146,6 +147,15 @@ class Workflow:
             return [] if dataset is None else [str(self._results / "data" / dataset / "meta.json")]
 
         return receipt
+
+    def weights_of(self, kind: str) -> Callable[[Wildcards], list[str]]:
+        """An input function: the receipts of the weights of torchvision that a study of this kind starts from."""
+
+        def receipts(wildcards: Wildcards) -> list[str]:
+            named = published_weights(getattr(self.config, kind)[wildcards.name])
+            return [str(self._results / weights_receipt(*each)) for each in named]
+
+        return receipts
 
     def source(self, wildcards: Wildcards) -> str:
         """Changes with the dataset's section of the config."""

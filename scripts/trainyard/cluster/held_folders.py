@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from trainyard.cluster import slurm_allocation
+from trainyard.utils.files import expand_path
 
 _PLAIN_PATH: Final = re.compile(r"[\w/.+-]+", re.ASCII)
 ORPHAN_SECONDS: Final = 60  # minimum age before removal: a new folder exists for a moment before it is locked
@@ -163,7 +164,7 @@ def candidate_folders(policy: str, environment: Mapping[str, str]) -> list[Path]
     if policy == "off":
         return []
     if policy != "auto":
-        path = Path(os.path.expandvars(policy)).expanduser()
+        path = expand_path(policy)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError:

@@ -12,6 +12,7 @@ from trainyard.config.datasets import Table
 from trainyard.config.parser import ConfigError, find_unusable, parse_value, read_file
 from trainyard.config.sweep import Sweep
 from trainyard.config.trials import CostError, Expansion, expand, relative_cost
+from trainyard.config.weights import WeightsError, identifying
 from trainyard.utils.text import suggest
 
 
@@ -113,6 +114,11 @@ def _cross_checks(config: Config) -> Iterator[str]:
                 yield f"{place}.dataset: there is no dataset {study.dataset!r}; {hint}"
             elif section != "trees" and isinstance(config.datasets[study.dataset], Table):
                 yield f"{place}.dataset: {study.dataset!r} is a table, which only `trees` can train on"
+    for name, scaling in config.scaling.items():
+        try:
+            identifying(scaling.train.model_dump())
+        except WeightsError as error:
+            yield f"scaling.{name}.train.pretrained: {error}"
     for name, sweep in config.sweeps.items():
         yield from _sweep_errors(name, sweep)
 

@@ -35,6 +35,7 @@ from trainyard.config.user_programs import (
     insert_resume_option,
     make_lookup,
 )
+from trainyard.config.weights import identifying
 
 log = logging.getLogger("config")
 
@@ -458,7 +459,8 @@ class Sweep(ProgramOptions, Workload):
         """Everything that all trials have in common and that changes their results."""
         command = self.command and insert_resume_option(self.command, None, self._argument_names)
         kind = {"command": command, "function": self.function}
-        return {"base": self.base, **{name: value for name, value in kind.items() if value is not None}}
+        base = identifying(self.base) if self.is_training else self.base
+        return {"base": base, **{name: value for name, value in kind.items() if value is not None}}
 
     def spec_of(self, settings: dict[str, Any]) -> Train | UserProgram:
         """What a trial with these settings runs; a ValueError (such as Pydantic's) if they are not valid."""

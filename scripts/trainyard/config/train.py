@@ -3,6 +3,7 @@
 A trial's identity is a hash of this section, so a key that does not change results does not belong here.
 """
 
+import re
 import types
 from collections.abc import Iterator
 from functools import cache
@@ -22,8 +23,12 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from trainyard.config.weights import is_published
+
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$", max_length=64)]
+NamePattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]  # of parameters, as of `fnmatch`
+OWN_MODELS = ("resnet", "cnn")
 
 
 class Section(BaseModel):
@@ -110,6 +115,20 @@ class Train(Section):
     small_images: bool = Field(
         False, description="For torchvision models and images of 32 to 64 pixels: a stem without downsampling."
     )
+    pretrained: str | None = Field(
+        None,
+        min_length=1,
+        description="Weights to start from: a file of `torch.save`, or the name of weights that torchvision publishes "
+        "for the model, e.g. `IMAGENET1K_V1`.",
+    )
+    freeze: list[NamePattern] = Field(
+        [], description="Parameters that are not trained, by patterns of their names, e.g. `[conv1, 'layer1.*']`."
+    )
+    lr_scale: dict[NamePattern, PositiveFloat] = Field(
+        {},
+        description="Factors of `lr` by patterns of parameter names, e.g. `{'*': 0.1, 'fc.*': 1}`; the longest "
+        "pattern that matches decides, not counting `*`.",
+    )
     epochs: PositiveInt = Field(1, description="Passes over the training images.")
     batch_size: PositiveInt = Field(
         128,
@@ -163,7 +182,28 @@ class Train(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_pretrained(self) -> "Train":
+        if problem := self.pretrained and _pretrained_problem(self.pretrained, self):
+            raise PydanticCustomError("pretrained", "{problem}", {"problem": problem})
+        return self
+
+    @model_validator(mode="after")
     def _nesterov_has_momentum(self) -> "Train":
         if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
             raise PydanticCustomError("nesterov", "nesterov needs optimizer sgd with momentum")
         return self
+
+
+def _pretrained_problem(weights: str, train: Train) -> str | None:
+    """Why `pretrained` cannot be used with the rest of the section, as far as the config tells."""
+    if name := re.fullmatch(r"\w+_Weights\.(\w+)", weights):
+        return f"pretrained: {weights} has the name of the model in it: write {name[1]}"
+    if not is_published(weights):
+        return None
+    if weights == "DEFAULT":
+        return "pretrained: DEFAULT means other weights in another version of torchvision: write, say, IMAGENET1K_V1"
+    if train.model in OWN_MODELS or ":" in train.model:
+        return f"pretrained: {weights} names weights of torchvision's models, and {train.model} is none: give a file"
+    if train.small_images:
+        return f"pretrained: {weights} has a stem for large images: leave out small_images"
+    return None

@@ -13,9 +13,11 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
+from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import VARIED_KEY, Draw, Range, Sample, Sweep, Uniform
 from trainyard.config.train import Train
 from trainyard.config.user_programs import UserProgram, insert_resume_option
+from trainyard.config.weights import WeightsError, identifying, is_published
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of
 from trainyard.utils.garbage_collection import pause_garbage_collection
@@ -36,6 +38,8 @@ class Trial:
     def content(self) -> str:
         """The spec as canonical JSON without defaults, so that new config keys do not change identities."""
         content = self.spec.model_dump(mode="json", exclude_defaults=True)
+        if isinstance(self.spec, Train):
+            content = identifying(content)
         # The place of `{resume}` in a command changes no result.
         if isinstance(self.spec, UserProgram) and self.spec.command is not None:
             content["command"] = insert_resume_option(self.spec.command, None, self.spec.args)
@@ -109,15 +113,26 @@ def _expand(sweep: Sweep) -> Expansion:
     for place, values in _configurations(sweep):
         try:
             trial = make_trial(sweep, values)
-        except (ValidationError, ValueError) as error:
+            content = trial.content
+        except (ValidationError, ValueError, WeightsError) as error:
             expansion.errors.append((place, error))
             continue
         if sweep.search:
             expansion.examples.append(trial)
-        elif trial.content not in seen:
-            seen.add(trial.content)
+        elif content not in seen:
+            seen.add(content)
             expansion.trials.append(trial)
     return expansion
+
+
+def published_weights(*studies: Sweep | Scaling) -> list[tuple[str, str]]:
+    """Model and name of the weights of torchvision that the trainings of some studies start from."""
+    specs: list[Train | UserProgram] = []
+    for study in studies:
+        trials = [*expand(study).trials, *expand(study).examples] if isinstance(study, Sweep) else []
+        specs += [trial.spec for trial in trials] or [study.train]
+    named = [(spec.model, spec.pretrained) for spec in specs if isinstance(spec, Train) and spec.pretrained]
+    return sorted({(model, weights) for model, weights in named if is_published(weights)})
 
 
 def varied_keys(trials: list[Trial]) -> list[str]:

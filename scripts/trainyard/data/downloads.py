@@ -32,7 +32,8 @@ class RemoteFile:
 
     name: str
     urls: tuple[str, ...]  # mirrors, tried in this order
-    checksum: str  # md5:... or sha256:...
+    checksum: str  # md5:... or sha256:..., or the begin of one
+    alternative: str = "set `root` to a local copy"
 
 
 def download(remote: RemoteFile, folder: Path) -> Path:
@@ -60,14 +61,14 @@ def download(remote: RemoteFile, folder: Path) -> Path:
                 failures.append(f"{url}: {_root_cause(error)}")
     raise DownloadError(
         f"{remote.name} cannot be downloaded ({'; '.join(failures)}): copy it to {folder} "
-        "from a machine with access, or set `root` to a local copy"
+        f"from a machine with access, or {remote.alternative}"
     )
 
 
 def has_checksum(path: Path, checksum: str) -> bool:
-    """Whether a file has this checksum, `md5:...` or `sha256:...`."""
+    """Whether a file has this checksum, `md5:...` or `sha256:...`, of which the begin suffices."""
     algorithm, _, expected = checksum.partition(":")
-    return file_digest(path, algorithm) == expected
+    return file_digest(path, algorithm).startswith(expected)
 
 
 def _download_from(url: str, remote: RemoteFile, target: Path) -> None:
@@ -122,7 +123,7 @@ class _Downloader:
 
         algorithm = self.checksum.partition(":")[0]
         found = f"{algorithm}:{file_digest(path, algorithm)}"
-        if found == self.checksum:
+        if found.startswith(self.checksum):
             return
         failure = _PermanentFailure if found in self.received else requests.RequestException
         self.received.add(found)

@@ -37,7 +37,7 @@ from trainyard.data.sources import DataSource, SyntheticSource, digits_source
 from trainyard.data.staged import SPLITS, DataError, Staged
 from trainyard.data.table import stage_table, table_digest
 from trainyard.utils.errors import StorageError, storage_errors
-from trainyard.utils.files import atomic_write, digest_of, file_digest, hold_lock
+from trainyard.utils.files import atomic_write, digest_of, expand_path, file_digest, hold_lock
 from trainyard.utils.text import format_duration
 
 STAGING_VERSION: Final = 1  # increment it when a change of the code changes the staged files
@@ -112,7 +112,7 @@ def _open_source(dataset: Dataset, work: Path, data: Data) -> DataSource | None:
         case Synthetic():
             return SyntheticSource(dataset)
         case Torchvision() | ImageFolder():
-            root = _expand(dataset.root) if dataset.root else download_dataset(dataset, data)
+            root = expand_path(dataset.root) if dataset.root else download_dataset(dataset, data)
             if isinstance(dataset, Torchvision):
                 return torchvision_datasets.read_published(dataset, root, work)
             return ImageFileSource(dataset, root, work)
@@ -141,12 +141,8 @@ def download_dataset(dataset: Dataset, data: Data) -> Path:
     """
     remotes = remote_files(dataset)
     name = dataset.name if isinstance(dataset, Torchvision) else digest_of(remotes[0].urls, 8)
-    paths = [download(remote, _expand(data.downloads) / name) for remote in remotes]
+    paths = [download(remote, expand_path(data.downloads) / name) for remote in remotes]
     return paths[0].parent if isinstance(dataset, Torchvision) else paths[0]
-
-
-def _expand(text: str) -> Path:
-    return Path(os.path.expandvars(text)).expanduser()
 
 
 # ---- images

@@ -19,6 +19,8 @@ import yaml
 
 from trainyard.config.config import Config
 from trainyard.config.datasets import needs_download
+from trainyard.config.trials import published_weights
+from trainyard.config.weights import weights_receipt
 from trainyard.doctor.sbatch_request import SbatchRequest, parse_request
 from trainyard.doctor.sbatch_stand_in import StandIn, sbatch_stand_in
 from trainyard.utils.files import write_json
@@ -165,6 +167,8 @@ def _fill(folder: Path, config: Config, results: Path, *, staged: bool) -> None:
             write_json(target / "meta.json", _read_json(source / "meta.json") or {"digest": "not staged"})
         elif needs_download(dataset):
             write_json(target / "download.json", {})
+    for named in published_weights(*config.sweeps.values(), *config.scaling.values()):
+        write_json(folder / "results" / weights_receipt(*named), {})
     for job in planned_jobs(config)[1]:
         study = Path(job.target).parent.relative_to("results")
         _link_files(results / study, folder / "results" / study)

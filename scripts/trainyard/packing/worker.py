@@ -262,6 +262,7 @@ class Worker:
             save_every_seconds=SAVE_SECONDS,
             deadline=request.deadline,
             notice=self._notice,
+            downloads=self._setup.data.downloads,
             on_halved=note,
         )
 

@@ -17,6 +17,7 @@ from trainyard.cluster.ranks import is_rank
 from trainyard.config.config import Config
 from trainyard.config.scaling import Scaling, repeat_of, split_scale
 from trainyard.config.trials import RESULT_VERSION
+from trainyard.config.weights import identifying
 from trainyard.data.node_copy import local_copy
 from trainyard.data.staged import Staged
 from trainyard.scaling.notices import notice_to_rank
@@ -78,6 +79,7 @@ def _train(
             store=store,
             deadline=_deadline(group),
             notice=notice,
+            downloads=config.data.downloads,
             on_halved=partial(_remember_micro_batch, store),
         )
         _log_start(trainer, store)
@@ -178,7 +180,7 @@ def _read_note(store: CheckpointStore, name: str) -> Any:
 def _store(study: Scaling, staged: Staged, scale: str, folder: Path) -> CheckpointStore:
     """The checkpoints of this training. Each spec has its own folder: a changed config does not overwrite them."""
     spec = {
-        "train": study.train.model_dump(mode="json", exclude_defaults=True),
+        "train": identifying(study.train.model_dump(mode="json", exclude_defaults=True)),
         "mode": study.mode,
         "retrain": study.retrain,
         "scale": scale,

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainyard.config.train import Train
 from trainyard.training import models
+from trainyard.training.freezing import freeze
 from trainyard.training.gpu_peaks import gpu_peak
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ def model_cost(spec: Train, *, shape: tuple[int, int, int], classes: int, precis
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             model = models.build_model(spec, shape=shape, classes=classes).to(dtype)
+            freeze(model, spec.freeze)
             images = torch.zeros(_BATCH, shape[2], *shape[:2], dtype=dtype)
             labels = torch.zeros(_BATCH, dtype=torch.int64)
             with FlopCounterMode(display=False) as flops, _ByteCounter() as traffic:

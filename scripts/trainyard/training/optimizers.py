@@ -8,6 +8,8 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from trainyard.config.train import Schedule, Train
+from trainyard.training.adapted_model import inner_model
+from trainyard.training.freezing import lr_scales
 from trainyard.utils import fast_start
 
 
@@ -17,15 +19,34 @@ def build_optimizer(spec: Train, model: nn.Module) -> Optimizer:
     if spec.optimizer == "sgd":
         arguments |= {"momentum": spec.momentum, "nesterov": spec.nesterov}
     kind = {"sgd": SGD, "adam": Adam, "adamw": AdamW}[spec.optimizer]
-    parameters = list(model.parameters()) if spec.decay_all else _groups(model)
-    return fast_start.optimizer_class(kind)(parameters, **arguments)
+    parameters = dict(inner_model(model).named_parameters())
+    if spec.freeze:
+        parameters = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+    return fast_start.optimizer_class(kind)(_groups(spec, parameters), **arguments)
 
 
-def _groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Two parameter groups: with weight decay, and (biases and normalization, which have one dimension) without."""
-    decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-    spared = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
-    return [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
+def _groups(spec: Train, parameters: dict[str, nn.Parameter]) -> list[dict[str, Any]]:
+    """The parameter groups: by factor of the learning rate, in descending order, and by weight decay.
+
+    Biases and normalization have one dimension; with `decay_all: false`, they are in groups without weight decay.
+    """
+    scales = lr_scales(list(parameters), spec.lr_scale)
+    groups = []
+    for scale in sorted(set(scales.values()), reverse=True):
+        mine = [parameter for name, parameter in parameters.items() if scales[name] == scale]
+        options = {"lr": spec.lr * scale, "lr_scale": scale} if spec.lr_scale else {}
+        if spec.decay_all:
+            groups.append({"params": mine, **options})
+            continue
+        groups.append({"params": [each for each in mine if each.ndim > 1], **options})
+        groups.append({"params": [each for each in mine if each.ndim <= 1], "weight_decay": 0.0, **options})
+    return groups
+
+
+def current_lr(optimizer: Optimizer) -> float:
+    """The learning rate of parameters without a factor in `lr_scale`."""
+    group = optimizer.param_groups[0]
+    return float(group["lr"]) / float(group.get("lr_scale", 1.0))
 
 
 def lr_factor(schedule: Schedule, steps: int, epochs: int) -> Callable[[int], float]:

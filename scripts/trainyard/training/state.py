@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training.optimizers import current_lr
 from trainyard.training.process_group import Group
 from trainyard.training.step_timing import StepTimes
 from trainyard.utils.errors import UserError
@@ -72,7 +73,7 @@ class TrainingState:
     def begin_epoch(self) -> None:
         """Reset `progress` for the next epoch."""
         sums = torch.zeros(3, dtype=torch.float64, device=self.group.device)
-        self.progress = EpochProgress(sums=sums, lr=float(self.schedule.get_last_lr()[0]))
+        self.progress = EpochProgress(sums=sums, lr=current_lr(self.optimizer))
 
     @property
     def is_new(self) -> bool:

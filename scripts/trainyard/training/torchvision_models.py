@@ -3,30 +3,15 @@
 import math
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torchvision import models
+
+from trainyard.training.adapted_model import AdaptedModel
 
 # Smallest image sides that a family of models accepts, in pixels; smaller images are enlarged.
 _MIN_PIXELS = {"alexnet": 63, "inception": 75, "vgg": 32, "densenet": 29, "squeezenet": 17, "convnext": 32}
 _FIXED_PIXELS = {"maxvit": 224}  # windows of 7x7 must fill every stage
 _NO_STEM = ("alexnet", "convnext", "inception", "maxvit", "swin", "vgg", "vit")
-
-
-class AdaptedModel(nn.Module):
-    """A model for RGB images of a minimum size, adapted to grayscale and smaller images."""
-
-    def __init__(self, model: nn.Module, *, channels: int, enlarged_to: tuple[int, int] | None) -> None:
-        super().__init__()
-        self.model, self._is_grayscale, self._size = model, channels == 1, enlarged_to
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(N, 1 or 3, H, W) to (N, classes)."""
-        if self._is_grayscale:
-            images = images.expand(-1, 3, -1, -1)
-        if self._size is not None:
-            images = nn.functional.interpolate(images, self._size, mode="bilinear", antialias=False)
-        logits: Tensor = self.model(images)
-        return logits
 
 
 def build_torchvision_model(

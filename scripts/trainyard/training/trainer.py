@@ -13,14 +13,17 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
+from trainyard.config.config import Data
 from trainyard.config.train import Train
 from trainyard.training import models, optimizers, precision
 from trainyard.training.activation_checkpointing import checkpoint_blocks
 from trainyard.training.augment import Augmenter
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.compilation import ModelWithLoss, compile_step
+from trainyard.training.freezing import freeze
 from trainyard.training.loaders import ImageBatch, InputData
 from trainyard.training.objective import Means, Objective
+from trainyard.training.pretrained import load_pretrained
 from trainyard.training.process_group import Group
 from trainyard.training.sampler import BatchSizes, derived_seed, steps_per_epoch, training_batches, validation_batches
 from trainyard.training.state import Checkpointer, EpochMetrics, EpochProgress, TrainingState, set_random_state
@@ -50,6 +53,7 @@ class Trainer:
 
     Raises:
         models.ModelError, staged.DataError: the model or the data do not fit the spec.
+        WeightsError: the pretrained weights cannot be used.
         UserError: the checkpoint belongs to a training with another spec or global batch.
     """
 
@@ -64,6 +68,7 @@ class Trainer:
         save_every_seconds: float = 0.0,
         deadline: float = math.inf,
         notice: StopNotice | None = None,
+        downloads: str = Data().downloads,
         on_halved: Callable[[BatchSizes], None] = lambda batch: None,
     ) -> None:
         torch.manual_seed(spec.seed)
@@ -77,7 +82,7 @@ class Trainer:
         self._deadline, self._notice, self._on_halved = deadline, notice or StopNotice(), on_halved
         self._validation_seconds = 0.0  # of the last validation
         self._flags = StepFlags(group)
-        self.module = _build_module(spec, data, group, channels_last=self._channels_last)
+        self.module = _build_module(spec, data, group, channels_last=self._channels_last, downloads=downloads)
         optimizer = optimizers.build_optimizer(spec, self.module)
         schedule = LambdaLR(optimizer, optimizers.lr_factor(spec.schedule, self.steps, spec.epochs))
         scaler = precision.gradient_scaler(self.precision, group.device)
@@ -299,12 +304,14 @@ class Trainer:
         return self.objective.means(self.group.all_reduce_sum(sums))
 
 
-def _build_module(spec: Train, data: InputData, group: Group, *, channels_last: bool) -> nn.Module:
-    """The model of a training on its device, with the spec's memory format, batch normalization and recomputation.
+def _build_module(spec: Train, data: InputData, group: Group, *, channels_last: bool, downloads: str) -> nn.Module:
+    """The model of a training on its device, with pretrained weights, frozen parameters and the spec's other options.
 
     Logs a warning if synchronized batch normalization is omitted because the ranks have no GPUs.
     """
-    module = models.build_model(spec, shape=data.shape, classes=data.classes).to(group.device)
+    module = models.build_model(spec, shape=data.shape, classes=data.classes)
+    load_pretrained(module, spec, classes=data.classes, downloads=downloads)
+    module = module.to(group.device)
     if channels_last:
         module = module.to(memory_format=torch.channels_last)
     if spec.sync_batchnorm and group.world_size > 1:
@@ -312,6 +319,7 @@ def _build_module(spec: Train, data: InputData, group: Group, *, channels_last: 
             log.warning("sync_batchnorm needs GPUs: on these CPUs each rank normalizes its own images")
         else:
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+    freeze(module, spec.freeze)  # after the conversion, which makes new modules
     if spec.activation_checkpointing:
         checkpoint_blocks(module)
     return module

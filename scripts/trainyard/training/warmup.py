@@ -66,7 +66,11 @@ def _unchanged(trainer: Trainer) -> Iterator[None]:
 def _fits(trainer: Trainer) -> bool:
     """Whether a forward and backward pass fit the memory of every rank, in addition to the state of the optimizer."""
     device = trainer.group.device
-    size = sum(parameter.numel() * parameter.element_size() for parameter in trainer.module.parameters())
+    size = sum(
+        parameter.numel() * parameter.element_size()
+        for parameter in trainer.module.parameters()
+        if parameter.requires_grad
+    )  # the optimizer has no state for the others
     states = {"sgd": 1 if trainer.spec.momentum else 0}.get(trainer.spec.optimizer, 2)
     fits = torch.ones((), dtype=torch.int64, device=device)
     try:

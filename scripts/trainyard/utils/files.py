@@ -88,6 +88,11 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def expand_path(text: str) -> Path:
+    """The path of the config with its environment variables and `~` replaced."""
+    return Path(os.path.expandvars(text)).expanduser()
+
+
 def digest_of(value: Any, length: int = 16) -> str:
     """The first `length` hex digits of the SHA-256 of `value` as canonical JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))

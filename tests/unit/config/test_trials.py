@@ -131,3 +131,44 @@ def test_a_scale_that_is_none_is_explained(run):
 
 def test_a_scale_and_its_repeats_have_nodes_and_gpus():
     assert split_scale("12x4") == split_scale("12x4/repeat-3") == (12, 4)
+
+
+# ---- pretrained weights
+
+
+def test_a_file_of_weights_counts_by_its_content(tmp_path):
+    """Not by its path: a copy is the same trial, and a changed file is another one."""
+
+    def identity(path):
+        return identities(sweep(train={"pretrained": str(path)}, trials=[{"lr": 0.1}]))
+
+    for name, content in {"a": "weights", "copy": "weights", "b": "other weights"}.items():
+        (tmp_path / f"{name}.pt").write_text(content)
+    first = identity(tmp_path / "a.pt")
+    assert identity(tmp_path / "copy.pt") == first
+    assert identity(tmp_path / "b.pt") != first
+    assert identities(sweep(trials=[{"lr": 0.1}])) != first
+    (tmp_path / "a.pt").write_text("changed weights")
+    assert identity(tmp_path / "a.pt") != first
+
+
+def test_a_search_counts_a_file_of_weights_by_its_content_too(tmp_path):
+    def content():
+        search = {"metric": "val_loss", "trials": 2, "values": {"lr": {"low": 0.1, "high": 0.2}}}
+        return sweep(train={"pretrained": str(tmp_path / "a.pt")}, search=search).spec_content
+
+    (tmp_path / "a.pt").write_text("weights")
+    before = content()
+    (tmp_path / "a.pt").write_text("changed weights")
+    assert content() != before
+
+
+def test_weights_of_torchvision_count_by_their_name_and_are_found_in_all_trials():
+    named = {"model": "resnet18", "pretrained": "IMAGENET1K_V1"}
+    made = sweep(train=named, grid={"model": ["resnet18", "resnet50"], "pretrained": ["IMAGENET1K_V1", None]})
+    assert len(set(identities(made))) == 4
+    assert trials.published_weights(made) == [("resnet18", "IMAGENET1K_V1"), ("resnet50", "IMAGENET1K_V1")]
+
+
+def test_options_of_fine_tuning_leave_other_identities_as_they_are():
+    assert expand(sweep(train={"lr": 0.2}, trials=[{"epochs": 2}])).trials[0].content == '{"epochs": 2, "lr": 0.2}'

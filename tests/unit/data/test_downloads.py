@@ -2,15 +2,18 @@
 
 import gzip
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from types import SimpleNamespace
 
 import numpy as np
 import pooch
 import pytest
 import torchvision
+import weights
 from httpserver import Faulty
 from imagesets import pack, pixels, write_mnist, write_tree
 from trainyard.config.config import Data
@@ -92,6 +95,14 @@ def test_a_redirect_is_followed(server, tmp_path):
 @pytest.mark.parametrize("algorithm", ["md5", "sha256"])
 def test_md5_and_sha256_are_verified(server, tmp_path, algorithm):
     assert get(server, tmp_path, algorithm=algorithm).read_bytes() == CONTENT
+
+
+def test_the_begin_of_a_checksum_suffices(server, tmp_path):
+    whole = remote(server)
+    begin = len("sha256:") + 8
+    assert download(RemoteFile(whole.name, whole.urls, whole.checksum[:begin]), tmp_path).read_bytes() == CONTENT
+    with pytest.raises(DownloadError, match=r"its checksum is not sha256:0000000: remove it"):
+        download(RemoteFile(whole.name, whole.urls, "sha256:0000000"), tmp_path)
 
 
 # the server's faults, the mirrors, the number of requests, and the reason in the message
@@ -186,6 +197,25 @@ def test_a_disk_that_is_full_in_the_middle_of_a_download_is_an_error_of_one_line
     assert last.startswith(f"trainyard.utils.errors.StorageError: {tmp_path}/file.bin: file too large: raise the limit")
     assert left(tmp_path) == []
     assert len(server.requests) == 1, "a retry would not help"
+
+
+def test_weights_of_torchvision_are_downloaded_with_the_checksum_in_their_name(server, tmp_path, monkeypatch):
+    kept = f"model-{hashlib.sha256(CONTENT).hexdigest()[:8]}.pth"
+    server.files[f"/{kept}"] = CONTENT
+    url = SimpleNamespace(url=f"{server.url}/{kept}")
+    monkeypatch.setattr(
+        torchvision.models, "get_model_weights", lambda name: SimpleNamespace(__members__={"IMAGENET1K_V1": url})
+    )
+    config, results = tmp_path / "config.json", tmp_path / "results"
+    config.write_text(json.dumps({"data": {"downloads": str(tmp_path / "cache")}}))
+    weights.main(Namespace(config=config, results=results, model="resnet18", weights="IMAGENET1K_V1"))
+    assert (tmp_path / "cache/weights" / kept).read_bytes() == CONTENT
+    receipt = json.loads((results / "weights/resnet18-IMAGENET1K_V1.json").read_text())
+    assert receipt["path"] == str(tmp_path / "cache/weights" / kept)
+    server.files.clear()
+    (tmp_path / "cache/weights" / kept).unlink()
+    with pytest.raises(DownloadError, match=r"from a machine with access, or give `pretrained` the path of a copy$"):
+        weights.main(Namespace(config=config, results=results, model="resnet18", weights="IMAGENET1K_V1"))
 
 
 # ---- datasets that are downloaded

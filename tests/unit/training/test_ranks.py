@@ -19,6 +19,7 @@ CASES = {
     "clipped and smoothed": {"clip_norm": 0.1, "label_smoothing": 0.1},
     "augmented": {"augment": {"crop_padding": 2, "flip": True}},
     "recomputed": {"activation_checkpointing": True},
+    "fine-tuned": {"freeze": ["0"], "lr_scale": {"*": 0.3, "8": 1}},
 }
 
 MODELS = """
