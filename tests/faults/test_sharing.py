@@ -1,8 +1,7 @@
-"""`gpus_per_trial: auto`: the first trials have one GPU each and determine how many others share one."""
+"""`gpus_per_trial: auto`: the first trials are measured, and determine how many of the others share a GPU."""
 
 import pandas as pd
 import pytest
-from trainyard.packing.gpu_sharing import GpuUse, trials_per_gpu
 from trainyard.utils.jsonl import read_events
 from yard import TINY
 
@@ -15,17 +14,17 @@ def nvmlInit(): pass
 def nvmlShutdown(): pass
 def nvmlDeviceGetCount(): return 1
 """
-# A model that reports the use of a fake GPU of 10,000 MiB, as set in its arguments.
+# A model that reports the use of a fake GPU of 10,000 MiB, and whose building takes long without computing.
 FAKE_GPU = """
 import time
 from contextlib import contextmanager
 from trainyard.training import telemetry
 from trainyard.training.models import SmallConvNet
 
-def build(*, channels, classes, mib, busy, seconds=1.0):
+def build(*, channels, classes, mib, seconds=1.0):
     class Gpu:
         def sample(self):
-            return ["fake", mib, 10000, busy, "", ""]
+            return ["fake", mib, 10000, 98, "", ""]
 
     @contextmanager
     def visible_gpus():
@@ -35,20 +34,15 @@ def build(*, channels, classes, mib, busy, seconds=1.0):
     time.sleep(seconds)
     return SmallConvNet(channels=channels, classes=classes, width=4)
 """
-SHARES = [
-    ([GpuUse(2000, 10000, 0.2)], 4, 4),  # memory for 4.5 trials, time for 5
-    ([GpuUse(2000, 10000, 0.2), GpuUse(4000, 10000, 0.2)], 4, 2),  # limited by the largest
-    ([GpuUse(2000, 10000, 0.2), GpuUse(1000, 10000, 0.5)], 4, 2),  # limited by the busiest
-    ([GpuUse(2000, 10000, 0.98)], 4, 1),  # no time is left for others
-    ([GpuUse(9500, 10000, 0.1)], 4, 1),  # memory for one
-    ([GpuUse(100, 10000, 0.01)], 3, 3),  # limited by the CPUs
-    ([], 4, 1),
-]
-
-
-@pytest.mark.parametrize(("uses", "most", "count"), SHARES)
-def test_as_many_trials_share_a_gpu_as_its_memory_and_time_allow(uses, most, count):
-    assert trials_per_gpu(uses, limit=most) == count
+# The driver, which measures each number of trials for a few seconds only.
+QUICK = """
+import runpy, sys
+sys.path.insert(0, str(sys.argv[1]))
+from trainyard.packing import share_measurement
+share_measurement.MEASURED_SECONDS = 3.0
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 @pytest.fixture
@@ -59,11 +53,11 @@ def fake_gpu(yard):
     return yard
 
 
-def config(*, count, retrain=0, **model_args):
+def config(*, count, **model_args):
     train = {"model": "fake_gpu:build", "model_args": model_args, "batch_size": 32}
-    slots = {"gpus_per_node": 2, "gpus_per_trial": "auto", "trials_per_gpu": 3}
-    sweep = {"dataset": "tiny", "train": train, "grid": {"seed": list(range(count))}, "slots": slots}
-    return {**TINY, "sweeps": {"s": {**sweep, "retrain": retrain}}}
+    slots = {"gpus_per_node": 1, "gpus_per_trial": "auto", "trials_per_gpu": 3}
+    return {**TINY, "sweeps": {"s": {"dataset": "tiny", "train": train, "grid": {"seed": list(range(count))},
+                                     "slots": slots}}}  # fmt: skip
 
 
 def events_of(yard):
@@ -74,30 +68,33 @@ def started(yard):
     return [(event["gpus_per_trial"], event["slot"]) for event in events_of(yard) if event["event"] == "started"]
 
 
-def test_the_first_trials_are_measured_and_the_others_share_gpus(fake_gpu):
-    fake_gpu.write(config(count=8, mib=4000, busy=30))
+def test_trials_share_gpus_as_far_as_more_of_them_end_and_fit(fake_gpu):
+    fake_gpu.write(config(count=16, mib=4000))
     fake_gpu.stage()
-    done = fake_gpu.run(*fake_gpu.script("sweep", "--sweep", "s"))
-    assert "requests 2 slots of 1 (for now) GPU" in done.stdout
-    assert "2 trials share a GPU from now on: the largest used 4000 of 10000 MiB at the peak, busy 30%" in done.stdout
+    python, *script = fake_gpu.script("sweep", "--sweep", "s")
+    done = fake_gpu.run(python, "-c", QUICK, str(fake_gpu.root / "scripts"), *script)
+    assert "requests 1 slot of 1 (for now) GPU" in done.stdout
+    (share,) = (event for event in events_of(fake_gpu) if event["event"] == "share")
+    assert "; the largest used 4000 of 10000 MiB)" in share["why"], "which is why three were not tried"
+    assert f"gpus_per_trial: auto: {share['why']}" in done.stdout
+    assert (share["slots"], share["gpus_per_trial"], list(share["throughput"])) == (2, 0.5, ["1", "2"])
     runs = started(fake_gpu)
-    assert {share for share, _ in runs[:2]} == {1}, "a GPU each"
-    assert {slot for _, slot in runs[:2]} <= {0, 1}
-    assert {share for share, _ in runs[2:]} == {0.5}
-    assert {slot for _, slot in runs[2:]} <= {0, 1, 2, 3}
-    shares = [event for event in events_of(fake_gpu) if event["event"] == "share"]
-    assert [event["slots"] for event in shares] == [4], "two on each of two GPUs"
+    shared = [gpus for gpus, _ in runs].index(0.5)
+    assert 0 < shared < len(runs) - 2
+    assert set(runs[:shared]) == {(1, 0)}, "alone on the GPU at first"
+    assert set(runs[shared:]) == {(0.5, 0), (0.5, 1)}
     assert (pd.read_csv(fake_gpu.results / "sweeps/s/trials.csv")["status"] == "finished").all()
 
-    fake_gpu.write(config(count=8, retrain=1, mib=4000, busy=30))
+    fake_gpu.write(config(count=17, mib=4000))
     again = fake_gpu.run(*fake_gpu.script("sweep", "--sweep", "s"))
-    assert "requests 4 slots of 0.5 GPU" in again.stdout, "the measurement is kept"
-    assert {share for share, _ in started(fake_gpu)[8:]} == {0.5}
+    assert "requests 2 slots of 0.5 GPU" in again.stdout, "the measurement is kept"
+    assert share["why"] in again.stdout
+    assert started(fake_gpu)[16:] == [(0.5, 0)]
 
 
 def test_without_a_gpu_each_trial_has_its_own_slot_and_the_log_says_so(yard):
     (yard.folder / "fake_gpu.py").write_text(FAKE_GPU)
-    yard.write(config(count=3, mib=1, busy=1, seconds=0))
+    yard.write(config(count=3, mib=1, seconds=0))
     yard.stage()
     done = yard.run(*yard.script("sweep", "--sweep", "s"))
     assert "gpus_per_trial: auto is 1 here, because there is no GPU" in done.stdout

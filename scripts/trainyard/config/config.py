@@ -50,8 +50,8 @@ class Data(Section):
     staging_cpus: PositiveInt = Field(8, description="CPUs to request for staging image files.")
     on_device: bool | Literal["auto"] = Field(
         "auto",
-        description="Keep all images in GPU memory; `auto`: if they need at most half of the free memory. Otherwise "
-        "batches are prefetched from the host.",
+        description="Keep all images in GPU memory; `auto`: if they need at most half of the free memory, or of "
+        "the trial's share of a GPU (`gpus_per_trial`). Otherwise batches are prefetched from the host.",
     )
     workers: PositiveInt | None = Field(
         None, description="DataLoader workers per GPU, for a dataset of your own code. By default all CPUs but one."

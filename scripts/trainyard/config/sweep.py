@@ -194,8 +194,8 @@ class Slots(Section):
     gpus_per_trial: PositiveFloat | Literal["auto"] = Field(
         1.0,
         description="GPUs per trial: a fraction (0.25: four trials share a GPU), or a whole number (above one only for "
-        "a `command` or `function`). `auto`: each of the first trials gets a GPU; their measured memory "
-        "and GPU utilization determine how many of the later trials share one.",
+        "a `command` or `function`). `auto`: the first trials run one, then two, then four to a GPU, and the others as "
+        "many to a GPU as end most trials per hour and fit its memory.",
     )
     trials_per_gpu: PositiveInt = Field(4, description="Maximum with `gpus_per_trial: auto`; it determines the CPUs.")
     cpus_per_trial: PositiveInt = Field(1, description="CPUs, and therefore threads, per trial.")

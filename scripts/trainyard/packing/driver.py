@@ -3,11 +3,13 @@
 import logging
 import os
 import time
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.held_folders import remove_copies_at_exit
@@ -20,19 +22,23 @@ from trainyard.config.user_programs import GRACE_SECONDS
 from trainyard.data.staged import Staged
 from trainyard.packing.completeness import warn_unreadable
 from trainyard.packing.failure_policy import FailurePolicy
-from trainyard.packing.gpu_sharing import GpuUse, trials_per_gpu
+from trainyard.packing.gpu_sharing import GpuUse
 from trainyard.packing.live_view import LiveView
 from trainyard.packing.messages import WorkerSetup
 from trainyard.packing.reread import reread_outputs
+from trainyard.packing.share_measurement import ShareMeasurement
 from trainyard.planning import trial_flops
 from trainyard.planning.forecast import summarize_plan
-from trainyard.planning.journal import Ended, Journal, RayUp, SessionStarted, Share, TrialEvent, Work
+from trainyard.planning.journal import Ended, Journal, RayUp, SessionStarted, TrialEvent, Work
 from trainyard.planning.memory_request import measured_processes
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.search import SuggestionSource
-from trainyard.planning.task import Task
+from trainyard.planning.task import Task, TaskSource
 from trainyard.programs.command import failed_by_itself
 from trainyard.utils.stop_notice import interrupt_at_notice
+
+if TYPE_CHECKING:  # it imports Ray
+    from trainyard.packing.packer import Packer
 
 COUNTING_SECONDS: Final = 10.0  # limit for counting FLOPs, while the GPUs are idle
 log = logging.getLogger(__name__)
@@ -129,8 +135,8 @@ def _record_session(journal: Journal, plan: Plan) -> None:
 def _run_trials(
     plan: Plan, journal: Journal, flops: Future[dict[str, float]], setup: WorkerSetup, view: LiveView
 ) -> None:
-    """Run the pending trials. With `gpus_per_trial: auto`, measure on the first ones how many can share a GPU."""
-    # Imports Ray, which reads on import the environment that `start_ray` sets.
+    """Run the pending trials. With `gpus_per_trial: auto`, measure first how many should share a GPU."""
+    # Ray reads on import the environment that `start_ray` sets.
     from trainyard.packing.packer import Packer, can_see_gpu
 
     if counted := flops.result():
@@ -150,18 +156,32 @@ def _run_trials(
         on_event=partial(_notify, view, search),
     )
     if not plan.state.is_share_open:
-        create(slots=slots, setup=replace(setup, gpu_share=plan.state.measured_share), source=search).run(tasks)
-        return
-    if not can_see_gpu():
+        create(slots=slots, setup=setup, source=search).run(tasks)
+    elif can_see_gpu():
+        _measure_and_run(plan, tasks, journal, create=create, setup=setup)
+    else:
         log.info("gpus_per_trial: auto is 1 here, because there is no GPU")
         create(slots=slots, setup=setup).run(tasks)
-        return
-    first, rest = tasks[: slots.count], tasks[slots.count :]
-    measuring = create(slots=slots, setup=setup, measures_gpu=True)
-    measuring.run(first)
-    if rest:
-        shared = _shared_slots(slots, measuring.gpu_uses, journal)
-        create(slots=shared, setup=replace(setup, gpu_share=shared.share)).run(rest)
+
+
+def _measure_and_run(
+    plan: Plan, tasks: list[Task], journal: Journal, *, create: "Callable[..., Packer]", setup: WorkerSetup
+) -> None:
+    """Run the tasks, the first ones with various shares of a GPU, and the others with the best of these."""
+
+    def run(slots: Slots, source: TaskSource | None, tasks: list[Task]) -> list[GpuUse]:
+        setup_there = replace(setup, gpu_share=slots.share)
+        packer = create(slots=slots, setup=setup_there, source=source, measures_gpu=slots.share == 1)
+        packer.run(tasks)
+        return packer.gpu_uses
+
+    waiting, slots = deque(tasks), plan.state.sweep.slots
+    share = ShareMeasurement(plan.state, partial(run, tasks=[])).measure(waiting)
+    if share:
+        log.info("gpus_per_trial: auto: %s", share.why)
+        journal.record(share)
+    if waiting:
+        run(slots.model_copy(update={"gpus_per_trial": share.gpus_per_trial if share else 1.0}), None, list(waiting))
 
 
 def _notify(view: LiveView, search: SuggestionSource | None, event: TrialEvent) -> None:
@@ -207,6 +227,7 @@ def _worker_setup(plan: Plan, results: Path, data: Data) -> WorkerSetup:
         folder=(results / "sweeps" / plan.state.name).absolute(),
         data=data,
         threads=sweep.slots.cpus_per_trial,
+        gpu_share=sweep.slots.share,
         is_training=sweep.is_training,
         dataset=(results / "data" / sweep.dataset).absolute() if sweep.dataset else None,
         metrics=sweep.metrics,
@@ -218,19 +239,6 @@ def _worker_setup(plan: Plan, results: Path, data: Data) -> WorkerSetup:
         timeout_seconds=60 * sweep.timeout_minutes if sweep.timeout_minutes else None,
         cwd=str(Path.cwd()),
     )
-
-
-def _shared_slots(slots: Slots, uses: list[GpuUse], journal: Journal) -> Slots:
-    """The slots for the remaining trials, from the measured GPU use of the first ones."""
-    count = trials_per_gpu(uses, limit=slots.trials_per_gpu)
-    shared = slots.model_copy(update={"gpus_per_trial": 1 / count})
-    if uses:
-        log.info(
-            "%d trials share a GPU from now on: the largest used %s", count, max(uses, key=lambda use: use.peak_mib)
-        )
-        measured = [asdict(use) for use in uses]
-        journal.record(Share(gpus_per_trial=shared.share, slots=shared.count, uses=measured))
-    return shared
 
 
 def _count_flops(plan: Plan, results: Path) -> Future[dict[str, float]]:

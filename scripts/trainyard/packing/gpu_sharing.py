@@ -1,14 +1,13 @@
-"""The number of trials that can share a GPU, from the GPU use of the first trials, each measured alone on a GPU."""
+"""The GPU of a trial: what it uses of one, measured with NVML, and the limit of its memory on a shared one."""
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 MEMORY_FRACTION: Final = 0.9  # of a GPU's memory that all its trials may use together
-TOTAL_UTILIZATION: Final = 1.1  # of all trials on a GPU together; with more, they slow each other down
 CONTEXT_MIB: Final = 600  # GPU memory of a process beside its tensors
 SAMPLE_SECONDS: Final = 0.2
 log = logging.getLogger(__name__)
@@ -20,19 +19,12 @@ class GpuUse:
 
     peak_mib: float
     total_mib: float
-    busy: float  # utilization as NVML reports it: the fraction of time in which a kernel ran
-
-    def __str__(self) -> str:
-        return f"{self.peak_mib:.0f} of {self.total_mib:.0f} MiB at the peak, busy {self.busy:.0%} of the time"
+    busy: float  # as NVML reports it: the fraction of time in which any kernel ran, even one that leaves room for more
 
 
-def trials_per_gpu(uses: Sequence[GpuUse], *, limit: int) -> int:
-    """How many trials to run on a GPU, for the largest and the busiest of the measured ones: 1 to `limit`."""
-    if not uses:
-        return 1
-    by_memory = min(MEMORY_FRACTION * use.total_mib / max(use.peak_mib, 1.0) for use in uses)
-    by_utilization = min(TOTAL_UTILIZATION / max(use.busy, 0.01) for use in uses)
-    return max(1, min(limit, int(by_memory), int(by_utilization)))
+def trials_that_fit(largest: GpuUse) -> int:
+    """How many trials fit the memory of a GPU, if none needs more than this one."""
+    return int(MEMORY_FRACTION * largest.total_mib / max(largest.peak_mib, 1.0))
 
 
 def has_gpu() -> bool:

@@ -22,7 +22,7 @@ class WorkerSetup:
     threads: int
     is_training: bool = True  # whether trials run Trainyard's own training loop
     dataset: Path | None = None
-    gpu_share: float | None = None  # the limit of a trial's GPU memory, as a fraction; None: no limit
+    gpu_share: float = 1.0  # of a GPU, for a trial: below 1, the limit of its GPU memory
     metrics: Metrics | None = None
     checkpoint: str | None = None  # pattern of the files that a command can resume from
     resume: str | None = None  # the option that makes a command resume

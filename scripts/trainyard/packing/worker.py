@@ -106,8 +106,7 @@ class Worker:
 
         imported = time.perf_counter()
         torch.set_num_threads(self._setup.threads)
-        if self._setup.gpu_share is not None:
-            gpu_sharing.limit_gpu_memory(self._setup.gpu_share)
+        gpu_sharing.limit_gpu_memory(self._setup.gpu_share)
         self._group = single_process()
         copied = self._copy_dataset()
         opened = time.perf_counter()

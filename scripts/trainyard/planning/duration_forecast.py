@@ -84,7 +84,7 @@ class DurationForecast:
             return None
         state = self._state
         measured = {name: attempt for name in state.trials if (attempt := state.evidence(name))}
-        known = {name: state.seconds_of(attempt) for name, attempt in measured.items()} | dict(finished)
+        known = {name: state.present_seconds_of(attempt) for name, attempt in measured.items()} | dict(finished)
         if not known:
             return None
         from trainyard.planning.duration_model import predict  # numpy: not for a dry run without evidence

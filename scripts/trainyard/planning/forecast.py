@@ -219,7 +219,9 @@ def summarize_plan(plan: Plan) -> str:
     nodes = f" on {slots.nodes} nodes" if slots.nodes > 1 else ""
     limit = state.sweep.slots
     chosen = f" ({state.sweep.goal}, of at most {limit.count})" if limit.auto else ""
-    return f"sweep {state.name}: {what}; requests {requested}{nodes}{chosen}; {_describe_prediction(plan)}"
+    measured = state.measured
+    why = f"; {measured.why}" if measured and measured.why and measured.gpus_per_trial == slots.share else ""
+    return f"sweep {state.name}: {what}; requests {requested}{nodes}{chosen}; {_describe_prediction(plan)}{why}"
 
 
 def _describe_prediction(plan: Plan) -> str:

@@ -205,12 +205,25 @@ class Work(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Share(Event):
-    """The measured number of trials that share a GPU; `uses` are the measurements."""
+    """The measured number of trials that share a GPU.
+
+    `uses` holds the largest GPU memory of a trial that ran alone (in old journals, the memory of each). `throughput` is
+    that of a GPU relative to one trial at a time, by trials at a time, and `why` says in words what was decided by it.
+    """
 
     is_durable = True
+    optional = frozenset({"throughput", "why"})
     gpus_per_trial: float
     slots: int
     uses: list[dict[str, Any]]
+    throughput: dict[str, float] | None = None
+    why: str | None = None
+
+    def slowdown(self, gpus_per_trial: float) -> float | None:
+        """Of a trial with this share of a GPU, relative to a trial that runs alone; None if it was not measured."""
+        count = round(1 / gpus_per_trial)
+        throughput = (self.throughput or {}).get(str(count))
+        return None if throughput is None else count / throughput
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,7 +99,7 @@ class Fold:
         self.sessions: list[Session] = []
         self.suggested: list[Suggested] = []
         self.work: dict[str, float] = {}  # FLOPs by trial
-        self.share: float | None = None  # measured GPUs per trial
+        self.share: Share | None = None  # for `gpus_per_trial: auto`
         self._open: dict[tuple[bytes, bytes], _Open] = {}  # by trial and number
         self._position, self._cached_bytes = JournalPosition(), 0
 
@@ -148,8 +148,8 @@ class Fold:
                 self.suggested.append(event)
             case Work(flops=flops):
                 self.work |= flops
-            case Share(gpus_per_trial=share):
-                self.share = share
+            case Share():
+                self.share = event
 
     def _take_trial_event(self, event: TrialEvent, line: bytes) -> None:
         key, name = (event.trial, event.attempt), (event.trial.encode(), b"%d" % event.attempt)
@@ -213,7 +213,7 @@ class Fold:
             "sessions": [{**vars(each), "info": encode(each.info)} for each in self.sessions],
             "suggested": [encode(each) for each in self.suggested],
             "work": self.work,
-            "share": self.share,
+            "share": [encode(self.share)] if self.share else [],
         }  # fmt: skip
         with suppress(OSError), atomic_write(self._cache) as file:
             file.write(json.dumps(content, separators=(",", ":")))
@@ -268,7 +268,10 @@ class Fold:
             started = [(trial, number) for trial, number in session["attempts"]]
             self.sessions.append(Session(**{**session, "info": info, "attempts": started}))
         self.suggested = [each for each in decode_all(cached["suggested"]) if isinstance(each, Suggested)]
-        self.work, self.share = cached["work"], cached["share"]
+        self.work = cached["work"]
+        for share in decode_all(cached["share"]):
+            assert isinstance(share, Share)
+            self.share = share
 
 
 _LOCATION: Final = _CACHED.index("location")

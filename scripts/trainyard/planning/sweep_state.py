@@ -12,6 +12,7 @@ from trainyard.config.trials import Trial
 from trainyard.config.user_programs import metrics_digest
 from trainyard.planning.attempts import Attempt, Session, find_result, whole_epochs, whole_seconds
 from trainyard.planning.early_stopping import EarlyStoppingRule
+from trainyard.planning.journal import Share
 from trainyard.planning.task import folder_name, output_name
 from trainyard.planning.trial_space import TrialSpace
 from trainyard.programs.metrics import find_divergence
@@ -30,7 +31,7 @@ class SweepState:
     attempts: dict[str, list[Attempt]] = field(default_factory=dict)  # by trial, oldest first
     sessions: list[Session] = field(default_factory=list)  # runs of the driver
     work: dict[str, float] = field(default_factory=dict)  # FLOPs by trial, if counted
-    measured_share: float | None = None  # GPUs per trial, as measured for `gpus_per_trial: auto`
+    measured: Share | None = None  # GPUs per trial, as measured for `gpus_per_trial: auto`
 
     @property
     def trials(self) -> dict[str, Trial]:
@@ -82,6 +83,18 @@ class SweepState:
         """Duration of an attempt and of the parts of earlier ones that it continued."""
         return whole_seconds(self.attempts[attempt.trial], attempt)
 
+    def present_seconds_of(self, attempt: Attempt) -> float | None:
+        """`seconds_of` an attempt, scaled to the present share of a GPU if it was measured how that slows trials."""
+        seconds, then, now = (
+            self.seconds_of(attempt),
+            self._slowdown(attempt.gpus_per_trial),
+            self._slowdown(self.share),
+        )
+        return seconds * now / then if seconds and then and now else seconds
+
+    def _slowdown(self, gpus_per_trial: float) -> float | None:
+        return self.measured.slowdown(gpus_per_trial) if self.measured else None
+
     def epochs_of(self, attempt: Attempt) -> list[dict[str, Any]]:
         """Metrics of each epoch of an attempt and of those of earlier ones that it continued."""
         return whole_epochs(self.attempts[attempt.trial], attempt)
@@ -124,15 +137,15 @@ class SweepState:
     @property
     def is_share_open(self) -> bool:
         """Whether the number of trials that share a GPU must still be measured."""
-        return self.sweep.slots.gpus_per_trial == "auto" and self.measured_share is None
+        return self.sweep.slots.gpus_per_trial == "auto" and self.measured is None
 
     @cached_property
     def max_slots(self) -> Slots:
         """The config's slots, with the measured share for `gpus_per_trial: auto`."""
         slots = self.sweep.slots
-        if slots.gpus_per_trial != "auto" or self.measured_share is None:
+        if slots.gpus_per_trial != "auto" or self.measured is None:
             return slots
-        return slots.model_copy(update={"gpus_per_trial": self.measured_share})
+        return slots.model_copy(update={"gpus_per_trial": self.measured.gpus_per_trial})
 
     @property
     def share(self) -> float:

@@ -22,7 +22,9 @@ from trainyard.data.python_factory import as_pixels, call_factory
 from trainyard.data.staged import SPLITS, Staged
 
 _Item = TypeVar("_Item")
-RESIDENT_SHARE = 0.5  # largest share of the free GPU memory for images; the rest is for the model
+RESIDENT_SHARE = (
+    0.5  # largest share for images of the GPU memory that a process can allocate; the rest is for the model
+)
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,20 @@ def load_input_data(staged: Staged, device: torch.device, how: Data | None = Non
 
 def _staged_split(staged: Staged, name: str, device: torch.device, how: Data) -> Split:
     split = staged.split(name)
-    fits = device.type != "cuda" or split.images.nbytes <= RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
+    fits = device.type != "cuda" or split.images.nbytes <= RESIDENT_SHARE * _allocatable_bytes(device)
     if fits if how.on_device == "auto" else how.on_device:
         return ResidentSplit(split.images, split.labels, device)
     return MappedSplit(split.images, split.labels, device, prefetch=how.prefetch)
+
+
+def _allocatable_bytes(device: torch.device) -> float:
+    """Bytes of GPU memory that this process can still allocate.
+
+    Of a GPU that several trials share, what is left of this trial's share (`gpu_sharing.limit_gpu_memory`).
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    share = torch.cuda.get_per_process_memory_fraction(device) * total
+    return min(free, share - torch.cuda.memory_reserved(device))
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:

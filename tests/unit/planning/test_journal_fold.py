@@ -37,7 +37,7 @@ def event(kind, time, trial, number):
         "finished": {**of_trial, "seconds": time / 3, "metrics": {"loss": time / 5}},
         "failed": {**of_trial, "error": "boom", "seconds": 1.0},
         "interrupted": {**of_trial, "ended": time - 1},
-        "share": {"slots": 4, "gpus_per_trial": 0.5, "uses": []},
+        "share": {"slots": 4, "gpus_per_trial": 0.5, "uses": [], "throughput": {"2": time / 9}, "why": "so"},
         "work": {"flops": {trial: time}},
         "suggested": {"search": "s", "values": {"lr": time}, "params": {"lr": time}, "attrs": {}},
         "reread": {**of_trial, "outcome": "finished", "error": "", "rows": [{"epoch": 1}], "metrics": {"x": 1.0},
@@ -66,7 +66,7 @@ def check(fold, path):
     assert fold.sessions == sessions
     assert fold.suggested == [each for each in events if isinstance(each, Suggested)]
     assert fold.work == {key: value for each in events if isinstance(each, Work) for key, value in each.flops.items()}
-    assert fold.share == (0.5 if any(isinstance(each, Share) for each in events) else None)
+    assert fold.share == next((each for each in reversed(events) if isinstance(each, Share)), None)
 
 
 @given(TOLD, st.lists(st.tuples(st.floats(0, 1), st.sampled_from(["same", "kept", "checked"])), max_size=6),

@@ -12,6 +12,7 @@ from trainyard.config.datasets import Python
 from trainyard.config.train import Augment
 from trainyard.data.staged import DataError, Staged
 from trainyard.data.staging import stage
+from trainyard.training import loaders
 from trainyard.training.augment import Augmenter, shift_images
 from trainyard.training.loaders import LoaderSplit, MappedSplit, ResidentSplit, load_input_data
 from trainyard.utils.errors import UserError
@@ -52,6 +53,30 @@ def test_a_generator_closed_early_ends_its_thread(staged):
 def test_a_folder_without_a_staged_dataset_is_explained(tmp_path):
     with pytest.raises(DataError, match="run `snakemake data` first"):
         load_input_data(Staged(tmp_path), torch.device("cpu"))
+
+
+# ---- images on a GPU (whose memory is described here, since the machine of the tests may have none)
+
+
+@pytest.mark.parametrize(
+    ("free", "share", "reserved", "fits"),
+    [  # of a GPU of 100 images
+        (100, 1.0, 0, True),  # half of the free memory
+        (99, 1.0, 0, False),
+        (100, 0.5, 0, False),  # a trial with half of a GPU: the memory of the others is not its own
+        (100, 1.0, 1, True),  # nothing changes for a trial with a whole GPU
+    ],
+)
+def test_images_stay_on_a_gpu_if_they_fit_the_share_of_this_process(staged, monkeypatch, free, share, reserved, fits):
+    size = staged.split("train").images.nbytes / 50
+    found = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * size, 101 * size))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: share)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved * size)
+    for kind in ("ResidentSplit", "MappedSplit"):
+        monkeypatch.setattr(loaders, kind, lambda *given, kind=kind, **options: found.append(kind))
+    loaders._staged_split(staged, "train", torch.device("cuda", 0), Data())
+    assert found == ["ResidentSplit" if fits else "MappedSplit"]
 
 
 # ---- a user's own dataset

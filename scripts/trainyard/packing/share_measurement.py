@@ -1,0 +1,115 @@
+"""Measures how many trials should share a GPU: one, two, four, ..., as long as more of them end per hour.
+
+The utilization that NVML reports does not tell: a trial whose small kernels wait for the CPU counts as busy.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Final
+
+from trainyard.config.sweep import Slots
+from trainyard.packing.gpu_sharing import GpuUse, trials_that_fit
+from trainyard.planning.gpu_throughput import relative_throughput
+from trainyard.planning.journal import Share
+from trainyard.planning.journal_fold import Fold
+from trainyard.planning.sweep_state import SweepState
+from trainyard.planning.task import Task
+
+MEASURED_SECONDS: Final = 60.0  # with each number of trials, at least: a few seconds of bad luck must not decide
+MIN_GAIN: Final = 1.1  # in trials per hour, for which more of them share a GPU
+NOT_MEASURED: Final = "NVML did not tell how much memory they use"
+RunTrials = Callable[[Slots, "MeasuredTasks"], Sequence[GpuUse]]  # returns what trials used of their GPUs
+
+
+class MeasuredTasks:
+    """The waiting tasks as a `TaskSource`, which ends when each slot has had one and they have run long enough."""
+
+    def __init__(self, waiting: deque[Task], slots: int) -> None:
+        self._waiting, self._slots = waiting, slots
+        self._began: float | None = None
+        self._taken = 0
+
+    @property
+    def open(self) -> int:
+        """The number of tasks that may still run."""
+        return 0 if self._is_measured else len(self._waiting)
+
+    @property
+    def _is_measured(self) -> bool:
+        if self._began is None or self._taken < self._slots:
+            return False
+        return time.monotonic() - self._began >= MEASURED_SECONDS
+
+    def next_task(self) -> Task | None:
+        """The next waiting task; None if none is left."""
+        if not self.open:
+            return None
+        self._began = self._began or time.monotonic()
+        self._taken += 1
+        return self._waiting.popleft()
+
+
+class ShareMeasurement:
+    """Runs trials with one, two, four, ... on each GPU, as long as that makes more of them end per hour and they fit.
+
+    `run` takes trials from the tasks that it is given.
+    """
+
+    def __init__(self, state: SweepState, run: RunTrials) -> None:
+        self._state, self._run = state, run
+        self._throughput: dict[int, float] = {}  # relative to one trial at a time, by trials per GPU
+        self._uses: list[GpuUse] = []  # of trials that ran alone
+
+    def measure(self, waiting: deque[Task]) -> Share | None:
+        """The best share of a GPU; None if too few trials waited or ended to compare two of them."""
+        best = count = 1
+        while self._pays(count, best, waiting):
+            best, count = count, min(2 * count, self._most)
+            if count <= best:
+                break
+            if len(waiting) < self._slots(count).count:
+                return self._share(best, f"too few were left to try {count}")
+        return self._share(best)
+
+    def _slots(self, count: int) -> Slots:
+        return self._state.sweep.slots.model_copy(update={"gpus_per_trial": 1 / count})
+
+    def _pays(self, count: int, best: int, waiting: deque[Task]) -> bool:
+        """Run trials with `count` per GPU; returns whether they end sooner than with the best number so far."""
+        slots = self._slots(count)
+        self._uses += self._run(slots, MeasuredTasks(waiting, slots.count))
+        fold = Fold(self._state.folder / "journal.jsonl").update()
+        attempts = [fold.attempts[key] for key in fold.sessions[-1].attempts]
+        found = relative_throughput(self._state, attempts, count)
+        if found is None:
+            return False
+        self._throughput[count] = round(found, 3)
+        return count == 1 or found >= MIN_GAIN * self._throughput[best]
+
+    @property
+    def _largest(self) -> GpuUse | None:
+        return max(self._uses, key=lambda use: use.peak_mib, default=None)
+
+    @property
+    def _most(self) -> int:
+        """The limit of trials per GPU, by the config and by the memory of the largest trial."""
+        fitting = trials_that_fit(self._largest) if self._largest else 1
+        return max(1, min(self._state.sweep.slots.trials_per_gpu, fitting))
+
+    def _share(self, best: int, remark: str = "") -> Share | None:
+        if not self._throughput or (len(self._throughput) == 1 and self._most > 1):
+            return None
+        slots, largest = self._slots(best), self._largest
+        facts = [f"{value:.2f} with {count}" for count, value in self._throughput.items() if count > 1]
+        rates = [f"trials per hour, relative to one at a time: {', '.join(facts)}"] if facts else []
+        used = f"the largest used {largest.peak_mib:.0f} of {largest.total_mib:.0f} MiB" if largest else NOT_MEASURED
+        chosen = f"{best} trials share a GPU" if best > 1 else "each trial has a GPU of its own"
+        return Share(
+            gpus_per_trial=slots.share,
+            slots=slots.count,
+            uses=[asdict(largest)] if largest else [],
+            throughput={str(count): value for count, value in self._throughput.items()},
+            why=f"{chosen} ({'; '.join([*rates, used, *([remark] if remark else [])])})",
+        )

@@ -1,0 +1,202 @@
+"""How many trials should share a GPU: measured on simulated GPUs, by the times in a journal."""
+
+import json
+from collections import deque
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from trainyard.config.load import check_config
+from trainyard.config.trial_status import TrialStatus
+from trainyard.packing import driver, share_measurement
+from trainyard.packing.gpu_sharing import GpuUse
+from trainyard.packing.share_measurement import ShareMeasurement
+from trainyard.planning.forecast import summarize_plan
+from trainyard.planning.journal import Ended, Epoch, SessionStarted, Share, Started, encode
+from trainyard.planning.plan import plan_sweep
+from trainyard.planning.task import Task
+
+LAUNCH_BOUND, COMPUTE_BOUND = 3.3, 1.0  # throughput of a GPU at most, in trials that run alone
+
+
+class Yard:
+    """A sweep whose trials run on simulated GPUs. `n` trials on a GPU of a `capacity` run at min(1, capacity / n)."""
+
+    def __init__(self, folder, monkeypatch, *, grid, gpus=1, limit=4, **sweep):
+        slots = {"gpus_per_node": gpus, "gpus_per_trial": "auto", "trials_per_gpu": limit}
+        content = {"dataset": "d", "train": {"epochs": 4}, "grid": grid, "slots": slots, **sweep}
+        self.config = check_config({"datasets": {"d": {"source": "digits"}}, "sweeps": {"s": content}})
+        self.folder, self.gpus, self.now, self.used = folder, gpus, 1000.0, GpuUse(1000, 10000, 1.0)
+        self.journal = folder / "sweeps/s/journal.jsonl"
+        self.journal.parent.mkdir(parents=True)
+        self.write(SessionStarted(time=self.now, slots=gpus, gpus=gpus))
+        monkeypatch.setattr(share_measurement, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def write(self, *events):
+        with self.journal.open("a") as file:
+            file.writelines(json.dumps(encode(each)) + "\n" for each in sorted(events, key=lambda each: each.time))
+
+    @property
+    def plan(self):
+        return plan_sweep(self.config, "s", self.folder)
+
+    def measure(self, *, capacity, seconds, work=None, epochs_run=4):
+        """The measured share, and how many trials were left; `seconds(trial)` is how long a trial takes alone."""
+        self.capacity, self.seconds, self.epochs_run = capacity, seconds, epochs_run
+        state = replace(self.plan.state, work=work(self.plan) if work else {})
+        waiting = deque(Task(name, trial.spec, trial.values, 0, 0) for name, trial in state.trials.items())
+        return ShareMeasurement(state, self.run).measure(waiting), len(waiting)
+
+    def run(self, slots, tasks):
+        """Run tasks as the packer does: a slot that is free takes the next one."""
+        running, events = {}, []
+        while True:
+            for slot in range(slots.count):
+                if slot not in running and (task := tasks.next_task()):
+                    running[slot] = [task.trial, self.seconds(task) * self.epochs_run / 4, self.now]
+                    where = {"gpus_per_trial": slots.share, "node": "n", "gpu": str(slot % self.gpus), "slot": slot}
+                    events.append(Started(time=self.now, trial=task.trial, attempt=1, **where))
+            if not running:
+                self.write(*events)
+                return [self.used] if slots.share == 1 and self.used else []
+            on_gpu = [slot % self.gpus for slot in running]
+            speed = {slot: min(1.0, self.capacity / on_gpu.count(slot % self.gpus)) for slot in running}
+            step = min(left / speed[slot] for slot, (_, left, _) in running.items())
+            self.now += step
+            for slot, each in list(running.items()):
+                each[1] -= step * speed[slot]
+                if each[1] < 1e-6:
+                    name, _, start = running.pop(slot)
+                    about = {"time": self.now, "trial": name, "attempt": 1}
+                    events += [Epoch(metrics={"epoch": number + 1}, **about) for number in range(self.epochs_run)]
+                    status = TrialStatus.FINISHED if self.epochs_run == 4 else TrialStatus.STOPPED
+                    events.append(Ended(status=status, seconds=self.now - start, metrics={}, **about))
+
+
+@pytest.fixture
+def yard(tmp_path, monkeypatch):
+    return lambda count=100, **options: Yard(tmp_path, monkeypatch, **{"grid": {"seed": list(range(count))}, **options})
+
+
+def trials_per_gpu(share):
+    return round(1 / share.gpus_per_trial)
+
+
+@pytest.mark.parametrize("seconds", [4, 25, 4000])
+@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize(("capacity", "limit", "best"), [
+    (COMPUTE_BOUND, 4, 1),  # two at a time take twice as long, although each alone may have been "busy" or not
+    (1.05, 4, 1),  # a gain within the noise
+    (1.5, 4, 2),
+    (LAUNCH_BOUND, 4, 4),
+    (LAUNCH_BOUND, 8, 4),  # eight end no more per hour than four
+    (LAUNCH_BOUND, 3, 3),
+    (100, 6, 6),
+])  # fmt: skip
+def test_the_number_that_ends_most_trials_per_hour_is_kept(yard, seconds, gpus, capacity, limit, best):
+    share, left = yard(500, gpus=gpus, limit=limit).measure(capacity=capacity, seconds=lambda trial: seconds)
+    assert trials_per_gpu(share) == best
+    assert share.slots == gpus * best
+    if best > 1:
+        assert share.throughput[str(best)] == pytest.approx(min(capacity, best), rel=0.05)
+    assert left >= 500 - 16 * gpus * (60 / seconds + 1), "a minute with each number, or a trial on each slot"
+
+
+@pytest.mark.parametrize(("peak", "best", "why"), [
+    (1000, 4, "4 trials share a GPU (trials per hour, relative to one at a time: 2.00 with 2, 4.00 with 4; the largest "
+              "used 1000 of 10000 MiB)"),
+    (4000, 2, "2 trials share a GPU (trials per hour, relative to one at a time: 2.00 with 2; the largest used 4000 of "
+              "10000 MiB)"),
+    (9500, 1, "each trial has a GPU of its own (the largest used 9500 of 10000 MiB)"),
+    (None, 1, "each trial has a GPU of its own (NVML did not tell how much memory they use)"),
+])  # fmt: skip
+def test_memory_limits_the_number_and_the_reason_is_said(yard, peak, best, why):
+    own = yard()
+    own.used = GpuUse(peak, 10000, 0.98) if peak else None
+    share, _ = own.measure(capacity=100, seconds=lambda trial: 20)
+    assert (trials_per_gpu(share), share.why) == (best, why)
+
+
+@pytest.mark.parametrize("stalled", range(8))
+@pytest.mark.parametrize(("capacity", "best"), [(COMPUTE_BOUND, 1), (LAUNCH_BOUND, 4)])
+def test_a_trial_that_stalls_for_some_seconds_does_not_decide(yard, stalled, capacity, best):
+    """Trials 0 to 2 run alone, 3 to 8 two at a time."""
+    share, _ = yard().measure(
+        capacity=capacity, seconds=lambda trial: 30.0 if trial.values["seed"] == stalled else 22.0
+    )
+    assert trials_per_gpu(share) == best
+
+
+COSTS = {  # name: (seconds alone by the number of blocks, FLOPs, `cost`)
+    "FLOPs are known": (lambda blocks: 0.5 * blocks, lambda blocks: 1e9 * blocks, None),
+    "`cost` is known": (lambda blocks: 0.5 * blocks, None, "model_args.blocks"),
+    "costs are learned": (lambda blocks: 0.5 * blocks, None, None),
+    "FLOPs mislead": (lambda blocks: 20.0, lambda blocks: 1e9 * blocks**2, None),
+}
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+@pytest.mark.parametrize(("capacity", "best"), [(COMPUTE_BOUND, 1), (LAUNCH_BOUND, 4)])
+@pytest.mark.parametrize("costs", COSTS)
+def test_trials_of_different_cost_are_compared_by_it(yard, costs, capacity, best, gpus):
+    seconds, flops, cost = COSTS[costs]
+    own = yard(grid={"model_args.blocks": list(range(100, 0, -1))}, gpus=gpus, **({"cost": cost} if cost else {}))
+    share, _ = own.measure(
+        capacity=capacity,
+        seconds=lambda trial: seconds(trial.values["model_args.blocks"]),
+        work=flops and (lambda plan: {name: flops(each.values["model_args.blocks"])
+                                      for name, each in plan.state.trials.items()}),
+    )  # fmt: skip
+    assert trials_per_gpu(share) == best
+
+
+def test_a_trial_whose_neighbor_ends_early_does_not_count_as_shared(yard):
+    """Otherwise long trials that run alone most of the time would let two at a time seem twice as good."""
+    own = yard(grid={"model_args.blocks": [100, 99, 1, 98, 1, 97, 1, 96, 1, 95, 1]}, limit=2)
+    share, _ = own.measure(
+        capacity=COMPUTE_BOUND,
+        seconds=lambda trial: trial.values["model_args.blocks"] * 10.0,
+        work=lambda plan: {name: each.values["model_args.blocks"] for name, each in plan.state.trials.items()},
+    )
+    assert trials_per_gpu(share) == 1
+
+
+def test_trials_that_are_stopped_early_are_compared_by_their_epochs(yard):
+    share, _ = yard(stop={"method": "asha", "metric": "val_loss"}).measure(
+        capacity=LAUNCH_BOUND, seconds=lambda trial: 20, epochs_run=2
+    )
+    assert trials_per_gpu(share) == 4
+
+
+@pytest.mark.parametrize(("count", "left", "why"), [
+    (3, 1, None),  # nothing was compared
+    (9, 3, "2 trials share a GPU (trials per hour, relative to one at a time: 2.00 with 2; the largest used 1000 of "
+           "10000 MiB; too few were left to try 4)"),
+])  # fmt: skip
+def test_with_few_trials_what_is_known_counts(yard, count, left, why):
+    share, found = yard(count).measure(capacity=100, seconds=lambda trial: 30 if count == 3 else 31)
+    assert (share and share.why, found) == (why, left)
+
+
+def test_the_plan_uses_the_measured_share_and_says_why(yard):
+    own = yard()
+    share, left = own.measure(capacity=LAUNCH_BOUND, seconds=lambda trial: 20)
+    assert "1 slot of 1 (for now) GPU" in summarize_plan(own.plan)
+    own.write(replace(share, time=own.now))
+    plan = own.plan
+    assert "requests 4 slots of 0.25 GPU and 1 CPU" in summarize_plan(plan)
+    assert summarize_plan(plan).endswith(share.why)
+    assert plan.request.predicted_seconds == pytest.approx(20 * left / LAUNCH_BOUND, rel=0.1), (
+        "what ran with another share is converted"
+    )
+    assert len(plan.state.unfinished) == left, "no result changes"
+
+
+@pytest.mark.parametrize(("configured", "limit"), [("auto", 0.25), (1, 1.0), (0.5, 0.5)])
+def test_the_memory_of_a_trial_is_limited_to_its_present_share(yard, configured, limit):
+    own = yard()
+    own.write(Share(time=own.now, gpus_per_trial=0.25, slots=4, uses=[]))
+    content = own.config.model_dump()
+    content["sweeps"]["s"]["slots"]["gpus_per_trial"] = configured
+    plan = driver._fix_slots(plan_sweep(check_config(content), "s", own.folder))
+    assert driver._worker_setup(plan, own.folder, own.config.data).gpu_share == limit
