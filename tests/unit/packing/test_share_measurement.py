@@ -22,8 +22,8 @@ LAUNCH_BOUND, COMPUTE_BOUND = 3.3, 1.0  # throughput of a GPU at most, in trials
 class Yard:
     """A sweep whose trials run on simulated GPUs. `n` trials on a GPU of a `capacity` run at min(1, capacity / n)."""
 
-    def __init__(self, folder, monkeypatch, *, grid, gpus=1, limit=4, **sweep):
-        slots = {"gpus_per_node": gpus, "gpus_per_trial": "auto", "trials_per_gpu": limit}
+    def __init__(self, folder, monkeypatch, *, grid, gpus=1, limit=4, share="auto", **sweep):
+        slots = {"gpus_per_node": gpus, "gpus_per_trial": share, "trials_per_gpu": limit}
         content = {"dataset": "d", "train": {"epochs": 4}, "grid": grid, "slots": slots, **sweep}
         self.config = check_config({"datasets": {"d": {"source": "digits"}}, "sweeps": {"s": content}})
         self.folder, self.gpus, self.now, self.used = folder, gpus, 1000.0, GpuUse(1000, 10000, 1.0)
@@ -194,9 +194,7 @@ def test_the_plan_uses_the_measured_share_and_says_why(yard):
 
 @pytest.mark.parametrize(("configured", "limit"), [("auto", 0.25), (1, 1.0), (0.5, 0.5)])
 def test_the_memory_of_a_trial_is_limited_to_its_present_share(yard, configured, limit):
-    own = yard()
+    own = yard(share=configured)
     own.write(Share(time=own.now, gpus_per_trial=0.25, slots=4, uses=[]))
-    content = own.config.model_dump()
-    content["sweeps"]["s"]["slots"]["gpus_per_trial"] = configured
-    plan = driver._fix_slots(plan_sweep(check_config(content), "s", own.folder))
+    plan = driver._fix_slots(own.plan)
     assert driver._worker_setup(plan, own.folder, own.config.data).gpu_share == limit
