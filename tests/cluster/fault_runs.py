@@ -344,7 +344,7 @@ class Training(Run):
         shutil.copytree(staged, self.seen / "results/data", dirs_exist_ok=True)
 
     def logs(self) -> dict[Path, str]:
-        """The output of all jobs. A requeued job begins its file again."""
+        """The output of all jobs."""
         paths = sorted(self.seen.glob("results/logs/slurm/*/*/*.log"), key=lambda path: int(path.stem))
         return {path: path.read_text(errors="replace") for path in paths}
 

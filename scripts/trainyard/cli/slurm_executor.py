@@ -14,6 +14,7 @@ A job that sbatch refuses because too many are in the queue, or while the contro
 """
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncGenerator, Collection
 from typing import Any, Final
@@ -33,7 +34,8 @@ IDLE_SECONDS: Final = 30  # between checks without a job of our own in the queue
 
 
 def register() -> None:
-    """Make `executor: slurm` use this executor."""
+    """Make `executor: slurm` use this executor, and a requeued job append to its log."""
+    os.environ.setdefault("SBATCH_OPEN_MODE", "append")
     ExecutorPluginRegistry().get_plugin("slurm").executor = SlurmExecutor
 
 
