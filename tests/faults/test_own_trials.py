@@ -66,7 +66,9 @@ import os, pathlib, signal, sys, time
 folder, resumed = pathlib.Path(sys.argv[1]), sys.argv[2]
 if resumed:
     assert pathlib.Path(resumed).read_text() == "whole", "a torn checkpoint"
+    print("epoch 2 loss 0.2\\nepoch 3 loss 0.1")
     sys.exit()
+print("epoch 1 loss 0.4\\nepoch 2 loss 0.3")
 def keep(*_):
     for step, state in enumerate(("whole", "torn"), 1):
         (folder / f"{step}.pt").write_text(state)
@@ -514,6 +516,7 @@ def test_a_scaling_script_has_a_grace_period_skips_torn_checkpoints_and_ends_wit
 
     def started(retrain):
         study = {"script": "scale.py {out_dir} {resume_from}", "checkpoint": "*.pt", "scales": ["1x1"]}
+        study["metrics"] = {"pattern": r"epoch (?P<epoch>\d+) loss (?P<val_loss>{number})"}
         yard.write({"scaling": {"s": {**study, "retrain": retrain}}})
         logs = set((yard.results / "scaling").glob("s/1x1/out/*/output.log"))
         running = yard.start(*launch)
@@ -531,6 +534,9 @@ def test_a_scaling_script_has_a_grace_period_skips_torn_checkpoints_and_ends_wit
     assert "the script was ended by a signal: the same command continues from the last checkpoint" in output
     assert yard.run(*launch, check=False).returncode == 1, "the newest is torn"
     yard.run(*launch)
+    history = pd.read_csv(yard.results / "scaling/s/1x1/history.csv")
+    assert history[["epoch", "val_loss"]].to_numpy().tolist() == [[1, 0.4], [2, 0.2], [3, 0.1]]
+    assert history["seconds"].notna().all()
     killed = started(1)
     killed.kill()
     killed.wait()

@@ -15,7 +15,6 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,13 +23,13 @@ from trainyard.config.scaling import Scaling, repeat_of, split_scale
 from trainyard.config.user_programs import build_argv, insert_resume_option, make_lookup, metrics_digest
 from trainyard.planning.plan import dataset_digest
 from trainyard.programs.command import CheckpointFile, find_checkpoint, start_error
-from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector, merge_row, parse_saved_output
+from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector
 from trainyard.programs.output_file import OutputFile
 from trainyard.programs.output_lines import LineSplitter
 from trainyard.programs.process import FolderClaim, GuardedProcess, ProcessGuard, claim_folder
-from trainyard.programs.row_limiter import Row
 from trainyard.scaling import rendezvous
 from trainyard.scaling.launchers import check_allocation, script_command
+from trainyard.scaling.reported_rows import ReportedRows
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import atomic_write, digest_of, hold_lock, write_json
 
@@ -47,7 +46,7 @@ class ScriptRun:
     """What the output of a completed run does not tell: the file `ended.json` beside it."""
 
     what: str  # digest of what changes the result
-    train_seconds: float  # from the launch to the end
+    train_seconds: float  # from the launch to the end, and of the epochs of the launches that this one resumed
     row_seconds: list[float | None]  # of each row of metrics; None if unknown
     device: str
     job: str
@@ -69,6 +68,7 @@ class UserScript:
         }
         # A changed script starts in a new folder.
         self._out = (self._folder / "out" / digest_of(what, length=10)).absolute()
+        self._reported = ReportedRows(self._out)
         self._rows: list[dict[str, Any]] = []
 
     def run(self, results: Path) -> int:
@@ -84,21 +84,19 @@ class UserScript:
                 run, problem = self._launch(results), self._problem
             else:
                 log.info("the script is not run again: its output is parsed again")
-                problem = self._parse_again(run)
+                self._rows, problem = self._reported.parse_outputs(self._study.metrics, seconds=run.train_seconds)
+                if len(self._rows) != len(run.row_seconds):  # the times of these rows are unknown
+                    run.row_seconds = [None] * len(self._rows)
             run.heard, run.told = metrics_digest(self._study.metrics), not problem
             write_json(self._record, asdict(run))
             if problem:
-                raise UserError(f"{self._run}: {problem}; see {self._output}. {UNREADABLE_REMEDY}")
+                raise UserError(f"{self._run}: {problem}; see {self._reported.output}. {UNREADABLE_REMEDY}")
             self._write(run)
         return 0
 
     @cached_property
     def _allocation(self) -> slurm_allocation.Allocation | None:
         return slurm_allocation.current_allocation()
-
-    @property
-    def _output(self) -> Path:
-        return self._out / "output.log"
 
     @property
     def _record(self) -> Path:
@@ -110,7 +108,7 @@ class UserScript:
             run = ScriptRun(**json.loads(self._record.read_text()))
         except FileNotFoundError:
             return None
-        return run if run.what == self._digest(results) and self._output.exists() else None
+        return run if run.what == self._digest(results) and self._reported.output.exists() else None
 
     def _digest(self, results: Path) -> str:
         """Digest of everything that changes the result except the script and its arguments, which change the folder."""
@@ -121,30 +119,22 @@ class UserScript:
         from trainyard.training.telemetry import recorded_gpu_name  # imports torch
 
         self._record.unlink(missing_ok=True)
-        began = time.time()
         with claim_folder(self._out, owner=f"scale {self._run}", grace_seconds=self._study.grace_seconds) as claimed:
             self._run_from_checkpoint(results, claimed)
-        times = [began, *(row.pop("_time") for row in self._rows)]
+        report = self._reported.report(ended=time.time())
+        self._rows = report.rows
+        if self._rows:
+            self._problem = ""
         return ScriptRun(
             what=self._digest(results),
-            train_seconds=time.time() - began,
-            row_seconds=[later - earlier for earlier, later in pairwise(times)],
+            train_seconds=report.seconds,
+            row_seconds=list(report.row_seconds),
             device=recorded_gpu_name(self._folder / "telemetry") or "cpu",
             job=slurm_allocation.job_id(),
             node=host.node_name(),
             node_names=list(self._allocation.nodes) if self._allocation else [host.node_name()],
             gpu_model=self._allocation.gpu_model if self._allocation else "",
         )
-
-    def _parse_again(self, run: ScriptRun) -> str:
-        """Parse the output of the last run again; returns why there are no metrics, or an empty string."""
-        reading = parse_saved_output(self._study.metrics, self._out, self._output, seconds=run.train_seconds)
-        self._rows = [dict(row) for row in reading.rows]
-        if len(self._rows) != len(run.row_seconds):  # the times of these rows are unknown
-            run.row_seconds = [None] * len(self._rows)
-        if reading.warning:
-            log.warning("%s", reading.warning)
-        return reading.missing
 
     def _run_from_checkpoint(self, results: Path, claimed: FolderClaim) -> None:
         """Run the script from the latest checkpoint that it has not failed to resume from."""
@@ -153,7 +143,8 @@ class UserScript:
         with tempfile.TemporaryDirectory(prefix=".rendezvous-", dir=self._folder.absolute()) as meeting:
             line = self._command(results, self._out / kept.name if kept else None, meeting)
             log.info("launching: %s", " ".join(line))
-            code, reason = self._monitor(line, claimed, resumed=kept is not None)
+            with self._reported.launch(resumes=kept is not None):
+                code, reason = self._monitor(line, claimed, resumed=kept is not None)
             problem = rendezvous.problem(Path(meeting))
         if problem:
             raise UserError(problem)
@@ -226,7 +217,7 @@ class UserScript:
                 environment=os.environ,
                 grace_seconds=grace,
                 claim=claimed,
-                log=self._output,
+                log=self._reported.output,
             )
         except OSError as error:
             raise start_error(line[0], error) from None
@@ -235,7 +226,7 @@ class UserScript:
             signal.signal(number, lambda number, frame: signalled.set())
         reason = ""
         lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=_read, args=(process, lines, self._output), daemon=True).start()
+        threading.Thread(target=_read, args=(process, lines, self._reported.output), daemon=True).start()
         running = True
         while running:
             if not reason and (reason := self._reason_to_end(signalled)):
@@ -247,7 +238,8 @@ class UserScript:
                 if text is not None:
                     log.info("%s", text)
                     reported.add_line(text)
-            self._add_rows(reported.new_rows(final=not running))
+            for row in reported.new_rows(final=not running):
+                self._reported.add(row)
             if warning := reported.take_warning():
                 log.warning("%s", warning)
         self._problem = reported.missing
@@ -261,10 +253,6 @@ class UserScript:
         if self._study.checkpoint is not None and time.time() > end:  # without one, an earlier end saves nothing
             return "the script was ended before the end of the walltime"
         return ""
-
-    def _add_rows(self, rows: list[Row]) -> None:
-        for row in rows:
-            merge_row(self._rows, {**row, "_time": time.time()})
 
     def _write(self, run: ScriptRun) -> None:
         """Write `history.csv` and `summary.json`; metrics that were not reported are empty."""

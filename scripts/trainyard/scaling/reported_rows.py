@@ -1,0 +1,124 @@
+"""The rows of metrics that a user's script reports, over all its launches: a resumed one continues those before it.
+
+<folder>/rows.jsonl       a line for each launch and each row
+<folder>/output.log       the output of the last launch
+<folder>/output-<k>.log   the output of launch k, from 1, which a later one has resumed
+"""
+
+import logging
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from trainyard.config.user_programs import Metrics
+from trainyard.programs.metrics import merge_row, parse_saved_output
+from trainyard.programs.row_limiter import Row
+from trainyard.utils.errors import StorageError
+from trainyard.utils.jsonl import Event, EventLog, read_events
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a script has reported, without the epochs that a resumed launch has repeated."""
+
+    rows: list[Row]
+    row_seconds: list[float]  # of each row: since the row before it, or since its launch
+    seconds: float  # of the last launch, and of those rows of earlier launches
+
+
+class ReportedRows:
+    """The rows of a script with its output in `folder`, and their times."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._path, self.output = folder, folder / "rows.jsonl", folder / "output.log"
+        self._events: list[Event] = []
+        self._log: EventLog | None = None
+
+    @contextmanager
+    def launch(self, *, resumes: bool) -> Iterator[None]:
+        """Record a launch, which continues those before it or replaces them; `add` its rows within the block.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
+        if resumes:
+            self._events = read_events(self._path)
+            if self.output.exists():
+                self.output.rename(self._folder / f"output-{1 + len(self._earlier_outputs())}.log")
+        else:
+            for path in (self._path, *self._earlier_outputs()):
+                path.unlink(missing_ok=True)
+            self._events = []
+        with EventLog.repaired(self._path) as self._log:
+            self._append("launched")
+            yield
+
+    def add(self, row: Row) -> None:
+        """Record a row; a full disk does not end the script."""
+        try:
+            self._append("row", row=row)
+        except StorageError as error:
+            log.warning("a row of metrics is not kept for a later launch: %s", error)
+
+    def _append(self, event: str, **fields: Any) -> None:
+        assert self._log is not None
+        self._events.append({"event": event, "time": time.time(), **fields})
+        self._log.write(self._events[-1])
+
+    def report(self, *, ended: float) -> Report:
+        """What has been reported until the last launch `ended` (Unix seconds)."""
+        launches = list(_launches(self._events))
+        rows = _join([rows for _, rows in launches])
+        return Report(
+            [{name: value for name, value in row.items() if name not in _TIMES} for row in rows],
+            [row["_seconds"] for row in rows],
+            ended - launches[-1][0] + sum(row["_seconds"] for row in rows if row["_time"] < launches[-1][0]),
+        )
+
+    def parse_outputs(self, metrics: Metrics | None, *, seconds: float) -> tuple[list[Row], str]:
+        """The rows in the saved outputs, parsed again, and why there are none, or "". `seconds`: of all launches."""
+        outputs = [*self._earlier_outputs(), self.output]
+        parsed = [parse_saved_output(metrics, self._folder, output, seconds=seconds) for output in outputs]
+        for each in parsed:
+            if each.warning:
+                log.warning("%s", each.warning)
+        rows = _join([each.rows for each in parsed])
+        return rows, "" if rows else parsed[-1].missing
+
+    def _earlier_outputs(self) -> list[Path]:
+        return sorted(self._folder.glob("output-*.log"), key=lambda path: (len(path.name), path.name))
+
+
+_TIMES = ("_time", "_seconds")
+
+
+def _launches(events: Iterable[Event]) -> Iterator[tuple[float, list[dict[str, Any]]]]:
+    """The start of each launch and its rows, with their times and durations."""
+    found: list[tuple[float, list[dict[str, Any]]]] = []
+    for event in events:
+        if event["event"] == "launched":
+            found.append((event["time"], []))
+        elif found:
+            merge_row(found[-1][1], {**event["row"], "_time": event["time"]})
+    for began, rows in found:
+        times = [began, *(row["_time"] for row in rows)]
+        yield (
+            began,
+            [row | {"_seconds": later - earlier} for row, (earlier, later) in zip(rows, pairwise(times), strict=True)],
+        )
+
+
+def _join(launches: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The rows of consecutive launches; each repeats the epochs of those before it from its first epoch on."""
+    joined: list[dict[str, Any]] = []
+    for rows in launches:
+        first = rows[0]["epoch"] if rows else math.inf
+        joined = [row for row in joined if row["epoch"] < first] + list(rows)
+    return joined

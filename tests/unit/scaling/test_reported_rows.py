@@ -1,0 +1,61 @@
+"""A resumed script continues the rows of the launches before it."""
+
+from pathlib import Path
+
+import pytest
+from trainyard.config.user_programs import Metrics
+from trainyard.scaling import reported_rows
+from trainyard.scaling.reported_rows import Report, ReportedRows
+
+METRICS = Metrics(pattern=r"epoch (?P<epoch>\d+) loss (?P<val_loss>{number})")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that advances by 10 s per event."""
+    now = iter(range(0, 1000, 10))
+    monkeypatch.setattr(reported_rows.time, "time", lambda: float(next(now)))
+
+
+def launch(folder: Path, *epochs: int, resumes: bool, loss: float = 0.5) -> ReportedRows:
+    """Report these epochs in a launch of its own; the object is a new one, as after the launcher was killed."""
+    reported = ReportedRows(folder)
+    with reported.launch(resumes=resumes):
+        reported.output.write_text("".join(f"epoch {epoch} loss {loss}\n" for epoch in epochs))
+        for epoch in epochs:
+            reported.add({"epoch": epoch, "val_loss": loss})
+    return reported
+
+
+def test_a_resumed_launch_replaces_the_epochs_that_it_repeats(tmp_path, clock):
+    launch(tmp_path, 1, 2, 3, resumes=False, loss=0.4)  # launched at 0, reported at 10, 20 and 30
+    launch(tmp_path, resumes=True)  # a torn checkpoint
+    reported = launch(tmp_path, 3, 4, resumes=True, loss=0.1)  # launched at 50
+    rows = [{"epoch": epoch, "val_loss": loss} for epoch, loss in [(1, 0.4), (2, 0.4), (3, 0.1), (4, 0.1)]]
+    assert reported.report(ended=75.0) == Report(rows, [10, 10, 10, 10], seconds=10 + 10 + 25)
+    assert reported.parse_outputs(METRICS, seconds=60) == (rows, "")
+
+
+def test_a_launch_from_the_beginning_forgets_those_before_it(tmp_path, clock):
+    launch(tmp_path, 1, 2, resumes=False)
+    launch(tmp_path, 3, resumes=True)
+    reported = launch(tmp_path, 1, resumes=False)
+    assert reported.report(ended=100.0).rows == [{"epoch": 1, "val_loss": 0.5}]
+    assert reported.parse_outputs(METRICS, seconds=60)[0] == [{"epoch": 1, "val_loss": 0.5}]
+
+
+def test_a_launch_with_nothing_left_to_do_has_the_rows_of_the_one_before_it(tmp_path, clock):
+    launch(tmp_path, 1, 2, resumes=False)
+    assert [row["epoch"] for row in launch(tmp_path, resumes=True).report(ended=50.0).rows] == [1, 2]
+
+
+def test_a_full_disk_costs_the_record_of_a_row_and_not_the_script(tmp_path, clock, monkeypatch, caplog):
+    def fail(*_, durable):
+        raise OSError(28, "No space left on device")
+
+    reported = ReportedRows(tmp_path)
+    with reported.launch(resumes=False):
+        monkeypatch.setattr(reported_rows.EventLog, "_append", fail)
+        reported.add({"epoch": 1, "val_loss": 0.5})
+    assert reported.report(ended=50.0).rows == [{"epoch": 1, "val_loss": 0.5}]
+    assert "no space left on device" in caplog.text
