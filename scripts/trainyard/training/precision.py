@@ -21,10 +21,12 @@ def resolve_precision(precision: str, device: torch.device) -> str:
 
 
 def set_float32(precision: str) -> None:
-    """Set how this process multiplies float32 matrices: exactly for `fp32`, otherwise in TF32."""
-    kind = "ieee" if precision == "fp32" else "tf32"
-    torch.backends.cuda.matmul.fp32_precision = kind
-    torch.backends.cudnn.conv.fp32_precision = kind  # type: ignore[attr-defined]
+    """Set how this process multiplies float32 matrices on GPUs: exactly for `fp32`, otherwise in TF32.
+
+    `allow_tf32` also sets `fp32_precision`, but not the other way round: after `fp32_precision`, torch raises wherever
+    `allow_tf32` is read, as torch.compile does in torch 2.10 (https://github.com/pytorch/pytorch/issues/166387).
+    """
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:

@@ -1,6 +1,7 @@
 """The process group of a training: a single process, or the ranks that torchrun started."""
 
 import ctypes
+import inspect
 import io
 import ipaddress
 import os
@@ -20,6 +21,9 @@ from trainyard.cluster.ranks import is_rank
 from trainyard.utils import fast_start
 from trainyard.utils.errors import UserError
 
+# The option of DDP to synchronize buffers in each forward pass; the second name is deprecated since torch 2.13.
+_SYNC_OPTIONS = ("forward_sync_buffers", "broadcast_buffers")
+_SYNC_BUFFERS = next(each for each in _SYNC_OPTIONS if each in inspect.signature(DistributedDataParallel).parameters)
 NODE_GPUS = Path("/proc/driver/nvidia/gpus")  # one entry per GPU of the node, also of those that the job cannot use
 
 
@@ -38,18 +42,26 @@ class Group:
         return self.rank == 0
 
     def wrap(
-        self, model: nn.Module, *, static_graph: bool = False, compression: str = "none", compiled: bool = False
+        self,
+        model: nn.Module,
+        *,
+        static_graph: bool = False,
+        sync_buffers: bool = False,
+        compression: str = "none",
+        compiled: bool = False,
     ) -> nn.Module:
         """The model in DistributedDataParallel; on a single rank, the model itself.
 
-        `static_graph`: every step uses the same parameters. `compression`: data type of the all-reduce (none or bf16).
-        `compiled`: the model will be compiled with torch.compile.
+        `static_graph`: every step uses the same parameters. `sync_buffers`: each forward pass begins with the buffers
+        of rank 0. `compression`: data type of the all-reduce (none or bf16). `compiled`: the model will be compiled
+        with torch.compile.
         """
         if self.world_size == 1:
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
         parallel = DistributedDataParallel if compiled else fast_start.distributed_data_parallel
-        wrapped = parallel(model, device_ids=ids, gradient_as_bucket_view=True, static_graph=static_graph)
+        options: dict[str, Any] = {"static_graph": static_graph, _SYNC_BUFFERS: sync_buffers}
+        wrapped = parallel(model, device_ids=ids, gradient_as_bucket_view=True, **options)
         if compression == "bf16":
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
@@ -60,6 +72,12 @@ class Group:
         """Sum `values` over all ranks, element-wise and in place; returns the same tensor."""
         if self.world_size > 1:
             dist.all_reduce(values)
+        return values
+
+    def broadcast(self, values: Tensor) -> Tensor:
+        """Replace `values` by those of rank 0, in place; returns the same tensor."""
+        if self.world_size > 1:
+            dist.broadcast(values, src=0)
         return values
 
     def all_reduce_min(self, values: Tensor) -> dist.Work | None:

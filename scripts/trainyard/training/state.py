@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.optimizers import current_lr
 from trainyard.training.process_group import Group
+from trainyard.training.running_statistics import reduce_buffers
 from trainyard.training.step_timing import StepTimes
 from trainyard.utils.errors import UserError
 
@@ -87,11 +88,17 @@ class TrainingState:
         return 1 + accuracies.index(max(accuracies)) if accuracies else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all ranks. Collective: every rank must call it."""
+        """The state of all ranks. Collective: every rank must call it.
+
+        Within an epoch, it gives all ranks the same buffers, for a training that continues on another number of them.
+        """
+        mine: dict[str, Any] = {"random": _random_state(self.group.device), "sums": self.progress.sums.cpu()}
+        if self.progress.step and self.group.world_size > 1:
+            mine["buffers"] = {name: buffer.to("cpu", copy=True) for name, buffer in self.module.named_buffers()}
+            reduce_buffers(self.module, self.group)
         parts = {name: getattr(self, name).state_dict() for name in _PARTS}
         progress = {name: getattr(self.progress, name) for name in ("lr", "step", "seconds")}
         progress["times"] = asdict(self.progress.times)
-        mine = {"random": _random_state(self.group.device), "sums": self.progress.sums.cpu()}
         rows = [asdict(row) for row in self.history]
         return {**parts, "history": rows, "progress": progress, "ranks": self.group.all_gather_object(mine)}
 
@@ -112,6 +119,9 @@ class TrainingState:
         if len(ranks) == group.world_size:
             self.progress.random = ranks[group.rank]["random"]
             self.progress.sums += ranks[group.rank]["sums"].to(group.device)
+            buffers = dict(self.module.named_buffers())
+            for name, saved in ranks[group.rank].get("buffers", {}).items():
+                buffers[name].copy_(saved)
         elif group.is_main:
             self.progress.sums += torch.stack([each["sums"] for each in ranks]).sum(0).to(group.device)
 

@@ -25,6 +25,7 @@ from trainyard.training.loaders import ImageBatch, InputData
 from trainyard.training.objective import Means, Objective
 from trainyard.training.pretrained import load_pretrained
 from trainyard.training.process_group import Group
+from trainyard.training.running_statistics import other_buffers, reduce_buffers
 from trainyard.training.sampler import BatchSizes, derived_seed, steps_per_epoch, training_batches, validation_batches
 from trainyard.training.state import Checkpointer, EpochMetrics, EpochProgress, TrainingState, set_random_state
 from trainyard.training.step_sync import StepFlags, StepStatus
@@ -88,10 +89,10 @@ class Trainer:
         scaler = precision.gradient_scaler(self.precision, group.device)
         self.state = TrainingState(self.module, optimizer, schedule, scaler, group)
         self.first_step_time: float | None = None  # Unix seconds at the end of the first step of this run
+        self.wrap()  # before a checkpoint is loaded, within an epoch: DDP broadcasts the buffers of rank 0
         self.checkpoints = Checkpointer(
             store, self.state, global_batch=batch.images, seed=spec.seed, every_seconds=save_every_seconds
         )
-        self.wrap()
 
     def wrap(self, *, for_warm_up: bool = False) -> None:
         """Set `model`: `module` with gradients averaged over all ranks; if configured, compiled with its loss.
@@ -107,7 +108,11 @@ class Trainer:
         plain = self.batch.accumulation == 1 and not spec.activation_checkpointing and not spec.compile
         static = plain and models.is_known(spec.model) and not for_warm_up
         self.model = self.group.wrap(
-            module, static_graph=static, compression=spec.gradient_compression, compiled=spec.compile
+            module,
+            static_graph=static,
+            sync_buffers=bool(other_buffers(self.module)),
+            compression=spec.gradient_compression,
+            compiled=spec.compile,
         )
         self._compiled: Callable[..., tuple[Tensor, Tensor]] | None = None
         if spec.compile:
@@ -193,6 +198,7 @@ class Trainer:
             self.halve_micro_batch()  # outside of `except`, where the traceback keeps the tensors of the step alive
         times = progress.times + timer.times()
         step_ms_p50, step_ms_p95 = times.percentiles_ms()
+        reduce_buffers(self.module, self.group)
         train, val = self._means(progress.sums.clone()), self._means(self._validate())
         return EpochMetrics(
             epoch=number,

@@ -13,6 +13,7 @@ from trainyard.training.trainer import Trainer
 from yard import ROOT
 
 SPEC = changed(LEARNER, optimizer="sgd", lr=0.05, batch_size=None, global_batch_size=16, epochs=3)
+NORMALIZED = changed(SPEC, model="resnet", model_args={"blocks": 1, "width": 4}, epochs=2)
 CASES = {
     "plain": {},
     "in parts": {"accumulation": 2},
@@ -38,6 +39,19 @@ class Trouble(SmallConvNet):
                 return super().forward(images) * float("inf")
         return super().forward(images)
 
+class Counter(SmallConvNet):
+    # Counts forward passes on rank 0, and another number on other ranks.
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.register_buffer("count", torch.zeros(()))
+    def forward(self, images):
+        if self.training:
+            self.count += 1 if os.environ["RANK"] == "0" else 100
+        return super().forward(images)
+
+def counter(*, channels, classes):
+    return Counter(channels=channels, classes=classes, width=4)
+
 def build(*, channels, classes, kind):
     model = Trouble(channels=channels, classes=classes, width=8)
     model.kind = kind
@@ -50,15 +64,27 @@ import argparse, json, logging, shutil, sys, time
 from pathlib import Path
 import torch
 from loops import changed, numbers
-from test_ranks import CASES, SPEC
+from test_ranks import CASES, NORMALIZED, SPEC
 from trainyard.cli import command_line
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.data.staged import Staged
 from trainyard.training.process_group import process_group
 from trainyard.training.loaders import load_input_data
 from trainyard.training.warmup import warm_up
+from trainyard.training.running_statistics import reduce_buffers
 from trainyard.training.sampler import batch_sizes
 from trainyard.training.trainer import Diverged, Stopped, Trainer
+
+def stop_within_second_epoch(running, group):
+    # The messages on all ranks when the clock of rank 0 stops a training. Rank 0 has then written a checkpoint.
+    epochs = running.epochs()
+    next(epochs)
+    if group.is_main:
+        running._deadline = time.time()
+    try:
+        next(epochs)
+    except Stopped as error:
+        return group.all_gather_object(str(error))
 
 def main(arguments):
     folder, found = Path(sys.argv[1]), {}
@@ -86,6 +112,39 @@ def main(arguments):
         rows(start(changed(SPEC, model="resnet", model_args={"blocks": 1, "width": 4}, sync_batchnorm=True, epochs=1)))
         found["warned"] = list(warned)
 
+        # Each rank normalizes its own images.
+        store = CheckpointStore(folder / "normalized")
+        normalized = start(NORMALIZED, store=store)
+        found["normalized"] = rows(normalized)
+        found["broadcasts"] = normalized.model.will_sync_module_buffers()
+        group.all_gather_object(None)  # rank 0 has written the last checkpoint
+        saved = store.latest()["module"]
+        mine = normalized.module.state_dict()
+        equal = all(torch.equal(mine[name], saved[name]) for name in saved)
+        found["as saved"] = group.all_gather_object(equal)
+        tracked = [int(value) for name, value in mine.items() if name.endswith("num_batches_tracked")]
+        found["tracked"] = group.all_gather_object(tracked)
+        stop_within_second_epoch(start(NORMALIZED, store=CheckpointStore(folder / "norm")), group)
+        go_on = start(NORMALIZED, store=CheckpointStore(folder / "norm"))
+        rows(go_on)
+        found["normalized, resumed"] = [numbers(row) for row in go_on.history]
+
+        # Statistics of two halves of the same numbers, which differ in mean and variance.
+        norm = torch.nn.BatchNorm1d(2, momentum=1.0)
+        everything = torch.randn(20000, 2, generator=torch.Generator().manual_seed(0))
+        everything[10000:] = 3 + 2 * everything[10000:]
+        norm(everything.chunk(2)[group.rank])
+        reduce_buffers(norm, group)
+        once = norm.state_dict()["running_var"].clone()
+        reduce_buffers(norm, group)
+        found["unchanged"] = torch.equal(once, norm.running_var)
+        found["pooled"] = [norm.running_mean.tolist(), norm.running_var.tolist()]
+        found["expected"] = [everything.mean(0).tolist(), everything.var(0).tolist()]
+
+        counting = start(changed(SPEC, model="trouble:counter", model_args=None, epochs=1))
+        rows(counting)
+        found["counts"] = group.all_gather_object(float(counting.module.count))
+
         try:
             rows(start(changed(SPEC, model="trouble:build", model_args={"kind": "nan"})))
         except Diverged as error:
@@ -97,17 +156,8 @@ def main(arguments):
         found["micro"] = group.all_gather_object(greedy.batch.micro)
         found["memory"] = rows(greedy)
 
-        # Stopped within the second epoch by the clock of rank 0.
         store = CheckpointStore(folder / "by-two")
-        stopped = start(SPEC, store=store)
-        epochs = stopped.epochs()
-        next(epochs)
-        if group.is_main:
-            stopped._deadline = time.time()
-        try:
-            next(epochs)
-        except Stopped as error:
-            found["stopped"] = group.all_gather_object(str(error))
+        found["stopped"] = stop_within_second_epoch(start(SPEC, store=store), group)
         if group.is_main:
             shutil.copytree(folder / "by-two", folder / "by-two-stopped")
         go_on = start(SPEC, store=store)
@@ -176,6 +226,40 @@ def test_compressed_gradients_differ_as_bf16_does(found, data):
 
 def test_a_warning_says_that_cpus_have_no_synchronized_batch_normalization(found):
     assert found["warned"] == ["sync_batchnorm needs GPUs: on these CPUs each rank normalizes its own images"]
+
+
+def test_the_validation_of_all_ranks_is_that_of_the_checkpoint(found, data, folder):
+    """Although each rank has normalized its own images."""
+    assert found["as saved"] == [True, True]
+    checked = start(NORMALIZED, data, store=CheckpointStore(folder / "normalized"))
+    loss, correct, images = checked._validate().tolist()
+    assert loss / images == pytest.approx(found["normalized"][-1]["val_loss"], abs=1e-6)
+    assert correct / images == pytest.approx(found["normalized"][-1]["val_accuracy"])
+
+
+def test_all_ranks_have_counted_the_same_batches(found):
+    assert found["tracked"] == [[8, 8, 8]] * 2, "of two epochs of four steps, in three layers"
+
+
+def test_running_statistics_are_those_of_all_images(found):
+    """The pooled variance includes the difference of the means."""
+    for pooled, expected in zip(found["pooled"], found["expected"], strict=True):
+        assert pooled == pytest.approx(expected, rel=1e-3)
+    assert found["unchanged"], "statistics that are equal on all ranks"
+
+
+def test_running_statistics_are_not_broadcast_in_each_step(found):
+    assert not found["broadcasts"]
+
+
+def test_other_buffers_of_a_model_are_those_of_rank_0(found):
+    """In each forward pass, as in DDP: 100 of another rank would otherwise have been added in each of four steps."""
+    assert found["counts"] == [4.0, 4.0]
+
+
+def test_a_normalized_training_resumes_within_an_epoch_bit_identically(found):
+    """Each rank with its own statistics."""
+    assert found["normalized, resumed"] == found["normalized"]
 
 
 def test_a_bad_loss_on_one_rank_stops_all_at_once(found):

@@ -1,0 +1,59 @@
+"""The buffers of a model on several ranks.
+
+Between two reductions, each rank has running statistics of its own images. DDP would broadcast those of rank 0 in every
+forward pass, but ranks would still differ after the last one, and the other ranks' images would not count.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from trainyard.training.process_group import Group
+
+
+@torch.no_grad()
+def reduce_buffers(module: nn.Module, group: Group) -> None:
+    """Give all ranks the same buffers. Collective.
+
+    Running statistics become those of the images of all ranks together: the mean of the means, and by the law of total
+    variance, the mean of the variances plus the variance of the means. All ranks have trained on equally many images.
+    Statistics that are equal on all ranks do not change by a bit. Other buffers become those of rank 0, as in DDP.
+    """
+    if group.world_size == 1:
+        return
+    means = [norm.running_mean for norm in _norms(module) if norm.running_mean is not None]
+    variances = [norm.running_var for norm in _norms(module) if norm.running_var is not None]
+    if means:
+        ours = _flat(means)
+        mean = _mean(ours, group)
+        _assign(variances, _mean(_flat(variances) + (ours - mean).square(), group))
+        _assign(means, mean)
+    for buffer in other_buffers(module):
+        group.broadcast(buffer)
+
+
+def other_buffers(module: nn.Module) -> list[Tensor]:
+    """The buffers that are not running statistics of normalization layers."""
+    statistics = {id(buffer) for norm in _norms(module) for buffer in norm.buffers(recurse=False)}
+    return [buffer for buffer in module.buffers() if id(buffer) not in statistics]
+
+
+def _norms(module: nn.Module) -> Iterator[_NormBase]:
+    """The batch and instance normalization layers."""
+    return (norm for norm in module.modules() if isinstance(norm, _NormBase))
+
+
+def _mean(values: Tensor, group: Group) -> Tensor:
+    return group.all_reduce_sum(values.clone()) / group.world_size
+
+
+def _flat(tensors: list[Tensor]) -> Tensor:
+    """All elements, in float64: the mean of equal float32 numbers is then exactly that number."""
+    return torch.cat([tensor.double().flatten() for tensor in tensors])
+
+
+def _assign(tensors: list[Tensor], values: Tensor) -> None:
+    for tensor, value in zip(tensors, torch.split(values, [tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(value.view_as(tensor))
