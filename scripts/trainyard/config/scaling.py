@@ -64,6 +64,11 @@ class Scaling(ProgramOptions, LaunchedScript):
         1, ge=1, le=1000, description="Runs of each scale, with different seeds; the table has medians and spread."
     )
     cpus_per_gpu: PositiveInt = Field(1, description="CPUs (and threads) per GPU.")
+    find_unused_parameters: bool = Field(
+        False,
+        description="For a model of your own that skips layers in some steps: DDP looks for the unused parameters in "
+        "each step. Parameters that no step uses are found without this key.",
+    )
     telemetry_seconds: PositiveFloat = Field(
         5.0, description="Sampling interval of GPU, CPU and memory utilization, in seconds."
     )
@@ -83,6 +88,8 @@ class Scaling(ProgramOptions, LaunchedScript):
         if self.script is not None:
             if "train" in self.model_fields_set:
                 raise PydanticCustomError("kind", "give train or script, not both")
+            if self.find_unused_parameters:
+                raise PydanticCustomError("kind", "find_unused_parameters is for train: a script sets up DDP itself")
             self._check_script(self.script)
             return self
         if self.dataset is None:

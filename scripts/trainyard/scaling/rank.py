@@ -3,7 +3,8 @@
 import json
 import logging
 import math
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -81,13 +82,15 @@ def _train(
             notice=notice,
             downloads=config.data.downloads,
             on_halved=partial(_remember_micro_batch, store),
+            find_unused_parameters=study.find_unused_parameters,
         )
         _log_start(trainer, store)
         with ExitStack() as telemetry:
             if group.local_rank == 0:
                 telemetry.enter_context(_telemetry(folder, study, overwrite=trainer.state.is_new))
             if not trainer.is_complete:
-                _train_epochs(trainer, store)
+                with _explaining_unused_parameters():
+                    _train_epochs(trainer, store)
         group.all_gather_object(None)  # wait until all nodes have written their telemetry
         if group.is_main:
             measured = _read_note(store, WARM_UP)
@@ -115,6 +118,18 @@ def _train_epochs(trainer: Trainer, store: CheckpointStore) -> None:
     except OutOfMemory as error:
         _remember_micro_batch(store, trainer.batch.halved())
         raise UserError(f"{error}: the next attempt uses micro-batches of half the size") from None
+
+
+@contextmanager
+def _explaining_unused_parameters() -> Iterator[None]:
+    """Raise DDP's error about unused parameters, which it detects one step later, as a `UserError`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "Expected to have finished reduction" not in str(error):
+            raise
+        remedy = "set `find_unused_parameters: true` in this study"
+        raise UserError(f"a step did not use all parameters of the model: {remedy}") from error
 
 
 def _log_start(trainer: Trainer, store: CheckpointStore) -> None:

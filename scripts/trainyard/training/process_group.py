@@ -47,20 +47,25 @@ class Group:
         *,
         static_graph: bool = False,
         sync_buffers: bool = False,
+        find_unused_parameters: bool = False,
         compression: str = "none",
         compiled: bool = False,
     ) -> nn.Module:
         """The model in DistributedDataParallel; on a single rank, the model itself.
 
         `static_graph`: every step uses the same parameters. `sync_buffers`: each forward pass begins with the buffers
-        of rank 0. `compression`: data type of the all-reduce (none or bf16). `compiled`: the model will be compiled
-        with torch.compile.
+        of rank 0. `find_unused_parameters`: a step does not use all parameters. `compression`: data type of the
+        all-reduce (none or bf16). `compiled`: the model will be compiled with torch.compile.
         """
         if self.world_size == 1:
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
         parallel = DistributedDataParallel if compiled else fast_start.distributed_data_parallel
-        options: dict[str, Any] = {"static_graph": static_graph, _SYNC_BUFFERS: sync_buffers}
+        options: dict[str, Any] = {
+            "static_graph": static_graph,
+            "find_unused_parameters": find_unused_parameters,
+            _SYNC_BUFFERS: sync_buffers,
+        }
         wrapped = parallel(model, device_ids=ids, gradient_as_bucket_view=True, **options)
         if compression == "bf16":
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook

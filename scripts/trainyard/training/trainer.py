@@ -71,6 +71,7 @@ class Trainer:
         notice: StopNotice | None = None,
         downloads: str = Data().downloads,
         on_halved: Callable[[BatchSizes], None] = lambda batch: None,
+        find_unused_parameters: bool = False,
     ) -> None:
         torch.manual_seed(spec.seed)
         self.spec, self.data, self.group, self.batch = spec, data, group, batch
@@ -81,6 +82,7 @@ class Trainer:
         half_on_gpu = group.device.type == "cuda" and precision.is_half(self.precision)
         self._channels_last = half_on_gpu if spec.channels_last == "auto" else spec.channels_last
         self._deadline, self._notice, self._on_halved = deadline, notice or StopNotice(), on_halved
+        self.find_unused_parameters = find_unused_parameters  # for `wrap`
         self._validation_seconds = 0.0  # of the last validation
         self._flags = StepFlags(group)
         self.module = _build_module(spec, data, group, channels_last=self._channels_last, downloads=downloads)
@@ -111,6 +113,7 @@ class Trainer:
             module,
             static_graph=static,
             sync_buffers=bool(other_buffers(self.module)),
+            find_unused_parameters=self.find_unused_parameters and not static,
             compression=spec.gradient_compression,
             compiled=spec.compile,
         )

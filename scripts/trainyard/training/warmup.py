@@ -1,5 +1,6 @@
 """Warm-up of a training: a few steps that compile, find the micro-batch and measure, without changing the model."""
 
+import logging
 import statistics
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from trainyard.training.loaders import ImageBatch
 from trainyard.training.step_timing import synchronize
 from trainyard.training.trainer import Trainer
 
+log = logging.getLogger(__name__)
 STEPS = 3  # with and without gradient sync each; their median counts
 
 
@@ -33,6 +35,7 @@ def warm_up(trainer: Trainer) -> WarmUpResult:
     with _unchanged(trainer):
         while not _fits(trainer):
             trainer.halve_micro_batch()
+        _find_unused_parameters(trainer)
         exposed = None
         _seconds(trainer, synced=True)  # compiles, and on several ranks allocates the gradient buckets
         if trainer.group.world_size > 1:
@@ -83,6 +86,24 @@ def _fits(trainer: Trainer) -> bool:
     if work is not None:
         work.wait()
     return bool(fits)
+
+
+def _find_unused_parameters(trainer: Trainer) -> None:
+    """Let DDP look for unused parameters in each step if the last pass left one without a gradient on any rank.
+
+    By default, DDP waits for the gradients of all parameters, and fails in the second step.
+    """
+    if trainer.group.world_size == 1 or trainer.find_unused_parameters:
+        return
+    unused = [name for name, each in trainer.module.named_parameters() if each.requires_grad and each.grad is None]
+    all_used = torch.tensor(not unused, dtype=torch.int64, device=trainer.group.device)
+    work = trainer.group.all_reduce_min(all_used)
+    if work is not None:
+        work.wait()
+    if not all_used:
+        log.info("DDP looks for unused parameters in each step: the loss does not depend on %s", ", ".join(unused))
+        trainer.find_unused_parameters = True
+        trainer.wrap(for_warm_up=True)
 
 
 def _seconds(trainer: Trainer, *, synced: bool) -> float:

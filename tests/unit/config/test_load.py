@@ -216,6 +216,11 @@ MISTAKES = [
     ("sweeps.own", {"function": "a:b", "grace_seconds": 5}, "grace_seconds is for a command"),
     ("scaling.own", {"dataset": "digits", "grace_seconds": 5, "scales": ["1x1"]}, "grace_seconds is for a script"),
     ("scaling.own", {"script": "t.py", "train": {"lr": 1}, "scales": ["1x1"]}, "give train or script, not both"),
+    (
+        "scaling.own",
+        {"script": "t.py", "find_unused_parameters": True, "scales": ["1x1"]},
+        "find_unused_parameters is for train: a script sets up DDP itself",
+    ),
     ("scaling.own", {"script": "t.py {lr}", "scales": ["1x1"]}, "the script has lr in braces, which is not in `args`"),
     ("scaling.own", {"launcher": "srun", "scales": ["1x1"], "dataset": "digits"}, "launcher is for a script"),
     (

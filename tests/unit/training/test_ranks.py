@@ -22,6 +22,7 @@ CASES = {
     "recomputed": {"activation_checkpointing": True},
     "fine-tuned": {"freeze": ["0"], "lr_scale": {"*": 0.3, "8": 1}},
 }
+IN_PARTS = changed(SPEC, accumulation=2, activation_checkpointing=True)
 
 MODELS = """
 import os
@@ -58,13 +59,29 @@ def build(*, channels, classes, kind):
     return model
 """
 
+# Not all parameters take part in a step: a layer never does, or only in every other step.
+MODELS += """
+class Skipping(torch.nn.Module):
+    calls = 0
+    def __init__(self, channels, classes, kind):
+        super().__init__()
+        self.model, self.extra = SmallConvNet(channels=channels, classes=classes, width=8), torch.nn.Linear(10, 10)
+        self.kind = kind
+    def forward(self, images):
+        outputs = self.model(images)
+        self.calls += self.training
+        return outputs + self.extra(outputs) if self.kind == "sometimes" and self.calls % 2 else outputs
+"""
+SKIPPING = {kind: changed(SPEC, model="trouble:Skipping", model_args={"kind": kind}) for kind in ("never", "sometimes")}
+
 # Every rank runs this; rank 0 writes the results.
 PROGRAM = """
 import argparse, json, logging, shutil, sys, time
+from functools import partial
 from pathlib import Path
 import torch
 from loops import changed, numbers
-from test_ranks import CASES, NORMALIZED, SPEC
+from test_ranks import CASES, IN_PARTS, NORMALIZED, SKIPPING, SPEC
 from trainyard.cli import command_line
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.data.staged import Staged
@@ -74,6 +91,8 @@ from trainyard.training.warmup import warm_up
 from trainyard.training.running_statistics import reduce_buffers
 from trainyard.training.sampler import batch_sizes
 from trainyard.training.trainer import Diverged, Stopped, Trainer
+from trainyard.scaling.rank import _explaining_unused_parameters
+from trainyard.utils.errors import UserError
 
 def stop_within_second_epoch(running, group):
     # The messages on all ranks when the clock of rank 0 stops a training. Rank 0 has then written a checkpoint.
@@ -156,6 +175,21 @@ def main(arguments):
         found["micro"] = group.all_gather_object(greedy.batch.micro)
         found["memory"] = rows(greedy)
 
+        skipping = start(SKIPPING["never"])
+        warm_up(skipping)
+        found["never used"] = rows(skipping)
+        found["sometimes used"] = rows(start(SKIPPING["sometimes"], find_unused_parameters=True))
+        try:
+            with _explaining_unused_parameters():
+                warm_up(start(SKIPPING["sometimes"]))
+        except UserError as error:
+            found["unused"] = group.all_gather_object(str(error))
+
+        torch.compile = partial(torch.compile, backend="aot_eager")  # generates no kernels
+        compiled = start(changed(IN_PARTS, compile=True))
+        warm_up(compiled)
+        found["compiled"] = rows(compiled)
+
         store = CheckpointStore(folder / "by-two")
         found["stopped"] = stop_within_second_epoch(start(SPEC, store=store), group)
         if group.is_main:
@@ -176,6 +210,12 @@ command_line.run_program(main, argparse.Namespace(log_file=None))
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture
+def importable(folder, monkeypatch):
+    """The models of the ranks, in this process."""
+    monkeypatch.syspath_prepend(folder)
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +256,22 @@ def test_warming_up_changes_nothing(found):
 def test_two_ranks_are_one(found, data, case):
     """Also in validation, whose 23 images are not divisible by two."""
     assert_close(found[case], train(changed(SPEC, **CASES[case]), data)[0])
+
+
+def test_two_compiled_ranks_are_one(found, data):
+    """With accumulated gradients and recomputed activations."""
+    assert_close(found["compiled"], train(IN_PARTS, data)[0])
+
+
+def test_parameters_that_no_step_uses_are_found(found, data, importable):
+    """The warm-up finds them; without that, DDP fails in the second step."""
+    assert_close(found["never used"], train(SKIPPING["never"], data)[0])
+
+
+def test_parameters_that_some_steps_do_not_use_need_a_key(found, data, importable):
+    assert_close(found["sometimes used"], train(SKIPPING["sometimes"], data)[0])
+    assert len(found["unused"]) == 2
+    assert all("set `find_unused_parameters: true`" in each for each in found["unused"])
 
 
 def test_compressed_gradients_differ_as_bf16_does(found, data):
