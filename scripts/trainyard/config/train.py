@@ -98,10 +98,38 @@ class Schedule(Section):
 
 
 class Augment(Section):
-    """Random augmentation of the training images, on the device, before normalization."""
+    """Random augmentation of the training images, on the device."""
 
     crop_padding: NonNegativeInt = Field(0, description="Random crop: zero padding in pixels on each side.")
+    resized_crop: PositiveFloat | None = Field(
+        None,
+        le=1,
+        description="RandomResizedCrop: a crop of at least this fraction of the image's area, e.g. `0.08`, enlarged to "
+        "the size of the image; aspect ratios from 3/4 to 4/3.",
+    )
     flip: bool = Field(False, description="Random horizontal flip with probability 0.5.")
+    rand_augment: NonNegativeInt = Field(0, description="RandAugment: random operations per image, e.g. `2`.")
+    rand_augment_magnitude: int = Field(9, ge=0, le=30, description="Strength of these operations.")
+    erasing: float = Field(
+        0.0, ge=0, le=1, description="Random erasing: the probability that a box gets the mean color of the dataset."
+    )
+    mixup: NonNegativeFloat = Field(
+        0.0, description="Mixup of images and labels: alpha of the Beta distribution of the weights, e.g. `0.2`."
+    )
+    cutmix: NonNegativeFloat = Field(
+        0.0, description="CutMix: the same for the area of a box; with `mixup`, one of the two in each step."
+    )
+
+    @property
+    def changes_images(self) -> bool:
+        """Whether single images are augmented, which is done on uint8."""
+        return bool(self.crop_padding or self.resized_crop or self.flip or self.rand_augment or self.erasing)
+
+    @model_validator(mode="after")
+    def _one_crop(self) -> "Augment":
+        if self.crop_padding and self.resized_crop:
+            raise PydanticCustomError("crop", "give crop_padding or resized_crop, not both")
+        return self
 
 
 class Train(Section):

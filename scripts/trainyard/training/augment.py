@@ -1,4 +1,4 @@
-"""Random crops and flips of a uint8 batch on the device, drawn for each image."""
+"""Random augmentation of a uint8 batch on the device, drawn for each image."""
 
 from functools import cache
 
@@ -6,30 +6,75 @@ import torch
 from torch import Tensor, nn
 
 from trainyard.config.train import Augment
+from trainyard.training.random_boxes import ERASED, draw_boxes, draw_crops, fill_boxes, resize_crops
 from trainyard.training.sampler import derived_seed
+from trainyard.utils.errors import UserError
 
 _STREAM = 0x617567  # keeps these seeds apart from those of the shuffling
+_CROPS, _OPERATIONS, _ERASED = range(3)  # and those of the parts apart from each other
 
 
 class Augmenter:
-    """The random crops and flips of one epoch.
+    """The random augmentation of one epoch: crops, flips, RandAugment and random erasing, in this order.
 
-    They depend on seed, epoch and image only: not on rank, batch size, device, or interruptions.
+    It depends on seed, epoch and image only: not on rank, batch size, device, or interruptions. Images of the size
+    `shape` (height, width) are needed for `resized_crop` and `erasing`; what is erased gets the `color`, uint8 (C,).
     """
 
-    def __init__(self, spec: Augment, *, size: int, seed: int, epoch: int) -> None:
+    def __init__(
+        self,
+        spec: Augment,
+        *,
+        size: int,
+        seed: int,
+        epoch: int,
+        shape: tuple[int, int] = (0, 0),
+        color: Tensor | None = None,
+    ) -> None:
+        def generator_of(part: int) -> torch.Generator:
+            return torch.Generator().manual_seed(derived_seed(seed, epoch, _STREAM, part))
+
+        self._is_active = spec.changes_images
         self._padding, self._flip = spec.crop_padding, spec.flip
         generator = torch.Generator().manual_seed(derived_seed(seed, epoch, _STREAM))
         positions = (2 * self._padding + 1) ** 2
         self._moves = torch.randint(positions, (size,), generator=generator) if self._padding else None
         self._flips = torch.randint(2, (size,), generator=generator, dtype=torch.uint8) if self._flip else None
+        height, width = shape
+        self._crops = self._erased = self._operations = None
+        if spec.resized_crop is not None:
+            generator = generator_of(_CROPS)
+            self._crops = draw_crops(size, spec.resized_crop, height=height, width=width, generator=generator)
+        if spec.rand_augment:
+            from trainyard.training.rand_augment import RandAugment  # imports torchvision, which takes seconds
+
+            generator = generator_of(_OPERATIONS)
+            strength = spec.rand_augment_magnitude
+            self._operations = RandAugment(spec.rand_augment, strength, size=size, generator=generator)
+        if spec.erasing:
+            generator, self._color = generator_of(_ERASED), color
+            self._erased = draw_boxes(size, ERASED, height=height, width=width, generator=generator)
+            self._erased[torch.rand(size, generator=generator) >= spec.erasing] = 0
 
     def __call__(self, images: Tensor, indices: Tensor) -> Tensor:
-        """Augmented images, uint8 (B, H, W, C); `indices` (B,) are their positions in the split."""
+        """Augmented images, uint8 (B, H, W, C); `indices` (B,) are their positions in the split.
+
+        Raises:
+            UserError: the images are not uint8.
+        """
+        if self._is_active and images.dtype != torch.uint8:
+            raise UserError("augment is for uint8 images: a dataset that returns normalized ones augments them itself")
+        if self._crops is not None:
+            images = resize_crops(images, self._crops[indices].to(images.device, non_blocking=True))
         if self._moves is not None:
             images = shift_images(images, self._moves[indices].to(images.device, non_blocking=True), self._padding)
         if self._flips is not None:
             images = flip_images(images, self._flips[indices].to(images.device, non_blocking=True))
+        if self._operations is not None:
+            images = self._operations.augment(images, indices)
+        if self._erased is not None:
+            color = images.new_zeros(images.shape[3]) if self._color is None else self._color
+            images = fill_boxes(images, self._erased[indices].to(images.device, non_blocking=True), color)
         return images
 
 

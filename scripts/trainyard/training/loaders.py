@@ -32,7 +32,7 @@ class ImageBatch:
     """A batch on the training device."""
 
     pixels: Tensor  # uint8 (B, H, W, C); from a user's dataset also float32 (B, C, H, W), normalized
-    labels: Tensor  # int64 (B,)
+    labels: Tensor  # int64 (B,); mixed ones are float32 (B, classes)
     indices: Tensor  # int64 (B,), on the CPU: positions of the images in the split
 
 

@@ -20,7 +20,8 @@ class Means:
 class Objective:
     """The loss and the metrics of a training.
 
-    Outputs are those of the model, float (B, classes); targets are the labels of a batch, int64 (B,).
+    Outputs are those of the model, float (B, classes); targets are the labels of a batch, int64 (B,), or after mixing
+    their probabilities, float32 (B, classes).
     """
 
     def __init__(self, spec: Train) -> None:
@@ -37,7 +38,7 @@ class Objective:
 
     def sums(self, loss: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
         """[loss sum, correct, images] of a batch with this mean loss: float64, on the device."""
-        correct = (outputs.detach().argmax(1) == targets).sum()
+        correct = (outputs.detach().argmax(1) == main_labels(targets)).sum()
         count = torch.full_like(correct, len(targets))
         return torch.stack([loss.detach().double() * len(targets), correct.double(), count.double()])
 
@@ -45,3 +46,8 @@ class Objective:
         """The metrics of all images whose `sums` were added up, over all batches and ranks."""
         loss, correct, images = sums.tolist()
         return Means(loss / images, correct / images, images)
+
+
+def main_labels(targets: Tensor) -> Tensor:
+    """The labels of a batch, int64 (B,): of mixed ones, those with the largest share."""
+    return targets.argmax(1) if targets.ndim == 2 else targets

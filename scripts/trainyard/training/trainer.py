@@ -22,6 +22,7 @@ from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.compilation import ModelWithLoss, compile_step
 from trainyard.training.freezing import freeze
 from trainyard.training.loaders import ImageBatch, InputData
+from trainyard.training.mixing import Mixer
 from trainyard.training.objective import Means, Objective
 from trainyard.training.pretrained import load_pretrained
 from trainyard.training.process_group import Group
@@ -85,6 +86,7 @@ class Trainer:
         self.find_unused_parameters = find_unused_parameters  # for `wrap`
         self._validation_seconds = 0.0  # of the last validation
         self._flags = StepFlags(group)
+        self.mix = Mixer(spec.augment, data, seed=spec.seed, channels_last=self._channels_last)
         self.module = _build_module(spec, data, group, channels_last=self._channels_last, downloads=downloads)
         optimizer = optimizers.build_optimizer(spec, self.module)
         schedule = LambdaLR(optimizer, optimizers.lr_factor(spec.schedule, self.steps, spec.epochs))
@@ -231,7 +233,9 @@ class Trainer:
         order = training_batches(
             size, self.batch, rank=self.group.rank, seed=seed, epoch=number, first_step=progress.step
         )
-        augment = Augmenter(self.spec.augment, size=size, seed=seed, epoch=number)
+        color = self.data.mean.flatten().round().to(torch.uint8)
+        shape = self.data.shape[:2]
+        augment = Augmenter(self.spec.augment, size=size, seed=seed, epoch=number, shape=shape, color=color)
         rate = StepRate(progress.step)
         with closing(self.data.train.batches(order)) as batches:
             images = timer.waiting(batches)
@@ -257,6 +261,7 @@ class Trainer:
         for remaining in reversed(range(self.batch.accumulation)):
             micro = next(images)
             micro = ImageBatch(augment(micro.pixels, micro.indices), micro.labels, micro.indices)
+            micro = self.mix(micro, epoch=len(self.history) + 1, step=progress.step)
             with self.no_sync() if remaining else nullcontext():
                 loss, micro_sums = self.compute_loss(micro, model=self.model, training=True)
                 sums += micro_sums

@@ -119,6 +119,7 @@ def _pass(trainer: Trainer, *, synced: bool) -> None:
     device, shape = trainer.group.device, (trainer.batch.micro, *trainer.data.shape)
     labels = torch.zeros(shape[0], dtype=torch.int64, device=device)
     images = ImageBatch(torch.zeros(shape, dtype=torch.uint8, device=device), labels, labels)
+    images = trainer.mix(images, epoch=0, step=0)
     trainer.module.train()
     trainer.state.optimizer.zero_grad(set_to_none=True)
     with nullcontext() if synced else trainer.no_sync():

@@ -170,5 +170,7 @@ def test_weights_of_torchvision_count_by_their_name_and_are_found_in_all_trials(
     assert trials.published_weights(made) == [("resnet18", "IMAGENET1K_V1"), ("resnet50", "IMAGENET1K_V1")]
 
 
-def test_options_of_fine_tuning_leave_other_identities_as_they_are():
+def test_options_of_fine_tuning_and_augmentation_leave_other_identities_as_they_are():
+    augmented = sweep(train={"augment": {"crop_padding": 4, "flip": True}}, trials=[{}])
+    assert expand(augmented).trials[0].content == '{"augment": {"crop_padding": 4, "flip": true}}'
     assert expand(sweep(train={"lr": 0.2}, trials=[{"epochs": 2}])).trials[0].content == '{"epochs": 2, "lr": 0.2}'

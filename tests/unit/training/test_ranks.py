@@ -19,6 +19,7 @@ CASES = {
     "in parts": {"accumulation": 2},
     "clipped and smoothed": {"clip_norm": 0.1, "label_smoothing": 0.1},
     "augmented": {"augment": {"crop_padding": 2, "flip": True}},
+    "augmented by torchvision": {"augment": {"resized_crop": 0.3, "rand_augment": 1, "erasing": 0.5}},
     "recomputed": {"activation_checkpointing": True},
     "fine-tuned": {"freeze": ["0"], "lr_scale": {"*": 0.3, "8": 1}},
 }

@@ -1,0 +1,233 @@
+"""Augmentation on the device is torchvision's, but drawn for each image, from seed, epoch and image only."""
+
+import time
+from statistics import fmean
+
+import pytest
+import torch
+from loops import LEARNER, SPEC, assert_equal_states, changed, numbers, start, train
+from torchvision.transforms import v2
+from trainyard.config.train import Augment
+from trainyard.training.augment import Augmenter
+from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training.loaders import ImageBatch
+from trainyard.training.mixing import Mixer
+from trainyard.training.objective import main_labels
+from trainyard.training.rand_augment import RandAugment
+from trainyard.training.random_boxes import CROP_RATIO, ERASED, draw_boxes, draw_crops, resize_crops
+from trainyard.training.trainer import Stopped
+from trainyard.utils.errors import UserError
+
+HEIGHT, WIDTH, COUNT = 24, 32, 64
+ALL = {"resized_crop": 0.3, "flip": True, "rand_augment": 2, "erasing": 0.5}
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.randint(1, 256, (COUNT, HEIGHT, WIDTH, 3), dtype=torch.uint8, generator=generator())
+
+
+def generator():
+    return torch.Generator().manual_seed(0)
+
+
+def augmenter(*, epoch=1, size=COUNT, **spec):
+    color = torch.tensor([1, 2, 3], dtype=torch.uint8)
+    return Augmenter(Augment(**spec), size=size, seed=1, epoch=epoch, shape=(HEIGHT, WIDTH), color=color)
+
+
+@pytest.mark.parametrize(
+    "spec", [{"resized_crop": 0.3}, {"rand_augment": 2}, {"erasing": 1}, ALL], ids=lambda spec: "-".join(spec)
+)
+def test_what_an_image_gets_does_not_depend_on_its_batch(images, spec):
+    """Nor on the rank, or on what was asked before; another epoch has other random numbers."""
+    whole = augmenter(**spec)(images, torch.arange(COUNT))
+    parts = torch.randperm(COUNT, generator=generator())[: COUNT // 2]
+    assert torch.equal(augmenter(**spec)(images[parts], parts), whole[parts])
+    assert whole.is_contiguous()
+    assert whole.shape == images.shape
+    assert not torch.equal(augmenter(**spec, epoch=2)(images, torch.arange(COUNT)), whole)
+    one = images[:1].expand(COUNT, -1, -1, -1)
+    assert len(torch.unique(augmenter(**spec)(one, torch.arange(COUNT)), dim=0)) > 20, "per image, not per batch"
+
+
+def test_the_images_of_the_dataset_are_not_changed(images):
+    before = images.clone()
+    augmenter(**ALL)(images, torch.arange(COUNT))
+    assert torch.equal(images, before)
+
+
+def test_one_kind_of_augmentation_does_not_change_the_draws_of_another(images):
+    erased, also_flipped = (augmenter(erasing=1, flip=flip)._erased for flip in (False, True))
+    assert torch.equal(erased, also_flipped)
+
+
+# ---- boxes
+
+
+def test_crops_are_resized_as_by_torchvision(images):
+    boxes = draw_crops(COUNT, 0.1, height=HEIGHT, width=WIDTH, generator=generator())
+    resized = resize_crops(images, boxes)
+    for image, box, ours in zip(images, boxes.tolist(), resized, strict=True):
+        theirs = v2.functional.resized_crop(image.permute(2, 0, 1), *box, size=[HEIGHT, WIDTH], antialias=True)
+        assert (ours.permute(2, 0, 1).int() - theirs.int()).abs().max() <= 1
+
+
+def test_a_crop_of_the_whole_image_is_the_image(images):
+    boxes = torch.tensor([[0, 0, HEIGHT, WIDTH]]).expand(COUNT, 4)
+    assert torch.equal(resize_crops(images, boxes), images)
+
+
+def drawn_by_torchvision(transform, count, names):
+    torch.manual_seed(0)
+    image = torch.zeros(3, HEIGHT, WIDTH)
+    drawn = (transform.make_params([image]) for _ in range(count))
+    return torch.tensor([[box[name] for name in names] for box in drawn])
+
+
+@pytest.mark.parametrize("kind", ["crops", "erased"])
+def test_boxes_are_distributed_as_those_of_torchvision(kind):
+    count = 4000
+    if kind == "crops":
+        theirs = drawn_by_torchvision(v2.RandomResizedCrop((HEIGHT, WIDTH)), count, ["top", "left", "height", "width"])
+        ours = draw_crops(count, 0.08, height=HEIGHT, width=WIDTH, generator=generator())
+    else:
+        theirs = drawn_by_torchvision(v2.RandomErasing(p=1), count, ["i", "j", "h", "w"])
+        ours = draw_boxes(count, ERASED, height=HEIGHT, width=WIDTH, generator=generator())
+    assert bool(((ours[:, :2] >= 0) & (ours[:, :2] + ours[:, 2:] <= torch.tensor([HEIGHT, WIDTH]))).all())
+    for of in (lambda box: box, lambda box: box[:, 2] * box[:, 3], lambda box: box[:, 2] / box[:, 3]):
+        for moment in (torch.mean, torch.std):
+            found, wanted = (torch.atleast_1d(moment(of(boxes.double()), 0)) for boxes in (ours, theirs))
+            assert found.tolist() == pytest.approx(wanted.tolist(), rel=0.07)
+
+
+def test_an_image_into_which_no_crop_fits_is_cropped_centrally():
+    height, width = 4, 400
+    boxes = draw_crops(50, 1.0, height=height, width=width, generator=generator())
+    central = v2.RandomResizedCrop((height, width), scale=(1, 1)).make_params([torch.zeros(3, height, width)])
+    assert boxes.unique(dim=0).tolist() == [list(central.values())]
+    assert tuple(v2.RandomResizedCrop(8).ratio) == CROP_RATIO
+
+
+def test_a_box_of_half_of_the_images_gets_the_color():
+    images = torch.full((1000, HEIGHT, WIDTH, 3), 9, dtype=torch.uint8)
+    erased = augmenter(erasing=0.5, size=1000)(images, torch.arange(1000))
+    is_color = (erased == torch.tensor([1, 2, 3])).all(3)
+    assert bool((is_color | (erased == 9).all(3)).all())
+    areas = is_color.flatten(1).double().mean(1)
+    assert 400 < int((areas > 0).sum()) < 600
+    assert 0.01 < float(areas[areas > 0].min()) < float(areas.max()) < 0.36
+
+
+# ---- RandAugment
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_operations_on_groups_are_those_of_torchvision_on_single_images(images, channels):
+    images = images[..., :channels]
+    ours = RandAugment(1, 9, size=COUNT, generator=generator())
+    augmented = ours.augment(images, torch.arange(COUNT))
+    theirs, names = v2.RandAugment(num_ops=1), list(v2.RandAugment._AUGMENTATION_SPACE)
+    for image, kind, found in zip(images, ours._drawn[:, 0].tolist(), augmented, strict=True):
+        sign = torch.zeros(()) if kind % 2 else torch.ones(())
+        with pytest.MonkeyPatch.context() as patch:  # torchvision draws the operation, then a sign
+            patch.setattr(theirs, "_get_random_item", lambda space: (names[kind // 2], space[names[kind // 2]]))  # noqa: B023
+            patch.setattr(torch, "rand", lambda shape: sign)  # noqa: B023
+            assert torch.equal(found.permute(2, 0, 1), theirs(image.permute(2, 0, 1)))
+
+
+def test_all_operations_are_drawn_equally_often():
+    drawn = RandAugment(2, 9, size=7000, generator=generator())._drawn
+    counts = torch.bincount(drawn.flatten().int() // 2)
+    assert len(counts) == 14
+    assert 800 < int(counts.min()) <= int(counts.max()) < 1200
+
+
+def test_images_that_cannot_be_augmented_are_explained(images):
+    with pytest.raises(UserError, match="rand_augment is for images of 1 or 3 channels; these have 2"):
+        augmenter(rand_augment=1)(images[..., :2], torch.arange(COUNT))
+    with pytest.raises(UserError, match="augment is for uint8 images"):
+        augmenter(flip=True)(images.float(), torch.arange(COUNT))
+
+
+# ---- mixing
+
+
+def mixed(data, *, step=0, batch=None, **spec):
+    batch = batch or next(data.train.batches([torch.arange(16)]))
+    mixer = Mixer(Augment(**spec), data, seed=0, channels_last=False)
+    return batch, mixer(batch, epoch=1, step=step)
+
+
+def test_mixup_mixes_images_and_labels_by_the_same_weight(data):
+    batch, made = mixed(data, mixup=1.0)
+    plain = data.normalize(batch.pixels, channels_last=False)
+    weight = float(made.labels[0, batch.labels[0]])
+    assert batch.labels[0] != batch.labels[-1]
+    assert 0 < weight < 1
+    assert torch.allclose(made.pixels, weight * plain + (1 - weight) * plain.roll(1, 0), atol=1e-6)
+    assert torch.allclose(made.labels.sum(1), torch.ones(16))
+
+
+def test_cutmix_gives_labels_the_share_of_the_pixels(data):
+    batch, made = mixed(data, cutmix=1.0)
+    plain = data.normalize(batch.pixels, channels_last=False)
+    kept = float((made.pixels[0] == plain[0]).double().mean())
+    assert 0 < kept < 1
+    assert float(made.labels[0, batch.labels[0]]) == pytest.approx(kept)
+    assert bool(((made.pixels == plain) | (made.pixels == plain.roll(1, 0))).all())
+
+
+def test_a_step_draws_the_same_on_all_ranks_and_leaves_the_models_random_numbers_alone(data):
+    spec = {"mixup": 0.4, "cutmix": 1.0}
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    (_, one), (_, other) = (mixed(data, step=7, **spec) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(4)
+    assert torch.equal(mixed(data, step=7, **spec)[1].pixels, one.pixels)
+    assert torch.equal(one.labels, other.labels)
+    assert len({str(mixed(data, step=step, **spec)[1].labels) for step in range(8)}) == 8, "each step draws again"
+
+
+def test_without_mixing_a_batch_stays_as_it_is(data):
+    batch, made = mixed(data)
+    assert made is batch
+
+
+def test_accuracy_counts_the_label_with_the_largest_share():
+    assert main_labels(torch.tensor([[0.3, 0.7], [0.6, 0.4]])).tolist() == [1, 0]
+    assert main_labels(torch.tensor([1, 0])).tolist() == [1, 0]
+
+
+# ---- in a training
+
+EVERYTHING = {**ALL, "mixup": 0.2, "cutmix": 1.0}
+
+
+def test_an_augmented_training_stopped_at_every_step_ends_bit_identical(data, tmp_path):
+    spec = changed(SPEC, epochs=2, augment=EVERYTHING, label_smoothing=0.1)
+    whole, whole_state = train(spec, data)
+    store = CheckpointStore(tmp_path)
+    while True:
+        training = start(spec, data, store=store, deadline=time.time())
+        try:
+            list(training.epochs())
+        except Stopped:
+            continue
+        break
+    assert [numbers(row) for row in training.history] == whole
+    assert_equal_states(training.module.state_dict(), whole_state)
+
+
+def test_mixing_in_micro_batches_draws_the_same_weights(data):
+    batch = next(data.train.batches([torch.arange(16)]))
+    half = ImageBatch(batch.pixels[:8], batch.labels[:8], batch.indices[:8])
+    (_, whole), (_, part) = mixed(data, batch=batch, mixup=1.0), mixed(data, batch=half, mixup=1.0)
+    assert torch.equal(whole.labels[1:8], part.labels[1:])
+
+
+def test_a_mixed_training_learns(data):
+    rows, _ = train(changed(LEARNER, augment={"mixup": 0.2, "resized_crop": 0.8}, epochs=10), data)
+    assert rows[-1]["val_accuracy"] > 0.6
+    assert fmean(row["train_loss"] for row in rows[-2:]) < rows[0]["train_loss"]
