@@ -25,13 +25,14 @@ from trainyard.scaling.notices import notice_to_rank
 from trainyard.training import rank_failures
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.loaders import load_input_data
+from trainyard.training.out_of_memory import OutOfMemory
 from trainyard.training.process_group import Group, process_group
 from trainyard.training.sampler import BatchSizes, batch_sizes
 from trainyard.training.state import epoch_line
 from trainyard.training.step_timing import device_name
 from trainyard.training.summary import write_results
 from trainyard.training.telemetry import record_telemetry
-from trainyard.training.trainer import OutOfMemory, Stopped, Trainer
+from trainyard.training.trainer import Stopped, Trainer
 from trainyard.training.warmup import WarmUpResult, warm_up
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, hold_lock, write_json
@@ -106,11 +107,11 @@ def _for_repeat(study: Scaling, run: str) -> Scaling:
 def _train_epochs(trainer: Trainer, store: CheckpointStore) -> None:
     """Train the remaining epochs."""
     group = trainer.group
-    if group.world_size > 1 or trainer.spec.compile or group.device.type == "cuda":
-        measured = warm_up(trainer)
-        if group.is_main:
-            write_json(store.folder / WARM_UP, asdict(measured))
     try:
+        if group.world_size > 1 or trainer.spec.compile or group.device.type == "cuda":
+            measured = warm_up(trainer)
+            if group.is_main:
+                write_json(store.folder / WARM_UP, asdict(measured))
         for row in trainer.epochs():
             log.info(epoch_line(row, trainer.spec.epochs))
     except Stopped as error:

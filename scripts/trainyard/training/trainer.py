@@ -24,13 +24,15 @@ from trainyard.training.freezing import freeze
 from trainyard.training.loaders import ImageBatch, InputData
 from trainyard.training.mixing import Mixer
 from trainyard.training.objective import Means, Objective
+from trainyard.training.out_of_memory import OutOfMemory, is_out_of_memory
 from trainyard.training.pretrained import load_pretrained
 from trainyard.training.process_group import Group
 from trainyard.training.running_statistics import other_buffers, reduce_buffers
-from trainyard.training.sampler import BatchSizes, derived_seed, steps_per_epoch, training_batches, validation_batches
+from trainyard.training.sampler import BatchSizes, derived_seed, steps_per_epoch, training_batches
 from trainyard.training.state import Checkpointer, EpochMetrics, EpochProgress, TrainingState, set_random_state
 from trainyard.training.step_sync import StepFlags, StepStatus
-from trainyard.training.step_timing import StepRate, StepTimer, synchronize
+from trainyard.training.step_timing import StepRate, StepTimer
+from trainyard.training.validation import Validation
 from trainyard.utils.errors import Diverged, UserError
 from trainyard.utils.stop_notice import StopNotice
 
@@ -39,10 +41,6 @@ log = logging.getLogger(__name__)
 
 class Stopped(UserError):
     """The deadline was reached, or the process was told to stop. A checkpoint of this step is in the store, if any."""
-
-
-class OutOfMemory(UserError):
-    """One of several ranks ran out of memory in a step, so the other ranks cannot retry the step."""
 
 
 class Trainer:
@@ -84,7 +82,7 @@ class Trainer:
         self._channels_last = half_on_gpu if spec.channels_last == "auto" else spec.channels_last
         self._deadline, self._notice, self._on_halved = deadline, notice or StopNotice(), on_halved
         self.find_unused_parameters = find_unused_parameters  # for `wrap`
-        self._validation_seconds = 0.0  # of the last validation
+        self._validation = Validation(data.val, self.objective, group, batch=batch.micro)
         self._flags = StepFlags(group)
         self.mix = Mixer(spec.augment, data, seed=spec.seed, channels_last=self._channels_last)
         self.module = _build_module(spec, data, group, channels_last=self._channels_last, downloads=downloads)
@@ -188,11 +186,13 @@ class Trainer:
         while progress.step < self.steps:
             try:
                 self._train_steps(number, progress, timer)
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
                 if self.group.world_size > 1:
-                    where = f"epoch {number}, step {progress.step + 1}, on rank {self.group.rank}"
-                    size = f"micro-batches of {self.batch.micro}"
-                    raise OutOfMemory(f"out of memory in {where}, with {size}: {error}") from None
+                    where = f"epoch {number}, step {progress.step + 1}"
+                    raise OutOfMemory(where, rank=self.group.rank, micro=self.batch.micro, error=error) from None
+                log.info("%s", error)
             except Stopped:
                 progress.seconds += time.perf_counter() - began
                 progress.times += timer.times()
@@ -284,7 +284,7 @@ class Trainer:
 
     def _is_late(self) -> bool:
         """Whether this rank must stop: it was told to, or the time only suffices for a checkpoint and a validation."""
-        needed = 2 * self.checkpoints.last_seconds + self._validation_seconds + self._flags.stop_seconds
+        needed = 2 * self.checkpoints.last_seconds + self._validation.seconds + self._flags.stop_seconds
         return self._notice.is_given or time.time() + needed > self._deadline
 
     def _stop_reason(self) -> str:
@@ -297,21 +297,12 @@ class Trainer:
             remedy = "try a lower lr, a warm-up or clip_norm"
             raise Diverged(f"the loss became NaN or infinite in {where}, before the update: {remedy}")
 
-    @torch.no_grad()
     def _validate(self) -> Tensor:
         """The sums of this rank's share of the validation images."""
-        began = time.perf_counter()
         self.module.eval()
-        sums = self.objective.zeros(self.group.device)
-        order = validation_batches(
-            len(self.data.val), batch=self.batch.micro, rank=self.group.rank, world_size=self.group.world_size
+        return self._validation.sums(
+            lambda images: self.compute_loss(images, model=self.module)[1], batch=self.batch.micro
         )
-        with closing(self.data.val.batches(order)) as batches:
-            for images in batches:
-                sums += self.compute_loss(images, model=self.module)[1]
-        synchronize(self.group.device)
-        self._validation_seconds = time.perf_counter() - began
-        return sums
 
     def _means(self, sums: Tensor) -> Means:
         """The metrics over all ranks."""

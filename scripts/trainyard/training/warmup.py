@@ -6,15 +6,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from types import MethodType
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainyard.training.loaders import ImageBatch
+from trainyard.training.out_of_memory import OutOfMemory, is_out_of_memory
 from trainyard.training.step_timing import synchronize
 from trainyard.training.trainer import Trainer
 
-log = logging.getLogger(__name__)
 STEPS = 3  # with and without gradient sync each; their median counts
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,21 +34,35 @@ def warm_up(trainer: Trainer) -> WarmUpResult:
 
     On several ranks, also measure the exposed communication: the share of a step (forward and backward pass of one
     micro-batch) that gradient sync adds; the mean over the ranks.
+
+    Raises:
+        OutOfMemory: one of several ranks ran out of memory in a step that the others took with it.
+        UserError: a micro-batch of one image does not fit.
     """
-    began = time.perf_counter()
+    began, group = time.perf_counter(), trainer.group
     with _unchanged(trainer):
         while not _fits(trainer):
             trainer.halve_micro_batch()
-        _find_unused_parameters(trainer)
-        exposed = None
-        _seconds(trainer, synced=True)  # compiles, and on several ranks allocates the gradient buckets
-        if trainer.group.world_size > 1:
-            synced, unsynced = (
-                statistics.median(_seconds(trainer, synced=synced) for _ in range(STEPS)) for synced in (True, False)
-            )
-            mine = torch.tensor(max(0.0, (synced - unsynced) / synced), device=trainer.group.device)
-            exposed = float(trainer.group.all_reduce_sum(mine)) / trainer.group.world_size
+        try:
+            _find_unused_parameters(trainer)
+            exposed = _exposed_communication(trainer)
+        except RuntimeError as error:
+            if group.world_size == 1 or not is_out_of_memory(error):
+                raise
+            raise OutOfMemory("the warm-up", rank=group.rank, micro=trainer.batch.micro, error=error) from None
     return WarmUpResult(time.perf_counter() - began, exposed)
+
+
+def _exposed_communication(trainer: Trainer) -> float | None:
+    """Share of a step that gradient sync adds; None on one rank."""
+    _seconds(trainer, synced=True)  # compiles, and on several ranks allocates the gradient buckets
+    if trainer.group.world_size == 1:
+        return None
+    synced, unsynced = (
+        statistics.median(_seconds(trainer, synced=synced) for _ in range(STEPS)) for synced in (True, False)
+    )
+    mine = torch.tensor(max(0.0, (synced - unsynced) / synced), device=trainer.group.device)
+    return float(trainer.group.all_reduce_sum(mine)) / trainer.group.world_size
 
 
 @contextmanager
@@ -67,7 +85,10 @@ def _unchanged(trainer: Trainer) -> Iterator[None]:
 
 
 def _fits(trainer: Trainer) -> bool:
-    """Whether a forward and backward pass fit the memory of every rank, in addition to the state of the optimizer."""
+    """Whether a forward and backward pass fit the memory of every rank, in addition to the state of the optimizer.
+
+    On several ranks, the pass has no collectives, in which the others would wait for a rank that runs out of memory.
+    """
     device = trainer.group.device
     size = sum(
         parameter.numel() * parameter.element_size()
@@ -78,9 +99,16 @@ def _fits(trainer: Trainer) -> bool:
     fits = torch.ones((), dtype=torch.int64, device=device)
     try:
         reserved = torch.empty((states + (trainer.group.world_size > 1)) * size, dtype=torch.uint8, device=device)
-        _pass(trainer, synced=False)
+        if trainer.group.world_size == 1:
+            _pass(trainer, trainer.model)
+        else:
+            with _without_collectives(trainer.module):
+                _pass(trainer, trainer.module)
         del reserved
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        log.info("%s", error)
         fits.zero_()
     work = trainer.group.all_reduce_min(fits)
     if work is not None:
@@ -106,15 +134,29 @@ def _find_unused_parameters(trainer: Trainer) -> None:
         trainer.wrap(for_warm_up=True)
 
 
+@contextmanager
+def _without_collectives(module: nn.Module) -> Iterator[None]:
+    """In the block, synchronized batch normalization uses the statistics of this rank only, as BatchNorm does."""
+    layers = [each for each in module.modules() if isinstance(each, nn.SyncBatchNorm)]
+    for layer in layers:
+        layer.forward = MethodType(_BatchNorm.forward, layer)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
 def _seconds(trainer: Trainer, *, synced: bool) -> float:
     synchronize(trainer.group.device)
     began = time.perf_counter()
-    _pass(trainer, synced=synced)
+    with nullcontext() if synced else trainer.no_sync():
+        _pass(trainer, trainer.model)
     synchronize(trainer.group.device)
     return time.perf_counter() - began
 
 
-def _pass(trainer: Trainer, *, synced: bool) -> None:
+def _pass(trainer: Trainer, model: nn.Module) -> None:
     """Forward and backward pass of a micro-batch of black images."""
     device, shape = trainer.group.device, (trainer.batch.micro, *trainer.data.shape)
     labels = torch.zeros(shape[0], dtype=torch.int64, device=device)
@@ -122,6 +164,5 @@ def _pass(trainer: Trainer, *, synced: bool) -> None:
     images = trainer.mix(images, epoch=0, step=0)
     trainer.module.train()
     trainer.state.optimizer.zero_grad(set_to_none=True)
-    with nullcontext() if synced else trainer.no_sync():
-        loss, _ = trainer.compute_loss(images, model=trainer.model, training=True)
-        trainer.state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    loss, _ = trainer.compute_loss(images, model=model, training=True)
+    trainer.state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]

@@ -88,6 +88,7 @@ from trainyard.training.checkpoints import CheckpointStore
 from trainyard.data.staged import Staged
 from trainyard.training.process_group import process_group
 from trainyard.training.loaders import load_input_data
+from trainyard.training import warmup
 from trainyard.training.warmup import warm_up
 from trainyard.training.running_statistics import reduce_buffers
 from trainyard.training.sampler import batch_sizes
@@ -190,6 +191,31 @@ def main(arguments):
         compiled = start(changed(IN_PARTS, compile=True))
         warm_up(compiled)
         found["compiled"] = rows(compiled)
+
+        # Memory runs out before the forward pass, which begins with collectives if the model has buffers.
+        full = start(changed(SPEC, model="resnet", model_args={"blocks": 1, "width": 4}))
+        fits, calls = warmup._pass, []
+        def run_out(*arguments):
+            calls.append(1)
+            if len(calls) == 1 and not group.is_main:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            fits(*arguments)
+        warmup._pass = run_out
+        warm_up(full)
+        warmup._pass = fits
+        found["micro without memory for images"] = group.all_gather_object(full.batch.micro)
+
+        # SyncBatchNorm refuses to synchronize on CPUs, which shows that it does not. (DDP refuses to wrap it there.)
+        synchronized = start(changed(SPEC, model="trouble:build", model_args={"kind": "memory"}))
+        synchronized.module = torch.nn.Sequential(synchronized.module, torch.nn.SyncBatchNorm(data.classes))
+        tries = [warmup._fits(synchronized)]
+        synchronized.batch = synchronized.batch.halved().halved()
+        tries.append(warmup._fits(synchronized))
+        found["fits with SyncBatchNorm"] = group.all_gather_object(tries)
+        try:
+            warmup._pass(synchronized, synchronized.module)
+        except ValueError as error:
+            found["synchronizes again"] = str(error)
 
         store = CheckpointStore(folder / "by-two")
         found["stopped"] = stop_within_second_epoch(start(SPEC, store=store), group)
@@ -328,6 +354,13 @@ def test_a_bad_loss_on_one_rank_stops_all_at_once(found):
 def test_out_of_memory_on_one_rank_halves_the_micro_batch_of_all(found, data):
     assert found["micro"] == [2, 2]
     assert_close(found["memory"], train(SPEC, data)[0])
+
+
+def test_the_probe_for_memory_has_no_collectives(found):
+    """A rank without memory would not take part in them."""
+    assert found["micro without memory for images"] == [4, 4]
+    assert found["fits with SyncBatchNorm"] == [[False, True]] * 2
+    assert "expected input tensor to be on GPU" in found["synchronizes again"]
 
 
 def test_the_exposed_communication_is_measured(found):

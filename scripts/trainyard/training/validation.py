@@ -1,0 +1,44 @@
+"""Validation of a model on the rank's share of the validation images."""
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+import torch
+from torch import Tensor
+
+from trainyard.training.loaders import ImageBatch, Split
+from trainyard.training.objective import Objective
+from trainyard.training.out_of_memory import halve_until_it_fits
+from trainyard.training.process_group import Group
+from trainyard.training.sampler import validation_batches
+from trainyard.training.step_timing import synchronize
+
+
+class Validation:
+    """The validation images of a rank, in batches that fit into memory."""
+
+    def __init__(self, images: Split, objective: Objective, group: Group, *, batch: int) -> None:
+        self._images, self._objective, self._group = images, objective, group
+        self._batch = batch  # halved when it does not fit; each rank halves its own, as nothing here is collective
+        self.seconds = 0.0  # of the last validation
+
+    @torch.no_grad()
+    def sums(self, measure: Callable[[ImageBatch], Tensor], *, batch: int) -> Tensor:
+        """The sums of this rank for `Objective.means`, from those of batches of at most `batch` images."""
+        began = time.perf_counter()
+
+        def add_up(batch: int) -> Tensor:
+            total = self._objective.zeros(self._group.device)
+            order = validation_batches(
+                len(self._images), batch=batch, rank=self._group.rank, world_size=self._group.world_size
+            )
+            with closing(self._images.batches(order)) as batches:
+                for images in batches:
+                    total += measure(images)
+            synchronize(self._group.device)
+            return total
+
+        total, self._batch = halve_until_it_fits(add_up, min(batch, self._batch))
+        self.seconds = time.perf_counter() - began
+        return total
