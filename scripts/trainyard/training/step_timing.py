@@ -13,6 +13,7 @@ import torch
 from trainyard.cluster.ranks import is_rank
 
 _Item = TypeVar("_Item")
+Moment = float | torch.cuda.Event  # on the clock of `time.perf_counter`, or when the GPU gets there
 
 
 @dataclass(frozen=True)
@@ -39,19 +40,14 @@ class StepTimer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._marks: list[float | torch.cuda.Event] = []
+        self._marks: list[Moment] = []
         self._waited = 0.0  # seconds
         self._began = time.perf_counter()
         self.mark()
 
     def mark(self) -> None:
         """Mark the end of a step and the start of the next one."""
-        if self._device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
-            self._marks.append(event)
-        else:
-            self._marks.append(time.perf_counter())
+        self._marks.append(moment(self._device))
 
     def waiting(self, items: Iterator[_Item]) -> Iterator[_Item]:
         """The same items; the time to get each one counts as waiting for data."""
@@ -67,7 +63,7 @@ class StepTimer:
     def times(self) -> StepTimes:
         """The times since the timer was created; synchronizes the device."""
         synchronize(self._device)
-        steps = [_milliseconds(start, end) for start, end in itertools.pairwise(self._marks)]
+        steps = [milliseconds(start, end) for start, end in itertools.pairwise(self._marks)]
         return StepTimes(time.perf_counter() - self._began, self._waited, steps)
 
 
@@ -88,10 +84,20 @@ class StepRate:
         return rate
 
 
-def _milliseconds(start: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
-    if isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
-        return float(start.elapsed_time(end))
-    return (cast(float, end) - cast(float, start)) * 1000
+def moment(device: torch.device) -> Moment:
+    """This moment on a CPU; on a GPU, an event after all that has been launched on the current stream."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def milliseconds(start: Moment, end: Moment) -> float:
+    """The time between two moments of a device, which has reached both."""
+    if isinstance(start, float) or isinstance(end, float):
+        return (cast(float, end) - cast(float, start)) * 1000
+    return float(start.elapsed_time(end))
 
 
 def synchronize(device: torch.device) -> None:

@@ -237,6 +237,7 @@ class Trainer:
         shape = self.data.shape[:2]
         augment = Augmenter(self.spec.augment, size=size, seed=seed, epoch=number, shape=shape, color=color)
         rate = StepRate(progress.step)
+        self._flags.begin()
         with closing(self.data.train.batches(order)) as batches:
             images = timer.waiting(batches)
             while progress.step < self.steps:
