@@ -140,7 +140,8 @@ class MappedSplit:
     def batches(self, order: Iterable[Tensor]) -> Generator[ImageBatch, None, None]:
         """See `Split`."""
         sender = _Sender(self._device)
-        with _prefetched((sender.send(self._gather(indices)) for indices in order), depth=self._prefetch) as sent:
+        gathered = (sender.send(self._gather(indices)) for indices in order)
+        with _prefetched(gathered, depth=self._prefetch, device=self._device) as sent:
             for item in sent:
                 yield sender.receive(item)
 
@@ -227,7 +228,7 @@ class _Sender:
 
 
 @contextmanager
-def _prefetched(items: Iterator[_Item], *, depth: int) -> Iterator[Iterator[_Item]]:
+def _prefetched(items: Iterator[_Item], *, depth: int, device: torch.device) -> Iterator[Iterator[_Item]]:
     """The same items, computed up to `depth` ahead by a thread, whose exceptions are raised here."""
     ready: queue.Queue[Callable[[], _Item] | None] = queue.Queue(depth)
     stop = threading.Event()
@@ -241,6 +242,8 @@ def _prefetched(items: Iterator[_Item], *, depth: int) -> Iterator[Iterator[_Ite
 
     def produce() -> None:
         try:
+            if device.type == "cuda":  # a new thread is on GPU 0, and would create a context there
+                torch.cuda.set_device(device)
             for item in items:
                 put(lambda item=item: item)  # type: ignore[misc]
                 if stop.is_set():

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -41,13 +42,25 @@ def test_an_exception_while_prefetching_is_raised_in_the_consumer(staged):
 
 
 def test_a_generator_closed_early_ends_its_thread(staged):
-    import threading
-
     feed = load_input_data(staged, CPU, Data(on_device=False)).train.batches(torch.arange(70).split(1))
     next(feed)
     assert "prefetching" in [thread.name for thread in threading.enumerate()]
     feed.close()
     assert "prefetching" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_the_prefetching_thread_uses_the_gpu_of_its_rank(monkeypatch):
+    """A thread that chooses none opens a context on GPU 0, which belongs to another rank."""
+    calls = []
+
+    def note(what):
+        calls.append((threading.current_thread().name, what))
+        return what
+
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: note(str(device)))
+    with loaders._prefetched((note(item) for item in "ab"), depth=2, device=torch.device("cuda", 1)) as items:
+        assert list(items) == ["a", "b"]
+    assert calls == [("prefetching", "cuda:1"), ("prefetching", "a"), ("prefetching", "b")]
 
 
 def test_a_folder_without_a_staged_dataset_is_explained(tmp_path):
