@@ -64,6 +64,29 @@ def build(*, channels, classes):
 """
 
 
+# A `nvidia-cuda-mps-control` that behaves as NVIDIA documents it, and tells in the file $FAKE_MPS_LOG what it is told.
+FAKE_MPS = """#!/bin/sh
+cd "$CUDA_MPS_PIPE_DIRECTORY" || exit 1
+if [ "$1" = -d ]; then
+    if [ -n "$FAKE_MPS_ERROR" ]; then echo "$FAKE_MPS_ERROR"; exit 1; fi
+    mkfifo control
+    echo start >> "$FAKE_MPS_LOG"
+    setsid sh -c '
+        while read -r command < control; do
+            echo "$command" >> "$FAKE_MPS_LOG"
+            if [ "$command" = quit ] && [ -z "$FAKE_MPS_HANGS" ]; then rm -f control *.pid; exit; fi
+        done' &
+    echo $! > nvidia-cuda-mps-control.pid
+elif [ -p control ]; then
+    cat > control
+    while [ -e nvidia-cuda-mps-control.pid ]; do sleep 0.02; done
+else
+    echo "Cannot find MPS control daemon process"
+    exit 1
+fi
+"""
+
+
 class Yard:
     """A folder with a config, and the commands of a user."""
 

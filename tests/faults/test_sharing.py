@@ -1,9 +1,11 @@
 """`gpus_per_trial: auto`: the first trials are measured, and determine how many of the others share a GPU."""
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 from trainyard.utils.jsonl import read_events
-from yard import TINY
+from yard import FAKE_MPS, TINY
 
 # A fake NVML with one GPU, for the driver of the sweep and its workers.
 NVML = """
@@ -16,7 +18,7 @@ def nvmlDeviceGetCount(): return 1
 """
 # A model that reports the use of a fake GPU of 10,000 MiB, and whose building takes long without computing.
 FAKE_GPU = """
-import time
+import os, time
 from contextlib import contextmanager
 from trainyard.training import telemetry
 from trainyard.training.models import SmallConvNet
@@ -31,6 +33,8 @@ def build(*, channels, classes, mib, seconds=1.0):
         yield [Gpu()]
 
     telemetry.visible_gpus = visible_gpus
+    with open("mps-of-trials", "a") as file:
+        print(os.environ.get("CUDA_MPS_PIPE_DIRECTORY"), file=file)
     time.sleep(seconds)
     return SmallConvNet(channels=channels, classes=classes, width=4)
 """
@@ -53,9 +57,9 @@ def fake_gpu(yard):
     return yard
 
 
-def config(*, count, **model_args):
+def config(*, count, mps="off", **model_args):
     train = {"model": "fake_gpu:build", "model_args": model_args, "batch_size": 32}
-    slots = {"gpus_per_node": 1, "gpus_per_trial": "auto", "trials_per_gpu": 3}
+    slots = {"gpus_per_node": 1, "gpus_per_trial": "auto", "trials_per_gpu": 3, "mps": mps}
     return {**TINY, "sweeps": {"s": {"dataset": "tiny", "train": train, "grid": {"seed": list(range(count))},
                                      "slots": slots}}}  # fmt: skip
 
@@ -69,8 +73,14 @@ def started(yard):
 
 
 def test_trials_share_gpus_as_far_as_more_of_them_end_and_fit(fake_gpu):
-    fake_gpu.write(config(count=16, mib=4000))
+    fake_gpu.write(config(count=16, mib=4000, mps="auto"))
     fake_gpu.stage()
+    control = fake_gpu.folder / "bin/nvidia-cuda-mps-control"
+    control.parent.mkdir()
+    control.write_text(FAKE_MPS)
+    control.chmod(0o755)
+    fake_gpu.environment |= {"PATH": f"{control.parent}:{fake_gpu.environment['PATH']}",
+                             "FAKE_MPS_LOG": str(fake_gpu.folder / "told")}  # fmt: skip
     python, *script = fake_gpu.script("sweep", "--sweep", "s")
     done = fake_gpu.run(python, "-c", QUICK, str(fake_gpu.root / "scripts"), *script)
     assert "requests 1 slot of 1 (for now) GPU" in done.stdout
@@ -85,7 +95,12 @@ def test_trials_share_gpus_as_far_as_more_of_them_end_and_fit(fake_gpu):
     assert set(runs[shared:]) == {(0.5, 0), (0.5, 1)}
     assert (pd.read_csv(fake_gpu.results / "sweeps/s/trials.csv")["status"] == "finished").all()
 
-    fake_gpu.write(config(count=17, mib=4000))
+    (pipes,) = set((fake_gpu.folder / "mps-of-trials").read_text().splitlines())
+    assert "/ty-mps-" in pipes
+    assert not Path(pipes).exists()
+    assert (fake_gpu.folder / "told").read_text() == "start\nquit\n", "MPS runs as long as the sweep"
+
+    fake_gpu.write(config(count=17, mib=4000, mps="auto"))
     again = fake_gpu.run(*fake_gpu.script("sweep", "--sweep", "s"))
     assert "requests 2 slots of 0.5 GPU" in again.stdout, "the measurement is kept"
     assert share["why"] in again.stdout

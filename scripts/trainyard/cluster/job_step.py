@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -87,3 +87,11 @@ def shielded_children() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def shielded_from_the_end() -> AbstractContextManager[None]:
+    """In the block, processes start deaf to the signals that end a job, where Slurm sends these to all its processes.
+
+    Otherwise what trials need, such as Ray, would end before they have saved their state. It is ended by SIGKILL.
+    """
+    return shielded_children() if signals_reach_all_processes() else nullcontext()

@@ -53,7 +53,7 @@ def start_ray(slots: Slots, *, folder: Path, local: str, processes: int = 1) -> 
         remedy = f"`getent hosts {others[0]}` must print an address on all nodes: ask the site's administrators"
         raise UserError(f"{host.node_name()} does not reach {others[0]}: {error}; {remedy}") from None
     with (
-        _OtherNodes(others, srun, folder, gpus=gpus, cpus=cpus, local=local, processes=processes) as nodes,
+        _OtherNodes(others, srun, folder, slots=slots, local=local, processes=processes) as nodes,
         local_ray(gpus=gpus, cpus=cpus, address=address, cleanup=cleanup) as cluster,
     ):
         try:
@@ -83,7 +83,7 @@ class _OtherNodes:
     """The srun that runs Ray on the other nodes during the block."""
 
     def __init__(
-        self, nodes: list[str], srun: list[str], folder: Path, *, gpus: int, cpus: int, local: str, processes: int
+        self, nodes: list[str], srun: list[str], folder: Path, *, slots: Slots, local: str, processes: int
     ) -> None:
         self._nodes, self._log = nodes, folder / "ray-nodes.log"
         with open(self._log, "w") as output:
@@ -91,7 +91,8 @@ class _OtherNodes:
                 srun, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, text=True
             )
         memory = {"folder": str(folder.absolute()), "processes": processes}
-        self._send({"token": token(), "gpus": gpus, "cpus": cpus, "local": local, "memory": memory})
+        resources = {"gpus": slots.gpus_per_node, "cpus": slots.cpus_per_node, "mps": slots.uses_mps}
+        self._send({"token": token(), **resources, "local": local, "memory": memory})
 
     def __enter__(self) -> "_OtherNodes":
         return self

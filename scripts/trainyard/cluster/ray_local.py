@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from trainyard.cluster import held_folders, job_step
+from trainyard.utils.environment import environment_variables
 from trainyard.utils.fast_start import trimmed_ray_init
 
 # A Unix socket path has at most 107 characters; "/r/session_<date>_<time>_<pid>/sockets/plasma_store" takes 66.
@@ -69,7 +70,7 @@ def local_ray(*, gpus: int, cpus: int, address: str | None = None, cleanup: Sequ
         with _timed(into=seconds, name="import_ray_seconds"):
             import ray
         stack.callback(ray.shutdown)
-        with _timed(into=seconds, name="ray_init_seconds"), trimmed_ray_init(), _shielded_from_the_end_of_a_job():
+        with _timed(into=seconds, name="ray_init_seconds"), trimmed_ray_init(), job_step.shielded_from_the_end():
             ray.init(
                 address="local",  # otherwise it may connect to a cluster that an earlier job left behind
                 num_gpus=gpus,
@@ -84,14 +85,6 @@ def local_ray(*, gpus: int, cpus: int, address: str | None = None, cleanup: Sequ
             )
         register()
         yield LocalRay(directory=directory, startup_seconds=seconds)
-
-
-def _shielded_from_the_end_of_a_job() -> contextlib.AbstractContextManager[None]:
-    """Within the block, Ray's processes start deaf to SIGTERM where Slurm sends it to all processes of a job.
-
-    Otherwise Ray would end before the trials have saved their state. It is ended by SIGKILL, a second later than usual.
-    """
-    return job_step.shielded_children() if job_step.signals_reach_all_processes() else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -153,17 +146,5 @@ def ray_environment(directory: Path, *, token: str, networked: bool) -> Iterator
     variables = {**ENVIRONMENT, "RAY_AUTH_TOKEN_PATH": str(path)}
     if networked:  # otherwise other nodes cannot connect
         variables["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = None
-    before = {name: os.environ.get(name) for name in variables}
-    _set_environment(variables)
-    try:
+    with environment_variables(variables):
         yield
-    finally:
-        _set_environment(before)
-
-
-def _set_environment(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value

@@ -18,6 +18,7 @@ from typing import Final
 import psutil
 
 from trainyard.cluster import host
+from trainyard.cluster.cuda_mps import run_mps
 from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.ray_local import OBJECT_STORE_BYTES, private_directory, ray_environment
@@ -50,6 +51,7 @@ def run_node() -> int:
         private_directory() as directory,
         ray_environment(directory, token=first["token"], networked=True),
         _no_orphans(),
+        run_mps(first["mps"]),
         subprocess.Popen([sys.executable, "-c", RAY], stdin=subprocess.PIPE, bufsize=0) as ray,
     ):
         try:

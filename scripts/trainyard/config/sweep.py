@@ -199,6 +199,12 @@ class Slots(Section):
     )
     trials_per_gpu: PositiveInt = Field(4, description="Maximum with `gpus_per_trial: auto`; it determines the CPUs.")
     cpus_per_trial: PositiveInt = Field(1, description="CPUs, and therefore threads, per trial.")
+    mps: Annotated[Literal["off", "auto"], BeforeValidator(lambda value: "off" if value is False else value)] = Field(
+        "off",
+        description="NVIDIA's Multi-Process Service, with which kernels of trials that share a GPU run at the same "
+        "time: `off`, or `auto`: it is started with the job and ended with it, where a node has "
+        "`nvidia-cuda-mps-control`.",
+    )
 
     @field_validator("gpus_per_trial")
     @classmethod
@@ -221,6 +227,11 @@ class Slots(Section):
     def share(self) -> float:
         """GPUs per trial; 1 for `auto`, until it is known how many trials can share a GPU."""
         return 1.0 if isinstance(self.gpus_per_trial, str) else self.gpus_per_trial
+
+    @property
+    def uses_mps(self) -> bool:
+        """Whether trials share a GPU through MPS, where a node has it."""
+        return self.mps == "auto" and (self.gpus_per_trial == "auto" or self.share < 1)
 
     @property
     def per_node(self) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trainyard.cluster import host, slurm_allocation
+from trainyard.cluster.cuda_mps import run_mps
 from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.ray_job import start_ray
@@ -103,6 +104,7 @@ def _run_pending(plan: Plan, journal: Journal, results: Path, config: Config) ->
     with (
         remove_copies_at_exit(config.data.local),
         record_memory(folder, processes=counted),
+        run_mps(slots.uses_mps),
         start_ray(slots, folder=folder, local=config.data.local, processes=counted) as cluster,
         view.show(),
     ):

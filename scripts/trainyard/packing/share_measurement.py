@@ -111,5 +111,6 @@ class ShareMeasurement:
             slots=slots.count,
             uses=[asdict(largest)] if largest else [],
             throughput={str(count): value for count, value in self._throughput.items()},
+            mps=None if slots.mps == "off" else slots.mps,
             why=f"{chosen} ({'; '.join([*rates, used, *([remark] if remark else [])])})",
         )

@@ -208,16 +208,17 @@ class Share(Event):
     """The measured number of trials that share a GPU.
 
     `uses` holds the largest GPU memory of a trial that ran alone (in old journals, the memory of each). `throughput` is
-    that of a GPU relative to one trial at a time, by trials at a time, and `why` says in words what was decided by it.
+    that of a GPU relative to one trial at a time, by trials at a time, and `why` the reason in words.
     """
 
     is_durable = True
-    optional = frozenset({"throughput", "why"})
+    optional = frozenset({"throughput", "why", "mps"})
     gpus_per_trial: float
     slots: int
     uses: list[dict[str, Any]]
     throughput: dict[str, float] | None = None
     why: str | None = None
+    mps: str | None = None  # as configured, unless "off"; with another value, the measurement does not count
 
     def slowdown(self, gpus_per_trial: float) -> float | None:
         """Of a trial with this share of a GPU, relative to a trial that runs alone; None if it was not measured."""

@@ -67,7 +67,7 @@ def read_state(sweep: Sweep, name: str, results: Path, *, fold: Fold | None = No
         attempts=group_by_trial(known.attempts.values()),
         sessions=list(known.sessions),
         work=dict(known.work),
-        measured=known.share,
+        measured=known.share if known.share and (known.share.mps or "off") == sweep.slots.mps else None,
     )
 
 

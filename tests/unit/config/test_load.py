@@ -74,6 +74,7 @@ MISTAKES = [
     ("sweeps.depth.grid.lr", [0.1, "0.2"], "sweeps.depth.grid.lr: text instead of a number"),
     ("sweeps.depth.grid.lr", {"start": 0.1, "stop": "0.2"}, "sweeps.depth.grid.lr.stop: text instead of a number"),
     ("sweeps.depth.sample", {"count": 2, "values": {"lr": {"low": "1e-5", "high": 1}}}, "values.lr.low: text instead"),
+    ("sweeps.depth.slots", {"mps": "always"}, "sweeps.depth.slots.mps: 'always' is not known; known: off, auto"),
     ("sweeps.depth.slots", {"gpus_per_trial": "0.5"}, "sweeps.depth.slots.gpus_per_trial: text instead of a number"),
     ("sweeps.depth.retrain", {"3f2a91c0de": "1"}, "sweeps.depth.retrain: text instead of a number"),
     ("sweeps.depth.train.lr", -1, "sweeps.depth.train.lr: input should be greater than 0 (is -1)"),

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from trainyard.config.load import check_config
+from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing import driver, share_measurement
 from trainyard.packing.gpu_sharing import GpuUse
@@ -22,15 +23,19 @@ LAUNCH_BOUND, COMPUTE_BOUND = 3.3, 1.0  # throughput of a GPU at most, in trials
 class Yard:
     """A sweep whose trials run on simulated GPUs. `n` trials on a GPU of a `capacity` run at min(1, capacity / n)."""
 
-    def __init__(self, folder, monkeypatch, *, grid, gpus=1, limit=4, share="auto", **sweep):
-        slots = {"gpus_per_node": gpus, "gpus_per_trial": share, "trials_per_gpu": limit}
-        content = {"dataset": "d", "train": {"epochs": 4}, "grid": grid, "slots": slots, **sweep}
-        self.config = check_config({"datasets": {"d": {"source": "digits"}}, "sweeps": {"s": content}})
+    def __init__(self, folder, monkeypatch, *, grid, gpus=1, limit=4, share="auto", mps="off", **sweep):
+        self.slots = {"gpus_per_node": gpus, "gpus_per_trial": share, "trials_per_gpu": limit}
+        self.sweep = {"dataset": "d", "train": {"epochs": 4}, "grid": grid, **sweep}
+        self.config = self.read(mps=mps)
         self.folder, self.gpus, self.now, self.used = folder, gpus, 1000.0, GpuUse(1000, 10000, 1.0)
         self.journal = folder / "sweeps/s/journal.jsonl"
         self.journal.parent.mkdir(parents=True)
         self.write(SessionStarted(time=self.now, slots=gpus, gpus=gpus))
         monkeypatch.setattr(share_measurement, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def read(self, *, mps):
+        sweep = {**self.sweep, "slots": {**self.slots, "mps": mps}}
+        return check_config({"datasets": {"d": {"source": "digits"}}, "sweeps": {"s": sweep}})
 
     def write(self, *events):
         with self.journal.open("a") as file:
@@ -198,3 +203,22 @@ def test_the_memory_of_a_trial_is_limited_to_its_present_share(yard, configured,
     own.write(Share(time=own.now, gpus_per_trial=0.25, slots=4, uses=[]))
     plan = driver._fix_slots(own.plan)
     assert driver._worker_setup(plan, own.folder, own.config.data).gpu_share == limit
+
+
+def test_with_mps_the_share_is_measured_again(yard):
+    """It lets more trials share a GPU. `off` is false in YAML."""
+    own = yard(mps=False)
+    share, _ = own.measure(capacity=LAUNCH_BOUND, seconds=lambda trial: 20)
+    own.write(replace(share, time=own.now))
+    assert not own.plan.state.is_share_open
+    own.config = own.read(mps="auto")
+    assert own.plan.state.is_share_open
+    share, _ = own.measure(capacity=LAUNCH_BOUND, seconds=lambda trial: 20)
+    own.write(replace(share, time=own.now))
+    assert not own.plan.state.is_share_open
+
+
+@pytest.mark.parametrize(("slots", "expected"), [({"mps": "auto"}, False), ({"gpus_per_trial": "auto"}, False),
+    ({"mps": "auto", "gpus_per_trial": "auto"}, True), ({"mps": "auto", "gpus_per_trial": 0.5}, True)])  # fmt: skip
+def test_mps_is_used_where_trials_share_a_gpu(slots, expected):
+    assert Slots(**slots).uses_mps == expected
