@@ -1,7 +1,5 @@
 """What tests of the training loop share: a staged dataset, a small training in this process, and comparisons."""
 
-from dataclasses import asdict
-
 import pytest
 import torch
 from trainyard.config.datasets import Synthetic
@@ -52,7 +50,7 @@ def train(spec, data, *, epochs=None, **options):
 def numbers(row):
     """An epoch without its time measurements."""
     timings = ("seconds", "images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction")
-    return {name: value for name, value in asdict(row).items() if name not in timings}
+    return {name: value for name, value in row.as_row().items() if name not in timings}
 
 
 def assert_equal_states(one, other):

@@ -102,7 +102,7 @@ class Workflow:
         self._profile.follow_jobs()
 
     def check_user_code(self) -> None:
-        """Raise a UserError if a user's model, dataset or function cannot be imported."""
+        """Raise a UserError if a user's model, loss, metric, dataset or function cannot be imported."""
         paths: dict[str, tuple[str, str]] = {}
         for name, dataset in self.config.datasets.items():
             if isinstance(dataset, Python):
@@ -110,11 +110,11 @@ class Workflow:
         for name, sweep in self.config.sweeps.items():
             if sweep.function:
                 paths[f"sweeps.{name}.function"] = (sweep.function, "function")
-            models = {spec.model for trial in expand(sweep).trials if isinstance(spec := trial.spec, Train)}
-            paths |= {f"sweeps.{name}.train.model": (model, "model") for model in models if ":" in model}
+            trials = (*expand(sweep).trials, *expand(sweep).examples)
+            own = {item for each in trials if isinstance(each.spec, Train) for item in each.spec.import_paths.items()}
+            paths |= {f"sweeps.{name}.train.{key}": path for key, path in own}
         for name, study in self.config.scaling.items():
-            if ":" in study.train.model:
-                paths[f"scaling.{name}.train.model"] = (study.train.model, "model")
+            paths |= {f"scaling.{name}.train.{key}": path for key, path in study.train.import_paths.items()}
         check_imports(paths)
 
     def message(self, text: str) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainyard.config.train import Section
@@ -122,6 +122,12 @@ class Python(Section):
     factory: str = Field(description="The function: `package.module:function`.", pattern=r"^[\w.]+:\w+$")
     args: dict[str, Any] = Field({}, description="Keyword arguments of the function.")
     classes: list[str] | None = Field(None, description="Names of the classes; by default their numbers.")
+    targets: list[str] | None = Field(
+        None,
+        min_length=1,
+        description="For regression and multi-label: the names of the numbers that a label consists of, instead of "
+        "`classes`. A model has one output for each. Needs `on_the_fly`.",
+    )
     version: str = Field(
         "", description="Change it when the function returns different images: a new value stages the dataset again."
     )
@@ -130,6 +136,18 @@ class Python(Section):
         description="Do not stage the images, but read them from your datasets in every epoch, in DataLoader workers: "
         "for augmentation of your own. Such images may also be normalized float32 of shape (C, H, W).",
     )
+
+    @model_validator(mode="after")
+    def _check_targets(self) -> "Python":
+        if self.targets is not None and (self.classes is not None or not self.on_the_fly):
+            raise PydanticCustomError("targets", "targets need `on_the_fly: true`, and take the place of classes")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_default_targets(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The section without `targets` unless they are set: a staged dataset is compared with its section."""
+        content: dict[str, Any] = handler(self)
+        return {name: value for name, value in content.items() if name != "targets" or value is not None}
 
 
 Dataset = Annotated[Digits | Torchvision | ImageFolder | Synthetic | Table | Python, Field(discriminator="source")]

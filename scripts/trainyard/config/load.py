@@ -7,9 +7,10 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from trainyard.config.config import Config
+from trainyard.config.config import Config, Trees
 from trainyard.config.datasets import Table
 from trainyard.config.parser import ConfigError, find_unusable, parse_value, read_file
+from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import Sweep
 from trainyard.config.trials import CostError, Expansion, expand, relative_cost
 from trainyard.config.weights import WeightsError, identifying
@@ -114,6 +115,8 @@ def _cross_checks(config: Config) -> Iterator[str]:
                 yield f"{place}.dataset: there is no dataset {study.dataset!r}; {hint}"
             elif section != "trees" and isinstance(config.datasets[study.dataset], Table):
                 yield f"{place}.dataset: {study.dataset!r} is a table, which only `trees` can train on"
+            elif getattr(config.datasets[study.dataset], "targets", None):
+                yield from _objective_errors(place, study)
     for name, scaling in config.scaling.items():
         try:
             identifying(scaling.train.model_dump())
@@ -121,6 +124,23 @@ def _cross_checks(config: Config) -> Iterator[str]:
             yield f"scaling.{name}.train.pretrained: {error}"
     for name, sweep in config.sweeps.items():
         yield from _sweep_errors(name, sweep)
+
+
+def _objective_errors(place: str, study: Sweep | Scaling | Trees) -> Iterator[str]:
+    """Errors of a study on a dataset whose labels are numbers."""
+    what = f"the labels of {study.dataset!r} are numbers (`targets`)"
+    if isinstance(study, Trees):
+        yield f"{place}.dataset: {what}, which `trees` cannot predict"
+        return
+    if not (study.is_training if isinstance(study, Sweep) else study.script is None):
+        return
+    train = study.train
+    if not train.has_own_loss:
+        yield f"{place}.train.loss: {what}: give a loss for them, such as torch.nn.functional:mse_loss"
+    if train.augment.mixup or train.augment.cutmix:
+        yield f"{place}.train.augment: {what}, but mixup and cutmix mix classes"
+    if train.monitor.endswith("_accuracy") and train.monitor not in train.own_metrics:
+        yield f"{place}.train.monitor: {what}, so there is no {train.monitor}: set val_loss or one of your `metrics`"
 
 
 def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:
@@ -190,6 +210,8 @@ _PATTERN_HINTS = {
     r"^https?://[^/]+/.*[^/]$": "a URL begins with http:// or https:// and ends in the name of a file",
     r"\.(jsonl|json|csv)$": "a metrics file must end in .jsonl, .json or .csv",
     r"^[\w.]+:\w+$": "a function is package.module:name",
+    r"^cross_entropy$|^[\w.]+:[\w.]+$": "a loss is cross_entropy or package.module:name",
+    r"^top5_accuracy$|^[\w.]+:[\w.]+$": "a metric is top5_accuracy or package.module:name",
     r"\.(csv|parquet)$": "a table must end in .csv or .parquet",
 }
 

@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from trainyard.config.metric_names import DEFAULT_METRIC, EPOCH_METRICS, TRAINING_METRICS, Mode, guess_mode
 from trainyard.config.train import Section, Train
 from trainyard.config.user_programs import (
     TRIAL_PLACEHOLDERS,
@@ -41,21 +42,7 @@ log = logging.getLogger("config")
 
 VARIED_KEY = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")
 
-# Metrics of Trainyard's training loop: those of each epoch, and those of a whole training.
-EPOCH_METRICS: Final = (
-    "epoch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second", "seconds",
-    "step_ms_p50", "step_ms_p95", "data_wait_fraction",
-)  # fmt: skip
-TRAINING_METRICS: Final = (*EPOCH_METRICS, "best_val_accuracy", "micro_batch", "accumulation")
 RESERVED_COLUMNS: Final = {"trial", "status", "attempts", "attempt", "seconds", "epoch"}  # of a sweep's tables
-Mode = Literal["max", "min"]
-DEFAULT_METRIC: Final = "val_accuracy"
-MINIMIZED: Final = ("loss", "error", "rmse", "mse", "mae", "perplexity", "seconds")  # suffixes of the names of metrics
-
-
-def guess_mode(metric: str) -> Mode:
-    """Whether a metric is to be minimized or maximized, judged by the end of its name."""
-    return "min" if metric.lower().endswith(MINIMIZED) else "max"
 
 
 class Range(Section):
@@ -269,9 +256,13 @@ Retrain = int | dict[str, int]
 
 
 def _with_target(part: dict[str, Any], sweep: dict[str, Any]) -> dict[str, Any]:
-    """The section `search` or `stop` with its metric and mode filled in from the sweep."""
-    metric = part.get("metric") or sweep.get("metric")
-    mode = part.get("mode") or sweep.get("mode") or (guess_mode(metric) if isinstance(metric, str) else None)
+    """The section `search` or `stop` with its metric and mode filled in from the sweep or what its trials monitor."""
+    train = sweep["train"] if isinstance(sweep.get("train"), dict) else {}
+    metric = part.get("metric") or sweep.get("metric") or train.get("monitor")
+    mode = part.get("mode") or sweep.get("mode")
+    if mode is None and isinstance(metric, str):
+        mode = train.get("monitor_mode") if metric == train.get("monitor") else None
+        mode = mode or guess_mode(metric)
     return part | {name: value for name, value in (("metric", metric), ("mode", mode)) if value is not None}
 
 
@@ -335,7 +326,7 @@ class Sweep(ProgramOptions, Workload):
     metric: str | None = Field(
         None,
         description="The metric that ranks trials in plots and tables, and the default for `search` and `stop`. By "
-        "default theirs, or else `val_accuracy`, or the first metric that a program reports.",
+        "default theirs, or else what `train` monitors (`val_accuracy`), or the first metric that a program reports.",
     )
     mode: Mode | None = Field(
         None,
@@ -425,13 +416,28 @@ class Sweep(ProgramOptions, Workload):
             raise PydanticCustomError("metrics", "search and stop need the metrics of a command: give `metrics`")
         patterns = self.metrics.compiled if self.metrics else []
         groups = tuple(name for pattern in patterns for name in pattern.groupindex)
-        final, epoch = (TRAINING_METRICS, EPOCH_METRICS) if self.is_training else (groups, groups)
+        final, epoch = self._training_metrics if self.is_training else (groups, groups)
         for name, section, known in (("search.", self.search, final), ("stop.", self.stop, epoch), ("", self, final)):
             metric = section and section.metric
             if metric and known and metric not in known:
                 content = {"name": name, "metric": metric, "known": ", ".join(known)}
                 message = "{name}metric is {metric}, which no trial reports; known: {known}"
                 raise PydanticCustomError("metric", message, content)
+        return self
+
+    @property
+    def _training_metrics(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The metrics that a training reports at its end, and those of each epoch."""
+        own = self.train.own_metrics
+        return (*TRAINING_METRICS, *own, self.train.best_metric), (*EPOCH_METRICS, *own)
+
+    @model_validator(mode="after")
+    def _check_patience(self) -> "Sweep":
+        """Check that it is clear which metric `patience` is about."""
+        metric, train = self.target[0], self.train
+        if self.is_training and train.patience and "monitor" not in train.model_fields_set and metric != train.monitor:
+            message = "the sweep's metric is {metric}, but patience is about val_accuracy: set train.monitor"
+            raise PydanticCustomError("patience", message, {"metric": metric})
         return self
 
     @model_validator(mode="after")
@@ -503,8 +509,9 @@ class Sweep(ProgramOptions, Workload):
 
     @property
     def monitored_metrics(self) -> list[str]:
-        """The required metrics and `metric`: a trial has diverged if the last value of one is NaN or infinite."""
-        return list(dict.fromkeys(filter(None, [*self.required_metrics, self.metric])))
+        """Those required, `metric` and `monitor`: a trial has diverged if the last value of one is NaN or infinite."""
+        monitor = self.train.monitor if self.is_training else None
+        return list(dict.fromkeys(filter(None, [*self.required_metrics, self.metric, monitor])))
 
     @property
     def target(self) -> tuple[str | None, Mode | None]:
@@ -512,9 +519,10 @@ class Sweep(ProgramOptions, Workload):
         by = self.search or self.stop
         if by:
             return by.metric, by.mode
-        metric = self.metric or (DEFAULT_METRIC if self.is_training else None)
-        known = guess_mode(metric) if metric and self.is_training else None  # Trainyard's own metrics
-        return metric, self.mode or known
+        if not self.is_training:
+            return self.metric, self.mode
+        train, metric = self.train, self.metric or self.train.monitor
+        return metric, self.mode or (train.mode if metric in (train.monitor, train.best_metric) else guess_mode(metric))
 
     def ranking_metric(self, reported: Sequence[str]) -> tuple[str, Mode | None] | None:
         """The reported metric that ranks trials, and its mode; None if nothing was reported.

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeFloat,
@@ -23,8 +24,10 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from trainyard.config.metric_names import DEFAULT_METRIC, EPOCH_METRICS, MONITORED, Mode, guess_mode
 from trainyard.config.weights import is_published
 
+IMPORT_PATH = r"^[\w.]+:[\w.]+$"
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$", max_length=64)]
 NamePattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]  # of parameters, as of `fnmatch`
@@ -81,6 +84,22 @@ def _holds_text(value: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+MetricName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$", max_length=64)]
+MetricPath = Annotated[str, StringConstraints(pattern=rf"^top5_accuracy$|{IMPORT_PATH}")]
+Metrics = list[MetricPath] | dict[MetricName, MetricPath]
+
+
+def _by_name(given: Any) -> Any:
+    """A list of metrics as a mapping; a path is named by its last part."""
+    if not isinstance(given, list) or not all(isinstance(path, str) for path in given):
+        return given
+    names = [re.split(r"[.:]", path)[-1] for path in given]
+    if twice := [name for name in names if names.count(name) > 1]:
+        message = "two metrics are called {name}: give a mapping of names to paths"
+        raise PydanticCustomError("metrics", message, {"name": twice[0]})
+    return dict(zip(names, given, strict=True))
 
 
 class Schedule(Section):
@@ -174,7 +193,44 @@ class Train(Section):
     decay_all: bool = Field(
         True, description="Apply weight decay to all parameters; `false` excludes biases and normalization layers."
     )
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Label smoothing of the training loss.")
+    label_smoothing: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Label smoothing of the training loss. `train_loss` includes it, `val_loss` does not.",
+    )
+    loss: str = Field(
+        "cross_entropy",
+        pattern=rf"^cross_entropy$|{IMPORT_PATH}",
+        description="`cross_entropy`, or your own, `package.module:name`: a function `loss(outputs, targets)` that "
+        "returns the mean of a batch, or a class of such objects, e.g. `torch.nn:BCEWithLogitsLoss`.",
+    )
+    loss_args: dict[str, Any] = Field({}, description="Keyword arguments of your own loss, e.g. `{gamma: 2}`.")
+    metrics: Annotated[dict[MetricName, MetricPath], BeforeValidator(_by_name, json_schema_input_type=Metrics)] = Field(
+        {},
+        description="Further metrics of the validation images, as columns `val_<name>`: `top5_accuracy` or your own, "
+        "a list such as `[top5_accuracy, my_module:f1]` or a mapping `{f1: my_module:macro_f1}`.",
+    )
+    monitor: str = Field(
+        DEFAULT_METRIC,
+        description="The metric of the best epoch and of `patience`, and the default for the `metric` of a sweep: "
+        "`val_accuracy`, `val_loss`, `train_accuracy`, `train_loss`, or `val_<name>` of one of the `metrics`.",
+    )
+    monitor_mode: Mode | None = Field(
+        None,
+        description="Whether a larger or a smaller value of `monitor` is better. By default `min` for names that end "
+        "in loss, error, rmse, mse, mae or perplexity, and `max` for all others.",
+    )
+    patience: PositiveInt | None = Field(
+        None, description="End the training after this number of epochs in a row in which `monitor` has no new best."
+    )
+    ema_decay: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Validate an exponential moving average (EMA) of the weights, which is saved beside them: after "
+        "each step, `ema_decay` times the average plus the rest times the weights; 0.999 averages about 1,000 steps.",
+    )
     clip_norm: PositiveFloat | None = Field(None, description="Maximum gradient norm (clipping).")
     schedule: Schedule = Field(Schedule(), description="Learning-rate schedule.")
     augment: Augment = Field(Augment(), description="Augmentation of the training images.")
@@ -207,6 +263,48 @@ class Train(Section):
         if self.global_batch_size % self.accumulation:
             message = "global_batch_size ({global_batch_size}) is not a multiple of accumulation ({accumulation})"
             raise PydanticCustomError("batch", message, self.model_dump())
+        return self
+
+    @property
+    def has_own_loss(self) -> bool:
+        """Whether the loss is a user's own."""
+        return ":" in self.loss
+
+    @property
+    def own_metrics(self) -> list[str]:
+        """The names of the further metrics as columns."""
+        return [f"val_{name}" for name in self.metrics]
+
+    @property
+    def best_metric(self) -> str:
+        """The name of the best value of `monitor` among the metrics of a whole training."""
+        return f"best_{self.monitor}"
+
+    @property
+    def mode(self) -> Mode:
+        """Whether a larger or a smaller value of `monitor` is better."""
+        return self.monitor_mode or guess_mode(self.monitor)
+
+    @property
+    def import_paths(self) -> dict[str, tuple[str, str]]:
+        """The import paths of a user's code, with their roles, by key."""
+        if ":" not in self.model and not self.has_own_loss and not self.metrics:
+            return {}  # quickly, for the trials of a large sweep
+        paths = {"model": (self.model, "model"), "loss": (self.loss, "loss")}
+        paths |= {f"metrics.{name}": (path, "metric") for name, path in self.metrics.items()}
+        return {key: found for key, found in paths.items() if ":" in found[0]}
+
+    @model_validator(mode="after")
+    def _check_objective(self) -> "Train":
+        if taken := sorted({*EPOCH_METRICS} & {*self.own_metrics}):
+            raise PydanticCustomError("metrics", "{name} is a metric of its own: use another name", {"name": taken[0]})
+        if self.monitor not in (known := [*MONITORED, *self.own_metrics]):
+            message = "monitor is {monitor}, which this training does not report; known: {known}"
+            raise PydanticCustomError("monitor", message, {"monitor": self.monitor, "known": ", ".join(known)})
+        if self.has_own_loss and self.label_smoothing:
+            raise PydanticCustomError("loss", "label_smoothing is for the loss cross_entropy, not for your own")
+        if self.loss_args and not self.has_own_loss:
+            raise PydanticCustomError("loss", "loss_args are for a loss of your own")
         return self
 
     @model_validator(mode="after")

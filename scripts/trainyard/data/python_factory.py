@@ -50,6 +50,18 @@ def as_pixels(image: Any, index: int) -> NDArray[np.uint8]:
     return np.ascontiguousarray(pixels)
 
 
+def as_numbers(label: Any, index: int, count: int) -> NDArray[np.float32]:
+    """A label of a user's dataset as `count` numbers, float32 (count,).
+
+    Raises:
+        DataError: it has another number of them, or a number is not finite.
+    """
+    numbers = np.asarray(label, np.float32).reshape(-1)
+    if len(numbers) != count or not np.isfinite(numbers).all():
+        raise DataError(f"the label of image {index} is {label!r}, but `targets` names {count} finite numbers")
+    return numbers
+
+
 def module_digest(dataset: Python) -> str:
     """The digest of the file that defines the function."""
     return file_digest(Path(inspect.getfile(import_object(dataset.factory, role="dataset"))))
@@ -134,7 +146,8 @@ class _ReadImages:
 def describe_on_the_fly(dataset: Python) -> dict[str, Any]:
     """The metadata of images that are made on the fly; mean and standard deviation are from a sample."""
     train, val = call_factory(dataset.model_dump())
-    if dataset.classes is None:
+    outputs = dataset.targets or dataset.classes
+    if outputs is None:
         raise DataError(f"{dataset.factory!r}: `on_the_fly: true` needs the names of the `classes`")
     sample = [train[index][0] for index in range(0, len(train), -(-len(train) // SAMPLE_IMAGES))]
     if getattr(sample[0], "is_floating_point", lambda: False)():
@@ -147,7 +160,7 @@ def describe_on_the_fly(dataset: Python) -> dict[str, Any]:
         mean, std = flat.mean(axis=0).tolist(), np.maximum(flat.std(axis=0), 1.0).tolist()
     return {
         "kind": "python",
-        "classes": dataset.classes,
+        "classes": outputs,
         "shape": [height, width, channels],
         "mean": mean,
         "std": std,

@@ -6,7 +6,6 @@ import time
 import traceback
 from collections.abc import Generator
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -219,7 +218,7 @@ class Worker:
         earlier = sum(row.seconds for row in trainer.history) + trainer.state.progress.seconds
         earlier += trainer.checkpoints.total_seconds
         for row in trainer.history:
-            yield EpochReported(asdict(row))
+            yield EpochReported(row.as_row())
         if trainer.spec.compile:
             warm_up(trainer)
         status = TrialStatus.FINISHED
@@ -229,7 +228,7 @@ class Worker:
                 for row in trainer.epochs():
                     while halvings:
                         yield halvings.pop(0)
-                    if (yield EpochReported(asdict(row), first_step_time=trainer.first_step_time)):
+                    if (yield EpochReported(row.as_row(), first_step_time=trainer.first_step_time)):
                         status = TrialStatus.STOPPED
                         break
         except Stopped as error:
@@ -267,6 +266,8 @@ class Worker:
 
 
 def _training_metrics(trainer: "Trainer") -> dict[str, Any]:
-    metrics = asdict(trainer.history[-1])
-    metrics["best_val_accuracy"] = max(row.val_accuracy for row in trainer.history)
+    metrics, best = trainer.history[-1].as_row(), trainer.history[(trainer.state.best_epoch or 1) - 1]
+    accuracies = [row.val_accuracy for row in trainer.history if row.val_accuracy is not None]
+    metrics["best_val_accuracy"] = max(accuracies, default=None)
+    metrics[trainer.spec.best_metric] = best.value(trainer.spec.monitor)
     return metrics | {"micro_batch": trainer.batch.micro, "accumulation": trainer.batch.accumulation}

@@ -10,7 +10,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
-from trainyard.config.sweep import Mode
+from trainyard.config.metric_names import Mode
 from trainyard.config.trial_status import CONCLUSIVE, WITH_RESULT, TrialStatus
 from trainyard.config.trials import main_key
 from trainyard.planning.plan import Plan

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from trainyard.config.sweep import Mode, guess_mode
+from trainyard.config.metric_names import Mode, guess_mode
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.attempts import Attempt
@@ -45,7 +45,8 @@ def trials_table(state: SweepState) -> pd.DataFrame:
     keys = varied_keys(list(state.trials.values()))
     results = {name: state.result(name) for name in state.trials}
     reported = dict.fromkeys(metric for result in results.values() if result for metric in result.metrics)
-    metrics = METRICS if state.sweep.is_training else tuple(reported)
+    train = state.sweep.train
+    metrics = (*METRICS, *train.own_metrics, train.best_metric) if state.sweep.is_training else tuple(reported)
     rows = []
     for name, trial in state.trials.items():
         tries, result, settings, end = state.attempts_at(name), results[name], trial.settings, state.end(name)

@@ -24,11 +24,11 @@ from trainyard.data.staged import Staged
 from trainyard.scaling.notices import notice_to_rank
 from trainyard.training import rank_failures
 from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training.epoch_metrics import epoch_line
 from trainyard.training.loaders import load_input_data
 from trainyard.training.out_of_memory import OutOfMemory
 from trainyard.training.process_group import Group, process_group
 from trainyard.training.sampler import BatchSizes, batch_sizes
-from trainyard.training.state import epoch_line
 from trainyard.training.step_timing import device_name
 from trainyard.training.summary import write_results
 from trainyard.training.telemetry import record_telemetry

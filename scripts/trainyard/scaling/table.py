@@ -45,7 +45,7 @@ def scaling_table(
     - `cost`: `gpu_hours` at the price `gpu_hour`; `cost_per_million_images` at the throughput I.
     - `<name>_spread`: (maximum - minimum) / median over the repeats.
 
-    The columns about GPU hours and cost are empty for CPU runs.
+    The columns about GPU hours and cost are empty for CPU runs. The `metrics` of the training follow as `val_<name>`.
     """
     repeats = {scale: _summaries(folders) for scale, folders in runs.items()}
     frame = pd.DataFrame([_medians(each) for each in repeats.values()]).reset_index(drop=True)
@@ -61,7 +61,8 @@ def scaling_table(
     best = _recommended(frame)
     frame["recommended"] = frame.index == best
     frame["verdict"] = [_verdict(row, row.Index == best) for row in frame.itertuples()]
-    return frame.reindex(columns=list(SCALING_COLUMNS))
+    own = [name for name in frame if name.startswith("val_") and name not in SCALING_COLUMNS]
+    return frame.reindex(columns=[*SCALING_COLUMNS, *own])
 
 
 _NUMBERS: Final = ("gpu0_avg_mib", "gradient_mib", "accumulation", "data_wait_fraction", "exposed_comm_fraction",

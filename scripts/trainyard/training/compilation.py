@@ -26,7 +26,7 @@ class ModelWithLoss(nn.Module):
         """The mean loss of a batch in training, and its sums for `Objective.means`."""
         outputs = self.model(self._normalize(pixels))
         loss = self._objective.loss(outputs, targets, training=True)
-        return loss, self._objective.sums(loss, outputs, targets)
+        return loss, self._objective.sums(loss, outputs, targets, training=True)
 
 
 def compile_step(step: Callable[_P, _R], *, cuda_graphs: bool) -> Callable[_P, _R]:

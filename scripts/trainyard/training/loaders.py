@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainyard.config.config import Data
-from trainyard.data.python_factory import as_pixels, call_factory
+from trainyard.data.python_factory import as_numbers, as_pixels, call_factory
 from trainyard.data.staged import SPLITS, Staged
 
 _Item = TypeVar("_Item")
@@ -32,7 +32,7 @@ class ImageBatch:
     """A batch on the training device."""
 
     pixels: Tensor  # uint8 (B, H, W, C); from a user's dataset also float32 (B, C, H, W), normalized
-    labels: Tensor  # int64 (B,); mixed ones are float32 (B, classes)
+    labels: Tensor  # int64 (B,); mixed ones are float32 (B, classes), and those of `targets` float32 (B, targets)
     indices: Tensor  # int64 (B,), on the CPU: positions of the images in the split
 
 
@@ -54,8 +54,9 @@ class InputData:
     val: Split
     mean: Tensor  # float32 (1, C, 1, 1), on the 0..255 scale
     std: Tensor  # float32 (1, C, 1, 1)
-    classes: int
+    classes: int  # outputs of the model
     shape: tuple[int, int, int]  # height, width, channels
+    numeric: bool = False  # labels are numbers, one per output, instead of classes
 
     def normalize(self, pixels: Tensor, *, channels_last: bool) -> Tensor:
         """A batch as input of the model: float32 (B, C, H, W), with mean 0 and standard deviation 1 per channel."""
@@ -75,14 +76,17 @@ def load_input_data(staged: Staged, device: torch.device, how: Data | None = Non
     how, meta = how or Data(), staged.meta
     splits: list[Split]
     if meta["kind"] == "python":
-        splits = [LoaderSplit(dataset, device, how) for dataset in call_factory(meta["source"])]
+        targets = len(meta["source"].get("targets") or ())
+        splits = [LoaderSplit(dataset, device, how, targets=targets) for dataset in call_factory(meta["source"])]
     else:
         splits = [_staged_split(staged, name, device, how) for name in SPLITS]
     train, val = splits
     mean, std = (torch.tensor(meta[name], device=device).view(1, -1, 1, 1) for name in ("mean", "std"))
     height, width, channels = meta["shape"]
     classes = len(meta["classes"])
-    return InputData(train=train, val=val, mean=mean, std=std, classes=classes, shape=(height, width, channels))
+    numeric = bool(meta["source"].get("targets"))
+    shape = (height, width, channels)
+    return InputData(train=train, val=val, mean=mean, std=std, classes=classes, shape=shape, numeric=numeric)
 
 
 def _staged_split(staged: Staged, name: str, device: torch.device, how: Data) -> Split:
@@ -150,13 +154,16 @@ class MappedSplit:
 
 
 class LoaderSplit:
-    """Images of a user's own dataset, loaded by the persistent workers of a DataLoader."""
+    """Images of a user's own dataset, loaded by the persistent workers of a DataLoader.
 
-    def __init__(self, dataset: Any, device: torch.device, how: Data) -> None:
+    With `targets`, a label is that many numbers instead of a class.
+    """
+
+    def __init__(self, dataset: Any, device: torch.device, how: Data, *, targets: int = 0) -> None:
         self._dataset, self._device = dataset, device
         self._order = _Order()
         self._loader = torch.utils.data.DataLoader(
-            _WithIndex(dataset),
+            _WithIndex(dataset, targets),
             batch_sampler=self._order,
             num_workers=how.workers or max(1, torch.get_num_threads() - 1),
             persistent_workers=True,
@@ -191,14 +198,14 @@ class _Order:
 class _WithIndex(torch.utils.data.Dataset[tuple[Any, Any, int]]):
     """The items of a dataset as (image tensor, label, index)."""
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Any, targets: int) -> None:
+        self._dataset, self._targets = dataset, targets
 
     def __getitem__(self, index: int) -> tuple[Any, Any, int]:
         image, label = self._dataset[index]
         if not (isinstance(image, Tensor) and image.is_floating_point()):
             image = torch.from_numpy(as_pixels(image, index))
-        return image, int(label), index
+        return image, as_numbers(label, index, self._targets) if self._targets else int(label), index
 
 
 class _Sender:

@@ -9,39 +9,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from trainyard.config.train import Train
+from trainyard.training import monitor
 from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training.epoch_metrics import EpochMetrics
 from trainyard.training.optimizers import current_lr
 from trainyard.training.process_group import Group
 from trainyard.training.running_statistics import reduce_buffers
 from trainyard.training.step_timing import StepTimes
+from trainyard.training.weight_average import WeightAverage
 from trainyard.utils.errors import UserError
-
-
-@dataclass(frozen=True)
-class EpochMetrics:
-    """Metrics of one epoch over all ranks: a row of `history.csv`."""
-
-    epoch: int  # counted from 1
-    lr: float  # at the first step
-    train_loss: float  # mean per image, during training
-    train_accuracy: float  # fraction, during training
-    val_loss: float  # mean cross-entropy per image
-    val_accuracy: float
-    images_per_second: float  # training images of all ranks, without validation
-    seconds: float  # training and validation
-    step_ms_p50: float
-    step_ms_p95: float
-    data_wait_fraction: float  # of the training time, in which rank 0 waited for images
-
-
-def epoch_line(row: EpochMetrics, epochs: int) -> str:
-    """The log line of an epoch."""
-    return (
-        f"Epoch [{row.epoch}/{epochs}] LR: {row.lr:.6f} | "
-        f"Loss (train, val): {row.train_loss:.3f}, {row.val_loss:.3f} | "
-        f"Accuracy (train, val): {row.train_accuracy:.2%}, {row.val_accuracy:.2%} | "
-        f"Throughput: {row.images_per_second:.1f} img/s"
-    )
 
 
 @dataclass
@@ -65,6 +42,8 @@ class TrainingState:
     schedule: LRScheduler
     scaler: torch.amp.GradScaler
     group: Group
+    spec: Train
+    average: WeightAverage | None = None
     history: list[EpochMetrics] = field(default_factory=list)  # complete epochs
     progress: EpochProgress = field(init=False)
 
@@ -83,9 +62,13 @@ class TrainingState:
 
     @property
     def best_epoch(self) -> int | None:
-        """The first epoch with the highest validation accuracy."""
-        accuracies = [row.val_accuracy for row in self.history]
-        return 1 + accuracies.index(max(accuracies)) if accuracies else None
+        """The first epoch with the best value of the metric that the spec monitors."""
+        return monitor.best_epoch(self.spec, self.history)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The metrics of the complete epochs by column."""
+        return [row.as_row() for row in self.history]
 
     def state_dict(self) -> dict[str, Any]:
         """The state of all ranks. Collective: every rank must call it.
@@ -94,22 +77,22 @@ class TrainingState:
         """
         mine: dict[str, Any] = {"random": _random_state(self.group.device), "sums": self.progress.sums.cpu()}
         if self.progress.step and self.group.world_size > 1:
-            mine["buffers"] = {name: buffer.to("cpu", copy=True) for name, buffer in self.module.named_buffers()}
-            reduce_buffers(self.module, self.group)
-        parts = {name: getattr(self, name).state_dict() for name in _PARTS}
+            for key, module in self.modules.items():
+                mine[key] = {name: buffer.to("cpu", copy=True) for name, buffer in module.named_buffers()}
+                reduce_buffers(module, self.group)
+        parts = {name: part.state_dict() for name, part in self._parts.items()}
         progress = {name: getattr(self.progress, name) for name in ("lr", "step", "seconds")}
         progress["times"] = asdict(self.progress.times)
-        rows = [asdict(row) for row in self.history]
-        return {**parts, "history": rows, "progress": progress, "ranks": self.group.all_gather_object(mine)}
+        return {**parts, "history": self.rows, "progress": progress, "ranks": self.group.all_gather_object(mine)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state, on any number of ranks.
 
         Within an epoch, a different number of ranks keeps the sums, but gets new random numbers.
         """
-        for name in _PARTS:
-            getattr(self, name).load_state_dict(state[name])
-        self.history[:] = [EpochMetrics(**row) for row in state["history"]]
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
+        self.history[:] = [EpochMetrics.from_row(row) for row in state["history"]]
         self.begin_epoch()
         ranks, group = state["ranks"], self.group
         if not state["progress"]["step"]:
@@ -119,14 +102,23 @@ class TrainingState:
         if len(ranks) == group.world_size:
             self.progress.random = ranks[group.rank]["random"]
             self.progress.sums += ranks[group.rank]["sums"].to(group.device)
-            buffers = dict(self.module.named_buffers())
-            for name, saved in ranks[group.rank].get("buffers", {}).items():
-                buffers[name].copy_(saved)
+            for key, module in self.modules.items():
+                buffers = dict(module.named_buffers())
+                for name, saved in ranks[group.rank].get(key, {}).items():
+                    buffers[name].copy_(saved)
         elif group.is_main:
             self.progress.sums += torch.stack([each["sums"] for each in ranks]).sum(0).to(group.device)
 
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """The model and, if its weights are averaged, the average, by the key of a rank's buffers in a checkpoint."""
+        return {"buffers": self.module} | ({"average_buffers": self.average.module} if self.average else {})
 
-_PARTS = ("module", "optimizer", "schedule", "scaler")
+    @property
+    def _parts(self) -> dict[str, Any]:
+        """What has a state of its own, by its key in a checkpoint."""
+        parts = {"module": self.module, "optimizer": self.optimizer, "schedule": self.schedule, "scaler": self.scaler}
+        return parts | ({"average": self.average} if self.average else {})
 
 
 class Checkpointer:

@@ -2,7 +2,6 @@
 
 import logging
 import statistics
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ def write_results(trainer: Trainer, probe: WarmUpResult | None, folder: Path, *,
     """Write `history.csv` and `summary.json` of a complete training to `folder`."""
     from trainyard.utils.csv_files import write_rows  # imports pandas, which takes a second
 
-    rows = [asdict(row) for row in trainer.history]
+    rows = trainer.state.rows
     memory = gpu_memory(folder / "telemetry")
     for each in memory:
         log.info("%s%s", f"{each.node}: " if len({gpu.node for gpu in memory}) > 1 else "", each)
@@ -41,8 +40,8 @@ def write_results(trainer: Trainer, probe: WarmUpResult | None, folder: Path, *,
 def _summary(trainer: Trainer, probe: WarmUpResult | None, scale: str) -> dict[str, Any]:
     history, group = trainer.history, trainer.group
     nodes, gpus_per_node = split_scale(scale)
-    last, given = asdict(history[-1]), slurm_allocation.current_allocation()
-    kept = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
+    last, given = history[-1].as_row(), slurm_allocation.current_allocation()
+    kept = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", *history[-1].own)
     medians = ("images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction")
     return {
         "scale": scale.partition("/")[0],
@@ -56,7 +55,7 @@ def _summary(trainer: Trainer, probe: WarmUpResult | None, scale: str) -> dict[s
         "epochs": len(history),
         "best_epoch": trainer.state.best_epoch,
         **{name: last[name] for name in kept},
-        **{name: statistics.median(asdict(row)[name] for row in history) for name in medians},
+        **{name: statistics.median(row.as_row()[name] for row in history) for name in medians},
         "gradient_mib": _gradient_mib(trainer),
         "exposed_comm_fraction": probe.exposed_comm_fraction if probe else None,
         "train_seconds": sum(row.seconds for row in history) + trainer.checkpoints.total_seconds,

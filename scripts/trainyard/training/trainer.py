@@ -15,11 +15,12 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from trainyard.config.config import Data
 from trainyard.config.train import Train
-from trainyard.training import models, optimizers, precision
+from trainyard.training import models, monitor, optimizers, precision
 from trainyard.training.activation_checkpointing import checkpoint_blocks
 from trainyard.training.augment import Augmenter
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.compilation import ModelWithLoss, compile_step
+from trainyard.training.epoch_metrics import EpochMetrics
 from trainyard.training.freezing import freeze
 from trainyard.training.loaders import ImageBatch, InputData
 from trainyard.training.mixing import Mixer
@@ -29,10 +30,11 @@ from trainyard.training.pretrained import load_pretrained
 from trainyard.training.process_group import Group
 from trainyard.training.running_statistics import other_buffers, reduce_buffers
 from trainyard.training.sampler import BatchSizes, derived_seed, steps_per_epoch, training_batches
-from trainyard.training.state import Checkpointer, EpochMetrics, EpochProgress, TrainingState, set_random_state
+from trainyard.training.state import Checkpointer, EpochProgress, TrainingState, set_random_state
 from trainyard.training.step_sync import StepFlags, StepStatus
 from trainyard.training.step_timing import StepRate, StepTimer
 from trainyard.training.validation import Validation
+from trainyard.training.weight_average import WeightAverage
 from trainyard.utils.errors import Diverged, UserError
 from trainyard.utils.stop_notice import StopNotice
 
@@ -72,10 +74,10 @@ class Trainer:
         on_halved: Callable[[BatchSizes], None] = lambda batch: None,
         find_unused_parameters: bool = False,
     ) -> None:
+        self.objective = Objective(spec, data, group.device)  # before the seed: own code may draw random numbers
         torch.manual_seed(spec.seed)
         self.spec, self.data, self.group, self.batch = spec, data, group, batch
         self.steps = steps_per_epoch(len(data.train), batch)
-        self.objective = Objective(spec)
         self.precision = precision.resolve_precision(spec.precision, group.device)
         precision.set_float32(self.precision)
         half_on_gpu = group.device.type == "cuda" and precision.is_half(self.precision)
@@ -89,7 +91,8 @@ class Trainer:
         optimizer = optimizers.build_optimizer(spec, self.module)
         schedule = LambdaLR(optimizer, optimizers.lr_factor(spec.schedule, self.steps, spec.epochs))
         scaler = precision.gradient_scaler(self.precision, group.device)
-        self.state = TrainingState(self.module, optimizer, schedule, scaler, group)
+        average = WeightAverage(self.module, spec.ema_decay) if spec.ema_decay is not None else None
+        self.state = TrainingState(self.module, optimizer, schedule, scaler, group, spec, average)
         self.first_step_time: float | None = None  # Unix seconds at the end of the first step of this run
         self.wrap()  # before a checkpoint is loaded, within an epoch: DDP broadcasts the buffers of rank 0
         self.checkpoints = Checkpointer(
@@ -129,8 +132,8 @@ class Trainer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no epoch remains."""
-        return len(self.history) >= self.spec.epochs
+        """Whether no epoch remains, also because the last ones brought no improvement (`patience`)."""
+        return len(self.history) >= self.spec.epochs or monitor.is_out_of_patience(self.spec, self.history)
 
     def epochs(self) -> Iterator[EpochMetrics]:
         """Train the remaining epochs; each is yielded after its checkpoint has been saved.
@@ -170,7 +173,7 @@ class Trainer:
                 return self._compiled(images.pixels, images.labels)
             outputs = model(self.data.normalize(images.pixels, channels_last=self._channels_last))
             loss = self.objective.loss(outputs, images.labels, training=training)
-        return loss, self.objective.sums(loss, outputs, images.labels)
+        return loss, self.objective.sums(loss, outputs, images.labels, training=training)
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """A context in which gradients are accumulated without an all-reduce."""
@@ -203,7 +206,8 @@ class Trainer:
             self.halve_micro_batch()  # outside of `except`, where the traceback keeps the tensors of the step alive
         times = progress.times + timer.times()
         step_ms_p50, step_ms_p95 = times.percentiles_ms()
-        reduce_buffers(self.module, self.group)
+        for module in self.state.modules.values():
+            reduce_buffers(module, self.group)
         train, val = self._means(progress.sums.clone()), self._means(self._validate())
         return EpochMetrics(
             epoch=number,
@@ -217,6 +221,7 @@ class Trainer:
             step_ms_p50=step_ms_p50,
             step_ms_p95=step_ms_p95,
             data_wait_fraction=times.waited_seconds / times.seconds,
+            own={f"val_{name}": value for name, value in val.own.items()},
         )
 
     def _seed(self, number: int, progress: EpochProgress) -> None:
@@ -279,6 +284,8 @@ class Trainer:
         state.scaler.step(state.optimizer)
         state.scaler.update()
         state.schedule.step()
+        if state.average:
+            state.average.update()
         progress.sums += sums
         progress.step += 1
         return any(status.stop for status in known)
@@ -300,10 +307,8 @@ class Trainer:
 
     def _validate(self) -> Tensor:
         """The sums of this rank's share of the validation images."""
-        self.module.eval()
-        return self._validation.sums(
-            lambda images: self.compute_loss(images, model=self.module)[1], batch=self.batch.micro
-        )
+        model = (self.state.average.for_validation() if self.state.average else self.module).eval()
+        return self._validation.sums(lambda images: self.compute_loss(images, model=model)[1], batch=self.batch.micro)
 
     def _means(self, sums: Tensor) -> Means:
         """The metrics over all ranks."""

@@ -159,8 +159,8 @@ def _seconds(trainer: Trainer, *, synced: bool) -> float:
 def _pass(trainer: Trainer, model: nn.Module) -> None:
     """Forward and backward pass of a micro-batch of black images."""
     device, shape = trainer.group.device, (trainer.batch.micro, *trainer.data.shape)
-    labels = torch.zeros(shape[0], dtype=torch.int64, device=device)
-    images = ImageBatch(torch.zeros(shape, dtype=torch.uint8, device=device), labels, labels)
+    labels, indices = trainer.objective.zero_targets(shape[0], device), torch.zeros(shape[0], dtype=torch.int64)
+    images = ImageBatch(torch.zeros(shape, dtype=torch.uint8, device=device), labels, indices)
     images = trainer.mix(images, epoch=0, step=0)
     trainer.module.train()
     trainer.state.optimizer.zero_grad(set_to_none=True)

@@ -22,7 +22,10 @@ CASES = {
     "augmented by torchvision": {"augment": {"resized_crop": 0.3, "rand_augment": 1, "erasing": 0.5}},
     "recomputed": {"activation_checkpointing": True},
     "fine-tuned": {"freeze": ["0"], "lr_scale": {"*": 0.3, "8": 1}},
+    "averaged and measured": {"ema_decay": 0.9, "metrics": ["top5_accuracy"]},
+    "out of patience": {"monitor": "train_loss", "monitor_mode": "max", "patience": 1},
 }
+AVERAGED = changed(NORMALIZED, ema_decay=0.7)
 IN_PARTS = changed(SPEC, accumulation=2, activation_checkpointing=True)
 
 MODELS = """
@@ -82,7 +85,7 @@ from functools import partial
 from pathlib import Path
 import torch
 from loops import changed, numbers
-from test_ranks import CASES, IN_PARTS, NORMALIZED, SKIPPING, SPEC
+from test_ranks import AVERAGED, CASES, IN_PARTS, NORMALIZED, SKIPPING, SPEC
 from trainyard.cli import command_line
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.data.staged import Staged
@@ -149,6 +152,11 @@ def main(arguments):
         go_on = start(NORMALIZED, store=CheckpointStore(folder / "norm"))
         rows(go_on)
         found["normalized, resumed"] = [numbers(row) for row in go_on.history]
+        found["averaged"] = rows(start(AVERAGED, store=CheckpointStore(folder / "averaged")))
+        stop_within_second_epoch(start(AVERAGED, store=CheckpointStore(folder / "avg")), group)
+        go_on = start(AVERAGED, store=CheckpointStore(folder / "avg"))
+        rows(go_on)
+        found["averaged, resumed"] = [numbers(row) for row in go_on.history]
 
         # Statistics of two halves of the same numbers, which differ in mean and variance.
         norm = torch.nn.BatchNorm1d(2, momentum=1.0)
@@ -279,6 +287,10 @@ def test_warming_up_changes_nothing(found):
     assert found["warmed up"] == found["plain"]
 
 
+def test_all_ranks_stop_in_the_same_epoch_when_their_patience_ends(found):
+    assert len(found["out of patience"]) == 2 < SPEC.epochs
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks_are_one(found, data, case):
     """Also in validation, whose 23 images are not divisible by two."""
@@ -311,13 +323,14 @@ def test_a_warning_says_that_cpus_have_no_synchronized_batch_normalization(found
     assert found["warned"] == ["sync_batchnorm needs GPUs: on these CPUs each rank normalizes its own images"]
 
 
-def test_the_validation_of_all_ranks_is_that_of_the_checkpoint(found, data, folder):
+@pytest.mark.parametrize(("name", "spec"), [("normalized", NORMALIZED), ("averaged", AVERAGED)])
+def test_the_validation_of_all_ranks_is_that_of_the_checkpoint(found, data, folder, name, spec):
     """Although each rank has normalized its own images."""
     assert found["as saved"] == [True, True]
-    checked = start(NORMALIZED, data, store=CheckpointStore(folder / "normalized"))
+    checked = start(spec, data, store=CheckpointStore(folder / name))
     loss, correct, images = checked._validate().tolist()
-    assert loss / images == pytest.approx(found["normalized"][-1]["val_loss"], abs=1e-6)
-    assert correct / images == pytest.approx(found["normalized"][-1]["val_accuracy"])
+    assert loss / images == pytest.approx(found[name][-1]["val_loss"], abs=1e-6)
+    assert correct / images == pytest.approx(found[name][-1]["val_accuracy"])
 
 
 def test_all_ranks_have_counted_the_same_batches(found):
@@ -343,6 +356,7 @@ def test_other_buffers_of_a_model_are_those_of_rank_0(found):
 def test_a_normalized_training_resumes_within_an_epoch_bit_identically(found):
     """Each rank with its own statistics."""
     assert found["normalized, resumed"] == found["normalized"]
+    assert found["averaged, resumed"] == found["averaged"]
 
 
 def test_a_bad_loss_on_one_rank_stops_all_at_once(found):

@@ -1,0 +1,56 @@
+"""The metrics of an epoch."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from trainyard.config.metric_names import EPOCH_METRICS
+
+
+@dataclass(frozen=True)
+class EpochMetrics:
+    """Metrics of one epoch over all ranks: a row of `history.csv`.
+
+    Without classes, that is with numbers as labels, there are no accuracies.
+    """
+
+    epoch: int  # counted from 1
+    lr: float  # at the first step
+    train_loss: float  # mean per image, during training, with label smoothing
+    train_accuracy: float | None  # fraction, during training
+    val_loss: float  # mean per image, without label smoothing
+    val_accuracy: float | None
+    images_per_second: float  # training images of all ranks, without validation
+    seconds: float  # training and validation
+    step_ms_p50: float
+    step_ms_p95: float
+    data_wait_fraction: float  # of the training time, in which rank 0 waited for images
+    own: dict[str, float] = field(default_factory=dict)  # further columns: the `metrics` of the config
+
+    def as_row(self) -> dict[str, Any]:
+        """All metrics by column."""
+        row = asdict(self)
+        own: dict[str, float] = row.pop("own")
+        return row | own
+
+    def value(self, name: str) -> Any:
+        """The metric in this column."""
+        return self.own[name] if name in self.own else getattr(self, name)
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "EpochMetrics":
+        """The metrics from `as_row`."""
+        known = {name: row[name] for name in EPOCH_METRICS}
+        return cls(**known, own={name: value for name, value in row.items() if name not in known})
+
+
+def epoch_line(row: EpochMetrics, epochs: int) -> str:
+    """The log line of an epoch."""
+    parts = [
+        f"Epoch [{row.epoch}/{epochs}] LR: {row.lr:.6f}",
+        f"Loss (train, val): {row.train_loss:.3f}, {row.val_loss:.3f}",
+    ]
+    if row.train_accuracy is not None and row.val_accuracy is not None:
+        parts.append(f"Accuracy (train, val): {row.train_accuracy:.2%}, {row.val_accuracy:.2%}")
+    parts += [f"{name.removeprefix('val_')} (val): {value:.4g}" for name, value in row.own.items()]
+    return " | ".join([*parts, f"Throughput: {row.images_per_second:.1f} img/s"])

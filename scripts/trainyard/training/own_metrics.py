@@ -1,0 +1,100 @@
+"""Losses and metrics by name or by the import path of a user's own code."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from trainyard.utils.errors import UserError
+from trainyard.utils.import_path import import_object
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class ObjectiveError(UserError):
+    """A loss or a metric does not fit the model or the labels; the message names it and the reason."""
+
+
+class SummedMetric(Protocol):
+    """A metric that is a function of sums over images, as F1 and R2 are."""
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The sums over the images of a batch, (K,) with the same K for every batch."""
+
+    def value(self, sums: Tensor) -> float:
+        """The metric, from the sums over all batches and ranks: float64 (K,), on the CPU."""
+
+
+@dataclass(frozen=True)
+class MeanMetric:
+    """The mean over all images of a function that returns a value for each image, (B,)."""
+
+    function: Loss
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """[sum of the values, images] of a batch."""
+        values = self.function(outputs, targets)
+        if values.shape != (len(targets),):
+            raise ObjectiveError(
+                f"it returns the shape {tuple(values.shape)} for {len(targets)} images: return one value per image; a "
+                "metric that is not a mean over images is a class with the methods `sums` and `value`"
+            )
+        total = values.double().sum()
+        return torch.stack([total, torch.full_like(total, len(values))])
+
+    def value(self, sums: Tensor) -> float:
+        """The mean."""
+        return float(sums[0] / sums[1])
+
+
+def top5_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Whether the class of each image is among the five with the largest outputs: bool (B,)."""
+    if outputs.shape[1] < 5:
+        raise ObjectiveError(f"it needs at least 5 classes, but the dataset has {outputs.shape[1]}")
+    return (outputs.topk(5, dim=1).indices == targets.view(-1, 1)).any(1)
+
+
+_KNOWN: Final[Mapping[str, Loss]] = {"top5_accuracy": top5_accuracy}
+
+
+def load_loss(path: str, arguments: Mapping[str, Any], device: torch.device) -> Loss:
+    """The loss at an import path: a function, called with `arguments` too, or an object of a class made from them."""
+    found = import_object(path, role="loss")
+    with naming("loss", path):
+        made = found(**arguments) if isinstance(found, type) else partial(found, **arguments)
+    return cast(Loss, made.to(device) if isinstance(made, nn.Module) else made)
+
+
+def load_metric(path: str) -> SummedMetric:
+    """The metric of this name or import path: a function of a batch, or an object or class with `sums` and `value`."""
+    found = _KNOWN.get(path) or import_object(path, role="metric")
+    with naming("metric", path):
+        made = found() if isinstance(found, type) else found
+    return cast(SummedMetric, made) if hasattr(made, "sums") and hasattr(made, "value") else MeanMetric(made)
+
+
+def check_loss(loss: Any) -> None:
+    """Check what an own loss returned for a batch.
+
+    Raises:
+        ObjectiveError: it is not a scalar with a gradient.
+    """
+    if not isinstance(loss, Tensor) or loss.ndim:
+        got = f"the shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ObjectiveError(f"it returns {got}: return the mean over the images of a batch, a scalar tensor")
+    if not loss.requires_grad:
+        raise ObjectiveError("it has no gradient: compute it from `outputs` with differentiable operations")
+
+
+@contextmanager
+def naming(role: str, path: str) -> Iterator[None]:
+    """Turn every error of own code in the block into an `ObjectiveError` that names it."""
+    try:
+        yield
+    except Exception as error:  # own code may raise anything
+        reason = error if isinstance(error, ObjectiveError) else f"{type(error).__name__}: {error}"
+        raise ObjectiveError(f"{role} {path!r}: {reason}") from error

@@ -1,0 +1,235 @@
+"""Losses and metrics: the config's own, a user's, and those of labels that are numbers."""
+
+import pytest
+import torch
+from loops import LEARNER, SPEC, changed, start, train
+from test_ranks import stop_within_second_epoch
+from trainyard.config.datasets import Python
+from trainyard.data.staging import stage
+from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training.loaders import load_input_data
+from trainyard.training.own_metrics import ObjectiveError
+from trainyard.training.warmup import warm_up
+
+OWN = """
+import torch
+from torch.nn.functional import cross_entropy
+
+def weighted(outputs, targets, weight):
+    return weight * cross_entropy(outputs, targets)
+
+def of_classes(outputs, targets):
+    return -outputs.log_softmax(1)[range(len(targets)), targets].mean()
+
+def hit(outputs, targets):
+    return outputs.argmax(1) == targets
+
+class MacroRecall:
+    def sums(self, outputs, targets):
+        hits = (outputs.argmax(1) == targets).double()
+        empty = torch.zeros(2, 10, dtype=torch.float64)
+        empty[0].index_add_(0, targets, hits)
+        empty[1].index_add_(0, targets, torch.ones_like(hits))
+        return empty.flatten()
+
+    def value(self, sums):
+        hits, images = sums.view(2, 10)
+        return (hits / images)[images > 0].mean()
+
+def batch_mean(outputs, targets):
+    return hit(outputs, targets).float().mean()
+
+def per_image(outputs, targets):
+    return cross_entropy(outputs, targets, reduction="none")
+
+def constant(outputs, targets):
+    return torch.ones(())
+
+def broken(outputs, targets):
+    raise RuntimeError("no kernel for that")
+
+class Halves(torch.utils.data.Dataset):
+    # The targets are the brightness of the top and of the bottom of an image, as numbers or as yes and no.
+    def __init__(self, count, kind):
+        generator = torch.Generator().manual_seed(count)
+        levels = torch.randint(256, (count, 2), generator=generator, dtype=torch.uint8)
+        self.images = levels.repeat_interleave(4, dim=1).view(count, 8, 1, 1).expand(count, 8, 8, 3)
+        self.labels = levels / 256 if kind == "regression" else levels > 127
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return self.images[index].numpy(), self.labels[index]
+
+def build(kind):
+    return Halves(64, kind), Halves(24, kind)
+
+def absolute_error(outputs, targets):
+    return (outputs - targets).abs().mean(1)
+
+def all_right(outputs, targets):
+    return ((outputs > 0) == (targets > 0.5)).all(1)
+"""
+
+
+@pytest.fixture
+def own_code(tmp_path, monkeypatch):
+    """The user's module `own_objective`."""
+    (tmp_path / "own_objective.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_an_own_loss_of_the_same_formula_gives_the_same_numbers(data, own_code):
+    whole, _ = train(SPEC, data)
+    assert train(changed(SPEC, loss="torch.nn:CrossEntropyLoss"), data)[0] == whole
+    args = {"loss": "own_objective:weighted", "loss_args": {"weight": 1}}
+    assert train(changed(SPEC, **args), data)[0] == whole
+    assert train(changed(SPEC, **args | {"loss_args": {"weight": 2}}), data)[0] != whole
+
+
+def test_metrics_change_nothing_but_add_columns(data, own_code):
+    metrics = {"hits": "own_objective:hit", "top5": "top5_accuracy", "macro": "own_objective:MacroRecall"}
+    rows, state = train(changed(LEARNER, metrics=metrics), data)
+    plain, plain_state = train(LEARNER, data)
+    own = [{name: row.pop(f"val_{name}") for name in metrics} for row in rows]
+    assert rows == plain
+    assert all(torch.equal(state[name], plain_state[name]) for name in state)
+    assert [row["hits"] for row in own] == [row["val_accuracy"] for row in plain]
+    assert all(row["top5"] >= row["hits"] for row in own)
+    assert 0.8 < own[-1]["macro"] < own[-1]["top5"]
+
+
+def test_a_top5_accuracy_is_that_of_sorted_outputs(data):
+    training = start(changed(LEARNER, metrics=["top5_accuracy"], epochs=1), data)
+    (row,) = training.epochs()
+    images = next(data.val.batches([torch.arange(len(data.val))]))
+    outputs = training.module(data.normalize(images.pixels, channels_last=False))
+    ranks = outputs.argsort(1, descending=True).argsort(1)[torch.arange(len(outputs)), images.labels]
+    assert row.own["val_top5_accuracy"] == (ranks < 5).double().mean()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"loss": "own_objective:per_image"}, r"loss 'own_objective:per_image': it returns the shape \(2,\): return"),
+        ({"loss": "own_objective:constant"}, "it has no gradient"),
+        ({"loss": "own_objective:broken"}, "RuntimeError: no kernel for that"),
+        ({"loss": "own_objective:weighted"}, "missing 1 required positional argument: 'weight'"),
+        ({"loss": "torch.nn:CrossEntropyLoss", "loss_args": {"gamma": 1}}, "unexpected keyword argument 'gamma'"),
+        (
+            {"loss": "own_objective:of_classes", "augment": {"mixup": 0.2}},
+            "of_classes': IndexError",
+        ),
+        ({"metrics": ["own_objective:batch_mean"]}, r"metric 'own_objective:batch_mean': .* one value per image"),
+        ({"metrics": ["own_objective:broken"]}, "metric 'own_objective:broken': RuntimeError"),
+    ],
+)
+def test_an_own_loss_or_metric_that_does_not_fit_is_named_before_the_training(data, own_code, values, message):
+    with pytest.raises(ObjectiveError, match=message):
+        start(changed(SPEC, **values), data)
+
+
+def test_own_code_that_draws_random_numbers_does_not_change_the_initial_weights(data, tmp_path, monkeypatch):
+    (tmp_path / "drawing.py").write_text("import torch\ndef noise(outputs, targets): return torch.rand(len(targets))")
+    monkeypatch.syspath_prepend(tmp_path)
+    one, other = start(SPEC, data), start(changed(SPEC, metrics=["drawing:noise"]), data)
+    assert all(torch.equal(*pair) for pair in zip(one.module.parameters(), other.module.parameters(), strict=True))
+
+
+# ---- labels that are numbers
+
+
+def numeric_data(tmp_path, kind):
+    section = {"source": "python", "factory": "own_objective:build", "args": {"kind": kind}, "on_the_fly": True}
+    staged = stage(Python(**section, targets=["top", "bottom"]), tmp_path / "staged")
+    return load_input_data(staged, torch.device("cpu"))
+
+
+def test_regression_and_multi_label_learn_and_are_judged_by_their_own_metric(tmp_path, own_code):
+    cases = {
+        "regression": ("torch.nn.functional:mse_loss", "absolute_error", "min"),
+        "multi-label": ("torch.nn:BCEWithLogitsLoss", "all_right", "max"),
+    }
+    for kind, (loss, metric, mode) in cases.items():
+        numeric = numeric_data(tmp_path / kind, kind)
+        values = {"loss": loss, "metrics": [f"own_objective:{metric}"], "monitor": f"val_{metric}"}
+        training = start(changed(LEARNER, **values, monitor_mode=mode), numeric)
+        warm_up(training)
+        rows = list(training.epochs())
+        found = [row.own[f"val_{metric}"] for row in rows]
+        best = min(found) if mode == "min" else max(found)
+        assert training.state.best_epoch == found.index(best) + 1
+        assert (best < found[0]) if mode == "min" else (best > found[0]), found
+        assert rows[-1].val_loss < rows[0].val_loss
+        assert rows[-1].val_accuracy is None
+
+
+def test_outputs_that_do_not_match_the_numbers_of_a_label_are_an_error(tmp_path, own_code):
+    """A loss would broadcast them, and learn something else."""
+    numeric = numeric_data(tmp_path, "regression")
+    (tmp_path / "flat.py").write_text(
+        "import torch\ndef build(*, channels, classes): return torch.nn.Sequential(torch.nn.Flatten(), "
+        "torch.nn.Linear(64 * channels, 1))"
+    )
+    spec = changed(LEARNER, model="flat:build", model_args=None, loss="torch.nn.functional:mse_loss")
+    with pytest.raises(ObjectiveError, match=r"outputs of the shape \(16, 1\), but the labels have \(16, 2\)"):
+        next(start(spec, numeric).epochs())
+
+
+# ---- the average of the weights
+
+
+def test_the_averaged_weights_follow_the_weights_and_are_validated(data):
+    training = start(changed(SPEC, ema_decay=0.7, epochs=2), data)
+    weights = training.module.state_dict()
+    expected = {name: value.clone() for name, value in weights.items()}
+    take_step = training.state.schedule.step
+
+    def step():
+        take_step()
+        for name, value in expected.items():
+            value.copy_(0.7 * value + 0.3 * weights[name] if value.is_floating_point() else weights[name])
+
+    training.state.schedule.step = step
+    rows = list(training.epochs())
+    averaged = training.state.average.module.state_dict()
+    assert averaged.keys() == expected.keys()
+    assert all(torch.allclose(value, expected[name], atol=1e-6) for name, value in averaged.items())
+    plain, _ = train(changed(SPEC, epochs=2), data)
+    assert [row.train_loss for row in rows] == [row["train_loss"] for row in plain]
+    assert rows[-1].val_loss != plain[-1]["val_loss"]
+
+
+def test_averaged_weights_are_resumed_bit_identically(data, tmp_path):
+    spec = changed(SPEC, ema_decay=0.9, epochs=3)
+    whole = start(spec, data)
+    rows = list(whole.epochs())
+    store = CheckpointStore(tmp_path)
+    stop_within_second_epoch(start(spec, data, store=store))
+    resumed = start(spec, data, store=store)
+    assert resumed.state.progress.step == 1
+    list(resumed.epochs())
+    assert [row.val_loss for row in resumed.history] == [row.val_loss for row in rows]
+    for mine, other in ((resumed.module, whole.module), (resumed.state.average.module, whole.state.average.module)):
+        assert all(torch.equal(value, other.state_dict()[name]) for name, value in mine.state_dict().items())
+
+
+# ---- patience
+
+
+def test_a_training_ends_when_its_metric_does_not_improve(data, tmp_path):
+    """The training loss falls: with mode max, the first epoch stays the best."""
+    spec = changed(LEARNER, monitor="train_loss", monitor_mode="max", patience=2)
+    store = CheckpointStore(tmp_path)
+    training = start(spec, data, store=store)
+    assert [row.epoch for row in training.epochs()] == [1, 2, 3]
+    assert (training.state.best_epoch, training.is_complete) == (1, True)
+    again = start(spec, data, store=store)
+    assert again.is_complete
+    assert list(again.epochs()) == []
+
+
+def test_a_training_that_improves_is_not_ended(data):
+    rows, _ = train(changed(LEARNER, monitor="train_loss", patience=1), data)
+    assert len(rows) == LEARNER.epochs
