@@ -1,0 +1,121 @@
+"""Check the training loop on one GPU, and measure its speed.
+
+    export PYTHONPATH=tools:scripts
+    python -m gpu_check                     # `correct`, then `speed`, within --minutes
+    python -m gpu_check correct             # numerics, host syncs, resuming, out of memory, compile, DDP, programs
+    python -m gpu_check speed               # ResNet-50 on 64x64 images, and the small ResNets of the depth sweep
+    python -m gpu_check whatif              # a profile, fused models, trainings that share the GPU
+    python -m gpu_check one NAME [NAME...]  # single checks; `one` without a name lists them
+
+Without a GPU it ends with exit code 2, unless --toy is given: then everything runs at toy size on the CPU, which tests
+only this program. The exit code is 1 if a check fails or has no time left. Missed goals of speed do not change it. All
+findings are also in <out>/gpu_check_<what>.json, and as Markdown tables at the end of the output.
+"""
+
+import argparse
+import faulthandler
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from gpu_check import compilation, correctness, programs, ranks, speed, whatif
+from gpu_check.report import Report
+from gpu_check.rig import Rig, free_memory
+
+Check = Callable[[Rig], None]
+# In the order in which they run: what is cheap and what others build on comes first.
+CORRECT: Final[dict[str, Check]] = {
+    "environment": correctness.check_environment,
+    "ceilings": correctness.check_ceilings,
+    "telemetry": correctness.check_telemetry,
+    "data": correctness.check_data,
+    "numerics": correctness.check_numerics,
+    "bad_loss": correctness.check_bad_loss,
+    "fp16": correctness.check_fp16_overflow,
+    "resume": correctness.check_resume,
+    "syncs": correctness.check_host_syncs,
+    "share": correctness.check_memory_share,
+    "one_rank": ranks.check_one_rank,
+    "two_ranks": ranks.check_two_ranks,
+    "launch": programs.check_programs,
+    "compile": compilation.check_compile,
+    "compiled_sweep": compilation.check_compiled_sweep,
+    "memory": correctness.check_out_of_memory,
+}
+SPEED: Final[dict[str, Check]] = {"resnet50": speed.measure_resnet50, "small": speed.measure_small_resnets}
+WHATIF: Final[dict[str, Check]] = {
+    "layouts": whatif.measure_layouts,
+    "profile": whatif.profile_step,
+    "fused": whatif.measure_fused_models,
+    "shared": whatif.measure_shared_gpu,
+}
+GROUPS: Final = {"all": CORRECT | SPEED, "correct": CORRECT, "speed": SPEED, "whatif": WHATIF}
+ALL: Final = CORRECT | SPEED | WHATIF
+HANG_SECONDS: Final = 30  # after the time limit, a check that hangs ends the program with a stack trace
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the checks or measurements; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    if arguments.what == "one" and not arguments.names:
+        print(*ALL, sep="\n")
+        return 0
+    if not (torch.cuda.is_available() or arguments.toy):
+        print("no GPU: nothing was checked. With --toy, everything runs at toy size on the CPU", file=sys.stderr)
+        return 2
+    seconds = 60 * arguments.minutes
+    torch.set_num_threads(1 if arguments.toy else min(8, os.cpu_count() or 1))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    report = Report(arguments.out / f"gpu_check_{arguments.what}.json", seconds=seconds)
+    rig = Rig(torch.device("cpu") if arguments.toy else torch.device("cuda", 0), report)
+    checks = {name: ALL[name] for name in arguments.names} if arguments.what == "one" else GROUPS[arguments.what]
+    with _time_limit(seconds + HANG_SECONDS):
+        for name, check in checks.items():
+            _run(name, check, rig)
+    print(f"\n{report.markdown()}\n")
+    print(f"{len(report.failed)} checks failed", *report.failed, sep="\n  ")
+    return 1 if report.failed else 0
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """End the program with a stack trace if the block takes longer, as when a GPU hangs."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _run(name: str, check: Check, rig: Rig) -> None:
+    """Run one check; an exception is its failure."""
+    if rig.report.remaining_seconds < 0:
+        rig.report.skip(name)
+        return
+    try:
+        check(rig)
+    except Exception:
+        rig.report.check(name, False, traceback.format_exc()[-700:])
+    free_memory()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="?", choices=[*GROUPS, "one"], default="all", help="default: all")
+    parser.add_argument("names", nargs="*", choices=[*ALL, []], metavar="NAME", help="checks of `one`")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")), metavar="DIR")
+    parser.add_argument("--minutes", type=float, default=9.0, help="time limit; what is left then is not run")
+    parser.add_argument("--toy", action="store_true", help="toy size on the CPU, to test this program")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

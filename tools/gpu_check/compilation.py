@@ -1,0 +1,65 @@
+"""Checks of torch.compile in a training: with each option, and over many trials in a process."""
+
+from typing import Any
+
+import torch
+from trainyard.training.warmup import warm_up
+
+from gpu_check.rig import SMALL, Rig, changed, free_memory, start
+
+TOLERANCE = 0.05  # of the mean loss of an epoch, between compiled and eager kernels in bf16
+
+
+def check_compile(rig: Rig) -> None:
+    """A compiled training has the loss of an eager one, with each option."""
+    batch_size = rig.size(128, 16)
+    data = rig.images(count=rig.size(1024, 64), val_count=rig.size(256, 16))
+    spec = changed(SMALL, batch_size=batch_size, precision="bf16")
+    eager = next(start(spec, data).epochs()).train_loss
+    cases: dict[str, dict[str, Any]] = {
+        "bf16": {},
+        "tf32": {"precision": "tf32"},
+        "fp32": {"precision": "fp32"},
+        "accumulation": {"accumulation": 2, "batch_size": batch_size // 2},
+        "activation checkpointing": {"activation_checkpointing": True},
+        "two epochs, clipped": {"epochs": 2, "clip_norm": 1.0},
+    }
+    for name, options in cases.items():
+        torch._dynamo.reset()
+        try:
+            with rig.compiler():
+                trainer = start(changed(spec, compile=True, **options), data)
+                warm_up(trainer)
+                loss = next(trainer.epochs()).train_loss
+        except Exception as error:
+            rig.report.check(f"compile {name}", False, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        else:
+            rig.report.check(f"compile {name}", abs(loss - eager) < TOLERANCE, f"loss {loss:.4f}, eager {eager:.4f}")
+    torch._dynamo.reset()
+
+
+TRIALS = 10  # more than the models that torch.compile by default compiles for one place in the code: 8
+
+
+def check_compiled_sweep(rig: Rig) -> None:
+    """In a process that runs one compiled trial after another, the last one is compiled, and memory is returned."""
+    from torch._dynamo.utils import counters
+
+    data = rig.images(count=rig.size(256, 32), val_count=rig.size(64, 16), side=16)
+    graphs, held_mib = [], []
+    for trial in range(1, TRIALS + 1):
+        counters.clear()
+        model_args = rig.size({"blocks": trial, "width": 16}, {"blocks": 1, "width": trial})
+        spec = changed(SMALL, model_args=model_args, precision="bf16", compile=True)
+        with rig.compiler():
+            trainer = start(changed(spec, batch_size=rig.size(64, 16)), data)
+            warm_up(trainer)
+            list(trainer.epochs())
+        del trainer
+        free_memory()
+        graphs.append(counters["stats"].get("unique_graphs", 0))
+        held_mib.append(torch.cuda.memory_reserved() // 2**20 if rig.has_gpu else 0)
+    torch._dynamo.reset()
+    rig.report.check(
+        "compiled sweep", graphs[-1] > 0, f"graphs compiled by trial {graphs}, MiB held after it {held_mib}"
+    )

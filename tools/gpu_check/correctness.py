@@ -1,0 +1,312 @@
+"""Checks of a training in this process: data, numerics, host syncs, non-finite losses, resuming, memory."""
+
+import contextlib
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from trainyard.config.config import Data
+from trainyard.config.train import Augment
+from trainyard.data.staged import Staged
+from trainyard.packing import gpu_sharing
+from trainyard.training.augment import Augmenter
+from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training.gpu_peaks import gpu_peak
+from trainyard.training.loaders import LoaderSplit, MappedSplit, ResidentSplit, Split, load_input_data
+from trainyard.training.sampler import BatchSizes, training_batches
+from trainyard.training.telemetry import visible_gpus
+from trainyard.training.trainer import Stopped, Trainer
+from trainyard.utils.errors import Diverged
+from trainyard.utils.stop_notice import StopNotice
+
+from gpu_check.models import BAD_STEP
+from gpu_check.rig import (
+    SMALL,
+    CallingSplit,
+    Rig,
+    changed,
+    final_parameters,
+    free_memory,
+    random_images,
+    start,
+    synthetic_images,
+)
+
+AUGMENT = Augment(crop_padding=4, flip=True)
+
+
+def check_environment(rig: Rig) -> None:
+    """Versions, and whether the peak performance of the GPU is known."""
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    versions = f"Python {sys.version.split()[0]}, torch {torch.__version__}, cuDNN {cudnn}"
+    rig.report.inform("environment", f"{versions}, {rig.gpu_name}, {os.cpu_count()} CPUs")
+    if rig.has_gpu:
+        rig.report.check("peak performance", gpu_peak(rig.gpu_name) is not None, gpu_peak(rig.gpu_name) or "unknown")
+
+
+def check_ceilings(rig: Rig) -> None:
+    """The memory bandwidth of a copy, and the arithmetic throughput of a bf16 matrix product."""
+    size = rig.size(2**30, 2**16)
+    source = torch.empty(size, dtype=torch.uint8, device=rig.device)
+    target = torch.empty_like(source)
+    bandwidth = 2 * size / seconds_of(lambda: target.copy_(source), rig, repeats=20)
+    side = rig.size(8192, 64)
+    matrix = torch.randn(side, side, device=rig.device, dtype=torch.bfloat16)
+    flops = 2 * side**3 / seconds_of(lambda: matrix @ matrix, rig, repeats=10)
+    rig.report.inform("ceilings", f"copy {bandwidth / 1e12:.2f} TB/s, bf16 matmul {flops / 1e12:.0f} TFLOP/s")
+
+
+def seconds_of(work: Callable[[], object], rig: Rig, *, repeats: int) -> float:
+    """Mean duration of a piece of work, after three that do not count."""
+    for _ in range(3):
+        work()
+    wait_for(rig)
+    began = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    wait_for(rig)
+    return (time.perf_counter() - began) / repeats
+
+
+def wait_for(rig: Rig) -> None:
+    """Wait until the GPU has finished all work."""
+    if rig.has_gpu:
+        torch.cuda.synchronize()
+
+
+def check_telemetry(rig: Rig) -> None:
+    """NVML finds the GPU by torch's UUID."""
+    with visible_gpus() as gpus:
+        rows = [gpu.sample() for gpu in gpus]
+    if rig.has_gpu:
+        rig.report.check("telemetry", bool(rows), rows or "NVML reports no GPU")
+    else:
+        rig.report.inform("telemetry", "needs a GPU")
+
+
+LOSS_TOLERANCE = {"fp32": 2e-3, "tf32": 1e-2, "bf16": 5e-2, "fp16": 3e-2}
+
+
+def check_numerics(rig: Rig) -> None:
+    """The mean loss of an epoch in each precision is close to that of a CPU in fp32."""
+    images: dict[str, Any] = {"count": 640, "val_count": 128, "side": rig.size(16, 8)}
+    device, on_cpu = rig.images(**images), synthetic_images(torch.device("cpu"), **images)
+    for optimizer, lr in (("sgd", 0.02), ("adamw", 0.002)):
+        augment = Augment(crop_padding=2, flip=True)
+        spec = changed(SMALL, optimizer=optimizer, lr=lr, augment=augment, clip_norm=5.0, weight_decay=1e-4)
+        expected = next(start(changed(spec, precision="fp32"), on_cpu).epochs()).train_loss
+        for precision in rig.size(list(LOSS_TOLERANCE), ["bf16"]):
+            loss = next(start(changed(spec, precision=precision), device).epochs()).train_loss
+            close = abs(loss - expected) < LOSS_TOLERANCE[precision]
+            rig.report.check(f"numerics {optimizer} {precision}", close, f"{loss:.5f}, on a CPU {expected:.5f}")
+
+
+class _OwnDataset(torch.utils.data.Dataset[tuple[NDArray[np.uint8], int]]):
+    """Images as a user's own dataset gives them, one at a time."""
+
+    def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:
+        self._images, self._labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[NDArray[np.uint8], int]:
+        return self._images[index], int(self._labels[index])
+
+
+def check_data(rig: Rig) -> None:
+    """Augmented batches are bit-identical to those of a CPU on each of the three paths to the device."""
+    images, labels = random_images((1000, 32, 32, 3), 10)
+    expected = _augmented(ResidentSplit(images, labels, torch.device("cpu")))
+    splits: dict[str, Split] = {
+        "resident": ResidentSplit(images, labels, rig.device),
+        "prefetched": MappedSplit(images, labels, rig.device, prefetch=2),
+        "loaded": LoaderSplit(_OwnDataset(images, labels), rig.device, Data(workers=2)),
+    }
+    for name, split in splits.items():
+        pairs = zip(expected, _augmented(split), strict=True)
+        same = all(torch.equal(ours, theirs) for ours, theirs in pairs)
+        rig.report.check(f"data {name}", same, "bit-identical to a CPU" if same else "differs from a CPU")
+
+
+def _augmented(split: Split) -> list[Tensor]:
+    """The augmented images and the labels of all batches of an epoch, on the CPU."""
+    order = training_batches(len(split), BatchSizes(per_rank=96, micro=96), rank=0, seed=0, epoch=1)
+    augment = Augmenter(AUGMENT, size=len(split), seed=0, epoch=1)
+    batches = list(split.batches(order))
+    return [each.cpu() for batch in batches for each in (augment(batch.pixels, batch.indices), batch.labels)]
+
+
+FIRST_WATCHED = 5  # the steps before it allocate memory and select kernels
+
+
+def check_host_syncs(rig: Rig) -> None:
+    """No operation of a step waits for the GPU, according to torch's sync debug mode."""
+    if not rig.has_gpu:
+        rig.report.inform("host syncs", "needs a GPU")
+        return
+    spec = changed(SMALL, precision="bf16", augment=AUGMENT, clip_norm=1.0)
+    for name in ("resident", "prefetched"):
+        data = rig.images(prefetched=name == "prefetched")
+        last = len(data.train) // spec.batch_size - 1
+        calls = {
+            FIRST_WATCHED: lambda: torch.cuda.set_sync_debug_mode("warn"),
+            last: lambda: torch.cuda.set_sync_debug_mode("default"),
+        }
+        watched = replace(data, train=CallingSplit(data.train, calls))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            next(start(spec, watched).epochs())
+        found = {f"{Path(each.filename).name}:{each.lineno}" for each in caught if "synchroniz" in str(each.message)}
+        rig.report.check(f"host syncs {name}", not found, sorted(found) or f"none in {last - FIRST_WATCHED} steps")
+
+
+def check_bad_loss(rig: Rig) -> None:
+    """A loss that is not finite ends the training with its step, and its update is cancelled on the device."""
+    trainer = start(changed(SMALL, model="gpu_check.models:bad_step", model_args={}, precision="bf16"), rig.images())
+    try:
+        next(trainer.epochs())
+    except Diverged as error:
+        finite = all(bool(parameter.isfinite().all()) for parameter in trainer.module.parameters())
+        rig.report.check(
+            "bad loss", f"step {BAD_STEP} " in str(error) and finite, f"{error}; all weights are finite: {finite}"
+        )
+    else:
+        rig.report.check("bad loss", False, "the training went on")
+
+
+def check_fp16_overflow(rig: Rig) -> None:
+    """The scaler skips the first steps of fp16, as with real networks; the state of the optimizer stays finite."""
+    for optimizer in ("sgd", "adamw"):
+        spec = changed(SMALL, precision="fp16", optimizer=optimizer, lr=0.005, epochs=rig.size(2, 1))
+        trainer = start(spec, rig.images(count=rig.size(2048, 320)))
+        scaler = trainer.state.scaler
+        scaler.load_state_dict(scaler.state_dict() | {"scale": 2.0**24})
+        freed = [torch.full((2**20,), 1e4, device=rig.device) for _ in range(64)]  # the allocator returns it again
+        del freed
+        try:
+            loss = list(trainer.epochs())[-1].train_loss
+        except Diverged as error:
+            rig.report.check(f"fp16 overflow {optimizer}", False, error)
+            continue
+        states = trainer.state.optimizer.state.values()
+        largest = max(float(value.abs().max()) for state in states for key, value in state.items() if key != "step")
+        seen = f"train loss {loss:.3f}, largest value in the state of the optimizer {largest:.3g}"
+        rig.report.check(f"fp16 overflow {optimizer}", loss < 3 and largest < 100, seen)
+
+
+def check_resume(rig: Rig) -> None:
+    """A training that is stopped within an epoch and resumed equals one that is not, with deterministic kernels."""
+    for deterministic in (False, True):
+        torch.backends.cudnn.deterministic = deterministic
+        try:
+            whole, again, (resumed, step) = _trained(rig), _trained(rig), _interrupted(rig)
+        finally:
+            torch.backends.cudnn.deterministic = False
+        runs, difference = (float((whole - other).abs().max()) for other in (again, resumed))
+        seen = (
+            f"stopped after step {step}; largest difference of two runs {runs:.2g}, of a resumed one {difference:.2g}"
+        )
+        if deterministic:
+            rig.report.check("resume, deterministic", difference == 0, seen)
+        else:
+            rig.report.inform("resume", seen)
+
+
+STOPPED_AT = 9  # batch at which the training is told to stop, counted from 0
+_RESUMED = changed(SMALL, precision="bf16", epochs=2, augment=Augment(flip=True))
+
+
+def _trained(rig: Rig) -> Tensor:
+    """The parameters after a training."""
+    trainer = start(_RESUMED, rig.images())
+    list(trainer.epochs())
+    return final_parameters(trainer)
+
+
+def _interrupted(rig: Rig) -> tuple[Tensor, int]:
+    """The parameters after a training that was interrupted once, and the step after which it was."""
+    data, notice = rig.images(), StopNotice()
+    stopping = replace(data, train=CallingSplit(data.train, {STOPPED_AT: notice.give}))
+    with tempfile.TemporaryDirectory() as folder:
+        store = CheckpointStore(Path(folder) / "checkpoints")
+        first = start(_RESUMED, stopping, store=store, notice=notice)
+        with contextlib.suppress(Stopped):
+            list(first.epochs())
+        second = start(_RESUMED, data, store=store)
+        list(second.epochs())
+    return final_parameters(second), first.state.progress.step
+
+
+MEMORY_LIMIT_BYTES = 6 * 2**30
+
+
+def check_out_of_memory(rig: Rig) -> None:
+    """A micro-batch that does not fit the memory is halved until it does."""
+    if not rig.has_gpu:
+        rig.report.inform("out of memory", "needs a GPU")
+        return
+    data = rig.images(count=8192, side=64, classes=200)
+    spec = changed(SMALL, model="resnet50", model_args={}, batch_size=4096, precision="bf16", lr=0.01)
+    torch.cuda.set_per_process_memory_fraction(MEMORY_LIMIT_BYTES / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        for compiled in (False, True):
+            free_memory()
+            _check_halving(rig, start(changed(spec, compile=compiled), data))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch._dynamo.reset()
+
+
+def _check_halving(rig: Rig, trainer: Trainer) -> None:
+    loss, micro = next(trainer.epochs()).train_loss, trainer.batch.micro
+    passed = micro < trainer.spec.batch_size and math.isfinite(loss)
+    name = f"out of memory, compile: {str(trainer.spec.compile).lower()}"
+    peak = torch.cuda.max_memory_reserved() / 2**30
+    rig.report.check(name, passed, f"micro-batches of {micro}, train loss {loss:.3f}, peak {peak:.1f} GiB")
+
+
+SHARE = 0.05  # of the memory of the GPU
+
+
+def check_memory_share(rig: Rig) -> None:
+    """Images stay on the GPU only if they fit the share of a trial that shares it."""
+    if not rig.has_gpu:
+        rig.report.inform("memory share", "needs a GPU")
+        return
+    share = SHARE * torch.cuda.get_device_properties(0).total_memory
+    gpu_sharing.limit_gpu_memory(SHARE)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            load_input_data(_black_images(Path(folder), size_bytes=1.2 * share), rig.device)
+    except torch.OutOfMemoryError as error:
+        rig.report.check("memory share", False, error)
+    else:
+        rig.report.check(
+            "memory share", True, f"images larger than the share of {share / 2**30:.1f} GiB are prefetched"
+        )
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def _black_images(folder: Path, *, size_bytes: float) -> Staged:
+    """A staged dataset in sparse files, which take no space on the disk."""
+    shape = (64, 64, 3)
+    for split, count in (("train", int(size_bytes) // math.prod(shape)), ("val", 16)):
+        np.lib.format.open_memmap(folder / f"{split}-images.npy", mode="w+", dtype=np.uint8, shape=(count, *shape))
+        np.lib.format.open_memmap(folder / f"{split}-labels.npy", mode="w+", dtype=np.int64, shape=(count,))
+    meta = {"kind": "images", "mean": [127.0] * 3, "std": [73.0] * 3, "shape": shape, "classes": ["a", "b"]}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return Staged(folder)

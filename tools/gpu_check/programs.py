@@ -1,0 +1,43 @@
+"""The check of Trainyard's own programs: stage, and train a scaling study with torchrun, telemetry and summary."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpu_check.rig import Rig
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+TIMEOUT_SECONDS = 150
+SHOWN = ("images_per_second", "step_ms_p50", "data_wait_fraction", "mfu", "roofline_images_per_second", "gpu0_peak_mib",
+         "startup_seconds", "warmup_seconds", "train_seconds", "checkpoint_seconds", "device")  # fmt: skip
+
+
+def check_programs(rig: Rig) -> None:
+    """The programs stage a dataset and train on it, and write a summary."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.yaml").write_text(yaml.safe_dump(_config(rig)))
+        for program, *options in (("stage", "--dataset", "d"), ("train", "--study", "s", "--scale", "1x1")):
+            command = [sys.executable, str(SCRIPTS / f"{program}.py"), "--config", "config.yaml", *options]
+            timeout = max(1.0, min(TIMEOUT_SECONDS, rig.report.remaining_seconds))
+            done = subprocess.run(command, cwd=folder, text=True, capture_output=True, timeout=timeout)
+            if done.returncode:
+                rig.report.check(f"program {program}", False, (done.stdout + done.stderr)[-600:])
+                return
+        summary = json.loads((folder / "results/scaling/s/1x1/summary.json").read_text())
+        rig.report.check("programs", True, {name: summary[name] for name in SHOWN})
+
+
+def _config(rig: Rig) -> dict[str, Any]:
+    images = rig.size(
+        {"images": 20_000, "val_images": 1000, "height": 64, "width": 64},
+        {"images": 64, "val_images": 16, "height": 8, "width": 8},
+    )
+    train = rig.size({"model": "resnet50", "batch_size": 512, "precision": "bf16"}, {"batch_size": 16})
+    study = {"dataset": "d", "train": {**train, "epochs": 3}, "scales": ["1x1"], "cpus_per_gpu": rig.size(8, 1)}
+    return {"datasets": {"d": {"source": "synthetic", "classes": 20, **images}}, "scaling": {"s": study}}

@@ -1,0 +1,127 @@
+"""Throughput of ResNet-50 on 64x64 images and of the small ResNets of the depth sweep, in Trainyard's own loop."""
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from trainyard.config.train import Augment, Train
+from trainyard.training.augment import Augmenter
+from trainyard.training.flops import gpu_utilization, model_cost
+from trainyard.training.loaders import InputData
+from trainyard.training.sampler import training_batches
+from trainyard.training.trainer import Trainer
+from trainyard.training.warmup import warm_up
+
+from gpu_check.correctness import wait_for
+from gpu_check.rig import Rig, changed, free_memory, start
+
+GOALS = {"H200": 40_000, "H100": 27_000}  # ResNet-50, 64x64, bf16: images per second, by a part of the GPU's name
+TOY_MODEL = {"model_args": {"blocks": 2, "width": 8}}
+HOST_STEPS = 12
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A training whose throughput is measured."""
+
+    name: str
+    spec: Train
+    data: InputData
+    goal: int | None = None  # images per second
+    epochs: int = 3  # the first one does not count
+
+
+def measure_resnet50(rig: Rig) -> None:
+    """ResNet-50 on 64x64 images: the goal, and what changes it."""
+    data = rig.images(side=64, count=rig.size(100_000, 64), val_count=2000, classes=200)
+    model: dict[str, Any] = rig.size({"model": "resnet50"}, TOY_MODEL)
+    spec = Train(**model, precision="bf16", lr=0.05, batch_size=rig.size(1024, 16))
+    goal = next((speed for name, speed in GOALS.items() if name in rig.gpu_name), None)
+    for batch_size in rig.size((512, 1024), (16,)):
+        measure(rig, Measurement(f"ResNet-50, batch {batch_size}", changed(spec, batch_size=batch_size), data, goal))
+    augment = Augment(crop_padding=4, flip=True)
+    options_by_name: dict[str, dict[str, Any]] = {
+        "compile": {"compile": True},
+        "crop and flip": {"augment": augment},
+        "fp16": {"precision": "fp16", "lr": 0.01},
+    }
+    for name, options in options_by_name.items():
+        measure(rig, Measurement(f"ResNet-50, {name}", changed(spec, **options), data, goal))
+    torch.backends.cudnn.benchmark = True
+    measure(rig, Measurement("ResNet-50, cudnn.benchmark", spec, data, goal))
+    torch.backends.cudnn.benchmark = False
+    del data
+    prefetched = rig.images(side=64, count=rig.size(100_000, 64), val_count=512, classes=200, prefetched=True)
+    measure(rig, Measurement("ResNet-50, prefetched images", spec, prefetched, goal, epochs=2))
+
+
+def measure_small_resnets(rig: Rig) -> None:
+    """The depth sweep and CIFAR-like trials, whose kernels are too short to hide their launches."""
+    shapes = rig.size([(8, 1, 64, (4, 20, 80)), (32, 3, 128, (8,))], [(8, 1, 16, (4,))])
+    for side, channels, batch_size, depths in shapes:
+        data = rig.images(side=side, channels=channels, count=rig.size(60, 4) * batch_size, val_count=batch_size)
+        for blocks in depths:
+            model_args = {"blocks": blocks, "width": rig.size(32, 8)}
+            spec = Train(model="resnet", model_args=model_args, batch_size=batch_size, precision="bf16", lr=0.01)
+            measure(rig, Measurement(f"{blocks} blocks, {side}x{side}, batch {batch_size}", spec, data))
+
+
+def measure(rig: Rig, what: Measurement, *, table: str = "speed") -> None:
+    """Add a row: images per second of all epochs but the first, and what limits them."""
+    if rig.report.remaining_seconds < 0:
+        rig.report.inform(what.name, "not measured: no time was left")
+        return
+    free_memory()
+    if what.spec.compile:
+        torch._dynamo.reset()
+    try:
+        with rig.compiler():
+            row = _row(rig, what)
+    except Exception as error:
+        rig.report.check(what.name, False, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+    else:
+        rig.report.add_row(table, row)
+
+
+def _row(rig: Rig, what: Measurement) -> dict[str, Any]:
+    if rig.has_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    trainer = start(changed(what.spec, epochs=what.epochs), what.data)
+    warmed = warm_up(trainer)
+    rows = list(trainer.epochs())[1:]
+    rate = statistics.median(row.images_per_second for row in rows)
+    cost = model_cost(what.spec, shape=what.data.shape, classes=what.data.classes, precision=trainer.precision)
+    use = gpu_utilization(cost, images_per_second=rate, gpus=1, precision=trainer.precision, device_name=rig.gpu_name)
+    reached = f"{'reached' if rate >= what.goal else 'missed'}: {what.goal:,}" if what.goal else ""
+    return {
+        "what": what.name,
+        "img/s": f"{rate:,.0f}",
+        "goal": reached,
+        "step p50 (ms)": f"{rows[-1].step_ms_p50:.3f}",
+        "p95": f"{rows[-1].step_ms_p95:.3f}",
+        "host (ms)": f"{1e3 * host_seconds(rig, trainer):.3f}",
+        "MFU": f"{use['mfu']:.1%}" if use["mfu"] else "",
+        "roofline (img/s)": f"{use['roofline_images_per_second']:,.0f}" if use["roofline_images_per_second"] else "",
+        "memory (GiB)": f"{torch.cuda.max_memory_allocated() / 2**30:.1f}" if rig.has_gpu else "",
+        "warm-up (s)": f"{warmed.seconds:.1f}",
+    }
+
+
+def host_seconds(rig: Rig, trainer: Trainer) -> float:
+    """Seconds that the host takes to launch one step on an idle GPU: no step can be shorter."""
+    spent = []
+    size = len(trainer.data.train)
+    order = training_batches(size, trainer.batch, rank=0, seed=0, epoch=99)
+    augment = Augmenter(trainer.spec.augment, size=size, seed=0, epoch=99)
+    batches = trainer.data.train.batches(order)
+    trainer.model.train()
+    for _ in range(min(HOST_STEPS, trainer.steps)):
+        wait_for(rig)
+        began = time.perf_counter()
+        trainer._step(batches, augment)
+        spent.append(time.perf_counter() - began)
+    batches.close()
+    wait_for(rig)
+    return statistics.median(spent)
