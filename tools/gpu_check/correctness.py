@@ -53,7 +53,7 @@ def check_environment(rig: Rig) -> None:
     versions = f"Python {sys.version.split()[0]}, torch {torch.__version__}, cuDNN {cudnn}"
     rig.report.inform("environment", f"{versions}, {rig.gpu_name}, {os.cpu_count()} CPUs")
     if rig.has_gpu:
-        rig.report.check("peak performance", gpu_peak(rig.gpu_name) is not None, gpu_peak(rig.gpu_name) or "unknown")
+        rig.report.inform("peak performance", gpu_peak(rig.gpu_name) or "unknown: no MFU and no roofline")
 
 
 def check_ceilings(rig: Rig) -> None:
