@@ -46,7 +46,9 @@ class Rig:
 
     def compiler(self) -> AbstractContextManager[object]:
         """A context with torch.compile; for a toy without code generation, which takes half a minute on a CPU."""
-        return nullcontext() if self.has_gpu else mock.patch("torch.compile", partial(torch.compile, backend="eager"))
+        if self.has_gpu:
+            return nullcontext()
+        return mock.patch("torch.compile", partial(torch.compile, backend="aot_eager"))
 
     def images(self, side: int = 32, **sizes: Any) -> InputData:
         """Synthetic images (see `synthetic_images`) on this device; without a GPU, few of 8x8 pixels."""
