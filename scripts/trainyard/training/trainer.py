@@ -18,6 +18,7 @@ from trainyard.config.train import Train
 from trainyard.training import models, monitor, optimizers, precision
 from trainyard.training.activation_checkpointing import checkpoint_blocks
 from trainyard.training.augment import Augmenter
+from trainyard.training.batch_counts import count_batches_together
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.compilation import ModelWithLoss, compile_step
 from trainyard.training.epoch_metrics import EpochMetrics
@@ -331,6 +332,8 @@ def _build_module(spec: Train, data: InputData, group: Group, *, channels_last: 
         else:
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
     freeze(module, spec.freeze)  # after the conversion, which makes new modules
+    if models.is_known(spec.model):
+        count_batches_together(module)
     if spec.activation_checkpointing:
         checkpoint_blocks(module)
     return module

@@ -27,9 +27,15 @@ BUILT_BY_SHAPE = [name for name in torchvision_models.list_models(module=torchvi
 @pytest.mark.parametrize("name", BUILT_BY_SHAPE)
 @pytest.mark.parametrize("shape", [(64, 64, 3), (28, 28, 1)], ids=["64 RGB", "28 grey"])
 def test_every_model_of_torchvision_takes_small_and_grey_images(name, shape):
+    """And uses each of its batch-normalization layers once, which `count_batches_together` relies on."""
+    used = []
     with torch.device("meta"):
         model = build(name, shape)
+        norms = [module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
+        for norm in norms:
+            norm.register_forward_hook(lambda module, inputs, output: used.append(module))
         assert model(torch.zeros(2, shape[2], *shape[:2])).shape == (2, 7)
+    assert len(used) == len(norms) == len(set(used))
 
 
 @pytest.mark.parametrize("name", ["regnet_x_400mf", "regnet_y_400mf"])
