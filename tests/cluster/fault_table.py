@@ -317,7 +317,7 @@ SWEEP = [
     Fault("Ray's head killed", kill_ray("gcs_server", on="driver"), 120, nodes=2),
     Fault("Ray on a node killed", kill_ray("raylet", on="other"), 120, nodes=2),
     Fault("host lost", lose_host, 120, nodes=2, says=("the worker's process ended|node",), quick=True),
-    Fault("host cut off the network", cut_off(), 180, nodes=2),
+    Fault("host cut off the network", cut_off(), 240, nodes=2),
     Fault("host cut off the network for 90 s", cut_off(seconds=90), 240, nodes=2),
     Fault("slurmd killed", kill_slurmd, 60, nodes=2),
     Fault("slurmstepd killed", kill_slurmstepd, 120),

@@ -2,13 +2,18 @@
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.sweep_state import SweepState
 from trainyard.programs.metrics import UNREADABLE_REMEDY
-from trainyard.utils.errors import UserError, mentions_full_disk
+from trainyard.utils.errors import UserError, mentions_full_disk, mentions_held_folder
 
 SHOWN_FAILURES = 5
+OUTER_REASONS = (  # that an error mentions, what it says of trials, and the remedy
+    (mentions_full_disk, "had no space on the disk", "make room (`df -h` and `quota -s` show what is used)"),
+    (mentions_held_folder, "are still running elsewhere", "wait until their processes have ended, or end them"),
+)
 log = logging.getLogger(__name__)
 
 
@@ -28,13 +33,23 @@ def check_sweep(state: SweepState) -> None:
             f"sweep {state.name}: {len(state.unfinished)} of {len(state.trials)} trials are without a result; "
             "the others are kept: correct the error and run the same command"
         )
-    if full := [name for name in failed if mentions_full_disk(state.attempts[name][-1].error)]:
-        raise UserError(
-            f"sweep {state.name}: {len(full)} of {len(state.trials)} trials had no space on the disk; the others are "
-            "kept: make room (`df -h` and `quota -s` show what is used), then run the same command"
-        )
+    _check_outer_reasons(state, [state.attempts[name][-1].error for name in failed])
     counts = _count_ends(state)
     _check_enough_succeeded(state, failed, counts[TrialStatus.FINISHED] + counts[TrialStatus.STOPPED])
+
+
+def _check_outer_reasons(state: SweepState, errors: Sequence[str]) -> None:
+    """Check that no trial failed for a reason that is not its own.
+
+    Raises:
+        UserError: one did, and would succeed once the reason has gone.
+    """
+    for mentions, what, remedy in OUTER_REASONS:
+        if count := sum(map(mentions, errors)):
+            raise UserError(
+                f"sweep {state.name}: {count} of {len(state.trials)} trials {what}; the others are kept: {remedy}, "
+                "then run the same command"
+            )
 
 
 def summarize_sweep(state: SweepState) -> str:

@@ -22,7 +22,9 @@ from trainyard.utils.files import LockHeldError, hold_inheritable_lock
 GUARD_PROGRAM: Final = Path(__file__).with_name("guard.py")
 TREE_VARIABLE: Final = "TRAINYARD_TREE"  # in the environment of a program and of all its descendants
 KILL_SECONDS: Final = 10.0  # after SIGKILL, before an error reports that a program does not end
-CLAIM_SECONDS: Final = 10.0  # after the grace period of an earlier attempt, before its folder counts as in use
+# After the grace period of an earlier attempt, before its folder counts as in use. On a node that is cut off the
+# network, Ray ends its workers once its head has not answered for a minute.
+CLAIM_SECONDS: Final = 100.0
 
 
 class FolderClaim:

@@ -49,6 +49,11 @@ def storage_error(error: OSError, path: Path | str | None = None) -> StorageErro
     return found
 
 
+def mentions_held_folder(message: str) -> bool:
+    """Whether an error says that another process uses a folder: a `LockHeldError`."""
+    return " is in use by " in message
+
+
 def mentions_full_disk(message: str) -> bool:
     """Whether the error of a program says that the disk or the quota is full."""
     return any(os.strerror(number) in message for number in (errno.ENOSPC, errno.EDQUOT))

@@ -1,5 +1,7 @@
 """Whether the results of a sweep are complete enough for its tables."""
 
+from pathlib import Path
+
 import pytest
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
@@ -7,6 +9,7 @@ from trainyard.packing.completeness import check_sweep
 from trainyard.planning.journal import Ended, Journal, Started
 from trainyard.planning.plan import plan_sweep
 from trainyard.utils.errors import UserError
+from trainyard.utils.files import held_error
 
 SWEEP = {"function": "os:getcwd", "grid": {"lr": [0.1, 0.2, 0.3]}}
 
@@ -31,9 +34,14 @@ def test_a_sweep_with_a_few_failed_trials_is_complete(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "error", ["OSError: [Errno 28] No space left on device", "[Errno 122] Disk quota exceeded: 'x'"]
+    ("error", "says"),
+    [
+        ("OSError: [Errno 28] No space left on device", "had no space on the disk"),
+        ("[Errno 122] Disk quota exceeded: 'x'", "had no space on the disk"),
+        (str(held_error(Path("trials/a"), "process 7 on n2")), "are still running elsewhere"),
+    ],
 )
-def test_a_sweep_is_not_complete_if_a_trial_had_no_space_on_the_disk(tmp_path, error):
+def test_a_sweep_is_not_complete_if_a_trial_failed_for_a_reason_that_is_not_its_own(tmp_path, error, says):
     state = swept(tmp_path, error)
-    with pytest.raises(UserError, match=r"sweep s: 1 of 3 trials had no space on the disk; .* run the same command"):
+    with pytest.raises(UserError, match=rf"sweep s: 1 of 3 trials {says}; .*, then run the same command"):
         check_sweep(state)

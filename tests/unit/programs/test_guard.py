@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from slurm_cluster.waiting import wait_until
-from trainyard.programs.process import ProcessGuard, claim_folder
+from trainyard.programs.process import CLAIM_SECONDS, ProcessGuard, claim_folder
 from trainyard.utils import files
 from trainyard.utils.files import LockHeldError
 from yard import ROOT
@@ -41,7 +41,7 @@ OWNER = """
 import json, os, sys
 sys.path.insert(0, {scripts!r})
 from pathlib import Path
-from trainyard.programs.process import ProcessGuard, claim_folder
+from trainyard.programs.process import CLAIM_SECONDS, ProcessGuard, claim_folder
 folder = Path(sys.argv[1])
 with claim_folder(folder, owner="trial t1", grace_seconds=0.5) as claimed:
     line = ["/bin/sh", "-c", f"python3 {{folder}}/hold.py 1 && true"]
@@ -151,7 +151,7 @@ def test_an_owner_whose_guards_were_killed_can_start_the_next_program(folder):
 
 
 def test_the_error_of_a_second_attempt_names_the_process_in_its_folder(folder, running):
-    with pytest.raises(LockHeldError) as error, claim_folder(folder, owner="trial t1", grace_seconds=-10.0):
+    with pytest.raises(LockHeldError) as error, claim_folder(folder, owner="trial t1", grace_seconds=-CLAIM_SECONDS):
         pass
     owner = running["owner"].pid
     assert str(error.value).startswith(f"{folder} is in use by process {owner} on {os.uname().nodename} since ")
