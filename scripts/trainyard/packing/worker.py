@@ -15,7 +15,9 @@ from ray.exceptions import RayError
 from trainyard.cluster import host, slurm_allocation
 from trainyard.config.train import Train
 from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trials import Trial
 from trainyard.config.user_programs import UserProgram
+from trainyard.config.weights import WeightsError
 from trainyard.packing import gpu_health, gpu_sharing, stop_request
 from trainyard.packing.messages import (
     CheckpointResumed,
@@ -251,6 +253,8 @@ class Worker:
             halvings.append(MicroBatchHalved(batch.micro, batch.accumulation))
 
         spec = Train.model_validate(request.spec)
+        assert self._dataset is not None
+        _check_weights(spec, request.trial, self._dataset.digest)
         return Trainer(
             spec,
             self._data,
@@ -263,6 +267,12 @@ class Worker:
             downloads=self._setup.data.downloads,
             on_halved=note,
         )
+
+
+def _check_weights(spec: Train, trial: str, dataset_digest: str) -> None:
+    """Raise a WeightsError if the file of the pretrained weights is not the one that is part of the trial's name."""
+    if spec.pretrained is not None and Trial(spec, {}).identity(dataset_digest) != trial:
+        raise WeightsError(f"{spec.pretrained}: has changed since the sweep began: run the sweep again")
 
 
 def _training_metrics(trainer: "Trainer") -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Pretrained weights: a file, or weights that torchvision publishes, loaded into a model with other classes."""
 
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TypeGuard
@@ -10,16 +11,17 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from trainyard.config.train import Train
-from trainyard.config.weights import WeightsError, is_published
-from trainyard.data.downloads import has_checksum
+from trainyard.config.weights import WeightsError, is_published, weights_digest
 from trainyard.data.torchvision_weights import remote_weights, weights_folder
 from trainyard.training.adapted_model import inner_model
-from trainyard.utils.files import expand_path, file_digest
+from trainyard.utils.files import expand_path
 
 # Where training scripts keep the state_dict in their checkpoints; Trainyard's own: `state`, then `module`.
 ENTRIES: Final = ("state", "module", "state_dict", "model_state_dict", "model")
 PREFIXES: Final = ("module.", "_orig_mod.", "model.")  # of DDP, of torch.compile, and of our adapted models
 NAMED: Final = 3  # tensors in a message
+# torchvision renames the layers in its files of DenseNet outside of `load_state_dict`.
+_OLD_DENSENET: Final = re.compile(r"^(.*denselayer\d+\.(?:norm|conv))\.([12]\.\w+)$")
 log = logging.getLogger(__name__)
 
 
@@ -37,28 +39,29 @@ def load_pretrained(model: nn.Module, spec: Train, *, classes: int, downloads: s
     path = weights_file(spec, downloads)
     theirs, inner = _read_state_dict(path), inner_model(model)
     ours = inner.state_dict()
-    skipped = [name for name in theirs if name not in ours]
-    replaced = [name for name in theirs if name in ours and theirs[name].shape != ours[name].shape]
-    missing = [name for name in ours if name not in theirs and not name.endswith("num_batches_tracked")]
-    if len(skipped) == len(theirs):
-        examples = f"it has {_listed(skipped)}, the model has {_listed(list(ours))}"
-        raise WeightsError(f"{path}: no name in it is one of {spec.model}'s: {examples}")
-    unfitting = [name for name in replaced if not _is_output(ours[name], classes, theirs[name])]
-    if unfitting:
-        shapes = f"{tuple(theirs[unfitting[0]].shape)} in the file and {tuple(ours[unfitting[0]].shape)} in the model"
-        raise WeightsError(f"{path}: does not fit {spec.model}: {unfitting[0]} is {shapes}")
-    if absent := [name for name in missing if not _is_output(ours[name], classes)]:
-        raise WeightsError(f"{path}: does not fit {spec.model}: {_listed(absent)} of the model not in it")
-    for name in (*skipped, *replaced):
+    replaced = [name for name in theirs if _is_new_output(theirs[name], ours.get(name), classes)]
+    for name in replaced:
         del theirs[name]
-    inner.load_state_dict(theirs, strict=False)
-    counts = f"{len(theirs)} of {len(ours)} tensors loaded, new output layer: {_listed([*replaced, *missing])}"
-    log.info("pretrained %s (sha256 %s): %s, skipped: %s", path, file_digest(path)[:8], counts, _listed(skipped))
+    try:
+        found = inner.load_state_dict(theirs, strict=False)
+    except (RuntimeError, ValueError) as error:  # the first line of a RuntimeError names the class of the model
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise WeightsError(f"{path}: does not fit {spec.model}: {reason}") from None
+    loaded, skipped = len(theirs) - len(found.unexpected_keys), found.unexpected_keys
+    if not loaded:
+        raise WeightsError(f"{path}: has none of the names of {spec.model}: {_listed(skipped)}, not {_listed([*ours])}")
+    missing = [name for name in found.missing_keys if not name.endswith("num_batches_tracked")]
+    if absent := [name for name in missing if ours[name].shape[:1] != (classes,)]:
+        raise WeightsError(f"{path}: does not fit {spec.model}: {_listed(absent)} of the model not in it")
+    log.info("pretrained %s (sha256 %s): %d of %d tensors loaded, new output layer: %s, skipped: %s",
+             path, weights_digest(str(path))[:8], loaded, len(ours), _listed(missing), _listed(skipped))  # fmt: skip
 
 
-def _is_output(ours: Tensor, classes: int, theirs: Tensor | None = None) -> bool:
-    """Whether a tensor of the model has a row per class, and the one of the file differs in the number of rows only."""
-    return ours.shape[:1] == (classes,) and (theirs is None or theirs.shape[1:] == ours.shape[1:])
+def _is_new_output(theirs: Tensor, ours: Tensor | None, classes: int) -> bool:
+    """Whether a tensor of the file belongs to an output layer of another number of classes."""
+    if ours is None or ours.shape[:1] != (classes,):
+        return False
+    return theirs.shape[:1] != ours.shape[:1] and theirs.shape[1:] == ours.shape[1:]
 
 
 def _listed(names: list[str]) -> str:
@@ -85,7 +88,7 @@ def weights_file(spec: Train, downloads: str) -> Path:
         raise WeightsError(
             f"{path}: no such file: Snakemake's rule `weights` downloads it, or `{program} --config FILE`"
         )
-    if not has_checksum(path, remote.checksum):
+    if not f"sha256:{weights_digest(str(path))}".startswith(remote.checksum):
         raise WeightsError(f"{path}: its checksum is not {remote.checksum}: remove it to download it again")
     return path
 
@@ -107,6 +110,9 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
     for prefix in PREFIXES:
         if all(name.startswith(prefix) for name in found):
             consume_prefix_in_state_dict_if_present(found, prefix)
+    for name in list(found):
+        if old := _OLD_DENSENET.match(name):
+            found[old[1] + old[2]] = found.pop(name)
     return found
 
 
