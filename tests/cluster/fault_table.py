@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import yaml
 from fault_runs import Run, Sweep, Training, processes_named
 from slurm_cluster.waiting import wait_until
 from trainyard.training.checkpoints import CheckpointStore
@@ -231,6 +232,14 @@ def signal_rank(number: int, name: str) -> Step:
     return send
 
 
+def shorten_timeout(run: Training) -> None:
+    """Let ranks wait for each other for 15 s only."""
+    path = run.seen / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    config["scaling"]["s"]["collective_timeout_minutes"] = 0.25
+    path.write_text(yaml.safe_dump(config))
+
+
 def trouble_rank(number: int, code: str) -> Step:
     return lambda run: run.trouble(number, code)
 
@@ -336,12 +345,18 @@ SWEEP = [
 ]
 RAISES = trouble_rank(1, "raise RuntimeError('planned trouble')")
 ENDED = r"rank 1 on n2 ended the training: "
-STOPPED = "only the timeout of the collective ends it: 30 minutes with gloo, 10 minutes with NCCL"
 SKIPPED = ("damaged|skipped",)
 TRAINING = [
     Fault("rank raises", RAISES, 30, job=Training, says=(f"{ENDED}RuntimeError: planned trouble",)),
     Fault("rank killed", signal_rank(1, "KILL"), 30, job=Training, says=(rf"{ENDED}.*SIGKILL",), quick=True),
-    Fault("rank stopped in a collective", signal_rank(1, "STOP"), 60, job=Training, defect=STOPPED),
+    Fault(
+        "rank stopped in a collective",
+        signal_rank(1, "STOP"),
+        60,
+        job=Training,
+        before=shorten_timeout,
+        says=("rank 0 waited in vain .* takes longer than collective_timeout_minutes",),
+    ),
     Fault("host lost", lose_rank_1, 120, job=Training),
     Fault("ports taken", nothing, 60, job=Training, before=take_ports, then=free_ports),
     Fault("NaN on one rank", trouble_rank(1, "factor = float('nan')"), 60, job=Training),

@@ -72,6 +72,13 @@ class Scaling(ProgramOptions, LaunchedScript):
     telemetry_seconds: PositiveFloat = Field(
         5.0, description="Sampling interval of GPU, CPU and memory utilization, in seconds."
     )
+    collective_timeout_minutes: float = Field(
+        10.0,
+        gt=0,
+        le=7 * 24 * 60,
+        description="A training fails when a rank has waited so long for the others in a collective operation. It must "
+        "exceed the time to write a checkpoint; until the first step, it is at least 30 minutes.",
+    )
     retrain: NonNegativeInt = Field(0, description="Increase to train again.")
 
     def runs(self, scale: str) -> list[str]:
@@ -90,6 +97,9 @@ class Scaling(ProgramOptions, LaunchedScript):
                 raise PydanticCustomError("kind", "give train or script, not both")
             if self.find_unused_parameters:
                 raise PydanticCustomError("kind", "find_unused_parameters is for train: a script sets up DDP itself")
+            if "collective_timeout_minutes" in self.model_fields_set:
+                message = "collective_timeout_minutes is for train: a script sets it in init_process_group"
+                raise PydanticCustomError("kind", message)
             self._check_script(self.script)
             return self
         if self.dataset is None:

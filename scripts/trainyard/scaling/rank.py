@@ -41,6 +41,7 @@ from trainyard.utils.stop_notice import StopNotice
 # Files in the folder of the checkpoints, for the next attempt:
 MICRO_BATCH = "micro-batch.json"  # the micro-batch that fits the memory
 WARM_UP = "probe.json"  # the measurements of the warm-up
+STARTUP_MINUTES = 30  # until the first step, in which nodes wait for each other to copy data and to compile
 log = logging.getLogger(__name__)
 
 
@@ -51,11 +52,11 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
         UserError: the scale has a different number of ranks, the deadline was reached, or a signal stopped it.
     """
     notice = notice_to_rank()
-    with rank_failures.record_exception(), process_group() as group:
+    study, folder = _for_repeat(config.scaling[study_name], scale), results / "scaling" / study_name / scale
+    with rank_failures.record_exception(), process_group(traces=folder.absolute()) as group:
         if not group.is_main:
             logging.getLogger().setLevel(logging.WARNING)
-        study = _for_repeat(config.scaling[study_name], scale)
-        _train(config, study, scale, results, group, notice, folder=results / "scaling" / study_name / scale)
+        _train(config, study, scale, results, group, notice, folder=folder)
 
 
 def _train(
@@ -69,6 +70,7 @@ def _train(
         staged = Staged(results / "data" / str(study.dataset))  # a study without `script` has a dataset
         store = _store(study, staged, scale, folder)
         batch = _batch(study, store, group)
+        group.limit_collectives(max(STARTUP_MINUTES, study.collective_timeout_minutes))
         copy = stack.enter_context(local_copy(staged, config.data.local))
         if copy.message:
             log.warning("%s", copy.message)
@@ -91,7 +93,7 @@ def _train(
                 telemetry.enter_context(_telemetry(folder, study, overwrite=trainer.state.is_new))
             if not trainer.is_complete:
                 with _explaining_unused_parameters():
-                    _train_epochs(trainer, store)
+                    _train_epochs(trainer, store, study)
         group.all_gather_object(None)  # wait until all nodes have written their telemetry
         if group.is_main:
             measured = _read_note(store, WARM_UP)
@@ -104,7 +106,7 @@ def _for_repeat(study: Scaling, run: str) -> Scaling:
     return study.model_copy(update={"train": train}) if repeat_of(run) > 1 else study
 
 
-def _train_epochs(trainer: Trainer, store: CheckpointStore) -> None:
+def _train_epochs(trainer: Trainer, store: CheckpointStore, study: Scaling) -> None:
     """Train the remaining epochs."""
     group = trainer.group
     try:
@@ -112,6 +114,7 @@ def _train_epochs(trainer: Trainer, store: CheckpointStore) -> None:
             measured = warm_up(trainer)
             if group.is_main:
                 write_json(store.folder / WARM_UP, asdict(measured))
+        group.limit_collectives(study.collective_timeout_minutes)
         for row in trainer.epochs():
             log.info(epoch_line(row, trainer.spec.epochs))
     except Stopped as error:

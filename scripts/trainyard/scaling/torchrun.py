@@ -34,6 +34,10 @@ from trainyard.training import rank_failures
 
 BACKEND: Final = "trainyard"
 STORE_TIMEOUT: Final = timedelta(minutes=10)  # to import torch on all nodes
+ABORTED: Final = (
+    "NCCL aborts a rank when a collective operation fails, or takes longer than collective_timeout_minutes because "
+    "another rank hangs: the log has NCCL's error, flight-recorder-rank-* beside history.csv what each rank waited for"
+)
 # The option of train.py that is needed here.
 _TRAINING: Final = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
 _TRAINING.add_argument("--config", type=Path)
@@ -126,12 +130,15 @@ def _was_terminated(failure: ProcessFailure) -> bool:
 
 def _failure(rank: int, node: str, failure: ProcessFailure) -> rank_failures.RankFailure:
     raised_at = failure.error_file_data.get("timestamp")  # None: no exception was recorded
+    message = (
+        failure.message if raised_at or failure.exitcode < 0 else f"exit code {failure.exitcode}, no error message"
+    )
+    # NCCL's watchdog aborts the process: often after a failure of another rank, which is then the cause.
+    aborted = failure.exitcode == -signal.SIGABRT
     return rank_failures.RankFailure(
         rank=rank,
         node=node,
-        message=failure.message
-        if raised_at or failure.exitcode < 0
-        else f"exit code {failure.exitcode}, no error message",
+        message=f"{message}; {ABORTED}" if aborted else message,
         time=raised_at or failure.timestamp,
-        killed=failure.exitcode < 0,
+        killed=failure.exitcode < 0 and not aborted,
     )

@@ -5,11 +5,14 @@ import inspect
 import io
 import ipaddress
 import os
+import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -24,6 +27,9 @@ from trainyard.utils.errors import UserError
 # The option of DDP to synchronize buffers in each forward pass; the second name is deprecated since torch 2.13.
 _SYNC_OPTIONS = ("forward_sync_buffers", "broadcast_buffers")
 _SYNC_BUFFERS = next(each for each in _SYNC_OPTIONS if each in inspect.signature(DistributedDataParallel).parameters)
+_set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # older releases
+TIMEOUT: Final = timedelta(minutes=10)  # of collectives, until `Group.limit_collectives`; PyTorch's default for NCCL
+_TIMED_OUT: Final = re.compile("Timed out waiting|Application timeout")  # gloo
 NODE_GPUS = Path("/proc/driver/nvidia/gpus")  # one entry per GPU of the node, also of those that the job cannot use
 
 
@@ -89,6 +95,11 @@ class Group:
         """Start the element-wise minimum over all ranks, in place; returns its work handle, None on a single rank."""
         return dist.all_reduce(values, dist.ReduceOp.MIN, async_op=True) if self.world_size > 1 else None
 
+    def limit_collectives(self, minutes: float) -> None:
+        """Let the collectives from now on fail if a rank does not take part within so many minutes."""
+        if self.world_size > 1:
+            _set_timeout(timedelta(minutes=minutes))
+
     def all_gather_object(self, value: Any) -> list[Any]:
         """The values of all ranks, in the order of ranks: numbers, text, tensors, and lists and dicts of them.
 
@@ -113,19 +124,47 @@ def single_process() -> Group:
 
 
 @contextmanager
-def process_group() -> Iterator[Group]:
-    """Initialize the process group from the environment of torchrun; without torchrun, a single process."""
+def process_group(*, traces: Path | None = None) -> Iterator[Group]:
+    """Initialize the process group from the environment of torchrun; without torchrun, a single process.
+
+    When a collective of NCCL fails or times out, each rank writes what the flight recorder has recorded to
+    `flight-recorder-rank-<rank>` in the folder `traces`.
+    After an error in the block, the process has to exit: the rank does not wait for others, which may never reach
+    `destroy_process_group`.
+
+    Raises:
+        UserError: the GPU of this rank is missing, or is that of another rank; or a collective of gloo has timed out.
+            NCCL aborts the process then.
+    """
     if not is_rank():
         yield single_process()
         return
     local_rank = int(os.environ["LOCAL_RANK"])
     device = _device(local_rank)
     _choose_interface(os.environ["MASTER_ADDR"])
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    if traces:  # read by torch when it first writes one; recording is torch's default
+        os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(traces / "flight-recorder-rank-"))
+    on_gpu = device.type == "cuda"
+    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=TIMEOUT, device_id=device if on_gpu else None)
+    group = Group(rank=dist.get_rank(), local_rank=local_rank, world_size=dist.get_world_size(), device=device)
     try:
-        yield Group(rank=dist.get_rank(), local_rank=local_rank, world_size=dist.get_world_size(), device=device)
-    finally:
-        dist.destroy_process_group()
+        yield group
+    except BaseException as error:
+        _abort()
+        if _TIMED_OUT.search(str(error)):
+            what = "another rank hangs, or takes longer than collective_timeout_minutes"
+            raise UserError(f"rank {group.rank} waited in vain in a collective operation: {what} ({error})") from error
+        raise
+    dist.destroy_process_group()
+
+
+def _abort() -> None:
+    """Start to end the NCCL kernels of this rank, which may wait for others forever. gloo has no such operation.
+
+    In a thread, because `ncclCommAbort` may hang, too (https://github.com/NVIDIA/nccl/issues/1777).
+    """
+    assert dist.group.WORLD is not None
+    threading.Thread(target=dist.group.WORLD.abort, name="aborting the process group", daemon=True).start()
 
 
 def _choose_interface(master: str) -> None:
@@ -145,7 +184,8 @@ def _device(local_rank: int) -> torch.device:
     """The GPU of this rank, made the current device, or the CPU.
 
     Raises:
-        UserError: CUDA_VISIBLE_DEVICES names a GPU, but torch finds none. Training on the CPU instead would hide that.
+        UserError: CUDA_VISIBLE_DEVICES names a GPU, but torch finds none: training on the CPU instead would hide that.
+            Or there are fewer GPUs than ranks: two ranks on one GPU would halve the speed, and NCCL refuses them.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or accelerator.type != "cuda":
@@ -157,7 +197,13 @@ def _device(local_rank: int) -> torch.device:
             )
         keep_freed_memory()
         return torch.device("cpu")
-    device = torch.device("cuda", local_rank % torch.accelerator.device_count())
+    count = torch.accelerator.device_count()
+    if local_rank >= count:
+        raise UserError(
+            f"local rank {local_rank} has no GPU of its own: this process sees {count}; start at most one rank per "
+            "GPU, and let each rank see all GPUs of its node (CUDA_VISIBLE_DEVICES)"
+        )
+    device = torch.device("cuda", local_rank)
     torch.accelerator.set_device_index(device)
     return device
 

@@ -224,6 +224,21 @@ MISTAKES = [
         {"script": "t.py", "find_unused_parameters": True, "scales": ["1x1"]},
         "find_unused_parameters is for train: a script sets up DDP itself",
     ),
+    (
+        "scaling.own",
+        {"script": "t.py", "collective_timeout_minutes": 5, "scales": ["1x1"]},
+        "collective_timeout_minutes is for train: a script sets it in init_process_group",
+    ),
+    (
+        "scaling.study.collective_timeout_minutes",
+        0,
+        "collective_timeout_minutes: input should be greater than 0 (is 0)",
+    ),
+    (
+        "scaling.study.collective_timeout_minutes",
+        1e9,
+        "collective_timeout_minutes: input should be less than or equal to 10080",
+    ),
     ("scaling.own", {"script": "t.py {lr}", "scales": ["1x1"]}, "the script has lr in braces, which is not in `args`"),
     ("scaling.own", {"launcher": "srun", "scales": ["1x1"], "dataset": "digits"}, "launcher is for a script"),
     (

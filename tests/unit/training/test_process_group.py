@@ -1,12 +1,36 @@
-"""The device of a process."""
+"""The device of a process, and how ranks join and leave their process group."""
 
 import os
+import socket
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from trainyard.training import process_group
 from trainyard.training.process_group import single_process
 from trainyard.utils.errors import UserError
+from yard import ROOT
+
+# Rank 0 joins and then takes part in nothing.
+PROGRAM = """
+import argparse, time
+import torch, torch.distributed as dist
+from trainyard.cli import command_line
+from trainyard.training.process_group import process_group
+
+def main(arguments):
+    with process_group() as group:
+        other = dist.new_group()
+        if group.is_main:
+            time.sleep(600)
+        dist.all_reduce(torch.ones(1), group=other, async_op=True)
+        group.limit_collectives(2 / 60)
+        dist.all_reduce(torch.ones(1))
+
+command_line.run_program(main, argparse.Namespace(log_file=None))
+"""
 
 
 def test_a_missing_gpu_is_not_replaced_by_a_cpu(tmp_path, monkeypatch):
@@ -36,3 +60,79 @@ def test_rank_alone_does_not_make_a_process_a_rank(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     with process_group.process_group() as group:
         assert (group.rank, group.world_size) == (0, 1)
+
+
+def test_a_rank_leaves_after_a_timeout_while_another_operation_waits_for_longer(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (tmp_path / "program.py").write_text(PROGRAM)
+    common = {"PYTHONPATH": str(ROOT / "scripts"), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1",
+              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "0"}  # fmt: skip
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, tmp_path / "program.py"],
+            text=True,
+            stdout=subprocess.PIPE,
+            env=os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    try:
+        said, _ = ranks[1].communicate(timeout=120)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert ranks[1].returncode == 1
+    assert "rank 1 waited in vain in a collective operation: another rank hangs" in said
+    assert "Traceback" not in said
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """The calls that initialize CUDA devices and process groups, on a machine with two GPUs."""
+    calls = []
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: calls.append(("device", str(device))))
+    monkeypatch.setattr(
+        process_group.dist, "init_process_group", lambda *args, **options: calls.append((args, options))
+    )
+    monkeypatch.setattr(process_group.dist, "destroy_process_group", lambda: calls.append("destroyed"))
+    monkeypatch.setattr(process_group.dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(process_group.dist, "get_world_size", lambda: 4)
+    world = SimpleNamespace(abort=lambda: calls.append("aborted"))
+    monkeypatch.setattr(process_group.dist, "group", SimpleNamespace(WORLD=world))
+    monkeypatch.setattr(os, "environ", {"TORCHELASTIC_RUN_ID": "0", "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2",
+                                        "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"})  # fmt: skip
+    return calls
+
+
+def test_nccl_knows_the_gpu_of_the_rank_and_where_its_flight_recorder_writes(two_gpus, tmp_path):
+    with process_group.process_group(traces=tmp_path) as group:
+        assert group.device == torch.device("cuda", 1)
+    (set_device, (backend, options), end) = two_gpus
+    assert set_device == ("device", "cuda:1")
+    assert backend == ("nccl",)
+    assert options["device_id"] == torch.device("cuda", 1)
+    assert os.environ["TORCH_FR_DUMP_TEMP_FILE"] == f"{tmp_path}/flight-recorder-rank-"
+    assert end == "destroyed"
+
+
+def test_after_an_error_nccl_is_aborted_and_not_asked_to_finish(two_gpus):
+    with pytest.raises(ValueError, match="planned"), process_group.process_group():
+        raise ValueError("planned")
+    for thread in process_group.threading.enumerate():
+        if thread.name == "aborting the process group":
+            thread.join()
+    assert two_gpus[-1] == "aborted"
+    assert "destroyed" not in two_gpus
+
+
+def test_two_ranks_never_share_a_gpu(two_gpus):
+    os.environ["LOCAL_RANK"] = "2"
+    with (
+        pytest.raises(UserError, match="local rank 2 has no GPU of its own: this process sees 2"),
+        process_group.process_group(),
+    ):
+        pass

@@ -1,0 +1,53 @@
+"""A rank of a scaling study: what its checkpoints depend on, and how its failure is told."""
+
+import json
+import signal
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from trainyard.config.config import Config
+from trainyard.scaling import rank, torchrun
+from trainyard.training.rank_failures import first_failure, write_failures
+
+KEYS = [
+    ("collective_timeout_minutes", 1),
+    ("find_unused_parameters", True),
+    ("telemetry_seconds", 1),
+    ("cpus_per_gpu", 2),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), KEYS)
+def test_a_key_that_changes_no_result_keeps_the_checkpoints(staged, tmp_path, key, value):
+    def folder(**more):
+        study = {"dataset": "d", "scales": ["1x1"], **more}
+        config = Config.model_validate({"datasets": {"d": {"source": "digits"}}, "scaling": {"s": study}})
+        return rank._store(config.scaling["s"], staged, "1x1", tmp_path).folder
+
+    assert folder(**{key: value}) == folder()
+    assert folder(retrain=1) != folder()
+
+
+def test_the_exception_of_a_rank_is_the_cause_and_not_the_abort_of_another(tmp_path):
+    """NCCL aborts ranks whose collective does not complete, because another one has failed."""
+    told = tmp_path / "error.json"
+    told.write_text(json.dumps({"message": "RuntimeError: planned trouble", "timestamp": 100.5}))
+    raised = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(told))
+    aborted = ProcessFailure(local_rank=0, pid=2, exitcode=-signal.SIGABRT, error_file="")
+    assert aborted.timestamp > raised.timestamp
+    write_failures([torchrun._failure(0, "n1", aborted)], tmp_path, node="n1")
+    first = first_failure(tmp_path)
+    assert "SIGABRT" in first.message
+    assert "collective_timeout_minutes" in first.message
+    assert "flight-recorder-rank-*" in first.message
+    write_failures([torchrun._failure(1, "n2", raised)], tmp_path, node="n2")
+    assert first_failure(tmp_path).message == "RuntimeError: planned trouble"
+
+
+def test_a_rank_killed_from_outside_is_the_cause_of_exceptions(tmp_path):
+    told = tmp_path / "error.json"
+    told.write_text(json.dumps({"message": "RuntimeError: Connection closed by peer", "timestamp": 100.5}))
+    raised = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(told))
+    killed = ProcessFailure(local_rank=1, pid=2, exitcode=-signal.SIGKILL, error_file="")
+    write_failures([torchrun._failure(0, "n1", raised), torchrun._failure(1, "n1", killed)], tmp_path, node="n1")
+    assert "SIGKILL" in first_failure(tmp_path).message
