@@ -85,7 +85,7 @@ class Trainer:
         self._channels_last = half_on_gpu if spec.channels_last == "auto" else spec.channels_last
         self._deadline, self._notice, self._on_halved = deadline, notice or StopNotice(), on_halved
         self.find_unused_parameters = find_unused_parameters  # for `wrap`
-        self._validation = Validation(data.val, self.objective, group, batch=batch.micro)
+        self._validation = Validation(data.val, self.objective, group)
         self._flags = StepFlags(group)
         self.mix = Mixer(spec.augment, data, seed=spec.seed, channels_last=self._channels_last)
         self.module = _build_module(spec, data, group, channels_last=self._channels_last, downloads=downloads)
@@ -309,7 +309,7 @@ class Trainer:
     def _validate(self) -> Tensor:
         """The sums of this rank's share of the validation images."""
         model = (self.state.average.for_validation() if self.state.average else self.module).eval()
-        return self._validation.sums(lambda images: self.compute_loss(images, model=model)[1], batch=self.batch.micro)
+        return self._validation.sums(lambda images: self.compute_loss(images, model=model)[1], micro=self.batch.micro)
 
     def _means(self, sums: Tensor) -> Means:
         """The metrics over all ranks."""

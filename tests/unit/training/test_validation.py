@@ -1,0 +1,39 @@
+"""The batches of the validation."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from trainyard.training import validation
+from trainyard.training.process_group import Group
+from trainyard.training.validation import Validation
+
+
+@pytest.mark.parametrize(
+    ("device", "fits", "first", "second"),
+    [
+        ("cpu", 100, [4] * 5, [2] * 10),
+        ("cuda:0", 100, [16, 4], [8, 8, 4]),
+        ("cuda:0", 8, [16, 8, 8, 4], [8, 8, 4]),
+    ],
+)
+def test_batches_are_larger_than_those_of_the_training_on_a_gpu_as_far_as_they_fit(
+    monkeypatch, device, fits, first, second
+):
+    """20 images, after micro-batches of 4 and of 2."""
+    split = type("Split", (), {"__len__": lambda self: 20, "batches": lambda self, order: (each for each in order)})()
+    objective = SimpleNamespace(zeros=lambda device: torch.zeros(()))
+    monkeypatch.setattr(validation, "synchronize", lambda device: None)
+    used = []
+
+    def measure(images):
+        used.append(len(images))
+        if len(images) > fits:
+            raise torch.OutOfMemoryError("out of memory")
+        return torch.tensor(float(len(images)))
+
+    validating = Validation(split, objective, Group(0, 0, 1, torch.device(device)))
+    for micro, expected in ((4, first), (2, second)):
+        assert validating.sums(measure, micro=micro) == 20
+        assert used == expected
+        used.clear()
