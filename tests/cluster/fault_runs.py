@@ -331,7 +331,7 @@ class Training(Run):
         train = {"model": "gated:build", "batch_size": 8, "epochs": 3}
         return {
             "datasets": TINY["datasets"],
-            "scaling": {"s": {"dataset": "tiny", "train": train, "scales": ["2x1"]}},
+            "scaling": {"s": {"dataset": "tiny", "train": train, "scales": ["2x1"], "checkpoint_every_seconds": 0}},
         }
 
     def write(self) -> None:

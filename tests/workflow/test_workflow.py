@@ -22,6 +22,7 @@ FULL = {
             "scales": ["1x1", "1x2"],
             "mode": "strong",
             "repeats": 2,
+            "checkpoint_every_seconds": 0,
         }
     },
     "pricing": {"gpu_hour": 2.5},

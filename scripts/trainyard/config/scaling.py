@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import (
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -25,6 +26,11 @@ from trainyard.config.user_programs import (
 from trainyard.utils.errors import UserError
 
 Scale = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*x[1-9][0-9]*$", max_length=12)]
+_FOR_TRAIN = {  # keys of trainings, and why a script does not need them
+    "find_unused_parameters": "a script sets up DDP itself",
+    "collective_timeout_minutes": "a script sets it in init_process_group",
+    "checkpoint_every_seconds": "a script saves by itself",
+}
 EFFICIENT = 0.7  # minimum parallel efficiency of a scale that pays off
 
 
@@ -79,6 +85,11 @@ class Scaling(ProgramOptions, LaunchedScript):
         description="A training fails when a rank has waited so long for the others in a collective operation. It must "
         "exceed the time to write a checkpoint; until the first step, it is at least 30 minutes.",
     )
+    checkpoint_every_seconds: NonNegativeFloat = Field(
+        60.0,
+        description="Minimum interval between two checkpoints, in seconds; `0`: after every epoch. There is always one "
+        "at the end, and one where a training is stopped.",
+    )
     retrain: NonNegativeInt = Field(0, description="Increase to train again.")
 
     def runs(self, scale: str) -> list[str]:
@@ -95,11 +106,9 @@ class Scaling(ProgramOptions, LaunchedScript):
         if self.script is not None:
             if "train" in self.model_fields_set:
                 raise PydanticCustomError("kind", "give train or script, not both")
-            if self.find_unused_parameters:
-                raise PydanticCustomError("kind", "find_unused_parameters is for train: a script sets up DDP itself")
-            if "collective_timeout_minutes" in self.model_fields_set:
-                message = "collective_timeout_minutes is for train: a script sets it in init_process_group"
-                raise PydanticCustomError("kind", message)
+            if given := [name for name in _FOR_TRAIN if name in self.model_fields_set]:
+                message = "{name} is for train: {reason}"
+                raise PydanticCustomError("kind", message, {"name": given[0], "reason": _FOR_TRAIN[given[0]]})
             self._check_script(self.script)
             return self
         if self.dataset is None:

@@ -262,6 +262,7 @@ class Worker:
             batch=batch_sizes(spec),
             store=CheckpointStore(request.checkpoints, {"trial": request.trial}),
             save_every_seconds=SAVE_SECONDS,
+            save_last=False,  # the journal has the results of a trial
             deadline=request.deadline,
             notice=self._notice,
             downloads=self._setup.data.downloads,

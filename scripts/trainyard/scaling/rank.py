@@ -81,6 +81,7 @@ def _train(
             group,
             batch=batch,
             store=store,
+            save_every_seconds=study.checkpoint_every_seconds,
             deadline=_deadline(group),
             notice=notice,
             downloads=config.data.downloads,

@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 
@@ -35,22 +35,31 @@ class CheckpointStore:
         Raises:
             StorageError: the checkpoint cannot be written; previous checkpoints are intact.
         """
-        buffer = io.BytesIO()
-        torch.save({"spec": self.spec, "state": state}, buffer)
-        content = buffer.getbuffer()
-        path = self.folder / f"epoch-{epoch:04d}-step-{step:06d}.{_digest(content)}.pt"
+        name, digest = f"epoch-{epoch:04d}-step-{step:06d}", _new_digest()
+
+        def complete_name() -> str:
+            return f"{name}.{digest.hexdigest()}.pt"
+
         try:
             if not (self.folder / "spec.json").exists():
                 write_json(self.folder / "spec.json", self.spec)
-            with atomic_write(path, "wb") as file:
-                file.write(content)
+            with atomic_write(self.folder / name, "wb", name=complete_name) as file:
+                sink = _DigestingWriter(file, digest)
+                torch.save({"spec": self.spec, "state": state}, cast(IO[bytes], sink))
+                if sink.error:
+                    raise sink.error
         except StorageError as error:
-            raise StorageError(f"a checkpoint of {len(content) / 2**20:.1f} MiB cannot be written: {error}") from error
+            mib = sum(tensor.nbytes for tensor in _tensors(state)) / 2**20
+            raise StorageError(f"a checkpoint of {mib:.1f} MiB cannot be written: {error}") from error
         newest_first = self._newest_first()
         for old in newest_first[KEEP:]:
             if _position(old) != (best_epoch, 0):
                 old.unlink()
-        return path
+        return self.folder / complete_name()
+
+    def epochs(self) -> set[int]:
+        """The complete epochs at whose end a checkpoint was saved that is still here."""
+        return {epoch for epoch, step in map(_position, self._newest_first()) if epoch > 0 and not step}
 
     def latest(self) -> dict[str, Any] | None:
         """The latest state, or None; a damaged checkpoint is skipped with a warning.
@@ -60,7 +69,7 @@ class CheckpointStore:
         """
         for path in self._newest_first():
             content = path.read_bytes()
-            if _digest(content) == path.name.split(".")[1]:
+            if _new_digest(content).hexdigest() == path.name.split(".")[1]:
                 found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
                 if differing := differences(found["spec"], self.spec):
                     raise UserError(f"{path} belongs to another training and is not used: {differing}")
@@ -102,6 +111,38 @@ def _flat(spec: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{key}", value
 
 
-def _digest(content: bytes | memoryview) -> str:
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested mappings and lists."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(inner)
+
+
+class _DigestingWriter:
+    """What `torch.save` writes to: passes it on to a file and to a digest, without another copy in memory.
+
+    After the first error, which is in `error`, it only pretends to write: `torch.save` would raise another one.
+    """
+
+    def __init__(self, file: IO[bytes], digest: "hashlib.blake2b") -> None:
+        self._file, self._digest = file, digest
+        self.error: OSError | None = None
+
+    def write(self, content: memoryview) -> int:
+        if self.error is None:
+            try:
+                self._file.write(content)
+                self._digest.update(content)
+            except OSError as error:
+                self.error = error
+        return len(content)
+
+    def flush(self) -> None:
+        """`atomic_write` flushes the file."""
+
+
+def _new_digest(content: bytes = b"") -> "hashlib.blake2b":
     """Detects a flipped byte, which torch.load does not."""
-    return hashlib.blake2b(content, digest_size=8).hexdigest()
+    return hashlib.blake2b(content, digest_size=8)

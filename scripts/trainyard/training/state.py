@@ -1,6 +1,6 @@
-"""The state of a training and its checkpoints: everything that an interrupted training needs to resume exactly."""
+"""The state of a training: everything that an interrupted training needs to resume exactly."""
 
-import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,14 +11,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trainyard.config.train import Train
 from trainyard.training import monitor
-from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.epoch_metrics import EpochMetrics
 from trainyard.training.optimizers import current_lr
 from trainyard.training.process_group import Group
 from trainyard.training.running_statistics import reduce_buffers
 from trainyard.training.step_timing import StepTimes
 from trainyard.training.weight_average import WeightAverage
-from trainyard.utils.errors import UserError
 
 
 @dataclass
@@ -64,6 +62,12 @@ class TrainingState:
     def best_epoch(self) -> int | None:
         """The first epoch with the best value of the metric that the spec monitors."""
         return monitor.best_epoch(self.spec, self.history)
+
+    def best_of(self, epochs: Iterable[int]) -> int | None:
+        """The best of some complete epochs, by the same metric."""
+        known = sorted(epoch for epoch in epochs if epoch <= len(self.history))
+        place = monitor.best_epoch(self.spec, [self.history[epoch - 1] for epoch in known])
+        return known[place - 1] if place else None
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -119,61 +123,6 @@ class TrainingState:
         """What has a state of its own, by its key in a checkpoint."""
         parts = {"module": self.module, "optimizer": self.optimizer, "schedule": self.schedule, "scaler": self.scaler}
         return parts | ({"average": self.average} if self.average else {})
-
-
-class Checkpointer:
-    """Restores a training from its store, saves it there, and measures the time that this takes.
-
-    Without a store, it does nothing.
-
-    Raises:
-        UserError: the last checkpoint has another spec or global batch.
-    """
-
-    def __init__(
-        self,
-        store: CheckpointStore | None,
-        state: TrainingState,
-        *,
-        global_batch: int,
-        seed: int,
-        every_seconds: float = 0.0,
-    ) -> None:
-        self._store, self._state = store, state
-        self._facts = {"global_batch": global_batch, "seed": seed}
-        self._every_seconds, self._saved_at = every_seconds, time.monotonic()
-        self.last_seconds = self.total_seconds = 0.0  # the total includes previous runs
-        if store and (found := store.latest()):
-            _check_global_batch(found["global_batch"], global_batch)
-            state.load_state_dict(found)
-            self.last_seconds = found.get("saving_seconds", 0.0)
-            # The last save of a run is not in its own checkpoint: assume that it took as long as the one before it.
-            self.total_seconds = found.get("checkpoint_seconds", 0.0) + self.last_seconds
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the last checkpoint is older than the interval between two."""
-        return time.monotonic() - self._saved_at >= self._every_seconds
-
-    def save(self) -> None:
-        """Save a checkpoint. Collective: every rank must call it, rank 0 writes."""
-        if self._store is None:
-            return
-        began = time.perf_counter()
-        state = self._state.state_dict() | self._facts
-        state |= {"checkpoint_seconds": self.total_seconds, "saving_seconds": self.last_seconds}
-        if self._state.group.is_main:
-            epoch, step = len(self._state.history), self._state.progress.step
-            self._store.save(state, epoch=epoch, step=step, best_epoch=self._state.best_epoch)
-        self.last_seconds, self._saved_at = time.perf_counter() - began, time.monotonic()
-        self.total_seconds += self.last_seconds
-
-
-def _check_global_batch(saved: int, ours: int) -> None:
-    """A training resumes on a different number of GPUs only if a step has the same number of images."""
-    if saved != ours:
-        remedy = "on a different number of GPUs, set the same `global_batch_size`"
-        raise UserError(f"the checkpoint has {saved} images per step, but this training has {ours}: {remedy}")
 
 
 def _random_state(device: torch.device) -> dict[str, Tensor]:

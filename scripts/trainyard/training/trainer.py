@@ -19,6 +19,7 @@ from trainyard.training import models, monitor, optimizers, precision
 from trainyard.training.activation_checkpointing import checkpoint_blocks
 from trainyard.training.augment import Augmenter
 from trainyard.training.batch_counts import count_batches_together
+from trainyard.training.checkpointer import Checkpointer
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.compilation import ModelWithLoss, compile_step
 from trainyard.training.epoch_metrics import EpochMetrics
@@ -31,7 +32,7 @@ from trainyard.training.pretrained import load_pretrained
 from trainyard.training.process_group import Group
 from trainyard.training.running_statistics import other_buffers, reduce_buffers
 from trainyard.training.sampler import BatchSizes, derived_seed, steps_per_epoch, training_batches
-from trainyard.training.state import Checkpointer, EpochProgress, TrainingState, set_random_state
+from trainyard.training.state import EpochProgress, TrainingState, set_random_state
 from trainyard.training.step_sync import StepFlags, StepStatus
 from trainyard.training.step_timing import StepRate, StepTimer
 from trainyard.training.validation import Validation
@@ -49,10 +50,10 @@ class Stopped(UserError):
 class Trainer:
     """A training in progress: iterating over `epochs()` runs it.
 
-    With a `store`, rank 0 saves a checkpoint after each epoch (at most every `save_every_seconds`), and within a step
-    when the `deadline` (Unix seconds) comes or a rank has got a `notice`. A new `Trainer` continues from the last
-    checkpoint, on any number of ranks if the global batch is the same. When a step does not fit the memory of a single
-    rank, its micro-batches are halved, and `on_halved` is called with the new sizes.
+    With a `store`, rank 0 saves a checkpoint after each epoch (at most every `save_every_seconds`), after the last one
+    if `save_last`, and within a step when the `deadline` (Unix seconds) comes or a rank has got a `notice`. A new
+    `Trainer` continues from the last checkpoint, on any number of ranks if the global batch is the same. When a step
+    does not fit the memory of a single rank, its micro-batches are halved; `on_halved` is called with the new sizes.
 
     Raises:
         models.ModelError, staged.DataError: the model or the data do not fit the spec.
@@ -69,6 +70,7 @@ class Trainer:
         batch: BatchSizes,
         store: CheckpointStore | None = None,
         save_every_seconds: float = 0.0,
+        save_last: bool = True,
         deadline: float = math.inf,
         notice: StopNotice | None = None,
         downloads: str = Data().downloads,
@@ -83,6 +85,7 @@ class Trainer:
         precision.set_float32(self.precision)
         half_on_gpu = group.device.type == "cuda" and precision.is_half(self.precision)
         self._channels_last = half_on_gpu if spec.channels_last == "auto" else spec.channels_last
+        self._save_last = save_last
         self._deadline, self._notice, self._on_halved = deadline, notice or StopNotice(), on_halved
         self.find_unused_parameters = find_unused_parameters  # for `wrap`
         self._validation = Validation(data.val, self.objective, group)
@@ -137,20 +140,22 @@ class Trainer:
         return len(self.history) >= self.spec.epochs or monitor.is_out_of_patience(self.spec, self.history)
 
     def epochs(self) -> Iterator[EpochMetrics]:
-        """Train the remaining epochs; each is yielded after its checkpoint has been saved.
+        """Train the remaining epochs; each is yielded after its state has been copied for a checkpoint, if one is due.
 
         Raises:
             Diverged: the loss became NaN or infinite.
             Stopped: the deadline was reached, or a rank was told to stop.
             UserError: out of memory with a micro-batch of one image, or no space for a checkpoint.
         """
-        while not self.is_complete:
-            row = self._epoch(len(self.history) + 1)
-            self.history.append(row)
-            self.state.begin_epoch()
-            if self.checkpoints.is_due:
-                self.checkpoints.save()
-            yield row
+        with self.checkpoints:
+            while not self.is_complete:
+                row = self._epoch(len(self.history) + 1)
+                self.history.append(row)
+                self.state.begin_epoch()
+                is_last = self._save_last and self.is_complete
+                if self.checkpoints.is_due() or is_last:
+                    self.checkpoints.save(wait=is_last)
+                yield row
 
     def halve_micro_batch(self) -> None:
         """Halve the micro-batch of all further steps."""
@@ -200,7 +205,7 @@ class Trainer:
             except Stopped:
                 progress.seconds += time.perf_counter() - began
                 progress.times += timer.times()
-                self.checkpoints.save()
+                self.checkpoints.save(wait=True)
                 raise
             else:
                 break
@@ -293,7 +298,7 @@ class Trainer:
 
     def _is_late(self) -> bool:
         """Whether this rank must stop: it was told to, or the time only suffices for a checkpoint and a validation."""
-        needed = 2 * self.checkpoints.last_seconds + self._validation.seconds + self._flags.stop_seconds
+        needed = self.checkpoints.stop_seconds + self._validation.seconds + self._flags.stop_seconds
         return self._notice.is_given or time.time() + needed > self._deadline
 
     def _stop_reason(self) -> str:

@@ -27,11 +27,11 @@ class LockHeldError(UserError):
 
 
 @contextmanager
-def atomic_write(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+def atomic_write(path: Path, mode: str = "w", *, name: Callable[[], str] | None = None) -> Iterator[IO[Any]]:
     """A temporary file beside `path`; at the end of the block, it is fsynced and replaces `path`.
 
     Readers see the complete old file or the complete new one, even after a power failure. If the block raises, the old
-    file stays.
+    file stays. `name`: called at the end of the block for the file's name, in place of that of `path`.
 
     Raises:
         StorageError: the file system does not store it.
@@ -44,7 +44,7 @@ def atomic_write(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(path)
+            temporary.replace(path.with_name(name()) if name else path)
             _sync_folder(path.parent)
         finally:
             with suppress(OSError):  # the error that follows from it would hide the first

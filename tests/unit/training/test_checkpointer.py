@@ -1,0 +1,170 @@
+"""Checkpoints are written while the training goes on; whatever happens to the writing reaches the training."""
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from loops import SPEC, assert_equal_states, changed, start, train
+from slurm_cluster.waiting import wait_until
+from trainyard.training import checkpointer
+from trainyard.training.checkpointer import host_copy
+from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training.trainer import Diverged, Stopped
+from trainyard.utils.errors import StorageError
+
+
+class HeldStore(CheckpointStore):
+    """Writes a checkpoint only after `release` has been set, or fails with `error`."""
+
+    error = None
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.release, self.started = threading.Event(), []
+
+    def save(self, state, **options):
+        self.started.append(options["epoch"])
+        assert self.release.wait(60)
+        if self.error:
+            raise self.error
+        return super().save(state, **options)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return HeldStore(tmp_path)
+
+
+def test_a_training_goes_on_while_a_checkpoint_is_written(data, store):
+    training = start(SPEC, data, store=store)
+    epochs = training.epochs()
+    next(epochs)
+    training.checkpoints._every_seconds = 3600.0
+    next(epochs)
+    assert store.started == [1]
+    assert store.latest() is None, "nothing that is not complete counts"
+    waited = training.checkpoints.total_seconds
+    store.release.set()
+    epochs.close()
+    assert len(store.latest()["history"]) == 1, "of the time when it was saved, although the training went on"
+    assert training.checkpoints.total_seconds >= waited
+    resumed, state = train(SPEC, data, store=CheckpointStore(store.folder))
+    whole, same = train(SPEC, data)
+    assert resumed == whole
+    assert_equal_states(state, same)
+
+
+def test_there_is_one_copy_of_the_state_at_a_time(data, store, monkeypatch):
+    """The second save waits for the first, and this time counts."""
+    copies = []
+    monkeypatch.setattr(checkpointer, "synchronize", copies.append)  # called for each copy
+    training = start(SPEC, data, store=store)
+    thread = threading.Thread(target=lambda: list(training.epochs()), daemon=True)
+    thread.start()
+    wait_until(lambda: len(training.history) == 2, what="the second epoch")
+    assert (len(copies), store.started) == (1, [1])
+    store.release.set()
+    thread.join(60)
+    assert store.started == [1, 2, 3, 4]
+    assert len(copies) == 4
+    assert training.checkpoints.total_seconds > 0
+
+
+def test_checkpoints_are_saved_at_most_once_in_an_interval_and_at_the_end(data, tmp_path):
+    store = CheckpointStore(tmp_path)
+    train(SPEC, data, store=store, save_every_seconds=3600.0)
+    assert store.epochs() == {SPEC.epochs}
+    assert len(store.latest()["history"]) == SPEC.epochs
+
+
+def test_a_training_without_a_last_checkpoint_leaves_none(data, tmp_path):
+    """As a short trial, whose results are in the journal."""
+    train(SPEC, data, store=CheckpointStore(tmp_path), save_every_seconds=3600.0, save_last=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_an_error_of_the_writing_ends_the_training(data, store, epochs):
+    """At the end of the next epoch, or at the end of the training."""
+    store.error = StorageError("a checkpoint of 0.1 MiB cannot be written: no space left")
+    store.release.set()
+    with pytest.raises(StorageError, match="no space left"):
+        train(changed(SPEC, epochs=epochs), data, store=store)
+    assert store.started == [1]
+
+
+def test_an_error_of_the_writing_does_not_hide_why_a_training_ended(data, store, caplog):
+    store.error = StorageError("no space left")
+    training = start(SPEC, data, store=store)
+    epochs = training.epochs()
+    next(epochs)
+    training.state.module.register_forward_hook(lambda module, images, output: output * float("nan"))
+    threading.Timer(0.05, store.release.set).start()
+    with pytest.raises(Diverged):
+        next(epochs)
+    assert "no space left" in caplog.text
+
+
+def test_a_stop_waits_until_its_checkpoint_is_complete(data, tmp_path):
+    class SlowStore(CheckpointStore):
+        def save(self, *arguments, **options):
+            time.sleep(0.05)
+            return super().save(*arguments, **options)
+
+    store = SlowStore(tmp_path)
+    training = start(SPEC, data, store=store, deadline=time.time())
+    with pytest.raises(Stopped):
+        list(training.epochs())
+    assert store.latest()["progress"]["step"] == 1
+    assert training.checkpoints.last_seconds >= 0.05
+    assert training.checkpoints.stop_seconds >= 2 * 0.05, "the next stop leaves time for two"
+    assert start(SPEC, data, store=store).checkpoints.stop_seconds == 0.0, "which its first checkpoint cannot know"
+
+
+def test_a_write_in_progress_leaves_time_for_itself_before_a_stop(data, store):
+    training = start(SPEC, data, store=store)
+    next(epochs := training.epochs())
+    before = training.checkpoints.stop_seconds
+    wait_until(lambda: training.checkpoints.stop_seconds > before, what="a later time")
+    store.release.set()
+    epochs.close()
+    assert 0 < training.checkpoints.last_seconds < training.checkpoints.stop_seconds
+
+
+def test_the_best_of_the_saved_epochs_is_kept(data, tmp_path, monkeypatch):
+    """Without the second epoch, which is the best of all, but had no checkpoint."""
+    store = CheckpointStore(tmp_path)
+    training = start(changed(SPEC, epochs=6), data, store=store)
+    accuracies = dict(enumerate([0.5, 0.9, 0.8, 0.1, 0.2, 0.3], start=1))
+    epoch = training._epoch
+    monkeypatch.setattr(training, "_epoch", lambda number: replace(epoch(number), val_accuracy=accuracies[number]))
+    is_due = training.checkpoints.is_due
+    monkeypatch.setattr(training.checkpoints, "is_due", lambda: is_due() and len(training.history) != 2)
+    list(training.epochs())
+    assert training.state.best_epoch == 2
+    assert store.epochs() == {3, 5, 6}
+
+
+def test_a_host_copy_shares_no_memory():
+    tensor = torch.arange(4.0).reshape(2, 2).t()
+    state = {"list": [tensor, (1, "text")], "module": torch.nn.BatchNorm1d(2).state_dict()}
+    copied = host_copy(state)
+    tensor.zero_()
+    assert copied["list"][0].tolist() == [[0.0, 2.0], [1.0, 3.0]]
+    assert copied["list"][0].stride() == tensor.stride()
+    assert copied["list"][1] == (1, "text")
+    assert copied["module"]._metadata == state["module"]._metadata
+
+
+def test_a_checkpoint_without_the_time_of_its_writing_is_resumed(data, tmp_path):
+    """As written by an earlier version."""
+    train(SPEC, data, store=CheckpointStore(tmp_path / "new"), epochs=2)
+    state = CheckpointStore(tmp_path / "new").latest()
+    state |= {"checkpoint_seconds": 3.0, "saving_seconds": 1.0}
+    del state["writing_seconds"]
+    CheckpointStore(tmp_path / "old").save(state, epoch=2)
+    training = start(SPEC, data, store=CheckpointStore(tmp_path / "old"))
+    assert (training.checkpoints.total_seconds, training.checkpoints.stop_seconds) == (4.0, 2.0)
+    assert len(training.history) == 2
