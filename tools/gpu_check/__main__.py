@@ -24,7 +24,7 @@ from typing import Final
 
 import torch
 
-from gpu_check import compilation, correctness, programs, ranks, speed, whatif
+from gpu_check import compilation, correctness, endings, programs, ranks, speed, whatif
 from gpu_check.report import Report
 from gpu_check.rig import Rig, free_memory
 
@@ -39,10 +39,12 @@ CORRECT: Final[dict[str, Check]] = {
     "bad_loss": correctness.check_bad_loss,
     "fp16": correctness.check_fp16_overflow,
     "resume": correctness.check_resume,
+    "stop": endings.check_stop,
     "syncs": correctness.check_host_syncs,
     "share": correctness.check_memory_share,
     "one_rank": ranks.check_one_rank,
     "two_ranks": ranks.check_two_ranks,
+    "failing_rank": endings.check_failing_rank,
     "launch": programs.check_programs,
     "compile": compilation.check_compile,
     "compiled_sweep": compilation.check_compiled_sweep,

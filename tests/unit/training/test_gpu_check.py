@@ -7,7 +7,7 @@ from gpu_check import __main__ as gpu_check
 
 # Checks that fail today, on a CPU as on a GPU.
 KNOWN_FAILURES = {"fp16 overflow sgd"}
-START_PROGRAMS = ["one_rank", "two_ranks", "launch"]  # which takes ten seconds each
+START_PROGRAMS = ["one_rank", "two_ranks", "failing_rank", "launch"]  # which takes ten seconds each
 
 
 def run(folder, *names):
@@ -35,7 +35,7 @@ def test_the_ranks_run_at_toy_size(tmp_path):
 
 @pytest.mark.slow
 def test_a_rank_and_the_programs_run_at_toy_size(tmp_path):
-    assert run(tmp_path, "one_rank", "launch")[0] == 0
+    assert run(tmp_path, "one_rank", "failing_rank", "launch")[0] == 0
 
 
 def test_the_measurements_run_at_toy_size(tmp_path, capsys):
