@@ -32,8 +32,8 @@ def relative_throughput(state: SweepState, attempts: Sequence[Attempt], count: i
     if prediction is None:
         return None
     estimates = [
-        _concurrency(each, attempts) * float(predicted) / seconds
-        for (each, seconds), predicted in zip(together, prediction.seconds, strict=True)
+        _concurrency(each, attempts) * statistics.median(draws) / seconds  # a mean would count unlikely stragglers
+        for (each, seconds), draws in zip(together, prediction.draws.T.tolist(), strict=True)
     ]
     return statistics.median(estimates) if estimates else None
 
