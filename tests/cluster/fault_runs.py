@@ -205,13 +205,17 @@ class Run:
         """The trials or epochs that had finished and started again."""
         raise NotImplementedError
 
-    def leftovers(self) -> list[str]:
-        """Processes, GPUs, listening ports, locks and temporary files that outlive the job."""
+    def leftovers(self, *, except_for: Sequence[str] = ()) -> list[str]:
+        """Processes, GPUs, listening ports, locks and temporary files that outlive the job, but for these patterns."""
         self.cluster.repair()
         wait_until(lambda: not self.cluster.processes_left(), what="all processes to end")
         files = [path for host in self.cluster.hosts.values() for path in host.path("/tmp").glob("ty-*")]
         files += [path for pattern in ("*.tmp", "*token*") for path in self.seen.rglob(pattern)]
-        left = [str(path) for path in files if ".snakemake" not in path.parts]
+        left = [
+            f"{path} with {[each.name for each in path.rglob('*')]}"
+            for path in files
+            if ".snakemake" not in path.parts and not any(path.match(pattern) for pattern in except_for)
+        ]
         left += [f"{count} GPUs" for count in [self.cluster.gpus_allocated()] if count]
         locks = [path for path in (self.seen / "results").rglob("*.lock") if is_locked(path)]
         return [*left, *map(str, locks), *listening(self.cluster)]

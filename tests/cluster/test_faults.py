@@ -76,7 +76,7 @@ def test_after_a_fault_the_same_command_completes_the_work(cluster: Cluster, sha
         for pattern in fault.says:
             assert re.search(pattern, run.output()), run.story()
         assert to_end <= fault.bound_seconds, run.story()
-        assert run.leftovers() == []
+        assert run.leftovers(except_for=fault.leaves) == []
         save(replace(measured, holds=True), run.output())
 
 
