@@ -20,8 +20,8 @@ holds the rows. In each of them, the tests check that
 - no finished trial or epoch is lost or runs a second time;
 - the work is complete at the end, and its results have the same bits as those of an undisturbed run;
 - the job ends within the stated time after the fault, and its output names what failed;
-- no process, GPU, port, lock or temporary file is left on any host, except for Ray's folder in `/tmp` on a host that was
-  cut off: Slurm kills what runs there when it returns, and the next job there removes the folder.
+- no process, GPU, port, lock or temporary file is left on any host, except for Ray's folder in `/tmp` on a host that
+  was cut off: Slurm kills what runs there when it returns, and the next job there removes the folder.
 
 Measured on {day} on a machine with {cores} cores at a load of {load:.0f}, by
 
