@@ -6,7 +6,7 @@ import json
 import math
 import operator
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Final
@@ -133,6 +133,15 @@ def published_weights(*studies: Sweep | Scaling) -> list[tuple[str, str]]:
         specs += [trial.spec for trial in trials] or [study.train]
     named = [(spec.model, spec.pretrained) for spec in specs if isinstance(spec, Train) and spec.pretrained]
     return sorted({(model, weights) for model, weights in named if is_published(weights)})
+
+
+def full_seconds(spec: Train | UserProgram, seconds: float, metrics: Mapping[str, Any]) -> float:
+    """The duration of a finished trial if it had trained all epochs, which one with `patience` may not have done.
+
+    Predictions are made from these: how many epochs another trial trains is unknown, and all of them is the most.
+    """
+    trained = metrics.get("epoch") if isinstance(spec, Train) and spec.patience is not None else None
+    return seconds * spec.epochs / trained if isinstance(spec, Train) and trained else seconds
 
 
 def varied_keys(trials: list[Trial]) -> list[str]:

@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from trainyard.config.train import Train
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.attempts import Attempt, fold_attempts
 from trainyard.planning.journal import Ended, Epoch, Halved, Resumed, Started, TrialEvent
@@ -97,7 +98,7 @@ class LiveView:
             case TrialStatus.UNREADABLE:
                 return f"{head}: {seconds}, but {event.error}; see {event.log}"
         metric = _metric_text(self._plan.state, event.metrics or {})
-        reason = f"; {event.why}" if event.status == TrialStatus.STOPPED else ""
+        reason = f"; {event.why}" if event.status == TrialStatus.STOPPED else _patience_text(self._plan.state, event)
         return f"{head}: {', '.join(filter(None, [seconds, metric]))}{reason}{self._time_left()}"
 
     def _time_left(self) -> str:
@@ -119,6 +120,15 @@ class LiveView:
         head = Text(f"sweep {self._plan.state.name}: {self._ended} of {total} trials done, {since}{self._time_left()}")
         bar = ProgressBar(total=total, completed=self._ended, width=60)
         return Group(head, bar, slot_table(list(self._running.values()), self._plan.state))
+
+
+def _patience_text(state: SweepState, event: Ended) -> str:
+    """Why a training has finished before its last epoch; "" if it has not."""
+    spec = state.trials[event.trial].spec if event.trial in state.trials else None
+    trained = (event.metrics or {}).get("epoch")
+    if not isinstance(spec, Train) or spec.patience is None or trained is None or trained >= spec.epochs:
+        return ""
+    return f"; ended after {trained:g} of {spec.epochs} epochs, {spec.patience} without a better {spec.monitor}"
 
 
 def _values_text(state: SweepState, trial: str) -> str:

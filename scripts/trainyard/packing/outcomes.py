@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trials import full_seconds
 from trainyard.config.user_programs import UserProgram
 from trainyard.packing.failure_policy import FailurePolicy, TrialFailure
 from trainyard.packing.gpu_sharing import GpuUse
@@ -165,7 +166,7 @@ class OutcomeHandler:
             self._recorder.record_end(slot, end.status, metrics=end.metrics, why=slot.stop_reason, **fields)
         else:
             self._failures.record_success(task.trial, slot.place)
-            self._queue.note_finished(task.trial, seconds)
+            self._queue.note_finished(task.trial, full_seconds(task.spec, seconds, end.metrics))
             if isinstance(end, TrainingEnded) and end.gpu_use:
                 self.gpu_uses.append(end.gpu_use)
             self._recorder.record_end(slot, end.status, metrics=end.metrics, **fields)

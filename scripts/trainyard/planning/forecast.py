@@ -139,6 +139,8 @@ def plan_scale(config: Config, name: str, run: str, results: Path, *, runtime_mi
     if summary:
         ratio = gpus / summary["gpus"] if study.mode == "strong" else 1.0
         ideal = summary["train_seconds"] / ratio
+        if study.script is None and study.train.patience is not None:  # at most all epochs
+            ideal *= study.train.epochs / summary["epochs"]
         high = ideal if gpus <= summary["gpus"] else ideal / EFFICIENT
     hours = None if ideal is None else gpus * ideal / 3600
     return PlannedJob(
@@ -230,7 +232,7 @@ def _describe_prediction(plan: Plan) -> str:
         return "the time is unknown until a first trial has finished"
     low, high = map(format_duration, plan.request.predicted_range or (predicted, predicted))
     between = f" ({low} to {high})" if low != high else ""
-    early = " if none is stopped early" if plan.state.sweep.stop else ""
+    early = " if none is stopped early" if plan.state.sweep.stop or plan.state.has_patience else ""
     return f"predicted {format_duration(predicted)}{between} of training after the start-up{early}"
 
 

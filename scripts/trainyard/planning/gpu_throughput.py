@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trials import full_seconds
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.duration_forecast import DurationForecast
 from trainyard.planning.sweep_state import SweepState
@@ -50,7 +51,7 @@ def _measured(state: SweepState, attempts: Sequence[Attempt], count: int) -> lis
             continue
         epochs = state.trials[each.trial].epochs
         if each.outcome == TrialStatus.FINISHED:
-            found.append((each, each.seconds))
+            found.append((each, full_seconds(state.trials[each.trial].spec, each.seconds, each.metrics)))
         elif each.outcome == TrialStatus.STOPPED and epochs and each.epochs:
             found.append((each, each.seconds * epochs / len(each.epochs)))
     return found

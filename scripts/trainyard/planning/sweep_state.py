@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainyard.config.sweep import Slots, Stop, Sweep
+from trainyard.config.train import Train
 from trainyard.config.trial_status import TrialStatus
-from trainyard.config.trials import Trial
+from trainyard.config.trials import Trial, full_seconds
 from trainyard.config.user_programs import metrics_digest
 from trainyard.planning.attempts import Attempt, Session, find_result, whole_epochs, whole_seconds
 from trainyard.planning.early_stopping import EarlyStoppingRule
@@ -84,9 +85,9 @@ class SweepState:
         return whole_seconds(self.attempts[attempt.trial], attempt)
 
     def present_seconds_of(self, attempt: Attempt) -> float | None:
-        """`seconds_of` an attempt, scaled to the present share of a GPU if it was measured how that slows trials."""
+        """`full_seconds_of` an attempt at the present share of a GPU, if it was measured how that slows trials."""
         seconds, then, now = (
-            self.seconds_of(attempt),
+            self.full_seconds_of(attempt),
             self._slowdown(attempt.gpus_per_trial),
             self._slowdown(self.share),
         )
@@ -94,6 +95,19 @@ class SweepState:
 
     def _slowdown(self, gpus_per_trial: float) -> float | None:
         return self.measured.slowdown(gpus_per_trial) if self.measured else None
+
+    def full_seconds_of(self, attempt: Attempt) -> float | None:
+        """Duration of a finished attempt as if it had trained all epochs."""
+        seconds = self.seconds_of(attempt)
+        if seconds is None or not self.has_patience:
+            return seconds  # without loading the metrics
+        return full_seconds(self.trials[attempt.trial].spec, seconds, attempt.metrics)
+
+    @cached_property
+    def has_patience(self) -> bool:
+        """Whether a trial may end before its last epoch without a rule that compares trials."""
+        specs = (trial.spec for trial in self.trials.values())
+        return self.sweep.is_training and any(isinstance(spec, Train) and spec.patience for spec in specs)
 
     def epochs_of(self, attempt: Attempt) -> list[dict[str, Any]]:
         """Metrics of each epoch of an attempt and of those of earlier ones that it continued."""

@@ -45,8 +45,9 @@ def trials_table(state: SweepState) -> pd.DataFrame:
     keys = varied_keys(list(state.trials.values()))
     results = {name: state.result(name) for name in state.trials}
     reported = dict.fromkeys(metric for result in results.values() if result for metric in result.metrics)
-    train = state.sweep.train
-    metrics = (*METRICS, *train.own_metrics, train.best_metric) if state.sweep.is_training else tuple(reported)
+    train, trained = state.sweep.train, ["epoch"] if state.has_patience else []
+    own = dict.fromkeys([*METRICS, *train.own_metrics, train.best_metric, *trained])
+    metrics = tuple(own if state.sweep.is_training else reported)
     rows = []
     for name, trial in state.trials.items():
         tries, result, settings, end = state.attempts_at(name), results[name], trial.settings, state.end(name)

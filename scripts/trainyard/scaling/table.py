@@ -25,6 +25,7 @@ SCALING_COLUMNS: Final = (
     "gradient_mib", "allreduce_mib", "hiding_gbit_per_second", "micro_batch", "accumulation", "precision",
     "tflops_per_gpu", "mfu", "roofline_images_per_second", "repeats", "train_seconds_spread",
     "images_per_second_spread", "device", "gpu_peak",
+    "epochs", "lr",
 )  # fmt: skip
 SPREAD: Final = ("train_seconds", "images_per_second")  # metrics with a column `<name>_spread`
 
@@ -39,7 +40,7 @@ def scaling_table(
     from launch to end.
 
     - `speedup`: strong scaling (the same work) T0 / T, weak scaling (G times the work) I / I0; `speedup_low` and
-      `speedup_high` are those of the slowest and the fastest repeat.
+      `speedup_high` are those of the slowest and the fastest repeat. After `patience`, T is that of an epoch.
     - `efficiency`: speedup / G. `throughput_scaling`: I / I0. `memory_avg_scaling`: ratio of `gpu0_avg_mib`.
     - `gpu_hours`: GPUs x T. `gpu_hours_increase`: for the same number of images, 1 / efficiency - 1.
     - `cost`: `gpu_hours` at the price `gpu_hour`; `cost_per_million_images` at the throughput I.
@@ -65,8 +66,8 @@ def scaling_table(
     return frame.reindex(columns=[*SCALING_COLUMNS, *own])
 
 
-_NUMBERS: Final = ("gpu0_avg_mib", "gradient_mib", "accumulation", "data_wait_fraction", "exposed_comm_fraction",
-                   "images_per_second", "step_ms_p50", "step_ms_p95")  # fmt: skip
+_NUMBERS: Final = ("epochs", "gpu0_avg_mib", "gradient_mib", "accumulation", "data_wait_fraction",
+                   "exposed_comm_fraction", "images_per_second", "step_ms_p50", "step_ms_p95")  # fmt: skip
 
 
 def _summaries(folders: Sequence[Path]) -> pd.DataFrame:
@@ -90,7 +91,8 @@ def _medians(repeats: pd.DataFrame) -> dict[str, Any]:
 
 def _speedups(repeats: pd.DataFrame, base: "pd.Series[Any]", mode: Literal["weak", "strong"]) -> "pd.Series[float]":
     if mode == "strong":
-        return base["train_seconds"] / repeats["train_seconds"]
+        work = repeats["epochs"] / base["epochs"]  # 1, unless `patience` ended trainings at different epochs
+        return base["train_seconds"] / repeats["train_seconds"] * work.fillna(1)
     return repeats["images_per_second"] / base["images_per_second"]
 
 

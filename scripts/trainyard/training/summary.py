@@ -53,6 +53,7 @@ def _summary(trainer: Trainer, probe: WarmUpResult | None, scale: str) -> dict[s
         "accumulation": trainer.batch.accumulation,
         "precision": trainer.precision,
         "epochs": len(history),
+        "lr": trainer.spec.lr,
         "best_epoch": trainer.state.best_epoch,
         **{name: last[name] for name in kept},
         **{name: statistics.median(row.as_row()[name] for row in history) for name in medians},

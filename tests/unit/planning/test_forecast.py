@@ -23,10 +23,10 @@ CONFIG = {
 }
 
 
-def trained(results, scale, *, gpus, seconds, device="A100"):
+def trained(results, scale, *, gpus, seconds, device="A100", **more):
     folder = results / "scaling/s" / scale
     folder.mkdir(parents=True)
-    summary = {"scale": scale, "gpus": gpus, "train_seconds": seconds, "device": device}
+    summary = {"scale": scale, "gpus": gpus, "train_seconds": seconds, "device": device, **more}
     (folder / "summary.json").write_text(json.dumps(summary))
 
 
@@ -86,6 +86,13 @@ def test_a_scale_is_foreseen_between_ideal_scaling_and_where_it_stops_paying(tmp
 class Resource:
     def __init__(self, raw):
         self.raw = raw
+
+
+def test_after_patience_a_scale_is_foreseen_with_all_its_epochs(tmp_path):
+    train = {"train": {"epochs": 10, "patience": 2}}
+    config = check_config({**CONFIG, "scaling": {"s": CONFIG["scaling"]["s"] | train}})
+    trained(tmp_path, "1x1", gpus=1, seconds=720, epochs=5)
+    assert plan_scale(config, "s", "1x4", tmp_path, runtime_minutes=60).predicted_seconds == 720 / 4 * 2
 
 
 def test_a_partitions_limit_becomes_retries_enough_and_options_of_the_plan(tmp_path, monkeypatch):

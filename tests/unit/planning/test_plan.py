@@ -70,14 +70,14 @@ def plan(results, limit_gpus=math.inf, **changes):
     return plan_sweep(check_config(config), "depth", results, limit_gpus=limit_gpus)
 
 
-def finish(results, *names, seconds_per_block=0.5, generation=0, **changes):
+def finish(results, *names, seconds_per_block=0.5, generation=0, metrics=None, **changes):
     known = plan(results, **changes)
     with Journal.opened(results / "sweeps/depth/journal.jsonl") as journal:
         for name in names:
             number = len(known.state.attempts.get(name, ())) + 1
             seconds = known.state.trials[name].values["model_args.blocks"] * seconds_per_block
             journal.append("started", trial=name, attempt=number, generation=generation)
-            journal.append("finished", trial=name, attempt=number, seconds=seconds, metrics={})
+            journal.append("finished", trial=name, attempt=number, seconds=seconds, metrics=metrics or {})
 
 
 def test_before_anything_ran_all_is_pending_and_nothing_is_predicted(tmp_path):
@@ -96,6 +96,17 @@ def test_what_finished_is_not_pending_and_predicts_the_rest(tmp_path):
     assert after.request.predicted_seconds == pytest.approx(8.0, rel=0.05)
     assert "predicted 8 s" in summarize_plan(after)
     assert after.request.walltime_minutes * 60 >= after.request.predicted_seconds
+
+
+@pytest.mark.parametrize(("patience", "factor"), [(None, 1), (2, 2)])
+def test_after_patience_a_prediction_is_that_of_all_epochs(tmp_path, patience, factor):
+    """Trials that ended after 5 of 10 epochs: how many the others train is unknown, and at most 10."""
+    changes = {"train": {"epochs": 10, "patience": patience}}
+    names = list(plan(tmp_path, **changes).state.trials)
+    finish(tmp_path, names[0], names[1], metrics={"epoch": 5}, **changes)
+    after = plan(tmp_path, **changes)
+    assert after.forecast.seconds == pytest.approx({names[2]: 6.0 * factor, names[3]: 8.0 * factor}, rel=0.05)
+    assert ("if none is stopped early" in summarize_plan(after)) == (patience is not None)
 
 
 def test_trials_that_failed_before_come_last(tmp_path):

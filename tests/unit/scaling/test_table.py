@@ -42,6 +42,15 @@ def test_the_tables_of_the_guide_are_reproduced(tmp_path):
     )
 
 
+def test_strong_scaling_after_patience_compares_epochs(tmp_path):
+    """Twice as fast an epoch, but twice as many of them before the training stopped to improve."""
+    rows = [("1x1", 1, 100, 40, {"epochs": 4, "lr": 0.1}), ("1x2", 2, 100, 80, {"epochs": 8, "val_f1": 0.5})]
+    table = scaling_table(summaries(tmp_path, rows), mode="strong", gpu_hour=None)
+    assert table["speedup"].tolist() == [1, 2]
+    assert table["epochs"].tolist() == [4, 8]
+    assert table["val_f1"].tolist()[1] == 0.5, "own metrics are columns"
+
+
 def test_scales_that_do_not_pay_off_are_named(tmp_path):
     rows = [*GUIDE, ("2x8", 16, 6000, 280)]
     table = scaling_table(summaries(tmp_path, rows), mode="strong", gpu_hour=None)
