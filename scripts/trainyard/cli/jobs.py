@@ -164,7 +164,8 @@ class TrainJobs:
     def digest(self, wildcards: Wildcards) -> str:
         """Changes with everything in the config that changes the result of a scale."""
         study = self._config.scaling[wildcards.name]
-        what: Any = identifying(study.train.model_dump(mode="json", exclude_defaults=True))
+        train = study.train.model_copy(update={"lr": study.lr_at(wildcards.scale)})
+        what: Any = identifying(train.model_dump(mode="json", exclude_defaults=True))
         if study.script is not None:
             named = {"launcher", "launcher_options", "python", "args", "metrics"}
             what = study.model_dump(include=named, mode="json") | {"script": study.program}
@@ -175,7 +176,7 @@ class TrainJobs:
         study, folder = self._config.scaling[wildcards.name], self._results / "scaling" / wildcards.name
         if study.script and UserScript(study, wildcards.scale, folder).reusable(self._results):
             return f"scaling {wildcards.name}: the output of {wildcards.scale} is read again; nothing runs"
-        what = f"scaling {wildcards.name}: training at {wildcards.scale}"
+        what = f"scaling {wildcards.name}: training at {wildcards.scale}{study.describe_step(wildcards.scale)}"
         if not self._profile.has_scheduler:
             return what
         row = plan_scale(self._config, wildcards.name, wildcards.scale, self._results, runtime_minutes=None)

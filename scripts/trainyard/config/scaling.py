@@ -1,5 +1,6 @@
 """The section `scaling` of the config: one training at several scales."""
 
+import math
 import re
 from typing import Annotated, Literal
 
@@ -15,6 +16,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from trainyard.config.train import Train
 from trainyard.config.user_programs import (
     SCALE_PLACEHOLDERS,
     Command,
@@ -30,6 +32,7 @@ _FOR_TRAIN = {  # keys of trainings, and why a script does not need them
     "find_unused_parameters": "a script sets up DDP itself",
     "collective_timeout_minutes": "a script sets it in init_process_group",
     "checkpoint_every_seconds": "a script saves by itself",
+    "lr_scaling": "a script has its own learning rate",
 }
 EFFICIENT = 0.7  # minimum parallel efficiency of a scale that pays off
 
@@ -66,6 +69,12 @@ class Scaling(ProgramOptions, LaunchedScript):
     mode: Literal["weak", "strong"] = Field(
         "weak", description="`weak`: `batch_size` is per GPU. `strong`: it is the global batch size."
     )
+    lr_scaling: Literal["none", "linear", "sqrt"] = Field(
+        "none",
+        description="How weak scaling, whose global batch grows with the number N of GPUs, sets the learning rate. "
+        "`none`: `lr` at every scale; `linear`: N times `lr` (Goyal et al. 2017, for `sgd`, with warmup); `sqrt`: the "
+        "square root of N times `lr` (Malladi et al. 2022, for `adam` and `adamw`).",
+    )
     repeats: int = Field(
         1, ge=1, le=1000, description="Runs of each scale, with different seeds; the table has medians and spread."
     )
@@ -95,6 +104,25 @@ class Scaling(ProgramOptions, LaunchedScript):
     def runs(self, scale: str) -> list[str]:
         """The names of a scale's runs, which are paths of folders: `4x2`, `4x2/repeat-2`, `4x2/repeat-3`."""
         return [scale, *(f"{scale}/repeat-{number}" for number in range(2, self.repeats + 1))]
+
+    def lr_at(self, run: str) -> float:
+        """The learning rate of a run such as `4x2`: by `lr_scaling`, that of one GPU is `train.lr`."""
+        nodes, gpus = split_scale(run)
+        factor = {"none": 1.0, "linear": float(nodes * gpus), "sqrt": math.sqrt(nodes * gpus)}
+        return self.train.lr * factor[self.lr_scaling]
+
+    def train_at(self, run: str) -> Train:
+        """The configuration of a run such as `4x2/repeat-3`: with its learning rate, and the seed of its repeat."""
+        seed = self.train.seed + repeat_of(run) - 1
+        return self.train.model_copy(update={"lr": self.lr_at(run), "seed": seed})
+
+    def describe_step(self, run: str) -> str:
+        """The global batch and the learning rate of a run, of which weak scaling changes the former; else ""."""
+        if self.script is not None or self.mode == "strong":
+            return ""
+        nodes, gpus = split_scale(run)
+        images = self.train.batch_size * self.train.accumulation * nodes * gpus
+        return f", {images:,} images per step, lr {self.lr_at(run):g} (lr_scaling: {self.lr_scaling})"
 
     @property
     def program(self) -> Command | None:
@@ -134,6 +162,8 @@ class Scaling(ProgramOptions, LaunchedScript):
         if self.script is not None:
             return self
         batch = self.train.global_batch_size
+        if self.mode == "strong" and self.lr_scaling != "none":
+            raise PydanticCustomError("lr", "lr_scaling is for weak scaling: strong scaling fixes the global batch")
         if self.mode == "weak" and batch is not None:
             message = "weak scaling fixes the batch size per GPU: give batch_size, or set `mode: strong`"
             raise PydanticCustomError("batch", message)

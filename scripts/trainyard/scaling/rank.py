@@ -16,7 +16,7 @@ import torch
 from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.ranks import is_rank
 from trainyard.config.config import Config
-from trainyard.config.scaling import Scaling, repeat_of, split_scale
+from trainyard.config.scaling import Scaling, split_scale
 from trainyard.config.trials import RESULT_VERSION
 from trainyard.config.weights import identifying
 from trainyard.data.node_copy import local_copy
@@ -52,7 +52,8 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
         UserError: the scale has a different number of ranks, the deadline was reached, or a signal stopped it.
     """
     notice = notice_to_rank()
-    study, folder = _for_repeat(config.scaling[study_name], scale), results / "scaling" / study_name / scale
+    study, folder = config.scaling[study_name], results / "scaling" / study_name / scale
+    study = study.model_copy(update={"train": study.train_at(scale)})
     with rank_failures.record_exception(), process_group(traces=folder.absolute()) as group:
         if not group.is_main:
             logging.getLogger().setLevel(logging.WARNING)
@@ -99,12 +100,6 @@ def _train(
         if group.is_main:
             measured = _read_note(store, WARM_UP)
             write_results(trainer, WarmUpResult(**measured) if measured else None, folder, scale=scale)
-
-
-def _for_repeat(study: Scaling, run: str) -> Scaling:
-    """The study with the seed of this repeat of a scale."""
-    train = study.train.model_copy(update={"seed": study.train.seed + repeat_of(run) - 1})
-    return study.model_copy(update={"train": train}) if repeat_of(run) > 1 else study
 
 
 def _train_epochs(trainer: Trainer, store: CheckpointStore, study: Scaling) -> None:
