@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
@@ -22,7 +23,20 @@ def build_optimizer(spec: Train, model: nn.Module) -> Optimizer:
     parameters = dict(inner_model(model).named_parameters())
     if spec.freeze:
         parameters = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
-    return fast_start.optimizer_class(kind)(_groups(spec, parameters), **arguments)
+    optimizer = fast_start.optimizer_class(kind)(_groups(spec, parameters), **arguments)
+    create_momentum(optimizer)
+    return optimizer
+
+
+def create_momentum(optimizer: Optimizer) -> None:
+    """Create the momentum buffers that SGD lacks, as zeros: its first step with a gradient then gives the same numbers.
+
+    By itself, torch's fused SGD allocates them in that step, and leaves them uninitialized if loss scaling skips it.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group.get("momentum") else ():
+            if parameter.requires_grad and optimizer.state[parameter].get("momentum_buffer") is None:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
 
 
 def _groups(spec: Train, parameters: dict[str, nn.Parameter]) -> list[dict[str, Any]]:

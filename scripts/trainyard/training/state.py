@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainyard.config.train import Train
 from trainyard.training import monitor
 from trainyard.training.epoch_metrics import EpochMetrics
-from trainyard.training.optimizers import current_lr
+from trainyard.training.optimizers import create_momentum, current_lr
 from trainyard.training.process_group import Group
 from trainyard.training.running_statistics import reduce_buffers
 from trainyard.training.step_timing import StepTimes
@@ -96,6 +96,7 @@ class TrainingState:
         """
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
+        create_momentum(self.optimizer)  # what a checkpoint of an earlier version lacks
         self.history[:] = [EpochMetrics.from_row(row) for row in state["history"]]
         self.begin_epoch()
         ranks, group = state["ranks"], self.group

@@ -95,7 +95,7 @@ def _fits(trainer: Trainer) -> bool:
         for parameter in trainer.module.parameters()
         if parameter.requires_grad
     )  # the optimizer has no state for the others
-    states = {"sgd": 1 if trainer.spec.momentum else 0}.get(trainer.spec.optimizer, 2)
+    states = 0 if trainer.spec.optimizer == "sgd" else 2  # the momentum of SGD exists already
     fits = torch.ones((), dtype=torch.int64, device=device)
     try:
         reserved = torch.empty((states + (trainer.group.world_size > 1)) * size, dtype=torch.uint8, device=device)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from loops import SPEC, changed, start
 from trainyard.config.train import Schedule, Train
 from trainyard.training import optimizers
 from trainyard.training.models import SmallConvNet
@@ -51,3 +52,49 @@ def test_decay_all_false_excludes_biases_and_normalization_layers():
     assert {parameter.ndim for parameter in spared["params"]} == {1}
     assert len(decayed["params"]) == 4
     assert len(spared["params"]) == 6
+
+
+@pytest.fixture
+def poisoned_memory():
+    """Uninitialized memory contains NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_a_first_step_that_overflows_leaves_no_garbage_in_the_momentum(data, poisoned_memory, nesterov):
+    """Torch's fused SGD allocates its momentum in the first step, and does not write it if loss scaling skips it."""
+    training = start(changed(SPEC, precision="fp16", nesterov=nesterov, epochs=2), data)
+    training.state.scaler._init_scale = 2.0**24
+    rows = list(training.epochs())
+    assert training.state.scaler.get_scale() < 2.0**24, "a step was skipped"
+    assert all(parameter.isfinite().all() for parameter in training.module.parameters())
+    assert all(state["momentum_buffer"].isfinite().all() for state in training.state.optimizer.state.values())
+    assert len(rows) == 2
+
+
+def test_momentum_is_also_created_for_what_a_checkpoint_has_none(data, poisoned_memory):
+    """A parameter without a gradient so far, of which earlier versions have saved no momentum."""
+    training = start(SPEC, data)
+    optimizer = training.state.optimizer
+    next(training.epochs())
+    state = training.state.state_dict()
+    saved = state["optimizer"]["state"]
+    del saved[0]
+    training.state.load_state_dict(state)
+    first, *others = (
+        optimizer.state[parameter]["momentum_buffer"] for parameter in optimizer.param_groups[0]["params"]
+    )
+    assert not first.any()
+    assert all(map(torch.equal, others, (each["momentum_buffer"] for each in saved.values())))
+
+
+@pytest.mark.parametrize("options", [{"optimizer": "adam"}, {"momentum": 0.0}, {"freeze": ["head"]}])
+def test_only_sgd_with_momentum_has_momentum_beforehand_and_only_of_trained_parameters(options):
+    spec = Train(**options)
+    model = torch.nn.ModuleDict({"head": torch.nn.Linear(2, 2), "tail": torch.nn.Linear(2, 2)})
+    if spec.freeze:
+        model["head"].requires_grad_(False)
+    optimizer = optimizers.build_optimizer(spec, model)
+    assert set(optimizer.state) == (set(model["tail"].parameters()) if spec.freeze else set())
