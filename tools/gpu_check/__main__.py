@@ -35,6 +35,7 @@ CORRECT: Final[dict[str, Check]] = {
     "ceilings": correctness.check_ceilings,
     "telemetry": correctness.check_telemetry,
     "data": correctness.check_data,
+    "augmentation": correctness.check_augmentation,
     "numerics": correctness.check_numerics,
     "bad_loss": correctness.check_bad_loss,
     "fp16": correctness.check_fp16_overflow,

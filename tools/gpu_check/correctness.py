@@ -149,6 +149,26 @@ def _augmented(split: Split) -> list[Tensor]:
     return [each.cpu() for batch in batches for each in (augment(batch.pixels, batch.indices), batch.labels)]
 
 
+TORCHVISION = Augment(resized_crop=0.3, flip=True, rand_augment=2, erasing=0.5)
+DIFFERING = 0.01  # of the bytes; rounded coordinates move a pixel, and some operations amplify it
+FINE_TUNED: dict[str, Any] = {"freeze": ["0"], "lr_scale": {"*": 0.5}, "augment": Augment(mixup=0.2, cutmix=1.0)}
+
+
+def check_augmentation(rig: Rig) -> None:
+    """The augmentation of torchvision does the same as on a CPU, and so does a mixed and fine-tuned epoch."""
+    images = torch.from_numpy(random_images((512, 32, 32, 3), 10)[0])
+    augment = Augmenter(TORCHVISION, size=512, seed=0, epoch=1, shape=(32, 32))
+    ours, theirs = (augment(images.to(device), torch.arange(512)).cpu().int() for device in (rig.device, "cpu"))
+    differing = float(((ours - theirs).abs() > 1).double().mean())
+    rig.report.check("augmentation", differing < DIFFERING, f"{differing:.3%} of the bytes differ from a CPU's")
+    spec = changed(SMALL, precision="fp32", **FINE_TUNED)
+    size: dict[str, Any] = {"count": 640, "val_count": 128, "side": rig.size(16, 8)}
+    all_images = rig.images(**size), synthetic_images(torch.device("cpu"), **size)
+    loss, expected = (next(start(spec, each).epochs()).train_loss for each in all_images)
+    close = abs(loss - expected) < LOSS_TOLERANCE["fp32"]
+    rig.report.check("mixed and fine-tuned", close, f"{loss:.5f}, on a CPU {expected:.5f}")
+
+
 FIRST_WATCHED = 5  # the steps before it allocate memory and select kernels
 
 

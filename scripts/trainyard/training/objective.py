@@ -51,7 +51,7 @@ class Objective:
         outputs = torch.zeros(_TRIED, self._classes, device=device, requires_grad=True)
         targets = self.zero_targets(_TRIED, device)
         if self._own_loss is not None:
-            mixes = spec.augment.mixup or spec.augment.cutmix
+            mixes = not self._numeric and (spec.augment.mixup or spec.augment.cutmix)
             labels = nn.functional.one_hot(targets, self._classes).float() if mixes else targets
             with naming("loss", spec.loss):
                 check_loss(self._own_loss(outputs, labels))

@@ -99,8 +99,9 @@ def test_md5_and_sha256_are_verified(server, tmp_path, algorithm):
 
 def test_the_begin_of_a_checksum_suffices(server, tmp_path):
     whole = remote(server)
-    begin = len("sha256:") + 8
-    assert download(RemoteFile(whole.name, whole.urls, whole.checksum[:begin]), tmp_path).read_bytes() == CONTENT
+    begun = RemoteFile(whole.name, whole.urls, whole.checksum[: len("sha256:") + 8])
+    assert [download(begun, tmp_path).read_bytes() for _ in range(2)] == [CONTENT] * 2
+    assert len(server.requests) == 1, "the second time it was there"
     with pytest.raises(DownloadError, match=r"its checksum is not sha256:0000000: remove it"):
         download(RemoteFile(whole.name, whole.urls, "sha256:0000000"), tmp_path)
 

@@ -154,6 +154,7 @@ def test_regression_and_multi_label_learn_and_are_judged_by_their_own_metric(tmp
     for kind, (loss, metric, mode) in cases.items():
         numeric = numeric_data(tmp_path / kind, kind)
         values = {"loss": loss, "metrics": [f"own_objective:{metric}"], "monitor": f"val_{metric}"}
+        values |= {"augment": {"mixup": 0.1}}
         training = start(changed(LEARNER, **values, monitor_mode=mode), numeric)
         warm_up(training)
         rows = list(training.epochs())
