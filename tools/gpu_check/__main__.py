@@ -24,7 +24,7 @@ from typing import Final
 
 import torch
 
-from gpu_check import compilation, correctness, endings, programs, ranks, speed, whatif
+from gpu_check import compilation, correctness, endings, programs, ranks, sharing, speed, whatif
 from gpu_check.report import Report
 from gpu_check.rig import Rig, free_memory
 
@@ -43,6 +43,7 @@ CORRECT: Final[dict[str, Check]] = {
     "stop": endings.check_stop,
     "syncs": correctness.check_host_syncs,
     "share": correctness.check_memory_share,
+    "mps": sharing.check_mps,
     "one_rank": ranks.check_one_rank,
     "two_ranks": ranks.check_two_ranks,
     "failing_rank": endings.check_failing_rank,
@@ -58,8 +59,9 @@ WHATIF: Final[dict[str, Check]] = {
     "fused": whatif.measure_fused_models,
     "shared": whatif.measure_shared_gpu,
 }
+LONG: Final[dict[str, Check]] = {"auto_share": sharing.measure_auto_share}  # in no group
 GROUPS: Final = {"all": CORRECT | SPEED, "correct": CORRECT, "speed": SPEED, "whatif": WHATIF}
-ALL: Final = CORRECT | SPEED | WHATIF
+ALL: Final = CORRECT | SPEED | WHATIF | LONG
 HANG_SECONDS: Final = 30  # after the time limit, a check that hangs ends the program with a stack trace
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from trainyard.cluster.cuda_mps import run_mps
 from trainyard.config.train import Augment, Train
 from trainyard.packing import gpu_sharing
 from trainyard.training.augment import Augmenter
@@ -134,19 +135,30 @@ SHARING_SECONDS = 8
 
 
 def measure_shared_gpu(rig: Rig) -> None:
-    """Images per second of 1, 4 and 8 trainings of a small ResNet that share the GPU, and NVML's utilization."""
+    """Images per second of trainings of a small ResNet that share the GPU, also with MPS, and NVML's utilization."""
     if not rig.has_gpu:
         rig.report.inform("shared GPU", "needs a GPU")
         return
     for count in (1, 4, 8):
-        began_together = time.time() + 40
-        command = [sys.executable, "-m", "gpu_check.whatif", str(1 / count), str(began_together)]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(count)]
-        found = [json.loads(each.communicate(timeout=120)[0].splitlines()[-1]) for each in running]
-        rate = sum(each["images_per_second"] for each in found)
-        busy = " ".join(f"{each['busy']:.0%}" for each in found)
-        rig.report.add_row("shared GPU", {"trainings": count, "img/s, together": f"{rate:,.0f}", "busy by NVML": busy})
+        _add_shared_gpu(rig, count, mps="no")
+    with run_mps(True) as obstacle:
+        if obstacle:
+            rig.report.inform("shared GPU, MPS", obstacle)
+            return
+        for count in (4, 8):
+            _add_shared_gpu(rig, count, mps="yes")
+
+
+def _add_shared_gpu(rig: Rig, count: int, *, mps: str) -> None:
+    began_together = time.time() + 40
+    command = [sys.executable, "-m", "gpu_check.whatif", str(1 / count), str(began_together)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(count)]
+    found = [json.loads(each.communicate(timeout=120)[0].splitlines()[-1]) for each in running]
+    rate = sum(each["images_per_second"] for each in found)
+    busy = " ".join(f"{each['busy']:.0%}" for each in found)
+    row = {"trainings": count, "MPS": mps, "img/s, together": f"{rate:,.0f}", "busy by NVML": busy}
+    rig.report.add_row("shared GPU", row)
 
 
 def train_beside_others(share: float, begins: float) -> None:

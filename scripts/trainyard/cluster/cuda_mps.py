@@ -50,13 +50,14 @@ log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def run_mps(wanted: bool) -> Iterator[None]:
+def run_mps(wanted: bool) -> Iterator[str]:
     """Run MPS for the programs that the block starts, where this node has it; a line says whether it runs.
 
-    The daemon's folder is private, and the daemon ends with the block, also if this process is killed.
+    Yields why it does not run, or "". The daemon's folder is private, and the daemon ends with the block, also if this
+    process is killed.
     """
     if not wanted:
-        yield
+        yield "it is not wanted"
         return
     with contextlib.ExitStack() as running:
         if reason := _obstacle() or _start(running):
@@ -64,7 +65,7 @@ def run_mps(wanted: bool) -> Iterator[None]:
             log.info("MPS is not used on %s: %s", host.node_name(), reason)
         else:
             log.info("MPS runs on %s for the trials that share a GPU", host.node_name())
-        yield
+        yield reason
 
 
 def _obstacle() -> str:
