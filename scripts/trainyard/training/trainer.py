@@ -37,6 +37,7 @@ from trainyard.training.step_sync import StepFlags, StepStatus
 from trainyard.training.step_timing import StepRate, StepTimer
 from trainyard.training.validation import Validation
 from trainyard.training.weight_average import WeightAverage
+from trainyard.training.weight_casts import cast_weights_together
 from trainyard.utils.errors import Diverged, UserError
 from trainyard.utils.stop_notice import StopNotice
 
@@ -339,6 +340,9 @@ def _build_module(spec: Train, data: InputData, group: Group, *, channels_last: 
     freeze(module, spec.freeze)  # after the conversion, which makes new modules
     if models.is_known(spec.model):
         count_batches_together(module)
+        is_half = precision.is_half(precision.resolve_precision(spec.precision, group.device))
+        if is_half and group.world_size == 1 and not spec.compile:
+            cast_weights_together(module)
     if spec.activation_checkpointing:
         checkpoint_blocks(module)
     return module

@@ -5,22 +5,10 @@ import copy
 import pytest
 import torch
 from loops import SPEC, assert_equal_states, changed, train
-from torch.utils._python_dispatch import TorchDispatchMode
+from operations import Operations
 from trainyard.training import trainer
 from trainyard.training.batch_counts import count_batches_together
 from trainyard.training.models import ResNet
-
-
-class Operations(TorchDispatchMode):
-    """The names of all operations."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(str(func.overloadpacket))
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("values", [{"activation_checkpointing": True}, {"accumulation": 2, "batch_size": 8}])
