@@ -61,6 +61,8 @@ class ShareMeasurement:
         self._state, self._run = state, run
         self._throughput: dict[int, float] = {}  # relative to one trial at a time, by trials per GPU
         self._uses: list[GpuUse] = []  # of trials that ran alone
+        self._limit = state.sweep.slots.trials_per_gpu
+        self._remark = ""  # why there are not more trials per GPU, where the numbers do not tell
 
     def measure(self, waiting: deque[Task]) -> Share | None:
         """The best share of a GPU; None if too few trials waited or ended to compare two of them."""
@@ -70,7 +72,8 @@ class ShareMeasurement:
             if count <= best:
                 break
             if len(waiting) < self._slots(count).count:
-                return self._share(best, f"too few were left to try {count}")
+                self._remark = f"too few were left to try {count}"
+                break
         return self._share(best)
 
     def _slots(self, count: int) -> Slots:
@@ -82,6 +85,9 @@ class ShareMeasurement:
         self._uses += self._run(slots, MeasuredTasks(waiting, slots.count))
         fold = Fold(self._state.folder / "journal.jsonl").update()
         attempts = [fold.attempts[key] for key in fold.sessions[-1].attempts]
+        if count > 1 and any(each.is_halved and each.gpus_per_trial == slots.share for each in attempts):
+            self._limit, self._remark = best, f"with {count}, a micro-batch did not fit"
+            return False
         found = relative_throughput(self._state, attempts, count)
         if found is None:
             return False
@@ -94,11 +100,11 @@ class ShareMeasurement:
 
     @property
     def _most(self) -> int:
-        """The limit of trials per GPU, by the config and by the memory of the largest trial."""
+        """The limit of trials per GPU, by the config and by memory."""
         fitting = trials_that_fit(self._largest) if self._largest else 1
-        return max(1, min(self._state.sweep.slots.trials_per_gpu, fitting))
+        return max(1, min(self._limit, fitting))
 
-    def _share(self, best: int, remark: str = "") -> Share | None:
+    def _share(self, best: int) -> Share | None:
         if not self._throughput or (len(self._throughput) == 1 and self._most > 1):
             return None
         slots, largest = self._slots(best), self._largest
@@ -112,5 +118,5 @@ class ShareMeasurement:
             uses=[asdict(largest)] if largest else [],
             throughput={str(count): value for count, value in self._throughput.items()},
             mps=None if slots.mps == "off" else slots.mps,
-            why=f"{chosen} ({'; '.join([*rates, used, *([remark] if remark else [])])})",
+            why=f"{chosen} ({'; '.join([*rates, used, *([self._remark] if self._remark else [])])})",
         )

@@ -10,6 +10,7 @@ from trainyard.planning.journal import (
     Ended,
     Epoch,
     Event,
+    Halved,
     Location,
     Reread,
     Resumed,
@@ -44,6 +45,7 @@ class Attempt:
     epoch_times: dict[int, float] = field(default_factory=dict)  # by epoch: Unix seconds of its first report
     resumed: CheckpointFile | None = None  # the checkpoint it resumed from
     metrics_digest: str | None = None  # of the `metrics` rules that read its output; None in old journals
+    is_halved: bool = False  # whether its micro-batch did not fit into the GPU's memory
     early: str = ""  # why its program was stopped before it diverged; `error` holds the reason of a stopped attempt
     load_details: Callable[[], None] | None = field(default=None, repr=False, compare=False)  # sets missing DETAILS
 
@@ -99,6 +101,8 @@ def _apply(attempt: Attempt, event: TrialEvent) -> None:
             attempt.end = event.time
             merge_row(attempt.epochs, row)
             attempt.epoch_times.setdefault(row.get("epoch", len(attempt.epochs)), event.time)
+        case Halved():
+            attempt.end, attempt.is_halved = event.time, True
         case Resumed(checkpoint=checkpoint):
             attempt.end, attempt.resumed = event.time, CheckpointFile(**checkpoint)
         case _:

@@ -14,7 +14,7 @@ from trainyard.packing import driver, share_measurement
 from trainyard.packing.gpu_sharing import GpuUse
 from trainyard.packing.share_measurement import ShareMeasurement
 from trainyard.planning.forecast import summarize_plan
-from trainyard.planning.journal import Ended, Epoch, SessionStarted, Share, Started, encode
+from trainyard.planning.journal import Ended, Epoch, Halved, SessionStarted, Share, Started, encode
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.task import Task
 
@@ -28,6 +28,7 @@ class Yard:
         self.slots = {"gpus_per_node": gpus, "gpus_per_trial": share, "trials_per_gpu": limit}
         self.sweep = {"dataset": "d", "train": {"epochs": 4}, "grid": grid, **sweep}
         self.config = self.read(mps=mps)
+        self.halves_at = 1e9  # trials per GPU at which a micro-batch does not fit
         self.folder, self.gpus, self.now, self.used = folder, gpus, 1000.0, GpuUse(1000, 10000, 1.0)
         self.journal = folder / "sweeps/s/journal.jsonl"
         self.journal.parent.mkdir(parents=True)
@@ -70,6 +71,8 @@ class Yard:
                     ]
                     where = {"gpus_per_trial": slots.share, "node": "n", "gpu": str(slot % self.gpus), "slot": slot}
                     events.append(Started(time=self.now, trial=task.trial, attempt=1, **where))
+                    if slots.share <= 1 / self.halves_at:
+                        events.append(Halved(time=self.now, trial=task.trial, attempt=1, micro_batch=8, accumulation=2))
             if not running:
                 self.write(*events)
                 return [self.used] if slots.share == 1 and self.used else []
@@ -134,6 +137,16 @@ def test_memory_limits_the_number_and_the_reason_is_said(yard, peak, best, why):
     own.used = GpuUse(peak, 10000, 0.98) if peak else None
     share, _ = own.measure(capacity=100, seconds=lambda trial: 20)
     assert (trials_per_gpu(share), rounded(share.why)) == (best, why)
+
+
+@pytest.mark.parametrize(("halves_at", "best"), [(2, 1), (4, 2)])
+def test_no_number_is_kept_with_which_a_micro_batch_was_halved(yard, halves_at, best):
+    """The largest trial may not be among those that ran alone."""
+    own = yard()
+    own.halves_at = halves_at
+    share, _ = own.measure(capacity=100, seconds=lambda trial: 20)
+    assert trials_per_gpu(share) == best
+    assert share.why.endswith(f"; with {halves_at}, a micro-batch did not fit)")
 
 
 @pytest.mark.parametrize("stall", [8.0, 13.0, 30.0])
