@@ -4,10 +4,12 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import expand_path, file_digest
+
+SAVED: Final = (b"PK", b"\x80")  # a zip archive; a pickle, before torch 1.6
 
 
 class WeightsError(UserError):
@@ -28,7 +30,7 @@ def weights_digest(weights: str) -> str:
     """The SHA-256 of a file of weights, read once for each state of the file.
 
     Raises:
-        WeightsError: it cannot be read.
+        WeightsError: it cannot be read, or torch.save has not written it, as far as its first bytes tell.
     """
     path = expand_path(weights)
     try:
@@ -41,6 +43,10 @@ def weights_digest(weights: str) -> str:
 
 @lru_cache(maxsize=64)
 def _digest(path: Path, size: int, modified: int) -> str:
+    with open(path, "rb") as file:
+        begin = file.read(20)
+    if not begin.startswith(SAVED):
+        raise WeightsError(f"{path.absolute()}: is not a file of torch.save: it begins with {begin!r}")
     return file_digest(path)
 
 

@@ -34,6 +34,16 @@ def yard_of(tmp_path, *defaults, executor=lambda: None, **rules):
     return Workflow(CONFIG, results=tmp_path, default_resources=every, set_resources=given, executor=executor)
 
 
+def test_studies_wait_for_the_weights_of_torchvision_that_they_start_from(tmp_path):
+    train = {"model": "resnet18", "pretrained": "IMAGENET1K_V1"}
+    sweep = {"dataset": "d", "train": train, "grid": {"model": ["resnet18", "resnet50"], "lr": [0.1, 0.2]}}
+    scaling = {"dataset": "d", "scales": ["1x1"], "train": train}
+    yard = Workflow({**CONFIG, "sweeps": {"s": sweep}, "scaling": {"s": scaling}}, results=tmp_path)
+    receipts = [str(tmp_path / f"weights/resnet{depth}-IMAGENET1K_V1.json") for depth in (18, 50)]
+    assert yard.weights_of("sweeps")(SimpleNamespace(name="s")) == receipts
+    assert yard.weights_of("scaling")(SimpleNamespace(name="s")) == receipts[:1]
+
+
 def requests(yard):
     """The resources of each job that are about GPUs, and sbatch's further options."""
     sweeps = [SimpleNamespace(name=name) for name in ("one", "wide")]

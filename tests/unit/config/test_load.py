@@ -54,6 +54,8 @@ MISTAKES = [
         "sweeps.depth.train.lr: text instead of a number: write it without quotes (is '1e-3')",
     ),
     ("sweeps.depth.train.pretrained", "no.pt", "no.pt: cannot be read (No such file or directory): give a file that"),
+    ("sweeps.depth.train.pretrained", __file__, "test_load.py: is not a file of torch.save: it begins with b'"),
+    ("scaling.study.train.pretrained", str(Path(__file__).parent), "config: cannot be read (Is a directory)"),
     ("scaling.study.train.pretrained", "no.pt", "scaling.study.train.pretrained: /"),
     ("sweeps.depth.train.pretrained", "DEFAULT", "DEFAULT means other weights in another version of torchvision"),
     ("sweeps.depth.train.pretrained", "IMAGENET1K_V1", "torchvision's models, and resnet is none: give a file"),

@@ -142,13 +142,13 @@ def test_a_file_of_weights_counts_by_its_content(tmp_path):
     def identity(path):
         return identities(sweep(train={"pretrained": str(path)}, trials=[{"lr": 0.1}]))
 
-    for name, content in {"a": "weights", "copy": "weights", "b": "other weights"}.items():
+    for name, content in {"a": "PK weights", "copy": "PK weights", "b": "PK other weights"}.items():
         (tmp_path / f"{name}.pt").write_text(content)
     first = identity(tmp_path / "a.pt")
     assert identity(tmp_path / "copy.pt") == first
     assert identity(tmp_path / "b.pt") != first
     assert identities(sweep(trials=[{"lr": 0.1}])) != first
-    (tmp_path / "a.pt").write_text("changed weights")
+    (tmp_path / "a.pt").write_text("PK changed weights")
     assert identity(tmp_path / "a.pt") != first
 
 
@@ -157,9 +157,9 @@ def test_a_search_counts_a_file_of_weights_by_its_content_too(tmp_path):
         search = {"metric": "val_loss", "trials": 2, "values": {"lr": {"low": 0.1, "high": 0.2}}}
         return sweep(train={"pretrained": str(tmp_path / "a.pt")}, search=search).spec_content
 
-    (tmp_path / "a.pt").write_text("weights")
+    (tmp_path / "a.pt").write_text("PK weights")
     before = content()
-    (tmp_path / "a.pt").write_text("changed weights")
+    (tmp_path / "a.pt").write_text("PK changed weights")
     assert content() != before
 
 

@@ -11,11 +11,11 @@ from trainyard.packing.worker import _check_weights
 def test_a_file_that_changes_while_the_sweep_runs_is_an_error(tmp_path):
     """Otherwise its results would count as those of the first file."""
     weights = tmp_path / "weights.pt"
-    weights.write_text("weights")
+    weights.write_text("PK weights")
     train = {"pretrained": str(weights), "model_args": {"blocks": 2}, "lr": 1e-5, "freeze": ["conv1"]}
     (trial,) = expand(Sweep.model_validate({"dataset": "digits", "train": train, "trials": [{"epochs": 3}]})).trials
     sent = Train.model_validate(trial.spec.model_dump(mode="json", exclude_defaults=True))
     _check_weights(sent, trial.identity("data"), "data")
-    weights.write_text("other weights")
+    weights.write_text("PK other weights")
     with pytest.raises(WeightsError, match=r"weights.pt: has changed since the sweep began: run the sweep again"):
         _check_weights(sent, trial.identity("data"), "data")

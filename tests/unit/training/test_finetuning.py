@@ -122,7 +122,7 @@ def test_files_of_torchvision_with_old_names_are_read(tmp_path, monkeypatch, nam
 
 def unfitting(tmp_path):
     text, code, empty = (tmp_path / name for name in ("text.pt", "code.pt", "empty.pt"))
-    text.write_text("weights")
+    text.write_text("PK weights")
     torch.save({"model": Train()}, code)
     torch.save({"epoch": 3}, empty)
     other, wide = tmp_path / "other.pt", tmp_path / "wide.pt"
