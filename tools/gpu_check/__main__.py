@@ -13,6 +13,7 @@ findings are also in <out>/gpu_check_<what>.json, and as Markdown tables at the 
 """
 
 import argparse
+import datetime
 import faulthandler
 import os
 import sys
@@ -24,7 +25,7 @@ from typing import Final
 
 import torch
 
-from gpu_check import compilation, correctness, endings, programs, ranks, sharing, speed, whatif
+from gpu_check import compilation, correctness, endings, graphs, programs, ranks, sharing, speed, whatif
 from gpu_check.report import Report
 from gpu_check.rig import Rig, free_memory
 
@@ -50,6 +51,8 @@ CORRECT: Final[dict[str, Check]] = {
     "launch": programs.check_programs,
     "compile": compilation.check_compile,
     "compiled_sweep": compilation.check_compiled_sweep,
+    "graphs": graphs.check_cuda_graphs,
+    "graph_fallback": graphs.check_cuda_graph_fallback,
     "memory": correctness.check_out_of_memory,
 }
 SPEED: Final[dict[str, Check]] = {"resnet50": speed.measure_resnet50, "small": speed.measure_small_resnets}
@@ -83,9 +86,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _time_limit(seconds + HANG_SECONDS):
         for name, check in checks.items():
             _run(name, check, rig)
-    print(f"\n{report.markdown()}\n")
+    print(f"\n{_title(rig)}\n\n{report.markdown()}\n")
     print(f"{len(report.failed)} checks failed", *report.failed, sep="\n  ")
     return 1 if report.failed else 0
+
+
+def _title(rig: Rig) -> str:
+    if not rig.has_gpu:
+        return "At toy size on a CPU: no figure below is a result."
+    return f"`make gpu-check` on {rig.gpu_name}, torch {torch.__version__}, {datetime.date.today()}."
 
 
 @contextmanager
@@ -105,8 +114,9 @@ def _run(name: str, check: Check, rig: Rig) -> None:
         return
     try:
         check(rig)
-    except Exception:
-        rig.report.check(name, False, traceback.format_exc()[-700:])
+    except Exception as error:
+        traceback.print_exc()
+        rig.report.check(name, False, f"{type(error).__name__}: {error}".splitlines()[0])
     free_memory()
 
 

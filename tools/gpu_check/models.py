@@ -34,6 +34,11 @@ class _Synchronizing(SmallConvNet):
         return logits if float(logits.detach().sum()) else logits + 0
 
 
+def dropout(*, channels: int, classes: int) -> nn.Module:
+    """A model that draws random numbers on the GPU."""
+    return nn.Sequential(nn.Dropout(0.2), SmallConvNet(channels=channels, classes=classes, width=8))
+
+
 def bad_step(*, channels: int, classes: int) -> nn.Module:
     """A model whose loss is NaN in the sixth step."""
     return _BadStep(channels=channels, classes=classes, width=8)

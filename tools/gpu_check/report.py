@@ -77,4 +77,6 @@ class Report:
 def _markdown_table(rows: list[dict[str, str]]) -> str:
     columns = list(rows[0])
     lines = [columns, ["---"] * len(columns), *([row.get(name, "") for name in columns] for row in rows)]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in line) + " |" for line in lines
+    )

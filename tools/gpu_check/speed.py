@@ -18,6 +18,7 @@ from gpu_check.correctness import wait_for
 from gpu_check.rig import Rig, changed, free_memory, start
 
 GOALS = {"NVIDIA H200": 40_000, "NVIDIA H100 80GB HBM3": 27_000}  # img/s of ResNet-50 in bf16, by the GPU's name
+GRAPH_SPEEDUP = 5  # goal for the small ResNets, relative to eager steps
 TOY_MODEL = {"model_args": {"blocks": 2, "width": 8}}
 HOST_STEPS = 12
 
@@ -31,6 +32,7 @@ class Measurement:
     data: InputData
     goal: int | None = None  # images per second
     epochs: int = 3  # the first one does not count
+    cuda_graphs: bool = False
 
 
 def measure_resnet50(rig: Rig) -> None:
@@ -51,6 +53,7 @@ def measure_resnet50(rig: Rig) -> None:
         measure(rig, Measurement(f"ResNet-50, {name}", changed(spec, **options), data, goal))
     torch.backends.cudnn.benchmark = True
     measure(rig, Measurement("ResNet-50, cudnn.benchmark", spec, data, goal))
+    measure(rig, Measurement("ResNet-50, cudnn.benchmark, CUDA graph", spec, data, goal, cuda_graphs=True))
     torch.backends.cudnn.benchmark = False
     del data
     prefetched = rig.images(side=64, count=rig.size(100_000, 64), val_count=512, classes=200, prefetched=True)
@@ -65,37 +68,42 @@ def measure_small_resnets(rig: Rig) -> None:
         for blocks in depths:
             model_args = {"blocks": blocks, "width": rig.size(32, 8)}
             spec = Train(model="resnet", model_args=model_args, batch_size=batch_size, precision="bf16", lr=0.01)
-            measure(rig, Measurement(f"{blocks} blocks, {side}x{side}, batch {batch_size}", spec, data))
+            name = f"{blocks} blocks, {side}x{side}, batch {batch_size}"
+            eager = measure(rig, Measurement(name, spec, data))
+            goal = int(GRAPH_SPEEDUP * eager) if rig.has_gpu else None
+            measure(rig, Measurement(f"{name}, CUDA graph", spec, data, goal, cuda_graphs=True))
 
 
-def measure(rig: Rig, what: Measurement, *, table: str = "speed") -> None:
-    """Add a row: images per second of all epochs but the first, and what limits them."""
+def measure(rig: Rig, what: Measurement, *, table: str = "speed") -> float:
+    """Add a row: images per second of all epochs but the first, and what limits them. Returns the images per second."""
     if rig.report.remaining_seconds < 0:
         rig.report.inform(what.name, "not measured: no time was left")
-        return
+        return 0.0
     free_memory()
     if what.spec.compile:
         torch._dynamo.reset()
     try:
         with rig.compiler():
-            row = _row(rig, what)
+            rate, row = _row(rig, what)
     except Exception as error:
         rig.report.check(what.name, False, f"{type(error).__name__}: {str(error).splitlines()[0]}")
-    else:
-        rig.report.add_row(table, row)
+        return 0.0
+    rig.report.add_row(table, row)
+    return rate
 
 
-def _row(rig: Rig, what: Measurement) -> dict[str, Any]:
+def _row(rig: Rig, what: Measurement) -> tuple[float, dict[str, Any]]:
+    """Images per second, and the row."""
     if rig.has_gpu:
         torch.cuda.reset_peak_memory_stats()
-    trainer = start(changed(what.spec, epochs=what.epochs), what.data)
+    trainer = start(changed(what.spec, epochs=what.epochs), what.data, cuda_graphs=what.cuda_graphs)
     warmed = warm_up(trainer)
     rows = list(trainer.epochs())[1:]
     rate = statistics.median(row.images_per_second for row in rows)
     cost = model_cost(what.spec, shape=what.data.shape, classes=what.data.classes, precision=trainer.precision)
     use = gpu_utilization(cost, images_per_second=rate, gpus=1, precision=trainer.precision, device_name=rig.gpu_name)
     reached = f"{'reached' if rate >= what.goal else 'missed'}: {what.goal:,}" if what.goal else ""
-    return {
+    row = {
         "what": what.name,
         "img/s": f"{rate:,.0f}",
         "goal": reached,
@@ -107,6 +115,7 @@ def _row(rig: Rig, what: Measurement) -> dict[str, Any]:
         "memory (GiB)": f"{torch.cuda.max_memory_allocated() / 2**30:.1f}" if rig.has_gpu else "",
         "warm-up (s)": f"{warmed.seconds:.1f}",
     }
+    return rate, row
 
 
 def host_seconds(rig: Rig, trainer: Trainer) -> float:

@@ -231,6 +231,7 @@ def _worker_setup(plan: Plan, results: Path, data: Data) -> WorkerSetup:
         threads=sweep.slots.cpus_per_trial,
         gpu_share=sweep.slots.share,
         is_training=sweep.is_training,
+        cuda_graphs=sweep.cuda_graphs,
         dataset=(results / "data" / sweep.dataset).absolute() if sweep.dataset else None,
         metrics=sweep.metrics,
         checkpoint=sweep.checkpoint,

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trainyard.config.config import Data
 from trainyard.config.user_programs import GRACE_SECONDS, Metrics
@@ -21,6 +21,7 @@ class WorkerSetup:
     data: Data
     threads: int
     is_training: bool = True  # whether trials run Trainyard's own training loop
+    cuda_graphs: bool | Literal["auto"] = False  # as in the config
     dataset: Path | None = None
     gpu_share: float = 1.0  # of a GPU, for a trial: below 1, the limit of its GPU memory
     metrics: Metrics | None = None

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,10 @@ from trainyard.training.batch_counts import count_batches_together
 from trainyard.training.checkpointer import Checkpointer
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.compilation import ModelWithLoss, compile_step
+from trainyard.training.cuda_graphs import build_step_graph
 from trainyard.training.epoch_metrics import EpochMetrics
 from trainyard.training.freezing import freeze
+from trainyard.training.gradients import compute_gradients
 from trainyard.training.loaders import ImageBatch, InputData
 from trainyard.training.mixing import Mixer
 from trainyard.training.objective import Means, Objective
@@ -77,6 +80,7 @@ class Trainer:
         downloads: str = Data().downloads,
         on_halved: Callable[[BatchSizes], None] = lambda batch: None,
         find_unused_parameters: bool = False,
+        cuda_graphs: bool | Literal["auto"] = False,
     ) -> None:
         self.objective = Objective(spec, data, group.device)  # before the seed: own code may draw random numbers
         torch.manual_seed(spec.seed)
@@ -99,6 +103,7 @@ class Trainer:
         average = WeightAverage(self.module, spec.ema_decay) if spec.ema_decay is not None else None
         self.state = TrainingState(self.module, optimizer, schedule, scaler, group, spec, average)
         self.first_step_time: float | None = None  # Unix seconds at the end of the first step of this run
+        self.step_graph = build_step_graph(spec, group, wanted=cuda_graphs)
         self.wrap()  # before a checkpoint is loaded, within an epoch: DDP broadcasts the buffers of rank 0
         self.checkpoints = Checkpointer(
             store, self.state, global_batch=batch.images, seed=spec.seed, every_seconds=save_every_seconds
@@ -167,6 +172,7 @@ class Trainer:
         if self.group.device.type == "cuda":
             torch.cuda.empty_cache()
         self._flags = StepFlags(self.group)
+        self.step_graph = None  # its memory is needed
         self.wrap()
         self._on_halved(self.batch)
 
@@ -269,19 +275,12 @@ class Trainer:
         """Update the parameters once, from one or more micro-batches; returns whether all ranks stop now."""
         progress = self.state.progress
         state, spec = self.state, self.spec
-        sums = torch.zeros_like(progress.sums)
-        state.optimizer.zero_grad(set_to_none=True)
-        for remaining in reversed(range(self.batch.accumulation)):
-            micro = next(images)
-            micro = ImageBatch(augment(micro.pixels, micro.indices), micro.labels, micro.indices)
-            micro = self.mix(micro, epoch=len(self.history) + 1, step=progress.step)
-            with self.no_sync() if remaining else nullcontext():
-                loss, micro_sums = self.compute_loss(micro, model=self.model, training=True)
-                sums += micro_sums
-                if not remaining:
-                    self._flags.start(progress.step + 1, sums[0], stop=self._is_late())
-                share = len(micro.labels) / self.batch.per_rank
-                state.scaler.scale(loss * share if share < 1 else loss).backward()  # type: ignore[no-untyped-call]
+        batches = self._augmented(images, augment)
+        if self.step_graph:
+            sums = self.step_graph(partial(compute_gradients, self), list(batches))
+            self._start_flags(sums)
+        else:
+            sums = compute_gradients(self, batches, on_forward=self._start_flags)
         known = self._flags.finish(state.optimizer)
         for status in known:
             self._check(status)
@@ -296,6 +295,15 @@ class Trainer:
         progress.sums += sums
         progress.step += 1
         return any(status.stop for status in known)
+
+    def _augmented(self, images: Iterator[ImageBatch], augment: Augmenter) -> Iterator[ImageBatch]:
+        """The micro-batches of a step."""
+        for micro in islice(images, self.batch.accumulation):
+            augmented = ImageBatch(augment(micro.pixels, micro.indices), micro.labels, micro.indices)
+            yield self.mix(augmented, epoch=len(self.history) + 1, step=self.state.progress.step)
+
+    def _start_flags(self, sums: Tensor) -> None:
+        self._flags.start(self.state.progress.step + 1, sums[0], stop=self._is_late())
 
     def _is_late(self) -> bool:
         """Whether this rank must stop: it was told to, or the time only suffices for a checkpoint and a validation."""
