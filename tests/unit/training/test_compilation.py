@@ -6,7 +6,7 @@ import pytest
 import torch
 from loops import LEARNER, SPEC, assert_close, assert_equal_states, changed, numbers, start, train
 from trainyard.training import trainer as trainer_module
-from trainyard.training.compilation import release_compiled_code
+from trainyard.training.compilation import compile_step, release_compiled_code
 from trainyard.training.process_group import Group
 from trainyard.training.warmup import warm_up
 
@@ -74,6 +74,19 @@ def test_cuda_graphs_are_for_steps_of_one_micro_batch_on_one_gpu(data, monkeypat
         training.batch = training.batch.halved()
         training.wrap()
         assert used[1:] == [False], "also after a halving"
+
+
+def test_each_replay_of_cuda_graphs_begins_a_step(monkeypatch):
+    """Without the mark, torch guesses from pending backward passes which results are still needed."""
+    given, calls = [], []
+    monkeypatch.setattr(torch, "compile", lambda step, **options: given.append(options) or step)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: calls.append("begin"))
+    for cuda_graphs in (True, False):
+        step = compile_step(lambda: calls.append("step"), cuda_graphs=cuda_graphs)
+        step()
+        step()
+    assert calls == ["begin", "step", "begin", "step", "step", "step"]
+    assert given == [{"mode": mode, "dynamic": False} for mode in ("reduce-overhead", "default")]
 
 
 @pytest.mark.parametrize("values", [{}, {"precision": "bf16"}])

@@ -1,9 +1,14 @@
 """GPU utilization: counted FLOPs and bytes against the peak of a data sheet."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from trainyard.config.train import Train
+from trainyard.training import summary
 from trainyard.training.flops import ModelCost, gpu_utilization, model_cost
 from trainyard.training.gpu_peaks import PEAKS, gpu_peak
+from trainyard.training.process_group import Group
 
 
 def test_the_cost_of_resnet50_is_that_of_the_reference():
@@ -100,3 +105,20 @@ def test_peaks_are_plausible(peak):
     assert tflops["fp32"] <= tflops["tf32"] <= tflops["fp16"]
     assert tflops.get("bf16", tflops["fp16"]) == tflops["fp16"]
     assert 70 < tflops["fp16"] * 1e12 / peak.bandwidth < 425, "FLOP per byte"
+
+
+@pytest.mark.parametrize(("name", "peak"), [("NVIDIA H200", "989 TFLOP/s, 4.8 TB/s"), ("Some GPU", "unknown")])
+def test_an_unknown_peak_is_said_to_be_unknown(monkeypatch, caplog, name, peak):
+    """In `summary.json`, which the table reads, and once in the log."""
+    monkeypatch.setattr(summary, "device_name", lambda device: name)
+    spec = Train(model="resnet", model_args={"blocks": 1, "width": 4})
+    trainer = SimpleNamespace(
+        spec=spec,
+        data=SimpleNamespace(shape=(8, 8, 3), classes=3),
+        group=Group(0, 0, 1, torch.device("cuda", 0)),
+        precision="bf16",
+    )
+    found = summary._utilization(trainer, 1000.0)
+    assert found["gpu_peak"] == peak
+    assert (found["mfu"] is None) == (peak == "unknown")
+    assert caplog.text.count("the peak performance of a GPU named 'Some GPU' is unknown") == (peak == "unknown")
