@@ -25,7 +25,7 @@ from typing import Final
 
 import torch
 
-from gpu_check import compilation, correctness, endings, graphs, programs, ranks, sharing, speed, whatif
+from gpu_check import compilation, correctness, endings, graphs, objective, programs, ranks, sharing, speed, whatif
 from gpu_check.report import Report
 from gpu_check.rig import Rig, free_memory
 
@@ -38,6 +38,7 @@ CORRECT: Final[dict[str, Check]] = {
     "data": correctness.check_data,
     "augmentation": correctness.check_augmentation,
     "numerics": correctness.check_numerics,
+    "objective": objective.check_objective,
     "bad_loss": correctness.check_bad_loss,
     "fp16": correctness.check_fp16_overflow,
     "resume": correctness.check_resume,

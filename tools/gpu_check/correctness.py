@@ -177,7 +177,7 @@ def check_host_syncs(rig: Rig) -> None:
     if not rig.has_gpu:
         rig.report.inform("host syncs", "needs a GPU")
         return
-    spec = changed(SMALL, precision="bf16", augment=AUGMENT, clip_norm=1.0)
+    spec = changed(SMALL, precision="bf16", augment=AUGMENT, clip_norm=1.0, ema_decay=0.99)
     for name in ("resident", "prefetched"):
         data = rig.images(prefetched=name == "prefetched")
         last = len(data.train) // spec.batch_size - 1
@@ -246,7 +246,7 @@ def check_resume(rig: Rig) -> None:
 
 
 STOPPED_AT = 9  # batch at which the training is told to stop, counted from 0
-_RESUMED = changed(SMALL, precision="bf16", epochs=2, augment=Augment(flip=True))
+_RESUMED = changed(SMALL, precision="bf16", epochs=2, augment=Augment(flip=True), ema_decay=0.99)
 
 
 def _trained(rig: Rig) -> Tensor:

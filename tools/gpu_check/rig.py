@@ -123,8 +123,9 @@ class CallingSplit:
 
 
 def final_parameters(trainer: Trainer) -> Tensor:
-    """Parameters and buffers as one float64 tensor on the CPU."""
-    return torch.cat([value.double().flatten().cpu() for value in trainer.module.state_dict().values()])
+    """Parameters and buffers, and their averages, as one float64 tensor on the CPU."""
+    values = (value for module in trainer.state.modules.values() for value in module.state_dict().values())
+    return torch.cat([value.double().flatten().cpu() for value in values])
 
 
 def free_memory() -> None:

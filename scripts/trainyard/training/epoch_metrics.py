@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trainyard.config.metric_names import EPOCH_METRICS
+from trainyard.training.objective import Means
+from trainyard.training.step_timing import StepTimes
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,27 @@ class EpochMetrics:
     step_ms_p95: float
     data_wait_fraction: float  # of the training time, in which rank 0 waited for images
     own: dict[str, float] = field(default_factory=dict)  # further columns: the `metrics` of the config
+
+    @classmethod
+    def measured(
+        cls, train: Means, val: Means, times: StepTimes, *, epoch: int, lr: float, seconds: float
+    ) -> "EpochMetrics":
+        """The metrics of an epoch from the means over its images and the times of its steps."""
+        step_ms_p50, step_ms_p95 = times.percentiles_ms()
+        return cls(
+            epoch=epoch,
+            lr=lr,
+            train_loss=train.loss,
+            train_accuracy=train.accuracy,
+            val_loss=val.loss,
+            val_accuracy=val.accuracy,
+            images_per_second=train.images / times.seconds,
+            seconds=seconds,
+            step_ms_p50=step_ms_p50,
+            step_ms_p95=step_ms_p95,
+            data_wait_fraction=times.waited_seconds / times.seconds,
+            own={f"val_{name}": value for name, value in val.own.items()},
+        )
 
     def as_row(self) -> dict[str, Any]:
         """All metrics by column."""

@@ -218,24 +218,11 @@ class Trainer:
                 break
             self.halve_micro_batch()  # outside of `except`, where the traceback keeps the tensors of the step alive
         times = progress.times + timer.times()
-        step_ms_p50, step_ms_p95 = times.percentiles_ms()
         for module in self.state.modules.values():
             reduce_buffers(module, self.group)
         train, val = self._means(progress.sums.clone()), self._means(self._validate())
-        return EpochMetrics(
-            epoch=number,
-            lr=progress.lr,
-            train_loss=train.loss,
-            train_accuracy=train.accuracy,
-            val_loss=val.loss,
-            val_accuracy=val.accuracy,
-            images_per_second=train.images / times.seconds,
-            seconds=progress.seconds + time.perf_counter() - began,
-            step_ms_p50=step_ms_p50,
-            step_ms_p95=step_ms_p95,
-            data_wait_fraction=times.waited_seconds / times.seconds,
-            own={f"val_{name}": value for name, value in val.own.items()},
-        )
+        seconds = progress.seconds + time.perf_counter() - began
+        return EpochMetrics.measured(train, val, times, epoch=number, lr=progress.lr, seconds=seconds)
 
     def _seed(self, number: int, progress: EpochProgress) -> None:
         """Seed the generators for this epoch and rank, or restore them within an interrupted epoch."""

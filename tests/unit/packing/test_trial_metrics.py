@@ -1,0 +1,37 @@
+"""What a worker reports of a training: its own metrics, its best epoch, and an end by patience."""
+
+from types import SimpleNamespace
+
+from loops import LEARNER, changed
+from trainyard.config.config import Data
+from trainyard.config.trial_status import TrialStatus
+from trainyard.packing.messages import TrialRequest
+from trainyard.packing.worker import Worker
+from trainyard.programs.trial_messages import EpochReported
+from trainyard.training.process_group import single_process
+from trainyard.utils.stop_notice import StopNotice
+
+
+def run_trial(spec, data, folder):
+    """The rows that a worker reports of a training, and its end."""
+    worker = Worker()
+    worker._setup = SimpleNamespace(is_training=True, data=Data())
+    worker._data, worker._group, worker._notice = data, single_process(), StopNotice()
+    worker._dataset = SimpleNamespace(digest="")
+    request = TrialRequest(spec.model_dump(mode="json"), "t", 1, folder, folder / "checkpoints")
+    rows, message = [], worker.begin(request)
+    while isinstance(message, EpochReported):
+        rows.append(message.row)
+        message = worker.resume(False)
+    return rows, message
+
+
+def test_a_training_that_patience_ends_is_finished_and_reports_its_best_epoch(data, tmp_path):
+    values = {"metrics": {"close": "top5_accuracy"}, "monitor": "val_loss", "patience": 2, "epochs": 40, "lr": 0.05}
+    rows, end = run_trial(changed(LEARNER, **values), data, tmp_path)
+    losses = [row["val_loss"] for row in rows]
+    assert end.status == TrialStatus.FINISHED
+    assert len(rows) == losses.index(min(losses)) + 3 < 40
+    assert all(0 <= row["val_close"] <= 1 for row in rows)
+    assert (end.metrics["epoch"], end.metrics["best_val_loss"]) == (len(rows), min(losses))
+    assert end.metrics["best_val_accuracy"] == max(row["val_accuracy"] for row in rows)
