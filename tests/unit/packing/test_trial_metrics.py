@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from loops import LEARNER, changed
 from trainyard.config.config import Data
 from trainyard.config.trial_status import TrialStatus
-from trainyard.packing.messages import TrialRequest
+from trainyard.packing.messages import TrialRequest, WorkerSetup
 from trainyard.packing.worker import Worker
 from trainyard.programs.trial_messages import EpochReported
 from trainyard.training.process_group import single_process
@@ -15,7 +15,7 @@ from trainyard.utils.stop_notice import StopNotice
 def run_trial(spec, data, folder):
     """The rows that a worker reports of a training, and its end."""
     worker = Worker()
-    worker._setup = SimpleNamespace(is_training=True, data=Data())
+    worker._setup = WorkerSetup(folder, Data(), threads=1)
     worker._data, worker._group, worker._notice = data, single_process(), StopNotice()
     worker._dataset = SimpleNamespace(digest="")
     request = TrialRequest(spec.model_dump(mode="json"), "t", 1, folder, folder / "checkpoints")
