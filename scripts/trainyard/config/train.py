@@ -246,7 +246,9 @@ class Train(Section):
         False, description="Recompute activations in the backward pass: less memory, about a third more computation."
     )
     compile: bool = Field(
-        False, description="Compile the model with `torch.compile`; on a single GPU, with CUDA graphs."
+        False,
+        description="Compile the model and its loss with `torch.compile`; on a single GPU without accumulation, with "
+        "CUDA graphs.",
     )
     sync_batchnorm: bool = Field(False, description="Synchronize batch normalization over all GPUs.")
     gradient_compression: Literal["none", "bf16"] = Field(
