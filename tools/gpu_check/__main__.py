@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from trainyard.training.determinism import fix_cublas_workspace
 
 from gpu_check import compilation, correctness, endings, graphs, objective, programs, ranks, sharing, speed, whatif
 from gpu_check.report import Report
@@ -78,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not (torch.cuda.is_available() or arguments.toy):
         print("no GPU: nothing was checked. With --toy, everything runs at toy size on the CPU", file=sys.stderr)
         return 2
+    fix_cublas_workspace()  # some checks train with deterministic kernels
     seconds = 60 * arguments.minutes
     torch.set_num_threads(1 if arguments.toy else min(8, os.cpu_count() or 1))
     arguments.out.mkdir(parents=True, exist_ok=True)

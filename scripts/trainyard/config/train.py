@@ -255,6 +255,17 @@ class Train(Section):
         "none", description="Data type of gradients in the all-reduce; `bf16` halves the traffic."
     )
     seed: int = Field(0, description="Seed of the initial weights, the order of images and the augmentation.")
+    deterministic: bool = Field(
+        False,
+        description="Use deterministic kernels only: on the same number of the same GPUs, a training gives the same "
+        "numbers bit for bit, also if it was interrupted. It is slower; an operation of the model without a "
+        "deterministic kernel, such as the pooling of `cnn` on a GPU, is an error.",
+    )
+    cudnn_benchmark: bool = Field(
+        False,
+        description="Let cuDNN time its algorithms for each new size of a convolution, and use the fastest; it may "
+        "choose others in the next run.",
+    )
 
     @model_validator(mode="after")
     def _one_batch_size(self) -> "Train":
@@ -313,6 +324,12 @@ class Train(Section):
     def _check_pretrained(self) -> "Train":
         if problem := self.pretrained and _pretrained_problem(self.pretrained, self):
             raise PydanticCustomError("pretrained", "{problem}", {"problem": problem})
+        return self
+
+    @model_validator(mode="after")
+    def _deterministic_has_no_benchmark(self) -> "Train":
+        if self.deterministic and self.cudnn_benchmark:
+            raise PydanticCustomError("kernels", "deterministic excludes cudnn_benchmark: it may choose other kernels")
         return self
 
     @model_validator(mode="after")

@@ -22,6 +22,7 @@ class WorkerSetup:
     threads: int
     is_training: bool = True  # whether trials run Trainyard's own training loop
     cuda_graphs: bool | Literal["auto"] = False  # as in the config
+    is_deterministic: bool = False  # whether one of them may be `deterministic`
     dataset: Path | None = None
     gpu_share: float = 1.0  # of a GPU, for a trial: below 1, the limit of its GPU memory
     metrics: Metrics | None = None

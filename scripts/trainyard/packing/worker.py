@@ -100,13 +100,18 @@ class Worker:
         began = time.perf_counter()
         import torch
 
-        from trainyard.training import trainer  # noqa: F401  (the first trial would have to import it)
+        from trainyard.training import (
+            determinism,
+            trainer,  # noqa: F401  (the first trial would have to import it)
+        )
         from trainyard.training.loaders import load_input_data
         from trainyard.training.process_group import single_process
         from trainyard.training.step_timing import device_name
 
         imported = time.perf_counter()
         torch.set_num_threads(self._setup.threads)
+        if self._setup.is_deterministic:
+            determinism.fix_cublas_workspace()
         gpu_sharing.limit_gpu_memory(self._setup.gpu_share)
         self._group = single_process()
         copied = self._copy_dataset()

@@ -24,6 +24,7 @@ from trainyard.training.checkpointer import Checkpointer
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.compilation import ModelWithLoss, compile_step
 from trainyard.training.cuda_graphs import build_step_graph
+from trainyard.training.determinism import choose_kernels
 from trainyard.training.epoch_metrics import EpochMetrics
 from trainyard.training.freezing import freeze
 from trainyard.training.gradients import compute_gradients
@@ -88,6 +89,7 @@ class Trainer:
         self.steps = steps_per_epoch(len(data.train), batch)
         self.precision = precision.resolve_precision(spec.precision, group.device)
         precision.set_float32(self.precision)
+        choose_kernels(spec, group.device)
         half_on_gpu = group.device.type == "cuda" and precision.is_half(self.precision)
         self._channels_last = half_on_gpu if spec.channels_last == "auto" else spec.channels_last
         self._save_last = save_last

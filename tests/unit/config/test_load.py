@@ -243,6 +243,11 @@ MISTAKES = [
         1e9,
         "collective_timeout_minutes: input should be less than or equal to 10080",
     ),
+    (
+        "scaling.study.train",
+        {"deterministic": True, "cudnn_benchmark": True},
+        "deterministic excludes cudnn_benchmark: it may choose other kernels",
+    ),
     ("scaling.own", {"script": "t.py", "checkpoint_every_seconds": 9, "scales": ["1x1"]}, "a script saves by itself"),
     ("scaling.own", {"script": "t.py {lr}", "scales": ["1x1"]}, "the script has lr in braces, which is not in `args`"),
     ("scaling.own", {"launcher": "srun", "scales": ["1x1"], "dataset": "digits"}, "launcher is for a script"),

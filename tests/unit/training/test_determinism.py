@@ -1,0 +1,71 @@
+"""Deterministic kernels, and the fastest ones: what torch is told. Only a GPU shows what it then does."""
+
+import os
+
+import pytest
+import torch
+from loops import SPEC, assert_equal_states, changed, start, train
+from trainyard.config.train import Train
+from trainyard.config.trials import Trial
+from trainyard.training import determinism
+from trainyard.training.checkpoints import CheckpointStore
+from trainyard.utils.errors import UserError
+
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _restored(monkeypatch):
+    monkeypatch.delenv(determinism.CUBLAS_VARIABLE, raising=False)
+    yield
+    determinism.choose_kernels(Train(), CPU)
+    os.environ.pop(determinism.CUBLAS_VARIABLE, None)
+
+
+def settings() -> tuple[bool, bool, bool, str | None]:
+    cudnn = torch.backends.cudnn
+    variable = os.environ.get(determinism.CUBLAS_VARIABLE)
+    return torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.benchmark, variable
+
+
+def test_each_trial_has_its_own_setting(data):
+    """Whatever the trial before has set. The workspace of cuBLAS, which is read once, stays."""
+    start(SPEC, data)
+    assert settings() == (False, False, False, None)
+    start(changed(SPEC, deterministic=True), data)
+    assert settings() == (True, True, False, ":4096:8")
+    start(changed(SPEC, cudnn_benchmark=True), data)
+    assert settings() == (False, False, True, ":4096:8")
+    start(SPEC, data)
+    assert settings() == (False, False, False, ":4096:8")
+
+
+def test_a_workspace_with_which_cublas_is_not_deterministic_is_refused(monkeypatch):
+    monkeypatch.setenv(determinism.CUBLAS_VARIABLE, ":4096:2:16:8")
+    with pytest.raises(UserError, match="_CONFIG to be :4096:8 or :16:8, not :4096:2:16:8: unset"):
+        determinism.choose_kernels(Train(deterministic=True), GPU)
+    determinism.choose_kernels(Train(deterministic=True), CPU)
+
+
+def test_the_users_workspace_is_kept(monkeypatch):
+    monkeypatch.setenv(determinism.CUBLAS_VARIABLE, ":16:8")
+    determinism.choose_kernels(Train(deterministic=True), GPU)
+    assert settings() == (True, True, False, ":16:8")
+
+
+@pytest.mark.parametrize("values", [{}, {"precision": "bf16", "augment": {"flip": True}, "clip_norm": 1}])
+def test_every_operation_of_the_loop_is_deterministic_on_a_cpu_and_its_numbers_are_the_same(data, tmp_path, values):
+    """Torch raises an error for an operation that is not. Also when it is interrupted."""
+    spec = changed(SPEC, **values)
+    plain, plain_state = train(spec, data)
+    spec = changed(spec, deterministic=True)
+    store = CheckpointStore(tmp_path)
+    train(spec, data, store=store, epochs=2)
+    resumed, resumed_state = train(spec, data, store=store)
+    assert resumed == plain
+    assert_equal_states(resumed_state, plain_state)
+
+
+def test_identities_of_other_trials_do_not_change():
+    contents = [Trial(Train(lr=0.5, **values), {}).content for values in ({}, {"deterministic": True})]
+    assert contents == ['{"lr": 0.5}', '{"deterministic": true, "lr": 0.5}']
