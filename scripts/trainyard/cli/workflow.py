@@ -112,7 +112,9 @@ class Workflow:
                 paths[f"sweeps.{name}.function"] = (sweep.function, "function")
             trials = (*expand(sweep).trials, *expand(sweep).examples)
             own = {item for each in trials if isinstance(each.spec, Train) for item in each.spec.import_paths.items()}
-            paths |= {f"sweeps.{name}.train.{key}": path for key, path in own}
+            for number, (key, path) in enumerate(sorted(own), start=1):  # a sweep may vary its model
+                place = f"sweeps.{name}.train.{key}"
+                paths[f"{place} ({number} of {len(own)})" if place in paths else place] = path
         for name, study in self.config.scaling.items():
             paths |= {f"scaling.{name}.train.{key}": path for key, path in study.train.import_paths.items()}
         check_imports(paths)

@@ -102,11 +102,12 @@ class Trainer:
         optimizer = optimizers.build_optimizer(spec, self.module)
         schedule = LambdaLR(optimizer, optimizers.lr_factor(spec.schedule, self.steps, spec.epochs))
         scaler = precision.gradient_scaler(self.precision, group.device)
-        average = WeightAverage(self.module, spec.ema_decay) if spec.ema_decay is not None else None
-        self.state = TrainingState(self.module, optimizer, schedule, scaler, group, spec, average)
+        self.state = TrainingState(self.module, optimizer, schedule, scaler, group, spec)
         self.first_step_time: float | None = None  # Unix seconds at the end of the first step of this run
         self.step_graph = build_step_graph(spec, group, wanted=cuda_graphs)
         self.wrap()  # before a checkpoint is loaded, within an epoch: DDP broadcasts the buffers of rank 0
+        if spec.ema_decay is not None:
+            self.state.average = WeightAverage(self.module, spec.ema_decay)
         self.checkpoints = Checkpointer(
             store, self.state, global_batch=batch.images, seed=spec.seed, every_seconds=save_every_seconds
         )

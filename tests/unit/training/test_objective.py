@@ -9,6 +9,9 @@ from trainyard.data.staging import stage
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.loaders import load_input_data
 from trainyard.training.own_metrics import ObjectiveError
+from trainyard.training.process_group import Group
+from trainyard.training.sampler import batch_sizes
+from trainyard.training.trainer import Trainer
 from trainyard.training.warmup import warm_up
 
 OWN = """
@@ -200,6 +203,21 @@ def test_the_averaged_weights_follow_the_weights_and_are_validated(data):
     plain, _ = train(changed(SPEC, epochs=2), data)
     assert [row.train_loss for row in rows] == [row["train_loss"] for row in plain]
     assert rows[-1].val_loss != plain[-1]["val_loss"]
+
+
+class Broadcasting(Group):
+    def wrap(self, model, **options):
+        """As DDP: sets the weights to those of rank 0."""
+        for parameter in model.parameters():
+            parameter.data.fill_(0.5)
+        return model
+
+
+def test_the_average_begins_with_the_weights_of_rank_0(data):
+    """A user's model may begin with others on each rank."""
+    group = Broadcasting(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
+    training = Trainer(changed(SPEC, ema_decay=0.9), data, group, batch=batch_sizes(SPEC))
+    assert all((parameter == 0.5).all() for parameter in training.state.average.module.parameters())
 
 
 def test_averaged_weights_are_resumed_bit_identically(data, tmp_path):
