@@ -57,7 +57,7 @@ CORRECT: Final[dict[str, Check]] = {
     "graph_fallback": graphs.check_cuda_graph_fallback,
     "memory": correctness.check_out_of_memory,
 }
-SPEED: Final[dict[str, Check]] = {"resnet50": speed.measure_resnet50, "small": speed.measure_small_resnets}
+SPEED: Final[dict[str, Check]] = {"small": speed.measure_small_resnets, "resnet50": speed.measure_resnet50}
 WHATIF: Final[dict[str, Check]] = {
     "layouts": whatif.measure_layouts,
     "profile": whatif.profile_step,

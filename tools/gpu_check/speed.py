@@ -37,7 +37,8 @@ class Measurement:
 
 def measure_resnet50(rig: Rig) -> None:
     """ResNet-50 on 64x64 images: the goal, and what changes it."""
-    data = rig.images(side=64, count=rig.size(100_000, 64), val_count=2000, classes=200)
+    images: dict[str, Any] = {"side": 64, "count": rig.size(50_000, 64), "val_count": 2000, "classes": 200}
+    data = rig.images(**images)
     model: dict[str, Any] = rig.size({"model": "resnet50"}, TOY_MODEL)
     spec = Train(**model, precision="bf16", lr=0.05, batch_size=rig.size(1024, 16))
     goal = GOALS.get(rig.gpu_name)
@@ -45,17 +46,17 @@ def measure_resnet50(rig: Rig) -> None:
         measure(rig, Measurement(f"ResNet-50, batch {batch_size}", changed(spec, batch_size=batch_size), data, goal))
     augment = Augment(crop_padding=4, flip=True)
     options_by_name: dict[str, dict[str, Any]] = {
-        "compile": {"compile": True},
         "crop and flip": {"augment": augment},
         "fp16": {"precision": "fp16", "lr": 0.01},
         "cudnn.benchmark": {"cudnn_benchmark": True},
+        "compile": {"compile": True},
     }
     for name, options in options_by_name.items():
         measure(rig, Measurement(f"ResNet-50, {name}", changed(spec, **options), data, goal))
     fastest = changed(spec, cudnn_benchmark=True)
     measure(rig, Measurement("ResNet-50, cudnn.benchmark, CUDA graph", fastest, data, goal, cuda_graphs=True))
     del data
-    prefetched = rig.images(side=64, count=rig.size(100_000, 64), val_count=512, classes=200, prefetched=True)
+    prefetched = rig.images(**images, prefetched=True)
     measure(rig, Measurement("ResNet-50, prefetched images", spec, prefetched, goal, epochs=2))
 
 
