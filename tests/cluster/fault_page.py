@@ -47,7 +47,8 @@ TITLES = {
     "Sweep": "## Sweeps\n\nSix trials on two slots; two of them had finished before the fault.",
     "Trial": "## Trials\n\nAll in one sweep. The times are from the fault to the end of the attempt, and from there to"
     " the end of the next one.",
-    "Training": "## Trainings\n\nThree epochs on one GPU of each of two hosts; one epoch had ended before the fault.",
+    "Training": "## Trainings\n\nThree epochs on one GPU of each of two hosts, with a checkpoint after every epoch "
+    "(`checkpoint_every_seconds: 0`); one had ended before the fault.",
 }
 
 
