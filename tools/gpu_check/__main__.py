@@ -26,16 +26,29 @@ from typing import Final
 import torch
 from trainyard.training.determinism import fix_cublas_workspace
 
-from gpu_check import compilation, correctness, endings, graphs, objective, programs, ranks, sharing, speed, whatif
+from gpu_check import (
+    compilation,
+    correctness,
+    endings,
+    graphs,
+    machine,
+    memory,
+    objective,
+    programs,
+    ranks,
+    sharing,
+    speed,
+    whatif,
+)
 from gpu_check.report import Report
 from gpu_check.rig import Rig, free_memory
 
 Check = Callable[[Rig], None]
 # In the order in which they run: what is cheap and what others build on comes first.
 CORRECT: Final[dict[str, Check]] = {
-    "environment": correctness.check_environment,
-    "ceilings": correctness.check_ceilings,
-    "telemetry": correctness.check_telemetry,
+    "environment": machine.check_environment,
+    "ceilings": machine.check_ceilings,
+    "telemetry": machine.check_telemetry,
     "data": correctness.check_data,
     "augmentation": correctness.check_augmentation,
     "numerics": correctness.check_numerics,
@@ -45,7 +58,7 @@ CORRECT: Final[dict[str, Check]] = {
     "resume": correctness.check_resume,
     "stop": endings.check_stop,
     "syncs": correctness.check_host_syncs,
-    "share": correctness.check_memory_share,
+    "share": memory.check_memory_share,
     "mps": sharing.check_mps,
     "one_rank": ranks.check_one_rank,
     "two_ranks": ranks.check_two_ranks,
@@ -55,7 +68,7 @@ CORRECT: Final[dict[str, Check]] = {
     "compiled_sweep": compilation.check_compiled_sweep,
     "graphs": graphs.check_cuda_graphs,
     "graph_fallback": graphs.check_cuda_graph_fallback,
-    "memory": correctness.check_out_of_memory,
+    "memory": memory.check_out_of_memory,
 }
 SPEED: Final[dict[str, Check]] = {"small": speed.measure_small_resnets, "resnet50": speed.measure_resnet50}
 WHATIF: Final[dict[str, Check]] = {

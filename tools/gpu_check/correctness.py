@@ -1,14 +1,8 @@
-"""Checks of a training in this process: data, numerics, host syncs, non-finite losses, resuming, memory."""
+"""Checks of a training in this process: data, numerics, host syncs, non-finite losses, resuming."""
 
 import contextlib
-import json
-import math
-import os
-import sys
 import tempfile
-import time
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from trainyard.config.config import Data
 from trainyard.config.train import Augment, Train
-from trainyard.data.staged import Staged
-from trainyard.packing import gpu_sharing
 from trainyard.training.augment import Augmenter
 from trainyard.training.checkpoints import CheckpointStore
-from trainyard.training.gpu_peaks import gpu_peak
-from trainyard.training.loaders import LoaderSplit, MappedSplit, ResidentSplit, Split, load_input_data
+from trainyard.training.loaders import LoaderSplit, MappedSplit, ResidentSplit, Split
 from trainyard.training.sampler import BatchSizes, training_batches
-from trainyard.training.telemetry import visible_gpus
-from trainyard.training.trainer import Stopped, Trainer
+from trainyard.training.trainer import Stopped
 from trainyard.utils.errors import Diverged
 from trainyard.utils.stop_notice import StopNotice
 
@@ -38,62 +28,12 @@ from gpu_check.rig import (
     Rig,
     changed,
     final_parameters,
-    free_memory,
     random_images,
     start,
     synthetic_images,
 )
 
 AUGMENT = Augment(crop_padding=4, flip=True)
-
-
-def check_environment(rig: Rig) -> None:
-    """Versions, and whether the peak performance of the GPU is known."""
-    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    versions = f"Python {sys.version.split()[0]}, torch {torch.__version__}, cuDNN {cudnn}"
-    rig.report.inform("environment", f"{versions}, {rig.gpu_name}, {os.cpu_count()} CPUs")
-    if rig.has_gpu:
-        rig.report.inform("peak performance", gpu_peak(rig.gpu_name) or "unknown: no MFU and no roofline")
-
-
-def check_ceilings(rig: Rig) -> None:
-    """The memory bandwidth of a copy, and the arithmetic throughput of a bf16 matrix product."""
-    size = rig.size(2**30, 2**16)
-    source = torch.empty(size, dtype=torch.uint8, device=rig.device)
-    target = torch.empty_like(source)
-    bandwidth = 2 * size / seconds_of(lambda: target.copy_(source), rig, repeats=20)
-    side = rig.size(8192, 64)
-    matrix = torch.randn(side, side, device=rig.device, dtype=torch.bfloat16)
-    flops = 2 * side**3 / seconds_of(lambda: matrix @ matrix, rig, repeats=10)
-    rig.report.inform("ceilings", f"copy {bandwidth / 1e12:.2f} TB/s, bf16 matmul {flops / 1e12:.0f} TFLOP/s")
-
-
-def seconds_of(work: Callable[[], object], rig: Rig, *, repeats: int) -> float:
-    """Mean duration of a piece of work, after three that do not count."""
-    for _ in range(3):
-        work()
-    wait_for(rig)
-    began = time.perf_counter()
-    for _ in range(repeats):
-        work()
-    wait_for(rig)
-    return (time.perf_counter() - began) / repeats
-
-
-def wait_for(rig: Rig) -> None:
-    """Wait until the GPU has finished all work."""
-    if rig.has_gpu:
-        torch.cuda.synchronize()
-
-
-def check_telemetry(rig: Rig) -> None:
-    """NVML finds the GPU by torch's UUID."""
-    with visible_gpus() as gpus:
-        rows = [gpu.sample() for gpu in gpus]
-    if rig.has_gpu:
-        rig.report.check("telemetry", bool(rows), rows or "NVML reports no GPU")
-    else:
-        rig.report.inform("telemetry", "needs a GPU")
 
 
 LOSS_TOLERANCE = {"fp32": 2e-3, "tf32": 1e-2, "bf16": 5e-2, "fp16": 3e-2}
@@ -267,65 +207,3 @@ def _interrupted(rig: Rig, spec: Train) -> tuple[Tensor, int]:
         second = start(spec, data, store=store)
         list(second.epochs())
     return final_parameters(second), first.state.progress.step
-
-
-MEMORY_LIMIT_BYTES = 2 * 2**30  # of the 5 GiB or so that the step below needs
-
-
-def check_out_of_memory(rig: Rig) -> None:
-    """A micro-batch that does not fit the memory is halved until it does."""
-    if not rig.has_gpu:
-        rig.report.inform("out of memory", "needs a GPU")
-        return
-    data = rig.images(count=8192)
-    spec = changed(SMALL, batch_size=8192, precision="bf16")
-    torch.cuda.set_per_process_memory_fraction(MEMORY_LIMIT_BYTES / torch.cuda.get_device_properties(0).total_memory)
-    try:
-        for compiled in (False, True):
-            free_memory()
-            _check_halving(rig, start(changed(spec, compile=compiled), data))
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-        torch._dynamo.reset()
-
-
-def _check_halving(rig: Rig, trainer: Trainer) -> None:
-    loss, micro = next(trainer.epochs()).train_loss, trainer.batch.micro
-    passed = micro < trainer.spec.batch_size and math.isfinite(loss)
-    name = f"out of memory, compile: {str(trainer.spec.compile).lower()}"
-    peak = torch.cuda.max_memory_reserved() / 2**30
-    rig.report.check(name, passed, f"micro-batches of {micro}, train loss {loss:.3f}, peak {peak:.1f} GiB")
-
-
-SHARE = 0.05  # of the memory of the GPU
-
-
-def check_memory_share(rig: Rig) -> None:
-    """Images stay on the GPU only if they fit the share of a trial that shares it."""
-    if not rig.has_gpu:
-        rig.report.inform("memory share", "needs a GPU")
-        return
-    share = SHARE * torch.cuda.get_device_properties(0).total_memory
-    gpu_sharing.limit_gpu_memory(SHARE)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            load_input_data(_black_images(Path(folder), size_bytes=1.2 * share), rig.device)
-    except torch.OutOfMemoryError as error:
-        rig.report.check("memory share", False, error)
-    else:
-        rig.report.check(
-            "memory share", True, f"images larger than the share of {share / 2**30:.1f} GiB are prefetched"
-        )
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-
-
-def _black_images(folder: Path, *, size_bytes: float) -> Staged:
-    """A staged dataset in sparse files, which take no space on the disk."""
-    shape = (64, 64, 3)
-    for split, count in (("train", int(size_bytes) // math.prod(shape)), ("val", 16)):
-        np.lib.format.open_memmap(folder / f"{split}-images.npy", mode="w+", dtype=np.uint8, shape=(count, *shape))
-        np.lib.format.open_memmap(folder / f"{split}-labels.npy", mode="w+", dtype=np.int64, shape=(count,))
-    meta = {"kind": "images", "mean": [127.0] * 3, "std": [73.0] * 3, "shape": shape, "classes": ["a", "b"]}
-    (folder / "meta.json").write_text(json.dumps(meta))
-    return Staged(folder)

@@ -14,7 +14,7 @@ from trainyard.training.sampler import training_batches
 from trainyard.training.trainer import Trainer
 from trainyard.training.warmup import warm_up
 
-from gpu_check.correctness import wait_for
+from gpu_check.machine import wait_for
 from gpu_check.rig import Rig, changed, free_memory, start
 
 GOALS = {"NVIDIA H200": 40_000, "NVIDIA H100 80GB HBM3": 27_000}  # img/s of ResNet-50 in bf16, by the GPU's name

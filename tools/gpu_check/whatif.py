@@ -16,7 +16,7 @@ from trainyard.packing import gpu_sharing
 from trainyard.training.augment import Augmenter
 from trainyard.training.sampler import training_batches
 
-from gpu_check.correctness import seconds_of
+from gpu_check.machine import seconds_of
 from gpu_check.report import Report
 from gpu_check.rig import Rig, changed, free_memory, start
 from gpu_check.speed import TOY_MODEL, Measurement, measure

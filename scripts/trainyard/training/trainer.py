@@ -171,11 +171,11 @@ class Trainer:
         self.batch = self.batch.halved()
         log.warning("out of memory: micro-batches of %d images from now on, %d of them to a step of %d",
                     self.batch.micro, self.batch.accumulation, self.batch.per_rank)  # fmt: skip
+        self.step_graph = None  # its memory is needed
         self.state.optimizer.zero_grad(set_to_none=True)
         if self.group.device.type == "cuda":
             torch.cuda.empty_cache()
         self._flags = StepFlags(self.group)
-        self.step_graph = None  # its memory is needed
         self.wrap()
         self._on_halved(self.batch)
 

@@ -1,0 +1,76 @@
+"""Checks of GPU memory: too large a micro-batch, and the share of a trial."""
+
+import json
+import math
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from trainyard.data.staged import Staged
+from trainyard.packing import gpu_sharing
+from trainyard.training.loaders import load_input_data
+from trainyard.training.trainer import Trainer
+
+from gpu_check.rig import SMALL, Rig, changed, free_memory, start
+
+MEMORY_LIMIT_BYTES = 2 * 2**30  # of the 5 GiB or so that the step below needs
+
+
+def check_out_of_memory(rig: Rig) -> None:
+    """A micro-batch that does not fit the memory is halved until it does."""
+    if not rig.has_gpu:
+        rig.report.inform("out of memory", "needs a GPU")
+        return
+    data = rig.images(count=8192)
+    spec = changed(SMALL, batch_size=8192, precision="bf16")
+    torch.cuda.set_per_process_memory_fraction(MEMORY_LIMIT_BYTES / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        for compiled in (False, True):
+            free_memory()
+            _check_halving(rig, start(changed(spec, compile=compiled), data))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch._dynamo.reset()
+
+
+def _check_halving(rig: Rig, trainer: Trainer) -> None:
+    loss, micro = next(trainer.epochs()).train_loss, trainer.batch.micro
+    passed = micro < trainer.spec.batch_size and math.isfinite(loss)
+    name = f"out of memory, compile: {str(trainer.spec.compile).lower()}"
+    peak = torch.cuda.max_memory_reserved() / 2**30
+    rig.report.check(name, passed, f"micro-batches of {micro}, train loss {loss:.3f}, peak {peak:.1f} GiB")
+
+
+SHARE = 0.05  # of the memory of the GPU
+
+
+def check_memory_share(rig: Rig) -> None:
+    """Images stay on the GPU only if they fit the share of a trial that shares it."""
+    if not rig.has_gpu:
+        rig.report.inform("memory share", "needs a GPU")
+        return
+    share = SHARE * torch.cuda.get_device_properties(0).total_memory
+    gpu_sharing.limit_gpu_memory(SHARE)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            load_input_data(_black_images(Path(folder), size_bytes=1.2 * share), rig.device)
+    except torch.OutOfMemoryError as error:
+        rig.report.check("memory share", False, error)
+    else:
+        rig.report.check(
+            "memory share", True, f"images larger than the share of {share / 2**30:.1f} GiB are prefetched"
+        )
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def _black_images(folder: Path, *, size_bytes: float) -> Staged:
+    """A staged dataset in sparse files, which take no space on the disk."""
+    shape = (64, 64, 3)
+    for split, count in (("train", int(size_bytes) // math.prod(shape)), ("val", 16)):
+        np.lib.format.open_memmap(folder / f"{split}-images.npy", mode="w+", dtype=np.uint8, shape=(count, *shape))
+        np.lib.format.open_memmap(folder / f"{split}-labels.npy", mode="w+", dtype=np.int64, shape=(count,))
+    meta = {"kind": "images", "mean": [127.0] * 3, "std": [73.0] * 3, "shape": shape, "classes": ["a", "b"]}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return Staged(folder)
