@@ -23,15 +23,21 @@ def reduce_buffers(module: nn.Module, group: Group) -> None:
     """
     if group.world_size == 1:
         return
-    means = [norm.running_mean for norm in _norms(module) if norm.running_mean is not None]
-    variances = [norm.running_var for norm in _norms(module) if norm.running_var is not None]
-    if means:
+    statistics = running_statistics(module)
+    if statistics:
+        means, variances = statistics[::2], statistics[1::2]
         ours = _flat(means)
         mean = _mean(ours, group)
         _assign(variances, _mean(_flat(variances) + (ours - mean).square(), group))
         _assign(means, mean)
     for buffer in other_buffers(module):
         group.broadcast(buffer)
+
+
+def running_statistics(module: nn.Module) -> list[Tensor]:
+    """The running mean and the running variance of each normalization layer, one after the other."""
+    pairs = ((norm.running_mean, norm.running_var) for norm in _norms(module))
+    return [each for pair in pairs for each in pair if each is not None]
 
 
 def other_buffers(module: nn.Module) -> list[Tensor]:

@@ -7,9 +7,11 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from trainyard.training.running_statistics import running_statistics
+
 
 class WeightAverage:
-    """The average of a model's weights and of its floating-point buffers, such as running statistics.
+    """The average of a model's weights and running statistics; other buffers are those of the model.
 
     It starts at the initial weights. torch's `AveragedModel` does the same, but copies its counter to the GPU in each
     step, for which the host waits.
@@ -18,22 +20,23 @@ class WeightAverage:
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.module = deepcopy(module).requires_grad_(False)
         self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-        theirs, ours = ([*each.parameters(), *each.buffers()] for each in (module, self.module))
-        pairs = [(one.detach(), other) for one, other in zip(ours, theirs, strict=True)]
-        self._averaged = [pair for pair in pairs if pair[0].is_floating_point()]
-        self._copied = [pair for pair in pairs if not pair[0].is_floating_point()]
+        self._model = module
+        self._ours, self._theirs = (
+            [*(each.detach() for each in one.parameters()), *running_statistics(one)] for one in (self.module, module)
+        )
 
     @torch.no_grad()
     def update(self) -> None:
         """Average the model's current weights in, after a step."""
-        ours, theirs = ([pair[place] for pair in self._averaged] for place in (0, 1))
-        self._average(ours, theirs, 0)
+        self._average(self._ours, self._theirs, 0)
 
     @torch.no_grad()
     def for_validation(self) -> nn.Module:
-        """The averaged model, with counters and other integer buffers as in the model."""
-        for ours, theirs in self._copied:
-            ours.copy_(theirs)
+        """The averaged model, with all buffers that are not averaged as in the model, such as counters and masks."""
+        averaged = {id(each) for each in self._ours}
+        for ours, theirs in zip(self.module.buffers(), self._model.buffers(), strict=True):
+            if id(ours) not in averaged:
+                ours.copy_(theirs)
         return self.module
 
     def state_dict(self) -> dict[str, Any]:

@@ -220,6 +220,37 @@ def test_the_average_begins_with_the_weights_of_rank_0(data):
     assert all((parameter == 0.5).all() for parameter in training.state.average.module.parameters())
 
 
+MASKED = """
+import torch
+from trainyard.training.models import SmallConvNet
+
+class Masked(SmallConvNet):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.register_buffer("mask", torch.tensor([0.0] * 9 + [float("-inf")]))
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, images):
+        if self.training:
+            self.passes = self.passes + 1
+        return super().forward(images) + self.mask.clamp(min=-9)
+
+def build(*, channels, classes):
+    return Masked(channels=channels, classes=classes, width=4)
+"""
+
+
+def test_the_averaged_model_has_the_other_buffers_of_the_model(data, tmp_path, monkeypatch):
+    """The average of two infinite numbers would be NaN."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "masked_model.py").write_text(MASKED)
+    training = start(changed(LEARNER, model="masked_model:build", model_args=None, ema_decay=0.9, epochs=1), data)
+    list(training.epochs())
+    averaged = training.state.average.module
+    assert averaged.mask.tolist() == [0.0] * 9 + [float("-inf")]
+    assert averaged.passes == training.module.passes == training.steps
+
+
 def test_averaged_weights_are_resumed_bit_identically(data, tmp_path):
     spec = changed(SPEC, ema_decay=0.9, epochs=3)
     whole = start(spec, data)
