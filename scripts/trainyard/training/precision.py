@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager
 
 import torch
+from torch.optim import Optimizer
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -43,3 +44,11 @@ def is_half(precision: str) -> bool:
 def gradient_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
     """The gradient scaler, enabled for fp16, in which small gradients underflow (Micikevicius et al. 2017)."""
     return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+
+
+def renewed_scaler(scaler: torch.amp.GradScaler, optimizer: Optimizer, device: torch.device) -> torch.amp.GradScaler:
+    """The scaler for a step that is taken again; the old one would unscale the gradients twice, or refuse to."""
+    vars(optimizer).pop("grad_scale", None)  # by which a fused update that failed would divide again
+    renewed = torch.amp.GradScaler(device.type, enabled=scaler.is_enabled())
+    renewed.load_state_dict(scaler.state_dict())
+    return renewed

@@ -173,6 +173,7 @@ class Trainer:
                     self.batch.micro, self.batch.accumulation, self.batch.per_rank)  # fmt: skip
         self.step_graph = None  # its memory is needed
         self.state.optimizer.zero_grad(set_to_none=True)
+        self.state.scaler = precision.renewed_scaler(self.state.scaler, self.state.optimizer, self.group.device)
         if self.group.device.type == "cuda":
             torch.cuda.empty_cache()
         self._flags = StepFlags(self.group)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from loops import LEARNER, assert_close, changed, train
+from loops import LEARNER, assert_close, changed, start, train
 from trainyard.training.out_of_memory import halve_until_it_fits, is_out_of_memory
 
 OUT_OF_MEMORY = [
@@ -93,3 +93,22 @@ def test_a_training_goes_on_in_smaller_batches(data, tmp_path, monkeypatch, capl
     rows, _ = train(changed(spec, model_args=options | {"limit": 5}), data)
     assert_close(rows, whole)
     assert "GET was unable to find an engine" in caplog.text
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_an_update_that_did_not_fit_is_repeated_with_the_same_loss_scale(data, clip_norm):
+    """fp16 unscales the gradients before or in the update; the momentum makes a wrong one last."""
+    spec = changed(LEARNER, optimizer="sgd", lr=0.1, precision="fp16", clip_norm=clip_norm, epochs=1)
+    whole, training = start(spec, data), start(spec, data)
+    update, failures = training.state.optimizer.step, [torch.OutOfMemoryError("CUDA out of memory")]
+
+    def fail_once():
+        if failures:
+            raise failures.pop()
+        update()
+
+    training.state.optimizer.step = fail_once
+    rows, expected = list(training.epochs()), list(whole.epochs())
+    assert training.batch.accumulation == 2
+    assert rows[0].train_loss == pytest.approx(expected[0].train_loss, rel=1e-4)
+    assert rows[0].val_loss == pytest.approx(expected[0].val_loss, rel=1e-4)
