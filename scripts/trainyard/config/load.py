@@ -12,7 +12,7 @@ from trainyard.config.datasets import Table
 from trainyard.config.parser import ConfigError, find_unusable, parse_value, read_file
 from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import Sweep
-from trainyard.config.trials import CostError, Expansion, expand, relative_cost
+from trainyard.config.trials import CostError, Expansion, expand, relative_cost, trainings
 from trainyard.config.weights import WeightsError, identifying
 from trainyard.utils.text import suggest
 
@@ -116,7 +116,7 @@ def _cross_checks(config: Config) -> Iterator[str]:
             elif section != "trees" and isinstance(config.datasets[study.dataset], Table):
                 yield f"{place}.dataset: {study.dataset!r} is a table, which only `trees` can train on"
             elif getattr(config.datasets[study.dataset], "targets", None):
-                yield from _objective_errors(place, study)
+                yield from dict.fromkeys(_objective_errors(place, study))
     for name, scaling in config.scaling.items():
         try:
             identifying(scaling.train.model_dump())
@@ -134,13 +134,14 @@ def _objective_errors(place: str, study: Sweep | Scaling | Trees) -> Iterator[st
         return
     if not (study.is_training if isinstance(study, Sweep) else study.script is None):
         return
-    train = study.train
-    if not train.has_own_loss:
-        yield f"{place}.train.loss: {what}: give a loss for them, such as torch.nn.functional:mse_loss"
-    if train.augment.mixup or train.augment.cutmix:
-        yield f"{place}.train.augment: {what}, but mixup and cutmix mix classes"
-    if train.monitor.endswith("_accuracy") and train.monitor not in train.own_metrics:
-        yield f"{place}.train.monitor: {what}, so there is no {train.monitor}: set val_loss or one of your `metrics`"
+    for train in trainings(study):
+        if not train.has_own_loss:
+            yield f"{place}.train.loss: {what}: give a loss for them, such as torch.nn.functional:mse_loss"
+        if train.augment.mixup or train.augment.cutmix:
+            yield f"{place}.train.augment: {what}, but mixup and cutmix mix classes"
+        if train.monitor.endswith("_accuracy") and train.monitor not in train.own_metrics:
+            remedy = "set val_loss or one of your `metrics`"
+            yield f"{place}.train.monitor: {what}, so there is no {train.monitor}: {remedy}"
 
 
 def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:

@@ -125,13 +125,16 @@ def _expand(sweep: Sweep) -> Expansion:
     return expansion
 
 
+def trainings(study: Sweep | Scaling) -> list[Train]:
+    """The configurations of a study's trainings: of all trials, or of the examples of a search."""
+    trials = [*expand(study).trials, *expand(study).examples] if isinstance(study, Sweep) else []
+    specs = [trial.spec for trial in trials] or [study.train]
+    return [spec for spec in specs if isinstance(spec, Train)]
+
+
 def published_weights(*studies: Sweep | Scaling) -> list[tuple[str, str]]:
     """Model and name of the weights of torchvision that the trainings of some studies start from."""
-    specs: list[Train | UserProgram] = []
-    for study in studies:
-        trials = [*expand(study).trials, *expand(study).examples] if isinstance(study, Sweep) else []
-        specs += [trial.spec for trial in trials] or [study.train]
-    named = [(spec.model, spec.pretrained) for spec in specs if isinstance(spec, Train) and spec.pretrained]
+    named = [(spec.model, spec.pretrained) for study in studies for spec in trainings(study) if spec.pretrained]
     return sorted({(model, weights) for model, weights in named if is_published(weights)})
 
 

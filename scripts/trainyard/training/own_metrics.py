@@ -66,7 +66,11 @@ def load_loss(path: str, arguments: Mapping[str, Any], device: torch.device) -> 
     found = import_object(path, role="loss")
     with naming("loss", path):
         made = found(**arguments) if isinstance(found, type) else partial(found, **arguments)
-    return cast(Loss, made.to(device) if isinstance(made, nn.Module) else made)
+        if not isinstance(made, nn.Module):
+            return cast(Loss, made)
+        if any(parameter.requires_grad for parameter in made.parameters()):
+            raise ObjectiveError("it has parameters, which are not trained: move them to the model, or freeze them")
+    return made.to(device)
 
 
 def load_metric(path: str) -> SummedMetric:

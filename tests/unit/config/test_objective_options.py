@@ -91,3 +91,13 @@ def test_numbers_as_labels_need_a_loss_and_a_metric_for_them():
     trees = {"datasets": DATASETS, "trees": {"t": {"dataset": "numbers"}}}
     with pytest.raises(ConfigError, match="which `trees` cannot predict"):
         check_config(trees)
+
+
+def test_each_trial_on_numbers_is_checked_by_its_own_values():
+    losses = {"loss": ["torch.nn:MSELoss", "torch.nn:L1Loss"]}
+    check_config(sweep_of({"monitor": "val_loss"}, dataset="numbers", grid=losses))
+    train = {"loss": "torch.nn:MSELoss", "monitor": "val_loss"}
+    with pytest.raises(ConfigError, match="so there is no val_accuracy"):
+        check_config(sweep_of(train, dataset="numbers", grid={"monitor": ["val_loss", "val_accuracy"]}))
+    with pytest.raises(ConfigError, match="mixup and cutmix mix classes"):
+        check_config(sweep_of(train, dataset="numbers", grid={"augment.mixup": [0, 0.2]}))

@@ -48,6 +48,14 @@ def per_image(outputs, targets):
 def constant(outputs, targets):
     return torch.ones(())
 
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, outputs, targets):
+        return cross_entropy(self.scale * outputs, targets)
+
 def broken(outputs, targets):
     raise RuntimeError("no kernel for that")
 
@@ -117,6 +125,7 @@ def test_a_top5_accuracy_is_that_of_sorted_outputs(data):
     [
         ({"loss": "own_objective:per_image"}, r"loss 'own_objective:per_image': it returns the shape \(2,\): return"),
         ({"loss": "own_objective:constant"}, "it has no gradient"),
+        ({"loss": "own_objective:Scaled"}, "it has parameters, which are not trained"),
         ({"loss": "own_objective:broken"}, "RuntimeError: no kernel for that"),
         ({"loss": "own_objective:weighted"}, "missing 1 required positional argument: 'weight'"),
         ({"loss": "torch.nn:CrossEntropyLoss", "loss_args": {"gamma": 1}}, "unexpected keyword argument 'gamma'"),
