@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trainyard.cluster import held_folders, job_step
 from trainyard.utils.environment import environment_variables
@@ -19,6 +19,7 @@ from trainyard.utils.fast_start import trimmed_ray_init
 
 # A Unix socket path has at most 107 characters; "/r/session_<date>_<time>_<pid>/sockets/plasma_store" takes 66.
 LONGEST_DIRECTORY: Final = 38
+KILL_SECONDS: Final = 5.0  # after SIGKILL
 # Trials read their data from files: the object store only holds large messages. Ray requires at least 75 MiB.
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024
 
@@ -69,6 +70,7 @@ def local_ray(*, gpus: int, cpus: int, address: str | None = None, cleanup: Sequ
         stack.enter_context(ray_environment(directory, token=token(), networked=address is not None))
         with _timed(into=seconds, name="import_ray_seconds"):
             import ray
+        stack.callback(_end_starting_workers, directory)
         stack.callback(ray.shutdown)
         with _timed(into=seconds, name="ray_init_seconds"), trimmed_ray_init(), job_step.shielded_from_the_end():
             ray.init(
@@ -129,6 +131,26 @@ def _watchdog(*, directory: Path, cleanup: Sequence[str]) -> Iterator[Callable[[
             yield register
         finally:
             watchdog.kill()
+
+
+def _end_starting_workers(directory: Path) -> None:
+    """Kill the workers that were still starting when Ray ended: they would create its folders again."""
+    import psutil
+
+    left = [each for each in psutil.process_iter() if _has_option_with(str(directory), each)]
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(left, timeout=KILL_SECONDS)
+
+
+def _has_option_with(text: str, process: Any) -> bool:
+    import psutil
+
+    try:
+        return any(word.startswith("--") and text in word for word in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 @functools.cache
