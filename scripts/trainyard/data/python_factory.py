@@ -58,7 +58,7 @@ def as_numbers(label: Any, index: int, count: int) -> NDArray[np.float32]:
     """
     numbers = np.asarray(label, np.float32).reshape(-1)
     if len(numbers) != count or not np.isfinite(numbers).all():
-        raise DataError(f"the label of image {index} is {label!r}, but `targets` names {count} finite numbers")
+        raise DataError(f"the label of image {index} is {label!r}, but `targets` names {count}, which must be finite")
     return numbers
 
 
@@ -149,6 +149,8 @@ def describe_on_the_fly(dataset: Python) -> dict[str, Any]:
     outputs = dataset.targets or dataset.classes
     if outputs is None:
         raise DataError(f"{dataset.factory!r}: `on_the_fly: true` needs the names of the `classes`")
+    for split in (train, val) if dataset.targets else ():
+        as_numbers(split[0][1], 0, len(outputs))
     sample = [train[index][0] for index in range(0, len(train), -(-len(train) // SAMPLE_IMAGES))]
     if getattr(sample[0], "is_floating_point", lambda: False)():
         channels, height, width = sample[0].shape

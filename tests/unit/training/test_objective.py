@@ -5,6 +5,7 @@ import torch
 from loops import LEARNER, SPEC, changed, start, train
 from test_ranks import stop_within_second_epoch
 from trainyard.config.datasets import Python
+from trainyard.data.staged import DataError
 from trainyard.data.staging import stage
 from trainyard.training.checkpoints import CheckpointStore
 from trainyard.training.loaders import load_input_data
@@ -152,9 +153,9 @@ def test_own_code_that_draws_random_numbers_does_not_change_the_initial_weights(
 # ---- labels that are numbers
 
 
-def numeric_data(tmp_path, kind):
+def numeric_data(tmp_path, kind, targets=("top", "bottom")):
     section = {"source": "python", "factory": "own_objective:build", "args": {"kind": kind}, "on_the_fly": True}
-    staged = stage(Python(**section, targets=["top", "bottom"]), tmp_path / "staged")
+    staged = stage(Python(**section, targets=list(targets)), tmp_path / "staged")
     return load_input_data(staged, torch.device("cpu"))
 
 
@@ -176,6 +177,11 @@ def test_regression_and_multi_label_learn_and_are_judged_by_their_own_metric(tmp
         assert (best < found[0]) if mode == "min" else (best > found[0]), found
         assert rows[-1].val_loss < rows[0].val_loss
         assert rows[-1].val_accuracy is None
+
+
+def test_labels_with_other_numbers_than_the_config_names_are_found_when_staging(tmp_path, own_code):
+    with pytest.raises(DataError, match=r"the label of image 0 is .*, but `targets` names 1, which must be finite"):
+        numeric_data(tmp_path, "regression", targets=["top"])
 
 
 def test_outputs_that_do_not_match_the_numbers_of_a_label_are_an_error(tmp_path, own_code):
