@@ -12,6 +12,7 @@ from typing import Any, Final
 from trainyard.cli.jobs import SweepJobs, TrainJobs, Wildcards
 from trainyard.cli.paths import check_paths
 from trainyard.cli.profile import Profile
+from trainyard.cli.rehearsals import check_trainings
 from trainyard.config.datasets import ImageFolder, Python, has_images, needs_download
 from trainyard.config.load import check_config
 from trainyard.config.train import NAME_PATTERN, Train
@@ -102,7 +103,7 @@ class Workflow:
         self._profile.follow_jobs()
 
     def check_user_code(self) -> None:
-        """Raise a UserError if a user's model, loss, metric, dataset or function cannot be imported."""
+        """Raise a UserError if a user's code cannot be imported, or a training would fail before its first step."""
         paths: dict[str, tuple[str, str]] = {}
         for name, dataset in self.config.datasets.items():
             if isinstance(dataset, Python):
@@ -118,6 +119,7 @@ class Workflow:
         for name, study in self.config.scaling.items():
             paths |= {f"scaling.{name}.train.{key}": path for key, path in study.train.import_paths.items()}
         check_imports(paths)
+        check_trainings(self.config, self._results)
 
     def message(self, text: str) -> str:
         """The message of a job, with the resources that it requests from a scheduler."""

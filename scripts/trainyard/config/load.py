@@ -213,6 +213,7 @@ _PATTERN_HINTS = {
     r"^[\w.]+:\w+$": "a function is package.module:name",
     r"^cross_entropy$|^[\w.]+:[\w.]+$": "a loss is cross_entropy or package.module:name",
     r"^top5_accuracy$|^[\w.]+:[\w.]+$": "a metric is top5_accuracy or package.module:name",
+    r"^[A-Za-z_]\w*$": "a name has letters, digits and _",
     r"\.(csv|parquet)$": "a table must end in .csv or .parquet",
 }
 

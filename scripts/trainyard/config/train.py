@@ -93,6 +93,8 @@ Metrics = list[MetricPath] | dict[MetricName, MetricPath]
 
 def _by_name(given: Any) -> Any:
     """A list of metrics as a mapping; a path is named by its last part."""
+    if isinstance(given, str):
+        raise PydanticCustomError("metrics", "write a list, [{given}], or a mapping of names", {"given": given})
     if not isinstance(given, list) or not all(isinstance(path, str) for path in given):
         return given
     names = [re.split(r"[.:]", path)[-1] for path in given]

@@ -114,7 +114,10 @@ def _expand(sweep: Sweep) -> Expansion:
         try:
             trial = make_trial(sweep, values)
             content = trial.content
-        except (ValidationError, ValueError, WeightsError) as error:
+        except WeightsError as error:
+            expansion.errors.append((place if "pretrained" in values else "train.pretrained", error))
+            continue
+        except (ValidationError, ValueError) as error:
             expansion.errors.append((place, error))
             continue
         if sweep.search:

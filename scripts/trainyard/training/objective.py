@@ -1,6 +1,7 @@
 """What a training minimizes and what it reports: the loss, and sums over images that add up over batches and ranks."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -8,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from trainyard.config.train import Train
-from trainyard.training.loaders import InputData
 from trainyard.training.own_metrics import ObjectiveError, check_loss, load_loss, load_metric, naming
 
 SUMS: Final = 3  # loss sum, correct, images
@@ -37,9 +37,10 @@ class Objective:
         UserError: it cannot be imported.
     """
 
-    def __init__(self, spec: Train, data: InputData, device: torch.device) -> None:
-        self._smoothing, self._classes, self._numeric = spec.label_smoothing, data.classes, data.numeric
+    def __init__(self, spec: Train, device: torch.device, *, classes: int, numeric: bool) -> None:
+        self._smoothing, self._classes, self._numeric = spec.label_smoothing, classes, numeric
         self._own_loss = load_loss(spec.loss, spec.loss_args, device) if spec.has_own_loss else None
+        self._paths = dict(spec.metrics)
         self._metrics = {name: load_metric(path) for name, path in spec.metrics.items()}
         self._sizes = self._try(spec, device) if self._own_loss is not None or self._metrics else []
 
@@ -58,7 +59,10 @@ class Objective:
         sizes = []
         for name, metric in self._metrics.items():
             with naming("metric", spec.metrics[name]):
-                sizes.append(len(metric.sums(outputs.detach(), targets)))
+                sums = metric.sums(outputs.detach(), targets)
+                sizes.append(len(sums))
+                with suppress(ZeroDivisionError):  # by counts that only a batch of zeros lacks
+                    float(metric.value(sums.double().cpu()))
         return sizes
 
     def zero_targets(self, count: int, device: torch.device) -> Tensor:
@@ -104,9 +108,11 @@ class Objective:
         return Means(loss / images, accuracy, images, own)
 
     def _own_values(self, sums: Sequence[Tensor]) -> dict[str, float]:
-        return {
-            name: float(metric.value(part)) for (name, metric), part in zip(self._metrics.items(), sums, strict=True)
-        }
+        return {name: self._value(name, part) for name, part in zip(self._metrics, sums, strict=True)}
+
+    def _value(self, name: str, sums: Tensor) -> float:
+        with naming("metric", self._paths[name]):
+            return float(self._metrics[name].value(sums))
 
 
 def main_labels(targets: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
@@ -22,6 +22,7 @@ PREFIXES: Final = ("module.", "_orig_mod.", "model.")  # of DDP, of torch.compil
 NAMED: Final = 3  # tensors in a message
 # torchvision renames the layers in its files of DenseNet outside of `load_state_dict`.
 _OLD_DENSENET: Final = re.compile(r"^(.*denselayer\d+\.(?:norm|conv))\.([12]\.\w+)$")
+_OTHER_OBJECT: Final = re.compile(r"GLOBAL ([\w.]+) was not an allowed global")  # in messages of `weights_only=True`
 log = logging.getLogger(__name__)
 
 
@@ -46,13 +47,16 @@ def load_pretrained(model: nn.Module, spec: Train, *, classes: int, downloads: s
         found = inner.load_state_dict(theirs, strict=False)
     except (RuntimeError, ValueError) as error:  # the first line of a RuntimeError names the class of the model
         reason = str(error).strip().splitlines()[-1].strip()
-        raise WeightsError(f"{path}: does not fit {spec.model}: {reason}") from None
+        remedy = "; the stem of small_images is another one: leave it out" if spec.small_images else ""
+        raise WeightsError(f"{path}: does not fit {spec.model}: {reason}{remedy}") from None
     loaded, skipped = len(theirs) - len(found.unexpected_keys), found.unexpected_keys
     if not loaded:
         raise WeightsError(f"{path}: has none of the names of {spec.model}: {_listed(skipped)}, not {_listed([*ours])}")
     missing = [name for name in found.missing_keys if not name.endswith("num_batches_tracked")]
     if absent := [name for name in missing if ours[name].shape[:1] != (classes,)]:
         raise WeightsError(f"{path}: does not fit {spec.model}: {_listed(absent)} of the model not in it")
+    if others := _of_another_model(skipped, ours, output=[*missing, *replaced]):
+        raise WeightsError(f"{path}: does not fit {spec.model}: the model has no {_listed(others)}")
     log.info("pretrained %s (sha256 %s): %d of %d tensors loaded, new output layer: %s, skipped: %s",
              path, weights_digest(str(path))[:8], loaded, len(ours), _listed(missing), _listed(skipped))  # fmt: skip
 
@@ -62,6 +66,12 @@ def _is_new_output(theirs: Tensor, ours: Tensor | None, classes: int) -> bool:
     if ours is None or ours.shape[:1] != (classes,):
         return False
     return theirs.shape[:1] != ours.shape[:1] and theirs.shape[1:] == ours.shape[1:]
+
+
+def _of_another_model(skipped: list[str], ours: Iterable[str], *, output: list[str]) -> list[str]:
+    """The skipped names in parts that the model has, except its output layer: its architecture is another one."""
+    parts = {name.partition(".")[0] for name in ours} - {name.partition(".")[0] for name in output}
+    return [name for name in skipped if name.partition(".")[0] in parts]
 
 
 def _listed(names: list[str]) -> str:
@@ -100,7 +110,8 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read ({error.strerror})") from None
     except Exception as error:  # which exception a damaged file raises depends on its bytes
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        named = _OTHER_OBJECT.search(str(error))
+        reason = f"it holds a {named[1]}" if named else (str(error).splitlines() or [type(error).__name__])[0]
         remedy = "save the model's `state_dict()` with torch.save: other Python objects are not loaded"
         raise WeightsError(f"{path}: is not a file of weights ({reason}): {remedy}") from None
     while isinstance(found, Mapping) and not _is_state_dict(found):

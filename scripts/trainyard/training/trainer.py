@@ -83,7 +83,8 @@ class Trainer:
         find_unused_parameters: bool = False,
         cuda_graphs: bool | Literal["auto"] = False,
     ) -> None:
-        self.objective = Objective(spec, data, group.device)  # before the seed: own code may draw random numbers
+        # Before the seed: own code may draw random numbers.
+        self.objective = Objective(spec, group.device, classes=data.classes, numeric=data.numeric)
         torch.manual_seed(spec.seed)
         self.spec, self.data, self.group, self.batch = spec, data, group, batch
         self.steps = steps_per_epoch(len(data.train), batch)

@@ -138,7 +138,7 @@ def unfitting(tmp_path):
     [
         ("none.pt", "none.pt: cannot be read"),
         ("text.pt", r"text.pt: is not a file of weights .*: save the model's `state_dict\(\)`"),
-        ("code.pt", "code.pt: is not a file of weights .*: other Python objects are not loaded"),
+        ("code.pt", r"code.pt: is not a file of weights \(it holds a trainyard\..*Train\): .* other Python objects"),
         ("empty.pt", "empty.pt: has no state_dict, neither itself nor in state, module, state_dict"),
         ("other.pt", "other.pt: has none of the names of shufflenet_v2_x0_5: weight, bias, not conv1.0.weight, conv1"),
         ("wide.pt", "wide.pt: does not fit shufflenet_v2_x0_5: size mismatch for conv5.0.weight: copying a param"),
@@ -150,6 +150,27 @@ def test_an_unfitting_file_is_an_error_of_one_line(tmp_path, name, message):
     with pytest.raises(WeightsError, match=message) as caught:
         load(spec_of(tmp_path / name))
     assert "\n" not in str(caught.value)
+
+
+def test_weights_of_a_deeper_model_are_an_error(tmp_path):
+    torch.save(vision.resnet34(num_classes=9).state_dict(), tmp_path / "deeper.pt")
+    with pytest.raises(WeightsError, match=r"does not fit resnet18: the model has no layer1\.2\.conv1\.weight"):
+        load(Train(model="resnet18", pretrained=str(tmp_path / "deeper.pt")))
+
+
+def test_an_output_layer_of_other_parts_is_replaced(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    theirs = vision.resnet18(num_classes=9)
+    theirs.fc = torch.nn.Sequential(torch.nn.Dropout(), theirs.fc)
+    torch.save(theirs.state_dict(), tmp_path / "head.pt")
+    load(Train(model="resnet18", pretrained=str(tmp_path / "head.pt")))
+    assert "new output layer: fc.weight, fc.bias, skipped: fc.1.weight, fc.1.bias" in caplog.text
+
+
+def test_weights_with_another_stem_name_the_remedy(tmp_path):
+    torch.save(vision.resnet18(num_classes=9).state_dict(), tmp_path / "stem.pt")
+    with pytest.raises(WeightsError, match="the stem of small_images is another one: leave it out"):
+        load(Train(model="resnet18", small_images=True, pretrained=str(tmp_path / "stem.pt")))
 
 
 def test_weights_of_torchvision_are_taken_from_the_folder_of_downloads(published, tmp_path, monkeypatch):
