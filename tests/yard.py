@@ -50,7 +50,7 @@ def place_in_order():
 WAITING = """
 import os, time
 from pathlib import Path
-from trainyard.training.models import SmallConvNet
+from trainyard.training.networks.models import SmallConvNet
 
 class Waiting(SmallConvNet):
     def forward(self, images):

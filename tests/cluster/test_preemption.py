@@ -19,7 +19,7 @@ from yard import ROOT, TINY
 GATED = """
 import signal, time
 from pathlib import Path
-from trainyard.training.models import SmallConvNet
+from trainyard.training.networks.models import SmallConvNet
 
 def is_told():
     return getattr(getattr(signal.getsignal(signal.SIGTERM), "__self__", None), "is_given", False)

@@ -18,7 +18,7 @@ STUDY = {
 MEETING = """
 import time
 from pathlib import Path
-from trainyard.training.models import SmallConvNet
+from trainyard.training.networks.models import SmallConvNet
 
 def build(*, channels, classes, folder, number):
     (Path(folder) / f"met-{number}").touch()

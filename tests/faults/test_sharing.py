@@ -21,7 +21,7 @@ FAKE_GPU = """
 import os, time
 from contextlib import contextmanager
 from trainyard.training import telemetry
-from trainyard.training.models import SmallConvNet
+from trainyard.training.networks.models import SmallConvNet
 
 def build(*, channels, classes, mib, seconds=1.0):
     class Gpu:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from trainyard.training.determinism import fix_cublas_workspace
+from trainyard.training.computation.determinism import fix_cublas_workspace
 
 from gpu_check import (
     compilation,

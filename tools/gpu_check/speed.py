@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from trainyard.config.train import Augment, Train
-from trainyard.training.augment import Augmenter
+from trainyard.training.augmentation.augment import Augmenter
 from trainyard.training.flops import gpu_utilization, model_cost
 from trainyard.training.loaders import InputData
 from trainyard.training.sampler import training_batches

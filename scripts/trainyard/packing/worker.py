@@ -100,10 +100,8 @@ class Worker:
         began = time.perf_counter()
         import torch
 
-        from trainyard.training import (
-            determinism,
-            trainer,  # noqa: F401  (the first trial would have to import it)
-        )
+        from trainyard.training import trainer  # noqa: F401  (the first trial would have to import it)
+        from trainyard.training.computation import determinism
         from trainyard.training.loaders import load_input_data
         from trainyard.training.process_group import single_process
         from trainyard.training.step_timing import device_name
@@ -159,7 +157,7 @@ class Worker:
             )
         finally:
             if self._setup.is_training and request.spec.get("compile"):
-                from trainyard.training.compilation import release_compiled_code
+                from trainyard.training.computation.compilation import release_compiled_code
 
                 release_compiled_code()  # and the memory of its CUDA graphs, before a trial that does not compile
 
@@ -250,7 +248,7 @@ class Worker:
 
     def _create_trainer(self, request: TrialRequest, halvings: list[MicroBatchHalved]) -> "Trainer":
         """The trainer of a trial. It appends to `halvings` when a micro-batch does not fit into memory."""
-        from trainyard.training.checkpoints import CheckpointStore
+        from trainyard.training.checkpoints.store import CheckpointStore
         from trainyard.training.sampler import batch_sizes
         from trainyard.training.trainer import Trainer
 

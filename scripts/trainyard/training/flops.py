@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainyard.config.train import Train
-from trainyard.training import models
-from trainyard.training.freezing import freeze
 from trainyard.training.gpu_peaks import gpu_peak
+from trainyard.training.networks import models
+from trainyard.training.networks.freezing import freeze
 
 log = logging.getLogger(__name__)
 _BATCH = 2  # batch normalization needs more than one value

@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from trainyard.config.train import Schedule, Train
-from trainyard.training.adapted_model import inner_model
-from trainyard.training.freezing import lr_scales
+from trainyard.training.networks.adapted_model import inner_model
+from trainyard.training.networks.freezing import lr_scales
 from trainyard.utils import fast_start
 
 

@@ -15,11 +15,11 @@ from torch import nn
 from trainyard.config.train import Train
 from trainyard.config.weights import is_published
 from trainyard.data.staged import Staged
-from trainyard.training import models
-from trainyard.training.adapted_model import inner_model
-from trainyard.training.freezing import freeze, lr_scales
+from trainyard.training.networks import models
+from trainyard.training.networks.adapted_model import inner_model
+from trainyard.training.networks.freezing import freeze, lr_scales
+from trainyard.training.networks.pretrained import load_pretrained
 from trainyard.training.objective import Objective
-from trainyard.training.pretrained import load_pretrained
 from trainyard.utils.errors import UserError
 
 # In place of those of a dataset that is not staged yet, for models whose parameters have the same names with any data.

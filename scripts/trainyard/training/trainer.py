@@ -16,32 +16,34 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from trainyard.config.config import Data
 from trainyard.config.train import Train
-from trainyard.training import models, monitor, optimizers, precision
-from trainyard.training.activation_checkpointing import checkpoint_blocks
-from trainyard.training.augment import Augmenter
-from trainyard.training.batch_counts import count_batches_together
-from trainyard.training.checkpointer import Checkpointer
-from trainyard.training.checkpoints import CheckpointStore
-from trainyard.training.compilation import ModelWithLoss, compile_step
-from trainyard.training.cuda_graphs import build_step_graph
-from trainyard.training.determinism import choose_kernels
+from trainyard.training import monitor, optimizers
+from trainyard.training.augmentation.augment import Augmenter
+from trainyard.training.augmentation.mixing import Mixer
+from trainyard.training.checkpoints.checkpointer import Checkpointer
+from trainyard.training.checkpoints.state import EpochProgress, TrainingState, set_random_state
+from trainyard.training.checkpoints.store import CheckpointStore
+from trainyard.training.computation import precision
+from trainyard.training.computation.compilation import ModelWithLoss, compile_step
+from trainyard.training.computation.cuda_graphs import build_step_graph
+from trainyard.training.computation.determinism import choose_kernels
+from trainyard.training.computation.gradients import compute_gradients
+from trainyard.training.computation.weight_casts import cast_weights_together
 from trainyard.training.epoch_metrics import EpochMetrics
-from trainyard.training.freezing import freeze
-from trainyard.training.gradients import compute_gradients
 from trainyard.training.loaders import ImageBatch, InputData
-from trainyard.training.mixing import Mixer
+from trainyard.training.networks import models
+from trainyard.training.networks.activation_checkpointing import checkpoint_blocks
+from trainyard.training.networks.batch_counts import count_batches_together
+from trainyard.training.networks.freezing import freeze
+from trainyard.training.networks.pretrained import load_pretrained
+from trainyard.training.networks.running_statistics import other_buffers, reduce_buffers
+from trainyard.training.networks.weight_average import WeightAverage
 from trainyard.training.objective import Means, Objective
 from trainyard.training.out_of_memory import OutOfMemory, is_out_of_memory
-from trainyard.training.pretrained import load_pretrained
 from trainyard.training.process_group import Group
-from trainyard.training.running_statistics import other_buffers, reduce_buffers
 from trainyard.training.sampler import BatchSizes, derived_seed, steps_per_epoch, training_batches
-from trainyard.training.state import EpochProgress, TrainingState, set_random_state
 from trainyard.training.step_sync import StepFlags, StepStatus
 from trainyard.training.step_timing import StepRate, StepTimer
 from trainyard.training.validation import Validation
-from trainyard.training.weight_average import WeightAverage
-from trainyard.training.weight_casts import cast_weights_together
 from trainyard.utils.errors import Diverged, UserError
 from trainyard.utils.stop_notice import StopNotice
 

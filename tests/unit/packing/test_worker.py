@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.worker import Worker
-from trainyard.training import compilation
+from trainyard.training.computation import compilation
 from trainyard.utils.errors import Diverged
 
 

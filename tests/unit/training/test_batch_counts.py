@@ -7,8 +7,8 @@ import torch
 from loops import SPEC, assert_equal_states, changed, train
 from operations import Operations
 from trainyard.training import trainer
-from trainyard.training.batch_counts import count_batches_together
-from trainyard.training.models import ResNet
+from trainyard.training.networks.batch_counts import count_batches_together
+from trainyard.training.networks.models import ResNet
 
 
 @pytest.mark.parametrize("values", [{"activation_checkpointing": True}, {"accumulation": 2, "batch_size": 8}])

@@ -8,9 +8,9 @@ import pytest
 import torch
 from loops import SPEC, assert_equal_states, changed, start, train
 from slurm_cluster.waiting import wait_until
-from trainyard.training import checkpointer
-from trainyard.training.checkpointer import host_copy
-from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training.checkpoints import checkpointer
+from trainyard.training.checkpoints.checkpointer import host_copy
+from trainyard.training.checkpoints.store import CheckpointStore
 from trainyard.training.trainer import Diverged, Stopped
 from trainyard.utils.errors import StorageError
 

@@ -5,13 +5,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from loops import SPEC, changed, train
-from trainyard.training import checkpoints
-from trainyard.training.checkpoints import CheckpointStore, differences
+from trainyard.training.checkpoints.store import CheckpointStore, differences
 from trainyard.utils.errors import StorageError, UserError
+from yard import ROOT
 
 DAMAGE = {
     "cut at 0": lambda content: b"",
@@ -75,7 +74,7 @@ def test_equal_specs_do_not_differ():
 SAVER = """
 import sys, torch
 from pathlib import Path
-from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training.checkpoints.store import CheckpointStore
 store, state = CheckpointStore(Path(sys.argv[1])), {"weights": torch.rand(2_000_000)}
 for epoch in range(1, 10_000):
     store.save(state | {"epoch": epoch}, epoch=epoch)
@@ -85,7 +84,7 @@ for epoch in range(1, 10_000):
 
 @pytest.mark.parametrize("delay_seconds", [0.003, 0.011, 0.02])
 def test_a_kill_during_a_save_leaves_the_previous_checkpoint_intact(tmp_path, delay_seconds):
-    environment = os.environ | {"PYTHONPATH": str(Path(checkpoints.__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
     command = [sys.executable, "-c", SAVER, str(tmp_path)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as saver:
         saved = [int(saver.stdout.readline()) for _ in range(3)][-1]

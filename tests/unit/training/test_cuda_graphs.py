@@ -9,14 +9,14 @@ import torch
 from loops import LEARNER, SPEC, assert_equal_states, changed, start, train
 from trainyard.config.sweep import Sweep
 from trainyard.config.trials import expand
-from trainyard.training import cuda_graphs
-from trainyard.training.cuda_graphs import EAGER_STEPS, StepGraph, build_step_graph
+from trainyard.training.computation import cuda_graphs
+from trainyard.training.computation.cuda_graphs import EAGER_STEPS, StepGraph, build_step_graph
 from trainyard.training.loaders import ImageBatch
 from trainyard.training.process_group import Group
 
 MODELS = """
 import torch
-from trainyard.training.models import SmallConvNet
+from trainyard.training.networks.models import SmallConvNet
 
 class Trouble(SmallConvNet):
     def forward(self, images):
@@ -87,14 +87,14 @@ def test_steps_that_cannot_be_captured_are_eager_and_one_line_says_so(data, gpu,
         raise error
 
     monkeypatch.setattr(cuda_graphs, "capture", fail)
-    caplog.set_level(logging.INFO, "trainyard.training.cuda_graphs")
+    caplog.set_level(logging.INFO, "trainyard.training.computation.cuda_graphs")
     assert train(LEARNER, data, cuda_graphs=True)[0] == train(LEARNER, data)[0]
     assert caplog.messages == [f"no CUDA graphs: {str(error).splitlines()[0]}"]
 
 
 def test_a_step_that_waits_for_the_gpu_is_not_captured(data, gpu, monkeypatch, caplog):
     monkeypatch.setattr(cuda_graphs, "find_waits", lambda run: (run(), ["own.py:3"]))
-    caplog.set_level(logging.INFO, "trainyard.training.cuda_graphs")
+    caplog.set_level(logging.INFO, "trainyard.training.computation.cuda_graphs")
     assert train(LEARNER, data, cuda_graphs=True)[0] == train(LEARNER, data)[0]
     assert caplog.messages == ["no CUDA graphs: a step waits for the GPU in own.py:3"]
     assert gpu.replays == 0

@@ -7,8 +7,8 @@ import torch
 from loops import SPEC, assert_equal_states, changed, start, train
 from trainyard.config.train import Train
 from trainyard.config.trials import Trial
-from trainyard.training import determinism
-from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training.checkpoints.store import CheckpointStore
+from trainyard.training.computation import determinism
 from trainyard.utils.errors import UserError
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")

@@ -9,11 +9,12 @@ from torchvision import models as vision
 from trainyard.config.train import OWN_MODELS, Train
 from trainyard.config.weights import WeightsError
 from trainyard.data import torchvision_weights
-from trainyard.training import models, optimizers, pretrained
-from trainyard.training.adapted_model import AdaptedModel
-from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training import optimizers
+from trainyard.training.checkpoints.store import CheckpointStore
 from trainyard.training.flops import model_cost
-from trainyard.training.models import ModelError
+from trainyard.training.networks import models, pretrained
+from trainyard.training.networks.adapted_model import AdaptedModel
+from trainyard.training.networks.models import ModelError
 from trainyard.utils.files import file_digest
 
 

@@ -14,7 +14,7 @@ from trainyard.config.train import Augment
 from trainyard.data.staged import DataError, Staged
 from trainyard.data.staging import stage
 from trainyard.training import loaders
-from trainyard.training.augment import Augmenter, shift_images
+from trainyard.training.augmentation.augment import Augmenter, shift_images
 from trainyard.training.loaders import LoaderSplit, MappedSplit, ResidentSplit, load_input_data
 from trainyard.utils.errors import UserError
 

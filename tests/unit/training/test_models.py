@@ -4,9 +4,9 @@ import pytest
 import torch
 from torchvision import models as torchvision_models
 from trainyard.config.train import Train
-from trainyard.training import models
-from trainyard.training import torchvision_models as vision
-from trainyard.training.models import ModelError
+from trainyard.training.networks import models
+from trainyard.training.networks import torchvision_models as vision
+from trainyard.training.networks.models import ModelError
 from trainyard.utils.errors import UserError
 
 
@@ -60,7 +60,7 @@ def test_the_stem_for_small_images_does_not_downsample(name):
         ("resnot", {}, "model 'resnot' is not known: use resnet, cnn"),
         ("resnet", {"model_args": {"depth": 3}}, r"cannot be built with {'depth': 3}"),
         ("nowhere.models:build", {}, "cannot be imported: No module named 'nowhere'"),
-        ("trainyard.training.models:nothing", {}, "cannot be imported"),
+        ("trainyard.training.networks.models:nothing", {}, "cannot be imported"),
         ("vit_b_16", {"small_images": True}, "no stem to replace"),
     ],
 )
@@ -75,5 +75,5 @@ def test_torchvision_models_refuse_images_of_five_channels():
 
 
 def test_a_dotted_path_is_called_with_channels_and_classes():
-    model = build("trainyard.training.models:SmallConvNet", (8, 8, 1), 2, model_args={"width": 4})
+    model = build("trainyard.training.networks.models:SmallConvNet", (8, 8, 1), 2, model_args={"width": 4})
     assert model(torch.zeros(1, 1, 8, 8)).shape == (1, 2)

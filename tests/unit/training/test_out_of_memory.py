@@ -25,7 +25,7 @@ OTHER_ERRORS = [
 
 # A model that has memory for few images, in training or in validation.
 MODEL = """
-from trainyard.training.models import SmallConvNet
+from trainyard.training.networks.models import SmallConvNet
 
 class Greedy(SmallConvNet):
     def forward(self, images):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from trainyard.training import precision
+from trainyard.training.computation import precision
 
 
 @pytest.fixture(autouse=True)

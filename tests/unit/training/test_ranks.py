@@ -8,7 +8,7 @@ import pytest
 from loops import LEARNER, changed, numbers, start, train
 from slurm_cluster.waiting import finished as run
 from trainyard.training import trainer
-from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training.checkpoints.store import CheckpointStore
 from trainyard.training.trainer import Trainer
 from yard import ROOT
 
@@ -31,7 +31,7 @@ IN_PARTS = changed(SPEC, accumulation=2, activation_checkpointing=True)
 MODELS = """
 import os
 import torch
-from trainyard.training.models import SmallConvNet
+from trainyard.training.networks.models import SmallConvNet
 
 class Trouble(SmallConvNet):
     calls = 0
@@ -87,13 +87,13 @@ import torch
 from loops import changed, numbers
 from test_ranks import AVERAGED, CASES, IN_PARTS, NORMALIZED, SKIPPING, SPEC
 from trainyard.cli import command_line
-from trainyard.training.checkpoints import CheckpointStore
+from trainyard.training.checkpoints.store import CheckpointStore
 from trainyard.data.staged import Staged
 from trainyard.training.process_group import process_group
 from trainyard.training.loaders import load_input_data
 from trainyard.training import warmup
 from trainyard.training.warmup import warm_up
-from trainyard.training.running_statistics import reduce_buffers
+from trainyard.training.networks.running_statistics import reduce_buffers
 from trainyard.training.sampler import batch_sizes
 from trainyard.training.trainer import Diverged, Stopped, Trainer
 from trainyard.scaling.rank import _explaining_unused_parameters

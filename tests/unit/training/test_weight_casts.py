@@ -8,8 +8,8 @@ from loops import SPEC, assert_equal_states, changed, train
 from operations import Operations
 from torch.nn.functional import cross_entropy
 from trainyard.training import trainer
-from trainyard.training.models import ResNet, SmallConvNet
-from trainyard.training.weight_casts import cast_weights_together
+from trainyard.training.computation.weight_casts import cast_weights_together
+from trainyard.training.networks.models import ResNet, SmallConvNet
 
 LAYERED = {"model": "cnn", "model_args": {"width": 4}}  # with biases and linear layers
 

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 from torchvision import models
 
-from trainyard.training.adapted_model import AdaptedModel
+from trainyard.training.networks.adapted_model import AdaptedModel
 
 # Smallest image sides that a family of models accepts, in pixels; smaller images are enlarged.
 _MIN_PIXELS = {"alexnet": 63, "inception": 75, "vgg": 32, "densenet": 29, "squeezenet": 17, "convnext": 32}

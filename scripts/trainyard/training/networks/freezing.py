@@ -7,8 +7,8 @@ from types import MethodType
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trainyard.training.adapted_model import inner_model
-from trainyard.training.models import ModelError
+from trainyard.training.networks.adapted_model import inner_model
+from trainyard.training.networks.models import ModelError
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainyard.training.checkpoints import CheckpointStore
-from trainyard.training.state import TrainingState
+from trainyard.training.checkpoints.state import TrainingState
+from trainyard.training.checkpoints.store import CheckpointStore
 from trainyard.training.step_timing import synchronize
 from trainyard.utils.errors import UserError
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from trainyard.training.running_statistics import running_statistics
+from trainyard.training.networks.running_statistics import running_statistics
 
 
 class WeightAverage:

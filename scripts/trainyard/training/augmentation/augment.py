@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from trainyard.config.train import Augment
-from trainyard.training.random_boxes import ERASED, draw_boxes, draw_crops, fill_boxes, resize_crops
+from trainyard.training.augmentation.random_boxes import ERASED, draw_boxes, draw_crops, fill_boxes, resize_crops
 from trainyard.training.sampler import derived_seed
 from trainyard.utils.errors import UserError
 
@@ -46,7 +46,9 @@ class Augmenter:
             generator = generator_of(_CROPS)
             self._crops = draw_crops(size, spec.resized_crop, height=height, width=width, generator=generator)
         if spec.rand_augment:
-            from trainyard.training.rand_augment import RandAugment  # imports torchvision, which takes seconds
+            from trainyard.training.augmentation.rand_augment import (
+                RandAugment,  # imports torchvision, which takes seconds
+            )
 
             generator = generator_of(_OPERATIONS)
             strength = spec.rand_augment_magnitude

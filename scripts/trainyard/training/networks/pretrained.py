@@ -13,7 +13,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from trainyard.config.train import Train
 from trainyard.config.weights import WeightsError, is_published, weights_digest
 from trainyard.data.torchvision_weights import remote_weights, weights_folder
-from trainyard.training.adapted_model import inner_model
+from trainyard.training.networks.adapted_model import inner_model
 from trainyard.utils.files import expand_path
 
 # Where training scripts keep the state_dict in their checkpoints; Trainyard's own: `state`, then `module`.

@@ -80,7 +80,7 @@ def build_model(spec: Train, *, shape: tuple[int, int, int], classes: int) -> nn
         if name in _OWN or ":" in name:
             factory = _OWN.get(name) or cast(Callable[..., nn.Module], import_object(name, role="model"))
             return factory(channels=shape[2], classes=classes, **arguments)
-        from trainyard.training import torchvision_models  # its import takes seconds
+        from trainyard.training.networks import torchvision_models  # its import takes seconds
 
         return torchvision_models.build_torchvision_model(
             name, shape=shape, classes=classes, arguments=arguments, small_images=spec.small_images

@@ -12,11 +12,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainyard.config.train import Train
 from trainyard.training import monitor
 from trainyard.training.epoch_metrics import EpochMetrics
+from trainyard.training.networks.running_statistics import reduce_buffers
+from trainyard.training.networks.weight_average import WeightAverage
 from trainyard.training.optimizers import create_momentum, current_lr
 from trainyard.training.process_group import Group
-from trainyard.training.running_statistics import reduce_buffers
 from trainyard.training.step_timing import StepTimes
-from trainyard.training.weight_average import WeightAverage
 
 
 @dataclass

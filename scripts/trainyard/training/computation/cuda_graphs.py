@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from trainyard.config.train import Train
-from trainyard.training import models
 from trainyard.training.loaders import ImageBatch
+from trainyard.training.networks import models
 from trainyard.training.process_group import Group
 
 EAGER_STEPS: Final = 3  # they initialize libraries and select kernels, which a capture must not do

@@ -1,0 +1,1 @@
+"""Random augmentation of the training images, on the device."""

@@ -1,0 +1,1 @@
+"""The state of a training, and its checkpoints."""

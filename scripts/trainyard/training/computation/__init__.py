@@ -1,0 +1,1 @@
+"""How a step is computed: precision, deterministic kernels, torch.compile, CUDA graphs."""
