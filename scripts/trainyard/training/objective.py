@@ -97,8 +97,11 @@ class Objective:
         sums = torch.stack([loss.detach().double() * count, correct.double(), counted.double()])
         if training or not self._metrics:
             return sums
-        own = (metric.sums(outputs.float(), targets).double() for metric in self._metrics.values())
-        return torch.cat([sums, *own])
+        return torch.cat([sums, *(self._own_sums(name, outputs.float(), targets) for name in self._metrics)])
+
+    def _own_sums(self, name: str, outputs: Tensor, targets: Tensor) -> Tensor:
+        with naming("metric", self._paths[name]):
+            return self._metrics[name].sums(outputs, targets).double()
 
     def means(self, sums: Tensor) -> Means:
         """The metrics of all images whose `sums` were added up, over all batches and ranks."""

@@ -1,16 +1,19 @@
 """Losses and metrics by name or by the import path of a user's own code."""
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
+from trainyard.training.out_of_memory import is_out_of_memory
 from trainyard.utils.errors import UserError
-from trainyard.utils.import_path import import_object
+from trainyard.utils.import_path import SCRIPTS, import_object
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -96,9 +99,19 @@ def check_loss(loss: Any) -> None:
 
 @contextmanager
 def naming(role: str, path: str) -> Iterator[None]:
-    """Turn every error of own code in the block into an `ObjectiveError` that names it."""
+    """Turn every error of own code in the block, except out of memory, into an `ObjectiveError` that names it."""
     try:
         yield
     except Exception as error:  # own code may raise anything
-        reason = error if isinstance(error, ObjectiveError) else f"{type(error).__name__}: {error}"
+        if is_out_of_memory(error):
+            raise
+        reason = error if isinstance(error, ObjectiveError) else f"{type(error).__name__}: {error}{_line(error)}"
         raise ObjectiveError(f"{role} {path!r}: {reason}") from error
+
+
+def _line(error: Exception) -> str:
+    """The line of the user's code that an error comes from, as the end of a message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [(each, Path(each.filename)) for each in frames]
+    own = [each for each, path in places if SCRIPTS not in path.parents and "site-packages" not in path.parts]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""

@@ -60,6 +60,18 @@ class Scaled(torch.nn.Module):
 def broken(outputs, targets):
     raise RuntimeError("no kernel for that")
 
+def of_real_images(outputs, targets):
+    if targets.any():
+        raise IndexError("no such class")
+    return targets
+
+class NoValue:
+    def sums(self, outputs, targets):
+        return outputs.new_zeros(1)
+
+    def value(self, sums):
+        return None
+
 class Halves(torch.utils.data.Dataset):
     # The targets are the brightness of the top and of the bottom of an image, as numbers or as yes and no.
     def __init__(self, count, kind):
@@ -135,12 +147,22 @@ def test_a_top5_accuracy_is_that_of_sorted_outputs(data):
             "of_classes': IndexError",
         ),
         ({"metrics": ["own_objective:batch_mean"]}, r"metric 'own_objective:batch_mean': .* one value per image"),
-        ({"metrics": ["own_objective:broken"]}, "metric 'own_objective:broken': RuntimeError"),
+        (
+            {"metrics": ["own_objective:broken"]},
+            r"metric 'own_objective:broken': RuntimeError: no kernel for that \(.*own_objective.py, line \d+\)",
+        ),
+        ({"metrics": ["own_objective:NoValue"]}, "metric 'own_objective:NoValue': TypeError"),
     ],
 )
 def test_an_own_loss_or_metric_that_does_not_fit_is_named_before_the_training(data, own_code, values, message):
     with pytest.raises(ObjectiveError, match=message):
         start(changed(SPEC, **values), data)
+
+
+def test_a_metric_that_fails_in_validation_is_named(data, own_code):
+    training = start(changed(SPEC, metrics=["own_objective:of_real_images"]), data)
+    with pytest.raises(ObjectiveError, match=r"metric 'own_objective:of_real_images': IndexError: .* line \d+\)"):
+        list(training.epochs())
 
 
 def test_own_code_that_draws_random_numbers_does_not_change_the_initial_weights(data, tmp_path, monkeypatch):
