@@ -81,8 +81,9 @@ def test_a_file_without_an_output_layer_or_with_more_than_the_model_fits(publish
         lambda weights: {"state_dict": {f"module.{name}": each for name, each in weights.items()}},
         lambda weights: {f"_orig_mod.{name}": each for name, each in weights.items()},
         lambda weights: {"spec": {}, "state": {"module": weights, "history": []}},
+        lambda weights: {"state": {"module": {name: each + 1 for name, each in weights.items()}, "average": weights}},
     ],
-    ids=["torchvision's scripts", "DDP", "compiled", "Trainyard"],
+    ids=["torchvision's scripts", "DDP", "compiled", "Trainyard", "with averaged weights"],
 )
 def test_the_usual_checkpoints_are_read(published, tmp_path, pack):
     torch.save(pack(published), tmp_path / "it.pt")
@@ -140,7 +141,7 @@ def unfitting(tmp_path):
         ("none.pt", "none.pt: cannot be read"),
         ("text.pt", r"text.pt: is not a file of weights .*: save the model's `state_dict\(\)`"),
         ("code.pt", r"code.pt: is not a file of weights \(it holds a trainyard\..*Train\): .* other Python objects"),
-        ("empty.pt", "empty.pt: has no state_dict, neither itself nor in state, module, state_dict"),
+        ("empty.pt", "empty.pt: has no state_dict, neither itself nor in state, average, module"),
         ("other.pt", "other.pt: has none of the names of shufflenet_v2_x0_5: weight, bias, not conv1.0.weight, conv1"),
         ("wide.pt", "wide.pt: does not fit shufflenet_v2_x0_5: size mismatch for conv5.0.weight: copying a param"),
         ("part.pt", "part.pt: does not fit shufflenet_v2_x0_5: conv1.0.weight of the model not in it"),

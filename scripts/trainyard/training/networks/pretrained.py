@@ -16,8 +16,9 @@ from trainyard.data.torchvision_weights import remote_weights, weights_folder
 from trainyard.training.networks.adapted_model import inner_model
 from trainyard.utils.files import expand_path
 
-# Where training scripts keep the state_dict in their checkpoints; Trainyard's own: `state`, then `module`.
-ENTRIES: Final = ("state", "module", "state_dict", "model_state_dict", "model")
+# Where training scripts keep the state_dict in their checkpoints; Trainyard's own: `state`, then the `average` of the
+# weights if there is one, as it is what was validated, or `module`.
+ENTRIES: Final = ("state", "average", "module", "state_dict", "model_state_dict", "model")
 PREFIXES: Final = ("module.", "_orig_mod.", "model.")  # of DDP, of torch.compile, and of our adapted models
 NAMED: Final = 3  # tensors in a message
 # torchvision renames the layers in its files of DenseNet outside of `load_state_dict`.
