@@ -93,6 +93,13 @@ def test_a_kill_during_a_save_leaves_the_previous_checkpoint_intact(tmp_path, de
     assert CheckpointStore(tmp_path).latest()["epoch"] >= saved
 
 
+def test_what_a_kill_left_is_removed_by_the_next_save(tmp_path):
+    """Each would take the space of a checkpoint for good."""
+    (tmp_path / ".epoch-0001-step-000000.node7.4242.tmp").write_bytes(b"part of a checkpoint")
+    CheckpointStore(tmp_path).save({}, epoch=1)
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".pt"]
+
+
 def test_a_full_disk_is_reported_and_costs_no_checkpoint(data, small_disk):
     store = CheckpointStore(small_disk.folder)
     train(SPEC, data, store=store, epochs=2)

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -32,10 +33,15 @@ class CheckpointStore:
     def save(self, state: dict[str, Any], *, epoch: int, step: int = 0, best_epoch: int | None = None) -> Path:
         """Write a state, then delete all checkpoints but the latest `KEEP` and that of the best epoch.
 
+        Also deletes what a process that was killed within a save has left. Only one process may save at a time.
+
         Raises:
             StorageError: the checkpoint cannot be written; previous checkpoints are intact.
         """
         name, digest = f"epoch-{epoch:04d}-step-{step:06d}", _new_digest()
+        for left in self.folder.glob(".epoch-*.tmp"):
+            with suppress(OSError):  # the write names the reason
+                left.unlink()
 
         def complete_name() -> str:
             return f"{name}.{digest.hexdigest()}.pt"
