@@ -75,13 +75,13 @@ def plot_losses(left: Axes, right: Axes, histories: Sequence[History], scaling: 
                 if name in rows:  # a user's script may not report it
                     axes.plot(x, rows[name], line, color=color, label=f"{scale} {split}")
     for axes in (left, right):
-        if axes.lines:
-            axes.set_yscale("log")
-        else:
+        if not axes.lines:
             write_in_center(axes, "no loss was reported")
+        elif not any((np.asarray(line.get_ydata(), dtype=float) <= 0).any() for line in axes.lines):
+            axes.set_yscale("log")  # an own loss may be negative
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     left.set_xlabel("epoch")
-    left.set_ylabel("loss (cross-entropy)")
+    left.set_ylabel("loss")
     right.set_xlabel("GPU-hours of training" if on_gpu else "rank-seconds of training (on CPUs)")
     if left.lines:
         left.legend(ncols=1 + (len(histories) > 4), fontsize=8)

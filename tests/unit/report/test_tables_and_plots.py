@@ -187,6 +187,13 @@ def test_every_plot_has_its_labels(tmp_path, painter, texts):
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(("loss", "scale"), [(0.5, "log"), (-0.5, "linear")])
+def test_an_own_loss_may_be_negative(loss, scale):
+    left, right = Figure().subplots(1, 2)
+    scaling_plots.plot_losses(left, right, [("1x2", HISTORY.assign(val_loss=loss, train_loss=1.0))], ON_GPU)
+    assert (left.get_yscale(), right.get_yscale(), left.get_ylabel()) == (scale, scale, "loss")
+
+
 def test_equal_data_give_equal_plots(tmp_path):
     for name in ("one", "other"):
         style.save(lambda axes: scaling_plots.plot_steps(axes, SCALING), tmp_path / name)
