@@ -4,14 +4,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from functools import partial
 from itertools import islice
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
 from trainyard.config.config import Data
@@ -23,19 +22,19 @@ from trainyard.training.checkpoints.checkpointer import Checkpointer
 from trainyard.training.checkpoints.state import EpochProgress, TrainingState, set_random_state
 from trainyard.training.checkpoints.store import CheckpointStore
 from trainyard.training.computation import precision
-from trainyard.training.computation.compilation import ModelWithLoss, compile_step
 from trainyard.training.computation.cuda_graphs import build_step_graph
 from trainyard.training.computation.determinism import choose_kernels
 from trainyard.training.computation.gradients import compute_gradients
 from trainyard.training.computation.weight_casts import cast_weights_together
 from trainyard.training.epoch_metrics import EpochMetrics
+from trainyard.training.forward_pass import ForwardPass
 from trainyard.training.loaders import ImageBatch, InputData
 from trainyard.training.networks import models
 from trainyard.training.networks.activation_checkpointing import checkpoint_blocks
 from trainyard.training.networks.batch_counts import count_batches_together
 from trainyard.training.networks.freezing import freeze
 from trainyard.training.networks.pretrained import load_pretrained
-from trainyard.training.networks.running_statistics import other_buffers, reduce_buffers
+from trainyard.training.networks.running_statistics import reduce_buffers
 from trainyard.training.networks.weight_average import WeightAverage
 from trainyard.training.objective import Means, Objective
 from trainyard.training.out_of_memory import OutOfMemory, is_out_of_memory
@@ -94,14 +93,17 @@ class Trainer:
         precision.set_float32(self.precision)
         choose_kernels(spec, group.device)
         half_on_gpu = group.device.type == "cuda" and precision.is_half(self.precision)
-        self._channels_last = half_on_gpu if spec.channels_last == "auto" else spec.channels_last
+        channels_last = half_on_gpu if spec.channels_last == "auto" else spec.channels_last
         self._save_last = save_last
         self._deadline, self._notice, self._on_halved = deadline, notice or StopNotice(), on_halved
-        self.find_unused_parameters = find_unused_parameters  # for `wrap`
         self._validation = Validation(data.val, self.objective, group)
         self._flags = StepFlags(group)
-        self.mix = Mixer(spec.augment, data, seed=spec.seed, channels_last=self._channels_last)
-        self.module = _build_module(spec, data, group, channels_last=self._channels_last, downloads=downloads)
+        self.mix = Mixer(spec.augment, data, seed=spec.seed, channels_last=channels_last)
+        self.module = _build_module(spec, data, group, channels_last=channels_last, downloads=downloads)
+        self.forward = ForwardPass(
+            self.module, spec, data, group, self.objective,
+            channels_last=channels_last, find_unused_parameters=find_unused_parameters,
+        )  # fmt: skip
         optimizer = optimizers.build_optimizer(spec, self.module)
         schedule = LambdaLR(optimizer, optimizers.lr_factor(spec.schedule, self.steps, spec.epochs))
         scaler = precision.gradient_scaler(self.precision, group.device)
@@ -115,31 +117,14 @@ class Trainer:
             store, self.state, global_batch=batch.images, seed=spec.seed, every_seconds=save_every_seconds
         )
 
-    def wrap(self, *, for_warm_up: bool = False) -> None:
-        """Set `model`: `module` with gradients averaged over all ranks; if configured, compiled with its loss.
+    @property
+    def model(self) -> nn.Module:
+        """The model as the steps call it."""
+        return self.forward.model
 
-        With `static_graph`, DDP records the graph in the first step, so the warm-up needs another wrapper.
-        """
-        spec = self.spec
-        module = self.module
-        if spec.compile:
-            module = ModelWithLoss(
-                module, self.objective, partial(self.data.normalize, channels_last=self._channels_last)
-            )
-        plain = self.batch.accumulation == 1 and not spec.activation_checkpointing and not spec.compile
-        static = plain and models.is_known(spec.model) and not for_warm_up
-        self.model = self.group.wrap(
-            module,
-            static_graph=static,
-            sync_buffers=bool(other_buffers(self.module)),
-            find_unused_parameters=self.find_unused_parameters and not static,
-            compression=spec.gradient_compression,
-            compiled=spec.compile,
-        )
-        self._compiled: Callable[..., tuple[Tensor, Tensor]] | None = None
-        if spec.compile:
-            one_call = self.group.world_size == 1 and self.batch.accumulation == 1
-            self._compiled = compile_step(self.model, cuda_graphs=self.group.device.type == "cuda" and one_call)
+    def wrap(self, *, for_warm_up: bool = False) -> None:
+        """Set `model`, for the present micro-batches."""
+        self.forward.wrap(accumulation=self.batch.accumulation, for_warm_up=for_warm_up)
 
     @property
     def history(self) -> list[EpochMetrics]:
@@ -182,22 +167,6 @@ class Trainer:
         self._flags = StepFlags(self.group)
         self.wrap()
         self._on_halved(self.batch)
-
-    def compute_loss(self, images: ImageBatch, *, model: nn.Module, training: bool = False) -> tuple[Tensor, Tensor]:
-        """Mean loss of a batch, and its sums for `Objective.means`, both on the device.
-
-        `model` maps normalized images to outputs, or is the trainer's own `model`.
-        """
-        with precision.autocast(self.precision, self.group.device):
-            if self._compiled is not None and model is self.model:
-                return self._compiled(images.pixels, images.labels)
-            outputs = model(self.data.normalize(images.pixels, channels_last=self._channels_last))
-            loss = self.objective.loss(outputs, images.labels, training=training)
-        return loss, self.objective.sums(loss, outputs, images.labels, training=training)
-
-    def no_sync(self) -> AbstractContextManager[Any]:
-        """A context in which gradients are accumulated without an all-reduce."""
-        return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else nullcontext()
 
     # ---- an epoch
 
@@ -317,7 +286,9 @@ class Trainer:
     def _validate(self) -> Tensor:
         """The sums of this rank's share of the validation images."""
         model = (self.state.average.for_validation() if self.state.average else self.module).eval()
-        return self._validation.sums(lambda images: self.compute_loss(images, model=model)[1], micro=self.batch.micro)
+        return self._validation.sums(
+            lambda images: self.forward.compute_loss(images, model=model)[1], micro=self.batch.micro
+        )
 
     def _means(self, sums: Tensor) -> Means:
         """The metrics over all ranks."""

@@ -121,7 +121,7 @@ def _find_unused_parameters(trainer: Trainer) -> None:
 
     By default, DDP waits for the gradients of all parameters, and fails in the second step.
     """
-    if trainer.group.world_size == 1 or trainer.find_unused_parameters:
+    if trainer.group.world_size == 1 or trainer.forward.find_unused_parameters:
         return
     unused = [name for name, each in trainer.module.named_parameters() if each.requires_grad and each.grad is None]
     all_used = torch.tensor(not unused, dtype=torch.int64, device=trainer.group.device)
@@ -130,7 +130,7 @@ def _find_unused_parameters(trainer: Trainer) -> None:
         work.wait()
     if not all_used:
         log.info("DDP looks for unused parameters in each step: the loss does not depend on %s", ", ".join(unused))
-        trainer.find_unused_parameters = True
+        trainer.forward.find_unused_parameters = True
         trainer.wrap(for_warm_up=True)
 
 
@@ -150,7 +150,7 @@ def _without_collectives(module: nn.Module) -> Iterator[None]:
 def _seconds(trainer: Trainer, *, synced: bool) -> float:
     synchronize(trainer.group.device)
     began = time.perf_counter()
-    with nullcontext() if synced else trainer.no_sync():
+    with nullcontext() if synced else trainer.forward.no_sync():
         _pass(trainer, trainer.model)
     synchronize(trainer.group.device)
     return time.perf_counter() - began
@@ -164,5 +164,5 @@ def _pass(trainer: Trainer, model: nn.Module) -> None:
     images = trainer.mix(images, epoch=0, step=0)
     trainer.module.train()
     trainer.state.optimizer.zero_grad(set_to_none=True)
-    loss, _ = trainer.compute_loss(images, model=model, training=True)
+    loss, _ = trainer.forward.compute_loss(images, model=model, training=True)
     trainer.state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]

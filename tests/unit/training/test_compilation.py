@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from loops import LEARNER, SPEC, assert_close, assert_equal_states, changed, numbers, start, train
-from trainyard.training import trainer as trainer_module
+from trainyard.training import forward_pass
 from trainyard.training.computation.compilation import compile_step, release_compiled_code
 from trainyard.training.process_group import Group
 from trainyard.training.warmup import warm_up
@@ -63,10 +63,10 @@ def test_uneven_micro_batches_have_static_shapes(data, graphs):
 def test_cuda_graphs_are_for_steps_of_one_micro_batch_on_one_gpu(data, monkeypatch):
     """Their results, gradients included, are overwritten by the next call."""
     used = []
-    monkeypatch.setattr(trainer_module, "compile_step", lambda step, cuda_graphs: used.append(cuda_graphs))
+    monkeypatch.setattr(forward_pass, "compile_step", lambda step, cuda_graphs: used.append(cuda_graphs))
     for spec, world_size in ((SPEC, 1), (changed(SPEC, accumulation=2), 1), (SPEC, 2)):
         training = start(changed(spec, compile=True), data)
-        training.group = Group(0, 0, world_size, torch.device("cuda", 0))
+        training.forward._group = Group(0, 0, world_size, torch.device("cuda", 0))
         monkeypatch.setattr(Group, "wrap", lambda self, model, **options: model)
         used.clear()
         training.wrap()

@@ -24,8 +24,8 @@ def compute_gradients(
     sums = torch.zeros_like(state.progress.sums)
     state.optimizer.zero_grad(set_to_none=True)
     for remaining, images in zip(reversed(range(sizes.accumulation)), batches, strict=True):
-        with trainer.no_sync() if remaining else nullcontext():
-            loss, sums_of_batch = trainer.compute_loss(images, model=trainer.model, training=True)
+        with trainer.forward.no_sync() if remaining else nullcontext():
+            loss, sums_of_batch = trainer.forward.compute_loss(images, model=trainer.model, training=True)
             sums += sums_of_batch
             if not remaining:
                 on_forward(sums)
