@@ -233,8 +233,14 @@ def make_trial(sweep: Sweep, values: dict[str, Any]) -> Trial:
         _set_at(merged, key.split("."), value)
     spec = sweep.spec_of(merged)
     varied = {key.partition(".")[0] for key in values}
-    settings = spec.args if isinstance(spec, UserProgram) else spec.model_dump(mode="json", include=varied)
-    return Trial(spec, {key: value_at(settings, key) for key in values})
+    if isinstance(spec, UserProgram):
+        return Trial(spec, {key: value_at(spec.args, key) for key in values})
+    settings = spec.model_dump(mode="json", include=varied)
+    found = {key: value_at(settings, key) for key in values}
+    if any(isinstance(value, dict) for value in found.values()):  # a section: as given, without its defaults
+        given = spec.model_dump(mode="json", include=varied, exclude_defaults=True)
+        found |= {key: value_at(given, key) or {} for key, value in found.items() if isinstance(value, dict)}
+    return Trial(spec, found)
 
 
 def _malformed(key: str) -> str:

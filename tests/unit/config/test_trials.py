@@ -174,3 +174,9 @@ def test_options_of_fine_tuning_and_augmentation_leave_other_identities_as_they_
     augmented = sweep(train={"augment": {"crop_padding": 4, "flip": True}}, trials=[{}])
     assert expand(augmented).trials[0].content == '{"augment": {"crop_padding": 4, "flip": true}}'
     assert expand(sweep(train={"lr": 0.2}, trials=[{"epochs": 2}])).trials[0].content == '{"epochs": 2, "lr": 0.2}'
+
+
+def test_a_varied_section_is_shown_without_its_defaults():
+    sweep = Sweep(dataset="d", grid={"augment": [{}, {"flip": True, "rand_augment": 0}], "augment.erasing": [0.0]})
+    values = [trial.values for trial in expand(sweep).trials]
+    assert values == [{"augment": {}, "augment.erasing": 0.0}, {"augment": {"flip": True}, "augment.erasing": 0.0}]
