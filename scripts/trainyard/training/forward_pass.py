@@ -48,12 +48,13 @@ class ForwardPass:
         spec, group, module = self._spec, self._group, self._module
         if spec.compile:
             module = ModelWithLoss(module, self._objective, self._normalize)
+        is_known = models.is_known(spec.model)  # then its other buffers are constants
         plain = accumulation == 1 and not spec.activation_checkpointing and not spec.compile
-        static = plain and models.is_known(spec.model) and not for_warm_up
+        static = plain and is_known and not for_warm_up
         self.model = group.wrap(
             module,
             static_graph=static,
-            sync_buffers=bool(other_buffers(self._module)),
+            sync_buffers=not is_known and bool(other_buffers(self._module)),
             find_unused_parameters=self.find_unused_parameters and not static,
             compression=spec.gradient_compression,
             compiled=spec.compile,

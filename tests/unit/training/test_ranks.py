@@ -7,8 +7,11 @@ import sys
 import pytest
 from loops import LEARNER, changed, numbers, start, train
 from slurm_cluster.waiting import finished as run
+from trainyard.config.train import Train
 from trainyard.training import trainer
 from trainyard.training.checkpoints.store import CheckpointStore
+from trainyard.training.networks.running_statistics import other_buffers
+from trainyard.training.process_group import Group
 from trainyard.training.trainer import Trainer
 from yard import ROOT
 
@@ -346,6 +349,15 @@ def test_running_statistics_are_those_of_all_images(found):
 
 def test_running_statistics_are_not_broadcast_in_each_step(found):
     assert not found["broadcasts"]
+
+
+def test_constants_of_torchvision_models_are_not_broadcast_in_each_step(data, monkeypatch):
+    """Those of attention, for which DDP would broadcast running statistics, too."""
+    given = {}
+    monkeypatch.setattr(Group, "wrap", lambda group, model, **options: given.update(options) or model)
+    training = start(Train(model="swin_t", batch_size=16), data)
+    assert other_buffers(training.module)
+    assert not given["sync_buffers"]
 
 
 def test_other_buffers_of_a_model_are_those_of_rank_0(found):
