@@ -35,6 +35,9 @@ def write_results(trainer: Trainer, probe: WarmUpResult | None, folder: Path, *,
     spent = trainer.checkpoints.total_seconds
     total = sum(row.seconds for row in trainer.history) + spent
     log.info("trained %d epochs in %.1f s, %.1f s of it for checkpoints", len(rows), total, spent)
+    if len(rows) < trainer.spec.epochs:
+        ended = "ended by patience, %d epochs early: the best %s is that of epoch %d"
+        log.info(ended, trainer.spec.epochs - len(rows), trainer.spec.monitor, trainer.state.best_epoch)
 
 
 def _summary(trainer: Trainer, probe: WarmUpResult | None, scale: str) -> dict[str, Any]:

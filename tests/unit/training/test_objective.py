@@ -1,5 +1,7 @@
 """Losses and metrics: the config's own, a user's, and those of labels that are numbers."""
 
+import logging
+
 import pytest
 import torch
 from loops import LEARNER, SPEC, changed, start, train
@@ -12,6 +14,7 @@ from trainyard.training.loaders import load_input_data
 from trainyard.training.own_metrics import ObjectiveError
 from trainyard.training.process_group import Group
 from trainyard.training.sampler import batch_sizes
+from trainyard.training.summary import write_results
 from trainyard.training.trainer import Trainer
 from trainyard.training.warmup import warm_up
 
@@ -305,7 +308,7 @@ def test_averaged_weights_are_resumed_bit_identically(data, tmp_path):
 # ---- patience
 
 
-def test_a_training_ends_when_its_metric_does_not_improve(data, tmp_path):
+def test_a_training_ends_when_its_metric_does_not_improve(data, tmp_path, caplog):
     """The training loss falls: with mode max, the first epoch stays the best."""
     spec = changed(LEARNER, monitor="train_loss", monitor_mode="max", patience=2)
     store = CheckpointStore(tmp_path)
@@ -315,6 +318,9 @@ def test_a_training_ends_when_its_metric_does_not_improve(data, tmp_path):
     again = start(spec, data, store=store)
     assert again.is_complete
     assert list(again.epochs()) == []
+    caplog.set_level(logging.INFO)
+    write_results(again, None, tmp_path, scale="1x1")
+    assert f"patience, {spec.epochs - 3} epochs early: the best train_loss is that of epoch 1" in caplog.messages[-1]
 
 
 def test_a_training_that_improves_is_not_ended(data):
