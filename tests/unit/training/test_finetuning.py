@@ -78,12 +78,13 @@ def test_a_file_without_an_output_layer_or_with_more_than_the_model_fits(publish
     "pack",
     [
         lambda weights: {"model": weights, "epoch": 3},
+        lambda weights: {"model": weights, "state": "done", "average": 0.93},
         lambda weights: {"state_dict": {f"module.{name}": each for name, each in weights.items()}},
         lambda weights: {f"_orig_mod.{name}": each for name, each in weights.items()},
         lambda weights: {"spec": {}, "state": {"module": weights, "history": []}},
         lambda weights: {"state": {"module": {name: each + 1 for name, each in weights.items()}, "average": weights}},
     ],
-    ids=["torchvision's scripts", "DDP", "compiled", "Trainyard", "with averaged weights"],
+    ids=["torchvision's scripts", "with other entries", "DDP", "compiled", "Trainyard", "with averaged weights"],
 )
 def test_the_usual_checkpoints_are_read(published, tmp_path, pack):
     torch.save(pack(published), tmp_path / "it.pt")

@@ -116,7 +116,7 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
         remedy = "save the model's `state_dict()` with torch.save: other Python objects are not loaded"
         raise WeightsError(f"{path}: is not a file of weights ({reason}): {remedy}") from None
     while isinstance(found, Mapping) and not _is_state_dict(found):
-        found = next((found[entry] for entry in ENTRIES if entry in found), None)
+        found = next((found[entry] for entry in ENTRIES if isinstance(found.get(entry), Mapping)), None)
     if found is None or not _is_state_dict(found):
         raise WeightsError(f"{path}: has no state_dict, neither itself nor in {', '.join(ENTRIES)}")
     for prefix in PREFIXES:
