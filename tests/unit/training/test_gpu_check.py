@@ -6,7 +6,7 @@ import pytest
 from gpu_check import __main__ as gpu_check
 
 # These start programs or compile, which takes ten seconds each. What they check has unit tests, too.
-LONG = ["one_rank", "failing_rank", "launch", "compile", "compiled_sweep"]
+LONG = ["one_rank", "two_ranks", "failing_rank", "launch", "compile", "compiled_sweep"]
 
 
 def run(folder, *names):
@@ -16,15 +16,9 @@ def run(folder, *names):
 
 
 def test_the_checks_run_at_toy_size(tmp_path, capsys):
-    status, found = run(tmp_path, *(name for name in gpu_check.CORRECT if name not in [*LONG, "two_ranks"]))
+    status, found = run(tmp_path, *(name for name in gpu_check.CORRECT if name not in LONG))
     assert status == 0, found["checks"]
     assert "| data resident | PASS | bit-identical to a CPU |" in capsys.readouterr().out
-
-
-def test_the_ranks_run_at_toy_size(tmp_path):
-    status, found = run(tmp_path, "two_ranks")
-    assert status == 0, found["checks"]
-    assert found["checks"][0][0] == "2 ranks, gloo, plain"
 
 
 @pytest.mark.slow
