@@ -268,9 +268,9 @@ def change_spec(run: Training) -> None:
     """Replace the latest checkpoint by one that a training with another learning rate has written."""
     latest = run.checkpoints()[-1]
     found = torch.load(latest, weights_only=True)
-    epoch = int(latest.name.split("-")[1])
+    _, epoch, _, step = latest.name.partition(".")[0].split("-")
     latest.unlink()
-    CheckpointStore(latest.parent, found["spec"] | {"lr": 0.5}).save(found["state"], epoch=epoch)
+    CheckpointStore(latest.parent, found["spec"] | {"lr": 0.5}).save(found["state"], epoch=int(epoch), step=int(step))
 
 
 def remove_latest_checkpoint(run: Training) -> None:
