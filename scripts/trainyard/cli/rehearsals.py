@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from trainyard.config.config import Config
 from trainyard.config.train import Train
-from trainyard.config.trials import expand
+from trainyard.config.trials import trainings
 from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import helper_command
 
@@ -39,17 +39,15 @@ def _rehearsals(config: Config, results: Path) -> Iterator[tuple[str, dict[str, 
     """Place in the config, tried settings, and the folder of the dataset of each training that is tried."""
     for kind in ("sweeps", "scaling"):
         for name, study in getattr(config, kind).items():
-            specs = [each.spec for each in (*expand(study).trials, *expand(study).examples)] if kind == "sweeps" else []
-            specs += [study.train] if kind == "scaling" and study.script is None else []
-            found = {json.dumps(each): each for each in map(_tried, specs) if each}
+            found = {json.dumps(each): each for each in map(_tried, trainings(study)) if each}
             for number, tried in enumerate(list(found.values())[:MOST], start=1):
                 which = f" ({number} of {len(found)})" if len(found) > 1 else ""
                 yield f"{kind}.{name}.train{which}", tried, str(results / "data" / study.dataset)
 
 
-def _tried(spec: Any) -> dict[str, Any]:
+def _tried(spec: Train) -> dict[str, Any]:
     """The settings of a training that are tried; empty if there is nothing to try."""
-    if not isinstance(spec, Train) or not (spec.has_own_loss or any(getattr(spec, key) for key in _TRIED)):
+    if not (spec.has_own_loss or any(getattr(spec, key) for key in _TRIED)):
         return {}
     settings = spec.model_dump(mode="json", exclude_defaults=True, include={*_TRIED, *_TOGETHER_WITH})
     mixing = {key: 1.0 for key in ("mixup", "cutmix") if getattr(spec.augment, key)}  # other labels for the loss

@@ -15,8 +15,8 @@ from trainyard.cli.profile import Profile
 from trainyard.cli.rehearsals import check_trainings
 from trainyard.config.datasets import ImageFolder, Python, has_images, needs_download
 from trainyard.config.load import check_config
-from trainyard.config.train import NAME_PATTERN, Train
-from trainyard.config.trials import expand, published_weights
+from trainyard.config.train import NAME_PATTERN
+from trainyard.config.trials import published_weights, trainings
 from trainyard.config.weights import weights_receipt
 from trainyard.planning.memory_request import MemoryRequest, staging_memory, trees_memory
 from trainyard.utils.files import digest_of, write_json
@@ -111,8 +111,7 @@ class Workflow:
         for name, sweep in self.config.sweeps.items():
             if sweep.function:
                 paths[f"sweeps.{name}.function"] = (sweep.function, "function")
-            trials = (*expand(sweep).trials, *expand(sweep).examples)
-            own = {item for each in trials if isinstance(each.spec, Train) for item in each.spec.import_paths.items()}
+            own = {item for spec in trainings(sweep) for item in spec.import_paths.items()}
             for number, (key, path) in enumerate(sorted(own), start=1):  # a sweep may vary its model
                 place = f"sweeps.{name}.train.{key}"
                 paths[f"{place} ({number} of {len(own)})" if place in paths else place] = path

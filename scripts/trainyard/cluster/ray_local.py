@@ -11,7 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+import psutil
 
 from trainyard.cluster import held_folders, job_step
 from trainyard.utils.environment import environment_variables
@@ -109,8 +111,6 @@ def _watchdog(*, directory: Path, cleanup: Sequence[str]) -> Iterator[Callable[[
     stay for 62 s, trying to reach a server that is gone. Yields a function that registers all processes started since
     then. Earlier ones are excluded: the srun of the other nodes must survive to stop Ray there.
     """
-    import psutil  # a dependency of Ray
-
     earlier = psutil.Process().children()
     script = """trap "" TERM
         while read -r pid; do daemons="$daemons $pid"; done
@@ -135,8 +135,6 @@ def _watchdog(*, directory: Path, cleanup: Sequence[str]) -> Iterator[Callable[[
 
 def _end_starting_workers(directory: Path) -> None:
     """Kill the workers that were still starting when Ray ended: they would create its folders again."""
-    import psutil
-
     left = [each for each in psutil.process_iter() if _has_option_with(str(directory), each)]
     for process in left:
         with contextlib.suppress(psutil.Error):
@@ -144,9 +142,7 @@ def _end_starting_workers(directory: Path) -> None:
     psutil.wait_procs(left, timeout=KILL_SECONDS)
 
 
-def _has_option_with(text: str, process: Any) -> bool:
-    import psutil
-
+def _has_option_with(text: str, process: psutil.Process) -> bool:
     try:
         return any(word.startswith("--") and text in word for word in process.cmdline())
     except psutil.Error:

@@ -141,12 +141,20 @@ def published_weights(*studies: Sweep | Scaling) -> list[tuple[str, str]]:
     return sorted({(model, weights) for model, weights in named if is_published(weights)})
 
 
+def early_end(spec: Train | UserProgram, metrics: Mapping[str, Any]) -> float | None:
+    """The number of epochs after which `patience` ended a finished training; None if it did not."""
+    trained = metrics.get("epoch")
+    if not isinstance(spec, Train) or spec.patience is None or not trained or trained >= spec.epochs:
+        return None
+    return float(trained)
+
+
 def full_seconds(spec: Train | UserProgram, seconds: float, metrics: Mapping[str, Any]) -> float:
     """The duration of a finished trial if it had trained all epochs, which one with `patience` may not have done.
 
     Predictions are made from these: how many epochs another trial trains is unknown, and all of them is the most.
     """
-    trained = metrics.get("epoch") if isinstance(spec, Train) and spec.patience is not None else None
+    trained = early_end(spec, metrics)
     return seconds * spec.epochs / trained if isinstance(spec, Train) and trained else seconds
 
 

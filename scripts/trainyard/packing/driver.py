@@ -18,9 +18,8 @@ from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.ray_job import start_ray
 from trainyard.config.config import Config, Data
 from trainyard.config.sweep import Slots
-from trainyard.config.train import Train
 from trainyard.config.trial_status import FINAL, TrialStatus
-from trainyard.config.trials import expand
+from trainyard.config.trials import trainings
 from trainyard.config.user_programs import GRACE_SECONDS
 from trainyard.data.staged import Staged
 from trainyard.packing.completeness import warn_unreadable
@@ -227,8 +226,6 @@ def _task(plan: Plan, name: str) -> Task:
 
 def _worker_setup(plan: Plan, results: Path, data: Data) -> WorkerSetup:
     sweep = plan.state.sweep
-    expansion = expand(sweep)
-    specs = (trial.spec for trial in (*expansion.trials, *expansion.examples))
     return WorkerSetup(
         folder=(results / "sweeps" / plan.state.name).absolute(),
         data=data,
@@ -236,7 +233,7 @@ def _worker_setup(plan: Plan, results: Path, data: Data) -> WorkerSetup:
         gpu_share=sweep.slots.share,
         is_training=sweep.is_training,
         cuda_graphs=sweep.cuda_graphs,
-        is_deterministic=any(isinstance(spec, Train) and spec.deterministic for spec in specs),
+        is_deterministic=any(spec.deterministic for spec in trainings(sweep)),
         dataset=(results / "data" / sweep.dataset).absolute() if sweep.dataset else None,
         metrics=sweep.metrics,
         checkpoint=sweep.checkpoint,

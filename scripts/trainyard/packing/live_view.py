@@ -13,6 +13,7 @@ from rich.text import Text
 
 from trainyard.config.train import Train
 from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trials import early_end
 from trainyard.planning.attempts import Attempt, fold_attempts
 from trainyard.planning.journal import Ended, Epoch, Halved, Resumed, Started, TrialEvent
 from trainyard.planning.plan import Plan
@@ -125,8 +126,8 @@ class LiveView:
 def _patience_text(state: SweepState, event: Ended) -> str:
     """Why a training has finished before its last epoch; "" if it has not."""
     spec = state.trials[event.trial].spec if event.trial in state.trials else None
-    trained = (event.metrics or {}).get("epoch")
-    if not isinstance(spec, Train) or spec.patience is None or trained is None or trained >= spec.epochs:
+    trained = early_end(spec, event.metrics or {}) if spec else None
+    if not isinstance(spec, Train) or trained is None:
         return ""
     return f"; ended after {trained:g} of {spec.epochs} epochs, {spec.patience} without a better {spec.monitor}"
 

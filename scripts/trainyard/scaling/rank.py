@@ -178,9 +178,7 @@ def _batch(study: Scaling, store: CheckpointStore, group: Group) -> BatchSizes:
     batch = batch_sizes(study.train, world_size=group.world_size, mode=study.mode)
     kept = _read_note(store, MICRO_BATCH)
     fits = torch.tensor(kept["images"] if kept else batch.micro, device=group.device)
-    if work := group.all_reduce_min(fits):  # not all nodes may see the file yet
-        work.wait()
-    return replace(batch, micro=int(fits))
+    return replace(batch, micro=int(group.minimum(fits)))  # not all nodes may see the file yet
 
 
 def _remember_micro_batch(store: CheckpointStore, batch: BatchSizes) -> None:

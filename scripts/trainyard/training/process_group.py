@@ -95,6 +95,12 @@ class Group:
         """Start the element-wise minimum over all ranks, in place; returns its work handle, None on a single rank."""
         return dist.all_reduce(values, dist.ReduceOp.MIN, async_op=True) if self.world_size > 1 else None
 
+    def minimum(self, values: Tensor) -> Tensor:
+        """Replace `values` by their minimum over all ranks, element-wise and in place; returns the same tensor."""
+        if work := self.all_reduce_min(values):
+            work.wait()
+        return values
+
     def limit_collectives(self, minutes: float) -> None:
         """Let the collectives from now on fail if a rank does not take part within so many minutes."""
         if self.world_size > 1:

@@ -9,6 +9,7 @@ import torch
 
 from trainyard.cluster import host, slurm_allocation
 from trainyard.config.scaling import repeat_of, split_scale
+from trainyard.training.computation.gradients import gradient_bytes
 from trainyard.training.flops import gpu_utilization, model_cost
 from trainyard.training.gpu_peaks import gpu_peak
 from trainyard.training.step_timing import device_name, launch_time
@@ -60,7 +61,7 @@ def _summary(trainer: Trainer, probe: WarmUpResult | None, scale: str) -> dict[s
         "best_epoch": trainer.state.best_epoch,
         **{name: last[name] for name in kept},
         **{name: statistics.median(row.as_row()[name] for row in history) for name in medians},
-        "gradient_mib": _gradient_mib(trainer),
+        "gradient_mib": gradient_bytes(trainer.module) / 2**20,
         "exposed_comm_fraction": probe.exposed_comm_fraction if probe else None,
         "train_seconds": sum(row.seconds for row in history) + trainer.checkpoints.total_seconds,
         "checkpoint_seconds": trainer.checkpoints.total_seconds,
@@ -75,12 +76,6 @@ def _summary(trainer: Trainer, probe: WarmUpResult | None, scale: str) -> dict[s
         "node_names": list(given.nodes) if given else [host.node_name()],
         "gpu_model": given.gpu_model if given else "",
     }
-
-
-def _gradient_mib(trainer: Trainer) -> float:
-    """Size of the gradients that the ranks reduce in each step."""
-    trained = (each for each in trainer.module.parameters() if each.requires_grad)
-    return sum(each.numel() * each.element_size() for each in trained) / 2**20
 
 
 def _utilization(trainer: Trainer, images_per_second: float) -> dict[str, Any]:

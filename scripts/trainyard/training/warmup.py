@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from trainyard.training.computation.gradients import gradient_bytes
 from trainyard.training.loaders import ImageBatch
 from trainyard.training.out_of_memory import OutOfMemory, is_out_of_memory
 from trainyard.training.step_timing import synchronize
@@ -90,11 +91,7 @@ def _fits(trainer: Trainer) -> bool:
     On several ranks, the pass has no collectives, in which the others would wait for a rank that runs out of memory.
     """
     device = trainer.group.device
-    size = sum(
-        parameter.numel() * parameter.element_size()
-        for parameter in trainer.module.parameters()
-        if parameter.requires_grad
-    )  # the optimizer has no state for the others
+    size = gradient_bytes(trainer.module)
     states = 0 if trainer.spec.optimizer == "sgd" else 2  # the momentum of SGD exists already
     fits = torch.ones((), dtype=torch.int64, device=device)
     try:
@@ -110,10 +107,7 @@ def _fits(trainer: Trainer) -> bool:
             raise
         log.info("%s", error)
         fits.zero_()
-    work = trainer.group.all_reduce_min(fits)
-    if work is not None:
-        work.wait()
-    return bool(fits)
+    return bool(trainer.group.minimum(fits))
 
 
 def _find_unused_parameters(trainer: Trainer) -> None:
@@ -125,10 +119,7 @@ def _find_unused_parameters(trainer: Trainer) -> None:
         return
     unused = [name for name, each in trainer.module.named_parameters() if each.requires_grad and each.grad is None]
     all_used = torch.tensor(not unused, dtype=torch.int64, device=trainer.group.device)
-    work = trainer.group.all_reduce_min(all_used)
-    if work is not None:
-        work.wait()
-    if not all_used:
+    if not trainer.group.minimum(all_used):
         log.info("DDP looks for unused parameters in each step: the loss does not depend on %s", ", ".join(unused))
         trainer.forward.find_unused_parameters = True
         trainer.wrap(for_warm_up=True)

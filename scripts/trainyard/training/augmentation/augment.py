@@ -46,9 +46,8 @@ class Augmenter:
             generator = generator_of(_CROPS)
             self._crops = draw_crops(size, spec.resized_crop, height=height, width=width, generator=generator)
         if spec.rand_augment:
-            from trainyard.training.augmentation.rand_augment import (
-                RandAugment,  # imports torchvision, which takes seconds
-            )
+            # Imports torchvision, which takes seconds.
+            from trainyard.training.augmentation.rand_augment import RandAugment
 
             generator = generator_of(_OPERATIONS)
             strength = spec.rand_augment_magnitude

@@ -14,6 +14,7 @@ from trainyard.training import monitor
 from trainyard.training.epoch_metrics import EpochMetrics
 from trainyard.training.networks.running_statistics import reduce_buffers
 from trainyard.training.networks.weight_average import WeightAverage
+from trainyard.training.objective import SUMS
 from trainyard.training.optimizers import create_momentum, current_lr
 from trainyard.training.process_group import Group
 from trainyard.training.step_timing import StepTimes
@@ -50,7 +51,7 @@ class TrainingState:
 
     def begin_epoch(self) -> None:
         """Reset `progress` for the next epoch."""
-        sums = torch.zeros(3, dtype=torch.float64, device=self.group.device)
+        sums = torch.zeros(SUMS, dtype=torch.float64, device=self.group.device)
         self.progress = EpochProgress(sums=sums, lr=current_lr(self.optimizer))
 
     @property

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainyard.training.loaders import ImageBatch
 
@@ -32,3 +32,8 @@ def compute_gradients(
             share = len(images.labels) / sizes.per_rank
             state.scaler.scale(loss * share if share < 1 else loss).backward()  # type: ignore[no-untyped-call]
     return sums
+
+
+def gradient_bytes(module: nn.Module) -> int:
+    """The size of the gradients of the parameters that are trained."""
+    return sum(each.numel() * each.element_size() for each in module.parameters() if each.requires_grad)
