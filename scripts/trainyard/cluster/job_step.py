@@ -90,7 +90,7 @@ def shielded_children() -> Iterator[None]:
 
 
 def shielded_from_the_end() -> AbstractContextManager[None]:
-    """In the block, processes start deaf to the signals that end a job, where Slurm sends these to all its processes.
+    """In the block, processes start with the signals blocked that end a job, if Slurm sends these to all its processes.
 
     Otherwise what trials need, such as Ray, would end before they have saved their state. It is ended by SIGKILL.
     """

@@ -62,7 +62,7 @@ def resize_crops(images: Tensor, boxes: Tensor) -> Tensor:
 def _positions(start: Tensor, length: Tensor, size: int) -> Tensor:
     """Where each of `size` pixels of the result lies in the image: (B, size), as `grid_sample` counts, -1 to 1.
 
-    Positions outside of the box's outermost pixels are moved to these: a crop knows nothing of the pixels around it.
+    Positions outside of the box's outermost pixels are moved to these: a crop does not contain the pixels around it.
     """
     centers = start + (torch.arange(size, device=start.device) + 0.5) * (length / size) - 0.5
     return (2 * centers.clamp(min=start, max=start + length - 1) + 1) / size - 1
