@@ -29,7 +29,7 @@ def main() -> None:
             (folder / "trivial.py").write_text("def run(config, context): return {}\n")
             run_program(folder, "sweep", "--sweep", "s")
             tries = fold_attempts(read_journal(folder / "results/sweeps/s/journal.jsonl"))
-        slots = [[each for each in tries if each.where["slot"] == slot] for slot in (0, 1)]
+        slots = [[each for each in tries if each.location.slot == slot] for slot in (0, 1)]
         pauses = np.array([pause for each in slots for pause in pauses_of(each)])
         taken = 1000 * float(np.median([each.seconds for each in tries]))
         p50, p95 = np.percentile(pauses, [50, 95])
