@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from common import print_table
 from trainyard.config.sweep import Slots, Sweep
+from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import Trial, expand
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.plan import Plan
@@ -76,7 +77,7 @@ def _by_subject(generator: Generator, trials: list[Trial]) -> list[float]:
 def _stragglers(generator: Generator, count: int) -> np.ndarray:
     """The usual noise; for 5 % of the trials, two to three times the duration."""
     longer = np.log(generator.uniform(2, 3, count)) * (generator.random(count) < 0.05)
-    return generator.normal(0, NOISE, count) + longer
+    return np.asarray(generator.normal(0, NOISE, count) + longer)
 
 
 KINDS = {
@@ -139,7 +140,9 @@ def simulate(kind: str, order: str, finished: int, seed: int) -> Outcome:
         sweep,
         space,
         Path(),
-        attempts={name: [Attempt(name, 1, 0, took, outcome="finished", seconds=took)] for name, took in done.items()},
+        attempts={
+            name: [Attempt(name, 1, 0, took, outcome=TrialStatus.FINISHED, seconds=took)] for name, took in done.items()
+        },
         work=dict(zip(trials, (1e9 * each for each in law), strict=True)) if parts.has_flops else {},
     )
     plan = Plan(state)

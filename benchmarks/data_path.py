@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ TO_FLOAT32 = [transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.5] * 3)]
 TO_UINT8 = [transforms.PILToTensor()]
 
 
-def decoded(root: Path, workers: int, to_tensor: list[Any]) -> Iterator[float]:
+def decoded(root: Path, workers: int, to_tensor: list[Any]) -> Generator[float, None, None]:
     """Images per second of each epoch of the DataLoader."""
     change = [transforms.RandomCrop(SIDE, PADDING), transforms.RandomHorizontalFlip(), *to_tensor]
     loader = torch.utils.data.DataLoader(
@@ -71,7 +71,7 @@ def decoded(root: Path, workers: int, to_tensor: list[Any]) -> Iterator[float]:
         yield images / (time.perf_counter() - began)
 
 
-def staged_path(staged: Staged, how: Data) -> Iterator[float]:
+def staged_path(staged: Staged, how: Data) -> Generator[float, None, None]:
     """Images per second of each epoch of the staged data."""
     data, epoch = load_input_data(staged, single_process().device, how), 0
     size, batch = len(data.train), BatchSizes(per_rank=BATCH, micro=BATCH)

@@ -54,7 +54,8 @@ def main() -> None:
         one = min(staging(folder, cpus[:1]) for _ in turns)
         every = min(staging(folder, cpus) for _ in turns)
     count = len(paths)
-    rows = [["bare loop", 1, bare, ""], ["staging", 1, *one], ["staging", len(cpus), *every]]
+    rows: list[tuple[str, int, float, int | str]]
+    rows = [("bare loop", 1, bare, ""), ("staging", 1, *one), ("staging", len(cpus), *every)]
     print_table(
         ["", "cores", "seconds", "images/s", "relative to the bare loop", "memory (MiB)"],
         [[what, str(cores), f"{seconds:.1f}", f"{count / seconds:,.0f}", f"{bare / seconds:.2f}", str(mib)]
