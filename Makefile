@@ -11,7 +11,7 @@ UV := $(or $(shell command -v uv),.tools/uv/bin/uv)
 BIN := .venv/bin
 say = @printf '\033[1m== %s\033[0m\n'
 
-.PHONY: help run report test test-unit test-slow faults lint audit format docs lock env doctor bench gpu-check cluster-up cluster-down cluster-shell clean
+.PHONY: help run report test test-unit test-slow faults lint audit format docs lock env tensorboard doctor bench gpu-check cluster-up cluster-down cluster-shell clean
 
 help: ## List the commands
 	@grep -E '^[a-z -]+:.*## ' Makefile | sed -E 's/^([a-z -]+):.*## (.*)/  make \1\t\2/; s/(cluster-up) (.*)-(.*) (.*)-(.*)\t/\1, -\3, -\5\t/' | expand -t 38
@@ -67,6 +67,10 @@ docs: env ## Generate the config's schema and option tables, and the drawings in
 	$(BIN)/python tools/options.py
 	$(BIN)/python docs/drawings.py
 
+tensorboard: env ## Write the event files of CONFIG=..., and show them in TensorBoard
+	@$(BIN)/python scripts/event_files.py --config '$(CONFIG)'
+	@$(BIN)/tensorboard --logdir results/tensorboard
+
 doctor: env ## Check a Slurm site before the first job (CONFIG=..., PROFILE=...; with JOB=1 also a node)
 	@$(BIN)/python scripts/doctor.py --config '$(CONFIG)' $(if $(filter file,$(origin PROFILE)),,--profile '$(PROFILE)') $(if $(JOB),--job)
 
@@ -103,6 +107,8 @@ lock: | $(UV) ## Pin and hash the dependencies of pyproject.toml in envs/
 	  --custom-compile-command 'make lock' pyproject.toml -o envs/requirements.txt
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command 'make lock' -c envs/requirements.txt --group dev pyproject.toml -o envs/requirements-dev.txt
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --custom-compile-command 'make lock' --group trackers -o envs/requirements-trackers.txt
 	{ printf '%s\n' '# The same environment for conda (`--sdm conda`), written by `make lock`.' 'channels: [conda-forge]' \
 	  'dependencies:' '  - python=3.11' '  - pip' '  - pip:'; \
 	  sed -nE 's/^([a-zA-Z0-9_.-]+==[^\]*[^\ ]) *\\?$$/      - "\1"/p' envs/requirements.txt; } > envs/trainyard.yaml

@@ -57,3 +57,4 @@ rule all:
         rules.trees.input,
         rules.tables.input,
         rules.plots.input,
+        yard.event_files(wanted_only=True),

@@ -17,6 +17,7 @@ GROUPS = {
     "cluster": "slurm",
     "workflow/test_demo.py": "ray",
     "workflow/test_workflow.py": "ray",
+    "workflow/test_documents.py": "ray",  # looks at the results of test_workflow.py
     "faults/test_broken_slots.py": "ray",
     "faults/test_sweep_faults.py": "ray",
     "faults": None,

@@ -24,6 +24,26 @@ TINY = {
     },
 }
 
+# A config with everything, whose results `done` in tests/workflow/conftest.py has.
+FULL = {
+    **TINY,
+    "datasets": {**TINY["datasets"], "prices": {"source": "table", "path": "prices.csv", "target": "price"}},
+    "scaling": {
+        "ranks": {
+            "dataset": "tiny",
+            "train": {"model": "cnn", "model_args": {"width": 4}, "batch_size": 32, "epochs": 2, "lr": 0.02},
+            "scales": ["1x1", "1x2"],
+            "mode": "strong",
+            "repeats": 2,
+            "checkpoint_every_seconds": 0,
+        }
+    },
+    "pricing": {"gpu_hour": 2.5},
+    "tables": {"parquet": True},
+    "tensorboard": True,
+    "trees": {"images": {"dataset": "tiny", "rounds": 5}, "prices": {"dataset": "prices", "rounds": 5}},
+}
+
 
 # The environment that torchrun gives the only rank of a training. Port 0 selects a free port.
 ONE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",

@@ -1,4 +1,4 @@
-"""Write what is generated from the config's models: the JSON schema, and the option tables of config/README.md."""
+"""Write what is generated from the config's models: the JSON schema, and the tables of docs/options.md."""
 
 import argparse
 import inspect
@@ -18,11 +18,17 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from trainyard.config import config, datasets, scaling, sweep, train, user_programs  # noqa: E402
 
 SCHEMA = ROOT / "workflow/schemas/config.schema.json"
-README = ROOT / "config/README.md"
-BEGIN, END = "<!-- options: written by `make docs` -->", "<!-- end of options -->"
+OPTIONS = ROOT / "docs/options.md"
+INTRODUCTION = """<!-- Written by `make docs` from scripts/trainyard/config/. -->
+# All options of the config
+
+[config/README.md](../config/README.md) explains the sections and how to use them. An unknown key, or a value that is
+not valid, is an error before anything runs.
+"""
 
 # Sections of the tables, in the order of the config file: heading and model.
 SECTIONS: list[tuple[str, type[BaseModel]]] = [
+    ("The file", config.Config),
     ("`datasets.<name>` with `source: digits`", datasets.Digits),
     ("`datasets.<name>` with `source: torchvision`", datasets.Torchvision),
     ("`datasets.<name>` with `source: imagefolder`", datasets.ImageFolder),
@@ -52,14 +58,20 @@ def schema_text() -> str:
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"
 
 
-def readme_text(old: str) -> str:
-    """The README with the tables between its two marks made anew."""
-    tables = "\n".join(line for heading, model in SECTIONS for line in _table(heading, model))
-    return re.sub(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n{tables}\n{END}", old, flags=re.DOTALL)
+def options_text() -> str:
+    """A page with a table of options for each section, and links to them at its top."""
+    contents = [f"- [{heading}](#{anchor(heading)})" for heading, _ in SECTIONS]
+    tables = [line for heading, model in SECTIONS for line in _table(heading, model)]
+    return "\n".join([INTRODUCTION, *contents, *tables]) + "\n"
+
+
+def anchor(heading: str) -> str:
+    """The name under which a Markdown heading can be linked to, as on GitHub."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def _table(heading: str, model: type[BaseModel]) -> Iterator[str]:
-    yield f"\n### {heading}\n"
+    yield f"\n## {heading}\n"
     yield inspect.cleandoc(model.__doc__ or "") + "\n"
     yield "| option | type | default | meaning |"
     yield "| --- | --- | --- | --- |"
@@ -101,7 +113,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, epilog="example: python tools/options.py --check")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not current")
     check = parser.parse_args().check
-    wanted = {SCHEMA: schema_text(), README: readme_text(README.read_text())}
+    wanted = {SCHEMA: schema_text(), OPTIONS: options_text()}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     for path in stale:
         print(f"{path.relative_to(ROOT)} {'is not current: run `make docs`' if check else 'written'}")

@@ -25,7 +25,8 @@ holds the rows. In each of them, the tests check that
 
 Measured on {day} on a machine with {cores} cores at a load of {load:.0f}, by
 
-```
+<!-- not run: takes 40 minutes -->
+```sh
 make faults
 ```
 

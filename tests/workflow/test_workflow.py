@@ -6,51 +6,10 @@ import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from slurm_cluster.waiting import wait_until
-from yard import ONE_RANK, ROOT, TINY, Yard
-
-FULL = {
-    **TINY,
-    "datasets": {**TINY["datasets"], "prices": {"source": "table", "path": "prices.csv", "target": "price"}},
-    "scaling": {
-        "ranks": {
-            "dataset": "tiny",
-            "train": {"model": "cnn", "model_args": {"width": 4}, "batch_size": 32, "epochs": 2, "lr": 0.02},
-            "scales": ["1x1", "1x2"],
-            "mode": "strong",
-            "repeats": 2,
-            "checkpoint_every_seconds": 0,
-        }
-    },
-    "pricing": {"gpu_hour": 2.5},
-    "tables": {"parquet": True},
-    "trees": {"images": {"dataset": "tiny", "rounds": 5}, "prices": {"dataset": "prices", "rounds": 5}},
-}
-
-
-# Braces in the path of the clone are wildcards for Snakemake; it looks for an absolute path of a profile by a pattern.
-ODD = 'a b\'s "work" in $HOME; é \\n %s # &'
-
-
-@pytest.fixture(scope="module")
-def done(tmp_path_factory) -> Yard:
-    """A finished run of a config with everything, which tests do not modify, in folders with odd names."""
-    folder, clone = tmp_path_factory.mktemp("done") / f"{ODD} {{x}} [y] *", tmp_path_factory.mktemp("clone") / ODD
-    folder.mkdir()
-    for name in ("workflow", "scripts", "profiles", "envs"):
-        shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "Snakefile", clone)
-    yard = Yard(folder, clone)
-    generator = np.random.default_rng(0)
-    frame = pd.DataFrame({"size": generator.normal(size=60), "price": generator.normal(size=60)})
-    frame.to_csv(yard.folder / "prices.csv", index=False)
-    yard.write(FULL)
-    yard.snakemake()
-    yard.snakemake("--report", "report.html")
-    return yard
+from yard import FULL, ONE_RANK, ROOT, TINY, Yard
 
 
 def read(yard, path):
@@ -236,6 +195,15 @@ def test_the_report_has_every_plot_and_table_with_its_caption(done):
     captions = ("without augmentation", "Images per class of dataset", "Attempts of sweep", "Speedup of study")
     for text in (*captions, "All trials of sweep", "Tree models"):
         assert text in report
+
+
+def test_tensorboard_has_a_run_for_each_trial_scale_and_repeat(done):
+    trials = read(done, "sweeps/lr/trials.csv")["trial"].tolist()
+    assert read(done, "tensorboard/sweeps/lr/runs.csv")["run"].tolist() == trials
+    files = list((done.results / "tensorboard").rglob("events.out.tfevents.*"))
+    assert len(files) == len(trials) + 2 * 2
+    runs = read(done, "tensorboard/scaling/ranks/runs.csv")["run"].tolist()
+    assert runs == ["1x1", "1x1/repeat-2", "1x2", "1x2/repeat-2"]
 
 
 def test_a_finished_run_has_nothing_to_do(done):

@@ -11,6 +11,10 @@ TABLE_INPUTS = {
     "scaling": yard.train.summaries,
     "trees": rules.fit_trees.output,
 }
+EVENT_FILES_INPUTS = {
+    "sweeps": rules.sweep.output,
+    "scaling": yard.train.summaries,
+}
 PLOT_INPUTS = {
     "data": rules.stage.output,
     "sweeps": [rules.sweep.output, "results/sweeps/{name}/strategies.csv"],
@@ -44,6 +48,11 @@ rule tables:
 rule plots:
     input:
         yard.plots(),
+
+
+rule tensorboard:
+    input:
+        yard.event_files(wanted_only=False),
 
 
 # `shell` is formatted when a job runs, after the loop: it must take the kind from `params`.
@@ -122,3 +131,27 @@ for kind, made_from in PLOT_INPUTS.items():
             f"{NOUNS[kind]} {{wildcards.name}}: plots"
         shell:
             'python "$SCRIPTS/plots.py" --config "$CONFIG" --kind {params.kind} --name {wildcards.name} --log-file {log}'
+
+
+for kind, made_from in EVENT_FILES_INPUTS.items():
+
+    rule:
+        name:
+            f"event_files_{kind}"
+        input:
+            made_from,
+        output:
+            f"results/tensorboard/{kind}/{{name}}/runs.csv",
+        log:
+            f"results/logs/event_files/{kind}-{{name}}.log",
+        localrule: True
+        conda:
+            "../../envs/trainyard.yaml"
+        resources:
+            machine=1,
+        params:
+            kind=kind,
+        message:
+            f"{NOUNS[kind]} {{wildcards.name}}: event files for TensorBoard"
+        shell:
+            'python "$SCRIPTS/event_files.py" --config "$CONFIG" --kind {params.kind} --name {wildcards.name} --log-file {log}'

@@ -213,6 +213,15 @@ class Workflow:
 
         return dump
 
+    def event_files(self, *, wanted_only: bool) -> list[str]:
+        """The receipts of TensorBoard's event files: of all studies, or only of those that have `tensorboard: true`."""
+        return [
+            str(self._results / "tensorboard" / kind / name / "runs.csv")
+            for kind in ("sweeps", "scaling")
+            for name, study in getattr(self.config, kind).items()
+            if self.config.tensorboard or study.tensorboard or not wanted_only
+        ]
+
     def plots(self) -> list[str]:
         """All plots. A dataset has plots if it contains images after staging."""
         images = [name for name, dataset in self.config.datasets.items() if has_images(dataset)]

@@ -1,7 +1,7 @@
 """The whole config file as a typed model, from which schema, defaults and option tables are generated.
 
-`tools/options.py` writes the descriptions of all fields to `workflow/schemas/config.schema.json` and the tables of
-`config/README.md`. `load.py` reads a file and reports its errors. The larger sections have modules of their own.
+`tools/options.py` writes the descriptions of all fields to `workflow/schemas/config.schema.json` and `docs/options.md`.
+`load.py` reads a file and reports its errors. The larger sections have modules of their own.
 """
 
 from typing import Annotated, Any, Literal
@@ -75,3 +75,7 @@ class Config(Section):
     trees: dict[Name, Trees] = Field({}, description="Studies of tree models by name.")
     pricing: Pricing = Field(Pricing(), description="Prices, from which costs are computed.")
     tables: Tables = Field(Tables(), description="Format of the tables.")
+    tensorboard: bool = Field(
+        False,
+        description="Write event files for TensorBoard to `results/tensorboard`, of all sweeps and scaling studies.",
+    )

@@ -115,6 +115,9 @@ class TrainingSection(Section):
         "models whose kernels are shorter than their launches. `true`: also models and losses of your own, which must "
         "do the same in each step; `auto`: all others. Results do not change. See `docs/gpu.md`.",
     )
+    tensorboard: bool = Field(
+        False, description="Write event files for TensorBoard of this study. At the top of the config: of all studies."
+    )
 
 
 class ProgramOptions(Section):

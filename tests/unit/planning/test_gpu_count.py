@@ -1,4 +1,4 @@
-"""How many GPUs to ask for: on the depth sweep of the references, and by each rule."""
+"""How many GPUs to ask for: for a sweep of 20 ResNets with published durations, and by each rule."""
 
 import math
 from itertools import pairwise

@@ -16,11 +16,11 @@ from trainyard.planning.plan import plan_sweep
 from trainyard.planning.schedule import lower_bound, makespan, schedule
 from trainyard.planning.strategies import RequestedJob, estimate_job_array, estimate_separate_jobs, make_strategy
 
-DEPTH = [0.2125 * blocks for blocks in range(4, 81, 4)]  # reference A: 20 ResNets of 4 to 80 blocks
+DEPTH = [0.2125 * blocks for blocks in range(4, 81, 4)]  # seconds of 20 ResNets of 4 to 80 blocks, as published
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)
 
 
-def test_the_array_of_the_reference_is_reproduced():
+def test_the_published_numbers_of_a_job_array_are_reproduced():
     row = estimate_job_array(DEPTH, gpus_per_trial=1, startup=0, basis="")
     assert (row.requested_seconds_per_job, row.jobs, row.requested_job_seconds) == (17, 20, 340)
     assert (row.gpus_per_job, row.gpus_total, row.requested_gpu_seconds) == (1, 20, 340)
@@ -30,7 +30,7 @@ def test_the_array_of_the_reference_is_reproduced():
     assert row.makespan_seconds == row.makespan_lower_bound_seconds == 17
 
 
-def test_the_packed_job_of_the_reference_is_reproduced_and_what_it_really_needs():
+def test_the_published_numbers_of_a_packed_job_are_reproduced_and_what_it_really_needs():
     """They asked for 200 s on 4 GPUs."""
     row = make_strategy("packed", [RequestedJob(200, 4)], DEPTH, running_gpu_seconds=178.5, gpus_total=4, slots=4,
                    makespan=45.9, startup_gpu_seconds=0, basis="")  # fmt: skip

@@ -1,4 +1,4 @@
-"""The scaling table: its columns against numbers computed by hand and those of the references."""
+"""The scaling table: its columns against numbers computed by hand and published ones."""
 
 import json
 
@@ -20,12 +20,12 @@ def summaries(folder, rows):
     return folders
 
 
-# Reference C: hours 12, 6.5, 3.5, 2 on 1, 2, 4, 8 GPUs.
-GUIDE = [("1x1", 1, 43200, 40), ("1x2", 2, 23400, 80), ("1x4", 4, 12600, 160), ("1x8", 8, 7200, 240)]
+# A published example: 12, 6.5, 3.5 and 2 hours on 1, 2, 4 and 8 GPUs.
+PUBLISHED = [("1x1", 1, 43200, 40), ("1x2", 2, 23400, 80), ("1x4", 4, 12600, 160), ("1x8", 8, 7200, 240)]
 
 
-def test_the_tables_of_the_guide_are_reproduced(tmp_path):
-    table = scaling_table(summaries(tmp_path, GUIDE), mode="strong", gpu_hour=2.5)
+def test_the_published_speedups_and_costs_are_reproduced(tmp_path):
+    table = scaling_table(summaries(tmp_path, PUBLISHED), mode="strong", gpu_hour=2.5)
     assert table["speedup"].tolist() == pytest.approx([1, 1.85, 3.43, 6.0], abs=0.005)
     assert table["efficiency"].tolist() == pytest.approx([1, 0.92, 0.86, 0.75], abs=0.005)
     assert table["gpu_hours"].tolist() == pytest.approx([12, 13, 14, 16])
@@ -52,7 +52,7 @@ def test_strong_scaling_after_patience_compares_epochs(tmp_path):
 
 
 def test_scales_that_do_not_pay_off_are_named(tmp_path):
-    rows = [*GUIDE, ("2x8", 16, 6000, 280)]
+    rows = [*PUBLISHED, ("2x8", 16, 6000, 280)]
     table = scaling_table(summaries(tmp_path, rows), mode="strong", gpu_hour=None)
     assert table["verdict"].tolist()[-1] == "does not pay"
     assert "Scales from 2x8 on do not pay off." in recommendation(table)
@@ -69,7 +69,7 @@ def test_weak_scaling_compares_images_per_second(tmp_path):
 
 
 def test_memory_scaling_is_that_of_the_first_gpus_average(tmp_path):
-    """Reference D's tables: memory average scaling against the baseline."""
+    """The mean memory of GPU 0, relative to that of the baseline."""
     rows = [("1x1", 1, 100, 40, {"gpu0_avg_mib": 8000}), ("1x2", 2, 100, 76, {"gpu0_avg_mib": 8400})]
     table = scaling_table(summaries(tmp_path, rows), mode="weak", gpu_hour=None)
     assert table["memory_avg_scaling"].tolist() == pytest.approx([1, 1.05])

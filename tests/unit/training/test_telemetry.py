@@ -151,7 +151,7 @@ def test_peak_mean_and_mode_of_the_memory_of_each_gpu(two_gpus, tmp_path):
     assert gpu_memory(tmp_path) == [GpuMemory("n1", gpu, 3000, 2500.0, 3000) for gpu in (0, 1)]
 
 
-def test_the_line_about_memory_is_that_of_the_reference():
+def test_the_line_about_memory_has_peak_mean_and_mode():
     assert str(GpuMemory("n1", 0, 26532, 22458.625, 26532)) == (
         "[gpu_memory_log - GPU 0] Peak = 26532 MiB, Avg = 22458.62 MiB, Mode = 26532 MiB"
     )

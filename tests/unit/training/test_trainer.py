@@ -228,7 +228,7 @@ def test_clipping_bounds_the_step(data):
     assert torch.cat([each.flatten() for each in moved]).norm().item() == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_the_epoch_line_is_that_of_the_reference():
+def test_the_epoch_line_has_rate_losses_accuracies_and_throughput():
     row = EpochMetrics(3, 0.001, 5.149, 0.0216, 5.664, 0.0098, 704.9, 1.0, 1.0, 1.0, 0.0)
     assert epoch_line(row, 3) == (
         "Epoch [3/3] LR: 0.001000 | Loss (train, val): 5.149, 5.664 | Accuracy (train, val): 2.16%, 0.98% | "

@@ -1,0 +1,50 @@
+"""Write the event files of TensorBoard of one study, or of all; with --watch, also while sweeps run."""
+
+import argparse
+import logging
+import time
+
+from trainyard.cli import command_line
+from trainyard.config.load import read_config
+from trainyard.report.event_files import FOLDER, KINDS, write_event_files
+from trainyard.utils.errors import UserError
+
+log = logging.getLogger("event_files")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Write the event files once, or until interrupted."""
+    config = read_config(arguments.config)
+    if arguments.name and arguments.kind:
+        command_line.check_name(config, arguments.kind, arguments.name)
+    elif arguments.name or arguments.kind:
+        raise UserError("give both --kind and --name, or neither for all studies")
+    every = [(kind, name) for kind in KINDS for name in getattr(config, kind)]
+    studies = [(arguments.kind, arguments.name)] if arguments.name else every
+    if not studies:
+        raise UserError(f"{arguments.config} has no sweeps and no scaling studies")
+    log.info("to see the curves: tensorboard --logdir %s", arguments.results / FOLDER)
+    counts: dict[tuple[str, str], int] = {}
+    while True:
+        for kind, name in studies:
+            count = write_event_files(config, kind, name, arguments.results)
+            if count != counts.get((kind, name)):
+                log.info("%s %s: event files of %d runs", kind, name, count)
+                counts[kind, name] = count
+        if not arguments.watch:
+            break
+        time.sleep(arguments.every)
+
+
+def _arguments() -> argparse.Namespace:
+    example = "python scripts/event_files.py --config config/config.yaml --watch"
+    parser = command_line.build_parser("Write event files for TensorBoard.", example=example)
+    parser.add_argument("--kind", choices=KINDS, help="section of the config (default: both)")
+    parser.add_argument("--name", metavar="NAME", help="name of the study in that section (default: all)")
+    parser.add_argument("--watch", action="store_true", help="update until interrupted, while sweeps run")
+    parser.add_argument("--every", type=float, default=10.0, metavar="S", help="seconds between updates (default: 10)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    command_line.run_program(main, _arguments())

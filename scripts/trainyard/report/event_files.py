@@ -1,0 +1,215 @@
+"""Event files of TensorBoard, derived from the journal of a sweep and from the results of a scaling study.
+
+results/tensorboard/<kind>/<name>/<run>/events.out.tfevents.trainyard
+results/tensorboard/<kind>/<name>/runs.csv                               the runs; written last
+
+A run is a trial, or a scale of a study. The same results always give the same bytes. A file that has only grown is
+appended to, so that a TensorBoard that is open reads on; a file of a run that is no longer in the config is removed.
+"""
+
+import io
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.plugins.hparams import metadata
+from tensorboard.plugins.hparams.api_pb2 import Status
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from trainyard.config.config import Config
+from trainyard.config.trial_status import FINAL, WITH_RESULT, TrialStatus
+from trainyard.config.trials import value_at, varied_keys
+from trainyard.planning.attempts import Attempt
+from trainyard.planning.plan import read_state
+from trainyard.planning.sweep_state import SweepState
+from trainyard.utils.csv_files import read_table, write_table
+from trainyard.utils.errors import storage_errors
+from trainyard.utils.files import append_whole, atomic_write, hold_lock
+
+KINDS: Final = ("sweeps", "scaling")
+FILE: Final = "events.out.tfevents.trainyard"
+FOLDER: Final = "tensorboard"  # in the results
+_SCALE_KEYS: Final = ("nodes", "gpus", "repeat", "global_batch", "lr", "precision")  # of summary.json
+
+
+@dataclass(frozen=True)
+class Point:
+    """The metrics of one epoch."""
+
+    time: float  # Unix seconds
+    epoch: int
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What TensorBoard shows of a trial, or of a scale of a study."""
+
+    start: float  # Unix seconds
+    settings: Mapping[str, Any]  # the columns of the HParams tab
+    points: Sequence[Point]
+    ended: tuple[float, bool] | None = None  # when it ended (Unix seconds), and whether it has a result
+
+
+def write_event_files(config: Config, kind: str, name: str, results: Path) -> int:
+    """Write the event files of a sweep or scaling study as far as it has run; return the number of its runs.
+
+    Raises:
+        LockHeldError: another process writes them.
+        StorageError: they cannot be written.
+    """
+    folder = results / FOLDER / kind / name
+    with hold_lock(folder.with_name(f".{name}.lock"), wait_seconds=60):
+        runs = _sweep_runs(config, name, results) if kind == "sweeps" else _scaling_runs(config, name, results)
+        for run, content in runs.items():
+            _store(folder / run / FILE, encode(content))
+        for path in list(folder.rglob(FILE)):
+            if str(path.parent.relative_to(folder)) not in runs:
+                path.unlink()
+                with suppress(OSError):  # it has other files, or other runs
+                    path.parent.rmdir()
+        rows = [(name, len(run.points), run.ended is not None) for name, run in runs.items()]
+        write_table(pd.DataFrame(rows, columns=["run", "points", "ended"]), folder / "runs.csv")
+    return len(runs)
+
+
+def _store(path: Path, content: bytes) -> None:
+    old = path.read_bytes() if path.exists() else None
+    if old == content:
+        return
+    if not old or not content.startswith(old):
+        with atomic_write(path, "wb") as file:
+            file.write(content)
+        return
+    with storage_errors(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+        try:
+            append_whole(descriptor, content[len(old) :])
+        finally:
+            os.close(descriptor)
+
+
+# ---- the runs
+
+
+def _sweep_runs(config: Config, name: str, results: Path) -> dict[str, Run]:
+    state = read_state(config.sweeps[name], name, results)
+    keys = varied_keys(list(state.trials.values()))
+    runs = {}
+    for trial, content in state.trials.items():
+        if (shown := _attempt_to_show(state, trial)) is not None:
+            settings = {key: value_at(content.settings, key) for key in keys}
+            ended = None if shown.outcome in (TrialStatus.RUNNING, TrialStatus.INTERRUPTED) else shown.end
+            points = _trial_points(state, shown)
+            start = min(each.start for each in state.attempts_at(trial) if each.generation == shown.generation)
+            runs[trial] = Run(start, settings, points, None if ended is None else (ended, shown.outcome in WITH_RESULT))
+    return runs
+
+
+def _attempt_to_show(state: SweepState, trial: str) -> Attempt | None:
+    """The attempt that ended a trial, or else the last one that has reported an epoch, or else the last one."""
+    counting = [each for each in state.attempts_at(trial) if each.generation >= state.space.generation(trial)]
+    candidates = [each for each in counting if each.epochs] or counting
+    return state.end(trial) or next(reversed(candidates), None)
+
+
+def _trial_points(state: SweepState, shown: Attempt) -> list[Point]:
+    """The epochs of a trial at the times when they were first reported: a resumed training reports them again."""
+    times: dict[str, float] = {}
+    for attempt in state.attempts_at(shown.trial):
+        for number, row in enumerate(attempt.epochs, start=1):
+            reported = attempt.epoch_times.get(row.get("epoch", number), attempt.end)
+            times.setdefault(json.dumps(row, sort_keys=True), reported)
+    rows = state.epochs_of(shown)
+    points = [
+        Point(times[json.dumps(row, sort_keys=True)], int(row.get("epoch", number)), row)
+        for number, row in enumerate(rows, start=1)
+    ]
+    if shown.outcome in FINAL:
+        points += _last_point(shown.end, points, shown.metrics)
+    return points
+
+
+def _scaling_runs(config: Config, name: str, results: Path) -> dict[str, Run]:
+    study, folder = config.scaling[name], results / "scaling" / name
+    names = [run for scale in study.scales for run in study.runs(scale)]
+    return {run: _scale_run(folder / run) for run in names if (folder / run / "summary.json").exists()}
+
+
+def _scale_run(folder: Path) -> Run:
+    """A finished scale. Its epochs have durations; its end is when its tables were written."""
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    history, end = read_table(folder / "history.csv"), (folder / "history.csv").stat().st_mtime
+    seconds = pd.to_numeric(history["seconds"], errors="coerce").fillna(0)
+    times = end - (seconds.sum() - seconds.cumsum())
+    points = [Point(time, int(row["epoch"]), row) for time, row in zip(times, history.to_dict("records"), strict=True)]
+    settings = {key: summary.get(key) for key in _SCALE_KEYS}
+    points += _last_point(end, points, {key: value for key, value in summary.items() if key not in settings})
+    return Run(end - seconds.sum(), settings, points, (end, True))
+
+
+def _last_point(time: float, points: Sequence[Point], metrics: Mapping[str, Any]) -> list[Point]:
+    """The final metrics that no epoch has, at the last epoch."""
+    known = {name for point in points for name in point.metrics}
+    final = {name: value for name, value in metrics.items() if name not in known}
+    return [Point(time, points[-1].epoch if points else 1, final)] if final else []
+
+
+# ---- their encoding
+
+
+def encode(run: Run) -> bytes:
+    """The content of the event file of a run."""
+    file = io.BytesIO()
+    writer = RecordWriter(file)
+    for event in _events(run):
+        writer.write(event.SerializeToString(deterministic=True))
+    return file.getvalue()
+
+
+def _events(run: Run) -> Iterator[Event]:
+    yield Event(wall_time=run.start, file_version="brain.Event:2")
+    start = SessionStartInfo(start_time_secs=run.start)
+    for key, value in run.settings.items():
+        if isinstance(value, bool):
+            start.hparams[key].bool_value = value
+        elif isinstance(value, (int, float)):
+            start.hparams[key].number_value = value
+        elif value is not None:
+            start.hparams[key].string_value = value if isinstance(value, str) else json.dumps(value)
+    begun = HParamsPluginData(session_start_info=start, version=metadata.PLUGIN_DATA_VERSION)
+    yield _hparams_event(run.start, metadata.SESSION_START_INFO_TAG, begun)
+    for point in run.points:
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in _numbers(point.metrics)]
+        if values:
+            yield Event(wall_time=point.time, step=point.epoch, summary=Summary(value=values))
+    if run.ended is not None:
+        time, has_result = run.ended
+        end = SessionEndInfo(
+            status=Status.Value("STATUS_SUCCESS" if has_result else "STATUS_FAILURE"), end_time_secs=time
+        )
+        closed = HParamsPluginData(session_end_info=end, version=metadata.PLUGIN_DATA_VERSION)
+        yield _hparams_event(time, metadata.SESSION_END_INFO_TAG, closed)
+
+
+def _numbers(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in metrics.items():
+        if name != "epoch" and isinstance(value, (int, float)) and not (isinstance(value, float) and math.isnan(value)):
+            yield name, float(value)
+
+
+def _hparams_event(time: float, tag: str, content: HParamsPluginData) -> Event:
+    plugin = SummaryMetadata.PluginData(
+        plugin_name=metadata.PLUGIN_NAME, content=content.SerializeToString(deterministic=True)
+    )
+    value = Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin))
+    return Event(wall_time=time, summary=Summary(value=[value]))
