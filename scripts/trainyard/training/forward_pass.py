@@ -54,7 +54,7 @@ class ForwardPass:
         self.model = group.wrap(
             module,
             static_graph=static,
-            sync_buffers=not is_known and bool(other_buffers(self._module)),
+            synced_buffers=[] if is_known else other_buffers(self._module),
             find_unused_parameters=self.find_unused_parameters and not static,
             compression=spec.gradient_compression,
             compiled=spec.compile,

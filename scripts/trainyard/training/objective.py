@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainyard.config.train import Train
+from trainyard.training.networks.running_statistics import unchanged_buffers
 from trainyard.training.own_metrics import ObjectiveError, check_loss, load_loss, load_metric, naming
 
 SUMS: Final = 3  # loss sum, correct, images
@@ -44,6 +45,11 @@ class Objective:
         self._metrics = {name: load_metric(path) for name, path in spec.metrics.items()}
         self._sizes = self._try(spec, device) if self._own_loss is not None or self._metrics else []
 
+    @property
+    def own_module(self) -> nn.Module | None:
+        """The own loss if it is a module, whose buffers belong to the state of the training; each rank has its own."""
+        return self._own_loss if isinstance(self._own_loss, nn.Module) else None
+
     def _try(self, spec: Train, device: torch.device) -> list[int]:
         """Compute own loss and metrics once; returns the number of sums of each metric.
 
@@ -54,7 +60,7 @@ class Objective:
         if self._own_loss is not None:
             mixes = not self._numeric and (spec.augment.mixup or spec.augment.cutmix)
             labels = nn.functional.one_hot(targets, self._classes).float() if mixes else targets
-            with naming("loss", spec.loss):
+            with naming("loss", spec.loss), unchanged_buffers(*filter(None, [self.own_module])):
                 check_loss(self._own_loss(outputs, labels))
         sizes = []
         for name, metric in self._metrics.items():

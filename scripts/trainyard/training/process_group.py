@@ -7,7 +7,7 @@ import ipaddress
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -52,16 +52,17 @@ class Group:
         model: nn.Module,
         *,
         static_graph: bool = False,
-        sync_buffers: bool = False,
+        synced_buffers: Sequence[Tensor] = (),
         find_unused_parameters: bool = False,
         compression: str = "none",
         compiled: bool = False,
     ) -> nn.Module:
         """The model in DistributedDataParallel; on a single rank, the model itself.
 
-        `static_graph`: every step uses the same parameters. `sync_buffers`: each forward pass begins with the buffers
-        of rank 0. `find_unused_parameters`: a step does not use all parameters. `compression`: data type of the
-        all-reduce (none or bf16). `compiled`: the model will be compiled with torch.compile.
+        `static_graph`: every step uses the same parameters. `synced_buffers`: each forward pass begins with those of
+        rank 0; all other buffers stay each rank's own. `find_unused_parameters`: a step does not use all parameters.
+        `compression`: data type of the all-reduce (none or bf16). `compiled`: the model will be compiled with
+        torch.compile.
         """
         if self.world_size == 1:
             return model
@@ -70,8 +71,12 @@ class Group:
         options: dict[str, Any] = {
             "static_graph": static_graph,
             "find_unused_parameters": find_unused_parameters,
-            _SYNC_BUFFERS: sync_buffers,
+            _SYNC_BUFFERS: bool(synced_buffers),
         }
+        if synced_buffers:
+            synced = {id(each) for each in synced_buffers}
+            ignored = [name for name, each in model.named_buffers() if id(each) not in synced]
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)  # type: ignore[no-untyped-call]
         wrapped = parallel(model, device_ids=ids, gradient_as_bucket_view=True, **options)
         if compression == "bf16":
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook

@@ -107,7 +107,8 @@ class Trainer:
         optimizer = optimizers.build_optimizer(spec, self.module)
         schedule = LambdaLR(optimizer, optimizers.lr_factor(spec.schedule, self.steps, spec.epochs))
         scaler = precision.gradient_scaler(self.precision, group.device)
-        self.state = TrainingState(self.module, optimizer, schedule, scaler, group, spec)
+        loss = self.objective.own_module
+        self.state = TrainingState(self.module, optimizer, schedule, scaler, group, spec, loss)
         self.first_step_time: float | None = None  # Unix seconds at the end of the first step of this run
         self.step_graph = build_step_graph(spec, group, wanted=cuda_graphs)
         self.wrap()  # before a checkpoint is loaded, within an epoch: DDP broadcasts the buffers of rank 0

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainyard.training.computation.gradients import gradient_bytes
 from trainyard.training.loaders import ImageBatch
+from trainyard.training.networks.running_statistics import unchanged_buffers
 from trainyard.training.out_of_memory import OutOfMemory, is_out_of_memory
 from trainyard.training.step_timing import synchronize
 from trainyard.training.trainer import Trainer
@@ -68,21 +69,18 @@ def _exposed_communication(trainer: Trainer) -> float | None:
 
 @contextmanager
 def _unchanged(trainer: Trainer) -> Iterator[None]:
-    """Restore the buffers of the model at the end of the block.
+    """Restore the buffers of the model and of an own loss at the end of the block.
 
     The block does not update parameters, and each epoch seeds its random numbers. After an error nothing is restored:
     it ends the training, and wrapping the model again is a collective operation.
     """
-    buffers = [(buffer, buffer.clone()) for buffer in trainer.module.buffers()]
-    if not trainer.spec.compile:
-        trainer.wrap(for_warm_up=True)
-    yield
-    if not trainer.spec.compile:
-        trainer.wrap()
-    trainer.state.optimizer.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for buffer, before in buffers:
-            buffer.copy_(before)
+    with unchanged_buffers(trainer.module, *filter(None, [trainer.objective.own_module])):
+        if not trainer.spec.compile:
+            trainer.wrap(for_warm_up=True)
+        yield
+        if not trainer.spec.compile:
+            trainer.wrap()
+        trainer.state.optimizer.zero_grad(set_to_none=True)
 
 
 def _fits(trainer: Trainer) -> bool:

@@ -52,6 +52,16 @@ def per_image(outputs, targets):
 def constant(outputs, targets):
     return torch.ones(())
 
+class Smoothed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("average", torch.ones(()))
+
+    def forward(self, outputs, targets):
+        loss = cross_entropy(outputs, targets)
+        self.average.lerp_(loss.detach(), 0.1)
+        return loss / self.average
+
 class Scaled(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -113,6 +123,17 @@ def test_an_own_loss_of_the_same_formula_gives_the_same_numbers(data, own_code):
     args = {"loss": "own_objective:weighted", "loss_args": {"weight": 1}}
     assert train(changed(SPEC, **args), data)[0] == whole
     assert train(changed(SPEC, **args | {"loss_args": {"weight": 2}}), data)[0] != whole
+
+
+def test_the_buffers_of_an_own_loss_are_in_its_checkpoint(data, own_code, tmp_path):
+    """Also those of a checkpoint within an epoch; trying the loss beforehand does not change them."""
+    spec = changed(SPEC, loss="own_objective:Smoothed")
+    assert start(spec, data).objective.own_module.average == 1
+    whole, _ = train(spec, data)
+    stop_within_second_epoch(start(spec, data, store=CheckpointStore(tmp_path)))
+    assert train(spec, data, store=CheckpointStore(tmp_path))[0] == whole
+    train(spec, data, epochs=2, store=CheckpointStore(tmp_path / "whole epochs"))
+    assert train(spec, data, store=CheckpointStore(tmp_path / "whole epochs"))[0] == whole
 
 
 def test_metrics_change_nothing_but_add_columns(data, own_code):

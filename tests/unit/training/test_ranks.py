@@ -57,6 +57,25 @@ class Counter(SmallConvNet):
             self.count += 1 if os.environ["RANK"] == "0" else 100
         return super().forward(images)
 
+class Smoothed(torch.nn.Module):
+    # Scales the loss by the average of earlier ones, on each rank by its own.
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("average", torch.ones(()))
+    def forward(self, outputs, targets):
+        loss = torch.nn.functional.cross_entropy(outputs, targets)
+        self.average.lerp_(loss.detach(), 0.1)
+        return loss / self.average
+
+class NormalizedCounter(torch.nn.Module):
+    def __init__(self, channels, classes):
+        super().__init__()
+        self.norm, self.model = torch.nn.BatchNorm2d(channels), counter(channels=channels, classes=classes)
+        self.seen = []
+    def forward(self, images):
+        self.seen.append(float(self.norm.running_mean.sum()))
+        return self.model(self.norm(images))
+
 def counter(*, channels, classes):
     return Counter(channels=channels, classes=classes, width=4)
 
@@ -81,6 +100,8 @@ class Skipping(torch.nn.Module):
 """
 SKIPPING = {kind: changed(SPEC, model="trouble:Skipping", model_args={"kind": kind}) for kind in ("never", "sometimes")}
 
+SMOOTHED = changed(SPEC, loss="trouble:Smoothed")
+
 # Every rank runs this; rank 0 writes the results.
 PROGRAM = """
 import argparse, json, logging, shutil, sys, time
@@ -88,7 +109,7 @@ from functools import partial
 from pathlib import Path
 import torch
 from loops import changed, numbers
-from test_ranks import AVERAGED, CASES, IN_PARTS, NORMALIZED, SKIPPING, SPEC
+from test_ranks import AVERAGED, CASES, IN_PARTS, NORMALIZED, SKIPPING, SMOOTHED, SPEC
 from trainyard.cli import command_line
 from trainyard.training.checkpoints.store import CheckpointStore
 from trainyard.data.staged import Staged
@@ -176,6 +197,20 @@ def main(arguments):
         counting = start(changed(SPEC, model="trouble:counter", model_args=None, epochs=1))
         rows(counting)
         found["counts"] = group.all_gather_object(float(counting.module.count))
+
+        both = start(changed(SPEC, model="trouble:NormalizedCounter", model_args=None, epochs=1))
+        rows(both)
+        found["counts of a normalized model"] = group.all_gather_object(float(both.module.model.count))
+        found["its statistics"] = group.all_gather_object(both.module.seen[:4])
+
+        found["smoothed"] = rows(start(SMOOTHED))
+        warmed = start(SMOOTHED)
+        warm_up(warmed)
+        found["smoothed, warmed up"] = rows(warmed)
+        stop_within_second_epoch(start(SMOOTHED, store=CheckpointStore(folder / "smooth")), group)
+        go_on = start(SMOOTHED, store=CheckpointStore(folder / "smooth"))
+        rows(go_on)
+        found["smoothed, resumed"] = [numbers(row) for row in go_on.history]
 
         try:
             rows(start(changed(SPEC, model="trouble:build", model_args={"kind": "nan"})))
@@ -357,12 +392,25 @@ def test_constants_of_torchvision_models_are_not_broadcast_in_each_step(data, mo
     monkeypatch.setattr(Group, "wrap", lambda group, model, **options: given.update(options) or model)
     training = start(Train(model="swin_t", batch_size=16), data)
     assert other_buffers(training.module)
-    assert not given["sync_buffers"]
+    assert not given["synced_buffers"]
 
 
 def test_other_buffers_of_a_model_are_those_of_rank_0(found):
     """In each forward pass, as in DDP: 100 of another rank would otherwise have been added in each of four steps."""
     assert found["counts"] == [4.0, 4.0]
+
+
+def test_ranks_have_their_own_running_statistics_though_other_buffers_are_those_of_rank_0(found):
+    """The same as a model that has no other buffers."""
+    assert found["counts of a normalized model"] == [4.0, 4.0]
+    mine, others = found["its statistics"]
+    assert mine[0] == others[0]
+    assert all(one != other for one, other in zip(mine[1:], others[1:], strict=True))
+
+
+def test_an_own_loss_resumes_with_the_buffers_of_each_rank(found):
+    assert found["smoothed, resumed"] == found["smoothed"] == found["smoothed, warmed up"]
+    assert found["smoothed"] != found["plain"]
 
 
 def test_a_normalized_training_resumes_within_an_epoch_bit_identically(found):

@@ -42,6 +42,7 @@ class TrainingState:
     scaler: torch.amp.GradScaler
     group: Group
     spec: Train
+    loss: nn.Module | None = None  # of the user
     average: WeightAverage | None = None
     history: list[EpochMetrics] = field(default_factory=list)  # complete epochs
     progress: EpochProgress = field(init=False)
@@ -81,9 +82,11 @@ class TrainingState:
         Within an epoch, it gives all ranks the same buffers, for a training that continues on another number of them.
         """
         mine: dict[str, Any] = {"random": _random_state(self.group.device), "sums": self.progress.sums.cpu()}
+        if self.loss is not None:
+            mine["loss_buffers"] = _copy_buffers(self.loss)
         if self.progress.step and self.group.world_size > 1:
             for key, module in self.modules.items():
-                mine[key] = {name: buffer.to("cpu", copy=True) for name, buffer in module.named_buffers()}
+                mine[key] = _copy_buffers(module)
                 reduce_buffers(module, self.group)
         parts = {name: part.state_dict() for name, part in self._parts.items()}
         progress = {name: getattr(self.progress, name) for name in ("lr", "step", "seconds")}
@@ -93,7 +96,8 @@ class TrainingState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state, on any number of ranks.
 
-        Within an epoch, a different number of ranks keeps the sums, but gets new random numbers.
+        Within an epoch, a different number of ranks keeps the sums, but gets new random numbers. An own loss then has
+        the buffers of rank 0.
         """
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
@@ -101,17 +105,18 @@ class TrainingState:
         self.history[:] = [EpochMetrics.from_row(row) for row in state["history"]]
         self.begin_epoch()
         ranks, group = state["ranks"], self.group
+        mine = ranks[group.rank if len(ranks) == group.world_size else 0]
+        if self.loss is not None:
+            _set_buffers(self.loss, mine.get("loss_buffers", {}))
         if not state["progress"]["step"]:
             return
         times = StepTimes(**state["progress"].pop("times"))
         self.progress = EpochProgress(sums=self.progress.sums, times=times, **state["progress"])
         if len(ranks) == group.world_size:
-            self.progress.random = ranks[group.rank]["random"]
-            self.progress.sums += ranks[group.rank]["sums"].to(group.device)
+            self.progress.random = mine["random"]
+            self.progress.sums += mine["sums"].to(group.device)
             for key, module in self.modules.items():
-                buffers = dict(module.named_buffers())
-                for name, saved in ranks[group.rank].get(key, {}).items():
-                    buffers[name].copy_(saved)
+                _set_buffers(module, mine.get(key, {}))
         elif group.is_main:
             self.progress.sums += torch.stack([each["sums"] for each in ranks]).sum(0).to(group.device)
 
@@ -125,6 +130,16 @@ class TrainingState:
         """What has a state of its own, by its key in a checkpoint."""
         parts = {"module": self.module, "optimizer": self.optimizer, "schedule": self.schedule, "scaler": self.scaler}
         return parts | ({"average": self.average} if self.average else {})
+
+
+def _copy_buffers(module: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.to("cpu", copy=True) for name, buffer in module.named_buffers()}
+
+
+def _set_buffers(module: nn.Module, saved: dict[str, Tensor]) -> None:
+    buffers = dict(module.named_buffers())
+    for name, values in saved.items():
+        buffers[name].copy_(values)
 
 
 def _random_state(device: torch.device) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ forward pass, but ranks would still differ after the last one, and the other ran
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,16 @@ def reduce_buffers(module: nn.Module, group: Group) -> None:
         _assign(means, mean)
     for buffer in other_buffers(module):
         group.broadcast(buffer)
+
+
+@contextmanager
+def unchanged_buffers(*modules: nn.Module) -> Iterator[None]:
+    """Restore the buffers of the modules at the end of the block; not after an error, which ends the training."""
+    buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
+    yield
+    with torch.no_grad():
+        for buffer, before in buffers:
+            buffer.copy_(before)
 
 
 def running_statistics(module: nn.Module) -> list[Tensor]:
