@@ -36,6 +36,14 @@ onstart:
     yard.write_config()
 
 
+onsuccess:
+    yard.print_summary(workflow, succeeded=True)
+
+
+onerror:
+    yard.print_summary(workflow, succeeded=False)
+
+
 wildcard_constraints:
     name=yard.name_pattern,
     scale=r"\d+x\d+(/repeat-\d+)?",

@@ -10,20 +10,25 @@ from trainyard.cli import command_line
 from trainyard.config.load import read_config
 from trainyard.packing.completeness import check_sweep, summarize_sweep
 from trainyard.packing.driver import run_sweep
+from trainyard.results.answer import describe_ranking, write_best
+from trainyard.results.ranking import rank_sweep
 
 log = logging.getLogger("sweep")
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Run the pending trials, then write the tables."""
+    """Run the pending trials, then write the best configuration and the tables."""
     config = read_config(arguments.config)
     command_line.check_name(config, "sweeps", arguments.sweep)
     plan = run_sweep(config, arguments.sweep, arguments.results, wait_seconds=arguments.wait_seconds)
+    ranking = rank_sweep(plan.state)
+    best = write_best(config, plan.state, ranking)
     check_sweep(plan.state)
     from trainyard.report.sweep_tables import write_sweep_tables  # pandas takes a second to import
 
     write_sweep_tables(plan.state, arguments.results / "sweeps" / arguments.sweep)
-    log.info("%s", summarize_sweep(plan.state))
+    for line in (summarize_sweep(plan.state), *describe_ranking(ranking), f"the best as a config: {best}"):
+        log.info("%s", line)
 
 
 def _arguments() -> argparse.Namespace:

@@ -40,9 +40,20 @@ def finished(cluster):
     sweep = {"dataset": "tiny", "train": train, "trials": trials, "slots": slots}
     studies = {"sweeps": {"s": sweep}, "scaling": {"s": STUDY}}
     config = {"datasets": TINY["datasets"], "data": {"local": "/tmp/fast"}, **studies}
-    snakemake(cluster, folder, config, "--", "sweeps", "scaling")
+    output = snakemake(cluster, folder, config, "--", "sweeps", "scaling")
+    (folder / "output.txt").write_text(output)
     nothing_is_left(cluster)
     return folder
+
+
+def test_a_run_ends_with_one_summary(finished):
+    summary = (finished / "output.txt").read_text().partition("Trainyard: done after ")[2].splitlines()
+    assert summary[1] == "  finished  dataset tiny, sweep s, scaling s (1x1, 4x1)"
+    assert summary[2] == "  answers   sweep s: 4 trials finished, 0 failed"
+    assert summary[3].startswith("              best val_accuracy (highest): ")
+    assert "Trainyard: " not in "".join(summary)
+    for log in (finished / "results/logs/slurm").rglob("*.log"):
+        assert "Trainyard: done" not in log.read_text(), "jobs have none"
 
 
 def test_losses_agree_from_one_gpu_to_four_nodes(finished):

@@ -164,6 +164,25 @@ def test_a_trial_and_one_rank_give_bit_identical_metrics(done):
         assert trial[metric].tolist() == rank[metric].tolist()
 
 
+def test_the_best_trial_is_trained_again_from_best_yaml(done):
+    """In the same folder it is finished; in another one, it trains again, on a CPU bit-identically."""
+    trials, best = read(done, "sweeps/lr/trials.csv"), done.results / "sweeps/lr/best.yaml"
+    winner = trials.loc[trials["val_accuracy"].idxmax()]
+    same = done.snakemake("-n", "--configfile", str(best), "--", "sweeps")
+    assert "sweep lr: 0 of 1 trials pending; only the tables will be written" in same
+    yard = Yard(done.folder / "again")
+    yard.folder.mkdir()
+    yard.config_file = best
+    dry = yard.snakemake("-n")
+    assert "sweep lr: 1 of 1 trials pending; requests 1 slot of 1 GPU and 1 CPU" in dry
+    assert "scaling lr-best: training at 1x1" in dry
+    yard.stage()
+    yard.run(*yard.script("sweep", "--sweep", "lr"))
+    (again,) = read(yard, "sweeps/lr/trials.csv").to_dict("records")
+    for column in ("trial", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy"):
+        assert again[column] == winner[column]
+
+
 def test_trees_have_a_row_per_model(done):
     images, prices = read(done, "trees/images/trees.csv"), read(done, "trees/prices/trees.csv")
     assert images["model"].tolist() == ["xgboost", "lightgbm"]

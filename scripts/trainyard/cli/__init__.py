@@ -1,1 +1,1 @@
-"""The command line of all programs, and the resources of the rules, from which Snakemake makes the sbatch lines."""
+"""The command line of all programs, resources of the rules (for sbatch), and the summary of a run."""

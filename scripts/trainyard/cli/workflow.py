@@ -5,6 +5,7 @@ import logging
 import math
 import shlex
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,7 @@ from trainyard.cli.jobs import SweepJobs, TrainJobs, Wildcards
 from trainyard.cli.paths import check_paths
 from trainyard.cli.profile import Profile
 from trainyard.cli.rehearsals import check_trainings
+from trainyard.cli.run_summary import RunSummary, read_jobs
 from trainyard.config.datasets import ImageFolder, Python, has_images, needs_download
 from trainyard.config.load import check_config
 from trainyard.config.train import NAME_PATTERN
@@ -48,7 +50,11 @@ PLOT_LABELS: Final = {
     "trees": {"scores": "scores"},
 }
 TABLE_LABELS: Final = {"sweeps": "table of trials", "scaling": "table", "trees": "table"}
-DERIVED_TABLES: Final = {"sweeps": ["strategies", "jobs"], "scaling": ["scaling"], "trees": []}  # made by tables.py
+DERIVED_TABLES: Final = {  # made by tables.py
+    "sweeps": ["strategies", "jobs", "ranking"],
+    "scaling": ["scaling"],
+    "trees": [],
+}
 
 
 class Workflow:
@@ -70,6 +76,7 @@ class Workflow:
         config_files: Iterable[Path | str] = (),
     ) -> None:
         logging.raiseExceptions = False  # Snakemake's log on a full disk would print a stack trace for each line
+        self._began = time.monotonic()
         self.config = check_config(raw)
         self._results = results
         self._profile = Profile(default_resources, executor, set_resources)
@@ -97,6 +104,17 @@ class Workflow:
     def write_config(self) -> None:
         """Write the config of this run, command-line overrides included, for the programs to read."""
         write_json(self.config_file, self._resolved)
+
+    def print_summary(self, run: Any, *, succeeded: bool) -> None:
+        """Print what a run, a `snakemake.workflow.Workflow`, came to."""
+        seconds = time.monotonic() - self._began
+        try:
+            jobs, targets = read_jobs(run), frozenset(run.dag_settings.targets)
+            summary = RunSummary(self.config, self._results, jobs, seconds, succeeded, sys.argv, targets)
+            if all(job.rule != "plan" for job in jobs):  # which trains nothing
+                print(summary.text(), flush=True)
+        except Exception as error:  # which must not fail a run that succeeded
+            print(f"there is no summary of this run: {error}", flush=True)
 
     def follow_jobs(self) -> None:
         """Raise a UserError if the site does not tell when jobs end."""
@@ -209,6 +227,8 @@ class Workflow:
             terms = self.config.tables.model_dump()
             if kind == "scaling":
                 terms |= {"mode": self.config.scaling[wildcards.name].mode, "gpu_hour": self.config.pricing.gpu_hour}
+            elif kind == "sweeps":
+                terms |= {"target": self.config.sweeps[wildcards.name].target}
             return json.dumps(terms)
 
         return dump

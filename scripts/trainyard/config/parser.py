@@ -1,4 +1,4 @@
-"""Parses config files: YAML 1.1 with the numbers of YAML 1.2, or JSON; refuses what no config needs.
+"""Reads and writes config files: YAML 1.1 with the numbers of YAML 1.2, or JSON; refuses what no config needs.
 
 A file is data from anywhere. Its size, the nesting and the aliases are limited, and its text can be written to files
 and passed to programs.
@@ -129,6 +129,28 @@ _Loader.add_implicit_resolver(_TAG + "int", _INTEGER, list("-+0123456789"))
 _Loader.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+.0123456789"))
 _Loader.add_constructor(_TAG + "int", _Loader.construct_integer)
 _Loader.add_constructor(_TAG + "float", _Loader.construct_finite)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes YAML without aliases; text that `_Loader` or YAML 1.1 would read as something else is quoted."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write equal values twice: people read the file."""
+        return True
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """Text of several lines as a block."""
+        return self.represent_scalar(_TAG + "str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_implicit_resolver(_TAG + "int", _INTEGER, list("-+0123456789"))
+_Dumper.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+.0123456789"))
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def write_yaml(content: Any) -> str:
+    """The text of a config file from which `read_file` reads this content."""
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def _parse_yaml(text: str) -> Any:

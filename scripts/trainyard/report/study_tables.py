@@ -9,7 +9,9 @@ from trainyard.config.config import Config
 from trainyard.planning.accounting import compare_strategies, fetch_records, jobs_table, strategies_table
 from trainyard.planning.plan import read_state
 from trainyard.report.html_page import write_page
-from trainyard.report.sweep_tables import stopping_table, summarize_best, summarize_savings
+from trainyard.report.sweep_tables import ranking_table, stopping_table, summarize_savings
+from trainyard.results.answer import describe_ranking, write_best
+from trainyard.results.ranking import rank_sweep
 from trainyard.scaling.table import recommendation, scaling_table
 from trainyard.utils.csv_files import read_table, write_parquet, write_table
 from trainyard.utils.text import format_time
@@ -46,11 +48,13 @@ def _write_sweep(config: Config, name: str, results: Path) -> Page:
         rows = stopping_table(state)
         stopped = {"Stopped early": rows, "What early stopping saved": summarize_savings(state, rows)}
     trials = read_table(folder / "trials.csv")
-    best = summarize_best(state, trials)
-    log.info("%s", best)
+    ranking = rank_sweep(state)
+    write_best(config, state, ranking)
+    write_table(configurations := ranking_table(ranking), folder / "ranking.csv")
     turned = strategies.set_index("strategy").T.rename_axis(index=None, columns=None).reset_index(names="")
     return {
-        "": best,
+        "": "; ".join(describe_ranking(ranking)),
+        **({"Configurations: means over seeds": configurations} if ranking.has_seeds else {}),
         "Trials": trials,
         **stopped,
         "Cost, compared with other strategies": turned,

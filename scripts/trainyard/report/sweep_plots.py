@@ -17,7 +17,8 @@ from trainyard.planning.plan import Plan
 from trainyard.planning.schedule import schedule
 from trainyard.report import style
 from trainyard.report.style import COLORS, IDLE, MANY, draw_bars, is_numeric, readable_name
-from trainyard.report.sweep_tables import describe_best, find_best_trial
+from trainyard.report.sweep_tables import find_best_trial
+from trainyard.results.answer import describe_best
 
 STARTING = COLORS[5]
 

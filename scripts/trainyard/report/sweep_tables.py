@@ -16,6 +16,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.sweep_state import SweepState
+from trainyard.results.ranking import Ranking
 from trainyard.utils.csv_files import write_table
 
 log = logging.getLogger(__name__)
@@ -178,18 +179,18 @@ def find_best_trial(trials: pd.DataFrame, metric: str, mode: Mode | None) -> "pd
     return trials.loc[values.idxmin() if (mode or guess_mode(metric)) == "min" else values.idxmax()]
 
 
-def summarize_best(state: SweepState, trials: pd.DataFrame) -> str:
-    """One line about the best trial."""
-    metric, mode = find_ranking_metric(state, trials)
-    best = find_best_trial(trials, metric, mode)
-    if best is None:
-        return f"no trial has finished with {metric}"
-    keys = varied_keys(list(state.trials.values()))
-    values = " with " * bool(keys) + ", ".join(f"{key} = {best[key]}" for key in keys)
-    return f"{describe_best(metric, mode)}: {best[metric]:.6g}, by trial {best['trial']}{values}"
+def ranking_table(ranking: Ranking) -> pd.DataFrame:
+    """One row per configuration, best first: place, every varied key but the seed, and the metric over its trials.
 
-
-def describe_best(metric: str, mode: Mode | None, *, label: str = "") -> str:
-    """The description of a best value, as `best rmse (lowest)`; `label` replaces the metric's name."""
-    extreme = {"min": "lowest", "max": "highest"}[mode or guess_mode(metric)]
-    return f"best {label or metric} ({extreme}{'' if mode else ', guessed from its name'})"
+    `n` of its `trials` count for `<metric>_mean`, `_deviation` and `_best`; `trial` is the best of them. If it
+    `is_incomplete`, others diverged or were stopped early. A key with the name of such a column is `varied_<name>`.
+    """
+    metric, rows = ranking.metric, []
+    for place, each in enumerate(ranking.configurations, start=1):
+        best = each.best_trial(ranking.mode)
+        row = {"place": place if best else None, "trial": best.trial if best else None, "n": each.n,
+               "trials": len(each.trials), f"{metric}_mean": each.mean, f"{metric}_deviation": each.deviation,
+               f"{metric}_best": best.score if best else None, "is_incomplete": each.is_incomplete}  # fmt: skip
+        keys = {f"varied_{key}" if key in row else key: value for key, value in each.values.items()}
+        rows.append({"place": row.pop("place"), **keys, **row})
+    return pd.DataFrame(rows).astype({"place": "Int64"})

@@ -20,12 +20,14 @@ from trainyard.report import scaling_plots, style, sweep_plots, tree_plots
 from trainyard.report.sweep_tables import (
     epochs_table,
     find_ranking_metric,
+    ranking_table,
     stopping_table,
-    summarize_best,
     summarize_savings,
     timeline_table,
     trials_table,
 )
+from trainyard.results.answer import describe_ranking
+from trainyard.results.ranking import rank_sweep
 from trainyard.utils.csv_files import read_table, write_parquet, write_table
 
 
@@ -327,13 +329,32 @@ def test_the_best_trial_follows_the_mode_of_the_sweep(tmp_path):
               for time, event, fields in [(0.0, "started", {}), (1.0, "finished", end)]]  # fmt: skip
     guessed = plan_of(tmp_path / "a", OWN, events)
     first, second = guessed.trials
-    assert summarize_best(guessed, trials_table(guessed)) == (
-        f"best rmse (lowest, guessed from its name): 3, by trial {first} with lr = 0.1"
-    )
+    assert describe_ranking(rank_sweep(guessed)) == [
+        f"best rmse (lowest, guessed from its name): 3, by trial {first} with lr = 0.1",
+        f"runner-up: 4, by trial {second} with lr = 0.2",
+    ]
     declared = plan_of(tmp_path / "b", {**OWN, "metric": "rmse", "mode": "max"}, events)
-    assert (
-        summarize_best(declared, trials_table(declared)) == f"best rmse (highest): 4, by trial {second} with lr = 0.2"
-    )
+    assert describe_ranking(rank_sweep(declared))[0] == f"best rmse (highest): 4, by trial {second} with lr = 0.2"
+
+
+def test_the_ranking_has_a_row_per_configuration(tmp_path):
+    """The keys `n` and `seed` are those of the sweep: columns of the same name do not hide one."""
+    ends = [{"seconds": 1.0, "metrics": {"rmse": rmse}} for rmse in (3.0, 4.0, 1.0, 2.0)]
+    events = [(number, 1, time, event, fields) for number, end in enumerate(ends)
+              for time, event, fields in [(0.0, "started", {}), (1.0, "finished", end)]]  # fmt: skip
+    state = plan_of(tmp_path, {**OWN, "grid": {"n": [7, 8, 9], "seed": [0, 1]}}, events)
+    table, names = ranking_table(rank_sweep(state)), list(state.trials)
+    assert table.astype(object).where(table.notna(), None).to_dict("list") == {
+        "place": [1, 2, None],
+        "varied_n": [8, 7, 9],
+        "trial": [names[2], names[0], None],
+        "n": [2, 2, 0],
+        "trials": [2, 2, 2],
+        "rmse_mean": [1.5, 3.5, None],
+        "rmse_deviation": [pytest.approx(0.5**0.5), pytest.approx(0.5**0.5), None],
+        "rmse_best": [1.0, 3.0, None],
+        "is_incomplete": [False, False, False],
+    }
 
 
 STOP = {**OWN, "stop": {"method": "asha", "metric": "rmse", "mode": "min", "epochs": 10}}

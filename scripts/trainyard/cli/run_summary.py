@@ -1,0 +1,142 @@
+"""The summary at the end of each run: what finished, the answers, what failed, where the results are, what is next."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from trainyard.cli.again import call_again, call_with_config
+from trainyard.config.config import Config
+from trainyard.packing.completeness import summarize_sweep
+from trainyard.planning.plan import read_state
+from trainyard.results.answer import FILE, describe_ranking, find_files, paste_line
+from trainyard.results.best_config import study_name
+from trainyard.results.ranking import rank_sweep
+from trainyard.utils.text import format_duration
+
+SHOWN: Final = 8  # studies, failures
+NOUNS: Final = {"stage": "dataset", "sweep": "sweep", "sweep_on_nodes": "sweep", "train": "scaling",
+                "train_on_nodes": "scaling", "fit_trees": "trees"}  # fmt: skip
+OF_STUDIES: Final = {"sweeps": ("sweep", "sweep_on_nodes", "table_sweeps"), "scaling": ("table_scaling",)}
+State = Literal["finished", "failed", "left"]
+
+
+@dataclass(frozen=True)
+class RunJob:
+    """A job of a run of Snakemake, and what became of it."""
+
+    rule: str
+    name: str  # of the dataset or study; "" for others
+    scale: str  # of a scaling study, else ""
+    log: str
+    state: State
+
+
+def read_jobs(workflow: Any) -> list[RunJob]:
+    """The jobs of a run that has ended, from a `snakemake.workflow.Workflow`, in the order of their names."""
+    dag, failed = workflow.dag, workflow.scheduler.failed
+
+    def read(job: Any) -> RunJob:
+        state: State = "failed" if job in failed else "finished" if dag.finished(job) else "left"
+        name, scale = (str(job.wildcards.get(key, "")) for key in ("name", "scale"))
+        return RunJob(job.rule.name, name, scale, next(map(str, job.log), ""), state)
+
+    jobs = [read(job) for job in dag.needrun_jobs(exclude_finished=False)]
+    return sorted(jobs, key=lambda job: (job.rule, job.name, job.scale))
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a run of Snakemake came to."""
+
+    config: Config
+    results: Path
+    jobs: Sequence[RunJob]
+    seconds: float
+    succeeded: bool
+    argv: Sequence[str]  # the command line of the run
+    targets: frozenset[str] = frozenset()
+
+    def text(self) -> str:
+        """The summary, in lines with a heading each."""
+        parts = {
+            "finished": [_list(self._work("finished")) or "nothing new"],
+            "failed": self._failures(),
+            "not run": [_list(self._work("left"))],
+            "answers": self._answers(),
+            "results": [f"{self.results.absolute()}: tables in tables/, plots in plots/, logs in logs/"],
+            "next": self._next_steps(),
+        }
+        end = "done" if self.succeeded else "ended before everything was done,"
+        lines = [f"Trainyard: {end} after {format_duration(self.seconds)}"]
+        for heading, content in parts.items():
+            lines += [f"  {'' if number else heading:<9} {line}" for number, line in enumerate(filter(None, content))]
+        return "\n".join(lines)
+
+    def _work(self, state: State) -> list[str]:
+        """Datasets and studies with a job in this state; a scaling study with its scales."""
+        found: dict[str, list[str]] = {}
+        for rule, noun in NOUNS.items():
+            for job in self.jobs:
+                if (job.rule, job.state) == (rule, state):
+                    found.setdefault(f"{noun} {job.name}", []).append(job.scale)
+        return [name + f" ({', '.join(scales)})" * any(scales) for name, scales in found.items()]
+
+    def _failures(self) -> list[str]:
+        failed = [job for job in self.jobs if job.state == "failed"]
+        names = (f"{NOUNS.get(job.rule, job.rule)} {job.name} {job.scale}".rstrip() for job in failed)
+        return _first([f"{name}: see {job.log}" for name, job in zip(names, failed, strict=True)])
+
+    def _touched(self, kind: str) -> list[str]:
+        """The studies of a kind that this run worked on, as far as they are shown."""
+        names = {job.name for job in self.jobs if job.rule in OF_STUDIES[kind] and job.state != "left"}
+        return [name for name in getattr(self.config, kind) if name in names][:SHOWN]
+
+    def _answers(self) -> list[str]:
+        sweeps = [line for name in self._touched("sweeps") for line in self._sweep_answer(name)]
+        return sweeps + [line for name in self._touched("scaling") for line in self._scaling_answer(name)]
+
+    def _sweep_answer(self, name: str) -> list[str]:
+        state = read_state(self.config.sweeps[name], name, self.results)
+        ranking = rank_sweep(state)
+        untried = sum(trial not in state.attempts for trial in state.unfinished)
+        lines = [summarize_sweep(state) + f", {untried} not started" * bool(untried), *describe_ranking(ranking)]
+        if ranking.best_trial:
+            files, line = find_files(state, ranking), paste_line(state, ranking)
+            lines += [f"its files: {files}"] * bool(files)
+            lines += [f"by hand: {line}"] * (line is not None and "\n" not in line)
+            lines += [f"its config: {state.folder / FILE}"]
+        return [lines[0], *(f"  {line}" for line in lines[1:])]
+
+    def _scaling_answer(self, name: str) -> list[str]:
+        table = self.results / "scaling" / name / "scaling.csv"
+        if not table.exists():
+            return []
+        from trainyard.scaling.table import recommendation
+        from trainyard.utils.csv_files import read_table  # pandas takes a second to import
+
+        return [f"scaling {name}: {recommendation(read_table(table))}"]
+
+    def _next_steps(self) -> list[str]:
+        if not self.succeeded:
+            return ["correct the cause and run the same command again: what has finished is kept"]
+        steps = []
+        if not self.targets and "MAKELEVEL" not in os.environ:  # `make run` writes it
+            steps.append(f"write the report: {call_again(self.argv, '--report', 'report.html')}")
+        trained = [name for name in self._touched("sweeps") if self.config.sweeps[name].is_training]
+        best = self.results / "sweeps" / (trained or [""])[0] / FILE
+        if trained and best.exists():
+            call = call_with_config(self.argv, best, "scaling", but=self.targets)
+            steps.append(f"train the best of sweep {trained[0]} with checkpoints, as scaling study "
+                         f"{study_name(trained[0])}: {call}")  # fmt: skip
+        return steps
+
+
+def _first(lines: list[str]) -> list[str]:
+    """The first lines, and how many are left out."""
+    return lines[:SHOWN] + [f"and {len(lines) - SHOWN} more"] * (len(lines) > SHOWN)
+
+
+def _list(words: list[str]) -> str:
+    return ", ".join(_first(words))

@@ -1,0 +1,109 @@
+"""The answer of a sweep: its best configuration and the runner-up in words, and as the file best.yaml."""
+
+from pathlib import Path
+from typing import Any, Final
+
+from trainyard.config.config import Config
+from trainyard.config.metric_names import Mode, guess_mode
+from trainyard.config.parser import write_yaml
+from trainyard.config.train import Train
+from trainyard.planning.sweep_state import SweepState
+from trainyard.planning.task import folder_name
+from trainyard.programs.command import find_checkpoint
+from trainyard.results.best_config import best_config, command_to_paste, study_name
+from trainyard.results.ranking import Configuration, Ranking, is_seed
+from trainyard.utils.files import atomic_write
+from trainyard.utils.text import printable
+
+FILE: Final = "best.yaml"
+
+
+def describe_best(metric: str, mode: Mode | None, *, label: str = "") -> str:
+    """The description of a best value, as `best rmse (lowest)`; `label` replaces the metric's name."""
+    extreme = {"min": "lowest", "max": "highest"}[mode or guess_mode(metric)]
+    return f"best {label or metric} ({extreme}{'' if mode else ', guessed from its name'})"
+
+
+def describe_ranking(ranking: Ranking) -> list[str]:
+    """The best configuration and the runner-up, a line each."""
+    if not ranking.counting:
+        return [f"no trial has finished with {ranking.metric}"]
+    first, *others = ranking.counting
+    label = f"mean {ranking.metric}" if ranking.has_seeds else ""
+    best = describe_best(ranking.metric, None if ranking.is_guessed else ranking.mode, label=label)
+    lines = [f"{best}: {_describe(first, ranking)}"]
+    return lines + [f"runner-up: {_describe(second, ranking)}" for second in others[:1]]
+
+
+def _describe(configuration: Configuration, ranking: Ranking) -> str:
+    """The value of a configuration that counts, its trial, and the values of its varied keys."""
+    trial, deviation = configuration.best_trial(ranking.mode), configuration.deviation
+    assert trial is not None
+    values = _assignments(configuration.values)
+    if not ranking.has_seeds:
+        return f"{configuration.mean:.6g}, by trial {trial.trial}{f' with {values}' if values else ''}"
+    total = len(configuration.trials)
+    count = f"n = {configuration.n}" + (f" of {total}" if configuration.n < total else "")
+    spread = "" if deviation is None else f" ± {deviation:.2g}"
+    seed = _assignments({key: value for key, value in trial.values.items() if is_seed(key)})
+    mean = f"{configuration.mean:.6g}{spread} ({count}){f' with {values}' if values else ''}"
+    return f"{mean}; its best trial is {trial.trial} ({seed}): {trial.score:.6g}"
+
+
+def _assignments(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in values.items())
+
+
+def find_files(state: SweepState, ranking: Ranking) -> Path | None:
+    """The checkpoint of the best trial, or else its folder; None for a training, of which no file is kept."""
+    best = ranking.best_trial
+    if best is None or state.sweep.is_training:
+        return None
+    result = state.result(best.trial)
+    folder = state.folder / "trials" / folder_name(best.trial, result.generation if result else 0)
+    checkpoint = find_checkpoint(folder, state.sweep.checkpoint)
+    return folder / checkpoint.name if checkpoint else folder
+
+
+def write_best(config: Config, state: SweepState, ranking: Ranking) -> Path:
+    """Write best.yaml in the sweep's folder; return it. Before a trial has finished, it has no study."""
+    path, best = state.folder / FILE, ranking.best_trial
+    lines = [f"Sweep {state.name}: {line}" for line in describe_ranking(ranking)[:1]] + describe_ranking(ranking)[1:]
+    content = ""
+    if best:
+        trial = state.trials[best.trial]
+        lines += _how_to_run(config, state, ranking, path)
+        content = "\n" + write_yaml(best_config(config, state.name, trial))
+    with atomic_write(path) as file:
+        file.write("".join(f"# {printable(line)}".rstrip() + "\n" for line in lines) + content)
+    return path
+
+
+def _how_to_run(config: Config, state: SweepState, ranking: Ranking, path: Path) -> list[str]:
+    """What to do with best.yaml, in lines."""
+    best = ranking.best_trial
+    assert best is not None
+    trial, files = state.trials[best.trial], find_files(state, ranking)
+    lines = [f"Its files: {files}"] if files else []
+    lines += [
+        "",
+        f"To train it again: snakemake --configfile {path} --directory <another folder> -- sweeps",
+        "In this folder, it is finished: nothing would run.",
+    ]
+    if isinstance(trial.spec, Train):
+        lines += [
+            f"As scaling study {study_name(state.name)}, which keeps checkpoints; add the scales that you want:",
+            f"snakemake --configfile {path} -- scaling",
+        ]
+    line = paste_line(state, ranking)
+    return lines + (["By hand:", *line.splitlines()] if line else [])
+
+
+def paste_line(state: SweepState, ranking: Ranking) -> str | None:
+    """The command line of the best trial, to paste into a shell; None if it is no command."""
+    best, dataset = ranking.best_trial, state.sweep.dataset
+    if best is None:
+        return None
+    staged = (state.folder.parents[1] / "data" / dataset).absolute() if dataset else None
+    folder = (state.folder / "trials" / "by-hand").absolute()
+    return command_to_paste(state.sweep, state.trials[best.trial], folder=folder, dataset=staged)

@@ -1,0 +1,82 @@
+"""The config that trains the best trial of a sweep again, and the command line of a user's program to paste."""
+
+import shlex
+from pathlib import Path
+from typing import Any, Final
+
+from trainyard.config.config import Config
+from trainyard.config.sweep import Sweep
+from trainyard.config.train import Train
+from trainyard.config.trials import Trial
+from trainyard.config.user_programs import (
+    UserProgram,
+    build_argv,
+    find_placeholders,
+    insert_resume_option,
+    make_lookup,
+)
+
+# What makes the trials of a sweep, or is about several of them.
+_OF_SEVERAL: Final = ("grid", "trials", "sample", "search", "stop", "cost", "goal", "slots", "retrain")
+_STUDIES: Final = ("datasets", "sweeps", "scaling", "trees")
+_MAX_NAME: Final = 64  # characters of the name of a study
+
+
+def best_config(config: Config, name: str, trial: Trial) -> dict[str, Any]:
+    """A config with the sweep `name` of this trial only, and with a scaling study of the same training.
+
+    The trial keeps its identity: in the same results, it is finished. The sweep has one slot.
+    """
+    whole, sweep = config.model_dump(mode="json", exclude_unset=True), config.sweeps[name]
+    content = {section: value for section, value in whole.items() if section not in _STUDIES}
+    if sweep.dataset:
+        content["datasets"] = {sweep.dataset: whole["datasets"][sweep.dataset]}
+    kept = {key: value for key, value in whole["sweeps"][name].items() if key not in _OF_SEVERAL}
+    if sweep.search or sweep.stop:
+        kept |= dict(zip(("metric", "mode"), sweep.target, strict=True))
+    content["sweeps"] = {name: kept | {"trials": [trial.values], "slots": _one_slot(sweep)}}
+    if isinstance(trial.spec, Train):
+        content["scaling"] = {study_name(name): _study(sweep, trial.spec)}
+    return content
+
+
+def study_name(sweep: str) -> str:
+    """The name of the scaling study of a sweep's best trial."""
+    return f"{sweep[: _MAX_NAME - 5]}-best"
+
+
+def _one_slot(sweep: Sweep) -> dict[str, Any]:
+    """The slots of a job that runs one trial, with a GPU or several of its own."""
+    slots = sweep.slots
+    gpus = max(1, int(slots.share))
+    return {"gpus_per_node": gpus, "gpus_per_trial": gpus, "cpus_per_trial": slots.cpus_per_trial}
+
+
+def _study(sweep: Sweep, train: Train) -> dict[str, Any]:
+    """A scaling study whose scale 1x1 is this training; it has as many CPUs, so that sums have the same order."""
+    study: dict[str, Any] = {
+        "dataset": sweep.dataset,
+        "train": train.model_dump(mode="json", exclude_unset=True),
+        "scales": ["1x1"],
+        "cpus_per_gpu": sweep.slots.cpus_per_trial,
+    }
+    if train.global_batch_size:
+        study["mode"] = "strong"
+    return study | ({"cuda_graphs": sweep.cuda_graphs} if sweep.cuda_graphs else {})
+
+
+def command_to_paste(sweep: Sweep, trial: Trial, *, folder: Path, dataset: Path | None) -> str | None:
+    """The command line of a trial with its values, for a shell in the folder where Trainyard ran; None without one.
+
+    `folder` replaces the trial's own, so that the program does not overwrite what is there.
+    """
+    spec = trial.spec
+    if not isinstance(spec, UserProgram) or spec.command is None:
+        return None
+    placeholders = {"trial": "by-hand", "attempt": 1, "trial_dir": str(folder), "cpus": sweep.slots.cpus_per_trial,
+                    "resume_from": "", "dataset": str(dataset or "")}  # fmt: skip
+    command = insert_resume_option(spec.command, None, spec.args)
+    argv = build_argv(command, make_lookup(spec.args, placeholders))
+    line = argv[-1] if isinstance(command, str) else shlex.join(argv)
+    needs_folder = "trial_dir" in find_placeholders(command)
+    return f"mkdir -p {shlex.quote(str(folder))} && {line}" if needs_folder else line

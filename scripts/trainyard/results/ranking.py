@@ -1,0 +1,177 @@
+"""The configurations of a sweep, best first; trials that differ only in their seed are one configuration."""
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from trainyard.config.metric_names import Mode, guess_mode
+from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trials import value_at, varied_keys
+from trainyard.planning.sweep_state import SweepState
+from trainyard.planning.trial_space import is_placeholder
+
+FALLBACK: Final = "seconds"  # the metric of trials that report none: their duration
+
+
+@dataclass(frozen=True)
+class RankedTrial:
+    """A trial and its value of the metric that ranks the sweep."""
+
+    trial: str  # its identity
+    values: dict[str, Any]  # of the varied keys
+    status: TrialStatus
+    score: float | None  # None without a result that has the metric; NaN or infinite as reported
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The trials of a sweep that have the same values of all varied keys but the seed."""
+
+    values: dict[str, Any]  # of the varied keys, without the seed
+    trials: list[RankedTrial] = field(default_factory=list)  # in the config's order
+
+    @property
+    def scored(self) -> list[RankedTrial]:
+        """The trials that count: they finished, and their metric is a finite number."""
+        return [each for each in self.trials if each.status == TrialStatus.FINISHED and _is_finite(each.score)]
+
+    @property
+    def n(self) -> int:
+        """The number of trials that count."""
+        return len(self.scored)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean of the metric over the trials that count; None without any."""
+        scores = self._scores
+        return statistics.mean(scores) if scores else None
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation of the metric between seeds (with n - 1); None for fewer than two trials."""
+        scores = self._scores
+        return statistics.stdev(scores) if len(scores) > 1 else None
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether the mean leaves out a trial that did badly: it diverged or was stopped early."""
+        return any(
+            each.status in (TrialStatus.DIVERGED, TrialStatus.STOPPED)
+            or (each.score is not None and not _is_finite(each.score))
+            for each in self.trials
+        )
+
+    def best_trial(self, mode: Mode) -> RankedTrial | None:
+        """The trial with the best value, the first one of several; None if no trial counts."""
+        return min(self.scored, key=lambda each: _cost(each.score, mode), default=None)
+
+    @property
+    def _scores(self) -> list[float]:
+        return [float(each.score) for each in self.scored if each.score is not None]
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The configurations of a sweep, best first. Those without a trial that counts are last, in the config's order."""
+
+    metric: str
+    mode: Mode
+    is_guessed: bool  # whether the mode is guessed from the metric's name
+    configurations: list[Configuration]
+
+    @property
+    def counting(self) -> list[Configuration]:
+        """The configurations with at least one trial that counts, best first."""
+        return [each for each in self.configurations if each.n]
+
+    @property
+    def best_trial(self) -> RankedTrial | None:
+        """The best trial of the best configuration; None if no trial counts."""
+        return self.configurations[0].best_trial(self.mode) if self.configurations else None
+
+    @property
+    def has_seeds(self) -> bool:
+        """Whether a configuration has several trials, which differ in their seed."""
+        return any(len(each.trials) > 1 for each in self.configurations)
+
+
+def rank_sweep(state: SweepState) -> Ranking:
+    """The ranking of a sweep by its `metric` and `mode`; trials that report no metrics are ranked by their seconds."""
+    metric, mode = _ranking_metric(state)
+    keys = varied_keys(list(state.trials.values()))
+    trials = [
+        RankedTrial(name, {key: value_at(settings, key) for key in keys}, _status(state, name), score)
+        for name, trial in state.trials.items()
+        if not is_placeholder(name)
+        for settings, score in [(trial.settings, _score(state, name, metric))]
+    ]
+    chosen = mode or guess_mode(metric)
+    return Ranking(metric, chosen, mode is None, rank_configurations(trials, chosen))
+
+
+def rank_configurations(trials: Iterable[RankedTrial], mode: Mode) -> list[Configuration]:
+    """The configurations of some trials by their mean, best first; equal ones keep the order of the trials.
+
+    A configuration of which a trial diverged or was stopped early comes after all others that have a mean: its own
+    mean leaves out its worst trials. Those without a mean are last.
+    """
+    found: dict[str, Configuration] = {}
+    for trial in trials:
+        values = {key: value for key, value in trial.values.items() if not is_seed(key)}
+        name = json.dumps(values, sort_keys=True)
+        found.setdefault(name, Configuration(values)).trials.append(trial)
+    return sorted(found.values(), key=lambda each: _place(each, mode))
+
+
+def is_seed(key: str) -> bool:
+    """Whether a varied key is the random seed: `seed`, or a nested one such as `trainer.seed`."""
+    return key.rpartition(".")[2] == "seed"
+
+
+def _place(configuration: Configuration, mode: Mode) -> tuple[bool, bool, float]:
+    mean = configuration.mean
+    return mean is None, configuration.is_incomplete and mean is not None, _cost(mean, mode)
+
+
+def _cost(score: float | None, mode: Mode) -> float:
+    """A number that is smaller for better values."""
+    if score is None:
+        return 0.0
+    return score if mode == "min" else -score
+
+
+def _is_finite(score: float | None) -> bool:
+    return score is not None and math.isfinite(score)
+
+
+def _ranking_metric(state: SweepState) -> tuple[str, Mode | None]:
+    """The metric that ranks trials, and its mode; None if the mode must be guessed."""
+    results = (state.result(name) for name in state.trials)
+    reported: Sequence[str] = list(dict.fromkeys(metric for each in results if each for metric in each.metrics))
+    if not reported and state.sweep.target[0]:
+        return state.sweep.target[0], state.sweep.target[1]
+    return state.sweep.ranking_metric([*reported, FALLBACK]) or (FALLBACK, None)
+
+
+def _status(state: SweepState, trial: str) -> TrialStatus:
+    last = state.end(trial) or state.last_attempt(trial)
+    return last.outcome if last else TrialStatus.PENDING
+
+
+def _score(state: SweepState, trial: str, metric: str) -> float | None:
+    """The value of the metric in a trial's result: NaN if it was no finite number, None if the trial has none.
+
+    `seconds` are those of the whole trial, unless a program reports them. Trainyard's loop reports those of an epoch.
+    """
+    result = state.result(trial)
+    if result is None:
+        return None
+    if metric == FALLBACK and (state.sweep.is_training or metric not in result.metrics):
+        return state.seconds_of(result)
+    if metric not in result.metrics:
+        return None
+    score = result.metrics[metric]
+    return math.nan if score is None else float(score)  # the journal has None for NaN and infinity

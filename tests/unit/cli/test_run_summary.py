@@ -1,0 +1,170 @@
+"""The summary at the end of a run, and the command lines in it."""
+
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+from trainyard.cli.again import call_again, call_with_config
+from trainyard.cli.run_summary import RunJob, RunSummary, read_jobs
+from trainyard.config.load import check_config
+from trainyard.config.trial_status import TrialStatus
+from trainyard.planning.journal import Ended, Journal, Started
+from trainyard.planning.plan import read_state
+
+CONFIG = check_config(
+    {
+        "datasets": {"d": {"source": "digits"}},
+        "sweeps": {
+            "own": {"command": "train --lr {lr} > {trial_dir}/log", "grid": {"lr": [0.1, 0.2, 0.3]}},
+            "other": {"command": "train --lr {lr}", "grid": {"lr": [1]}},
+            "loop": {"dataset": "d", "grid": {"lr": [0.1]}},
+        },
+        "scaling": {"width": {"dataset": "d", "scales": ["1x1", "1x2"]}},
+        "trees": {"t": {"dataset": "d"}},
+    }
+)
+ARGV = ("snakemake", "--configfile", "my.yaml", "--profile", "profiles/local")
+
+
+def finish(results, sweep, *metrics, failed=0):
+    with Journal.opened(results / f"sweeps/{sweep}/journal.jsonl") as journal:
+        trials = iter(read_state(CONFIG.sweeps[sweep], sweep, results).trials)
+        ends = [{"status": TrialStatus.FINISHED, "metrics": each} for each in metrics] + [
+            {"status": TrialStatus.FAILED}
+        ] * failed
+        for trial, end in zip(trials, ends, strict=False):
+            journal.record(Started(trial=trial, attempt=1))
+            journal.record(Ended(trial=trial, attempt=1, seconds=1.0, **end))
+
+
+def job(rule, name="", scale="", state="finished"):
+    return RunJob(rule, name, scale, f"results/logs/{rule}/{name}.log", state)
+
+
+def lines_of(results, jobs, *, succeeded=True, seconds=75.0):
+    return RunSummary(CONFIG, results, jobs, seconds, succeeded, ARGV).text().splitlines()
+
+
+def test_after_a_run_it_says_what_finished_the_answers_and_what_is_next(tmp_path):
+    finish(tmp_path, "own", {"rmse": 3.0}, {"rmse": 1.0}, {"rmse": 2.0})
+    scaling = pd.DataFrame({"device": ["cpu"], "scale": ["1x1"]})
+    (tmp_path / "scaling/width").mkdir(parents=True)
+    scaling.to_csv(tmp_path / "scaling/width/scaling.csv")
+    _, second, third = read_state(CONFIG.sweeps["own"], "own", tmp_path).trials
+    lines = lines_of(tmp_path, [
+        job("fit_trees", "t"), job("plot_sweeps", "own"), job("stage", "d"), job("sweep", "own"),
+        job("table_scaling", "width"), job("train", "width", "1x1"), job("train", "width", "1x2")])  # fmt: skip
+    by_hand = tmp_path / "sweeps/own/trials/by-hand"
+    assert lines == [
+        "Trainyard: done after 1 min 15 s",
+        "  finished  dataset d, sweep own, scaling width (1x1, 1x2), trees t",
+        "  answers   sweep own: 3 trials finished, 0 failed",
+        f"              best rmse (lowest, guessed from its name): 1, by trial {second} with lr = 0.2",
+        f"              runner-up: 2, by trial {third} with lr = 0.3",
+        f"              its files: {tmp_path}/sweeps/own/trials/{second}",
+        f"              by hand: mkdir -p {by_hand} && train --lr 0.2 > {by_hand}/log",
+        f"              its config: {tmp_path}/sweeps/own/best.yaml",
+        "            scaling width: There is no recommendation: measurements on CPUs do not show how this training "
+        "scales on GPUs.",
+        f"  results   {tmp_path}: tables in tables/, plots in plots/, logs in logs/",
+        "  next      write the report: snakemake --configfile my.yaml --profile profiles/local --report report.html",
+    ]
+
+
+def test_after_a_run_that_failed_half_way_it_says_what_failed_and_what_is_kept(tmp_path):
+    finish(tmp_path, "own", {"rmse": 3.0}, failed=1)
+    lines = lines_of(tmp_path, [
+        job("stage", "d"), job("sweep", "loop", state="left"), job("sweep", "own", state="failed"),
+        job("train_on_nodes", "width", "2x1", state="failed"), job("plot_sweeps", "own", state="left")],
+        succeeded=False)  # fmt: skip
+    (first, *_) = read_state(CONFIG.sweeps["own"], "own", tmp_path).trials
+    assert lines[:7] == [
+        "Trainyard: ended before everything was done, after 1 min 15 s",
+        "  finished  dataset d",
+        "  failed    sweep own: see results/logs/sweep/own.log",
+        "            scaling width 2x1: see results/logs/train_on_nodes/width.log",
+        "  not run   sweep loop",
+        "  answers   sweep own: 1 trials finished, 1 failed, 1 not started",
+        f"              best rmse (lowest, guessed from its name): 3, by trial {first} with lr = 0.1",
+    ]
+    assert lines[-1] == "  next      correct the cause and run the same command again: what has finished is kept"
+
+
+def test_a_run_in_which_nothing_finished_has_a_summary(tmp_path):
+    lines = lines_of(tmp_path, [job("sweep", "own", state="failed")], succeeded=False)
+    assert lines[1] == "  finished  nothing new"
+    assert "              no trial has finished with seconds" in lines
+
+
+def test_a_training_can_be_trained_again_as_a_scaling_study(tmp_path, monkeypatch):
+    finish(tmp_path, "loop", {"val_accuracy": 0.9})
+    best = tmp_path / "sweeps/loop/best.yaml"
+    best.touch()
+    monkeypatch.setenv("MAKELEVEL", "1")  # `make run` writes the report
+    lines = lines_of(tmp_path, [job("table_sweeps", "loop")])
+    call = f"snakemake --profile profiles/local --configfile {best} -- scaling"
+    assert lines[-1] == (
+        f"  next      train the best of sweep loop with checkpoints, as scaling study loop-best: {call}"
+    )
+
+
+def test_many_failures_are_counted(tmp_path):
+    lines = lines_of(tmp_path, [job("stage", str(number), state="failed") for number in range(20)], succeeded=False)
+    assert len([line for line in lines if "see results/logs" in line]) == 8
+    assert "            and 12 more" in lines
+
+
+def test_jobs_are_read_from_snakemakes_run():
+    def made(rule, log=(), **wildcards):
+        return SimpleNamespace(rule=SimpleNamespace(name=rule), wildcards=wildcards, log=log)
+
+    jobs = [made("train", ["a.log"], name="w", scale="1x1"), made("all"), made("sweep", name="s")]
+    dag = SimpleNamespace(needrun_jobs=lambda exclude_finished: iter(jobs), finished=lambda each: each is jobs[0])
+    run = SimpleNamespace(dag=dag, scheduler=SimpleNamespace(failed=[jobs[2]]))
+    assert read_jobs(run) == [
+        RunJob("all", "", "", "", "left"),
+        RunJob("sweep", "s", "", "", "failed"),
+        RunJob("train", "w", "1x1", "a.log", "finished"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "report", "best"),
+    [
+        ("snakemake -c 2", "snakemake -c 2 --report r", "snakemake -c 2 --configfile b.yaml -- scaling"),
+        (
+            "snakemake --configfile a.yaml b.yaml --profile p -- sweeps",
+            "snakemake --configfile a.yaml b.yaml --profile p --report r -- sweeps",
+            "snakemake --profile p --configfile b.yaml -- scaling",
+        ),
+        (
+            "snakemake sweeps --config 'sweeps=a b' trees=none --configfile=a.yaml --profile p",
+            "snakemake sweeps --config 'sweeps=a b' trees=none --configfile=a.yaml --profile p --report r",
+            "snakemake --profile p --configfile b.yaml -- scaling",
+        ),
+    ],
+)
+def test_command_lines_to_paste_are_made_from_the_one_of_the_run(given, report, best, monkeypatch):
+    monkeypatch.setenv("PWD", str(Path.cwd()))
+    argv = shlex.split(given)
+    assert call_again(argv, "--report", "r") == report
+    assert call_with_config(argv, Path("b.yaml"), "scaling", but={"sweeps"}) == best
+
+
+def test_the_program_is_written_as_one_would_type_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / ".venv/bin/snakemake"
+    program.parent.mkdir(parents=True)
+    program.touch(0o755)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setenv("PWD", str(tmp_path))
+    assert call_again([str(program), "-n"]) == ".venv/bin/snakemake -n"
+    monkeypatch.chdir("/")  # `--directory /`
+    assert call_again([str(program), "-n"]) == ".venv/bin/snakemake -n"
+    assert call_with_config(["else/snakemake"], Path("b.yaml")) == "/else/snakemake --configfile /b.yaml --"
+    assert call_again(["/else where/snakemake", "-n"]) == "'/else where/snakemake' -n"
+    assert call_again(["/elsewhere/snakemake/__main__.py", "-n"]) == "python -m snakemake -n"
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin")
+    assert call_again([str(program), "-n"]) == "snakemake -n"

@@ -1,0 +1,171 @@
+"""best.yaml: the same trial again, whatever its sweep looks like; and the command line to paste."""
+
+import subprocess
+
+import pytest
+import yaml
+from trainyard.config.load import check_config, read_config
+from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trials import expand
+from trainyard.planning.journal import Ended, Journal, Started, Suggested
+from trainyard.planning.plan import plan_sweep, read_state
+from trainyard.results.answer import describe_ranking, find_files, paste_line, write_best
+from trainyard.results.ranking import rank_sweep
+from yard import ROOT
+
+TRAIN = {"dataset": "d", "train": {"model": "cnn", "model_args": {"width": 4}, "lr": 0.1}}
+COMMAND = {"command": "train --lr {lr}", "grid": {"lr": [0.1, 0.2]}}
+SWEEPS = {
+    "grid": {**TRAIN, "grid": {"lr": [0.1, 1e-5], "model_args.width": {"start": 4, "stop": 8}, "seed": [1, 2]}},
+    "a value that is the default": {**TRAIN, "grid": {"epochs": [1], "seed": [0]}},
+    "sections": {**TRAIN, "trials": [{"augment": {"flip": True}}, {"schedule": {"name": "cosine"}}, {}]},
+    "sample": {**TRAIN, "sample": {"count": 3, "values": {"lr": {"low": 1e-7, "high": 1, "log": True}}}},
+    "stop": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "stop": {"method": "asha", "metric": "val_loss"}},
+    "search": {**TRAIN, "search": {"trials": 2, "values": {"lr": {"low": 0.1, "high": 1}}, "metric": "val_loss"}},
+    "slots": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": {"nodes": 2, "gpus_per_node": 8, "cpus_per_trial": 3}},
+    "auto": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": "auto", "goal": "cheapest", "cost": "epochs"},
+    "shared": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": {"gpus_per_trial": "auto", "mps": "auto"}},
+    "global batch": {**TRAIN, "train": {"global_batch_size": 32, "accumulation": 2}, "grid": {"lr": [0.1]}},
+    "patience": {**TRAIN, "train": {"patience": 2, "monitor": "val_loss"}, "trials": [{}], "cuda_graphs": "auto"},
+    "retrain": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "retrain": {"all": 2}},
+    "command": {**COMMAND, "metric": "rmse", "mode": "max", "slots": {"gpus_per_node": 4, "gpus_per_trial": 2}},
+    "texts": {
+        "command": ["train", "{text}", "{file}"],
+        "args": {"file": "a: b # c"},
+        "grid": {"text": ["1e-5", "012", "1:30", "yes", "null", "", "2024-01-01", "é\n", " x", "~", "0x1F", "\a"]},
+    },
+    "lines": {"command": "cd /tmp\ntrain --lr {lr} \\\n  --n 3\n", "grid": {"lr": [0.1]}},
+    "nested": {"function": "os:getcwd", "args": {"a": {"b": [1, {"c": None}]}}, "trials": [{"a.d": 1}, {"a.d": 2}]},
+    "one call": {"function": "os:getcwd"},
+    "stopped command": {
+        **COMMAND,
+        "metrics": {"pattern": "rmse (?P<rmse>{number})"},
+        "stop": {"method": "median", "metric": "rmse"},
+        "on_failed_trial": "stop",
+    },
+}  # fmt: skip
+
+
+def config_of(sweep, name="s"):
+    datasets = {"d": {"source": "digits"}, "other": {"source": "digits"}}
+    return check_config({"datasets": datasets, "sweeps": {name: sweep, "t": COMMAND}, "pricing": {"gpu_hour": 2.0}})
+
+
+def finish(config, results, number, name="s"):
+    """Finish one trial of the sweep `s`; returns its identity and the state of the sweep."""
+    sweep = config.sweeps[name]
+    with Journal.opened(results / f"sweeps/{name}/journal.jsonl") as journal:
+        state = read_state(sweep, name, results)
+        if sweep.search:
+            drawn = Suggested(search=state.space.search_key, values={"lr": 0.25}, params={"lr": 0.25}, attrs={})
+            journal.record(drawn)
+            state = read_state(sweep, name, results)
+        trial = list(state.trials)[number]
+        metrics = dict.fromkeys(["val_loss", "val_accuracy", "rmse"], 0.5)
+        journal.record(Started(trial=trial, attempt=1, generation=2))
+        journal.record(Ended(trial=trial, attempt=1, status=TrialStatus.FINISHED, seconds=1.0, metrics=metrics))
+    return trial, read_state(sweep, name, results)
+
+
+def write(config, results, number=0, name="s"):
+    trial, state = finish(config, results, number, name)
+    return trial, write_best(config, state, rank_sweep(state))
+
+
+@pytest.mark.parametrize("number", [0, -1])
+@pytest.mark.parametrize("sweep", SWEEPS.values(), ids=SWEEPS)
+def test_the_best_trial_has_the_same_identity_in_its_config(tmp_path, sweep, number):
+    config = config_of(sweep)
+    trial, path = write(config, tmp_path, 0 if "search" in sweep else number)
+    best = read_config(path)
+    assert list(best.sweeps) == ["s"]
+    assert list(best.datasets) == (["d"] if "dataset" in sweep else [])
+    plan = plan_sweep(best, "s", tmp_path)
+    assert list(plan.state.trials) == [trial]
+    assert plan.forecast.pending == [], "in the same results, nothing is left to run"
+    elsewhere = plan_sweep(best, "s", tmp_path / "elsewhere")
+    assert elsewhere.forecast.pending == [trial]
+    assert elsewhere.request.slots.count == 1
+    assert best.sweeps["s"].target[0] in (None, config.sweeps["s"].target[0])
+    assert best.sweeps["s"].slots.cpus_per_trial == config.sweeps["s"].slots.cpus_per_trial
+
+
+@pytest.mark.parametrize("sweep", [sweep for sweep in SWEEPS.values() if "train" in sweep])
+def test_the_best_training_is_a_scaling_study_with_the_same_spec(tmp_path, sweep):
+    _, path = write(config_of(sweep), tmp_path)
+    best = read_config(path)
+    (study,) = best.scaling.values()
+    assert study.train_at("1x1") == expand(best.sweeps["s"]).trials[0].spec
+    assert study.scales == ["1x1"]
+    assert study.cpus_per_gpu == best.sweeps["s"].slots.cpus_per_trial
+
+
+def test_the_best_config_of_a_ready_made_sweep_is_read_as_it_is_written(tmp_path):
+    config = read_config(ROOT / "config/depth-sweep.yaml")
+    (name,) = config.sweeps
+    trial, path = write(config, tmp_path, 3, name)
+    assert list(expand(read_config(path).sweeps[name]).by_name("not staged")) == [trial]
+    assert yaml.safe_load(path.read_text())["sweeps"][name]["trials"] == [{"model_args.blocks": 16}]
+
+
+def test_a_sweep_with_a_long_name_has_a_best_config(tmp_path):
+    name = "x" * 64
+    _, path = write(config_of(SWEEPS["grid"], name), tmp_path, name=name)
+    assert list(read_config(path).sweeps) == [name]
+
+
+def test_before_any_trial_has_finished_the_best_config_is_empty(tmp_path):
+    config = config_of(SWEEPS["grid"])
+    state = read_state(config.sweeps["s"], "s", tmp_path)
+    path = write_best(config, state, rank_sweep(state))
+    assert path.read_text() == "# Sweep s: no trial has finished with val_accuracy\n"
+    assert read_config(path).sweeps == {}
+
+
+SHOWN = """import json, os, sys
+print(json.dumps([sys.argv[1:], os.path.isdir(os.environ.get("DIR", "/")), os.getcwd()]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "given"),
+    [
+        ("python3 show.py --lr {lr} {text}", {"text": "it's $HOME"}, ["--lr", "0.1", "it's $HOME"]),
+        (["python3", "show.py", "{lr}", "{text}"], {"text": "a b"}, ["0.1", "a b"]),
+        ("python3 show.py {lr} {cpus} {attempt}", {}, ["0.1", "3", "1"]),
+        ("export DIR={trial_dir}\npython3 show.py {lr} \\\n  {trial}", {}, ["0.1", "by-hand"]),
+    ],
+)
+def test_the_line_to_paste_runs_the_command_with_its_values(tmp_path, command, args, given):
+    """In a shell, in the folder where Trainyard ran."""
+    (tmp_path / "show.py").write_text(SHOWN)
+    config = config_of({"command": command, "args": args, "grid": {"lr": [0.1]}, "slots": {"cpus_per_trial": 3}})
+    _, state = finish(config, tmp_path / "results", 0)
+    line = paste_line(state, rank_sweep(state))
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert yaml.safe_load(done.stdout) == [given, True, str(tmp_path)]
+
+
+def test_best_config_says_what_is_best_and_what_to_do(tmp_path):
+    config = config_of({**COMMAND, "grid": {"lr": [0.1], "seed": [1, 2]}, "command": "train {lr}\n{seed}"})
+    trial, state = finish(config, tmp_path, 1)
+    ranking = rank_sweep(state)
+    assert describe_ranking(ranking) == [
+        f"best mean val_accuracy (highest): 0.5 (n = 1 of 2) with lr = 0.1; its best trial is {trial} (seed = 2): 0.5"
+    ]
+    text = write_best(config, state, ranking).read_text()
+    assert text.startswith(f"# Sweep s: {describe_ranking(ranking)[0]}\n")
+    assert "# By hand:\n# train 0.1\n# 2\n" in text
+    assert "scaling" not in text
+
+
+def test_the_files_of_the_best_trial_are_its_newest_checkpoint_or_its_folder(tmp_path):
+    config = config_of({**COMMAND, "checkpoint": "*.pt"})
+    trial, state = finish(config, tmp_path, 1)
+    folder = state.folder / "trials" / f"{trial}-2"
+    assert find_files(state, rank_sweep(state)) == folder
+    folder.mkdir(parents=True)
+    (folder / "last.pt").touch()
+    assert find_files(state, rank_sweep(state)) == folder / "last.pt"
+    _, trained = finish(config_of(SWEEPS["grid"]), tmp_path / "b", 0)
+    assert find_files(trained, rank_sweep(trained)) is None, "no checkpoint of a finished training is kept"

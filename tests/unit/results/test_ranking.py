@@ -1,0 +1,129 @@
+"""Which configuration of a sweep is the best: by its mean over seeds, and only by trials that count."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trainyard.config.load import check_config
+from trainyard.config.trial_status import TrialStatus
+from trainyard.planning.journal import Ended, Journal, Started
+from trainyard.planning.plan import read_state
+from trainyard.results.ranking import RankedTrial, rank_configurations, rank_sweep
+
+FINISHED, DIVERGED, STOPPED = TrialStatus.FINISHED, TrialStatus.DIVERGED, TrialStatus.STOPPED
+
+
+def trials(*rows):
+    """Trials (lr, score) or (lr, seed, score) or (lr, seed, score, status)."""
+    whole = [(row[0], 0, row[1], FINISHED) if len(row) == 2 else (*row, FINISHED)[:4] for row in rows]
+    return [RankedTrial(f"t{number}", {"lr": lr, "seed": seed}, status, score)
+            for number, (lr, seed, score, status) in enumerate(whole)]  # fmt: skip
+
+
+def order(mode, *rows):
+    return [each.values["lr"] for each in rank_configurations(trials(*rows), mode)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "rows", "expected"),
+    [
+        ("max", [(1, 0.5), (2, 0.9), (3, 0.7)], [2, 3, 1]),
+        ("min", [(1, 0.5), (2, 0.9), (3, 0.7)], [1, 3, 2]),
+        ("max", [(1, 0.5), (2, 0.5), (3, 0.5)], [1, 2, 3]),  # ties keep the config's order
+        ("min", [(1, 0.5), (2, 0.5), (3, 0.5)], [1, 2, 3]),
+        ("max", [(1, math.nan), (2, 0.1)], [2, 1]),
+        ("min", [(1, math.nan), (2, 0.1)], [2, 1]),
+        ("max", [(1, math.inf), (2, 0.1)], [2, 1]),
+        ("min", [(1, -math.inf), (2, 0.1)], [2, 1]),
+        ("max", [(1, None), (2, -0.1), (3, None)], [2, 1, 3]),  # neither is 0
+        ("min", [(1, None), (2, 0.1), (3, None)], [2, 1, 3]),
+        ("max", [(1, 0, 0.9, STOPPED), (2, 0, 0.1)], [2, 1]),  # a stopped trial was worse than others
+        ("max", [(1, 0, None, DIVERGED), (2, 0, 0.1)], [2, 1]),
+        ("max", [(1, 0, 0.9, TrialStatus.FAILED), (2, 0, 0.1)], [2, 1]),
+        ("max", [(1, 0, 0.9), (1, 1, 0.1), (2, 0, 0.6), (2, 1, 0.6)], [2, 1]),  # by the mean, not the best seed
+        ("max", [(1, 0, 0.9), (1, 1, None, DIVERGED), (2, 0, 0.1), (2, 1, 0.1)], [2, 1]),  # a seed that diverged
+        ("max", [(1, 0, 0.9), (1, 1, math.nan), (2, 0, 0.1), (2, 1, 0.1)], [2, 1]),
+        ("max", [(1, 0, 0.9), (1, 1, 0.95, STOPPED), (2, 0, 0.1), (2, 1, 0.1)], [2, 1]),
+        ("max", [(1, 0, 0.9), (1, 1, None, TrialStatus.PENDING), (2, 0, 0.1), (2, 1, 0.1)], [1, 2]),
+        ("max", [(1, 0, None, DIVERGED), (2, 0, 0.1), (2, 1, None, DIVERGED), (3, 0, None)], [2, 1, 3]),
+    ],
+)
+def test_the_best_configuration_is_the_first(mode, rows, expected):
+    assert order(mode, *rows) == expected
+
+
+def test_seeds_are_one_configuration_with_mean_and_deviation():
+    (one,) = rank_configurations(trials((1, 0, 0.1), (1, 1, 0.2), (1, 2, 0.6), (1, 3, None, DIVERGED)), "min")
+    assert (one.values, one.n, len(one.trials)) == ({"lr": 1}, 3, 4)
+    assert one.mean == pytest.approx(0.3)
+    assert one.deviation == pytest.approx(0.2645751)
+    assert one.best_trial("min").trial == "t0"
+    assert one.best_trial("max").trial == "t2"
+    (alone,) = rank_configurations(trials((1, 0.1)), "min")
+    assert (alone.n, alone.mean, alone.deviation) == (1, 0.1, None)
+
+
+scores = st.none() | st.floats(width=32)
+statuses = st.sampled_from(list(TrialStatus))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), scores, statuses)), st.sampled_from(["min", "max"]))
+def test_any_trials_can_be_ranked(rows, mode):
+    found = rank_configurations(trials(*rows), mode)
+    means = [each.mean for each in found if each.n and not each.is_incomplete]
+    assert means == sorted(means, reverse=mode == "max")
+    assert sum(len(each.trials) for each in found) == len(rows)
+    assert [each.n > 0 for each in found] == sorted((each.n > 0 for each in found), reverse=True)
+
+
+SWEEP = {"function": "os:getcwd", "grid": {"lr": [0.1, 0.2], "seed": [0, 1]}}
+
+
+def swept(results, *ends, **changes):
+    """The state of a sweep whose trials have ended so."""
+    sweep = check_config({"sweeps": {"s": {**SWEEP, **changes}}}).sweeps["s"]
+    with Journal.opened(results / "sweeps/s/journal.jsonl") as journal:
+        for trial, end in zip(read_state(sweep, "s", results).trials, ends, strict=False):
+            journal.record(Started(trial=trial, attempt=1))
+            status, metrics = end if isinstance(end, tuple) else (FINISHED, end)
+            journal.record(Ended(trial=trial, attempt=1, seconds=1.0, status=status, metrics=metrics))
+    return read_state(sweep, "s", results)
+
+
+def test_a_sweep_is_ranked_from_its_journal(tmp_path):
+    state = swept(tmp_path, {"rmse": 3.0}, {"rmse": 1.0}, {"rmse": 1.5}, {"rmse": 1.7})
+    ranking = rank_sweep(state)
+    assert (ranking.metric, ranking.mode, ranking.is_guessed, ranking.has_seeds) == ("rmse", "min", True, True)
+    best, second = ranking.configurations
+    assert (best.values, best.mean, best.n) == ({"lr": 0.2}, pytest.approx(1.6), 2)
+    assert second.mean == 2.0
+    assert ranking.best_trial.trial == list(state.trials)[2], "the best seed of the best configuration"
+
+
+def test_what_is_not_a_number_in_a_journal_does_not_win(tmp_path):
+    ranking = rank_sweep(swept(tmp_path, {"gain": None}, (DIVERGED, {}), {"gain": 0.5}, metric="gain", mode="min"))
+    assert [(each.values["lr"], each.n, each.is_incomplete) for each in ranking.configurations] == [
+        (0.2, 1, False),
+        (0.1, 0, True),
+    ]
+    assert not ranking.is_guessed
+
+
+def test_without_metrics_the_fastest_trial_is_the_best(tmp_path):
+    ranking = rank_sweep(swept(tmp_path, {}, {}, grid={"lr": [1, 2]}))
+    assert (ranking.metric, ranking.mode, ranking.best_trial.score) == ("seconds", "min", 1.0)
+
+
+def test_before_any_trial_has_finished_there_is_no_best(tmp_path):
+    ranking = rank_sweep(swept(tmp_path))
+    assert (ranking.best_trial, ranking.counting) == (None, [])
+    searched = {"method": "random", "trials": 3, "values": {"lr": {"low": 0, "high": 1}}}
+    assert rank_sweep(swept(tmp_path / "b", grid={}, search=searched)).configurations == []
+
+
+def test_a_result_that_retrain_has_overruled_does_not_count(tmp_path):
+    ends = {"rmse": 3.0}, {"rmse": 1.0}
+    first = swept(tmp_path, *ends, grid={"lr": [0.1, 0.2]})
+    again = rank_sweep(swept(tmp_path, grid={"lr": [0.1, 0.2]}, retrain={list(first.trials)[1]: 1}))
+    assert [each.values["lr"] for each in again.counting] == [0.1]
