@@ -1,36 +1,33 @@
 """Trainyard. The rules are in workflow/rules, their programs in scripts; config/README.md explains the config."""
 
+import runpy
 import sys
 from pathlib import Path
+from snakemake.utils import min_version
 
-sys.path.insert(0, str(Path(workflow.basedir, "scripts")))
-from trainyard.config.load import compose
-from trainyard.cli import slurm_executor
-from trainyard.cli.workflow import Workflow
+min_version("9.27")
+
+home = workflow.current_basedir  # of this file, also if another workflow imports it
+scripts = Path(str(home), "scripts")
+if not scripts.exists():  # it is imported from a repository
+    checkout = workflow.source_path("scripts/trainyard/cli/checkout.py")
+    scripts = runpy.run_path(checkout)["check_out"](home)
+sys.path.insert(0, str(scripts))
+from trainyard.cli.snakefile import open_workflow
 
 # The demo is the default only: Snakemake would merge it with the files of --configfile.
 if not workflow.overwrite_configfiles:
 
-    configfile: Path(workflow.basedir, "config/config.yaml")
+    configfile: scripts.with_name("config") / "config.yaml"
 
 
 report: "workflow/report/workflow.rst"
 
 
-yard = Workflow(
-    compose(workflow.configfiles, workflow.config_settings.config),
-    results=Path("results"),
-    default_resources=workflow.resource_settings.default_resources,
-    executor=lambda: workflow.executor_settings,
-    set_resources=workflow.resource_settings.overwrite_resources,
-    config_files=workflow.configfiles,
-)
-slurm_executor.register()
-shell.prefix(yard.shell_prefix(workflow.deployment_settings.deployment_method))
+yard = open_workflow(workflow, config)
 
 
 onstart:
-    yard.follow_jobs()
     yard.check_user_code()
     yard.sweep.check()
     yard.write_config()
@@ -57,6 +54,7 @@ include: "workflow/rules/report.smk"
 
 
 rule all:
+    "All results (the default)."
     default_target: True
     input:
         rules.data.input,

@@ -229,14 +229,36 @@ def test_a_finished_run_has_nothing_to_do(done):
     assert "Nothing to be done" in done.snakemake("-n")
 
 
-def test_a_version_whose_rules_call_other_programs_runs_nothing_again(done, tmp_path):
+def test_a_version_with_other_commands_in_another_folder_runs_nothing_again(done, tmp_path):
     shutil.copytree(ROOT / "workflow", tmp_path / "workflow")
     for name in ("scripts", "envs"):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copy(ROOT / "Snakefile", tmp_path)
     for path in (tmp_path / "workflow/rules").glob("*.smk"):
-        path.write_text(path.read_text().replace('python "$SCRIPTS/', 'python  "$SCRIPTS/'))
+        path.write_text(path.read_text().replace("{params.program} ", "{params.program}  "))
     assert "Nothing to be done" in done.snakemake("-n", "--snakefile", str(tmp_path / "Snakefile"))
+
+
+def test_another_workflow_finds_finished_results_finished(done, tmp_path):
+    module = f"module trainyard:\n    snakefile: '{ROOT}/workflow/Snakefile'\n    config: config\n"
+    (tmp_path / "Snakefile").write_text(f"configfile: 'config.yaml'\n{module}use rule * from trainyard\n")
+    assert "Nothing to be done" in done.snakemake("-n", "--snakefile", str(tmp_path / "Snakefile"))
+
+
+def test_every_program_has_a_benchmark_and_results_without_one_are_finished(done, yard):
+    logs, benchmarks = (done.results / name for name in ("logs", "benchmarks"))
+    ran = {path.relative_to(logs).with_suffix("") for path in logs.rglob("*.log")} - {Path("plan")}
+    assert {path.relative_to(benchmarks).with_suffix("") for path in benchmarks.rglob("*.tsv")} == ran
+    assert "max_rss" in pd.read_csv(next(benchmarks.rglob("*.tsv")), sep="\t").columns
+    shutil.copytree(done.folder, yard.folder, dirs_exist_ok=True)
+    shutil.rmtree(yard.results / "benchmarks")
+    assert "Nothing to be done" in yard.snakemake("-n")
+
+
+def test_every_rule_says_what_it_does(done):
+    listed = [line for line in done.snakemake("--list-rules").splitlines() if re.match(r"[a-z_]+( \(|$)", line)]
+    assert len(listed) > 20
+    assert [line for line in listed if not re.fullmatch(r"[a-z_]+ \([A-Z].*\.?\)", line)] == []
 
 
 @pytest.mark.parametrize(

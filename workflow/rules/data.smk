@@ -1,62 +1,82 @@
 rule data:
+    "Stage all datasets."
     input:
         expand("results/data/{name}/meta.json", name=yard.config.datasets),
 
 
 rule download:  # on this machine: compute nodes often have no internet access
+    "Download the files of a dataset."
     output:
         "results/data/{name}/download.json",
     log:
         "results/logs/download/{name}.log",
+    benchmark:
+        "results/benchmarks/download/{name}.tsv"
     localrule: True
     conda:
         "../../envs/trainyard.yaml"
+    envmodules:
+        *yard.config.env_modules,
     resources:
         machine=1,
     params:
+        program=yard.program("download"),
         source=yard.source,
     message:
         "dataset {wildcards.name}: downloading"
     shell:
-        'python "$SCRIPTS/download.py" --config "$CONFIG" --dataset {wildcards.name} --log-file {log}'
+        "{params.program} --dataset {wildcards.name} --log-file {log}"
 
 
 rule weights:  # as rule download, on this machine
+    "Download pretrained weights of torchvision."
     output:
         "results/weights/{model}-{weights}.json",
     log:
         "results/logs/weights/{model}-{weights}.log",
+    benchmark:
+        "results/benchmarks/weights/{model}-{weights}.tsv"
     wildcard_constraints:
         model=r"\w+",
         weights="[A-Z0-9_]+",
     localrule: True
     conda:
         "../../envs/trainyard.yaml"
+    envmodules:
+        *yard.config.env_modules,
     resources:
         machine=1,
+    params:
+        program=yard.program("weights"),
     message:
         "weights {wildcards.weights} of {wildcards.model}: downloading"
     shell:
-        'python "$SCRIPTS/weights.py" --config "$CONFIG" --model {wildcards.model} --weights {wildcards.weights} --log-file {log}'
+        "{params.program} --model {wildcards.model} --weights {wildcards.weights} --log-file {log}"
 
 
 rule stage:
+    "Stage a dataset: its files become a few large ones."
     input:
         yard.download,
     output:
         "results/data/{name}/meta.json",
     log:
         "results/logs/stage/{name}.log",
+    benchmark:
+        "results/benchmarks/stage/{name}.tsv"
     conda:
         "../../envs/trainyard.yaml"
+    envmodules:
+        *yard.config.env_modules,
     threads: yard.staging_cpus
     resources:
         mem_mb=yard.staging_mem_mb,
         memory=yard.staging_memory,
         hardware=yard.cpu_hardware,
     params:
+        program=yard.program("stage"),
         source=yard.source,
     message:
         yard.message("dataset {wildcards.name}: staging")
     shell:
-        'python "$SCRIPTS/stage.py" --config "$CONFIG" --dataset {wildcards.name} --log-file {log}'
+        "{params.program} --dataset {wildcards.name} --log-file {log}"

@@ -24,20 +24,25 @@ PLOT_INPUTS = {
 
 
 rule plan:
+    "Print what is missing and what it will cost, and write it to results/plan."
     log:
         "results/logs/plan.log",
     localrule: True
     conda:
         "../../envs/trainyard.yaml"
+    envmodules:
+        *yard.config.env_modules,
     params:
+        program=yard.program("plan"),
         options=yard.plan_options,
     message:
         "planning"
     shell:
-        'python "$SCRIPTS/plan.py" --config "$CONFIG" {params.options} --log-file {log}'
+        "{params.program} {params.options} --log-file {log}"
 
 
 rule tables:
+    "Make all tables."
     input:
         rules.scaling.input,
         expand("results/tables/sweeps/{name}.html", name=yard.config.sweeps),
@@ -46,11 +51,13 @@ rule tables:
 
 
 rule plots:
+    "Make all plots."
     input:
         yard.plots(),
 
 
 rule tensorboard:
+    "Write event files for TensorBoard of all sweeps and scaling studies."
     input:
         yard.event_files(wanted_only=False),
 
@@ -59,6 +66,7 @@ rule tensorboard:
 for kind, made_from in TABLE_INPUTS.items():
 
     rule:
+        "Make the tables of a study."
         name:
             f"table_{kind}"
         input:
@@ -78,23 +86,29 @@ for kind, made_from in TABLE_INPUTS.items():
             ),
         log:
             f"results/logs/tables/{kind}-{{name}}.log",
+        benchmark:
+            f"results/benchmarks/tables/{kind}-{{name}}.tsv"
         localrule: True
         conda:
             "../../envs/trainyard.yaml"
+        envmodules:
+            *yard.config.env_modules,
         resources:
             machine=1,
         params:
+            program=yard.program("tables"),
             kind=kind,
             terms=yard.table_terms(kind),
         message:
             f"{NOUNS[kind]} {{wildcards.name}}: table"
         shell:
-            'python "$SCRIPTS/tables.py" --config "$CONFIG" --kind {params.kind} --name {wildcards.name} --log-file {log}'
+            "{params.program} --kind {params.kind} --name {wildcards.name} --log-file {log}"
 
 
 for kind, made_from in PLOT_INPUTS.items():
 
     rule:
+        "Plot the results of a study, or a dataset."
         name:
             f"plot_{kind}"
         input:
@@ -120,22 +134,28 @@ for kind, made_from in PLOT_INPUTS.items():
             ),
         log:
             f"results/logs/plots/{kind}-{{name}}.log",
+        benchmark:
+            f"results/benchmarks/plots/{kind}-{{name}}.tsv"
         localrule: True
         conda:
             "../../envs/trainyard.yaml"
+        envmodules:
+            *yard.config.env_modules,
         resources:
             machine=1,
         params:
+            program=yard.program("plots"),
             kind=kind,
         message:
             f"{NOUNS[kind]} {{wildcards.name}}: plots"
         shell:
-            'python "$SCRIPTS/plots.py" --config "$CONFIG" --kind {params.kind} --name {wildcards.name} --log-file {log}'
+            "{params.program} --kind {params.kind} --name {wildcards.name} --log-file {log}"
 
 
 for kind, made_from in EVENT_FILES_INPUTS.items():
 
     rule:
+        "Write event files for TensorBoard."
         name:
             f"event_files_{kind}"
         input:
@@ -144,14 +164,19 @@ for kind, made_from in EVENT_FILES_INPUTS.items():
             f"results/tensorboard/{kind}/{{name}}/runs.csv",
         log:
             f"results/logs/event_files/{kind}-{{name}}.log",
+        benchmark:
+            f"results/benchmarks/event_files/{kind}-{{name}}.tsv"
         localrule: True
         conda:
             "../../envs/trainyard.yaml"
+        envmodules:
+            *yard.config.env_modules,
         resources:
             machine=1,
         params:
+            program=yard.program("event_files"),
             kind=kind,
         message:
             f"{NOUNS[kind]} {{wildcards.name}}: event files for TensorBoard"
         shell:
-            'python "$SCRIPTS/event_files.py" --config "$CONFIG" --kind {params.kind} --name {wildcards.name} --log-file {log}'
+            "{params.program} --kind {params.kind} --name {wildcards.name} --log-file {log}"

@@ -1,9 +1,11 @@
 rule scaling:
+    "Run all scaling studies."
     input:
         expand("results/scaling/{name}/scaling.csv", name=yard.config.scaling),
 
 
 rule train:
+    "Train at one scale of a study."
     input:
         yard.dataset_of("scaling"),
         yard.weights_of("scaling"),
@@ -12,10 +14,14 @@ rule train:
         "results/scaling/{name}/{scale}/history.csv",
     log:
         "results/logs/train/{name}-{scale}.log",
+    benchmark:
+        "results/benchmarks/train/{name}-{scale}.tsv"
     wildcard_constraints:
         scale=r"1x\d+(/repeat-\d+)?",
     conda:
         "../../envs/trainyard.yaml"
+    envmodules:
+        *yard.config.env_modules,
     threads: yard.train.cpus
     resources:
         gpu=yard.train.gpus,
@@ -27,11 +33,12 @@ rule train:
         hardware=yard.train.hardware,
         plan=yard.train.summary,
     params:
+        program=yard.program("train"),
         results=yard.train.digest,
     message:
         yard.message("{resources.plan}")
     shell:
-        'exec python "$SCRIPTS/train.py" --scale {wildcards.scale} --config "$CONFIG" --study {wildcards.name} --log-file {log}'
+        "{params.program} --scale {wildcards.scale} --study {wildcards.name} --log-file {log}"
 
 
 # The executor wraps a job on one node in `srun`. With `mpi`, it leaves that to the command: for jobs on several nodes.

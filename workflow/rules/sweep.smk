@@ -1,4 +1,5 @@
 rule sweeps:
+    "Run all sweeps."
     input:
         expand(
             "results/sweeps/{name}/{table}.csv",
@@ -8,6 +9,7 @@ rule sweeps:
 
 
 rule sweep:
+    "Run the pending trials of a sweep, packed onto the slots of one job."
     input:
         yard.dataset_of("sweeps"),
         yard.weights_of("sweeps"),
@@ -17,11 +19,15 @@ rule sweep:
         "results/sweeps/{name}/epochs.csv",
     log:
         "results/logs/sweep/{name}.log",
+    benchmark:
+        "results/benchmarks/sweep/{name}.tsv"
     wildcard_constraints:
         name=yard.sweep.names(nodes="one"),
     retries: yard.sweep.retries()
     conda:
         "../../envs/trainyard.yaml"
+    envmodules:
+        *yard.config.env_modules,
     threads: yard.sweep.cpus
     resources:
         pending=yard.sweep.pending,
@@ -35,11 +41,12 @@ rule sweep:
         hardware=yard.sweep.hardware,
         slurm_extra=yard.sweep.slurm_extra,
     params:
+        program=yard.program("sweep"),
         results=yard.sweep.digest,
     message:
         yard.message("{resources.plan}")
     shell:
-        'exec python "$SCRIPTS/sweep.py" --config "$CONFIG" --sweep {wildcards.name} --log-file {log}'
+        "{params.program} --sweep {wildcards.name} --log-file {log}"
 
 
 # With `mpi`, the executor leaves `srun` to the command: for jobs on several nodes. The plan may need only one.

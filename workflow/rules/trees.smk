@@ -1,25 +1,32 @@
 rule trees:
+    "Fit the models of all tree studies."
     input:
         expand("results/trees/{name}/trees.csv", name=yard.config.trees),
 
 
 rule fit_trees:
+    "Fit the models of a tree study."
     input:
         yard.dataset_of("trees"),
     output:
         "results/trees/{name}/trees.csv",
     log:
         "results/logs/trees/{name}.log",
+    benchmark:
+        "results/benchmarks/trees/{name}.tsv"
     conda:
         "../../envs/trainyard.yaml"
+    envmodules:
+        *yard.config.env_modules,
     threads: yard.tree_cpus
     resources:
         mem_mb=yard.tree_mem_mb,
         memory=yard.tree_memory,
         hardware=yard.cpu_hardware,
     params:
+        program=yard.program("fit_trees"),
         study=yard.tree_study,
     message:
         yard.message("trees {wildcards.name}: fitting")
     shell:
-        'python "$SCRIPTS/fit_trees.py" --config "$CONFIG" --study {wildcards.name} --log-file {log}'
+        "{params.program} --study {wildcards.name} --log-file {log}"

@@ -145,8 +145,9 @@ class SweepJobs:
 class TrainJobs:
     """Parameters and resources of the rules `train` and `train_on_nodes`."""
 
-    def __init__(self, config: Config, results: Path, profile: Profile) -> None:
+    def __init__(self, config: Config, results: Path, profile: Profile, *, declared: Path) -> None:
         self._config, self._results, self._profile = config, results, profile
+        self._declared = declared  # the results as the rules name them, without the prefix of a module
         self.mem_mb = profile.mem_mb(self._memory)
 
     def rule_of(self, scale: str) -> str:
@@ -220,5 +221,5 @@ class TrainJobs:
 
     def summaries(self, wildcards: Wildcards) -> list[str]:
         """The summary of every run of every scale, in the config's order."""
-        folder, study = self._results / "scaling" / wildcards.name, self._config.scaling[wildcards.name]
+        folder, study = self._declared / "scaling" / wildcards.name, self._config.scaling[wildcards.name]
         return [str(folder / run / "summary.json") for scale in study.scales for run in study.runs(scale)]

@@ -11,6 +11,8 @@ fail because the results are in use.
 The plugin excludes all nodes of a job that lost one of them from later jobs, although the others work.
 
 A job that sbatch refuses because too many are in the queue, or while the controller restarts, would cost a retry too.
+
+Without accounting, the plugin would wait for a job forever, unless its jobs are followed with squeue.
 """
 
 import asyncio
@@ -20,9 +22,11 @@ from collections.abc import AsyncGenerator, Collection
 from typing import Any, Final
 
 from snakemake_executor_plugin_slurm import Executor
+from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
+from trainyard.cli.profile import Profile
 from trainyard.cluster.user_jobs import LiveJob, final_state, list_live_jobs
 from trainyard.utils.errors import UserError
 
@@ -45,6 +49,10 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
     def __init__(self, workflow: Any, logger: Any) -> None:
         self._to_submit: list[Any] = []  # jobs, at the end of a check; no retry counts for them
         self._refusals: set[str] = set()  # that were logged
+        try:
+            Profile(workflow.resource_settings.default_resources, lambda: workflow.executor_settings).follow_jobs()
+        except UserError as error:
+            raise WorkflowError(str(error)) from error
         super().__init__(workflow, logger)
 
     def run_job(self, job: Any) -> None:

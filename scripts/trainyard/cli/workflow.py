@@ -74,32 +74,52 @@ class Workflow:
         executor: Callable[[], Any] = lambda: None,
         set_resources: Mapping[str, Mapping[str, Any]] | None = None,
         config_files: Iterable[Path | str] = (),
+        deployment: Collection[Any] = (),
+        prefixed: Path | None = None,
+        before_jobs: Callable[[], bool] = lambda: False,
     ) -> None:
+        """The rules name their files in `results`. In a module with a `prefix`, Snakemake puts them in `prefixed`.
+
+        `before_jobs` tells whether jobs are about to run: then the first command line that Snakemake asks for writes
+        the config, since it runs no `onstart` of a module.
+        """
         logging.raiseExceptions = False  # Snakemake's log on a full disk would print a stack trace for each line
         self._began = time.monotonic()
         self.config = check_config(raw)
-        self._results = results
+        self._declared, self._results = results, prefixed or results
+        self._deployment, self._before_jobs = {method.name for method in deployment}, before_jobs
         self._profile = Profile(default_resources, executor, set_resources)
         self._profile.check()
         used = (Path.cwd(), Path(sys.prefix), *map(Path, config_files))
         check_paths(SCRIPTS.parent, used, uses_slurm=self._profile.has_scheduler)
         self._resolved = self.config.model_dump(mode="json", exclude_unset=True)
-        self.config_file = results / "configs" / f"{digest_of(self._resolved)}.json"
+        self.config_file = self._results / "configs" / f"{digest_of(self._resolved)}.json"
         self.staging_mem_mb = self._profile.mem_mb(self._staging_memory)
         self.tree_mem_mb = self._profile.mem_mb(self._tree_memory)
-        self.sweep = SweepJobs(self.config, results, self._profile)
-        self.train = TrainJobs(self.config, results, self._profile)
+        self.sweep = SweepJobs(self.config, self._results, self._profile)
+        self.train = TrainJobs(self.config, self._results, self._profile, declared=results)
 
-    def shell_prefix(self, deployment: Collection[Any]) -> str:
-        """The beginning of each rule's command: $SCRIPTS, $CONFIG, and the environment that runs Snakemake.
+    def program(self, name: str) -> Callable[..., str]:
+        """The command line of a program in `scripts/` up to its own options, as a parameter of a rule.
 
-        With a `deployment` method (`--sdm conda`), Snakemake activates an environment for each rule itself.
+        The function takes the output, although it does not use it: Snakemake compares such a parameter with none of an
+        earlier run. `shell.prefix` would be simpler, but also holds for the rules of a workflow that imports these.
         """
-        values = {"SCRIPTS": shlex.quote(str(SCRIPTS)), "CONFIG": shlex.quote(str(self.config_file))}
-        if not deployment:
-            values["export PATH"] = f'{shlex.quote(str(Path(sys.executable).parent))}:"$PATH"'
-        prefix = "".join(f"{name}={value}; " for name, value in values.items())
-        return prefix.replace("{", "{{").replace("}", "}}")  # Snakemake formats it
+
+        def command(wildcards: Wildcards, output: Any) -> str:
+            if self._before_jobs() and not self.config_file.exists():
+                self.write_config()
+            script = ["exec", "python", str(SCRIPTS / f"{name}.py")]
+            options = ["--config", str(self.config_file), "--results", str(self._results)]
+            return self._environment() + shlex.join([*script, *options])
+
+        return command
+
+    def _environment(self) -> str:
+        """The environment that runs Snakemake, unless Snakemake activates another one for each rule (`--sdm`)."""
+        if self._deployment & {"CONDA", "APPTAINER"}:
+            return ""
+        return f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"; '
 
     def write_config(self) -> None:
         """Write the config of this run, command-line overrides included, for the programs to read."""
@@ -115,10 +135,6 @@ class Workflow:
                 print(summary.text(), flush=True)
         except Exception as error:  # which must not fail a run that succeeded
             print(f"there is no summary of this run: {error}", flush=True)
-
-    def follow_jobs(self) -> None:
-        """Raise a UserError if the site does not tell when jobs end."""
-        self._profile.follow_jobs()
 
     def check_user_code(self) -> None:
         """Raise a UserError if a user's code cannot be imported, or a training would fail before its first step."""
@@ -165,7 +181,7 @@ class Workflow:
 
         def receipt(wildcards: Wildcards) -> list[str]:
             dataset = getattr(self.config, kind)[wildcards.name].dataset
-            return [] if dataset is None else [str(self._results / "data" / dataset / "meta.json")]
+            return [] if dataset is None else [str(self._declared / "data" / dataset / "meta.json")]
 
         return receipt
 
@@ -174,7 +190,7 @@ class Workflow:
 
         def receipts(wildcards: Wildcards) -> list[str]:
             named = published_weights(getattr(self.config, kind)[wildcards.name])
-            return [str(self._results / weights_receipt(*each)) for each in named]
+            return [str(self._declared / weights_receipt(*each)) for each in named]
 
         return receipts
 
@@ -185,7 +201,7 @@ class Workflow:
     def download(self, wildcards: Wildcards) -> list[str]:
         """The receipt of a dataset's download, if it needs one."""
         needed = needs_download(self.config.datasets[wildcards.name])
-        return [str(self._results / "data" / wildcards.name / "download.json")] if needed else []
+        return [str(self._declared / "data" / wildcards.name / "download.json")] if needed else []
 
     def staging_cpus(self, wildcards: Wildcards) -> int:
         """CPUs for staging: several if there are files to decode."""
@@ -236,7 +252,7 @@ class Workflow:
     def event_files(self, *, wanted_only: bool) -> list[str]:
         """The receipts of TensorBoard's event files: of all studies, or only of those that have `tensorboard: true`."""
         return [
-            str(self._results / "tensorboard" / kind / name / "runs.csv")
+            str(self._declared / "tensorboard" / kind / name / "runs.csv")
             for kind in ("sweeps", "scaling")
             for name, study in getattr(self.config, kind).items()
             if self.config.tensorboard or study.tensorboard or not wanted_only
@@ -247,7 +263,7 @@ class Workflow:
         images = [name for name, dataset in self.config.datasets.items() if has_images(dataset)]
         named = {"data": images, **{kind: list(getattr(self.config, kind)) for kind in ("sweeps", "scaling", "trees")}}
         return [
-            str(self._results / "plots" / kind / name / f"{plot}.svg")
+            str(self._declared / "plots" / kind / name / f"{plot}.svg")
             for kind, names in named.items()
             for name in names
             for plot in PLOT_LABELS[kind]

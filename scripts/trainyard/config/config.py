@@ -13,6 +13,7 @@ from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import Sweep
 from trainyard.config.train import Name, Section
 
+EnvModule = Annotated[str, Field(pattern=r"^[\w.+/-]+$")]
 TreeModel = Literal["xgboost", "lightgbm"]
 
 
@@ -78,4 +79,7 @@ class Config(Section):
     tensorboard: bool = Field(
         False,
         description="Write event files for TensorBoard to `results/tensorboard`, of all sweeps and scaling studies.",
+    )
+    env_modules: list[EnvModule] = Field(
+        [], description="Environment modules that each job loads, if Snakemake runs with `--sdm env-modules`."
     )

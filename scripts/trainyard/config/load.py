@@ -214,6 +214,7 @@ _PATTERN_HINTS = {
     r"^cross_entropy$|^[\w.]+:[\w.]+$": "a loss is cross_entropy or package.module:name",
     r"^top5_accuracy$|^[\w.]+:[\w.]+$": "a metric is top5_accuracy or package.module:name",
     r"^[A-Za-z_]\w*$": "a name has letters, digits and _",
+    r"^[\w.+/-]+$": "an environment module is named as in `module load`: cuda/13.0",
     r"\.(csv|parquet)$": "a table must end in .csv or .parquet",
 }
 

@@ -181,17 +181,17 @@ def executor_of(**settings):
         (False, "300 sec", ["slurm_account=lab"], "remove it from the profile"),
     ],
 )
-def test_without_accounting_jobs_are_followed_with_squeue(monkeypatch, tmp_path, accounting, age, defaults, expected):
+def test_without_accounting_jobs_are_followed_with_squeue(monkeypatch, accounting, age, defaults, expected):
     monkeypatch.setattr(profile, "keeps_accounting", lambda: accounting)
     monkeypatch.setattr(profile, "controller_settings", lambda: {"MinJobAge": age})
     monkeypatch.setattr(profile.shutil, "which", lambda name: f"/usr/bin/{name}")
     settings = executor_of()
-    yard = yard_of(tmp_path, *defaults, executor=lambda: settings)
+    site = profile.Profile(parsed("runtime=60", *defaults), lambda: settings)
     if " " in expected:
         with pytest.raises(UserError, match=expected):
-            yard.follow_jobs()
+            site.follow_jobs()
     else:
-        yard.follow_jobs()
+        site.follow_jobs()
         assert settings.status_command == expected
 
 

@@ -3,17 +3,20 @@
 import copy
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from trainyard.cli.workflow import Workflow
 from trainyard.config import sweep as sweep_module
 from trainyard.config.load import ConfigError, check_config, compose, read_config
+from trainyard.config.parser import read_file
 from trainyard.config.sweep import Slots, Sweep
 from trainyard.config.trials import expand
 from trainyard.planning.trial_space import TrialSpace
@@ -32,6 +35,7 @@ MISTAKES = [
     ("datasets.digits.sed", 1, "datasets.digits.sed: unknown key; did you mean 'seed'?"),
     ("datasets.digits.source", "digit", "datasets.digits: 'digit' is not known; did you mean 'digits'?"),
     ("datasets.a/b", {"source": "digits"}, "'a/b' is not valid; a name is used for a folder"),
+    ("env_modules", ["cuda 13"], "env_modules.0: 'cuda 13' is not valid; an environment module is named as in"),
     ("datasets.table.path", "x.txt", "datasets.table.path: 'x.txt' is not valid; a table must end in .csv"),
     ("datasets.photos", {"source": "imagefolder"}, "datasets.photos: give either root or url"),
     ("datasets.photos", {"source": "imagefolder", "root": "x", "url": "http://x/y.zip"}, "give either root or url"),
@@ -569,9 +573,22 @@ def test_schema_and_option_tables_are_current():
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.yaml")), ids=lambda path: path.name)
+SHIPPED = [*sorted((ROOT / "config").glob("*.yaml")), *sorted((ROOT / "examples").rglob("*.yaml"))]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_shipped_configs_are_valid(path):
     read_config(path)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_editors_find_the_schema_of_shipped_configs(path):
+    first = path.read_text().splitlines()[0]
+    named = re.fullmatch(r"# yaml-language-server: \$schema=(\S+)", first)
+    assert named, "the first line must name the schema, as in config/config.yaml"
+    schema = (path.parent / named[1]).resolve()
+    assert schema == ROOT / "workflow/schemas/config.schema.json"
+    jsonschema.validate(read_file(path), json.loads(schema.read_text()))
 
 
 OWN = {"function": "os:getcwd"}

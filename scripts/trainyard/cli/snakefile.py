@@ -1,0 +1,79 @@
+"""What the Snakefile takes from Snakemake, run as the main workflow or imported by another one (`module`)."""
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from trainyard.cli.workflow import Workflow
+from trainyard.config.load import compose
+from trainyard.config.parser import parse_value
+
+JOB_RULES: Final = ("stage", "sweep", "sweep_on_nodes", "train", "train_on_nodes", "fit_trees")
+Snakemake = Any  # snakemake.workflow.Workflow
+
+
+def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
+    """The checked config, with the settings of the profile and the command line.
+
+    Raises:
+        UserError: the config or a setting has errors.
+    """
+    importing = snakemake.modifier  # the names and folders that a module statement gives
+    is_module = not importing.is_main_snakefile()
+    names = {importing.modify_rulename(rule): rule for rule in JOB_RULES}
+    set_resources = snakemake.resource_settings.overwrite_resources or {}
+    workflow = Workflow(
+        _given_config(snakemake, config) if is_module else _config_of_files(snakemake),
+        results=Path("results"),
+        prefixed=Path(importing.modify_path("results/configs")).parent,
+        default_resources=snakemake.resource_settings.default_resources,
+        executor=lambda: snakemake.executor_settings,
+        set_resources={names.get(rule, rule): settings for rule, settings in set_resources.items()},
+        config_files=snakemake.configfiles,
+        deployment=snakemake.deployment_settings.deployment_method,
+        before_jobs=lambda: is_module and _runs_jobs(snakemake),
+    )
+    if is_module and snakemake.is_main_process:  # Snakemake runs no `onstart` of a module
+        workflow.check_user_code()
+        workflow.sweep.check()
+    if importlib.util.find_spec("snakemake_executor_plugin_slurm"):
+        from trainyard.cli import slurm_executor
+
+        slurm_executor.register()
+    return workflow
+
+
+def _runs_jobs(snakemake: Snakemake) -> bool:
+    """Whether this is the process that submits jobs, and not a dry run. It is known once the Snakefile is read."""
+    return bool(snakemake.is_main_process and snakemake.executor_plugin and not (snakemake.dryrun or snakemake.touch))
+
+
+def _config_of_files(snakemake: Snakemake) -> dict[str, Any]:
+    """The config files and `--config`, read again: Snakemake takes `1e-5` in them for text.
+
+    Those of the command line come last, also if the Snakefile names one.
+    """
+    given = list(snakemake.overwrite_configfiles)
+    named = [path for path in snakemake.configfiles if path not in given]
+    return compose([*map(Path, named), *map(Path, given)], snakemake.config_settings.config)
+
+
+def _given_config(snakemake: Snakemake, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config that another workflow gives to the module: its own one, a part of it, or one that it computes."""
+    if config == _merged_by_snakemake(snakemake):
+        return _config_of_files(snakemake)
+    whole: dict[str, Any] = parse_value(config)
+    return whole
+
+
+def _merged_by_snakemake(snakemake: Snakemake) -> dict[str, Any]:
+    """What Snakemake makes of all config files and `--config`, before a Snakefile changes it."""
+    from snakemake.common.configfile import load_configfile
+    from snakemake.utils import update_config
+
+    merged: dict[str, Any] = {}
+    for path in snakemake.configfiles:
+        update_config(merged, load_configfile(path))
+    update_config(merged, snakemake.config_settings.overwrite_config)
+    return merged
