@@ -9,9 +9,11 @@ PROFILE ?= profiles/local
 PYTHON ?= python3
 UV := $(or $(shell command -v uv),.tools/uv/bin/uv)
 BIN := .venv/bin
+OFFLINE := $(and $(wildcard wheels),--no-index --find-links wheels)
+PINNED := envs/requirements$(if $(OFFLINE),,-dev).txt
 say = @printf '\033[1m== %s\033[0m\n'
 
-.PHONY: help run report test test-unit test-slow faults lint audit format docs lock env tensorboard doctor bench gpu-check cluster-up cluster-down cluster-shell clean
+.PHONY: help run report test test-unit test-slow faults lint audit format docs lock env wheels tensorboard doctor bench gpu-check cluster-up cluster-down cluster-shell clean
 
 help: ## List the commands
 	@grep -E '^[a-z -]+:.*## ' Makefile | sed -E 's/^([a-z -]+):.*## (.*)/  make \1\t\2/; s/(cluster-up) (.*)-(.*) (.*)-(.*)\t/\1, -\3, -\5\t/' | expand -t 38
@@ -90,17 +92,21 @@ bench: env ## Run the benchmarks; benchmarks/README.md lists the single commands
 gpu-check: env ## Check the training loop on a GPU, then measure its speed (9 minutes at most); TOY=1 without a GPU
 	PYTHONPATH=tools:scripts $(BIN)/python -m gpu_check --out results $(if $(TOY),--toy)
 
-env: .venv/ready ## Create the environment in .venv from the pinned and hashed envs/requirements-dev.txt
+env: .venv/ready ## Create the environment in .venv from the pinned and hashed files in envs/, or from wheels/
 
-.venv/ready: envs/requirements-dev.txt | $(UV)
-	$(say) 'creating the environment in .venv (20 s with a good connection)'
-	@$(UV) venv --quiet --allow-existing --python '>=3.11,<3.14' .venv
-	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes envs/requirements-dev.txt
+.venv/ready: $(PINNED) | $(UV)
+	$(say) 'creating the environment in .venv from $(or $(and $(OFFLINE),wheels/),the package index (20 s with a good connection))'
+	@$(UV) venv --quiet --allow-existing $(if $(OFFLINE),--offline) --python '>=3.11,<3.14' .venv
+	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes $(OFFLINE) $(PINNED)
 	@touch $@
 
 .tools/uv/bin/uv:
 	$(say) 'fetching uv into .tools'
-	@$(PYTHON) -m pip install --quiet --root-user-action=ignore --target .tools/uv uv==0.13.8
+	@$(PYTHON) -m pip install --quiet --root-user-action=ignore --target .tools/uv $(OFFLINE) uv==0.13.8
+
+wheels: ## Download the packages that a run needs into wheels/, for `make env` on a machine without internet
+	$(PYTHON) -m pip download --quiet --require-hashes --no-deps --dest wheels -r envs/requirements.txt
+	$(PYTHON) -m pip download --quiet --no-deps --dest wheels uv==0.13.8
 
 lock: | $(UV) ## Pin and hash the dependencies of pyproject.toml in envs/
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \

@@ -7,6 +7,7 @@ What is checked of a fenced block depends on its language and on the HTML commen
                 for values; with <!-- example: REASON --> neither
     ```yaml     a config, or a section `train`, which is validated
     ```python   is compiled
+    ```snakemake  is a Snakefile, which test_imported.py runs
 """
 
 import ast
@@ -49,7 +50,8 @@ class Block:
         remark = re.match(r"(not run|example): \S|message$", self.comment)
         word = remark[0].partition(":")[0] if remark else ""
         known = {("sh", ""): "run", ("sh", "not run"): "parse", ("text", ""): "output", ("text", "message"): "message",
-                 ("text", "example"): "example", ("yaml", ""): "config", ("python", ""): "compile"}  # fmt: skip
+                 ("text", "example"): "example", ("yaml", ""): "config", ("python", ""): "compile",
+                 ("snakemake", ""): "snakefile"}  # fmt: skip
         return known.get((self.language, word), "unknown")
 
 

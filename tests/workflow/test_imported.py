@@ -24,22 +24,8 @@ STUDIES = {
         }
     },
 }
-WITH_PREFIXES = """
-configfile: "settings.yaml"
-
-module training:
-    snakefile: "{root}/workflow/Snakefile"
-    config: config["training"]
-    prefix: "training"
-
-use rule * from training as training_*
-
-rule count:
-    default_target: True
-    input: "training/results/sweeps/noise/trials.csv"
-    output: "counted.txt"
-    shell: "wc -l < {{input}} > {{output}}"
-"""
+# A workflow with a module, as the documentation shows it.
+DOCUMENTED = re.search(r"```snakemake\n(.*?)```", (ROOT / "docs/deployment.md").read_text(), re.DOTALL)[1]
 
 
 @pytest.fixture
@@ -47,10 +33,10 @@ def importing(yard):
     """A workflow in a folder of its own, which imports Trainyard; it runs in another folder."""
     source = yard.folder / "source"
     source.mkdir()
-    (source / "Snakefile").write_text(WITH_PREFIXES.format(root=ROOT))
+    (source / "Snakefile").write_text(DOCUMENTED.replace("/path/to/trainyard", str(ROOT)))
     work = Yard(yard.folder / "work")
     work.folder.mkdir()
-    (work.folder / "settings.yaml").write_text(yaml.safe_dump({"training": STUDIES}))
+    (work.folder / "config.yaml").write_text(yaml.safe_dump({"training": STUDIES}))
     return work
 
 
@@ -65,7 +51,7 @@ def test_another_workflow_runs_a_sweep_with_prefixed_rules_and_results(importing
     snakefile = importing.folder.with_name("source") / "Snakefile"
     output = run_snakemake(importing, snakefile, "-n")
     assert "sweep noise: 2 of 2 trials pending" in output
-    assert {path.name for path in importing.folder.iterdir()} <= {"settings.yaml", ".snakemake"}
+    assert {path.name for path in importing.folder.iterdir()} <= {"config.yaml", ".snakemake"}
 
     run_snakemake(importing, snakefile)
     assert (importing.folder / "counted.txt").read_text().strip() == "3"
@@ -91,7 +77,7 @@ def test_settings_of_the_profile_for_a_prefixed_rule_are_found(importing):
 
 
 def test_mistakes_in_the_config_of_a_module_stop_before_anything_runs(importing):
-    (importing.folder / "settings.yaml").write_text(yaml.safe_dump({"training": {**STUDIES, "sweps": {}}}))
+    (importing.folder / "config.yaml").write_text(yaml.safe_dump({"training": {**STUDIES, "sweps": {}}}))
     output = run_snakemake(importing, importing.folder.with_name("source") / "Snakefile", "-n", check=False)
     assert "sweps: unknown key; did you mean 'sweeps'?" in output
     assert "Traceback" not in output
