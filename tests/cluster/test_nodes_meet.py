@@ -14,7 +14,8 @@ import yaml
 from slurm_cluster.cluster import Cluster
 from slurm_cluster.hosts import Host
 from slurm_cluster.waiting import wait_until
-from trainyard.scaling.rendezvous import PORTS, SECONDS
+from trainyard.cluster.ports import PORTS
+from trainyard.scaling.rendezvous import SECONDS
 from yard import ROOT, TINY, WAITING
 
 NOBODY = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]

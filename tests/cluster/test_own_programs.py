@@ -15,6 +15,7 @@ from yard import ROOT
 
 PROGRAMS = {
     "shell.sh": "#!/bin/sh\necho hello from $(uname -n) GPU $CUDA_VISIBLE_DEVICES\necho '{\"score\": 1}' > $1/m.json\n",
+    "where.sh": "#!/bin/sh\necho $VIRTUAL_ENV ${PYTHONBREAKPOINT-none} $PATH\necho '{\"score\": 3}' > $1/m.json\n",
     "failing.sh": "#!/bin/sh\necho cannot open the data >&2\nexit 3\n",
     "endless.sh": "#!/bin/sh\nsetsid sleep 1000 &\nsleep 1001\n",
 }
@@ -63,13 +64,14 @@ if distributed.get_rank() == 0:
     print(f"epoch 1: {len(set(places))} ranks, plain, 100 img/s", flush=True)
 distributed.destroy_process_group()
 """
+ACTIVATED = "export PATH=/home/me/env/bin:$PATH VIRTUAL_ENV=/home/me/env"  # in the environment of the job
 SCRIPTS = {"torchrun": "plain.py", "accelerate": "accelerated.py", "srun": "python plain.py --bare"}
 OWN = {
     "sweeps": {
         "programs": {
             "command": "{program} {trial_dir}",
             "metrics": {"file": "m.json"},
-            "grid": {"program": ["./shell.sh", "./compiled", "./failing.sh", "./endless.sh"]},
+            "grid": {"program": ["./shell.sh", "./compiled", "./where.sh", "./failing.sh", "./endless.sh"]},
             "timeout_minutes": 0.2,
             "retries": 0,
             "slots": {"nodes": 2, "gpus_per_node": 1},
@@ -80,6 +82,7 @@ OWN = {
         name: {
             "script": script,
             "launcher": name,
+            "python": "trainyard",
             "metrics": {"pattern": r"epoch (?P<epoch>\d+): (?P<ranks>\d+) ranks, .*, (?P<images_per_second>\d+) img/s"},
             "scales": ["2x2" if name == "srun" else "2x1"],
             "mode": "weak",
@@ -104,7 +107,7 @@ def finished(cluster):
     lines = [f"{program}sweep.py --config config.yaml --sweep {name}" for name in OWN["sweeps"]]
     lines += [f"{program}train.py --config config.yaml --study {name} --scale {study['scales'][0]}"
               for name, study in OWN["scaling"].items()]  # fmt: skip
-    run_on_two_nodes(cluster, folder, "set -e\n" + "\n".join(lines), cpus=2)
+    run_on_two_nodes(cluster, folder, "\n".join(["set -e", ACTIVATED, *lines]), cpus=2)
     return folder
 
 
@@ -134,7 +137,8 @@ def test_launchers_start_a_rank_on_every_gpu_of_several_nodes(finished, launcher
 def test_programs_of_any_kind_are_trials_and_one_that_exceeds_its_timeout_is_ended(finished):
     rows = read(finished, "sweeps/programs/trials.csv").set_index("program")
     assert rows["status"].to_dict() == {
-        "./shell.sh": "finished", "./compiled": "finished", "./failing.sh": "failed", "./endless.sh": "failed",
+        "./shell.sh": "finished", "./compiled": "finished", "./where.sh": "finished", "./failing.sh": "failed",
+        "./endless.sh": "failed",
     }  # fmt: skip
     assert rows.loc[["./shell.sh", "./compiled"], "score"].tolist() == [1, 2]
     tries = {attempt.trial: attempt for attempt in journal_of(finished, "programs")}
@@ -143,6 +147,8 @@ def test_programs_of_any_kind_are_trials_and_one_that_exceeds_its_timeout_is_end
     shell = tries[rows.loc["./shell.sh", "trial"]]
     output = (finished / f"results/sweeps/programs/trials/{shell.trial}/output-1.log").read_text()
     assert output == f"hello from {shell.location.node} GPU {shell.location.gpu}\n"
+    where = finished / f"results/sweeps/programs/trials/{rows.loc['./where.sh', 'trial']}/output-1.log"
+    assert where.read_text().startswith("/home/me/env none /home/me/env/bin:")
 
 
 def test_a_function_is_called_in_one_process_for_all_trials(finished):

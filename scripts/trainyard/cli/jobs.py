@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainyard.cli.profile import Profile
+from trainyard.cli.program_environments import describe_environment
 from trainyard.config.config import Config
 from trainyard.config.scaling import split_scale
 from trainyard.config.trials import RESULT_VERSION
@@ -55,12 +56,15 @@ class SweepJobs:
     def summary(self, wildcards: Wildcards, attempt: int) -> str:
         """What the job does, for messages; with its cost if there is a scheduler."""
         plan = self._plan(wildcards.name, attempt)
-        if not self._profile.has_scheduler or not plan.forecast.pending:
+        if not plan.forecast.pending:
             return summarize_plan(plan)
+        environment = describe_environment(plan.state.sweep)
+        if not self._profile.has_scheduler:
+            return f"{summarize_plan(plan)}{environment}"
         request, most = plan.request, plan.state.max_slots.gpus
         limits = self._profile.limits(self.rule_of(wildcards.name))
         effect = limits.describe(request.needed_minutes, gpus=request.slots.gpus, max_gpus=most)
-        return f"{summarize_plan(plan)}; {summarize_cost(plan)}{effect}"
+        return f"{summarize_plan(plan)}; {summarize_cost(plan)}{effect}{environment}"
 
     def minutes(self, wildcards: Wildcards, attempt: int) -> int:
         """Walltime."""
@@ -170,6 +174,7 @@ class TrainJobs:
         if study.script is not None:
             named = {"launcher", "launcher_options", "python", "args", "metrics"}
             what = study.model_dump(include=named, mode="json") | {"script": study.program}
+            what |= {"env": study.env} if study.env else {}
         return digest_of([what, study.mode, study.retrain, RESULT_VERSION])
 
     def summary(self, wildcards: Wildcards) -> str:
@@ -177,7 +182,8 @@ class TrainJobs:
         study, folder = self._config.scaling[wildcards.name], self._results / "scaling" / wildcards.name
         if study.script and UserScript(study, wildcards.scale, folder).reusable(self._results):
             return f"scaling {wildcards.name}: the output of {wildcards.scale} is read again; nothing runs"
-        what = f"scaling {wildcards.name}: training at {wildcards.scale}{study.describe_step(wildcards.scale)}"
+        details = f"{study.describe_step(wildcards.scale)}{describe_environment(study)}"
+        what = f"scaling {wildcards.name}: training at {wildcards.scale}{details}"
         if not self._profile.has_scheduler:
             return what
         row = plan_scale(self._config, wildcards.name, wildcards.scale, self._results, runtime_minutes=None)

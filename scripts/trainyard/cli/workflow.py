@@ -13,6 +13,7 @@ from typing import Any, Final
 from trainyard.cli.jobs import SweepJobs, TrainJobs, Wildcards
 from trainyard.cli.paths import check_paths
 from trainyard.cli.profile import Profile
+from trainyard.cli.program_environments import check_interpreters, check_launchers
 from trainyard.cli.rehearsals import check_trainings
 from trainyard.cli.run_summary import RunSummary, read_jobs
 from trainyard.config.datasets import ImageFolder, Python, has_images, needs_download
@@ -21,6 +22,7 @@ from trainyard.config.train import NAME_PATTERN
 from trainyard.config.trials import published_weights, trainings
 from trainyard.config.weights import weights_receipt
 from trainyard.planning.memory_request import MemoryRequest, staging_memory, trees_memory
+from trainyard.programs.environment import RECORD, record_environment
 from trainyard.utils.files import digest_of, write_json
 from trainyard.utils.import_path import SCRIPTS, check_imports
 
@@ -92,6 +94,7 @@ class Workflow:
         self._profile.check()
         used = (Path.cwd(), Path(sys.prefix), *map(Path, config_files))
         check_paths(SCRIPTS.parent, used, uses_slurm=self._profile.has_scheduler)
+        check_interpreters(self.config)
         self._resolved = self.config.model_dump(mode="json", exclude_unset=True)
         self.config_file = self._results / "configs" / f"{digest_of(self._resolved)}.json"
         self.staging_mem_mb = self._profile.mem_mb(self._staging_memory)
@@ -109,17 +112,21 @@ class Workflow:
         def command(wildcards: Wildcards, output: Any) -> str:
             if self._before_jobs() and not self.config_file.exists():
                 self.write_config()
-            script = ["exec", "python", str(SCRIPTS / f"{name}.py")]
             options = ["--config", str(self.config_file), "--results", str(self._results)]
-            return self._environment() + shlex.join([*script, *options])
+            return f"{self._python()} {shlex.join([str(SCRIPTS / f'{name}.py'), *options])}"
 
         return command
 
-    def _environment(self) -> str:
-        """The environment that runs Snakemake, unless Snakemake activates another one for each rule (`--sdm`)."""
-        if self._deployment & {"CONDA", "APPTAINER"}:
-            return ""
-        return f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"; '
+    def _python(self) -> str:
+        """The Python that runs Snakemake, unless Snakemake activates another environment for each rule (`--sdm`).
+
+        In that of conda, users' programs still run in the user's own. A container has other paths.
+        """
+        if "APPTAINER" in self._deployment:
+            return "exec python"
+        if "CONDA" in self._deployment:
+            return f"export {RECORD}={shlex.quote(record_environment())}; exec python"
+        return f"exec {shlex.quote(sys.executable)}"
 
     def write_config(self) -> None:
         """Write the config of this run, command-line overrides included, for the programs to read."""
@@ -152,6 +159,7 @@ class Workflow:
         for name, study in self.config.scaling.items():
             paths |= {f"scaling.{name}.train.{key}": path for key, path in study.train.import_paths.items()}
         check_imports(paths)
+        check_launchers(self.config)
         check_trainings(self.config, self._results)
 
     def message(self, text: str) -> str:

@@ -16,14 +16,17 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from trainyard.config.arguments import STYLES
 from trainyard.config.train import Train
 from trainyard.config.user_programs import (
     SCALE_PLACEHOLDERS,
     Command,
     ProgramOptions,
     TrainingSection,
+    check_all_arguments,
     check_quoting,
     insert_resume_option,
+    takes_all,
 )
 from trainyard.utils.errors import UserError
 
@@ -44,8 +47,8 @@ class LaunchedScript(TrainingSection):
     script: Command | None = Field(
         None,
         description="Your own distributed training script with its options, as after `python`. Placeholders such as "
-        "`{lr}` stand for arguments; `{out_dir}`, `{resume_from}`, `{nodes}`, `{gpus}`, `{gpus_per_node}`, "
-        "`{cpus_per_gpu}`, `{dataset}` and `{seed}` are predefined.",
+        "`{lr}` stand for arguments, `{args}` for all others, as in sweeps; `{out_dir}`, `{resume_from}`, `{nodes}`, "
+        "`{gpus}`, `{gpus_per_node}`, `{cpus_per_gpu}`, `{dataset}` and `{seed}` are predefined.",
     )
     launcher: Literal["torchrun", "accelerate", "deepspeed", "srun"] = Field(
         "torchrun",
@@ -53,9 +56,6 @@ class LaunchedScript(TrainingSection):
         "WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.",
     )
     launcher_options: list[str] = Field([], description="Further options of the launcher, as a list of words.")
-    python: str | None = Field(
-        None, description="Python interpreter for `script` and launcher. By default the one that runs Trainyard."
-    )
 
     @field_validator("script")
     @classmethod
@@ -149,11 +149,12 @@ class Scaling(ProgramOptions, LaunchedScript):
 
     def _check_script(self, script: Command) -> None:
         used = self.find_names(script)
-        known = {*self.args, *SCALE_PLACEHOLDERS, *(["resume"] if self.resume is not None else [])}
+        known = {*self.args, *SCALE_PLACEHOLDERS, *STYLES, *(["resume"] if self.resume is not None else [])}
+        check_all_arguments(script, self.args)
         if unknown := sorted(used - known):
             message = "the script has {name} in braces, which is not in `args`"
             raise PydanticCustomError("script", message, {"name": unknown[0]})
-        if unused := sorted(self.args.keys() - used):
+        if (unused := sorted(self.args.keys() - used)) and not any(takes_all(name, self.args) for name in used):
             message = "{name} of `args` is not in the script: write it in braces where it belongs"
             raise PydanticCustomError("script", message, {"name": unused[0]})
         self.check_resume(script, self.args, in_shell=False)

@@ -22,19 +22,23 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from trainyard.config.arguments import STYLES
 from trainyard.config.metric_names import DEFAULT_METRIC, EPOCH_METRICS, TRAINING_METRICS, Mode, guess_mode
 from trainyard.config.train import Section, Train
 from trainyard.config.user_programs import (
+    PORT,
     TRIAL_PLACEHOLDERS,
     Command,
     DottedPath,
     ProgramOptions,
     TrainingSection,
     UserProgram,
+    check_all_arguments,
     check_arithmetic,
     check_quoting,
     insert_resume_option,
-    make_lookup,
+    make_values,
+    takes_all,
 )
 from trainyard.config.weights import identifying
 
@@ -272,7 +276,8 @@ class Workload(TrainingSection):
     command: Command | None = Field(
         None,
         description="Your own program: a shell command line or a list of words. Placeholders such as `{lr}` stand for "
-        "arguments; `{trial_dir}`, `{trial}`, `{attempt}`, `{resume_from}`, `{dataset}` and `{cpus}` are predefined. "
+        "arguments, `{args}` for all others as `--lr 0.1` (`{args:dashes}`, `{args:hydra}`: in other styles); "
+        "`{trial_dir}`, `{trial}`, `{attempt}`, `{resume_from}`, `{dataset}`, `{cpus}` and `{port}` are predefined. "
         "Trainyard quotes values, so write no quotes around a placeholder.",
     )
     function: DottedPath | None = Field(
@@ -296,9 +301,13 @@ class Workload(TrainingSection):
 
 
 OPTIONS_OF: Final = (  # options that apply to some kinds of trials only
-    dict.fromkeys(("metrics", "checkpoint", "resume", "grace_seconds"), ("command",))
+    dict.fromkeys(("metrics", "checkpoint", "resume", "grace_seconds", "python", "env"), ("command",))
     | dict.fromkeys(("args", "timeout_minutes"), ("command", "function"))
     | {"resumable": ("function",)}
+)
+
+_REASONS: Final = dict.fromkeys(
+    ("python", "env"), ": a function runs in Trainyard's own process, so start it by a command of your environment"
 )
 
 
@@ -389,8 +398,10 @@ class Sweep(ProgramOptions, Workload):
             raise PydanticCustomError("kind", "a training needs a `dataset`; or give a `command` or a `function`")
         for name, kinds in OPTIONS_OF.items():
             if name in self.model_fields_set and not set(kinds) & set(self.kinds):
-                message = "{name} is for a {kinds}"
-                raise PydanticCustomError("kind", message, {"name": name, "kinds": " or ".join(kinds)})
+                message = "{name} is for a {kinds}{reason}"
+                reason = _REASONS.get(name, "") if self.function is not None else ""
+                content = {"name": name, "kinds": " or ".join(kinds), "reason": reason}
+                raise PydanticCustomError("kind", message, content)
         return self
 
     @model_validator(mode="after")
@@ -488,21 +499,8 @@ class Sweep(ProgramOptions, Workload):
         if taken := sorted(settings.keys() & RESERVED_COLUMNS):
             raise ValueError(f"{taken[0]} is a column of the tables: give the argument another name")
         if self.command is not None:
-            self._check_arguments(self.command, settings)
+            _check_arguments(self, self.command, settings)
         return UserProgram(command=self.command, function=self.function, args=settings)
-
-    def _check_arguments(self, command: Command, settings: dict[str, Any]) -> None:
-        used = self.find_names(command)
-        known = {*settings, *TRIAL_PLACEHOLDERS, *(["resume"] if self.resume is not None else [])}
-        if unknown := sorted(used - known):
-            hint = "; or give `resume`, the option that replaces it" if unknown[0] == "resume" else ""
-            raise ValueError(f"the command has {{{unknown[0]}}}, which is neither varied nor in `args`{hint}")
-        if unused := sorted(settings.keys() - used):
-            raise ValueError(f"{unused[0]} is not in the command: write {{{unused[0]}}} where it belongs")
-        if reserved := sorted(settings.keys() & set(TRIAL_PLACEHOLDERS)):
-            raise ValueError(f"{reserved[0]} is predefined: give the argument another name")
-        texts = dict.fromkeys([*TRIAL_PLACEHOLDERS, "resume"], "") | {"attempt": 1, "cpus": 1}
-        check_arithmetic(command, make_lookup(settings, texts))
 
     @property
     def required_metrics(self) -> list[str]:
@@ -553,3 +551,19 @@ class Sweep(ProgramOptions, Workload):
             return None
         number, unit = re.findall(r"[0-9.]+|[a-z]+", self.goal)[1:]
         return float(number) * {"min": 60, "h": 3600, "d": 86400}[unit]
+
+
+def _check_arguments(sweep: Sweep, command: Command, settings: dict[str, Any]) -> None:
+    """Raise a ValueError unless a command uses the arguments of a trial, and nothing else."""
+    used = sweep.find_names(command)
+    known = {*settings, *TRIAL_PLACEHOLDERS, PORT, *STYLES, *(["resume"] if sweep.resume is not None else [])}
+    check_all_arguments(command, settings)
+    if unknown := sorted(used - known):
+        hint = "; or give `resume`, the option that replaces it" if unknown[0] == "resume" else ""
+        raise ValueError(f"the command has {{{unknown[0]}}}, which is neither varied nor in `args`{hint}")
+    if (unused := sorted(settings.keys() - used)) and not any(takes_all(name, settings) for name in used):
+        raise ValueError(f"{unused[0]} is not in the command: write {{{unused[0]}}} where it belongs, or {{args}}")
+    if reserved := sorted(settings.keys() & set(TRIAL_PLACEHOLDERS)):
+        raise ValueError(f"{reserved[0]} is predefined: give the argument another name")
+    texts = dict.fromkeys([*TRIAL_PLACEHOLDERS, "resume"], "") | {"attempt": 1, "cpus": 1, PORT: 1}
+    check_arithmetic(command, make_values(command, settings, texts))

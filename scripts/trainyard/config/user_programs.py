@@ -1,6 +1,5 @@
 """Options of the programs that users bring, as trials of a sweep or as the training of a scaling study."""
 
-import json
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
@@ -10,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+from trainyard.config.arguments import STYLES, Words, format_argument, list_words
 from trainyard.config.train import Name, Section, Train
 from trainyard.utils import shell_syntax
 from trainyard.utils.files import digest_of
@@ -17,7 +17,7 @@ from trainyard.utils.files import digest_of
 Command = str | Annotated[list[str], Field(min_length=1)]
 DottedPath = Annotated[str, StringConstraints(pattern=r"^[\w.]+:\w+$")]
 PLACEHOLDER: Final = re.compile(
-    r"(?<!\$)\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}"
+    r"(?<!\$)\{(args:[a-z]+|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}"
 )  # but not ${HOME}, which the shell expands
 
 # The regular expression that replaces `{number}` in a pattern of metrics. It is a group, so that a quantifier after it
@@ -29,6 +29,7 @@ GRACE_SECONDS: Final = 30.0  # Slurm's and torchrun's default between SIGTERM an
 
 # Placeholders that a command may use beside its arguments.
 TRIAL_PLACEHOLDERS = ("trial_dir", "trial", "attempt", "resume_from", "dataset", "cpus")
+PORT: Final = "port"  # the same, unless an argument has this name
 SCALE_PLACEHOLDERS = ("out_dir", "resume_from", "nodes", "gpus", "gpus_per_node", "cpus_per_gpu", "dataset", "seed")
 
 
@@ -143,6 +144,20 @@ class ProgramOptions(Section):
         description="Grace period between SIGTERM and SIGKILL when your program must end: the time to write a "
         "checkpoint.",
     )
+    python: str | None = Field(
+        None,
+        description="Python of another environment than the one in which you start Snakemake: its interpreter, or the "
+        "folder of the environment, whose programs are then first on PATH. `trainyard`: the one that runs Trainyard.",
+    )
+    env: str | None = Field(
+        None, description="The same for a conda environment, by its name or its folder, which is activated."
+    )
+
+    @model_validator(mode="after")
+    def _check_environment(self) -> "ProgramOptions":
+        if self.python is not None and self.env is not None:
+            raise PydanticCustomError("environment", "give python or env, not both")
+        return self
 
     def find_names(self, command: Command) -> set[str]:
         """The names of all placeholders in a command and in the option to resume, up to the first dot."""
@@ -156,6 +171,26 @@ class ProgramOptions(Section):
         _check_resume_option(command, self.resume, args, in_shell=in_shell)
         if self.resume is not None and (isinstance(command, str) or not in_shell):
             check_quoting(self.resume, in_shell=in_shell)
+
+
+def takes_all(name: str, args: Collection[str]) -> bool:
+    """Whether a placeholder stands for all arguments: `{args}`, unless it is the name of one, or `{args:hydra}`."""
+    return name in STYLES and name not in args
+
+
+def check_all_arguments(command: Command, args: Collection[str]) -> None:
+    """Raise a PydanticCustomError if a placeholder for all arguments has an unknown style or is only part of a word."""
+    for part in [command] if isinstance(command, str) else command:
+        for found in PLACEHOLDER.finditer(part) if "{args" in part else ():
+            content = {"name": found[0], "styles": ", ".join(f"{{{style}}}" for style in STYLES)}
+            if found[1].startswith("args:") and found[1] not in STYLES:
+                raise PydanticCustomError("args", "there is no {name}; known: {styles}", content)
+            beside = part[: found.start()][-1:] + part[found.end() :][:1]
+            if takes_all(found[1], args) and beside.strip(_SEPARATORS if isinstance(command, str) else ""):
+                raise PydanticCustomError("args", "{name} is several words: write no other text beside it", content)
+
+
+_SEPARATORS: Final = " \t\n;|&()<>"
 
 
 def find_placeholders(command: Command) -> set[str]:
@@ -252,9 +287,34 @@ def build_argv(command: Command, values: Callable[[str], Any], *, in_shell: bool
         KeyError: a placeholder has no value.
     """
     if isinstance(command, list):
-        return [PLACEHOLDER.sub(lambda name: format_argument(values(name[1])), part) for part in command]
-    line = PLACEHOLDER.sub(lambda name: shlex.quote(format_argument(values(name[1]))), command)
+        return [word for part in command for word in _fill_in(part, values)]
+    line = PLACEHOLDER.sub(lambda name: _quote(values(name[1])), command)
     return ["/bin/sh", "-c", line] if in_shell else shlex.split(line)
+
+
+def _fill_in(part: str, values: Callable[[str], Any]) -> list[str]:
+    """The words of one part of a command that is a list."""
+    whole = PLACEHOLDER.fullmatch(part)
+    if whole and isinstance(found := values(whole[1]), Words):
+        return found
+    return [PLACEHOLDER.sub(lambda name: format_argument(values(name[1])), part)]
+
+
+def _quote(value: Any) -> str:
+    return shlex.join(value) if isinstance(value, Words) else shlex.quote(format_argument(value))
+
+
+def make_values(command: Command, args: Mapping[str, Any], predefined: Mapping[str, Any]) -> Callable[[str], Any]:
+    """A function from a placeholder of a command to its value; to a KeyError if it has none.
+
+    `{args}` has all arguments that the command does not name.
+    """
+    look_up, named = make_lookup(args, predefined), find_placeholders(command)
+
+    def value(name: str) -> Any:
+        return list_words(name, args, besides=named) if takes_all(name, args) else look_up(name)
+
+    return value
 
 
 def make_lookup(*mappings: Mapping[str, Any]) -> Callable[[str], Any]:
@@ -273,8 +333,3 @@ def make_lookup(*mappings: Mapping[str, Any]) -> Callable[[str], Any]:
 
 
 _MISSING: Final = object()
-
-
-def format_argument(value: Any) -> str:
-    """A value as an argument of a program: text unchanged, everything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value)

@@ -37,6 +37,8 @@ from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.search import SuggestionSource
 from trainyard.planning.task import Task, TaskSource
 from trainyard.programs.command import failed_by_itself
+from trainyard.programs.environment import RECORD, find_interpreter, record_environment
+from trainyard.utils.environment import environment_variables
 from trainyard.utils.stop_notice import interrupt_at_notice
 
 if TYPE_CHECKING:  # it imports Ray
@@ -83,6 +85,7 @@ def _check(plan: Plan, results: Path) -> None:
     if plan.state.sweep.dataset and plan.state.sweep.is_training:
         Staged(results / "data" / plan.state.sweep.dataset).check_images()
     plan.state.space.check_retrain(plan.state.name)
+    find_interpreter(plan.state.sweep)
 
 
 def _close_open_attempts(journal: Journal, plan: Plan) -> None:
@@ -103,6 +106,7 @@ def _run_pending(plan: Plan, journal: Journal, results: Path, config: Config) ->
     log.info("starting Ray with %d slots", slots.count)
     flops = _count_flops(plan, results)  # while Ray starts
     with (
+        environment_variables({RECORD: os.environ.get(RECORD) or record_environment()}),  # before Ray adds its own
         remove_copies_at_exit(config.data.local),
         record_memory(folder, processes=counted),
         run_mps(slots.uses_mps),
@@ -243,6 +247,7 @@ def _worker_setup(plan: Plan, results: Path, data: Data) -> WorkerSetup:
         end_seconds=sweep.grace_seconds if sweep.command is not None else GRACE_SECONDS,
         timeout_seconds=60 * sweep.timeout_minutes if sweep.timeout_minutes else None,
         cwd=str(Path.cwd()),
+        python=find_interpreter(sweep),
     )
 
 

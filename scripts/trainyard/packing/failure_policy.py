@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from trainyard.config.user_programs import format_argument
+from trainyard.config.arguments import format_argument
 
 # A GPU is checked each time this many different trials in a row have failed on it. Its slot is retired if the check
 # finds a fault, or if this many of these trials finished elsewhere. A trial that fails on two GPUs counts for neither.

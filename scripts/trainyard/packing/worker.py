@@ -198,6 +198,7 @@ class Worker:
             claim=claim,
             notice=self._notice,
             earlier_outputs=tuple(earlier if resume_from else ()),
+            python=setup.python,
         )
 
     def _run_function(self, request: TrialRequest) -> TrialRun:

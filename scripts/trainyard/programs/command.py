@@ -10,21 +10,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Generator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from trainyard.cluster.ports import reserved_port
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import (
     GRACE_SECONDS,
+    PORT,
     Metrics,
     UserProgram,
     build_argv,
+    find_placeholders,
     insert_resume_option,
-    make_lookup,
+    make_values,
     metrics_digest,
 )
+from trainyard.programs.environment import program_environment, thread_variables
 from trainyard.programs.metrics import MetricsCollector, parse_saved_output
 from trainyard.programs.output_file import OutputFile
 from trainyard.programs.output_lines import LineSplitter
@@ -57,6 +61,7 @@ class CommandTrial:
     grace_seconds: float = GRACE_SECONDS  # from SIGTERM to SIGKILL
     claim: FolderClaim | None = None  # to its folder
     notice: StopNotice = field(default_factory=StopNotice)  # given by the worker to end it
+    python: Path | None = None  # the interpreter of the environment that it runs in, if it is not the user's
     earlier_outputs: tuple[Path, ...] = ()  # of the attempts that it continues, the latest first
 
 
@@ -171,12 +176,11 @@ class _Program:
     def __init__(self, trial: CommandTrial, guard: ProcessGuard) -> None:
         self._grace_seconds, self._lines = trial.grace_seconds, queue.SimpleQueue[str | None]()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._resources = ExitStack()  # held until it has ended
         self._output = OutputFile(trial.output)
-        assert trial.spec.command is not None
-        args = trial.spec.args
-        values = make_lookup(args, trial.placeholders)
-        command = build_argv(insert_resume_option(trial.spec.command, trial.resume, args), values)
+        self._resources.callback(self._output.close)
         try:
+            command = self._command(trial)
             self._process = guard.start(
                 command,
                 cwd=trial.cwd,
@@ -186,11 +190,20 @@ class _Program:
                 log=trial.output,
             )
         except OSError as error:
-            self._output.close()
+            self._resources.close()
             raise start_error(command[0], error) from None
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         threading.Thread(target=self._wait, daemon=True).start()
+
+    def _command(self, trial: CommandTrial) -> list[str]:
+        """Its argument vector. A port that it names is its own until it has ended."""
+        assert trial.spec.command is not None
+        args, predefined = trial.spec.args, dict(trial.placeholders)
+        command = insert_resume_option(trial.spec.command, trial.resume, args)
+        if PORT in find_placeholders(command):
+            predefined[PORT] = self._resources.enter_context(reserved_port())
+        return build_argv(command, make_values(command, args, predefined))
 
     def read_lines(self, timeout_seconds: float) -> tuple[list[str], bool]:
         """The new lines, after waiting at most `seconds` for the first one, and whether the process still runs."""
@@ -209,7 +222,7 @@ class _Program:
         """End all its processes, with the grace period; returns the exit code, or minus the signal that ended it."""
         exit_code = self._process.end(self._grace_seconds)
         self._reader.join(1.0)
-        self._output.close()
+        self._resources.close()
         return exit_code
 
     def tail(self) -> str:
@@ -236,7 +249,8 @@ class _Program:
 
 
 def _environment(trial: CommandTrial) -> dict[str, str]:
-    """The environment of a program: its own GPU and its trial, without the Ray of this job."""
-    inherited = {name: value for name, value in os.environ.items() if not HIDDEN_VARIABLES.match(name)}
+    """The environment of a program: its own GPU, CPUs and trial, without the Ray of this job."""
+    given = program_environment(trial.python)
+    inherited = {name: value for name, value in given.items() if not HIDDEN_VARIABLES.match(name)}
     own = {"TRAINYARD_TRIAL": str(trial.placeholders["trial"]), "TRAINYARD_TRIAL_DIR": str(trial.folder)}
-    return inherited | own | {"PYTHONUNBUFFERED": "1"}
+    return inherited | own | thread_variables(trial.placeholders["cpus"]) | {"PYTHONUNBUFFERED": "1"}

@@ -9,16 +9,19 @@ from trainyard.config.sweep import Sweep
 from trainyard.config.train import Train
 from trainyard.config.trials import Trial
 from trainyard.config.user_programs import (
+    PORT,
     UserProgram,
     build_argv,
     find_placeholders,
     insert_resume_option,
-    make_lookup,
+    make_values,
 )
+from trainyard.programs.environment import find_interpreter
 
 # What makes the trials of a sweep, or is about several of them.
 _OF_SEVERAL: Final = ("grid", "trials", "sample", "search", "stop", "cost", "goal", "slots", "retrain")
 _STUDIES: Final = ("datasets", "sweeps", "scaling", "trees")
+_FREE_PORT: Final = 29500  # torch's default
 _MAX_NAME: Final = 64  # characters of the name of a study
 
 
@@ -74,9 +77,10 @@ def command_to_paste(sweep: Sweep, trial: Trial, *, folder: Path, dataset: Path 
     if not isinstance(spec, UserProgram) or spec.command is None:
         return None
     placeholders = {"trial": "by-hand", "attempt": 1, "trial_dir": str(folder), "cpus": sweep.slots.cpus_per_trial,
-                    "resume_from": "", "dataset": str(dataset or "")}  # fmt: skip
+                    "resume_from": "", "dataset": str(dataset or ""), PORT: _FREE_PORT}  # fmt: skip
     command = insert_resume_option(spec.command, None, spec.args)
-    argv = build_argv(command, make_lookup(spec.args, placeholders))
-    line = argv[-1] if isinstance(command, str) else shlex.join(argv)
-    needs_folder = "trial_dir" in find_placeholders(command)
-    return f"mkdir -p {shlex.quote(str(folder))} && {line}" if needs_folder else line
+    argv = build_argv(command, make_values(command, spec.args, placeholders))
+    before = [f"mkdir -p {shlex.quote(str(folder))}"] if "trial_dir" in find_placeholders(command) else []
+    if python := find_interpreter(sweep):
+        before.insert(0, f'export PATH={shlex.quote(str(python.parent))}:"$PATH"')
+    return " && ".join([*before, argv[-1] if isinstance(command, str) else shlex.join(argv)])

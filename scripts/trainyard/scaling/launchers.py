@@ -26,6 +26,12 @@ WATCH: Final = "scaling.watch"
 NODE_RANK: Final = "{node_rank}"
 MASTER_ADDRESS: Final = "{master_addr}"
 MASTER_PORT: Final = "{master_port}"
+# The modules of the user's environment that the launchers run; srun needs none.
+LAUNCHER_MODULES: Final = {
+    "torchrun": "torch.distributed.run",
+    "accelerate": "accelerate.commands.launch",
+    "deepspeed": "deepspeed.launcher.runner",
+}
 log = logging.getLogger(__name__)
 
 
@@ -111,21 +117,14 @@ def script_command(
     if launcher == "srun":
         if not job_nodes:
             raise UserError("launcher: srun needs a Slurm job; use torchrun here")
-        return [
-            *_srun(job_nodes[:nodes], gpus, cpus=cpus_per_gpu),
-            *launcher_options,
-            *watch,
-            "--per-gpu",
-            "--",
-            python,
-            *words,
-        ]
-    module, options = {
-        "torchrun": ("torch.distributed.run", _torchrun(nodes, gpus)),
-        "accelerate": ("accelerate.commands.launch", _accelerate(nodes, gpus)),
-        "deepspeed": ("deepspeed.launcher.runner", _deepspeed(hostfile)),
+        srun = _srun(job_nodes[:nodes], gpus, cpus=cpus_per_gpu)
+        return [*srun, *launcher_options, *watch, "--per-gpu", "--", python, *words]
+    options = {
+        "torchrun": _torchrun(nodes, gpus),
+        "accelerate": _accelerate(nodes, gpus),
+        "deepspeed": _deepspeed(hostfile),
     }[launcher]
-    each = [*watch, "--", python, "-m", module, *options, *launcher_options, *words]
+    each = [*watch, "--", python, "-m", LAUNCHER_MODULES[launcher], *options, *launcher_options, *words]
     return [*_srun(job_nodes, 1, cpus=cpus_per_gpu * gpus), *each] if nodes > 1 else each
 
 

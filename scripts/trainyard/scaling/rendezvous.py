@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from trainyard.cluster import host
+from trainyard.cluster.ports import PORTS
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json
 
@@ -30,7 +31,6 @@ START_FACTOR: Final = 5  # starting Python on all nodes may take this many times
 GRACE_SECONDS: Final = 15.0  # until a file is visible on the first node; its error is the one that counts
 POLL_SECONDS: Final = 0.1
 LOOPBACK: Final = "127.0.0.1"
-PORTS: Final = range(20000, 32768)  # Linux uses ports from 32768 on for outgoing connections
 _ENDPOINT, _PROBLEM = "endpoint.json", "problem.json"
 
 

@@ -8,7 +8,6 @@ import queue
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,9 +19,10 @@ from typing import Any, Final
 
 from trainyard.cluster import host, slurm_allocation
 from trainyard.config.scaling import Scaling, repeat_of, split_scale
-from trainyard.config.user_programs import build_argv, insert_resume_option, make_lookup, metrics_digest
+from trainyard.config.user_programs import build_argv, insert_resume_option, make_values, metrics_digest
 from trainyard.planning.plan import dataset_digest
 from trainyard.programs.command import CheckpointFile, find_checkpoint, start_error
+from trainyard.programs.environment import find_interpreter, script_interpreter
 from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector
 from trainyard.programs.output_file import OutputFile
 from trainyard.programs.output_lines import LineSplitter
@@ -63,9 +63,8 @@ class UserScript:
     def __init__(self, study: Scaling, run: str, folder: Path) -> None:
         self._study, self._run, self._folder = study, run, folder / run
         self._nodes, self._gpus = split_scale(run)
-        what = study.model_dump(mode="json", include={"launcher", "python", "args", "retrain"}) | {
-            "script": study.program
-        }
+        what = study.model_dump(mode="json", include={"launcher", "python", "args", "retrain"})
+        what |= {"script": study.program} | ({"env": study.env} if study.env else {})
         # A changed script starts in a new folder.
         self._out = (self._folder / "out" / digest_of(what, length=10)).absolute()
         self._reported = ReportedRows(self._out)
@@ -176,10 +175,9 @@ class UserScript:
             "dataset": dataset,
             "seed": repeat_of(self._run) - 1,
         }
-        values = make_lookup(study.args, own)
         assert study.script is not None
         command = insert_resume_option(study.script, study.resume if checkpoint else None, study.args)
-        words = build_argv(command, values, in_shell=False)
+        words = build_argv(command, make_values(command, study.args, own), in_shell=False)
         if words[0] in ("python", "python3"):  # the launcher runs it with the interpreter
             del words[0]
         watch_options = ["--folder", str(self._folder / "telemetry"), "--seconds", f"{study.telemetry_seconds:g}"]
@@ -187,12 +185,14 @@ class UserScript:
         given = check_allocation(self._run, self._allocation)
         nodes = list(given.nodes) if given else [host.node_name()]
         watch_options += ["--rendezvous", meeting, "--nodes", ",".join(nodes)]
+        named = find_interpreter(study)
+        watch_options += ["--activate", str(named)] if named else []
         return script_command(
             self._run,
             words,
             launcher=study.launcher,
             launcher_options=study.launcher_options,
-            python=study.python or sys.executable,
+            python=str(script_interpreter(study)),
             watch_options=watch_options,
             hostfile=self._hostfile(nodes),
             cpus_per_gpu=study.cpus_per_gpu,

@@ -17,6 +17,7 @@ import psutil
 
 from trainyard.cluster import host
 from trainyard.packing import gpu_sharing
+from trainyard.programs.environment import program_environment, thread_variables
 from trainyard.scaling.launchers import MASTER_ADDRESS, MASTER_PORT, NODE_RANK
 from trainyard.scaling.notices import forward_to_launched
 from trainyard.scaling.rendezvous import Endpoint, Rendezvous, RendezvousError
@@ -36,6 +37,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads per process")
     parser.add_argument("--rendezvous", type=Path, required=True, metavar="DIR", help="private folder to meet in")
     parser.add_argument("--nodes", required=True, metavar="NAMES", help="the nodes of the training, with commas")
+    parser.add_argument("--activate", type=Path, metavar="PYTHON", help="interpreter whose environment is activated")
     parser.add_argument("--per-gpu", action="store_true", help="srun runs this once per GPU, not once per node")
     parser.add_argument("command", nargs="+", help="command to run, after --")
     arguments = parser.parse_args()
@@ -48,7 +50,7 @@ def main() -> int:
     line = arguments.command
     for placeholder, value in values.items():
         line = [word.replace(placeholder, value) for word in line]
-    process = subprocess.Popen(line, env=os.environ | _environment(arguments, endpoint))
+    process = subprocess.Popen(line, env=program_environment(arguments.activate) | _environment(arguments, endpoint))
     forward_to_launched(process, through_srun=False)
     if local_rank:
         return process.wait()  # local rank 0 records the telemetry of this node
@@ -97,7 +99,7 @@ def _sample(arguments: argparse.Namespace, ended: threading.Event) -> None:
 
 def _environment(arguments: argparse.Namespace, endpoint: Endpoint) -> dict[str, str]:
     """Environment variables added for the command."""
-    given = {"OMP_NUM_THREADS": str(arguments.threads)}
+    given = thread_variables(arguments.threads)
     if not gpu_sharing.has_gpu():
         given |= {"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
     if arguments.per_gpu:

@@ -12,6 +12,7 @@ from dataclasses import replace
 import psutil
 import pytest
 from slurm_cluster.waiting import wait_until
+from trainyard.cluster import ports
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import Metrics, UserProgram
 from trainyard.programs.command import CommandTrial, failed_by_itself, find_checkpoint, run_command
@@ -66,6 +67,25 @@ def test_values_with_special_characters_reach_the_program_unchanged(tmp_path, gu
     assert end.program.tail == "it's $HOME; `ls` *|[1, 2]|true|0.0001|home|"
     end = end_of(call(tmp_path, ["printf", "%s|", "{text}", "a{yes}b"], args=args), guard)
     assert end.program.tail == "it's $HOME; `ls` *|atrueb|"
+
+
+def test_a_command_has_a_port_of_its_own_until_it_ends(tmp_path, guard, monkeypatch):
+    monkeypatch.setattr(ports, "PORTS", range(20200, 20202))
+    wait = "echo epoch 1: acc {port}; echo epoch 2: acc 0; while [ ! -e go ]; do sleep 0.05; done"
+    waiting = run_command(call(tmp_path, wait, metrics=PATTERN), guard)
+    first = next(waiting).row["val_accuracy"]
+    for _ in range(3):
+        tail = end_of(call(tmp_path, ["echo", "{port}"]), guard).program.tail
+        assert {first, int(tail)} == {20200, 20201}
+    (tmp_path / "go").touch()
+    assert [each.row["epoch"] for each in waiting] == [2]
+    assert end_of(call(tmp_path, "echo {port} {args}", args={"port": 1, "n": 2}), guard).program.tail == "1 --n 2"
+
+
+def test_a_command_uses_as_many_threads_as_it_has_cpus(tmp_path, guard, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "16")  # of the whole job, from Snakemake
+    monkeypatch.setenv("MKL_NUM_THREADS", "16")
+    assert end_of(call(tmp_path, "echo $OMP_NUM_THREADS $MKL_NUM_THREADS"), guard).program.tail == "1 1"
 
 
 def test_epochs_are_reported_while_a_command_runs(tmp_path, guard):

@@ -1,6 +1,7 @@
 """best.yaml: the same trial again, whatever its sweep looks like; and the command line to paste."""
 
 import subprocess
+import sys
 
 import pytest
 import yaml
@@ -133,6 +134,7 @@ print(json.dumps([sys.argv[1:], os.path.isdir(os.environ.get("DIR", "/")), os.ge
         ("python3 show.py --lr {lr} {text}", {"text": "it's $HOME"}, ["--lr", "0.1", "it's $HOME"]),
         (["python3", "show.py", "{lr}", "{text}"], {"text": "a b"}, ["0.1", "a b"]),
         ("python3 show.py {lr} {cpus} {attempt}", {}, ["0.1", "3", "1"]),
+        ("python3 show.py --port {port} {args}", {"text": "a b"}, ["--port", "29500", "--text", "a b", "--lr", "0.1"]),
         ("export DIR={trial_dir}\npython3 show.py {lr} \\\n  {trial}", {}, ["0.1", "by-hand"]),
     ],
 )
@@ -144,6 +146,14 @@ def test_the_line_to_paste_runs_the_command_with_its_values(tmp_path, command, a
     line = paste_line(state, rank_sweep(state))
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert yaml.safe_load(done.stdout) == [given, True, str(tmp_path)]
+
+
+def test_the_line_to_paste_runs_in_the_environment_of_the_sweep(tmp_path):
+    command = "python3 -c 'import sys; print(sys.prefix)' {lr}"
+    config = config_of({"command": command, "grid": {"lr": [0.1]}, "python": "trainyard"})
+    _, state = finish(config, tmp_path, 0)
+    line = paste_line(state, rank_sweep(state))
+    assert subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout == f"{sys.prefix}\n"
 
 
 def test_best_config_says_what_is_best_and_what_to_do(tmp_path):

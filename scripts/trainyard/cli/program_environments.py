@@ -1,0 +1,92 @@
+"""The environments of users' programs: checked before anything is submitted, and named in the plan."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from trainyard.config.config import Config
+from trainyard.config.scaling import Scaling
+from trainyard.config.sweep import Sweep
+from trainyard.config.user_programs import Command
+from trainyard.programs.environment import find_interpreter, program_environment, script_interpreter
+from trainyard.scaling.launchers import LAUNCHER_MODULES
+from trainyard.utils.errors import UserError
+
+_OF_PYTHON: Final = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed")
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+
+
+def check_interpreters(config: Config) -> None:
+    """Raise a UserError if an environment that a sweep or study names has no interpreter; it lists all of them."""
+    errors = []
+    for place, study in _programs(config):
+        try:
+            find_interpreter(study)
+        except UserError as error:
+            errors.append(f"  {place}.{'env' if study.env else 'python'}: {error}")
+    if errors:
+        raise UserError("\n".join(["environments of your programs:", *errors]))
+
+
+def check_launchers(config: Config) -> None:
+    """Raise a UserError if the environment of a distributed script does not have its launcher."""
+    for name, study in config.scaling.items():
+        module = LAUNCHER_MODULES.get(study.launcher) if study.script is not None else None
+        if module and not _has_module(study, package := module.partition(".")[0]):
+            remedy = "activate your environment, or name it by `python:` or `env:`"
+            raise UserError(f"scaling.{name}: {script_interpreter(study)} does not have {package}: {remedy}")
+
+
+def describe_environment(study: Sweep | Scaling) -> str:
+    """Which Python a command or script runs with, for messages, as in `; python: /home/me/env/bin/python`; or ""."""
+    try:
+        return _describe(study)
+    except UserError as error:
+        return f"; {error}"
+
+
+def _describe(study: Sweep | Scaling) -> str:
+    if isinstance(study, Scaling):
+        return _where("python", script_interpreter(study)) if study.script is not None else ""
+    name = "" if study.command is None else _first_word(study.command)
+    if not _OF_PYTHON.fullmatch(name):
+        return ""
+    found = shutil.which(name, path=program_environment(find_interpreter(study)).get("PATH"))
+    if found is None:
+        return f"; there is no {name} on your PATH: activate your environment, or name it by python or env"
+    return _where(name, Path(found))
+
+
+def _where(name: str, path: Path) -> str:
+    return f"; {name}: {'that of Trainyard' if path.parent == Path(sys.executable).parent else path}"
+
+
+def _first_word(command: Command) -> str:
+    """The program of a simple command, after assignments of variables; "" if it is not known."""
+    words = command if isinstance(command, list) else []
+    with suppress(ValueError):  # quotes that only a shell understands
+        words = words or [word for word in shlex.split(str(command)) if not _ASSIGNMENT.fullmatch(word)]
+    return words[0] if words else ""
+
+
+def _has_module(study: Scaling, name: str) -> bool:
+    program = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+    command = [str(script_interpreter(study)), "-c", program, name]
+    environment = program_environment(find_interpreter(study))
+    return not subprocess.run(command, env=environment, capture_output=True, check=False).returncode
+
+
+def _programs(config: Config) -> Iterator[tuple[str, Sweep | Scaling]]:
+    """The sweeps and studies that run a user's program, with their places in the config."""
+    for name, sweep in config.sweeps.items():
+        if sweep.command is not None:
+            yield f"sweeps.{name}", sweep
+    for name, study in config.scaling.items():
+        if study.script is not None:
+            yield f"scaling.{name}", study

@@ -1,0 +1,145 @@
+"""The environment of a user's program: that of the shell in which Snakemake was started, or another one by its name.
+
+Ray sets variables for its workers, `make` for Snakemake, and `--sdm conda` activates another environment for Trainyard
+itself. The user's values of the variables that these change are therefore recorded in a variable before.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from trainyard.config.user_programs import ProgramOptions
+from trainyard.utils.errors import UserError
+from trainyard.utils.text import suggest
+
+RECORD: Final = "TRAINYARD_USER_ENVIRONMENT"
+# Variables that say where programs and modules are found, and one that Ray sets.
+RECORDED: Final = (
+    "PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "CONDA_PREFIX",
+    "CONDA_DEFAULT_ENV", "CONDA_PROMPT_MODIFIER", "CONDA_SHLVL", "PYTHONBREAKPOINT",
+)  # fmt: skip
+# From `make run`: a `make` of the user would take over its options and variables.
+_OF_MAKE: Final = re.compile(r"MAKE(FLAGS|LEVEL|OVERRIDES|_TERMOUT|_TERMERR)|MFLAGS")
+# Snakemake sets them to the CPUs of the job, which several trials share.
+_THREADS: Final = ("OMP", "OPENBLAS", "GOTO", "MKL", "VECLIB", "NUMEXPR")
+TRAINYARD: Final = "trainyard"  # in place of the path of an interpreter: the one that runs Trainyard
+
+
+def record_environment() -> str:
+    """The user's values of the recorded variables, as the value of the variable RECORD."""
+    return json.dumps({name: os.environ.get(name) for name in RECORDED})
+
+
+def program_environment(python: Path | None = None) -> dict[str, str]:
+    """The variables of a user's program, after the environment of an interpreter was activated, if one is given."""
+    recorded = json.loads(os.environ.get(RECORD, "{}"))
+    hidden = {RECORD, *recorded}
+    kept = {name: value for name, value in os.environ.items() if name not in hidden and not _OF_MAKE.fullmatch(name)}
+    user = kept | {name: value for name, value in recorded.items() if value is not None}
+    return user if python is None else _activate(python, user)
+
+
+def thread_variables(count: int) -> dict[str, str]:
+    """Variables that make libraries use this many threads."""
+    names = (f"{library}_{'MAXIMUM' if library == 'VECLIB' else 'NUM'}_THREADS" for library in _THREADS)
+    return dict.fromkeys(names, str(count))
+
+
+def find_interpreter(options: ProgramOptions) -> Path | None:
+    """The interpreter of the environment that `python` or `env` names; None if neither is given.
+
+    Raises:
+        UserError: there is none.
+    """
+    if options.env is not None:
+        return _executable(_conda_prefix(options.env), f"the conda environment {options.env}")
+    if options.python is None:
+        return None
+    if options.python == TRAINYARD:
+        return Path(sys.executable)
+    path = Path(options.python).expanduser()
+    if os.sep not in options.python and not path.is_dir():
+        path = Path(shutil.which(path, path=program_environment().get("PATH")) or path)
+    return _executable(path, options.python)
+
+
+def script_interpreter(options: ProgramOptions) -> Path:
+    """The interpreter of a distributed script and its launcher: by default the first `python` on the user's PATH.
+
+    Raises:
+        UserError: there is none.
+    """
+    path = program_environment().get("PATH")
+    found = find_interpreter(options) or shutil.which("python", path=path) or shutil.which("python3", path=path)
+    if found is None:
+        raise UserError("there is no python on your PATH: activate your environment, or name it by `python:` or `env:`")
+    return Path(found)
+
+
+def _executable(path: Path, name: str) -> Path:
+    """The absolute path of an interpreter, given by itself or by the folder of its environment.
+
+    Links are not followed: that of a virtual environment leads out of it.
+    """
+    python = Path.cwd() / (path / "bin/python" if path.is_dir() else path)
+    if not (python.is_file() and os.access(python, os.X_OK)):
+        raise UserError(f"{name} has no Python interpreter: {python} is not an executable file")
+    return python
+
+
+def _activate(python: Path, environment: dict[str, str]) -> dict[str, str]:
+    """What `activate` of a virtual or conda environment does. Of another interpreter, the folder is first on PATH."""
+    prefix = python.parent.parent
+    kept = {name: value for name, value in environment.items() if name not in ("PYTHONHOME", "VIRTUAL_ENV")}
+    kept["PATH"] = f"{python.parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
+    if (prefix / "pyvenv.cfg").exists():
+        return kept | {"VIRTUAL_ENV": str(prefix)}
+    return _activate_conda(prefix, kept) if (prefix / "conda-meta").is_dir() else kept
+
+
+def _activate_conda(prefix: Path, environment: dict[str, str]) -> dict[str, str]:
+    """The variables of a conda environment: its own, and those that the scripts of its packages set."""
+    state = prefix / "conda-meta/state"
+    own = json.loads(state.read_text()).get("env_vars", {}) if state.exists() else {}
+    named = {"CONDA_PREFIX": str(prefix), "CONDA_DEFAULT_ENV": prefix.name, "CONDA_SHLVL": "1"}
+    activated = environment | named | own
+    scripts = sorted(map(str, (prefix / "etc/conda/activate.d").glob("*.sh")))
+    if not scripts:
+        return activated
+    line = 'for each; do . "$each" >&2; done; exec env -0'
+    done = subprocess.run(["bash", "-c", line, "bash", *scripts], env=activated, stdout=subprocess.PIPE, check=True)
+    variables = os.fsdecode(done.stdout).split("\0")
+    return dict(each.split("=", 1) for each in variables if "=" in each)
+
+
+def _conda_prefix(name: str) -> Path:
+    """The folder of a conda environment, by its path or its name.
+
+    Raises:
+        UserError: conda, mamba and micromamba know of none with this name.
+    """
+    if os.sep in name:
+        return Path(name).expanduser()
+    known = _conda_environments()
+    if name not in known:
+        raise UserError(f"there is no conda environment {name!r}: give its folder; {suggest(name, known)}")
+    return known[name]
+
+
+def _conda_environments() -> dict[str, Path]:
+    """The folders of conda environments by name: those that conda lists in a file, and those where it creates them."""
+    given = program_environment()
+    listed = Path.home() / ".conda/environments.txt"  # written by conda, mamba and micromamba
+    prefixes = [Path(line) for line in listed.read_text().splitlines()] if listed.exists() else []
+    roots = [Path(given["CONDA_EXE"]).parents[1]] if "CONDA_EXE" in given else []
+    roots += [Path(given["MAMBA_ROOT_PREFIX"])] if "MAMBA_ROOT_PREFIX" in given else []
+    folders = [each for name in ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS") for each in given.get(name, "").split(":")]
+    for folder in [*map(Path, filter(None, folders)), *(root / "envs" for root in roots)]:
+        prefixes += sorted(folder.glob("*"))
+    known = {prefix.name: prefix for prefix in prefixes} | dict(zip(["base"], roots, strict=False))
+    return {name: prefix for name, prefix in known.items() if (prefix / "conda-meta").is_dir()}

@@ -1,0 +1,85 @@
+"""The environments of users' programs are checked before anything is submitted, and named in the plan."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from snakemake.settings.types import DeploymentMethod
+from trainyard.cli.program_environments import describe_environment
+from trainyard.cli.workflow import Workflow
+from trainyard.config.load import check_config
+from trainyard.programs.environment import RECORD
+from trainyard.utils.errors import UserError
+
+HERE = Path(sys.executable).parent
+
+
+@pytest.fixture
+def venv(tmp_path, monkeypatch):
+    """A virtual environment without torch, and one with it first on PATH."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    monkeypatch.delenv(RECORD, raising=False)
+    monkeypatch.setenv("PATH", f"{HERE}:/usr/bin:/bin")
+    return tmp_path / "env"
+
+
+def test_all_environments_without_an_interpreter_are_reported_at_once(tmp_path):
+    raw = {
+        "sweeps": {
+            "a": {"command": "x", "python": "/nowhere"},
+            "b": {"command": "x", "env": "/nowhere"},
+            "c": {"command": "x", "python": "trainyard"},
+        },
+        "scaling": {"d": {"script": "x", "scales": ["1x1"], "python": "nowhere"}},
+    }
+    with pytest.raises(UserError) as error:
+        Workflow(raw, results=tmp_path)
+    lines = str(error.value).splitlines()[1:]
+    assert [line.split(": ")[0] for line in lines] == ["  sweeps.a.python", "  sweeps.b.env", "  scaling.d.python"]
+    assert all("has no Python interpreter" in line for line in lines)
+
+
+@pytest.mark.parametrize(("launcher", "package"), [("torchrun", "torch"), ("accelerate", "accelerate"), ("srun", None)])
+def test_a_script_needs_its_launcher_in_its_environment(tmp_path, venv, launcher, package):
+    study = {"script": "x.py", "scales": ["1x1"], "launcher": launcher}
+    Workflow({"scaling": {"own": study}}, results=tmp_path).check_user_code()
+    lacking = Workflow({"scaling": {"own": study | {"python": str(venv)}}}, results=tmp_path)
+    if package is None:
+        lacking.check_user_code()
+        return
+    with pytest.raises(UserError, match=f"scaling.own: {venv}/bin/python does not have {package}: activate your"):
+        lacking.check_user_code()
+
+
+def test_with_conda_a_rule_records_the_environment_of_the_user(tmp_path, venv):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").write_text(f'#!/bin/sh\nprintf %s "${RECORD}"')
+    (tmp_path / "bin/python").chmod(0o755)
+    made = Workflow({}, results=tmp_path, deployment=[DeploymentMethod.CONDA])
+    activated = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "CONDA_PREFIX": str(tmp_path)}
+    rule = ["sh", "-c", made.program("sweep")(None, None)]
+    recorded = json.loads(subprocess.run(rule, env=activated, capture_output=True, check=True).stdout)
+    assert (recorded["PATH"], recorded["CONDA_PREFIX"]) == (f"{HERE}:/usr/bin:/bin", os.environ.get("CONDA_PREFIX"))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"command": "python x.py"}, "; python: that of Trainyard"),
+        ({"command": "SEED=1 A='b c' python x.py {args}"}, "; python: that of Trainyard"),
+        ({"command": ["torchrun", "x.py"]}, "; torchrun: that of Trainyard"),
+        ({"command": "python x.py", "python": "env"}, "; python: {venv}/bin/python"),
+        ({"command": "torchrun x.py", "python": "trainyard"}, "; torchrun: that of Trainyard"),
+        ({"command": "deepspeed x.py"}, "; there is no deepspeed on your PATH: activate your environment, or name it "
+                                        "by python or env"),
+        ({"command": "./train"}, ""),
+        ({"command": "it's not simple' 'x"}, ""),
+    ],
+)  # fmt: skip
+def test_the_plan_names_the_python_of_a_command(venv, monkeypatch, options, expected):
+    monkeypatch.chdir(venv.parent)
+    sweep = check_config({"sweeps": {"own": options}}).sweeps["own"]
+    assert describe_environment(sweep) == expected.format(venv=venv)

@@ -1,0 +1,103 @@
+"""`{args}` in a command: all arguments, as the parsers of argparse and Hydra read them."""
+
+import argparse
+import math
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
+from trainyard.config.load import ConfigError, check_config
+from trainyard.config.trials import expand
+from trainyard.config.user_programs import build_argv, make_values
+
+ARGS = {"lr": 1e-05, "batch_size": 64, "tag": "it's a b", "sizes": [32, 16], "amp": True, "ema": False, "seed": None,
+        "net": {"depth": 18, "act": "relu"}}  # fmt: skip
+LINES = {
+    "x {args}": ["x", "--lr", "1e-05", "--batch_size", "64", "--tag", "it's a b", "--sizes", "32", "16", "--amp",
+                 "--net.depth", "18", "--net.act", "relu"],
+    "x {args:dashes} y": ["x", "--lr", "1e-05", "--batch-size", "64", "--tag", "it's a b", "--sizes", "32", "16",
+                          "--amp", "--net.depth", "18", "--net.act", "relu", "y"],
+    "x {args:hydra}": ["x", "lr=1e-05", "batch_size=64", "tag='it\\'s a b'", "sizes=[32,16]", "amp=true", "ema=false",
+                       "seed=null", "net.depth=18", "net.act=relu"],
+    "x -l {lr} -d {net.depth} {args} > {tag}{sizes}{batch_size}":
+        ["x", "-l", "1e-05", "-d", "18", "--amp", "--net.act", "relu", ">", "it's a b[32, 16]64"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_all_arguments_that_the_command_does_not_name_are_added_in_its_style(line):
+    assert build_argv(line, make_values(line, ARGS, {}), in_shell=False) == LINES[line]
+    words = line.split()
+    if ">" not in words:
+        assert build_argv(words, make_values(words, ARGS, {})) == LINES[line]
+    assert build_argv(line, make_values(line, ARGS, {}))[:2] == ["/bin/sh", "-c"]
+
+
+VALUES = st.one_of(
+    st.booleans(), st.none(), st.integers(), st.floats(), st.text(st.characters(codec="ascii", exclude_characters="$"))
+)
+
+
+@given(st.recursive(VALUES, lambda inner: st.lists(inner, min_size=1, max_size=3)))
+def test_hydra_reads_the_values_that_the_config_has(value):
+    (word,) = build_argv(["{args:hydra}"], make_values(["{args:hydra}"], {"key": value}, {}))
+    override = OverridesParser.create().parse_override(word)
+    found = override.value()
+    assert override.key_or_group == "key"
+    assert is_same(value, found), word
+
+
+def is_same(value, found):
+    if isinstance(value, list):
+        return len(value) == len(found) and all(map(is_same, value, found))
+    if isinstance(value, float) and math.isnan(value):
+        return math.isnan(found)
+    text = getattr(found, "text", found)  # of a quoted string
+    return text == value and type(text) is type(value)
+
+
+@given(st.floats(allow_nan=False), st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1))
+def test_argparse_reads_values_that_look_like_options(number, text):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--number", type=float)
+    parser.add_argument("--text")
+    command = ["{args}"]
+    found = parser.parse_args(build_argv(command, make_values(command, {"number": number, "text": text}, {})))
+    assert (found.number, found.text) == (number, text)
+
+
+def own(**fields):
+    return check_config({"sweeps": {"own": fields}}).sweeps["own"]
+
+
+def test_an_argument_called_args_or_port_keeps_its_place():
+    made = own(command="x {args} {port}", args={"args": "a"}, grid={"port": [1]})
+    trial = expand(made).trials[0]
+    assert build_argv(made.command, make_values(made.command, trial.spec.args, {"port": 2}))[-1] == "x a 1"
+    with pytest.raises(ConfigError, match=r"b is not in the command: write \{b\} where it belongs, or \{args\}"):
+        own(command="x {args}", args={"args": "a", "b": 1})
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("x --all={args}", r"\{args\} is several words: write no other text beside it"),
+        (["x", "{args:hydra} y"], r"\{args:hydra\} is several words"),
+        ("x {args:json}", r"there is no \{args:json\}; known: \{args\}, \{args:dashes\}, \{args:hydra\}"),
+        ("x '{args}'", r"\{args\} is in single quotes"),
+        ("x $(({args}))", r"\{args\} is in \$\(\(...\)\), but .* is not a number"),
+    ],
+)
+def test_all_arguments_in_a_place_for_one_are_an_error(command, message):
+    with pytest.raises(ConfigError, match=message):
+        own(command=command, grid={"n": [1, 2]})
+    if command != "x $(({args}))":
+        with pytest.raises(ConfigError, match=message):
+            check_config({"scaling": {"own": {"script": command, "args": {"n": 1}, "scales": ["1x1"]}}})
+
+
+def test_all_arguments_may_stand_in_a_pipe_or_a_subshell():
+    made = own(command="(x {args})|y $(z {args})", grid={"n": [1]})
+    line = build_argv(made.command, make_values(made.command, {"n": 1}, {}))[-1]
+    assert line == "(x --n 1)|y $(z --n 1)"

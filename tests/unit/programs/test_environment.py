@@ -1,0 +1,144 @@
+"""A user's program runs in the user's environment, or in the one that the config names."""
+
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from trainyard.config.sweep import Sweep
+from trainyard.config.trials import expand
+from trainyard.planning.trial_space import TrialSpace
+from trainyard.programs import environment
+from trainyard.programs.environment import RECORD, find_interpreter, program_environment, record_environment
+from trainyard.utils.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def venv(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("programs") / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    return folder
+
+
+@pytest.fixture
+def shell(monkeypatch, tmp_path):
+    """The environment of a user without any Python environment."""
+    for name in environment.RECORDED:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return monkeypatch
+
+
+def own(**fields):
+    return Sweep.model_validate({"command": "x", **fields})
+
+
+def executable(path, text="#!/bin/sh\n"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(stat.S_IRWXU)
+    return path
+
+
+def conda(folder, name):
+    """A conda environment as Trainyard sees it, with a variable of its own and one that a package sets."""
+    prefix = folder / name
+    executable(prefix / "bin/python")
+    (prefix / "etc/conda/activate.d").mkdir(parents=True)
+    (prefix / "etc/conda/activate.d/cuda.sh").write_text('echo hello\nexport CUDA_HOME="$CONDA_PREFIX/cuda two"\n')
+    (prefix / "conda-meta").mkdir()
+    (prefix / "conda-meta/state").write_text(json.dumps({"env_vars": {"DATA": "/data"}}))
+    return prefix
+
+
+def test_a_program_gets_the_values_of_the_user_for_what_rules_and_ray_change(shell):
+    shell.setenv("VIRTUAL_ENV", "/home/me/env")
+    shell.setenv("OTHER", "1")
+    shell.setenv(RECORD, record_environment())
+    for name in ("PATH", "LD_LIBRARY_PATH", "PYTHONBREAKPOINT"):
+        shell.setenv(name, "ours")
+    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):  # of `make run`
+        shell.setenv(name, "w")
+    shell.delenv("VIRTUAL_ENV")
+    found = program_environment()
+    assert found == found | {"PATH": "/usr/bin:/bin", "VIRTUAL_ENV": "/home/me/env", "OTHER": "1"}
+    assert not found.keys() & {
+        "LD_LIBRARY_PATH",
+        "PYTHONBREAKPOINT",
+        "MAKEFLAGS",
+        "MAKELEVEL",
+        "MFLAGS",
+        RECORD,
+    }
+
+
+@pytest.mark.parametrize("given", ["", "bin/python"])
+def test_a_virtual_environment_is_activated_by_its_folder_or_its_interpreter(shell, venv, given):
+    shell.setenv("PYTHONHOME", "/usr")
+    python = find_interpreter(own(python=str(venv / given)))
+    found = program_environment(python)
+    assert found["PATH"] == f"{venv}/bin:/usr/bin:/bin"
+    assert found["VIRTUAL_ENV"] == str(venv)
+    assert "PYTHONHOME" not in found
+    line = ["python", "-c", "import sys; print(sys.prefix)"]
+    assert subprocess.run(line, env=found, text=True, capture_output=True, check=True).stdout.strip() == str(venv)
+
+
+def test_an_interpreter_may_be_relative_at_home_on_the_path_or_that_of_trainyard(shell, venv, tmp_path):
+    shell.chdir(venv.parent)
+    assert find_interpreter(own(python="env")) == venv / "bin/python"
+    (tmp_path / "envs").symlink_to(venv.parent)
+    assert find_interpreter(own(python="~/envs/env")) == tmp_path / "envs/env/bin/python"
+    shell.setenv("PATH", f"{venv}/bin")
+    assert find_interpreter(own(python="python3")) == venv / "bin/python3"
+    assert find_interpreter(own(python="trainyard")) == Path(sys.executable)
+    assert find_interpreter(own()) is None
+
+
+@pytest.mark.parametrize("python", ["nowhere/bin/python", "pyhton", "~/folder", "~/file"])
+def test_an_environment_without_an_interpreter_is_an_error(shell, tmp_path, python):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=rf"{python} has no Python interpreter: /.* is not an executable file"):
+        find_interpreter(own(python=python))
+
+
+@pytest.mark.parametrize("how", ["listed", "root of conda", "root of micromamba", "folder", "path", "base"])
+def test_a_conda_environment_is_found_and_activated(shell, tmp_path, how):
+    folder = tmp_path / "root/envs" if how.startswith("root") else tmp_path / "elsewhere"
+    prefix = conda(tmp_path, "root") if how == "base" else conda(folder, "mine")
+    if how == "listed":
+        (tmp_path / ".conda").mkdir()
+        (tmp_path / ".conda/environments.txt").write_text(f"/gone/mine2\n{prefix}\n")
+    name, value = {
+        "root of conda": ("CONDA_EXE", f"{tmp_path}/root/bin/conda"),
+        "base": ("CONDA_EXE", f"{tmp_path}/root/bin/conda"),
+        "root of micromamba": ("MAMBA_ROOT_PREFIX", f"{tmp_path}/root"),
+        "folder": ("CONDA_ENVS_PATH", f"/gone:{folder}"),
+    }.get(how, ("OTHER", "1"))
+    shell.setenv(name, value)
+    shell.setenv("VIRTUAL_ENV", "/home/me/env")
+    python = find_interpreter(own(env={"path": str(prefix), "base": "base"}.get(how, "mine")))
+    assert python == prefix / "bin/python"
+    found = program_environment(python)
+    assert found["PATH"] == f"{prefix}/bin:/usr/bin:/bin"
+    assert (found["CONDA_PREFIX"], found["DATA"]) == (str(prefix), "/data")
+    assert found["CUDA_HOME"] == f"{prefix}/cuda two", "set by a package"
+    assert "VIRTUAL_ENV" not in found
+
+
+def test_an_unknown_conda_environment_is_an_error_with_a_suggestion(shell, tmp_path):
+    shell.setenv("MAMBA_ROOT_PREFIX", str(tmp_path))
+    conda(tmp_path / "envs", "torch")
+    with pytest.raises(UserError, match=r"no conda environment 'troch': give its folder; did you mean 'torch'"):
+        find_interpreter(own(env="troch"))
+
+
+def test_the_environment_is_not_part_of_a_trials_identity(venv):
+    one, other = ({"grid": {"n": [1, 2]}, "command": "x {n}"} | more for more in ({}, {"python": str(venv)}))
+    one, other = Sweep.model_validate(one), Sweep.model_validate(other)
+    assert expand(one).by_name("d").keys() == expand(other).by_name("d").keys()
+    assert TrialSpace(one, "d").digest == TrialSpace(other, "d").digest

@@ -1,0 +1,36 @@
+"""The sweeps of config/own-programs.yaml work: a trial of each runs, as a slot would run it."""
+
+import pytest
+from trainyard.config.load import read_config
+from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trials import expand
+from trainyard.programs.command import CommandTrial, run_command
+from trainyard.programs.environment import find_interpreter
+from trainyard.programs.process import ProcessGuard
+from yard import ROOT
+
+SWEEPS = read_config(ROOT / "config/own-programs.yaml").sweeps
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_trial_of_the_example_reports_its_metrics(tmp_path, name):
+    sweep = SWEEPS[name]
+    spec = expand(sweep).trials[-1].spec
+    words = {"trial": "t", "attempt": 1, "trial_dir": str(tmp_path), "cpus": 1, "resume_from": "", "dataset": ""}
+    trial = CommandTrial(
+        spec, words, tmp_path, str(ROOT), tmp_path / "output", sweep.metrics, python=find_interpreter(sweep)
+    )
+    running, rows = run_command(trial, ProcessGuard()), []
+    while True:
+        try:
+            rows.append(next(running).row)
+        except StopIteration as end:
+            ended = end.value
+            break
+    assert ended.status == TrialStatus.FINISHED, ended
+    assert ended.metrics.keys() == {"train_loss", "val_accuracy"}
+    assert len(rows) == 5
+    if name == "own-hydra":
+        assert (tmp_path / ".hydra/overrides.yaml").read_text() == "- lr=0.1\n- model.hidden=[64,32]\n"
+    else:
+        assert (tmp_path / "model.pt").exists()
