@@ -107,9 +107,10 @@ def private_directory() -> contextlib.AbstractContextManager[Path]:
 def _watchdog(*, directory: Path, cleanup: Sequence[str]) -> Iterator[Callable[[], None]]:
     """Run a shell that cleans up if this program is killed: the pipe to the shell closes.
 
-    The kernel ends the two daemons of Ray with the driver, and the workers exit within 1.6 s, but the two agents would
-    stay for 62 s, trying to reach a server that is gone. Yields a function that registers all processes started since
-    then. Earlier ones are excluded: the srun of the other nodes must survive to stop Ray there.
+    The kernel ends the two daemons of Ray with the driver, and the workers exit within 1.6 s, but Ray's two agents,
+    where `fast_start` does not replace them, would stay for 62 s, trying to reach a server that is gone. Yields a
+    function that registers all processes started since then. Earlier ones are excluded: the srun of the other nodes
+    must survive to stop Ray there.
     """
     earlier = psutil.Process().children()
     script = """trap "" TERM

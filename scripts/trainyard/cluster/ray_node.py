@@ -22,6 +22,7 @@ from trainyard.cluster.cuda_mps import run_mps
 from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.ray_local import OBJECT_STORE_BYTES, private_directory, ray_environment
+from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.stop_notice import NOTICES
 
 STDIN_POLL_SECONDS: Final = 0.2
@@ -32,8 +33,11 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 # Imports Ray while the head starts, then runs `ray start` with the arguments from standard input.
 RAY: Final = """
 import json, sys
+sys.path.insert(0, sys.argv[1])
 from ray.scripts.scripts import start
-start.main(json.loads(sys.stdin.readline()), prog_name="ray start")
+from trainyard.utils.fast_start import trimmed_ray_init
+with trimmed_ray_init():
+    start.main(json.loads(sys.stdin.readline()), prog_name="ray start")
 """
 
 
@@ -52,7 +56,7 @@ def run_node() -> int:
         ray_environment(directory, token=first["token"], networked=True),
         _no_orphans(),
         run_mps(first["mps"]),
-        subprocess.Popen([sys.executable, "-c", RAY], stdin=subprocess.PIPE, bufsize=0) as ray,
+        subprocess.Popen([sys.executable, "-c", RAY, str(SCRIPTS)], stdin=subprocess.PIPE, bufsize=0) as ray,
     ):
         try:
             second = json.loads(sys.stdin.readline() or "null")

@@ -37,7 +37,7 @@ ray.__version__ = sys.argv[1] or ray.__version__
 
 def functions():
     return [node.Node.start_api_server, node.Node.start_monitor, node.Node.start_log_monitor,
-            worker.listen_error_messages, services.get_node]
+            worker.listen_error_messages, services.get_node, services.start_ray_process]
 
 before = functions()
 with trimmed_ray_init():
@@ -70,7 +70,7 @@ def test_a_training_imports_the_compiler_only_without_the_patches(version, switc
     assert output(TRAIN, version, switch=switch) == imported
 
 
-@pytest.mark.parametrize(("version", "switch", "patched"), [("", None, "5"), ("", "0", "0"), ("9.9.0", None, "0")])
+@pytest.mark.parametrize(("version", "switch", "patched"), [("", None, "6"), ("", "0", "0"), ("9.9.0", None, "0")])
 def test_ray_is_patched_only_while_it_starts(version, switch, patched):
     assert output(PATCHED, version, switch=switch) == patched
 
