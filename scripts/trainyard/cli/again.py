@@ -33,6 +33,8 @@ def _program(path: str) -> str:
     """A program as one would type it: its name if it is on PATH."""
     if Path(path).name == "__main__.py":
         return "python -m snakemake"
+    if not Path(path).is_absolute():
+        return shlex.quote(path)
     return shlex.quote(Path(path).name if shutil.which(Path(path).name) == path else _as_typed(Path(path)))
 
 

@@ -84,17 +84,13 @@ def _how_to_run(config: Config, state: SweepState, ranking: Ranking, path: Path)
     best = ranking.best_trial
     assert best is not None
     trial, files = state.trials[best.trial], find_files(state, ranking)
+    call = f"snakemake --profile profiles/local --configfile {path}"
     lines = [f"Its files: {files}"] if files else []
-    lines += [
-        "",
-        f"To train it again: snakemake --configfile {path} --directory <another folder> -- sweeps",
-        "In this folder, it is finished: nothing would run.",
-    ]
+    lines += ["", "In this folder, it is finished. To train it again in another one (on a cluster: profiles/slurm):"]
+    lines += [f"{call} --directory ../again -- sweeps"]
     if isinstance(trial.spec, Train):
-        lines += [
-            f"As scaling study {study_name(state.name)}, which keeps checkpoints; add the scales that you want:",
-            f"snakemake --configfile {path} -- scaling",
-        ]
+        lines += [f"As scaling study {study_name(state.name)}, which keeps checkpoints and can have further scales:"]
+        lines += [f"{call} -- scaling"]
     line = paste_line(state, ranking)
     return lines + (["By hand:", *line.splitlines()] if line else [])
 

@@ -10,6 +10,7 @@ from trainyard.config.train import Train
 from trainyard.config.trials import Trial
 from trainyard.config.user_programs import (
     PORT,
+    TrainingSection,
     UserProgram,
     build_argv,
     find_placeholders,
@@ -39,7 +40,8 @@ def best_config(config: Config, name: str, trial: Trial) -> dict[str, Any]:
         kept |= dict(zip(("metric", "mode"), sweep.target, strict=True))
     content["sweeps"] = {name: kept | {"trials": [trial.values], "slots": _one_slot(sweep)}}
     if isinstance(trial.spec, Train):
-        content["scaling"] = {study_name(name): _study(sweep, trial.spec)}
+        shared = {key: kept[key] for key in TrainingSection.model_fields if key in kept}
+        content["scaling"] = {study_name(name): shared | _study(sweep, trial.spec)}
     return content
 
 
@@ -57,15 +59,12 @@ def _one_slot(sweep: Sweep) -> dict[str, Any]:
 
 def _study(sweep: Sweep, train: Train) -> dict[str, Any]:
     """A scaling study whose scale 1x1 is this training; it has as many CPUs, so that sums have the same order."""
-    study: dict[str, Any] = {
-        "dataset": sweep.dataset,
+    study = {
         "train": train.model_dump(mode="json", exclude_unset=True),
         "scales": ["1x1"],
         "cpus_per_gpu": sweep.slots.cpus_per_trial,
     }
-    if train.global_batch_size:
-        study["mode"] = "strong"
-    return study | ({"cuda_graphs": sweep.cuda_graphs} if sweep.cuda_graphs else {})
+    return study | ({"mode": "strong"} if train.global_batch_size else {})
 
 
 def command_to_paste(sweep: Sweep, trial: Trial, *, folder: Path, dataset: Path | None) -> str | None:

@@ -163,7 +163,7 @@ def test_the_program_is_written_as_one_would_type_it(tmp_path, monkeypatch):
     assert call_again([str(program), "-n"]) == ".venv/bin/snakemake -n"
     monkeypatch.chdir("/")  # `--directory /`
     assert call_again([str(program), "-n"]) == ".venv/bin/snakemake -n"
-    assert call_with_config(["else/snakemake"], Path("b.yaml")) == "/else/snakemake --configfile /b.yaml --"
+    assert call_with_config(["else/snakemake"], Path("b.yaml")) == "else/snakemake --configfile /b.yaml --"
     assert call_again(["/else where/snakemake", "-n"]) == "'/else where/snakemake' -n"
     assert call_again(["/elsewhere/snakemake/__main__.py", "-n"]) == "python -m snakemake -n"
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin")
