@@ -13,13 +13,14 @@ OFFLINE := $(and $(wildcard wheels),--no-index --find-links wheels)
 PINNED := envs/requirements$(if $(OFFLINE),,-dev).txt
 say = @printf '\033[1m== %s\033[0m\n'
 
-.PHONY: help run report test test-unit test-slow faults lint audit format docs lock env wheels tensorboard doctor bench gpu-check cluster-up cluster-down cluster-shell clean
+.PHONY: help run report check test test-unit test-slow faults lint audit format docs lock env wheels tensorboard doctor bench gpu-check cluster-up cluster-down cluster-shell clean
 
 help: ## List the commands
 	@grep -E '^[a-z -]+:.*## ' Makefile | sed -E 's/^([a-z -]+):.*## (.*)/  make \1\t\2/; s/(cluster-up) (.*)-(.*) (.*)-(.*)\t/\1, -\3, -\5\t/' | expand -t 38
 
 run: env ## Run the embedded demo, or CONFIG=..., and write report.html
 	$(say) 'running $(CONFIG) with $(PROFILE); for a live view: $(BIN)/python scripts/status.py --config $(CONFIG) --watch'
+	@$(BIN)/python scripts/check.py --quiet --config '$(CONFIG)'
 	@$(BIN)/snakemake --profile '$(PROFILE)' --configfile '$(CONFIG)' --quiet rules
 	@$(MAKE) --no-print-directory report
 	@printf '\nDone.\n  report   %s/report.html\n  tables   %s/results/tables\n  plots    %s/results/plots\n' "$$PWD" "$$PWD" "$$PWD"
@@ -27,6 +28,9 @@ run: env ## Run the embedded demo, or CONFIG=..., and write report.html
 report: env
 	$(say) 'writing report.html'
 	@$(BIN)/snakemake --profile '$(PROFILE)' --configfile '$(CONFIG)' --report report.html --quiet all
+
+check: env ## Check CONFIG=my.yaml, its data and your code, before a job is queued
+	@$(BIN)/python scripts/check.py --config '$(CONFIG)'
 
 test: env ## Run all tests (20 minutes on two cores)
 	$(say) 'running the tests'

@@ -13,7 +13,7 @@ if not scripts.exists():  # it is imported from a repository
     checkout = workflow.source_path("scripts/trainyard/cli/checkout.py")
     scripts = runpy.run_path(checkout)["check_out"](home)
 sys.path.insert(0, str(scripts))
-from trainyard.cli.snakefile import open_workflow
+from trainyard.cli.snakefile import open_workflow, plain_errors
 
 # The demo is the default only: Snakemake would merge it with the files of --configfile.
 if not workflow.overwrite_configfiles:
@@ -28,9 +28,9 @@ yard = open_workflow(workflow, config)
 
 
 onstart:
-    yard.check_user_code()
-    yard.sweep.check()
-    yard.write_config()
+    with plain_errors():
+        yard.check(dry_run=False)
+        yard.write_config()
 
 
 onsuccess:

@@ -11,38 +11,30 @@ A check is ok, warns, fails with a remedy, or cannot know. The exit code is 1 if
 """
 
 import argparse
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from trainyard.cli import command_line
+from trainyard.cli.finding_lines import finding_line, log_console
 from trainyard.config.load import read_config
 from trainyard.doctor import node_job
 from trainyard.doctor.checks import check_site
 from trainyard.doctor.findings import Finding, catch_errors
 from trainyard.doctor.site import Site
 
-SIGNS = {
-    "ok": "[green]ok[/]",
-    "warns": "[yellow]warning[/]",
-    "fails": "[bold red]FAILS[/]",
-    "unknown": "[yellow]unknown[/]",
-}
-LOG_WIDTH = 100
 NO_JOB = "Python, torch, CUDA and the network can only be checked by a job"
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the checks, and show each finding as soon as it is known."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else LOG_WIDTH)
+    console = log_console()
     failed, last_remedy = 0, ""
     for finding in _findings(arguments, console):
         failed += finding.verdict == "fails"
-        console.print(_line(finding, last_remedy=last_remedy))
+        console.print(finding_line(finding, last_remedy=last_remedy))
         last_remedy = finding.remedy
     console.print(f"\n[bold]{failed} of these fail.[/]" if failed else "\n[bold]Nothing fails.[/]")
     return int(failed > 0)
@@ -67,18 +59,6 @@ def _findings(arguments: argparse.Namespace, console: Console) -> Iterator[Findi
             notify=lambda message: console.print(f"[dim]{escape(message)}[/]"),
         )
         yield from catch_errors("node", probe)
-
-
-def _line(finding: Finding, *, last_remedy: str) -> Table:
-    """Name, verdict and message of a finding; below them the remedy, unless the line before has the same."""
-    row = Table.grid(padding=(0, 2))
-    row.add_column(width=22)
-    row.add_column(width=7)
-    row.add_column(overflow="fold")
-    row.add_row(escape(finding.name), SIGNS[finding.verdict], escape(finding.message))
-    if finding.remedy not in ("", last_remedy) and finding.verdict != "ok":
-        row.add_row("", "", f"[italic]-> {escape(finding.remedy)}[/]")
-    return row
 
 
 def _arguments() -> argparse.Namespace:

@@ -20,11 +20,18 @@ import time
 from pathlib import Path
 from trainyard.training.networks.models import SmallConvNet
 
+class Meeting(SmallConvNet):
+    def forward(self, images):
+        if self.training:
+            (self.folder / f"met-{self.number}").touch()
+            while len(list(self.folder.glob("met-*"))) < 4:
+                time.sleep(0.1)
+        return super().forward(images)
+
 def build(*, channels, classes, folder, number):
-    (Path(folder) / f"met-{number}").touch()
-    while len(list(Path(folder).glob("met-*"))) < 4:
-        time.sleep(0.1)
-    return SmallConvNet(channels=channels, classes=classes, width=4)
+    model = Meeting(channels=channels, classes=classes, width=4)
+    model.folder, model.number = Path(folder), number
+    return model
 """
 
 

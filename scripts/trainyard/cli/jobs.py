@@ -142,8 +142,9 @@ class SweepJobs:
 
     def check(self) -> None:
         """Raise a UserError if `retrain` of a sweep names something else than its trials."""
-        for name in self._config.sweeps:
-            self._plan(name, 1).state.space.check_retrain(name)
+        for name, sweep in self._config.sweeps.items():
+            if isinstance(sweep.retrain, dict):  # a plan of its own: partitions may not be known yet
+                plan_sweep(self._config, name, self._results).state.space.check_retrain(name)
 
 
 class TrainJobs:

@@ -14,6 +14,7 @@ from trainyard.config.config import Config
 from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import Sweep
 from trainyard.config.user_programs import Command
+from trainyard.doctor.findings import Finding, Verdict
 from trainyard.programs.environment import find_interpreter, program_environment, script_interpreter
 from trainyard.scaling.launchers import LAUNCHER_MODULES
 from trainyard.utils.errors import UserError
@@ -34,13 +35,24 @@ def check_interpreters(config: Config) -> None:
         raise UserError("\n".join(["environments of your programs:", *errors]))
 
 
-def check_launchers(config: Config) -> None:
-    """Raise a UserError if the environment of a distributed script does not have its launcher."""
-    for name, study in config.scaling.items():
-        module = LAUNCHER_MODULES.get(study.launcher) if study.script is not None else None
-        if module and not _has_module(study, package := module.partition(".")[0]):
+def check_environment(place: str, study: Sweep | Scaling, *, absent: Verdict) -> Iterator[Finding]:
+    """Whether the environment of a program has an interpreter, and that of a distributed script its launcher.
+
+    What is missing gets the verdict `absent`.
+    """
+    if (study.command if isinstance(study, Sweep) else study.script) is None:
+        return
+    key = "env" if study.env else "python"
+    try:
+        found = find_interpreter(study) if isinstance(study, Sweep) else script_interpreter(study)
+        module = LAUNCHER_MODULES.get(study.launcher) if isinstance(study, Scaling) else None
+        if isinstance(study, Scaling) and module and not _has_module(study, package := module.partition(".")[0]):
             remedy = "activate your environment, or name it by `python:` or `env:`"
-            raise UserError(f"scaling.{name}: {script_interpreter(study)} does not have {package}: {remedy}")
+            yield Finding(f"{place}.launcher", absent, f"{found} does not have {package}", remedy)
+        elif found is not None:
+            yield Finding(f"{place}.{key}", "ok", f"{found} runs it")
+    except UserError as error:
+        yield Finding(f"{place}.{key}", absent, str(error))
 
 
 def describe_environment(study: Sweep | Scaling) -> str:

@@ -1,54 +1,192 @@
-"""The trainings of a config, tried before anything is submitted as far as the config decides whether they work."""
+"""A user's code and the trainings of a config, tried in one other process before anything is submitted.
+
+What has passed is not tried again until the config, the code or the environment changes: the verdict is kept in the
+user's cache folder.
+"""
 
 import json
+import os
 import subprocess
+import sys
+import sysconfig
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from trainyard.config.config import Config
-from trainyard.config.train import Train
-from trainyard.config.trials import trainings
+from trainyard.config.datasets import Python
+from trainyard.config.scaling import Scaling
+from trainyard.config.sweep import Sweep
+from trainyard.config.train import OWN_MODELS, Train
+from trainyard.config.trials import Trial, expand, trainings
+from trainyard.data.known_images import known_images
+from trainyard.doctor.findings import Finding
 from trainyard.utils.errors import UserError
-from trainyard.utils.import_path import helper_command
+from trainyard.utils.files import digest_of, expand_path, write_json
+from trainyard.utils.import_path import SCRIPTS, helper_command
 
-_TRIED: Final = ("pretrained", "freeze", "lr_scale", "metrics")  # and own losses
+MOST: Final = 50  # trainings per study that `-n` tries; a model takes up to a second
+TIMEOUT_SECONDS: Final = 900
+CHECKS_VERSION: Final = 1  # increment it when a change of the code finds more than before
+MOST_KEPT: Final = 300  # verdicts in the cache
+_TRIED: Final = (
+    "pretrained",
+    "freeze",
+    "lr_scale",
+    "metrics",
+)  # and own losses, and models of others
 _TOGETHER_WITH: Final = ("model", "model_args", "small_images", "loss", "loss_args", "monitor")
-MOST: Final = 50  # per sweep; a model takes up to a second
 
 
-def check_trainings(config: Config, results: Path) -> None:
-    """Try the weights, patterns, losses and metrics of all trainings that have any, in another process.
+def rehearse(config: Config, results: Path, *, anew: bool = False) -> list[Finding]:
+    """What the user's code and the trainings of a config are found to be; from the cache, unless `anew`.
+
+    With `anew`, all trainings are tried; otherwise at most `MOST` of each study.
 
     Raises:
-        UserError: some trainings would fail; the message lists all of them.
+        UserError: they cannot be tried, since the other process ended.
     """
-    tried = list(_rehearsals(config, results))
-    if not tried:
-        return
-    command = helper_command("training.rehearsal")
-    done = subprocess.run(command, input=json.dumps(tried), text=True, capture_output=True, check=False)
-    if done.returncode:  # the process itself ended, as by sys.exit() in a user's code
-        raise UserError(f"the trainings cannot be tried:\n{done.stderr.strip()}")
-    if errors := json.loads(done.stdout.splitlines()[-1]):
-        lines = "\n".join(f"  {place}: {error}" for place, error in errors.items())
-        raise UserError(f"some trainings would fail:\n{lines}")
+    tried = list(_trainings(config, results, most=sys.maxsize if anew else MOST))
+    request = {"imports": list(_imports(config)), "trainings": tried}
+    if not any(request.values()):
+        return []
+    kept = _cache_file(request)
+    answer = None if anew else _read_kept(kept)
+    if answer is None:
+        answer = _ask(request)
+        if all(verdict != "fails" for _, verdict, _ in answer["findings"]):
+            _keep(kept, answer)
+    return [Finding(*each) for each in answer["findings"]]
 
 
-def _rehearsals(config: Config, results: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Place in the config, tried settings, and the folder of the dataset of each training that is tried."""
+# ---- what is tried
+
+
+def _imports(config: Config) -> Iterator[tuple[str, str, str, dict[str, Any] | None]]:
+    """Place, import path, role and the arguments of the later call of everything that is a user's own."""
+    for name, dataset in config.datasets.items():
+        if isinstance(dataset, Python):
+            called = {"args": [], "kwargs": dataset.model_dump(mode="json")["args"]}
+            yield f"datasets.{name}.factory", dataset.factory, "dataset", called
+    for name, sweep in config.sweeps.items():
+        if sweep.function:
+            called = {"args": ["config", "context"], "kwargs": {}}
+            yield f"sweeps.{name}.function", sweep.function, "function", called
+        paths = [(key, *path) for spec in trainings(sweep) for key, path in spec.import_paths.items()]
+        for key, path, role in dict.fromkeys(paths):
+            yield f"sweeps.{name}.train.{key}", path, role, None
+    for name, study in config.scaling.items():
+        for key, (path, role) in study.train.import_paths.items():
+            yield f"scaling.{name}.train.{key}", path, role, None
+
+
+def _trainings(config: Config, results: Path, *, most: int) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Place in the config, tried settings, and what is known of the images of each training that is tried."""
     for kind in ("sweeps", "scaling"):
         for name, study in getattr(config, kind).items():
-            found = {json.dumps(each): each for each in map(_tried, trainings(study)) if each}
-            for number, tried in enumerate(list(found.values())[:MOST], start=1):
-                which = f" ({number} of {len(found)})" if len(found) > 1 else ""
-                yield f"{kind}.{name}.train{which}", tried, str(results / "data" / study.dataset)
+            if study.dataset is None:
+                continue
+            images = asdict(known_images(config.datasets[study.dataset], results / "data" / study.dataset))
+            found = dict[str, tuple[str, dict[str, Any]]]()
+            for spec, values in _specs(study):
+                if tried := _tried(spec):
+                    found.setdefault(json.dumps(tried), (_place(f"{kind}.{name}.train", tried, values), tried))
+            for place, tried in list(found.values())[:most]:
+                yield place, tried, images
+
+
+def _specs(study: Sweep | Scaling) -> Iterator[tuple[Train, dict[str, Any]]]:
+    """The configurations of a study's trainings, with the values of their varied keys."""
+    trials: list[Trial] = []
+    if isinstance(study, Sweep):
+        trials = [*expand(study).trials, *expand(study).examples]
+    for trial in trials:
+        if isinstance(trial.spec, Train):
+            yield trial.spec, trial.values
+    if not trials and (study.is_training if isinstance(study, Sweep) else study.script is None):
+        yield study.train, {}
 
 
 def _tried(spec: Train) -> dict[str, Any]:
     """The settings of a training that are tried; empty if there is nothing to try."""
-    if not (spec.has_own_loss or any(getattr(spec, key) for key in _TRIED)):
+    is_own = spec.model in OWN_MODELS  # their arguments are checked without building them
+    if is_own and not (spec.has_own_loss or any(getattr(spec, key) for key in _TRIED)):
         return {}
     settings = spec.model_dump(mode="json", exclude_defaults=True, include={*_TRIED, *_TOGETHER_WITH})
     mixing = {key: 1.0 for key in ("mixup", "cutmix") if getattr(spec.augment, key)}  # other labels for the loss
-    return settings | ({"augment": mixing} if mixing else {})
+    return {"model": spec.model, **settings, **({"augment": mixing} if mixing else {})}
+
+
+def _place(place: str, tried: dict[str, Any], values: dict[str, Any]) -> str:
+    """The place of a training in the config, with the values that tell it from the others of its sweep."""
+    varied = [f"{key} = {value!r}" for key, value in values.items() if key.partition(".")[0] in tried]
+    return f"{place} with {', '.join(varied)}" if varied else place
+
+
+# ---- the other process
+
+
+def _ask(request: dict[str, Any]) -> dict[str, Any]:
+    """The answer of `training/rehearsal.py`, with the state of the files that it depends on."""
+    try:
+        done = subprocess.run(
+            helper_command("training.rehearsal"),
+            input=json.dumps(request),
+            text=True,
+            capture_output=True,
+            check=False,
+            timeout=TIMEOUT_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(f"your code and the trainings cannot be tried: they take over {TIMEOUT_SECONDS} s") from None
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:  # the process ended itself, as by os._exit() in a user's code
+        names = ", ".join(path for _, path, _, _ in request["imports"])
+        last = "\n".join(done.stderr.strip().splitlines()[-20:])
+        raise UserError(
+            f"the process that tries {names or 'the trainings'} ended ({done.returncode}):\n{last}"
+        ) from None
+    weights = (spec["pretrained"] for _, spec, _ in request["trainings"] if "pretrained" in spec)
+    files = sorted({*answer["files"], *(str(expand_path(path)) for path in weights)})
+    return {"findings": answer["findings"], "files": {file: _state(file) for file in files}}
+
+
+# ---- the cache
+
+
+def _cache_file(request: dict[str, Any]) -> Path:
+    """Where the answer to a request is kept: its name changes with the request and the environment."""
+    where = [str(Path.cwd()), os.environ.get("PYTHONPATH")] if request["imports"] else []
+    installed = _state(sysconfig.get_path("purelib"))  # changes when packages are installed
+    digest = digest_of([CHECKS_VERSION, request, where, str(SCRIPTS), sys.version, installed])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainyard" / "checks" / f"{digest}.json"
+
+
+def _read_kept(path: Path) -> dict[str, Any] | None:
+    try:
+        answer: dict[str, Any] = json.loads(path.read_text())
+        is_same = all(_state(file) == state for file, state in answer["files"].items())
+    except (OSError, ValueError):
+        return None
+    return answer if is_same else None
+
+
+def _keep(path: Path, answer: dict[str, Any]) -> None:
+    with suppress(OSError):  # then it is tried again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, answer)
+        kept = sorted(path.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)
+        for old in kept[:-MOST_KEPT]:
+            old.unlink()
+
+
+def _state(file: str) -> list[int] | None:
+    """Size and modification time of a file; None without one."""
+    try:
+        found = Path(file).stat()
+    except OSError:
+        return None
+    return [found.st_size, found.st_mtime_ns]

@@ -1,23 +1,35 @@
 """What the Snakefile takes from Snakemake, run as the main workflow or imported by another one (`module`)."""
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from trainyard.cli.workflow import Workflow
 from trainyard.config.load import compose
 from trainyard.config.parser import parse_value
+from trainyard.utils.errors import UserError
 
 JOB_RULES: Final = ("stage", "sweep", "sweep_on_nodes", "train", "train_on_nodes", "fit_trees")
 Snakemake = Any  # snakemake.workflow.Workflow
 
 
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Print a UserError as the only message and exit with 1: Snakemake would add lines of code to the exception."""
+    try:
+        yield
+    except UserError as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
+
+
+@plain_errors()
 def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
     """The checked config, with the settings of the profile and the command line.
 
-    Raises:
-        UserError: the config or a setting has errors.
+    The program ends if the config or a setting has errors. A dry run also ends if anything else that can be checked
+    before a job is queued is wrong.
     """
     importing = snakemake.modifier  # the names and folders that a module statement gives
     is_module = not importing.is_main_snakefile()
@@ -34,9 +46,9 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
         deployment=snakemake.deployment_settings.deployment_method,
         before_jobs=lambda: is_module and _runs_jobs(snakemake),
     )
-    if is_module and snakemake.is_main_process:  # Snakemake runs no `onstart` of a module
-        workflow.check_user_code()
-        workflow.sweep.check()
+    dry_run = snakemake.output_settings.dryrun
+    if dry_run or (is_module and snakemake.is_main_process):  # Snakemake runs no `onstart` of these
+        workflow.check(dry_run=dry_run)
     if importlib.util.find_spec("snakemake_executor_plugin_slurm"):
         from trainyard.cli import slurm_executor
 

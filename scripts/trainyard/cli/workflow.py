@@ -10,21 +10,23 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from trainyard.cli.checks import check_use, refuse_mistakes
 from trainyard.cli.jobs import SweepJobs, TrainJobs, Wildcards
 from trainyard.cli.paths import check_paths
 from trainyard.cli.profile import Profile
-from trainyard.cli.program_environments import check_interpreters, check_launchers
-from trainyard.cli.rehearsals import check_trainings
+from trainyard.cli.program_environments import check_interpreters
 from trainyard.cli.run_summary import RunSummary, read_jobs
 from trainyard.config.datasets import ImageFolder, Python, has_images, needs_download
 from trainyard.config.load import check_config
 from trainyard.config.train import NAME_PATTERN
-from trainyard.config.trials import published_weights, trainings
+from trainyard.config.trials import published_weights
 from trainyard.config.weights import weights_receipt
 from trainyard.planning.memory_request import MemoryRequest, staging_memory, trees_memory
 from trainyard.programs.environment import RECORD, record_environment
 from trainyard.utils.files import digest_of, write_json
-from trainyard.utils.import_path import SCRIPTS, check_imports
+from trainyard.utils.import_path import SCRIPTS
+
+log = logging.getLogger("workflow")
 
 # The end of a message with a scheduler. Snakemake fills in what the job requests after all overrides.
 _REQUESTS: Final = (
@@ -87,7 +89,7 @@ class Workflow:
         """
         logging.raiseExceptions = False  # Snakemake's log on a full disk would print a stack trace for each line
         self._began = time.monotonic()
-        self.config = check_config(raw)
+        self.config = check_config(raw, source=", ".join(Path(file).name for file in config_files) or "config")
         self._declared, self._results = results, prefixed or results
         self._deployment, self._before_jobs = {method.name for method in deployment}, before_jobs
         self._profile = Profile(default_resources, executor, set_resources)
@@ -143,24 +145,16 @@ class Workflow:
         except Exception as error:  # which must not fail a run that succeeded
             print(f"there is no summary of this run: {error}", flush=True)
 
-    def check_user_code(self) -> None:
-        """Raise a UserError if a user's code cannot be imported, or a training would fail before its first step."""
-        paths: dict[str, tuple[str, str]] = {}
-        for name, dataset in self.config.datasets.items():
-            if isinstance(dataset, Python):
-                paths[f"datasets.{name}.factory"] = (dataset.factory, "dataset")
-        for name, sweep in self.config.sweeps.items():
-            if sweep.function:
-                paths[f"sweeps.{name}.function"] = (sweep.function, "function")
-            own = {item for spec in trainings(sweep) for item in spec.import_paths.items()}
-            for number, (key, path) in enumerate(sorted(own), start=1):  # a sweep may vary its model
-                place = f"sweeps.{name}.train.{key}"
-                paths[f"{place} ({number} of {len(own)})" if place in paths else place] = path
-        for name, study in self.config.scaling.items():
-            paths |= {f"scaling.{name}.train.{key}": path for key, path in study.train.import_paths.items()}
-        check_imports(paths)
-        check_launchers(self.config)
-        check_trainings(self.config, self._results)
+    def check(self, *, dry_run: bool) -> None:
+        """Check all that can be checked before a job is queued.
+
+        Raises:
+            UserError: something is wrong; the message lists everything that is.
+        """
+        self.sweep.check()
+        has_scheduler = self._profile.has_scheduler
+        findings = check_use(self.config, self._results, has_scheduler=has_scheduler, dry_run=dry_run)
+        refuse_mistakes(findings, notify=log.warning)
 
     def message(self, text: str) -> str:
         """The message of a job, with the resources that it requests from a scheduler."""

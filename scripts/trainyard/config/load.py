@@ -1,7 +1,8 @@
 """Reads and merges config files, and reports all errors at once: place, reason, value and suggestion."""
 
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
@@ -28,19 +29,34 @@ def read_config(path: Path) -> Config:
 
 def check_config(raw: Any, *, source: str = "config") -> Config:
     """The checked config of a file's content, or a ConfigError that lists all errors."""
+    if unusable := find_unusable(raw):
+        raise ConfigError(f"1 error in {source}:\n  {unusable}")
     try:
-        if unusable := find_unusable(raw):
-            raise ConfigError(f"1 error in {source}:\n  {unusable}")
         config = Config.model_validate(raw)
-        problems = list(_cross_checks(config))
+        problems = list(_cross_checks(config, config.datasets))
     except ValidationError as error:
-        problems = [_describe(item) for item in error.errors(include_url=False)[:MAX_CHECKED]]
+        items = error.errors(include_url=False)[:MAX_CHECKED]
+        problems = [*map(_describe, items), *_errors_of_rest(raw, [item["loc"] for item in items])]
     if problems := list(dict.fromkeys(problems)):  # the members of a union can report the same error
         count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
         more = [f"and {len(problems) - MAX_ERRORS} more"] if len(problems) > MAX_ERRORS else []
         lines = [f"  {problem[:MAX_LENGTH]}" for problem in (*problems[:MAX_ERRORS], *more)]
         raise ConfigError("\n".join([f"{count} in {source}:", *lines]))
     return config
+
+
+def _errors_of_rest(raw: Any, wrong: Sequence[tuple[Any, ...]]) -> Iterator[str]:
+    """Errors in the references of the studies that are valid by themselves, where others are not."""
+    if not isinstance(raw, dict) or not isinstance(raw.get("datasets"), dict):
+        return  # studies refer to datasets
+    rest = {name: dict(part) if isinstance(part, dict) else part for name, part in raw.items()}
+    for section, *names in wrong:
+        if names and isinstance(rest.get(section), dict):
+            rest[section].pop(names[0], None)
+        else:
+            rest.pop(section, None)
+    with suppress(ValidationError):
+        yield from _cross_checks(Config.model_validate(rest), raw["datasets"])
 
 
 def compose(files: Sequence[Path], command_line: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,16 +119,17 @@ MAX_ERRORS: Final = 50  # in a message
 MAX_LENGTH: Final = 500  # of an error
 
 
-def _cross_checks(config: Config) -> Iterator[str]:
-    """Errors in the references between sections, and in trials."""
+def _cross_checks(config: Config, names: Collection[str]) -> Iterator[str]:
+    """Errors in the references between sections, and in trials; `names` of datasets include those with errors."""
     for section in STUDIES:
         for name, study in getattr(config, section).items():
             place = f"{section}.{name}"
             if study.dataset is None:
                 continue
-            if study.dataset not in config.datasets:
-                hint = suggest(study.dataset, config.datasets)
-                yield f"{place}.dataset: there is no dataset {study.dataset!r}; {hint}"
+            if study.dataset not in names:
+                yield f"{place}.dataset: there is no dataset {study.dataset!r}; {suggest(study.dataset, names)}"
+            elif study.dataset not in config.datasets:
+                continue  # it has errors itself
             elif section != "trees" and isinstance(config.datasets[study.dataset], Table):
                 yield f"{place}.dataset: {study.dataset!r} is a table, which only `trees` can train on"
             elif getattr(config.datasets[study.dataset], "targets", None):

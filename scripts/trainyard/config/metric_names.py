@@ -1,5 +1,6 @@
 """The names of metrics: those of Trainyard's training loop, and what a name says about the direction of improvement."""
 
+import re
 from typing import Final, Literal
 
 Mode = Literal["max", "min"]
@@ -12,9 +13,29 @@ EPOCH_METRICS: Final = (
 TRAINING_METRICS: Final = (*EPOCH_METRICS, "best_val_accuracy", "micro_batch", "accumulation")
 MONITORED: Final = ("val_accuracy", "val_loss", "train_accuracy", "train_loss")  # by which an epoch can be the best
 DEFAULT_METRIC: Final = "val_accuracy"
-MINIMIZED: Final = ("loss", "error", "rmse", "mse", "mae", "perplexity", "seconds")  # suffixes of the names of metrics
+
+# The name of a metric says that smaller is better if one of its words (`val_error_rate` has three) is one of these, or
+# has one of the endings (`valloss`). The words after `per` name a unit, as in `images_per_second`.
+MINIMIZED_ENDINGS: Final = (
+    "loss", "error", "perplexity", "rmse", "rmsle", "mse", "mae", "mape", "nll", "seconds",
+)  # fmt: skip
+MINIMIZED_WORDS: Final = frozenset((
+    "errors", "err", "ppl", "wer", "cer", "per", "ter", "eer", "ece", "fpr", "fnr", "bits", "bpb", "bpc", "brier",
+    "fid", "kid", "fvd", "lpips", "epe", "hausdorff", "divergence", "kl", "deviance", "regret", "latency", "duration",
+    "time", "ms",
+))  # fmt: skip
+MINIMIZED_IN_WORDS: Final = "names with a word such as loss, error, rmse, mse, mae, perplexity, wer, cer or seconds"
 
 
 def guess_mode(metric: str) -> Mode:
-    """Whether a metric is to be minimized or maximized, judged by the end of its name."""
-    return "min" if metric.lower().endswith(MINIMIZED) else "max"
+    """Whether a metric is to be minimized or maximized, judged by the words of its name.
+
+    `negative_log_likelihood` is a loss, but `log_likelihood` and scikit-learn's `neg_log_loss` are not.
+    """
+    words = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", metric).lower())
+    words = words[: words.index("per")] if "per" in words[1:-1] else words
+    is_negated = not {"neg", "negative"}.isdisjoint(words)
+    if "likelihood" in words:
+        return "min" if is_negated else "max"
+    is_minimized = any(word in MINIMIZED_WORDS or word.endswith(MINIMIZED_ENDINGS) for word in words)
+    return "min" if is_minimized and not is_negated else "max"

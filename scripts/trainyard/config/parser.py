@@ -32,10 +32,16 @@ def read_file(path: Path) -> Any:
         ConfigError: it cannot be read or parsed.
     """
     parse, kind = (_parse_json, "JSON") if path.suffix == ".json" else (_parse_yaml, "YAML")
+    text = ""
     try:
-        raw = parse(_read_text(path))
+        raw = parse(text := _read_text(path))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(f"{path}{_place(error)}: not valid {kind}: {_problem(error, text)}") from None
+    except json.JSONDecodeError as error:
+        place = f", line {error.lineno}, column {error.colno}"
+        raise ConfigError(f"{path}{place}: not valid {kind}: {error.msg}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path}: not valid {kind}: {' '.join(str(error).split())}") from None
     except RecursionError:
@@ -43,6 +49,21 @@ def read_file(path: Path) -> Any:
     if isinstance(raw, dict) and raw.get("__use_yte__"):
         return _render(raw, path)
     return raw
+
+
+def _place(error: yaml.MarkedYAMLError) -> str:
+    """Line and column of an error in a YAML file, where PyYAML knows them."""
+    mark = error.problem_mark or error.context_mark
+    return f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+
+
+def _problem(error: yaml.MarkedYAMLError, text: str) -> str:
+    """What is wrong, and in which context; a tab is named, since editors do not show it."""
+    began = f" (begun in line {error.context_mark.line + 1})" if error.context and error.context_mark else ""
+    problem = f"{error.context}{began}: {error.problem}" if error.context else str(error.problem)
+    mark, lines = error.problem_mark, text.splitlines()
+    has_tab = mark is not None and mark.line < len(lines) and "\t" in lines[mark.line][: mark.column + 1]
+    return " ".join(problem.split()) + ("; indent with spaces, not with tabs" if has_tab else "")
 
 
 def _read_text(path: Path) -> str:
@@ -172,14 +193,14 @@ def _check_nodes(node: yaml.Node, sizes: dict[int, int], above: tuple[int, ...])
         return 1
     if id(node) in sizes:
         return sizes[id(node)]
-    names, size = set[str](), 1
+    lines, size = dict[str, int](), 1
     for item in node.value:
         key, value = item if isinstance(node, yaml.MappingNode) else (None, item)
         if isinstance(key, yaml.ScalarNode) and key.tag != _TAG + "merge":
-            if key.value in names:
-                message = f"duplicate key {key.value!r}"
+            if key.value in lines:
+                message = f"duplicate key {key.value!r}, which line {lines[key.value]} has, too"
                 raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
-            names.add(key.value)
+            lines[key.value] = key.start_mark.line + 1
             key.tag = _TAG + "str"
         size += _check_nodes(value, sizes, (*above, id(node)))
     if size > MAX_VALUES:

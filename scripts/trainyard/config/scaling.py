@@ -122,7 +122,7 @@ class Scaling(ProgramOptions, LaunchedScript):
         if self.script is not None or self.mode == "strong":
             return ""
         nodes, gpus = split_scale(run)
-        images = self.train.batch_size * self.train.accumulation * nodes * gpus
+        images = self.train.images_per_step(gpus=nodes * gpus)
         return f", {images:,} images per step, lr {self.lr_at(run):g} (lr_scaling: {self.lr_scaling})"
 
     @property

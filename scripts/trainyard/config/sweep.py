@@ -23,7 +23,14 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from trainyard.config.arguments import STYLES
-from trainyard.config.metric_names import DEFAULT_METRIC, EPOCH_METRICS, TRAINING_METRICS, Mode, guess_mode
+from trainyard.config.metric_names import (
+    DEFAULT_METRIC,
+    EPOCH_METRICS,
+    MINIMIZED_IN_WORDS,
+    TRAINING_METRICS,
+    Mode,
+    guess_mode,
+)
 from trainyard.config.train import Section, Train
 from trainyard.config.user_programs import (
     PORT,
@@ -128,7 +135,7 @@ class Search(Section):
     mode: Mode = Field(
         "max",
         description="Whether a larger or a smaller value is better. By default the sweep's `mode`, or else `min` for "
-        "names that end in loss, error, rmse, mse, mae, perplexity or seconds.",
+        f"{MINIMIZED_IN_WORDS}.",
     )
     seed: int = Field(0, description="Random seed.")
 
@@ -340,7 +347,7 @@ class Sweep(ProgramOptions, Workload):
     mode: Mode | None = Field(
         None,
         description="Whether a larger or a smaller `metric` is better. By default as in `search` or `stop`, or else "
-        "`min` for names that end in loss, error, rmse, mse, mae, perplexity or seconds, and `max` for all others.",
+        f"`min` for {MINIMIZED_IN_WORDS}, and `max` for all others.",
     )
     slots: Annotated[Slots, BeforeValidator(_auto_slots, json_schema_input_type=Slots | Literal["auto"])] = Field(
         Slots(), description="Resources of the job, or `auto`: 1 to 8 GPUs of a node, chosen by `goal`."

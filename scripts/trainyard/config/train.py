@@ -24,14 +24,15 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from trainyard.config.metric_names import DEFAULT_METRIC, EPOCH_METRICS, MONITORED, Mode, guess_mode
+from trainyard.config.metric_names import DEFAULT_METRIC, EPOCH_METRICS, MINIMIZED_IN_WORDS, MONITORED, Mode, guess_mode
 from trainyard.config.weights import is_published
 
 IMPORT_PATH = r"^[\w.]+:[\w.]+$"
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$", max_length=64)]
 NamePattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]  # of parameters, as of `fnmatch`
-OWN_MODELS = ("resnet", "cnn")
+OWN_MODEL_ARGS = {"resnet": ("blocks", "width"), "cnn": ("width",)}  # positive integers
+OWN_MODELS = tuple(OWN_MODEL_ARGS)
 
 
 class Section(BaseModel):
@@ -220,8 +221,8 @@ class Train(Section):
     )
     monitor_mode: Mode | None = Field(
         None,
-        description="Whether a larger or a smaller value of `monitor` is better. By default `min` for names that end "
-        "in loss, error, rmse, mse, mae or perplexity, and `max` for all others.",
+        description="Whether a larger or a smaller value of `monitor` is better. By default `min` for "
+        f"{MINIMIZED_IN_WORDS}, and `max` for all others.",
     )
     patience: PositiveInt | None = Field(
         None, description="End the training after this number of epochs in a row in which `monitor` has no new best."
@@ -299,6 +300,11 @@ class Train(Section):
     def mode(self) -> Mode:
         """Whether a larger or a smaller value of `monitor` is better."""
         return self.monitor_mode or guess_mode(self.monitor)
+
+    def images_per_step(self, *, gpus: int = 1, is_strong: bool = False) -> int:
+        """The global batch; under strong scaling, `batch_size` is that of all GPUs."""
+        whole = self.global_batch_size or (self.batch_size if is_strong else None)
+        return whole or self.batch_size * self.accumulation * gpus
 
     @property
     def import_paths(self) -> dict[str, tuple[str, str]]:

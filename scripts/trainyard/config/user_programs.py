@@ -64,10 +64,19 @@ class Metrics(Section):
         "number followed by `%` is divided by 100. A row is complete when every group has matched.",
     )
 
+    sample: str | Annotated[list[str], Field(min_length=1)] | None = Field(
+        None,
+        exclude=True,  # it changes no result
+        description="With `pattern`: one or more lines of your program's output, e.g. `epoch 3: val_acc=91.2%`. Each "
+        "pattern must match in one of them, which is checked before anything is submitted.",
+    )
+
     @model_validator(mode="after")
     def _check_source(self) -> "Metrics":
         if (self.file is None) == (self.pattern is None):
             raise PydanticCustomError("metrics", "give either file or pattern")
+        if self.sample is not None and self.pattern is None:
+            raise PydanticCustomError("metrics", "sample is for pattern: a file is read by its format")
         for pattern in self.patterns:
             try:
                 groups = _compile(pattern).groupindex
@@ -79,6 +88,21 @@ class Metrics(Section):
                 group = "(?P<val_accuracy>{number})"
                 raise PydanticCustomError("metrics", message, {"pattern": pattern, "group": group})
         return self
+
+    @model_validator(mode="after")
+    def _check_sample(self) -> "Metrics":
+        lines = self.sample_lines
+        for pattern in self.patterns if lines else ():
+            if not any(_compile(pattern).search(line) for line in lines):
+                message = "{pattern} matches nothing in the sample, {lines}"
+                raise PydanticCustomError("metrics", message, {"pattern": pattern, "lines": "; ".join(lines)})
+        return self
+
+    @property
+    def sample_lines(self) -> list[str]:
+        """The lines of the sample, as the pattern would be applied to them."""
+        texts = [self.sample] if isinstance(self.sample, str) else self.sample or []
+        return [line.strip() for text in texts for line in text.splitlines() if line.strip()]
 
     @property
     def patterns(self) -> list[str]:

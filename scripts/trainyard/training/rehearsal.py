@@ -1,81 +1,78 @@
-"""Try what the config alone decides about a training, before anything is submitted: a program of its own.
+"""Try a user's code and trainings before anything is submitted: a program of its own, for an import may do anything.
 
-It reads a list of rehearsals as JSON from stdin, and writes a JSON object with the errors by place in the config.
+It reads a request as JSON from stdin:
+
+    {"imports": [[place, path, role, arguments]], "trainings": [[place, spec, images]]}
+
+`arguments` are those of the later call, `{"args": [...], "kwargs": {...}}`, or null; `images` is a `KnownImages`. It
+writes one line of JSON to stdout, `{"findings": [[place, verdict, message]], "files": [path]}`, with the verdicts
+"ok", "fails" and "unknown", and the files of the user's code.
 """
 
 import json
+import os
 import sys
-import warnings
+import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import nn
+from typing import Any, Final
 
 from trainyard.config.train import Train
-from trainyard.config.weights import is_published
-from trainyard.data.staged import Staged
-from trainyard.training.networks import models
-from trainyard.training.networks.adapted_model import inner_model
-from trainyard.training.networks.freezing import freeze, lr_scales
-from trainyard.training.networks.pretrained import load_pretrained
-from trainyard.training.objective import Objective
+from trainyard.data.known_images import KnownImages
 from trainyard.utils.errors import UserError
+from trainyard.utils.import_path import SCRIPTS, check_call, import_object
 
-# In place of those of a dataset that is not staged yet, for models whose parameters have the same names with any data.
-_SHAPE, _CLASSES = (64, 64, 3), 7
-
-
-def rehearse(spec: Train, dataset: Staged) -> None:
-    """Try weights from a file, `freeze` and `lr_scale` on the model, and own losses and metrics on a batch of zeros.
-
-    If the dataset is not staged yet, only what does not depend on it. No parameter takes memory, except in a model of
-    a user that cannot be built without.
-
-    Raises:
-        UserError: the training would fail with this error before its first step.
-    """
-    is_staged = (dataset.folder / "meta.json").exists()
-    if not is_staged and not models.is_known(spec.model):
-        return
-    meta: dict[str, Any] = dataset.meta if is_staged else {"shape": _SHAPE, "classes": range(_CLASSES), "source": {}}
-    height, width, channels = meta["shape"]
-    classes = len(meta["classes"])
-    if spec.pretrained or spec.freeze or spec.lr_scale:
-        model = _build(spec, (height, width, channels), classes)
-        if spec.pretrained and not is_published(spec.pretrained):  # published ones are downloaded later
-            load_pretrained(model, spec, classes=classes, downloads="")
-        freeze(model, spec.freeze)
-        names = [name for name, each in inner_model(model).named_parameters() if each.requires_grad]
-        lr_scales(names, spec.lr_scale)
-    if is_staged:
-        numeric = bool(meta["source"].get("targets"))
-        Objective(spec, torch.device("cpu"), classes=classes, numeric=numeric)
+Finding = tuple[str, str, str]  # place, verdict, message
+SEARCHED: Final = " (searched: the working directory and PYTHONPATH)"
+INSTALLED: Final = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 
 
-def _build(spec: Train, shape: tuple[int, int, int], classes: int) -> nn.Module:
-    try:
-        with torch.device("meta"):
-            return models.build_model(spec, shape=shape, classes=classes)
-    except Exception:  # code of a user may compute with its parameters, or the model is wrong
-        return models.build_model(spec, shape=shape, classes=classes)
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """The findings of a request, and the files of the user's code that were imported."""
+    failed = set[str]()
+    findings = list(_imports(request["imports"], failed))
+    if request["trainings"]:
+        from trainyard.training.training_rehearsal import rehearse_all  # torch takes seconds to import
+
+        given = [(place, Train.model_validate(spec), images) for place, spec, images in request["trainings"]]
+        can_be_tried = [each for each in given if not failed & {path for path, _ in each[1].import_paths.values()}]
+        findings += rehearse_all((place, spec, KnownImages(**images)) for place, spec, images in can_be_tried)
+    return {"findings": findings, "files": sorted(_own_files())}
 
 
-def _error(spec: dict[str, Any], dataset: str) -> str | None:
-    try:
-        rehearse(Train.model_validate(spec), Staged(Path(dataset)))
-    except UserError as error:
-        return str(error)
-    except Exception as error:  # of a user's code
-        return f"{type(error).__name__}: {error}"
-    return None
+def _imports(requested: list[Any], failed: set[str]) -> Iterator[Finding]:
+    """Import every path, and compare its signature with the arguments; adds the paths that fail to `failed`."""
+    for place, path, role, arguments in requested:
+        try:
+            found = import_object(path, role=role)
+            if arguments is not None:
+                check_call(found, path, role=role, **arguments)
+        except UserError as error:
+            failed.add(path)
+            where = SEARCHED if isinstance(error.__cause__, ImportError) else ""
+            yield place, "fails", f"{error}{where}"
+        except SystemExit as error:
+            failed.add(path)
+            yield place, "fails", f"{role} {path!r} cannot be imported: it calls sys.exit({error.code!r})"
+        else:
+            yield place, "ok", f"{role} {path!r} is imported"
+
+
+def _own_files() -> Iterator[str]:
+    """The files of all modules that are neither installed nor Trainyard's."""
+    for module in list(sys.modules.values()):
+        if file := getattr(module, "__file__", None):
+            path = Path(file).absolute()
+            if SCRIPTS not in path.parents and not any(folder in path.parents for folder in INSTALLED):
+                yield str(path)
 
 
 def main() -> None:
-    """Run the rehearsals of stdin."""
-    warnings.simplefilter("ignore")  # weights that are loaded into parameters without memory
-    found = {place: _error(spec, dataset) for place, spec, dataset in json.load(sys.stdin)}
-    print("\n" + json.dumps({place: error for place, error in found.items() if error}))
+    """Answer the request of stdin. What the user's code prints goes to stderr."""
+    sys.dont_write_bytecode = True  # a dry run writes nothing
+    with os.fdopen(os.dup(1), "w") as output:
+        os.dup2(2, 1)
+        json.dump(answer(json.load(sys.stdin)), output)
 
 
 if __name__ == "__main__":

@@ -1,32 +1,15 @@
 """Objects of the user's own code by their import path, `package.module:name`."""
 
-import json
+import inspect
 import pkgutil
-import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from trainyard.utils.errors import UserError
 
 SCRIPTS: Final = Path(__file__).resolve().parents[2]  # the folder that `trainyard` is imported from
-
-# Prints the error of each path that cannot be imported, by its place in the config. It runs in a process of its own,
-# because importing the user's code may have any side effect.
-_CHECK: Final = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-from trainyard.utils.import_path import import_object
-from trainyard.utils.errors import UserError
-errors = {}
-for place, (path, role) in json.loads(sys.argv[2]).items():
-    try:
-        import_object(path, role=role)
-    except UserError as error:
-        errors[place] = str(error)
-print("\\n" + json.dumps(errors))
-"""
 
 
 def import_object(path: str, *, role: str) -> Any:
@@ -46,22 +29,23 @@ def import_object(path: str, *, role: str) -> Any:
         raise UserError(f"{role} {path!r} cannot be imported: {kind}{error}") from error
 
 
-def check_imports(paths: Mapping[str, tuple[str, str]]) -> None:
-    """Import every path, in another process; `paths` maps a place in the config to an import path and its role.
+def check_call(found: Any, path: str, *, role: str, args: Sequence[str], kwargs: Mapping[str, Any]) -> None:
+    """Check that an imported object can be called with these arguments, without calling it.
 
     Raises:
-        UserError: some imports fail; the message lists all of them.
+        UserError: it is no function or class, or takes other arguments.
     """
-    if not paths:
+    if not callable(found):
+        raise UserError(f"{role} {path!r} is a {type(found).__name__}: give a function or a class")
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):  # it is not written in Python
         return
-    done = subprocess.run(
-        [sys.executable, "-c", _CHECK, str(SCRIPTS), json.dumps(paths)], text=True, capture_output=True, check=False
-    )
-    if done.returncode:  # the process itself ended, as by sys.exit() in a module
-        raise UserError(f"importing {', '.join(path for path, _ in paths.values())} failed: {done.stderr.strip()}")
-    if errors := json.loads(done.stdout.splitlines()[-1]):
-        lines = "\n".join(f"  {place}: {error}" for place, error in errors.items())
-        raise UserError(f"your own code cannot be imported:\n{lines}\n(searched: the working directory and PYTHONPATH)")
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        names = [*args, *(f"{name}=..." for name in kwargs)]
+        raise UserError(f"{role} {path!r} is called with ({', '.join(names)}): {error}") from None
 
 
 def helper_command(module: str) -> list[str]:

@@ -31,10 +31,16 @@ def printable(text: str) -> str:
     return escaped.replace("\\udc", "\\x")
 
 
+def _abbreviates(one: str, other: str) -> bool:
+    """Whether one word has the initials of the other, as `lr` and `learning_rate`."""
+    initials = ["".join(part[:1] for part in word.split("_")) for word in (one, other)]
+    return (len(initials[1]) > 1 and one == initials[1]) or (len(initials[0]) > 1 and other == initials[0])
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """The known word closest to an unknown one, as a question; if none is close, all known words."""
     known = list(known)
-    close = difflib.get_close_matches(word[:100], known, n=1)
+    close = difflib.get_close_matches(word[:100], known, n=1) or [name for name in known if _abbreviates(word, name)]
     if close:
         return f"did you mean {close[0]!r}?"
     return f"known: {', '.join(known)}" if known else "none is defined"

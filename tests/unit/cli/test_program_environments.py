@@ -43,15 +43,17 @@ def test_all_environments_without_an_interpreter_are_reported_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(("launcher", "package"), [("torchrun", "torch"), ("accelerate", "accelerate"), ("srun", None)])
-def test_a_script_needs_its_launcher_in_its_environment(tmp_path, venv, launcher, package):
+def test_a_script_needs_its_launcher_in_its_environment(tmp_path, monkeypatch, venv, launcher, package):
+    monkeypatch.chdir(tmp_path)
+    Path("x.py").touch()
     study = {"script": "x.py", "scales": ["1x1"], "launcher": launcher}
-    Workflow({"scaling": {"own": study}}, results=tmp_path).check_user_code()
+    Workflow({"scaling": {"own": study}}, results=tmp_path).check(dry_run=False)
     lacking = Workflow({"scaling": {"own": study | {"python": str(venv)}}}, results=tmp_path)
     if package is None:
-        lacking.check_user_code()
+        lacking.check(dry_run=False)
         return
-    with pytest.raises(UserError, match=f"scaling.own: {venv}/bin/python does not have {package}: activate your"):
-        lacking.check_user_code()
+    with pytest.raises(UserError, match=f"scaling.own.launcher: {venv}/bin/python does not have {package}"):
+        lacking.check(dry_run=False)
 
 
 def test_with_conda_a_rule_records_the_environment_of_the_user(tmp_path, venv):

@@ -535,10 +535,13 @@ def test_numbers_that_are_not_finite_change_the_identity():
     ("text", "message"),
     [
         ("a: [", "not valid YAML"),
-        ("sweeps: {}\nsweeps: {}", "duplicate key 'sweeps'"),
+        ("sweeps: {}\nsweeps: {}", "line 2, column 1: not valid YAML: duplicate key 'sweeps', which line 1 has, too"),
+        ("a: 1\n b: 2", r"config.yaml, line 2, column 3: not valid YAML: mapping values are not allowed in this"),
+        ("a:\n\tb: 2", r"line 2, column 1: not valid YAML: .*; indent with spaces, not with tabs"),
+        ("a: {b: 1\nc: 2", r"line 2, column 2: not valid YAML: .*begun in line 1\): did not find expected ',' or '}'"),
         ("- 1", "the file"),
         ("a: \xff", "not valid YAML: 'utf-8' codec can't decode"),
-        ('{"a": 1', "not valid JSON: Expecting"),
+        ('{"a": 1', "line 1, column 8: not valid JSON: Expecting"),
         ('{"sweeps": {}, "sweeps": {}}', "not valid JSON: duplicate key 'sweeps'"),
     ],
 )
@@ -547,6 +550,49 @@ def test_a_file_that_is_not_a_config_is_rejected(tmp_path, text, message):
     path.write_text(text, encoding="latin-1")
     with pytest.raises(ConfigError, match=message):
         read_config(path)
+
+
+def test_references_are_checked_even_if_other_sections_have_errors():
+    raw = {
+        "datasets": {"digits": {"source": "digits"}, "wrong": {"source": "digit"}},
+        "sweeps": {
+            "a": {"dataset": "digit", "grid": {"lr": [0.1]}},
+            "b": {"dataset": "wrong", "grid": {"lr": [0.1]}},
+            "c": {"dataset": "digits", "gird": {}},
+        },
+        "pricing": {"gpu_hour": "free"},
+    }
+    with pytest.raises(ConfigError) as error:
+        check_config(raw)
+    places = [line.strip().partition(": ")[0] for line in str(error.value).splitlines()[1:]]
+    assert sorted(places) == ["datasets.wrong", "pricing.gpu_hour", "sweeps.a.dataset", "sweeps.c.gird"]
+
+
+PATTERNS = ["epoch (?P<epoch>{number})", "acc=(?P<val_accuracy>{number})"]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ({"pattern": PATTERNS, "sample": "epoch 3: acc=91.2%"}, ""),
+        ({"pattern": PATTERNS, "sample": ["epoch 3\nacc=91.2%", "done"]}, ""),
+        (
+            {"pattern": PATTERNS, "sample": "epoch 3: acc 91.2%"},
+            "acc=.* matches nothing in the sample, epoch 3",
+        ),
+        ({"file": "x.csv", "sample": "epoch"}, "sample is for pattern"),
+    ],
+)
+def test_a_pattern_must_match_in_its_sample(metrics, message):
+    raw = {"sweeps": {"s": {"command": "run", "metrics": metrics}}}
+    if message:
+        with pytest.raises(ConfigError, match=message):
+            check_config(raw)
+        return
+    config = check_config(raw)
+    without = check_config({"sweeps": {"s": {"command": "run", "metrics": {"pattern": PATTERNS}}}})
+    assert config.model_dump(mode="json", exclude_unset=True) == without.model_dump(mode="json", exclude_unset=True)
+    assert config.sweeps["s"].metrics.digest == without.sweeps["s"].metrics.digest
 
 
 def test_a_missing_file_is_named(tmp_path):

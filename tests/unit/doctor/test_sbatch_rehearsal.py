@@ -96,7 +96,9 @@ def test_the_plugins_own_words_are_found_for_each_job():
     one, other = (PlannedJob("train", f"x_{run}", f"results/scaling/x/{run}/summary.json") for run in ("1x1", "2x1"))
     words = "Invalid GPU model format: a100-80gb. Expected format: '<name>' (e.g., 'tesla')"
     assert sbatch_rehearsal.find_words(one, OUTPUT) == words
-    crash = "Building DAG of jobs...\nUserError in file Snakefile, line 17:\nyour own code cannot be imported\n"
+    crash = (
+        "Building DAG of jobs...\nUserError: 1 mistake, found before anything was submitted:\n  sweeps.s.train: wrong\n"
+    )
     assert sbatch_rehearsal.find_words(other, crash) == crash.partition("\n")[2].strip()
     found = [("train x_1x1", words), ("train x_2x1", "other"), ("train x_4x1", words)]
     expected = [Refusal(("train x_1x1", "train x_4x1"), words), Refusal(("train x_2x1",), "other")]

@@ -57,7 +57,7 @@ def test_the_stem_for_small_images_does_not_downsample(name):
 @pytest.mark.parametrize(
     ("name", "more", "message"),
     [
-        ("resnot", {}, "model 'resnot' is not known: use resnet, cnn"),
+        ("resnot", {}, "model 'resnot' is not known; did you mean 'resnet'?"),
         ("resnet", {"model_args": {"depth": 3}}, r"cannot be built with {'depth': 3}"),
         ("nowhere.models:build", {}, "cannot be imported: No module named 'nowhere'"),
         ("trainyard.training.networks.models:nothing", {}, "cannot be imported"),

@@ -29,3 +29,9 @@ def test_a_time_is_in_local_time(monkeypatch):
 )
 def test_the_closest_known_word_is_suggested(word, known, text):
     assert suggest(word, known) == text
+
+
+def test_a_word_is_suggested_for_its_abbreviation():
+    assert suggest("learning_rate", ["epochs", "lr"]) == "did you mean 'lr'?"
+    assert suggest("wd", ["weight_decay", "epochs"]) == "did you mean 'weight_decay'?"
+    assert suggest("x", ["y_z", "z"]) == "known: y_z, z"

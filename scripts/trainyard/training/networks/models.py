@@ -1,6 +1,7 @@
 """Models by name, built for the images and classes of a dataset with the arguments of the config."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from typing import cast
 
 import torch
@@ -82,11 +83,16 @@ def build_model(spec: Train, *, shape: tuple[int, int, int], classes: int) -> nn
             return factory(channels=shape[2], classes=classes, **arguments)
         from trainyard.training.networks import torchvision_models  # its import takes seconds
 
+        if name not in (known := torchvision_models.list_names()):
+            raise ModelError(_unknown(name, known))
         return torchvision_models.build_torchvision_model(
             name, shape=shape, classes=classes, arguments=arguments, small_images=spec.small_images
         )
-    except KeyError:
-        known = f"use {', '.join(_OWN)}, a name of torchvision's, or a path package.module:function"
-        raise ModelError(f"model {name!r} is not known: {known}") from None
     except (TypeError, ValueError) as error:
         raise ModelError(f"model {name!r} cannot be built with {arguments}: {error}") from error
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    close = get_close_matches(name[:100], [*_OWN, *known], n=1)
+    remedy = f"did you mean {close[0]!r}?" if close else f"use {', '.join(_OWN)}, or a name of torchvision's"
+    return f"model {name!r} is not known; {remedy} (or a path package.module:function)"

@@ -14,6 +14,12 @@ _FIXED_PIXELS = {"maxvit": 224}  # windows of 7x7 must fill every stage
 _NO_STEM = ("alexnet", "convnext", "inception", "maxvit", "swin", "vgg", "vit")
 
 
+def list_names() -> list[str]:
+    """The names of torchvision's classification models."""
+    names: list[str] = models.list_models(module=models)
+    return names
+
+
 def build_torchvision_model(
     name: str, *, shape: tuple[int, int, int], classes: int, arguments: dict[str, Any], small_images: bool
 ) -> nn.Module:
@@ -23,11 +29,9 @@ def build_torchvision_model(
     removed, as in the networks of He et al. 2015 for 32x32 images.
 
     Raises:
-        KeyError: torchvision has no classification model of that name.
-        ValueError: the model does not accept such images, or has no stem to replace.
+        ValueError: torchvision has no classification model of that name, or the model does not accept such images, or
+            has no stem to replace.
     """
-    if name not in models.list_models(module=models):
-        raise KeyError(name)
     height, width, channels = shape
     if channels not in (1, 3):
         raise ValueError(f"it takes images of 1 or 3 channels, not {channels}")

@@ -1,0 +1,156 @@
+"""What is checked of a config before a job is queued, by `snakemake -n`, by `make check` and at the start of a run.
+
+What the config alone decides is checked when it is read (`config/load.py`). Here follows what depends on files, on the
+data and on a user's code. The state of a cluster is checked by `make doctor`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+from trainyard.cli import rehearsals
+from trainyard.cli.file_checks import check_script, check_source
+from trainyard.cli.program_environments import check_environment
+from trainyard.config.config import Config
+from trainyard.config.metric_names import TRAINING_METRICS, guess_mode
+from trainyard.config.scaling import Scaling, split_scale
+from trainyard.config.sweep import Sweep
+from trainyard.config.train import OWN_MODEL_ARGS, Train
+from trainyard.config.trials import expand, trainings
+from trainyard.config.user_programs import Metrics
+from trainyard.data.known_images import KnownImages, known_images
+from trainyard.doctor.findings import Finding
+from trainyard.programs.metric_patterns import PatternParser
+from trainyard.programs.metrics import numeric_row
+from trainyard.utils.errors import UserError
+from trainyard.utils.text import suggest
+
+
+def check_use(
+    config: Config, results: Path, *, anew: bool = False, has_scheduler: bool = False, dry_run: bool = False
+) -> Iterator[Finding]:
+    """The findings of all checks. With `anew`, the user's code is tried again even if it has passed before.
+
+    With a scheduler, it is a warning if a file is absent that only its nodes may have; in a dry run, which may plan for
+    another machine, also if it is a script.
+    """
+    for name, dataset in config.datasets.items():
+        known = known_images(dataset, results / "data" / name)
+        yield check_source(f"datasets.{name}", dataset, known, has_scheduler=has_scheduler)
+    for place, study in _studies(config):
+        if isinstance(study, Sweep):
+            yield _trials(place, study)
+        is_training = study.is_training if isinstance(study, Sweep) else study.script is None
+        if is_training and study.dataset is not None and (specs := trainings(study)):
+            images = known_images(config.datasets[study.dataset], results / "data" / study.dataset)
+            yield from _model_arguments(place, specs)
+            yield _batches(place, study, specs, images)
+        yield from chain(_patterns(place, study.metrics), _direction(place, study))
+        yield from check_script(place, study, has_scheduler=has_scheduler, dry_run=dry_run)
+        yield from check_environment(place, study, absent="warns" if has_scheduler and dry_run else "fails")
+    yield from rehearsals.rehearse(config, results, anew=anew)
+
+
+def refuse_mistakes(findings: Iterable[Finding], notify: Callable[[str], None]) -> None:
+    """Pass on warnings, and decisions that a user may change; raise a UserError that lists all failures."""
+    found = list(findings)
+    for each in found:
+        if each.verdict == "warns" or (each.verdict == "ok" and each.remedy):
+            notify(_line(each))
+    if wrong := [_line(each) for each in found if each.verdict == "fails"]:
+        count = "1 mistake" if len(wrong) == 1 else f"{len(wrong)} mistakes"
+        raise UserError("\n  ".join([f"{count}, found before anything was submitted:", *dict.fromkeys(wrong)]))
+
+
+def _line(finding: Finding) -> str:
+    return f"{finding.name}: {finding.message}{f': {finding.remedy}' if finding.remedy else ''}"
+
+
+def _studies(config: Config) -> Iterator[tuple[str, Sweep | Scaling]]:
+    """Each sweep and scaling study with its place in the config."""
+    yield from ((f"sweeps.{name}", sweep) for name, sweep in config.sweeps.items())
+    yield from ((f"scaling.{name}", study) for name, study in config.scaling.items())
+
+
+def _trials(place: str, sweep: Sweep) -> Finding:
+    """The number of trials; that each is valid, and has a cost, was checked when the config was read."""
+    count = sweep.search.trials if sweep.search else len(expand(sweep).trials)
+    cost = f", their cost by {sweep.cost}" if sweep.cost else ""
+    return Finding(place, "ok", f"{count:,} {'trial' if count == 1 else 'trials'}{cost}")
+
+
+def _model_arguments(place: str, specs: Iterable[Train]) -> Iterator[Finding]:
+    """Arguments that Trainyard's own models do not have; those of other models are tried in another process."""
+    for key, value, model in dict.fromkeys(_wrong_arguments(specs)):
+        known = OWN_MODEL_ARGS[model]
+        problem = "must be a positive integer" if key in known else f"is no argument of {model}"
+        remedy = f"it is {value}" if key in known else suggest(key, known)
+        yield Finding(f"{place}.train.model_args.{key}", "fails", problem, remedy)
+
+
+def _wrong_arguments(specs: Iterable[Train]) -> Iterator[tuple[str, str, str]]:
+    """Key, value as text, and model."""
+    for spec in specs:
+        known = OWN_MODEL_ARGS.get(spec.model)
+        for key, value in spec.model_args.items() if known else ():
+            if key not in (known or ()) or type(value) is not int or value < (key == "width"):
+                yield key, repr(value), spec.model
+
+
+def _batches(place: str, study: Sweep | Scaling, specs: Iterable[Train], images: KnownImages) -> Finding:
+    """Compare the largest global batch with the training images."""
+    place = f"{place}.train.batch_size"
+    if isinstance(study, Sweep):
+        batch, where = max(spec.images_per_step() for spec in specs), ""
+    else:
+        gpus = {scale: nodes * count for scale in study.scales for nodes, count in [split_scale(scale)]}
+        largest = max(gpus, key=lambda scale: gpus[scale])
+        batch = study.train.images_per_step(gpus=gpus[largest], is_strong=study.mode == "strong")
+        where = f" at {largest}"
+    if images.training_images is None:
+        message = f"whether {batch:,} images per step{where} are fewer than there are is known once they are staged"
+        return Finding(place, "unknown", message, "`snakemake data` stages them")
+    if batch > images.training_images:
+        message = f"the global batch of {batch:,} images{where} is larger than the {images.training_images:,} images"
+        return Finding(place, "fails", f"{message} for training", "lower it")
+    return Finding(place, "ok", f"{batch:,} images per step{where}, of {images.training_images:,}")
+
+
+def _patterns(place: str, metrics: Metrics | None) -> Iterator[Finding]:
+    """What the patterns find in the sample; that each matches was checked when the config was read."""
+    place = f"{place}.metrics.pattern"
+    if metrics is None or not metrics.patterns:
+        return
+    if not metrics.sample_lines:
+        message = "whether it matches what your program prints is known once it runs"
+        yield Finding(place, "unknown", message, "give `sample`, lines of its output")
+        return
+    parser = PatternParser(metrics.compiled)
+    for line in metrics.sample_lines:
+        parser.add_line(line)
+    found = {name: value for row in parser.take_rows(final=True) for name, value in row.items()}
+    numbers = numeric_row(found)
+    if parser.warning:
+        yield Finding(place, "fails", parser.warning)
+    elif words := [name for name in found if name not in numbers]:
+        message = f"finds {found[words[0]]!r} for {words[0]}, which is no number"
+        yield Finding(place, "fails", message, f"write (?P<{words[0]}>{{number}})")
+    else:
+        listed = ", ".join(f"{name} = {value}" for name, value in numbers.items())
+        yield Finding(place, "ok", f"finds {listed} in the sample")
+
+
+def _direction(place: str, study: Sweep | Scaling) -> Iterator[Finding]:
+    """Whether a smaller or a larger metric is taken to be better, by its name."""
+    if not isinstance(study, Sweep):
+        return
+    groups = [name for pattern in (study.metrics.compiled if study.metrics else []) for name in pattern.groupindex]
+    metric, mode = study.target
+    metric, mode = (metric, mode) if metric else study.ranking_metric(groups) or (None, None)
+    known = (*TRAINING_METRICS, *(f"best_{name}" for name in TRAINING_METRICS))
+    if metric is None or metric in known or study.mode or mode not in (None, guess_mode(metric)):
+        return
+    if study.is_training and study.train.monitor_mode and metric in (study.train.monitor, study.train.best_metric):
+        return
+    better, other = ("smaller", "max") if guess_mode(metric) == "min" else ("larger", "min")
+    yield Finding(f"{place}.mode", "ok", f"a {better} {metric} is better, by its name", f"or set `mode: {other}`")

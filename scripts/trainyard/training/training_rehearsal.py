@@ -1,0 +1,148 @@
+"""Try what the config decides about trainings: their models, weights, losses and metrics, on a batch of zeros."""
+
+import signal
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from trainyard.config.train import Train
+from trainyard.config.weights import is_published
+from trainyard.data.known_images import KnownImages, Shape
+from trainyard.data.torchvision_weights import remote_weights
+from trainyard.training.networks import models
+from trainyard.training.networks.adapted_model import inner_model
+from trainyard.training.networks.freezing import freeze, lr_scales
+from trainyard.training.networks.pretrained import load_pretrained
+from trainyard.training.objective import Objective
+from trainyard.training.own_metrics import naming
+from trainyard.utils.errors import UserError
+from trainyard.utils.import_path import check_call, import_object
+
+SECONDS: Final = 60  # for one training
+MOST_PARAMETERS: Final = 100_000_000  # of a model that is built on the CPU
+_IMAGES: Final = 2  # of the batch
+# In place of those of a dataset that is not staged yet, for models whose parameters have the same names with any data.
+_SHAPE: Final[Shape] = (64, 64, 3)
+_OUTPUTS: Final = 7
+Finding = tuple[str, str, str]  # place, verdict, message
+
+
+def rehearse_all(trainings: Iterable[tuple[str, Train, KnownImages]]) -> Iterator[Finding]:
+    """The findings of each training, with its place in the config."""
+    warnings.simplefilter("ignore")  # weights that are loaded into parameters without memory
+    signal.signal(signal.SIGALRM, _give_up)
+    for place, spec, images in trainings:
+        signal.alarm(SECONDS)
+        try:
+            yield from ((place, verdict, message) for verdict, message in rehearse(spec, images))
+        except UserError as error:
+            yield place, "fails", str(error)
+        except _TooLongError:
+            yield place, "unknown", f"model {spec.model!r} is not tried to the end: it takes more than {SECONDS} s"
+        except Exception as error:  # of a user's code
+            yield place, "fails", f"{type(error).__name__}: {error}"
+        finally:
+            signal.alarm(0)
+
+
+class _TooLongError(BaseException):
+    """A training is not tried any longer; a user's `except Exception` does not catch it."""
+
+
+def _give_up(number: int, frame: object) -> None:
+    raise _TooLongError
+
+
+def rehearse(spec: Train, images: KnownImages) -> Iterator[tuple[str, str]]:
+    """Try a training on what is known of its images; yields verdicts, with what was tried or why it could not be.
+
+    The model is built without memory for its parameters, unless it is a user's that needs them. Weights from a file are
+    loaded, the patterns of `freeze` and `lr_scale` are matched, a model of a user's computes the outputs of a batch,
+    and own losses and metrics are computed from them.
+
+    Raises:
+        UserError: the training would fail with this error before its first step.
+    """
+    has_images = images.shape is not None and images.outputs is not None
+    if has_images or models.is_known(spec.model):
+        yield "ok", _try_model(spec, images)
+    else:
+        model = import_object(spec.model, role="model")
+        given = {"channels": _SHAPE[2], "classes": _OUTPUTS, **spec.model_args}
+        check_call(model, spec.model, role="model", args=[], kwargs=given)
+        yield "unknown", f"model {spec.model!r} can be built once the images are staged"
+    if spec.has_own_loss or spec.metrics:
+        named = ", ".join(filter(None, [spec.loss if spec.has_own_loss else "", *spec.metrics]))
+        if images.outputs is None:
+            yield "unknown", f"{named}: the number of classes is known once the images are staged"
+        else:
+            Objective(spec, torch.device("cpu"), classes=images.outputs, numeric=images.numeric)
+            yield "ok", f"{named}: computed for {_IMAGES} images of {images.outputs} outputs"
+
+
+def _try_model(spec: Train, images: KnownImages) -> str:
+    """Build the model and try what depends on it; returns what was built."""
+    shape, outputs = images.shape or _SHAPE, images.outputs or _OUTPUTS
+    model = _build(spec, shape, outputs)
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model {spec.model!r} is a {type(model).__name__}: return a torch.nn.Module")
+    if spec.pretrained and is_published(spec.pretrained):
+        remote_weights(spec.model, spec.pretrained)  # they are downloaded later
+    elif spec.pretrained:
+        load_pretrained(model, spec, classes=outputs, downloads="")
+    freeze(model, spec.freeze)
+    names = [name for name, each in inner_model(model).named_parameters() if each.requires_grad]
+    lr_scales(names, spec.lr_scale)
+    if not models.is_known(spec.model):
+        _try_outputs(spec, model, images)
+    size = sum(each.numel() for each in model.parameters()) / 1e6
+    known = f" for images of {'x'.join(map(str, images.shape))}" if images.shape else ""
+    return f"{spec.model} is built{known}: {size:,.2f} million parameters"
+
+
+def _build(spec: Train, shape: Shape, outputs: int) -> nn.Module:
+    try:
+        with torch.device("meta"):
+            return models.build_model(spec, shape=shape, classes=outputs)
+    except Exception:  # code of a user may compute with its parameters, or the model is wrong
+        pass
+    try:
+        return models.build_model(spec, shape=shape, classes=outputs)
+    except UserError:
+        raise
+    except Exception:
+        with naming("model", spec.model):
+            raise
+
+
+def _try_outputs(spec: Train, model: nn.Module, images: KnownImages) -> None:
+    """Compute the outputs of a user's model for a batch of zeros, and check their shape."""
+    assert images.shape is not None
+    assert images.outputs is not None
+    try:
+        outputs = _outputs(model, images.shape)
+    except Exception:  # it may compute with values that only a model with memory has
+        if sum(each.numel() for each in model.parameters()) > MOST_PARAMETERS:
+            return
+        model = models.build_model(spec, shape=images.shape, classes=images.outputs)
+        with naming("model", spec.model):
+            outputs = _outputs(model, images.shape)
+    returned = f"model {spec.model!r} returns"
+    if not isinstance(outputs, Tensor):
+        raise UserError(f"{returned} {type(outputs).__name__}: return a tensor, one row of outputs per image")
+    found, wanted = tuple(outputs.shape), (_IMAGES, images.outputs)
+    fits = found == wanted or (len(found) == 2 and found[0] == _IMAGES and found[1] > wanted[1] and not images.numeric)
+    if not fits:
+        what = "labels have" if images.numeric else "classes need"
+        raise UserError(f"{returned} the shape {found} for {_IMAGES} images, but the dataset's {what} {wanted}")
+
+
+def _outputs(model: nn.Module, shape: Shape) -> Any:
+    """The outputs of a batch of zeros, without gradients and in eval mode."""
+    height, width, channels = shape
+    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    with torch.no_grad():
+        return model.eval()(torch.zeros(_IMAGES, channels, height, width, device=device))

@@ -1,0 +1,215 @@
+"""What is wrong with files, data and code is found before a job is queued: all of it at once, with its place."""
+
+import logging
+import subprocess
+from pathlib import Path
+
+import pytest
+from trainyard.cli import rehearsals
+from trainyard.cli.checks import check_use, refuse_mistakes
+from trainyard.config.load import check_config
+from trainyard.utils.errors import UserError
+
+RELATIVE = "a relative path begins in the folder where snakemake runs"
+DIGITS = {"d": {"source": "digits"}}
+
+
+@pytest.fixture
+def mistakes(tmp_path, monkeypatch):
+    """A function from a config to the lines of its mistakes; own code is in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def find(raw, **options):
+        try:
+            refuse_mistakes(check_use(check_config(raw), tmp_path / "results", **options), notify=logging.warning)
+        except UserError as error:
+            first, *lines = str(error).splitlines()
+            assert first.split()[0] == str(len(lines))
+            return [line.strip() for line in lines]
+        return []
+
+    return find
+
+
+def training(place, dataset="d", **train):
+    """A sweep with one training."""
+    return {place: {"dataset": dataset, "train": {"model": "cnn", "batch_size": 32, **train}, "trials": [{}]}}
+
+
+def test_wrong_files_columns_arguments_and_batches_are_all_named(mistakes, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", None)  # no other process is needed
+    Path("prices.csv").write_text("\ufeffsize,price\n1,2\n")
+    datasets = {
+        **DIGITS,
+        "photos": {"source": "imagefolder", "root": "nowhere"},
+        "copy": {"source": "torchvision", "name": "MNIST", "root": "nowhere.zip"},
+        "prices": {"source": "table", "path": "prices.csv", "target": "prize"},
+        "absent": {"source": "table", "path": "absent.csv", "target": "y"},
+    }
+    sweeps = {
+        **training("large", batch_size=500, accumulation=3),
+        **training("spelled", model="resnet", model_args={"block": 4, "width": "8"}),
+        "command": {"command": "python absent.py"},
+        "words": {"command": "run", "metrics": {"pattern": "acc (?P<acc>.*)", "sample": "acc high"}},
+    }
+    many = {"dataset": "d", "train": {"model": "cnn", "batch_size": 512}, "scales": ["1x1", "1x4"]}
+    assert mistakes({"datasets": datasets, "sweeps": sweeps, "scaling": {"many": many}}) == [
+        f"datasets.photos.root: nowhere: no such file or folder: {RELATIVE}",
+        f"datasets.copy.root: nowhere.zip: no such file or folder: {RELATIVE}",
+        "datasets.prices.target: prices.csv has no column 'prize': did you mean 'price'?",
+        f"datasets.absent.path: absent.csv: no such file: {RELATIVE}",
+        "sweeps.large.train.batch_size: the global batch of 1,500 images is larger than the 1,437 images for training: "
+        "lower it",
+        "sweeps.spelled.train.model_args.block: is no argument of resnet: did you mean 'blocks'?",
+        "sweeps.spelled.train.model_args.width: must be a positive integer: it is '8'",
+        f"sweeps.command.command: absent.py: no such file: {RELATIVE}",
+        "sweeps.words.metrics.pattern: finds 'high' for acc, which is no number: write (?P<acc>{number})",
+        "scaling.many.train.batch_size: the global batch of 2,048 images at 1x4 is larger than the 1,437 images for "
+        "training: lower it",
+    ]
+
+
+OWN = """
+import torch
+
+def plain(*, channels, classes, width=4):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(channels * 64, classes))
+
+def hard_coded(*, channels, classes):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(channels * 64, 5))
+
+def of_other_sizes(*, channels, classes):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(28 * 28, classes))
+
+def computing(*, channels, classes):
+    model = plain(channels=channels, classes=classes)
+    assert model[1].weight.sum().item() != 100, "values, which no model without memory has"
+    return model
+
+def per_image(outputs, targets):
+    return (outputs[:, 0] - targets) ** 2
+
+def loss(outputs, targets):
+    return outputs.square().mean()
+
+def run(config):
+    return {}
+
+def data(folder):
+    return [], []
+"""
+
+
+def test_wrong_models_and_code_are_all_named_before_the_data_are_staged(mistakes):
+    Path("own.py").write_text(OWN)
+    Path("ending.py").write_text("import sys; print('usage: ...'); sys.exit(2)")
+    unknown = {"photos": {"source": "python", "factory": "own:data", "args": {"root": "x"}}}
+    sweeps = {
+        **training("unknown", model="resnet500"),
+        **training("arguments", model="resnet18", model_args={"width": 64}),
+        **training("outputs", model="own:hard_coded"),
+        **training("sizes", model="own:of_other_sizes"),
+        **training("later", "photos", model="own:plain", model_args={"depth": 3}),
+        **training("loss", model="own:plain", loss="own:per_image"),
+        **training("ending", model="ending:build"),
+        **training("works", model="own:computing", loss="own:loss", metrics=["top5_accuracy"]),
+        "function": {"function": "own:run"},
+    }
+    places = {}
+    for line in mistakes({"datasets": {**DIGITS, **unknown}, "sweeps": sweeps}):
+        place, _, message = line.partition(": ")
+        assert place not in places
+        places[place] = message
+    expected = {
+        "datasets.photos.factory": "dataset 'own:data' is called with (root=...): ",
+        "sweeps.unknown.train": "model 'resnet500' is not known; did you mean 'resnet50'?",
+        "sweeps.arguments.train": "model 'resnet18' cannot be built with {'width': 64}: ",
+        "sweeps.outputs.train": "model 'own:hard_coded' returns the shape (2, 5) for 2 images, but the dataset's "
+        "classes need (2, 10)",
+        "sweeps.sizes.train": "model 'own:of_other_sizes': RuntimeError: ",
+        "sweeps.later.train": "model 'own:plain' is called with (channels=..., classes=..., depth=...)",
+        "sweeps.loss.train": "loss 'own:per_image': it returns the shape (2,)",
+        "sweeps.ending.train.model": "model 'ending:build' cannot be imported: it calls sys.exit(2)",
+        "sweeps.function.function": "function 'own:run' is called with (config, context): too many positional",
+    }
+    assert places.keys() == expected.keys()
+    for place, message in expected.items():
+        assert places[place].startswith(message), place
+
+
+def test_code_that_has_passed_is_tried_again_only_after_a_change(mistakes, monkeypatch):
+    Path("mine.py").write_text("def run(config, context): pass")
+    raw = {"sweeps": {"s": {"function": "mine:run"}}}
+    assert mistakes(raw) == []
+    started = []
+    monkeypatch.setattr(rehearsals, "_ask", lambda request: started.append(request) or {"findings": [], "files": {}})
+    assert mistakes(raw) == []
+    assert not started
+    Path("mine.py").write_text("def run(config, context): return 1")
+    assert mistakes(raw) == []
+    assert len(started) == 1
+
+
+def test_code_that_ends_the_process_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("crashing.py").write_text("import os; print('what it said', flush=True); os._exit(3)")
+    config = check_config({"sweeps": {"s": {"function": "crashing:run"}}})
+    with pytest.raises(UserError, match=r"the process that tries crashing:run ended \(3\):\nwhat it said"):
+        rehearsals.rehearse(config, tmp_path)
+
+
+def test_what_only_a_cluster_may_have_is_a_warning_in_its_plan(mistakes, caplog):
+    datasets = {"shared": {"source": "imagefolder", "root": "/no-such-mount/images"}}
+    study = {"script": "absent.py", "scales": ["1x1"], "python": "trainyard"}
+    raw = {"datasets": datasets, "scaling": {"s": study}}
+    assert len(mistakes(raw)) == 2
+    assert [line.split(":")[0] for line in mistakes(raw, has_scheduler=True)] == ["scaling.s.script"]
+    caplog.clear()
+    assert mistakes(raw, has_scheduler=True, dry_run=True) == []
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "datasets.shared.root",
+        "scaling.s.script",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "said"),
+    [
+        (
+            {"metrics": {"pattern": "e (?P<val_error_rate>{number})"}},
+            "s.mode: a smaller val_error_rate is better",
+        ),
+        ({"metrics": {"pattern": "e (?P<score>{number})"}}, "s.mode: a larger score is better, by its name"),
+        ({"metrics": {"pattern": "e (?P<score>{number})"}, "mode": "max"}, ""),
+        ({"metrics": {"pattern": "e (?P<val_accuracy>{number})"}}, ""),
+    ],
+)
+def test_a_guess_from_the_name_of_a_metric_is_said(mistakes, caplog, sweep, said):
+    assert mistakes({"sweeps": {"s": {"command": "run", **sweep}}}) == []
+    assert [record.getMessage() for record in caplog.records if said and said in record.getMessage()] or not said
+    assert said or not caplog.records
+
+
+def test_make_check_prints_a_line_per_check_and_what_cannot_be_known_yet(yard):
+    (yard.folder / "photos").mkdir()
+    datasets = {**DIGITS, "photos": {"source": "imagefolder", "root": "photos"}}
+    sweeps = {**training("small"), **training("large", batch_size=5000), **training("unknown", "photos")}
+    yard.write({"datasets": datasets, "sweeps": sweeps})
+    done = yard.run(*yard.script("check"), check=False)
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    verdicts = {words[0]: words[1] for line in lines if len(words := line.split()) > 2 and not line.startswith(" ")}
+    assert verdicts == {
+        "config": "ok",
+        "datasets.d": "ok",
+        "datasets.photos": "unknown",
+        "sweeps.small": "ok",
+        "sweeps.small.train.batch_size": "ok",
+        "sweeps.large": "ok",
+        "sweeps.large.train.batch_size": "FAILS",
+        "sweeps.unknown": "ok",
+        "sweeps.unknown.train.batch_size": "unknown",
+        "1": "of",
+    }
+    assert lines[-1] == "1 of these fail; 2 cannot be known yet."
