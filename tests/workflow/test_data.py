@@ -43,6 +43,13 @@ def test_datasets_of_every_kind_are_downloaded_staged_and_plotted(yard, sources)
     assert "1 x not an image" in output
     assert "train/class1/00001.png" in output
     assert "on_bad_image: skip" in output
+    for line in (
+        "Trainyard: ended before everything was done, after ",
+        "  finished  dataset prices, dataset remote\n",
+        "  failed    dataset tree: see results/logs/stage/tree.log\n",
+        "  next      correct the cause and run the same command again: what has finished is kept\n",
+    ):
+        assert line in output, "the summary at the end"
     assert not (yard.results / "data/tree/meta.json").exists()
     for name in ("remote", "prices"):
         assert (yard.results / f"data/{name}/meta.json").exists(), "one bad dataset keeps no other from being staged"
