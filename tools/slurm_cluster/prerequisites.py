@@ -12,6 +12,8 @@ from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 # Daemons are in sbin, which is often not in $PATH.
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+CLUSTER = "the test cluster"
+
 PACKAGE_OF = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
@@ -40,7 +42,12 @@ def ensure_prerequisites() -> None:
     require_root()
     packages = missing_packages()
     if packages:
-        _install(packages)
+        with _no_service_starts():
+            install_packages(packages)
+        if still_missing := missing_packages():
+            raise PrerequisiteMissing(
+                f"installed, but their programs are not in {SYSTEM_PATH}: {' '.join(still_missing)}"
+            )
     _check_namespaces()
     if not SLURM_CONFIG.is_dir():
         raise PrerequisiteMissing(f"no {SLURM_CONFIG} to mount the configuration over: this is not Debian's Slurm")
@@ -57,21 +64,18 @@ def missing_packages() -> list[str]:
     return sorted({package for program, package in PACKAGE_OF.items() if not shutil.which(program, path=SYSTEM_PATH)})
 
 
-def _install(packages: list[str]) -> None:
+def install_packages(packages: list[str], *, needed_by: str = CLUSTER) -> None:
+    """Install Debian packages as root; raise PrerequisiteMissing if that fails."""
     if not shutil.which("apt-get", path=SYSTEM_PATH):
-        raise PrerequisiteMissing(
-            f"the test cluster needs {' '.join(packages)}, and there is no apt-get to install them"
-        )
+        raise PrerequisiteMissing(f"{needed_by} needs {' '.join(packages)}, and there is no apt-get to install them")
     print(f"installing {' '.join(packages)} ...", flush=True)
-    with _no_service_starts():
-        _apt_get("update", packages=packages)
-        _apt_get("install", "--yes", "--no-install-recommends", *packages, packages=packages)
-    still_missing = missing_packages()
-    if still_missing:
-        raise PrerequisiteMissing(f"installed, but their programs are not in {SYSTEM_PATH}: {' '.join(still_missing)}")
+    _apt_get("update", packages=packages, needed_by=needed_by)
+    _apt_get("install", "--yes", "--no-install-recommends", *packages, packages=packages, needed_by=needed_by)
 
 
-def _apt_get(*arguments: str, packages: list[str], timeout_seconds: float = PATIENCE_SECONDS) -> None:
+def _apt_get(
+    *arguments: str, packages: list[str], needed_by: str = CLUSTER, timeout_seconds: float = PATIENCE_SECONDS
+) -> None:
     """Run apt-get, repeatedly while another process holds its locks: apt-get does not wait for all of them."""
     environment = {**os.environ, "PATH": SYSTEM_PATH, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
     problem = ""
@@ -90,9 +94,7 @@ def _apt_get(*arguments: str, packages: list[str], timeout_seconds: float = PATI
     if problem:
         lines = problem.splitlines()
         reason = next((line for line in lines if "Could not get lock" in line), lines[-1])
-        raise PrerequisiteMissing(
-            f"the test cluster needs {' '.join(packages)}; 'apt-get {arguments[0]}' failed: {reason}"
-        )
+        raise PrerequisiteMissing(f"{needed_by} needs {' '.join(packages)}; 'apt-get {arguments[0]}' failed: {reason}")
 
 
 @contextmanager

@@ -8,16 +8,23 @@ import pandas as pd
 from trainyard.config.config import Config
 from trainyard.planning.accounting import compare_strategies, fetch_records, jobs_table, strategies_table
 from trainyard.planning.plan import read_state
-from trainyard.report.html_page import write_page
-from trainyard.report.sweep_tables import ranking_table, stopping_table, summarize_savings
+from trainyard.report.pages import Parts, Table, write_page
+from trainyard.report.scale_groups import group_scales
+from trainyard.report.sweep_tables import (
+    RESERVED,
+    find_ranking_metric,
+    ranking_table,
+    stopping_table,
+    summarize_savings,
+)
+from trainyard.report.tree_scores import best_model, describe_best_model
 from trainyard.results.answer import describe_ranking, write_best
-from trainyard.results.ranking import rank_sweep
+from trainyard.results.ranking import Ranking, rank_sweep
 from trainyard.scaling.table import recommendation, scaling_table
 from trainyard.utils.csv_files import read_table, write_parquet, write_table
 from trainyard.utils.text import format_time
 
 log = logging.getLogger("tables")
-Page = dict[str, pd.DataFrame | str]  # headings, and what is below them
 
 
 def write_tables(config: Config, kind: str, name: str, results: Path) -> Path:
@@ -34,7 +41,7 @@ def write_tables(config: Config, kind: str, name: str, results: Path) -> Path:
     return page
 
 
-def _write_sweep(config: Config, name: str, results: Path) -> Page:
+def _write_sweep(config: Config, name: str, results: Path) -> Parts:
     folder = results / "sweeps" / name
     state = read_state(config.sweeps[name], name, results)
     sessions = state.sessions
@@ -43,34 +50,47 @@ def _write_sweep(config: Config, name: str, results: Path) -> Page:
     jobs = jobs_table(state, sessions, records)
     write_table(strategies, folder / "strategies.csv")
     write_table(jobs, folder / "jobs.csv")
-    stopped: Page = {}
+    stopped: dict[str, Table | str] = {}
     if state.sweep.stop:
         rows = stopping_table(state)
-        stopped = {"Stopped early": rows, "What early stopping saved": summarize_savings(state, rows)}
+        stopped = {"Stopped early": Table(rows), "What early stopping saved": summarize_savings(state, rows)}
     trials = read_table(folder / "trials.csv")
     ranking = rank_sweep(state)
     write_best(config, state, ranking)
     write_table(configurations := ranking_table(ranking), folder / "ranking.csv")
-    turned = strategies.set_index("strategy").T.rename_axis(index=None, columns=None).reset_index(names="")
+    best = 0 if ranking.best_trial else None
+    turned = strategies.set_index("strategy").T.rename_axis(index=None, columns=None).reset_index(names="measure")
     return {
         "": "; ".join(describe_ranking(ranking)),
-        **({"Configurations: means over seeds": configurations} if ranking.has_seeds else {}),
-        "Trials": trials,
+        **({"Configurations: means over seeds": Table(configurations, best)} if ranking.has_seeds else {}),
+        "Trials": _arrange_trials(trials, ranking, find_ranking_metric(state, trials)[0]),
         **stopped,
-        "Cost, compared with other strategies": turned,
-        "Jobs: planned and measured": jobs.assign(start=jobs["start"].map(format_time)),
+        "Cost, compared with other strategies": Table(turned),
+        "Jobs: planned and measured": Table(jobs.assign(start=jobs["start"].map(format_time))),
     }
 
 
-def _write_scaling(config: Config, name: str, results: Path) -> Page:
+def _arrange_trials(trials: pd.DataFrame, ranking: Ranking, metric: str) -> Table:
+    """The trials in the order of the ranking, the best one highlighted; the ranking metric follows the status."""
+    ranked = [trial.trial for each in ranking.configurations for trial in each.trials]
+    places = {trial: place for place, trial in enumerate(ranked)}
+    ordered = trials.sort_values("trial", key=lambda names: names.map(places), kind="stable")
+    columns = [name for name in trials if name != metric or metric in RESERVED]
+    if metric not in RESERVED:
+        columns.insert(columns.index("status") + 1, metric)
+    return Table(ordered[columns], best=places[ranking.best_trial.trial] if ranking.best_trial else None)
+
+
+def _write_scaling(config: Config, name: str, results: Path) -> Parts:
     folder, study = results / "scaling" / name, config.scaling[name]
     runs = {scale: [folder / run for run in study.runs(scale)] for scale in study.scales}
     table = scaling_table(runs, mode=study.mode, gpu_hour=config.pricing.gpu_hour)
     write_table(table, folder / "scaling.csv")
     advice = recommendation(table)
     log.info("%s", advice)
-    return {"": advice, "Scales": table}
+    return {"": advice, **group_scales(table)}
 
 
-def _read_trees(config: Config, name: str, results: Path) -> Page:
-    return {"": read_table(results / "trees" / name / "trees.csv")}
+def _read_trees(config: Config, name: str, results: Path) -> Parts:
+    trees = read_table(results / "trees" / name / "trees.csv")
+    return {"": describe_best_model(trees), "Models": Table(trees, best=best_model(trees))}

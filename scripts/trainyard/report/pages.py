@@ -1,0 +1,115 @@
+"""Web pages of the report: texts, and tables that sort, filter and highlight the best row, without network."""
+
+import base64
+import gzip
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from trainyard.utils.files import atomic_write
+
+ROWS_PER_PAGE: Final = 25
+LONG_TEXT: Final = 32  # letters, above which the texts of a column are wrapped
+MIN_FILTERED: Final = 5  # rows, from which on each column has a filter
+# Of DataTables, called for each cell: marks the row to highlight, and empties cells without a value.
+_MARK_CELL: Final = """function (cell, value, row, index) {{
+    if (index === {best}) cell.classList.add("best");
+    if (cell.textContent === "NaN") cell.textContent = "";
+}}"""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a page; `best` is the position of the row to highlight, if any."""
+
+    frame: pd.DataFrame
+    best: int | None = None
+
+
+Parts = Mapping[str, Table | str]  # headings, and what is below them
+
+
+def write_page(parts: Parts, path: Path, *, title: str) -> None:
+    """Write tables and texts, by heading, as a web page; an empty heading is omitted.
+
+    Numbers are rounded for reading, and columns without a value are omitted.
+    """
+    bodies = [(heading, _to_html(part, f"table-{number}")) for number, (heading, part) in enumerate(parts.items())]
+    library = _table_library() if any(isinstance(part, Table) for part in parts.values()) else ""
+    write_template("page.html.jinja2", path, title=title, parts=bodies, library=library)
+
+
+def write_template(name: str, path: Path, **values: Any) -> None:
+    """Write a template of `templates/` with these values, which are escaped unless they are `Markup`."""
+    loader = FileSystemLoader(Path(__file__).with_name("templates"))
+    templates = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    with atomic_write(path) as file:
+        file.write(templates.get_template(name).render(values))
+
+
+def without_empty_columns(frame: pd.DataFrame) -> pd.DataFrame:
+    """The columns of a table that have a value, with "yes" and "no" for booleans and "" for missing text."""
+    shown = frame.replace("", None).dropna(axis="columns", how="all")
+    booleans = shown.select_dtypes("bool")
+    texts = shown.select_dtypes(exclude=["number", "bool"]).astype(object)
+    return shown.assign(**booleans.replace({True: "yes", False: "no"}), **texts.fillna(""))
+
+
+def format_number(value: float) -> str:
+    """A number with four digits, or without decimals and with separators from 1,000 on."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _to_html(part: Table | str, table_id: str) -> str:
+    if isinstance(part, str):
+        return Markup("<p>{}</p>").format(part)
+    from itables import JavascriptFunction, to_html_datatable
+
+    frame = without_empty_columns(part.frame)
+    filters: dict[str, Any] = {"columnControl": ["order", "searchDropdown"], "ordering": {"indicators": False}}
+    mark = JavascriptFunction(_MARK_CELL.format(best="null" if part.best is None else part.best))
+    with pd.option_context("display.float_format", format_number, "display.max_colwidth", None):
+        return Markup(
+            to_html_datatable(
+                frame,
+                table_id=table_id,
+                connected=False,
+                display_logo_when_loading=False,
+                maxBytes=0,
+                showIndex=False,
+                scrollX=True,
+                classes="display compact",
+                text_in_header_can_be_selected=False,
+                fixedColumns={"start": 1},
+                pageLength=ROWS_PER_PAGE,
+                columnDefs=[
+                    {"targets": "_all", "createdCell": mark},
+                    {"targets": _long_texts(frame), "className": "long"},
+                ],
+                **(filters if len(frame) >= MIN_FILTERED else {}),
+            )
+        )
+
+
+def _long_texts(frame: pd.DataFrame) -> list[int]:
+    """The positions of the columns with texts that are wrapped."""
+    lengths = [frame[name].astype(str).str.len().max() for name in frame]
+    return [number for number, length in enumerate(lengths) if length > LONG_TEXT]
+
+
+@cache
+def _table_library() -> str:
+    """The scripts and styles of all tables of a page, base64 of gzip: 0.3 instead of 1 MB."""
+    from itables import options
+    from itables.javascript import generate_init_offline_itables_html
+
+    library = generate_init_offline_itables_html(options.dt_bundle)
+    return base64.b64encode(gzip.compress(library.encode(), mtime=0)).decode()

@@ -1,0 +1,93 @@
+"""Tables of the report sort, filter and highlight the best row in a browser without network."""
+
+import pandas as pd
+import pytest
+from browser import WIDTHS, browser_or_skip, opened, wait_for_tables
+from playwright.sync_api import expect
+from trainyard.report.pages import Table, write_page
+from trainyard.report.scale_groups import GROUPS, group_scales
+from trainyard.scaling.table import SCALING_COLUMNS
+
+COUNT = 162
+TRIALS = pd.DataFrame(
+    {"trial": [f"t{number:03}" for number in range(COUNT)],
+     "lr": [10.0 ** -(1 + number % 5) for number in range(COUNT)],
+     "model": ["<b>bold</b>" if number % 2 else "resnet" for number in range(COUNT)],
+     "nothing": None,
+     "val_accuracy": [None if number == 7 else number / COUNT for number in range(COUNT)]}
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with browser_or_skip() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pages") / "page.html"
+    write_page({"": "The best of all.", "Trials": Table(TRIALS, best=COUNT - 1)}, path, title="sweeps: depth")
+    return path
+
+
+def column(page, number):
+    return page.locator(f".dataTable tbody td:nth-child({number})").all_inner_texts()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_table_sorts_filters_and_highlights(browser, page_file, width):
+    with opened(browser, page_file, width=width) as page:
+        wait_for_tables(page)
+        assert [name for name in page.locator("thead").first.inner_text().split() if name] == [
+            "trial", "lr", "model", "val_accuracy"]  # fmt: skip
+        assert column(page, 1)[:2] == ["t000", "t001"]
+        header = page.locator("thead th", has_text="val_accuracy").first
+        for first in ("t007", "t161"):
+            header.click()
+            expect(page.locator(".dataTable tbody td").first).to_have_text(first)
+        assert column(page, 1)[:2] == ["t161", "t160"]
+        assert page.locator("td.best").all_inner_texts() == ["t161", "0.01", "<b>bold</b>", "0.9938"]
+        page.get_by_role("searchbox").first.fill("t007")
+        expect(page.locator(".dataTable tbody tr")).to_have_count(1)
+        assert column(page, 1) == ["t007"]
+        assert column(page, 4) == [""], "a missing value is empty"
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, "only the table scrolls"
+
+
+def test_the_library_of_the_tables_adds_little_to_a_page(page_file, tmp_path):
+    write_page({"a": Table(TRIALS), "b": Table(TRIALS)}, tmp_path / "two.html", title="two")
+    one, two = page_file.stat().st_size, (tmp_path / "two.html").stat().st_size
+    assert one < 500_000
+    assert two - one < 100_000, "the library is in the page once"
+
+
+def test_the_same_tables_give_the_same_page(page_file, tmp_path):
+    write_page({"": "The best of all.", "Trials": Table(TRIALS, best=COUNT - 1)}, tmp_path / "p", title="sweeps: depth")
+    assert (tmp_path / "p").read_bytes() == page_file.read_bytes()
+
+
+def scaling_row(scale, **values):
+    return dict.fromkeys(SCALING_COLUMNS, 12345.678) | {
+        "scale": scale, "verdict": "recommended: best time for at most 20% more GPU-hours", "precision": "bf16",
+        "device": "NVIDIA H200", "gpu_peak": "989 TFLOPS", "recommended": False,
+        "val_own_metric": 0.5, **values}  # fmt: skip
+
+
+def test_every_column_of_a_scaling_study_is_in_one_group():
+    grouped = [column for columns in GROUPS.values() for column in columns]
+    assert sorted([*grouped, "scale", "recommended"]) == sorted(SCALING_COLUMNS)
+
+
+def test_a_scaling_table_is_read_without_scrolling_sideways(browser, tmp_path):
+    scaling = pd.DataFrame([scaling_row("1x1"), scaling_row("16x8", recommended=True)])
+    groups = group_scales(scaling)
+    assert "val_own_metric" in groups["Quality"].frame
+    write_page({"": "Use 16x8.", **groups}, tmp_path / "s.html", title="scaling: width")
+    with opened(browser, tmp_path / "s.html", width=1100) as page:
+        wait_for_tables(page)
+        bodies = page.locator(".dt-scroll-body").all()
+        assert len(bodies) == len(groups)
+        for body in bodies:
+            assert body.evaluate("each => each.scrollWidth - each.clientWidth") <= 0
+        assert page.locator("td.best").first.inner_text() == "16x8"
