@@ -64,3 +64,4 @@ rule all:
         rules.tables.input,
         rules.plots.input,
         yard.event_files(wanted_only=True),
+        rules.overview.output,

@@ -1,4 +1,4 @@
-"""The embedded demo: `make run` on config/config.yaml, without the deeper half of its models."""
+"""The embedded demo: `make run` on config/config.yaml, without the deeper half of its models, and its report."""
 
 from pathlib import Path
 
@@ -6,7 +6,9 @@ import nbformat
 import pandas as pd
 import pytest
 import yaml
+from browser import WIDTHS, browser_or_skip, opened, wait_for_tables
 from nbclient import NotebookClient
+from playwright.sync_api import Locator, expect
 from slurm_cluster.waiting import PATIENCE_SECONDS
 from yard import ROOT, Yard
 
@@ -19,8 +21,14 @@ def demo(tmp_path_factory) -> Yard:
     config["sweeps"]["depth"]["grid"]["model_args.blocks"]["stop"] = 40
     yard.write(config)
     (yard.folder / "run.txt").write_text(yard.snakemake())
-    yard.snakemake("--report", "report.html")
+    yard.snakemake("--report", "report.html", "--report-stylesheet", str(ROOT / "workflow/report/report.css"))
     return yard
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with browser_or_skip() as running:
+        yield running
 
 
 def test_the_demo_learns(demo):
@@ -31,7 +39,6 @@ def test_the_demo_learns(demo):
     assert scaling["val_accuracy"].between(0.95, 1).all()
     trees = pd.read_csv(demo.results / "trees/digits/trees.csv")
     assert trees["val"].between(0.93, 1).all()
-    assert (demo.folder / "report.html").stat().st_size > 100_000
 
 
 def test_the_demo_ends_with_a_summary(demo):
@@ -64,3 +71,55 @@ def test_the_example_notebook_runs_on_the_demo(demo, monkeypatch):
     best = trials.loc[trials["val_accuracy"].idxmax(), "trial"]
     assert best in str(notebook.cells), "the best trial, from load_sweep"
     assert "on CPUs: says nothing of GPUs" in str(notebook.cells), "the verdict, from load_study"
+
+
+# ---- the report in a browser
+
+
+def is_drawn(picture: Locator) -> bool:
+    return picture.evaluate("async each => { await each.decode(); return each.naturalWidth > 100; }")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_report_answers_on_its_first_page(demo, browser, width):
+    with opened(browser, demo.folder / "report.html", width=width) as page:
+        overview = page.locator(".trainyard")
+        expect(overview).to_contain_text("Sweep depth")
+        for text in ("best val_accuracy (highest)", "10 trials: 10 finished", "as a job array", "lower bound",
+                     "Scaling width", "There is no recommendation", "best validation accuracy"):  # fmt: skip
+            expect(overview).to_contain_text(text)
+        assert all(is_drawn(picture) for picture in overview.locator("img").all())
+        box = overview.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width, "it is read without scrolling sideways"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_entry_of_the_report_opens_in_a_browser(demo, browser, width):
+    with opened(browser, demo.folder / "report.html", width=width) as page:
+        for path, entry in page.evaluate("results").items():
+            page.evaluate("path => app.showResultInfo(path)", path)  # what links in captions call
+            expect(page.locator("nav.h-screen")).to_contain_text("Description")
+            page.locator("nav.h-screen table a").first.click()
+            if path.endswith(".svg"):
+                picture = page.locator(".grow img")
+                expect(picture).to_have_attribute("src", entry["data_uri"])
+                assert is_drawn(picture), path
+            else:
+                frame = page.locator("iframe")
+                expect(frame).to_have_attribute("src", entry["data_uri"])
+                wait_for_tables(frame.element_handle().content_frame())
+
+
+def test_a_table_of_the_report_sorts_and_filters(demo, browser):
+    with opened(browser, demo.folder / "report.html", width=1400) as page:
+        page.get_by_role("link", name="Sweeps").last.click()  # a link of the first page
+        page.locator("nav tr", has_text="table of trials").locator("a").first.click()
+        table = page.frame_locator("iframe")
+        cells = table.locator("#table-1 tbody td:nth-child(2)")
+        expect(cells).to_have_count(10)
+        for first in ("4", "40"):
+            table.locator("th", has_text="model_args.blocks").first.click()
+            expect(cells.first).to_have_text(first)
+        table.get_by_role("searchbox").first.fill("12345nothing")
+        expect(table.locator("#table-1 tbody tr")).to_have_text("No matching records found")

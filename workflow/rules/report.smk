@@ -180,3 +180,36 @@ for kind, made_from in EVENT_FILES_INPUTS.items():
             f"{NOUNS[kind]} {{wildcards.name}}: event files for TensorBoard"
         shell:
             "{params.program} --kind {params.kind} --name {wildcards.name} --log-file {log}"
+
+
+# workflow/report/workflow.rst includes it.
+rule overview:
+    "Write the first page of the report."
+    input:
+        rules.tables.input,
+        rules.plots.input,
+    output:
+        report(
+            "results/overview.html",
+            category="Overview",
+            labels={"content": "overview"},
+            caption="../report/overview.rst",
+        ),
+    log:
+        "results/logs/overview.log",
+    benchmark:
+        "results/benchmarks/overview.tsv"
+    localrule: True
+    conda:
+        "../../envs/trainyard.yaml"
+    envmodules:
+        *yard.config.env_modules,
+    resources:
+        machine=1,
+    params:
+        program=yard.program("overview"),
+        terms=yard.config.pricing.model_dump_json(),
+    message:
+        "overview"
+    shell:
+        "{params.program} --log-file {log}"

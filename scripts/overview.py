@@ -1,0 +1,27 @@
+"""Write the first page of the report: what was best, what it cost and wasted, what failed, and what to do next."""
+
+import argparse
+import logging
+
+from trainyard.cli import command_line
+from trainyard.config.load import read_config
+from trainyard.report.overview import write_overview
+
+log = logging.getLogger("overview")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Write the page."""
+    page = write_overview(read_config(arguments.config), arguments.results)
+    log.info("overview: %s", page)
+
+
+def _arguments() -> argparse.Namespace:
+    example = "python scripts/overview.py --config config/config.yaml"
+    return command_line.build_parser(
+        "Write the report's first page from the tables and plots of all studies.", example=example
+    ).parse_args()
+
+
+if __name__ == "__main__":
+    command_line.run_program(main, _arguments())

@@ -1,0 +1,102 @@
+"""The report's first page: what each study found, what it cost and wasted, what failed, and what to do next."""
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from trainyard.config.config import Config
+from trainyard.planning.plan import read_state
+from trainyard.report.pages import format_number, write_template
+from trainyard.report.sweep_facts import list_failures, list_next_steps, sweep_facts
+from trainyard.report.tree_scores import describe_best_model
+from trainyard.results import load_sweep
+from trainyard.results.answer import describe_ranking
+from trainyard.results.ranking import rank_sweep
+from trainyard.scaling.table import recommendation
+from trainyard.utils.csv_files import read_table
+from trainyard.utils.text import format_duration
+
+SCALE_COLUMNS = {"scale": "scale", "train_seconds": "training (s)", "images_per_second": "images/s",
+                 "speedup": "speedup", "efficiency": "efficiency", "gpu_hours": "GPU-hours",
+                 "cost": "cost"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the first page says of one study."""
+
+    title: str
+    answer: str
+    facts: Mapping[str, str]  # by label
+    failures: Sequence[str] = ()
+    next_steps: Sequence[str] = ()
+    runner_up: str = ""
+    rows: Sequence[Sequence[str]] = ()  # of a small table, whose first row is its header
+    picture: str = ""  # a PNG as a data URI
+    about_picture: str = ""
+
+
+def write_overview(config: Config, results: Path) -> Path:
+    """Write the first page of the report, from the tables and plots of all studies; return it."""
+    path = results / "overview.html"
+    write_template("overview.html.jinja2", path, studies=list(summarize_studies(config, results)))
+    return path
+
+
+def summarize_studies(config: Config, results: Path) -> Iterator[Summary]:
+    """The summaries of all studies of the config."""
+    for name in config.sweeps:
+        yield _summarize_sweep(config, name, results)
+    for name in config.scaling:
+        yield _summarize_scaling(config, name, results)
+    for name in config.trees:
+        table = read_table(results / "trees" / name / "trees.csv")
+        ran = f"{len(table)} models on CPUs, {table['seconds'].sum():.2g} s of fitting"
+        yield Summary(f"Trees {name}", describe_best_model(table), {"ran": ran})
+
+
+def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
+    state, tables = read_state(config.sweeps[name], name, results), load_sweep(results / "sweeps" / name)
+    ranking = rank_sweep(state)
+    answer, runner_up = [*describe_ranking(ranking), ""][:2]
+    return Summary(
+        f"Sweep {name}",
+        answer,
+        sweep_facts(tables, price=config.pricing.gpu_hour),
+        list_failures(state),
+        list_next_steps(state, ranking),
+        runner_up=runner_up,
+        picture=_embed_picture(results / "plots/sweeps" / name / "packing.png"),
+        about_picture="the trials as a job array would have run them, and packed, as they ran",
+    )
+
+
+def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
+    table = read_table(results / "scaling" / name / "scaling.csv")
+    hours, cost = table["gpu_hours"].sum(), table["cost"].sum()
+    spent = f"{hours:,.3g} GPU-hours" + (f", {cost:,.2f}" if cost else "") if hours else "no GPU time"
+    seconds = format_duration(table["train_seconds"].sum())
+    ran = f"{len(table)} scales, {config.scaling[name].mode} scaling, {seconds} of training"
+    return Summary(
+        f"Scaling {name}",
+        recommendation(table),
+        {"ran": ran, "cost": spent},
+        rows=_scale_rows(table),
+        picture=_embed_picture(results / "plots/scaling" / name / "speedup.png"),
+        about_picture="speedup and efficiency against the number of GPUs",
+    )
+
+
+def _scale_rows(table: pd.DataFrame) -> list[list[str]]:
+    """The header and rows of a small table of scales, without empty columns."""
+    shown = table[list(SCALE_COLUMNS)].dropna(axis="columns", how="all")
+    rows = [[each if isinstance(each, str) else format_number(each) for each in row] for row in shown.to_numpy()]
+    return [[SCALE_COLUMNS[name] for name in shown], *rows]
+
+
+def _embed_picture(path: Path) -> str:
+    """A PNG as a data URI; "" if it does not exist."""
+    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" if path.exists() else ""

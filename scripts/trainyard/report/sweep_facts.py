@@ -1,0 +1,140 @@
+"""What the first page says of a sweep, in short sentences: what ran, its cost and waste, predictions, failures."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pandas as pd
+
+from trainyard.config.trial_status import TrialStatus
+from trainyard.planning.sweep_state import SweepState
+from trainyard.results import SweepResults
+from trainyard.results.answer import FILE
+from trainyard.results.ranking import Ranking
+from trainyard.utils.text import format_duration, format_time
+
+SHOWN_FAILURES: Final = 3  # different errors
+MIN_VALUES: Final = 3  # of a key, with fewer of which the best one is always at an end of the range
+ORDER: Final = (TrialStatus.FINISHED, TrialStatus.STOPPED, TrialStatus.DIVERGED, TrialStatus.UNREADABLE,
+                TrialStatus.FAILED, TrialStatus.INTERRUPTED, TrialStatus.RUNNING, TrialStatus.PENDING)  # fmt: skip
+WORDS: Final = {TrialStatus.STOPPED: "stopped early", TrialStatus.UNREADABLE: "without metrics"}
+
+
+def sweep_facts(tables: SweepResults, *, price: float | None) -> dict[str, str]:
+    """Facts about a sweep by label; `price` is that of a GPU-hour."""
+    if tables.jobs.empty:
+        return {"ran": "nothing yet"}
+    return {
+        "ran": _describe_runs(tables),
+        "cost": _describe_cost(tables, price),
+        "wasted": _describe_waste(tables),
+        "duration": _describe_makespan(tables),
+        "predicted": _describe_predictions(tables),
+    }
+
+
+def _is_on_cpus(tables: SweepResults) -> bool:
+    """Whether no trial ran on a GPU."""
+    return bool((tables.timeline["device"] == "cpu").all())
+
+
+def _strategy(tables: SweepResults, name: str) -> Any:
+    """A row of the strategies."""
+    return tables.strategies.set_index("strategy").loc[name]
+
+
+def _describe_runs(tables: SweepResults) -> str:
+    counts, jobs = Counter(tables.trials["status"]), tables.jobs
+    parts = [f"{counts[status]} {WORDS.get(status, status)}" for status in ORDER if counts[status]]
+    last = jobs.iloc[-1]
+    nodes = f"{last['nodes']:.0f} nodes" if last["nodes"] > 1 else f"node {last['node']}"
+    devices = ["CPUs" if name == "cpu" else str(name) for name in tables.timeline["device"].dropna().unique()]
+    times = f"{len(jobs)} job{'s' if len(jobs) > 1 else ''}, {format_duration(jobs['elapsed_seconds'].sum())}"
+    when = f"from {format_time(jobs['start'].iloc[0])}"
+    return f"{len(tables.trials)} trials: {', '.join(parts)}; {times}, {when}, on {', '.join([nodes, *devices])}"
+
+
+def _describe_cost(tables: SweepResults, price: float | None) -> str:
+    seconds = _strategy(tables, "packed")["requested_gpu_seconds"]
+    if _is_on_cpus(tables):
+        return f"{format_duration(seconds)} of slots on CPUs, no GPU time"
+    hours = seconds / 3600
+    cost = "" if price is None else f", {price * hours:,.2f} at {price:g} per GPU-hour"
+    return f"{hours:,.3g} GPU-hours requested{cost}"
+
+
+def _describe_waste(tables: SweepResults) -> str:
+    packed = _strategy(tables, "packed")
+    if not packed["requested_gpu_seconds"]:
+        return "nothing"
+    startup = packed["startup_gpu_seconds"] / packed["requested_gpu_seconds"]
+    array, separate = (_strategy(tables, name)["wasted_fraction"] for name in ("job_array", "separate_jobs"))
+    return (
+        f"{packed['wasted_fraction']:.0%} of what was requested ({startup:.0%} for start-up); the same trials would "
+        f"waste {array:.0%} as a job array, and {separate:.0%} as separate jobs"
+    )
+
+
+def _describe_makespan(tables: SweepResults) -> str:
+    packed = _strategy(tables, "packed")
+    seconds, bound = packed["makespan_seconds"], packed["makespan_lower_bound_seconds"]
+    if not bound:
+        return "no trial has a result"
+    slots = f"{tables.jobs['slots'].max():.0f} slots"
+    return (
+        f"{format_duration(seconds)} from the first trial's start to the last one's end; {format_duration(bound)} is "
+        f"the lower bound on {slots} ({seconds / bound - 1:+.0%})"
+    )
+
+
+def _describe_predictions(tables: SweepResults) -> str:
+    timeline, jobs = tables.timeline, tables.jobs.dropna(subset=["gap"])
+    known = timeline[(timeline["outcome"] == TrialStatus.FINISHED) & (timeline["expected_seconds"] > 0)]
+    errors = ((known["end"] - known["start"]) / known["expected_seconds"] - 1).abs()
+    trials = f"the median error of {len(known)} trials is {errors.median():.0%}" if len(known) else ""
+    last = [f"the last job: {format_duration(job.predicted_seconds)} predicted, "
+            f"{format_duration(job.measured_seconds)} measured ({job.gap:+.0%})"
+            for job in jobs.tail(1).itertuples()]  # fmt: skip
+    return "; ".join(filter(None, [*last, trials])) or "no duration was known beforehand"
+
+
+# ---- failures, and what to do next
+
+
+def list_failures(state: SweepState) -> list[str]:
+    """One line for each reason for which trials have no result, the most frequent ones first."""
+    ended = {name: state.end(name) or state.last_attempt(name) for name in state.trials}
+    lost = [each for each in ended.values() if each and each.outcome not in (TrialStatus.FINISHED, TrialStatus.STOPPED)]
+    reasons = Counter((each.outcome, each.error) for each in lost)
+    examples = {(each.outcome, each.error): each for each in reversed(lost)}
+    lines = []
+    for reason, count in reasons.most_common(SHOWN_FAILURES):
+        status, error = reason
+        where = f"; see {examples[reason].log}" if examples[reason].log else ""
+        lines.append(f"{count} trials {WORDS.get(status, status)}, as {examples[reason].trial}: {error}{where}")
+    more = sum(reasons.values()) - sum(count for _, count in reasons.most_common(SHOWN_FAILURES))
+    return lines + [f"{more} more, for {len(reasons) - SHOWN_FAILURES} other reasons"] * (more > 0)
+
+
+def list_next_steps(state: SweepState, ranking: Ranking) -> list[str]:
+    """What to do next about a sweep."""
+    steps = []
+    if failed := state.failed_before:
+        steps.append(f"Correct the error of the {failed} failed trials and run the same command: only these run again.")
+    if left := len(state.unfinished) - failed:
+        steps.append(f"Run the same command: {left} trials have no result yet.")
+    if ranking.best_trial:
+        steps += [*_list_edges(ranking), f"Train the best configuration again: {state.folder / FILE} says how."]
+    return steps
+
+
+def _list_edges(ranking: Ranking) -> Iterator[str]:
+    """Advice to extend the range of each key whose best value is at its end."""
+    tried = pd.DataFrame([each.values for each in ranking.counting])
+    for key, best in ranking.counting[0].values.items():
+        values = tried[key].dropna()
+        if values.nunique() < MIN_VALUES or values.dtype.kind not in "if":
+            continue
+        for end, word, further in ((values.min(), "smallest", "smaller"), (values.max(), "largest", "larger")):
+            if best == end:
+                yield f"The best {key}, {end:g}, is the {word} that was tried: try {further} ones."

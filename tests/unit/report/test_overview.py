@@ -1,0 +1,103 @@
+"""The report's first page says what was best, what it cost and wasted, what failed, and what to do next."""
+
+import json
+
+import pytest
+from browser import WIDTHS, browser_or_skip, opened, wait_for_tables
+from trainyard.config.load import check_config
+from trainyard.planning.plan import read_state
+from trainyard.report.overview import summarize_studies, write_overview
+from trainyard.report.study_tables import write_tables
+from trainyard.report.sweep_tables import write_sweep_tables
+
+LONG = "a_key_with_a_name_that_is_longer_than_any_column_should_be"
+
+
+def write_results(results, sweep, ends, *, device="cpu", gpu_hour=None):
+    """The tables and the page of a sweep whose trials ended so, one after another: (event, fields)."""
+    config = check_config({"sweeps": {"s": {"function": "os:getcwd", **sweep}}, "pricing": {"gpu_hour": gpu_hour}})
+    folder = results / "sweeps/s"
+    folder.mkdir(parents=True)
+    names, now = list(read_state(config.sweeps["s"], "s", results).trials), 1_800_000_000.0
+    lines = [{"event": "session", "time": now, "slots": 2, "gpus": 2, "nodes": 1, "node": "n1", "job": "local",
+              "pending": len(names), "predicted_seconds": 20.0}]  # fmt: skip
+    for name, (event, fields) in zip(names, ends, strict=False):
+        now += 10.0
+        where = {"slot": 0, "node": "n1", "gpu": "0", "device": device}
+        about = {"trial": name, "attempt": 1}
+        lines.append({"event": "started", "time": now, "expected_seconds": 8.0, **where, **about})
+        lines.append({"event": event, "time": now + 10.0, "seconds": 9.5, **fields, **about})
+    if ends:
+        (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_sweep_tables(read_state(config.sweeps["s"], "s", results), folder)
+    write_tables(config, "sweeps", "s", results)
+    return config
+
+
+def finished(value):
+    return ("finished", {"metrics": {"rmse": value}})
+
+
+FAILED = ("failed", {"error": "RuntimeError: <b>bad</b>", "log": "results/sweeps/s/logs/x.txt"})
+DIVERGED = ("diverged", {"error": "rmse is nan"})
+GRID = {"grid": {"lr": [1, 2, 3, 4]}, "metric": "rmse", "mode": "min"}
+MANY = {"grid": {"lr": list(range(1, 55)), LONG: ["x" * 60, "y", "z"]}, "metric": "rmse", "mode": "min"}
+SWEEPS = {
+    "many trials and long names": (MANY, [finished(1 + number % 50) for number in range(150)] + [FAILED] * 12),
+    "failed and diverged trials": (GRID, [finished(3.0), FAILED, DIVERGED, finished(2.0)]),
+    "only failed trials": (GRID, [FAILED] * 4),
+    "no trials yet": (GRID, []),
+    "one trial": ({"grid": {"lr": [1]}}, [finished(3.0)]),
+}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with browser_or_skip() as running:
+        yield running
+
+
+def test_the_summary_of_a_sweep_says_what_was_best_and_what_to_do_next(tmp_path):
+    ends = [finished(3.0), FAILED, DIVERGED, finished(2.0)]
+    config = write_results(tmp_path, GRID, ends, device="NVIDIA H200", gpu_hour=3.6)
+    (summary,) = summarize_studies(config, tmp_path)
+    assert "best rmse (lowest): 2" in summary.answer
+    assert "lr = 4" in summary.answer
+    assert summary.facts["ran"].startswith("4 trials: 2 finished, 1 diverged, 1 failed; 1 job, 50 s, from 2027-01-15")
+    assert summary.facts["ran"].endswith("on node n1, NVIDIA H200")
+    assert summary.facts["cost"] == "0.0278 GPU-hours requested, 0.10 at 3.6 per GPU-hour"
+    assert summary.facts["wasted"].startswith("72% of what was requested (20% for start-up)")
+    assert summary.facts["duration"].startswith("40 s from the first trial's start to the last one's end; 19 s is")
+    assert summary.facts["predicted"] == "the median error of 2 trials is 25%"
+    assert any("RuntimeError: <b>bad</b>; see results/sweeps/s/logs/x.txt" in line for line in summary.failures)
+    assert any("1 trials diverged" in line for line in summary.failures)
+    assert any("only these run again" in step for step in summary.next_steps)
+
+
+def test_a_best_value_at_the_end_of_its_range_is_to_be_exceeded(tmp_path):
+    config = write_results(tmp_path, GRID, [finished(value) for value in (5.0, 4.0, 3.0, 2.0)])
+    (summary,) = summarize_studies(config, tmp_path)
+    assert summary.next_steps[:-1] == ["The best lr, 4, is the largest that was tried: try larger ones."]
+
+
+def test_a_best_value_within_its_range_asks_for_nothing(tmp_path):
+    config = write_results(tmp_path, GRID, [finished(value) for value in (5.0, 1.0, 3.0, 2.0)])
+    (summary,) = summarize_studies(config, tmp_path)
+    assert summary.next_steps == [f"Train the best configuration again: {tmp_path}/sweeps/s/best.yaml says how."]
+
+
+def test_cpu_time_is_not_presented_as_gpu_time(tmp_path):
+    config = write_results(tmp_path, GRID, [finished(value) for value in (5.0, 1.0, 3.0, 2.0)], gpu_hour=2.5)
+    (summary,) = summarize_studies(config, tmp_path)
+    assert summary.facts["cost"] == "1 min 40 s of slots on CPUs, no GPU time"
+
+
+@pytest.mark.parametrize(("sweep", "ends"), SWEEPS.values(), ids=SWEEPS)
+def test_any_sweep_has_pages_that_fit_the_screen(tmp_path, browser, sweep, ends):
+    config = write_results(tmp_path, sweep, ends)
+    for width in WIDTHS if len(ends) > 100 else WIDTHS[-1:]:
+        for path in (write_overview(config, tmp_path), tmp_path / "tables/sweeps/s.html"):
+            with opened(browser, path, width=width) as page:
+                wait_for_tables(page)
+                assert page.evaluate("document.documentElement.scrollWidth") <= width
+                assert "NaN" not in page.inner_text("body")
