@@ -12,6 +12,7 @@ from trainyard.config.scaling import Scaling
 from trainyard.scaling.launchers import TRAIN, script_command, training_command
 from trainyard.scaling.user_script import UserScript
 from trainyard.utils.errors import UserError
+from trainyard.utils.files import digest_of
 from trainyard.utils.import_path import SCRIPTS
 
 AGENT, WATCH = (f"{sys.executable} {SCRIPTS}/trainyard scaling.{name}" for name in ("agent", "watch"))
@@ -124,3 +125,14 @@ def test_the_resume_option_is_inserted_at_its_placeholder(tmp_path, script):
         "--from",
         f"{tmp_path}/x.pt",
     ]
+
+
+def test_naming_another_environment_runs_a_script_again_and_nothing_else_does(tmp_path):
+    def folder(**options):
+        study = Scaling.model_validate({"script": "t.py", "scales": ["1x1"], **options})
+        return UserScript(study, "1x1", tmp_path)._out.name
+
+    earlier = {"launcher": "torchrun", "args": {}, "retrain": 0, "script": "t.py"}  # of versions without `env`
+    assert folder() == digest_of(earlier | {"python": None}, length=10)
+    assert folder(python="/env/bin/python") == digest_of(earlier | {"python": "/env/bin/python"}, length=10)
+    assert folder(env="mine") not in (folder(), folder(env="other"))
