@@ -26,6 +26,8 @@ STUDIES = {
 }
 # A workflow with a module, as the documentation shows it.
 DOCUMENTED = re.search(r"```snakemake\n(.*?)```", (ROOT / "docs/deployment.md").read_text(), re.DOTALL)[1]
+# `shell.prefix` in a module would change the commands of all rules.
+OWN_RULE = '\nrule own:\n    shell: "echo SCRIPTS=${{SCRIPTS:-none}}"\n'
 
 
 @pytest.fixture
@@ -53,20 +55,14 @@ def test_another_workflow_runs_a_sweep_with_prefixed_rules_and_results(importing
     assert "sweep noise: 2 of 2 trials pending" in output
     assert {path.name for path in importing.folder.iterdir()} <= {"config.yaml", ".snakemake"}
 
-    run_snakemake(importing, snakefile)
+    snakefile.write_text(snakefile.read_text() + OWN_RULE)
+    assert "SCRIPTS=none" in run_snakemake(importing, snakefile, "count_trials", "own"), "its commands are its own"
     assert (importing.folder / "counted.txt").read_text().strip() == "3"
     rows = pd.read_csv(importing.folder / "training/results/sweeps/noise/trials.csv")
     assert rows["x"].tolist() == [0.5, 1e-5], "numbers as in a config file of Trainyard"
     assert (importing.folder / "training/results/benchmarks/sweep/noise.tsv").exists()
     assert not importing.results.exists()
     assert "Nothing to be done" in run_snakemake(importing, snakefile, "-n")
-
-
-def test_the_importing_workflow_keeps_its_own_shell_commands(importing):
-    """`shell.prefix` in a module would change the commands of all rules."""
-    snakefile = importing.folder.with_name("source") / "Snakefile"
-    snakefile.write_text(snakefile.read_text() + '\nrule own:\n    shell: "echo CONFIG=${{CONFIG:-none}}"\n')
-    assert "CONFIG=none" in run_snakemake(importing, snakefile, "own")
 
 
 def test_settings_of_the_profile_for_a_prefixed_rule_are_found(importing):
