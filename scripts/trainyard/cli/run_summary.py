@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from trainyard.cli.again import call_again, call_with_config
 from trainyard.config.config import Config
-from trainyard.packing.completeness import summarize_sweep
+from trainyard.packing.completeness import describe_failure, summarize_sweep
 from trainyard.planning.plan import read_state
 from trainyard.results.answer import FILE, describe_ranking, find_files, paste_line
 from trainyard.results.best_config import study_name
@@ -65,7 +65,7 @@ class RunSummary:
             "failed": self._failures(),
             "not run": [_list(self._work("left"))],
             "answers": self._answers(),
-            "results": [f"{self.results.absolute()}: tables in tables/, plots in plots/, logs in logs/"],
+            "results": [f"{self.results.absolute()}: {_list(self._folders())}"],
             "next": self._next_steps(),
         }
         end = "done" if self.succeeded else "ended before everything was done,"
@@ -73,6 +73,9 @@ class RunSummary:
         for heading, content in parts.items():
             lines += [f"  {'' if number else heading:<9} {line}" for number, line in enumerate(filter(None, content))]
         return "\n".join(lines)
+
+    def _folders(self) -> list[str]:
+        return [f"{name}/" for name in ("tables", "plots", "logs") if (self.results / name).exists()]
 
     def _work(self, state: State) -> list[str]:
         """Datasets and studies with a job in this state; a scaling study with its scales."""
@@ -100,8 +103,8 @@ class RunSummary:
     def _sweep_answer(self, name: str) -> list[str]:
         state = read_state(self.config.sweeps[name], name, self.results)
         ranking = rank_sweep(state)
-        untried = sum(trial not in state.attempts for trial in state.unfinished)
-        lines = [summarize_sweep(state) + f", {untried} not started" * bool(untried), *describe_ranking(ranking)]
+        failed = [last for name in state.unfinished if state.has_failed(name) and (last := state.last_attempt(name))]
+        lines = [summarize_sweep(state), *map(describe_failure, failed[:1]), *describe_ranking(ranking)]
         if ranking.best_trial:
             files, line = find_files(state, ranking), paste_line(state, ranking)
             lines += [f"its files: {files}"] * bool(files)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from trainyard.config.trial_status import TrialStatus
+from trainyard.planning.attempts import Attempt
 from trainyard.planning.sweep_state import SweepState
 from trainyard.programs.metrics import UNREADABLE_REMEDY
 from trainyard.utils.errors import UserError, mentions_full_disk, mentions_held_folder
@@ -26,8 +27,7 @@ def check_sweep(state: SweepState) -> None:
     warn_unreadable(state)
     failed = [name for name in state.unfinished if state.attempts_at(name)]
     for name in failed[:SHOWN_FAILURES]:
-        attempt = state.attempts[name][-1]
-        log.error("trial %s failed: %s; see %s", name, attempt.error, attempt.log)
+        log.error("%s", describe_failure(state.attempts[name][-1]))
     if (failed and state.sweep.on_failed_trial == "stop") or len(failed) < len(state.unfinished):
         raise UserError(
             f"sweep {state.name}: {len(state.unfinished)} of {len(state.trials)} trials are without a result; "
@@ -52,13 +52,20 @@ def _check_outer_reasons(state: SweepState, errors: Sequence[str]) -> None:
             )
 
 
+def describe_failure(attempt: Attempt) -> str:
+    """The error of a failed attempt, and the file with details: one line."""
+    return f"trial {attempt.trial} failed: {attempt.error}" + f"; see {attempt.log}" * bool(attempt.log)
+
+
 def summarize_sweep(state: SweepState) -> str:
-    """How many trials finished, were stopped early, diverged, and failed: one line."""
-    counts, failed = _count_ends(state), sum(name in state.attempts for name in state.unfinished)
+    """How many trials finished, were stopped early, diverged, failed, and are left to run: one line."""
+    counts, failed = _count_ends(state), state.failed_before
+    left = len(state.unfinished) - failed
     parts = f", {counts[TrialStatus.STOPPED]} stopped early" if state.sweep.stop else ""
     parts += f", {counts[TrialStatus.DIVERGED]} diverged" if counts[TrialStatus.DIVERGED] else ""
     parts += f", {counts[TrialStatus.UNREADABLE]} without metrics" if counts[TrialStatus.UNREADABLE] else ""
-    return f"sweep {state.name}: {counts[TrialStatus.FINISHED]} trials finished{parts}, {failed} failed"
+    parts += f", {failed} failed" + f", {left} to run" * bool(left)
+    return f"sweep {state.name}: {counts[TrialStatus.FINISHED]} trials finished{parts}"
 
 
 def _count_ends(state: SweepState) -> Counter[TrialStatus]:

@@ -85,9 +85,14 @@ def _how_to_run(config: Config, state: SweepState, ranking: Ranking, path: Path)
     assert best is not None
     trial, files = state.trials[best.trial], find_files(state, ranking)
     call = f"snakemake --profile profiles/local --configfile {path}"
+    generation = result.generation if (result := state.result(best.trial)) else 0
     lines = [f"Its files: {files}"] if files else []
-    lines += ["", "In this folder, it is finished. To train it again in another one (on a cluster: profiles/slurm):"]
-    lines += [f"{call} --directory ../again -- sweeps"]
+    lines += [
+        "",
+        f"It is finished in this folder. To run it again here, add `retrain: {generation + 1}` to the sweep. To run it",
+        "in another folder, where relative paths must be valid, too (on a cluster: profiles/slurm):",
+        f"{call} --directory ../again -- sweeps",
+    ]
     if isinstance(trial.spec, Train):
         lines += [f"As scaling study {study_name(state.name)}, which keeps checkpoints and can have further scales:"]
         lines += [f"{call} -- scaling"]

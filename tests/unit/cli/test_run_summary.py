@@ -32,7 +32,7 @@ def finish(results, sweep, *metrics, failed=0):
     with Journal.opened(results / f"sweeps/{sweep}/journal.jsonl") as journal:
         trials = iter(read_state(CONFIG.sweeps[sweep], sweep, results).trials)
         ends = [{"status": TrialStatus.FINISHED, "metrics": each} for each in metrics] + [
-            {"status": TrialStatus.FAILED}
+            {"status": TrialStatus.FAILED, "error": "ValueError: no", "log": "a.txt"}
         ] * failed
         for trial, end in zip(trials, ends, strict=False):
             journal.record(Started(trial=trial, attempt=1))
@@ -49,6 +49,8 @@ def lines_of(results, jobs, *, succeeded=True, seconds=75.0):
 
 def test_after_a_run_it_says_what_finished_the_answers_and_what_is_next(tmp_path):
     finish(tmp_path, "own", {"rmse": 3.0}, {"rmse": 1.0}, {"rmse": 2.0})
+    for name in ("tables", "logs"):
+        (tmp_path / name).mkdir()
     scaling = pd.DataFrame({"device": ["cpu"], "scale": ["1x1"]})
     (tmp_path / "scaling/width").mkdir(parents=True)
     scaling.to_csv(tmp_path / "scaling/width/scaling.csv")
@@ -68,7 +70,7 @@ def test_after_a_run_it_says_what_finished_the_answers_and_what_is_next(tmp_path
         f"              its config: {tmp_path}/sweeps/own/best.yaml",
         "            scaling width: There is no recommendation: measurements on CPUs do not show how this training "
         "scales on GPUs.",
-        f"  results   {tmp_path}: tables in tables/, plots in plots/, logs in logs/",
+        f"  results   {tmp_path}: tables/, logs/",
         "  next      write the report: snakemake --configfile my.yaml --profile profiles/local --report report.html",
     ]
 
@@ -79,14 +81,15 @@ def test_after_a_run_that_failed_half_way_it_says_what_failed_and_what_is_kept(t
         job("stage", "d"), job("sweep", "loop", state="left"), job("sweep", "own", state="failed"),
         job("train_on_nodes", "width", "2x1", state="failed"), job("plot_sweeps", "own", state="left")],
         succeeded=False)  # fmt: skip
-    (first, *_) = read_state(CONFIG.sweeps["own"], "own", tmp_path).trials
-    assert lines[:7] == [
+    first, second, _ = read_state(CONFIG.sweeps["own"], "own", tmp_path).trials
+    assert lines[:8] == [
         "Trainyard: ended before everything was done, after 1 min 15 s",
         "  finished  dataset d",
         "  failed    sweep own: see results/logs/sweep/own.log",
         "            scaling width 2x1: see results/logs/train_on_nodes/width.log",
         "  not run   sweep loop",
-        "  answers   sweep own: 1 trials finished, 1 failed, 1 not started",
+        "  answers   sweep own: 1 trials finished, 1 failed, 1 to run",
+        f"              trial {second} failed: ValueError: no; see a.txt",
         f"              best rmse (lowest, guessed from its name): 3, by trial {first} with lr = 0.1",
     ]
     assert lines[-1] == "  next      correct the cause and run the same command again: what has finished is kept"

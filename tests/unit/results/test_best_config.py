@@ -168,6 +168,7 @@ def test_best_config_says_what_is_best_and_what_to_do(tmp_path):
     text = write_best(config, state, ranking).read_text()
     assert text.startswith(f"# Sweep s: {describe_ranking(ranking)[0]}\n")
     assert "# By hand:\n# train 0.1\n# 2\n" in text
+    assert "add `retrain: 3` to the sweep" in text, "its result is of generation 2"
     assert "scaling" not in text
 
 
