@@ -16,7 +16,7 @@ OWN = {"function": "beside_the_config:run", "grid": {"lr": [0.1]}, "slots": {"gp
 CONFIG = {
     **TINY,
     "sweeps": {"s": {**TINY["sweeps"]["lr"], "slots": SLOTS}, "own": OWN},
-    "scaling": {"x": {"dataset": "tiny", "train": {"model": "cnn", "batch_size": 32}, "scales": ["2x2"], "repeats": 2}},
+    "scaling": {"x": {"dataset": "tiny", "train": {"model": "cnn", "batch_size": 16}, "scales": ["2x2"], "repeats": 2}},
     "trees": {"t": {"dataset": "tiny"}},
 }
 JOBS = ("fit_trees t", "stage tiny", "sweep own", "sweep_on_nodes s", "train_on_nodes x_2x2", "x_2x2_repeat-2")

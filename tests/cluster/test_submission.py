@@ -20,7 +20,7 @@ SITE = {
     "constraint": '"nvlink&ib"',
     "gpu_type": "a100",
 }
-TRAIN = {"model": "cnn", "batch_size": 32}
+TRAIN = {"model": "cnn", "batch_size": 8}
 CONFIG = {
     **TINY,
     "sweeps": {
