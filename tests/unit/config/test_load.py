@@ -223,6 +223,10 @@ MISTAKES = [
     ("sweeps.own", {"function": "a:b", "slots": {"gpus_per_trial": "auto"}}, "gpus_per_trial: auto is for `train`"),
     ("sweeps.own", {}, "sweeps.own: a training needs a `dataset`; or give a `command` or a `function`"),
     ("sweeps.own", {"function": "a:b", "grace_seconds": 5}, "grace_seconds is for a command"),
+    ("sweeps.own", {"function": "a:b", "python": "x"}, "python is for a command: a function runs in Trainyard's own"),
+    ("sweeps.own", {"command": "x", "python": "a", "env": "b"}, "sweeps.own: give python or env, not both"),
+    ("sweeps.depth.env", "torch", "sweeps.depth: env is for a command"),
+    ("scaling.study.python", "python3", "scaling.study: python is for a script"),
     ("scaling.own", {"dataset": "digits", "grace_seconds": 5, "scales": ["1x1"]}, "grace_seconds is for a script"),
     ("scaling.own", {"script": "t.py", "train": {"lr": 1}, "scales": ["1x1"]}, "give train or script, not both"),
     (
