@@ -1,7 +1,7 @@
 """The report's first page: what each study found, what it cost and wasted, what failed, and what to do next."""
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from trainyard.results.answer import describe_ranking
 from trainyard.results.ranking import rank_sweep
 from trainyard.scaling.table import recommendation
 from trainyard.utils.csv_files import read_table
-from trainyard.utils.text import format_duration
+from trainyard.utils.text import format_duration, format_time
 
 SCALE_COLUMNS = {"scale": "scale", "train_seconds": "training (s)", "images_per_second": "images/s",
                  "speedup": "speedup", "efficiency": "efficiency", "gpu_hours": "GPU-hours",
@@ -53,9 +53,7 @@ def summarize_studies(config: Config, results: Path) -> Iterator[Summary]:
     for name in config.scaling:
         yield _summarize_scaling(config, name, results)
     for name in config.trees:
-        table = read_table(results / "trees" / name / "trees.csv")
-        ran = f"{len(table)} models on CPUs, {table['seconds'].sum():.2g} s of fitting"
-        yield Summary(f"Trees {name}", describe_best_model(table), {"ran": ran})
+        yield _summarize_trees(results / "trees" / name / "trees.csv", name)
 
 
 def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
@@ -79,7 +77,8 @@ def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
     hours, cost = table["gpu_hours"].sum(), table["cost"].sum()
     spent = f"{hours:,.3g} GPU-hours" + (f", {cost:,.2f}" if cost else "") if hours else "no GPU time"
     seconds = format_duration(table["train_seconds"].sum())
-    ran = f"{len(table)} scales, {config.scaling[name].mode} scaling, {seconds} of training"
+    ended = _ended((results / "scaling" / name).glob("*/summary.json"))
+    ran = f"{len(table)} scales, {config.scaling[name].mode} scaling, {seconds} of training, {ended}"
     return Summary(
         f"Scaling {name}",
         recommendation(table),
@@ -88,6 +87,17 @@ def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
         picture=_embed_picture(results / "plots/scaling" / name / "speedup.png"),
         about_picture="speedup and efficiency against the number of GPUs",
     )
+
+
+def _summarize_trees(path: Path, name: str) -> Summary:
+    table = read_table(path)
+    ran = f"{len(table)} models on CPUs, {table['seconds'].sum():.2g} s of fitting, {_ended([path])}"
+    return Summary(f"Trees {name}", describe_best_model(table), {"ran": ran})
+
+
+def _ended(paths: Iterable[Path]) -> str:
+    """When the last of these files was written."""
+    return f"until {format_time(max(path.stat().st_mtime for path in paths))}"
 
 
 def _scale_rows(table: pd.DataFrame) -> list[list[str]]:

@@ -8,8 +8,10 @@ import pandas as pd
 from trainyard.report.pages import Table
 
 QUALITY: Final = "Quality"
+REPEATS: Final = "Repeats"
 GROUPS: Final[Mapping[str, Sequence[str]]] = {
-    "Verdict": ("verdict", "gpus", "train_seconds", "images_per_second", "speedup", "efficiency"),
+    "Verdict": ("verdict", "gpus", "train_seconds", "images_per_second", "throughput_scaling", "speedup",
+                "efficiency"),
     "Cost": ("gpu_hours", "gpu_hours_increase", "cost", "cost_per_million_images"),
     QUALITY: ("epochs", "global_batch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy"),
     "Where a step's time goes": ("step_ms_p50", "step_ms_p95", "data_wait_fraction", "exposed_comm_fraction"),
@@ -18,15 +20,14 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "Memory": ("gpu0_peak_mib", "gpu0_avg_mib", "gpu0_mode_mib", "memory_avg_scaling", "cpu_rss_peak_mib"),
     "Time besides training": ("startup_seconds", "warmup_seconds", "checkpoint_seconds"),
     "Hardware": ("nodes", "device", "precision", "gpu_peak", "tflops_per_gpu", "mfu", "roofline_images_per_second"),
-    "Repeats": ("repeats", "speedup_low", "speedup_high", "train_seconds_spread", "images_per_second_spread",
-                "throughput_scaling"),
+    REPEATS: ("repeats", "speedup_low", "speedup_high", "train_seconds_spread", "images_per_second_spread"),
 }  # fmt: skip
 
 
 def group_scales(scaling: pd.DataFrame) -> dict[str, Table]:
     """The columns of scaling.csv by group, each with the scale first; the recommended scale is highlighted.
 
-    Metrics of one's own follow those of `Quality`; a group without a value is omitted.
+    Metrics of one's own follow those of `Quality`; a group without a value, and that of single repeats, is omitted.
     """
     best = next((index for index, flag in enumerate(scaling["recommended"]) if flag), None)
     grouped = {"scale", "recommended", *(column for columns in GROUPS.values() for column in columns)}
@@ -34,4 +35,5 @@ def group_scales(scaling: pd.DataFrame) -> dict[str, Table]:
     groups = {name: [*columns, *own] if name == QUALITY else columns for name, columns in GROUPS.items()}
     frames = {name: scaling[["scale", *columns]] for name, columns in groups.items()}
     filled = {name for name, frame in frames.items() if frame.drop(columns="scale").notna().any(axis=None)}
+    filled -= {REPEATS} if scaling["repeats"].max() <= 1 else set()
     return {name: Table(frame, best) for name, frame in frames.items() if name in filled}

@@ -30,6 +30,7 @@ def sweep_facts(tables: SweepResults, *, price: float | None) -> dict[str, str]:
         "wasted": _describe_waste(tables),
         "duration": _describe_makespan(tables),
         "predicted": _describe_predictions(tables),
+        "failed": _describe_failed_attempts(tables),
     }
 
 
@@ -98,6 +99,11 @@ def _describe_predictions(tables: SweepResults) -> str:
     return "; ".join(filter(None, [*last, trials])) or "no duration was known beforehand"
 
 
+def _describe_failed_attempts(tables: SweepResults) -> str:
+    count = int((tables.timeline["outcome"] == TrialStatus.FAILED).sum())
+    return f"{count} of {len(tables.timeline)} attempts" if count else "no attempt"
+
+
 # ---- failures, and what to do next
 
 
@@ -111,7 +117,8 @@ def list_failures(state: SweepState) -> list[str]:
     for reason, count in reasons.most_common(SHOWN_FAILURES):
         status, error = reason
         where = f"; see {examples[reason].log}" if examples[reason].log else ""
-        lines.append(f"{count} trials {WORDS.get(status, status)}, as {examples[reason].trial}: {error}{where}")
+        trials = f"{count} trial{'s' * (count > 1)} {WORDS.get(status, status)}"
+        lines.append(f"{trials}, as {examples[reason].trial}: {error}{where}")
     more = sum(reasons.values()) - sum(count for _, count in reasons.most_common(SHOWN_FAILURES))
     return lines + [f"{more} more, for {len(reasons) - SHOWN_FAILURES} other reasons"] * (more > 0)
 

@@ -70,7 +70,8 @@ def test_the_summary_of_a_sweep_says_what_was_best_and_what_to_do_next(tmp_path)
     assert summary.facts["duration"].startswith("40 s from the first trial's start to the last one's end; 19 s is")
     assert summary.facts["predicted"] == "the median error of 2 trials is 25%"
     assert any("RuntimeError: <b>bad</b>; see results/sweeps/s/logs/x.txt" in line for line in summary.failures)
-    assert any("1 trials diverged" in line for line in summary.failures)
+    assert any(line.startswith("1 trial diverged, as ") for line in summary.failures)
+    assert summary.facts["failed"] == "1 of 4 attempts"
     assert any("only these run again" in step for step in summary.next_steps)
 
 
@@ -90,6 +91,7 @@ def test_cpu_time_is_not_presented_as_gpu_time(tmp_path):
     config = write_results(tmp_path, GRID, [finished(value) for value in (5.0, 1.0, 3.0, 2.0)], gpu_hour=2.5)
     (summary,) = summarize_studies(config, tmp_path)
     assert summary.facts["cost"] == "1 min 40 s of slots on CPUs, no GPU time"
+    assert summary.facts["failed"] == "no attempt"
 
 
 @pytest.mark.parametrize(("sweep", "ends"), SWEEPS.values(), ids=SWEEPS)

@@ -2,8 +2,9 @@
 
 import pandas as pd
 import pytest
-from browser import WIDTHS, browser_or_skip, opened, wait_for_tables
+from browser import WIDTHS, browser_or_skip, find_chromium, opened, wait_for_tables
 from playwright.sync_api import expect
+from slurm_cluster.prerequisites import PrerequisiteMissing
 from trainyard.report.pages import Table, write_page
 from trainyard.report.scale_groups import GROUPS, group_scales
 from trainyard.scaling.table import SCALING_COLUMNS
@@ -72,6 +73,13 @@ def scaling_row(scale, **values):
         "scale": scale, "verdict": "recommended: best time for at most 20% more GPU-hours", "precision": "bf16",
         "device": "NVIDIA H200", "gpu_peak": "989 TFLOPS", "recommended": False,
         "val_own_metric": 0.5, **values}  # fmt: skip
+
+
+def test_without_a_browser_an_ordinary_user_is_told(monkeypatch):
+    monkeypatch.setattr("browser.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("browser.os.geteuid", lambda: 1000)
+    with pytest.raises(PrerequisiteMissing, match="only root can install it: `apt-get install chromium`"):
+        find_chromium()
 
 
 def test_every_column_of_a_scaling_study_is_in_one_group():
