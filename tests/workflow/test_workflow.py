@@ -203,6 +203,8 @@ def test_the_report_has_every_plot_and_table_with_its_caption(done):
         "steps.svg",
         "telemetry.svg",
         "metric.svg",
+        "parallel.svg",
+        "importance.svg",
         "loss.svg",
         "speedup.svg",
         "scores.svg",
@@ -212,6 +214,12 @@ def test_the_report_has_every_plot_and_table_with_its_caption(done):
     ):
         assert name in report
     captions = ("without augmentation", "Images per class of dataset", "Attempts of sweep", "Speedup of study")
+    captions += (
+        "There is no recommendation",
+        "Best val_accuracy (highest",
+        "as a line through its values",
+        "permutation",
+    )
     for text in (*captions, "All trials of sweep", "Tree models"):
         assert text in report
 

@@ -146,6 +146,7 @@ for kind, made_from in PLOT_INPUTS.items():
         params:
             program=yard.program("plots"),
             kind=kind,
+            conclusion=yard.conclusion(kind),
         message:
             f"{NOUNS[kind]} {{wildcards.name}}: plots"
         shell:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainyard.cli.checks import check_use, refuse_mistakes
+from trainyard.cli.conclusion import Conclusion
 from trainyard.cli.jobs import SweepJobs, TrainJobs, Wildcards
 from trainyard.cli.paths import check_paths
 from trainyard.cli.profile import Profile
@@ -42,7 +43,9 @@ PLOT_LABELS: Final = {
         "packing": "job array and packed",
         "waste": "GPU-seconds wasted",
         "prediction": "predicted and measured durations",
-        "metric": "accuracy against the varied key",
+        "metric": "metric against each varied key",
+        "parallel": "parallel coordinates",
+        "importance": "importance of the varied keys",
         "loss": "loss curves",
     },
     "scaling": {
@@ -259,6 +262,10 @@ class Workflow:
             for name, study in getattr(self.config, kind).items()
             if self.config.tensorboard or study.tensorboard or not wanted_only
         ]
+
+    def conclusion(self, kind: str) -> Callable[[Wildcards], Conclusion]:
+        """A function that returns the conclusion of a study, for the captions of its plots."""
+        return lambda wildcards: Conclusion(self.config, kind, wildcards.name, self._results)
 
     def plots(self) -> list[str]:
         """All plots. A dataset has plots if it contains images after staging."""

@@ -163,12 +163,6 @@ def varied_keys(trials: list[Trial]) -> list[str]:
     return list(dict.fromkeys(key for trial in trials for key in trial.values))
 
 
-def main_key(trials: list[Trial]) -> str:
-    """The varied key with the most values, which is the x axis of plots; "trial" without varied keys."""
-    keys = varied_keys(trials)
-    return max(keys, key=lambda key: len({str(trial.values.get(key)) for trial in trials})) if keys else "trial"
-
-
 def value_at(spec: dict[str, Any], key: str) -> Any:
     """The value of a dotted key in a nested mapping, or None."""
     for part in key.split("."):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from trainyard.data.sources import shuffled_ranks
 from trainyard.data.staged import SPLITS, StagedImages
-from trainyard.report.style import COLORS
+from trainyard.report.style import COLORS, shorten
 
 COLUMNS: Final = 10
 MAX_IMAGES: Final = 50
@@ -27,7 +27,7 @@ def plot_samples(axes: Axes, split: StagedImages, meta: dict[str, Any]) -> None:
         pixels = split.images[row] if meta["shape"][2] == 3 else split.images[row][..., 0]
         extent = (left, left + width, top + height, top)
         axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, extent=extent, interpolation="nearest")
-        axes.text(left, top - 0.04 * height, class_title(meta, int(split.labels[row])), fontsize=7, va="bottom")
+        axes.text(left, top - 0.04 * height, class_title(meta, int(split.labels[row])), fontsize=8, va="bottom")
     lines = -(-len(rows) // COLUMNS)
     axes.set_xlim(-gap, min(COLUMNS, len(rows)) * (width + gap))
     axes.set_ylim(lines * (height + gap + head) - head, -head - gap)
@@ -48,7 +48,7 @@ def class_title(meta: dict[str, Any], label: int) -> str:
     """The short title of a class: its first title in the source, or else its name."""
     name = meta["classes"][label]
     title = str(meta.get("titles", {}).get(name, name)).split(",")[0]
-    return title if len(title) <= MAX_TITLE_LENGTH else f"{title[: MAX_TITLE_LENGTH - 1]}\N{HORIZONTAL ELLIPSIS}"
+    return shorten(title, MAX_TITLE_LENGTH)
 
 
 def plot_class_balance(axes: Axes, meta: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -10,44 +11,93 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from trainyard.config.scaling import EFFICIENT
-from trainyard.report.style import COLORS, write_in_center
+from trainyard.report import style
+from trainyard.report.style import COLORS
+from trainyard.scaling.table import recommendation
 
+MAX_TELEMETRY: Final = 8  # scales, each with a row of panels
+MAX_LEVEL: Final = 9  # names of scales that fit beside each other
+MAX_NAMES: Final = 4  # GPUs or nodes of a scale that a legend names
 History = tuple[str, pd.DataFrame]  # a scale and the history.csv of its first repeat
 
 
 def plot_speedup(left: Axes, right: Axes, scaling: pd.DataFrame) -> None:
-    """Speedup and efficiency over the number of GPUs, and their ideal; error bars span the repeats."""
-    base, gpus = scaling.iloc[0], scaling["gpus"]
-    ratio = gpus / base["gpus"]
+    """Speedup and efficiency over the number of GPUs, and their ideal; error bars span the repeats.
+
+    A line joins the scales of one node, another one those of several nodes; the recommended scale has a ring.
+    """
+    base = scaling.iloc[0]
+    gpus, ratio = scaling["gpus"], scaling["gpus"] / base["gpus"]
+    ideal = scaling.assign(ratio=ratio).sort_values("gpus")
     for axes, over in ((left, 1), (right, ratio)):
-        value = scaling["speedup"].astype(float) / over
-        spread = [
-            (scaling["speedup"] - scaling["speedup_low"]) / over,
-            (scaling["speedup_high"] - scaling["speedup"]) / over,
-        ]
-        axes.plot(gpus, ratio / over, "--", color="#777777", label="ideal")
-        axes.errorbar(gpus, value, yerr=spread, fmt="o-", capsize=3, label="measured")
-        if gpus.max() > 8:
-            axes.set_xscale("log", base=2)
-        ticks = sorted(set(gpus))
-        axes.set_xticks(ticks, [str(count) for count in ticks])
-        axes.minorticks_off()
-        axes.margins(x=0.15)
+        axes.plot(ideal["gpus"], ideal["ratio"] if axes is left else ideal["ratio"] / ideal["ratio"], "--",
+                  color="#777777", label="ideal")  # fmt: skip
+        _plot_measured(axes, scaling, over)
+        _set_gpu_axis(axes, gpus)
         axes.set_xlabel(_ranks(scaling))
-    for row in scaling.dropna(subset=["speedup"]).itertuples():
-        left.annotate(
-            row.scale, (row.gpus, row.speedup), xytext=(6, -4), textcoords="offset points", va="top", fontsize=8
-        )
+    _name_scales(left, scaling)
     if gpus.max() > 8:
         left.set_yscale("log", base=2)
+        left.yaxis.set_major_formatter("{x:g}")
     left.margins(y=0.15)
     left.set_ylabel(f"speedup over {base['scale']}")
     left.legend(loc="upper left")
     right.axhline(EFFICIENT, color=COLORS[1], linewidth=0.8, linestyle=":")
+    right.annotate(f"{EFFICIENT:.0%}: does not pay below", (0.02, EFFICIENT), xycoords=("axes fraction", "data"),
+                   xytext=(0, -2), textcoords="offset points", va="top", fontsize=8, color=COLORS[1])  # fmt: skip
     right.set_ylim(0, max(1.1, np.nan_to_num(1.05 * scaling["speedup_high"].div(ratio).max())))
     right.yaxis.set_major_formatter(PercentFormatter(1))
     right.set_ylabel("parallel efficiency")
-    left.set_title(_repeats(scaling))
+    style.set_title(left, " ".join(filter(None, [recommendation(scaling), _repeats(scaling)])))
+
+
+def _plot_measured(axes: Axes, scaling: pd.DataFrame, over: Any) -> None:
+    """Draw the speedups, divided by `over`: the scales of one node and those of several as two lines."""
+    value = scaling["speedup"].astype(float) / over
+    low, high = scaling["speedup_low"] / over, scaling["speedup_high"] / over
+    single = scaling["nodes"] == 1
+    for chosen, name, shape, color in (
+        (single, "one node", "o-", COLORS[0]),
+        (~single, "several nodes", "s-", COLORS[1]),
+    ):
+        rows = scaling[chosen].sort_values("gpus").index
+        if len(rows):
+            spread = [(value - low)[rows], (high - value)[rows]]
+            axes.errorbar(
+                scaling["gpus"][rows], value[rows], yerr=spread, fmt=shape, color=color, capsize=3, label=name
+            )
+    best = scaling.index[scaling["recommended"].astype(bool)]
+    axes.plot(scaling["gpus"][best], value[best], "o", markersize=13, fillstyle="none", color="black")
+
+
+def _set_gpu_axis(axes: Axes, gpus: pd.Series) -> None:
+    if gpus.max() > 8:
+        axes.set_xscale("log", base=2)
+    ticks = _apart(sorted(set(gpus)), is_log=gpus.max() > 8)
+    axes.set_xticks(ticks, [str(count) for count in ticks])
+    axes.minorticks_off()
+    axes.margins(x=0.15)
+
+
+def _apart(counts: Sequence[int], *, is_log: bool) -> list[int]:
+    """The numbers, in ascending order, whose labels on an axis do not overlap those before them."""
+    kept: list[int] = []
+    for count in counts:
+        gap = count / kept[-1] / 1.6 if kept and is_log else 12 * (count - kept[-1]) / counts[-1] if kept else 1
+        if gap >= 1:
+            kept.append(count)
+    return kept
+
+
+def _name_scales(axes: Axes, scaling: pd.DataFrame) -> None:
+    """Write the names of scales above their points, those of several nodes below them."""
+    is_log = scaling["gpus"].max() > 8
+    for is_single, rows in scaling.dropna(subset=["speedup"]).groupby(scaling["nodes"] == 1):
+        counts = _apart(sorted(set(rows["gpus"])), is_log=is_log)
+        offset, sides = ((-8, 4), ("right", "bottom")) if is_single else ((8, -4), ("left", "top"))
+        for row in rows[rows["gpus"].isin(counts)].drop_duplicates("gpus").itertuples():
+            axes.annotate(row.scale, (row.gpus, row.speedup), xytext=offset, textcoords="offset points",
+                          ha=sides[0], va=sides[1], fontsize=8)  # fmt: skip
 
 
 def _ranks(scaling: pd.DataFrame) -> str:
@@ -56,7 +106,7 @@ def _ranks(scaling: pd.DataFrame) -> str:
 
 def _repeats(scaling: pd.DataFrame) -> str:
     count = int(scaling["repeats"].max())
-    return f"medians of {count} repeats; bars: minimum to maximum" if count > 1 else ""
+    return f"(medians of {count} repeats; bars: minimum to maximum)" if count > 1 else ""
 
 
 def plot_losses(left: Axes, right: Axes, histories: Sequence[History], scaling: pd.DataFrame) -> None:
@@ -72,29 +122,30 @@ def plot_losses(left: Axes, right: Axes, histories: Sequence[History], scaling: 
         spent = seconds * gpus[scale] / (3600 if on_gpu else 1)
         for axes, x in ((left, rows["epoch"]), (right, spent)):
             for name, line, split in (("val_loss", "o-", "validation"), ("train_loss", "--", "training")):
-                if name in rows:  # a user's script may not report it
-                    axes.plot(x, rows[name], line, color=color, label=f"{scale} {split}")
+                if name in rows and rows[name].notna().any():  # a user's script may not report it
+                    axes.plot(x, rows[name], line, color=color, markersize=4, label=f"{scale} {split}")
+    if not left.lines:
+        right.remove()
+        style.write_in_center(left, "no loss was reported")
+        return
     for axes in (left, right):
-        if not axes.lines:
-            write_in_center(axes, "no loss was reported")
-        elif not any((np.asarray(line.get_ydata(), dtype=float) <= 0).any() for line in axes.lines):
+        if not any((np.asarray(line.get_ydata(), dtype=float) <= 0).any() for line in axes.lines):
             axes.set_yscale("log")  # an own loss may be negative
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     left.set_xlabel("epoch")
     left.set_ylabel("loss")
     right.set_xlabel("GPU-hours of training" if on_gpu else "rank-seconds of training (on CPUs)")
-    if left.lines:
-        left.legend(ncols=1 + (len(histories) > 4), fontsize=8)
+    style.figure_of(left).legend(*left.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
 
 
 def plot_steps(axes: Axes, scaling: pd.DataFrame) -> None:
     """The parts of the median step: a stacked bar per scale."""
     if scaling["step_ms_p50"].isna().all():
-        write_in_center(axes, "no step times were reported")
+        style.write_in_center(axes, "no step times were reported")
         return
     data, communication = (scaling[name].fillna(0) for name in ("data_wait_fraction", "exposed_comm_fraction"))
     shares = {
-        "computation": 1 - data - communication,
+        "computation and optimizer": 1 - data - communication,
         "exposed communication": communication,
         "waiting for data": data,
     }
@@ -112,8 +163,10 @@ def plot_steps(axes: Axes, scaling: pd.DataFrame) -> None:
     axes.grid(axis="x", visible=False)
     axes.set_xlabel("scale (nodes x GPUs per node)" + (", on CPUs" if (scaling["device"] == "cpu").any() else ""))
     axes.set_ylabel("median step (ms)")
+    if len(scaling) > MAX_LEVEL:
+        axes.tick_params(axis="x", rotation=45)
     handles, names = axes.get_legend_handles_labels()
-    axes.legend(handles[::-1], names[::-1], loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3)
+    style.figure_of(axes).legend(handles[::-1], names[::-1], loc="outside upper center", ncols=3)
 
 
 def read_telemetry(folder: Path) -> pd.DataFrame:
@@ -126,32 +179,34 @@ def read_telemetry(folder: Path) -> pd.DataFrame:
     if len(samples):
         names = samples["node"] + " GPU " + samples["gpu"].astype(str)
         columns = {"memory_used_mib": "memory", "utilization_percent": "busy"}
-    else:
+    elif frames["cpu"]:
         samples = pd.concat(frames["cpu"])
         names, columns = samples["node"], {"rss_mib": "memory", "cpu_percent": "busy"}
+    else:
+        return pd.DataFrame(columns=["of", "seconds", "memory", "busy"])
     seconds = samples["time"] - samples["time"].min()
     return samples.rename(columns=columns).assign(seconds=seconds, of=names)[["of", "seconds", "memory", "busy"]]
 
 
-def _time_unit(seconds: float) -> tuple[str, float]:
-    """Name and length (in seconds) of the time unit for an axis of this length."""
-    units = (("hours", 3600.0), ("minutes", 60.0))
-    return next((unit for unit in units if seconds > 3 * unit[1]), ("seconds", 1.0))
-
-
 def plot_telemetry(*panels: Axes, samples: Mapping[str, pd.DataFrame], on_gpu: bool) -> None:
-    """Memory and utilization over time: a column of panels per scale, a line per GPU (without GPUs, per node)."""
-    memory, busy = panels[: len(samples)], panels[len(samples) :]
-    unit, length = _time_unit(max(frame["seconds"].max() for frame in samples.values()))
-    for (scale, frame), upper, lower in zip(samples.items(), memory, busy, strict=True):
+    """Memory and utilization over time: a row of panels per scale, a line per GPU (without GPUs, per node)."""
+    known = {scale: frame for scale, frame in samples.items() if len(frame)}
+    for axes in panels[2 * len(known) or 1 :]:
+        axes.remove()
+    if not known:
+        style.write_in_center(panels[0], "no telemetry was recorded")
+        return
+    unit, length = style.time_unit(max(frame["seconds"].max() for frame in known.values()))
+    for (scale, frame), memory, busy in zip(known.items(), panels[::2], panels[1::2], strict=False):
         for (name, rows), color in zip(frame.groupby("of"), cycle(COLORS), strict=False):
-            upper.plot(rows["seconds"] / length, rows["memory"], color=color, label=name)
-            lower.plot(rows["seconds"] / length, rows["busy"], color=color)
-        upper.set_title(scale)
-        upper.set_ylim(0, 1.1 * frame["memory"].max())
-        lower.set_ylim(0, max(105.0, 1.05 * frame["busy"].max()))
-        lower.set_xlabel(unit)
-        if frame["of"].nunique() <= 8:
-            upper.legend(fontsize=7, loc="lower right")
-    memory[0].set_ylabel("GPU memory (MiB)" if on_gpu else "memory of all\nprocesses (MiB)")
-    busy[0].set_ylabel("GPU utilization (%)" if on_gpu else "CPU utilization\n(% of one core)")
+            memory.plot(rows["seconds"] / length, rows["memory"], color=color, label=name)
+            busy.plot(rows["seconds"] / length, rows["busy"], color=color)
+        memory.set_ylabel(scale)
+        memory.set_ylim(0, 1.1 * frame["memory"].max())
+        busy.set_ylim(0, max(105.0, 1.05 * frame["busy"].max()))
+        if 1 < frame["of"].nunique() <= MAX_NAMES:
+            memory.legend(loc="lower right", fontsize=8)
+    memory.set_xlabel(unit)
+    busy.set_xlabel(unit)
+    panels[0].set_title("GPU memory (MiB)" if on_gpu else "memory of all processes (MiB)")
+    panels[1].set_title("GPU utilization (%)" if on_gpu else "CPU utilization (% of one core)")

@@ -1,16 +1,20 @@
 """The common style of all plots: suitable for papers, for grayscale printing and for color-blind readers."""
 
 import io
-from collections.abc import Callable, Sequence
+import itertools
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from cycler import cycler
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import ListedColormap, LogNorm, Normalize, to_rgba, to_rgba_array
 from matplotlib.figure import Figure
@@ -24,7 +28,14 @@ SEQUENCE = ListedColormap(mpl.colormaps["viridis"](np.linspace(0.04, 0.94, 256))
 FAILED = "#D55E00"
 IDLE = "#EDEDED"
 UNKNOWN = "#888888"
-MAX_TICK_LABELS = 32
+STOPPED = "#999999"
+STARTING = COLORS[5]
+IMAGE_DPI = 100  # of such an image
+MARGIN = 1.4  # inches above and below the lanes of bars: title, ticks and label
+FENCE = 3.0  # interquartile ranges
+MIN_FENCED = 10  # with fewer values, none is an outlier
+LINE = 0.19  # inches from one line of text to the next
+LETTERS_PER_INCH = 12.5  # of a title
 MANY = 1000  # with more marks, an SVG contains them as an image: as a shape, each takes 150 bytes or more
 STYLE: Any = {
     "figure.figsize": (6.4, 3.8),
@@ -64,7 +75,8 @@ def save(
         painter(*figure.subplots(*panels, squeeze=False).flat)
         for suffix in ("svg", "png"):
             content = io.BytesIO()
-            figure.savefig(content, format=suffix, metadata={"Date": None} if suffix == "svg" else None)
+            options: Any = {"metadata": {"Date": None}, "dpi": IMAGE_DPI} if suffix == "svg" else {}
+            figure.savefig(content, format=suffix, **options)
             with atomic_write(path.with_suffix(f".{suffix}"), "wb") as file:
                 file.write(content.getvalue())
 
@@ -82,8 +94,8 @@ def draw_bars(
 ) -> None:
     """Draw horizontal bars as one artist, centered on `lanes`, four fifths of `height` high.
 
-    `color` is one color, or one for each bar. Bars wider than two pixels have white edges; on narrower bars these would
-    cover the face, so their edges have the color of the face.
+    `color` is one color, or one for each bar. Bars wider than two pixels, on lanes of five, have white edges; on
+    smaller bars these would cover the face, so their edges have the color of the face.
     """
     if not np.size(lanes):
         return
@@ -93,7 +105,7 @@ def draw_bars(
     low, high = lanes - 0.4 * height, lanes + 0.4 * height
     corners = np.stack([starts, low, starts, high, ends, high, ends, low], axis=-1)
     span, pixels = ends.max(initial=0) - starts.min(initial=0), axes.get_window_extent().size
-    is_wide = ((ends - starts) * pixels[0] > 2 * span) & (np.ptp(lanes) < pixels[1] / 2 * height)
+    is_wide = ((ends - starts) * pixels[0] > 2 * span) & (np.ptp(lanes) < pixels[1] / 5 * height)
     faces = np.broadcast_to(to_rgba_array(color), (len(corners), 4))
     bars = PolyCollection(
         list(corners.reshape(-1, 4, 2)),
@@ -110,23 +122,65 @@ def draw_bars(
     axes.autoscale_view()
 
 
+def figure_of(axes: Axes) -> Figure:
+    """The figure of some axes."""
+    return cast(Figure, axes.get_figure(root=True))
+
+
+def lanes_height(lanes: int) -> float:
+    """The height in inches of a figure with this many lanes of bars."""
+    return MARGIN + min(0.4 * lanes, 4.6)
+
+
 def label_lanes(axes: Axes, names: Sequence[str]) -> None:
-    """Label the lanes of bars, the first one at the top; with many lanes, only some."""
-    step = -(-len(names) // MAX_TICK_LABELS)
+    """Label the lanes of bars, the first one at the top; if there are too many for the height, only some."""
+    most = max(1, int((figure_of(axes).get_figheight() - MARGIN) / LINE))
+    step = -(-len(names) // most)
     axes.set_yticks(range(0, len(names), step), list(names)[::step])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
 
 
-def limit_tick_labels(axes: Axes, values: pd.Series) -> None:
-    """Label only some of many names on the x axis."""
-    if values.nunique() > MAX_TICK_LABELS:
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+def set_title(axes: Axes, text: str) -> None:
+    """Set the title of the figure, wrapped to its width."""
+    figure = figure_of(axes)
+    width = int(LETTERS_PER_INCH * figure.get_figwidth())
+    lines = textwrap.fill(text.replace(" = ", "\xa0=\xa0"), width).replace("\xa0", " ")  # no break inside key = value
+    figure.suptitle(lines, x=0.01, ha="left", fontsize=mpl.rcParams["axes.titlesize"])
 
 
 def write_in_center(axes: Axes, text: str) -> None:
-    """Write a text in the center of otherwise empty axes."""
+    """Write a text instead of a plot; if the figure has nothing else, it becomes as low as the text."""
+    figure = figure_of(axes)
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
+    axes.set_axis_off()
+    if len(figure.axes) == 1:
+        figure.set_figheight(0.8 + LINE * (1 + text.count("\n")))
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """Name and length (in seconds) of the time unit for an axis of this length."""
+    units = (("hours", 3600.0), ("minutes", 60.0))
+    return next((unit for unit in units if seconds > 3 * unit[1]), ("seconds", 1.0))
+
+
+def mark_time(axes: Axes, first: float, last: float) -> str:
+    """Set the ticks of an x axis in seconds to round numbers of a unit that suits its length; return the unit."""
+    unit, length = time_unit(last - first)
+    ticks = [
+        tick
+        for tick in MaxNLocator(8, steps=[1, 2, 5, 10]).tick_values(first / length, last / length)
+        if first <= tick * length <= last
+    ]
+    axes.set_xticks([tick * length for tick in ticks], [f"{tick:g}" for tick in ticks])
+    return unit
+
+
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """The label of each config key: without its section, unless another key would have the same label."""
+    names = {key: readable_name(key) for key in keys}
+    count = Counter(names.values())
+    return {key: name if count[name] == 1 else key for key, name in names.items()}
 
 
 def readable_name(key: str) -> str:
@@ -156,6 +210,13 @@ def color_norm(values: pd.Series, *, log: bool | None = None) -> Normalize:
     return (LogNorm if is_log_scale(values, log) else Normalize)(values.min(), values.max())
 
 
+def add_key_colorbar(axes: Axes, values: pd.Series, *, log: bool | None = None) -> None:
+    """Add a color bar of the values of a key beside axes, if they are different numbers."""
+    if is_numeric(values) and values.nunique() > 1:
+        colors = ScalarMappable(color_norm(values, log=log), SEQUENCE)
+        figure_of(axes).colorbar(colors, ax=axes, label=readable_name(str(values.name)))
+
+
 def is_log_scale(values: pd.Series, declared: bool | None = None) -> bool:
     """Whether the scale of positive numbers is logarithmic: as declared, or else if they span two decades."""
     if declared is None:
@@ -178,12 +239,60 @@ def is_numeric(values: pd.Series) -> bool:
     return bool(pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values))
 
 
+def to_numbers(values: pd.Series) -> "pd.Series[float]":
+    """The values of a key as numbers: names count in the order of their first appearance."""
+    numbers = values if is_numeric(values) else pd.Series(pd.factorize(values.astype(str))[0], values.index)
+    return numbers.astype(float)
+
+
+def shorten(text: str, length: int) -> str:
+    """A text in at most `length` characters; an ellipsis stands for the rest. A dollar sign begins no formula."""
+    short = text if len(text) <= length else f"{text[: length - 1]}\N{HORIZONTAL ELLIPSIS}"
+    return short.replace("$", r"\$")
+
+
+def distinct_names(names: Iterable[str], length: int) -> dict[str, str]:
+    """Each name in at most `length` characters: of long names without what all of them have in common."""
+    names = list(dict.fromkeys(names))
+    start, end = 0, 0
+    if len(names) > 1 and max(map(len, names)) > length:
+        start = _common_length(names)
+        end = _common_length([name[start:][::-1] for name in names])
+    dots = "\N{HORIZONTAL ELLIPSIS}"
+    parts = {name: dots * (start > 0) + name[start : len(name) - end] + dots * (end > 0) for name in names}
+    return {name: shorten(part, length) for name, part in parts.items()}
+
+
+def _common_length(names: Sequence[str]) -> int:
+    """The number of letters with which all names begin."""
+    return sum(1 for _ in itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False)))
+
+
+def fences(values: "pd.Series[float]", *, is_log: bool) -> tuple[float, float]:
+    """The lowest and the highest value that is no outlier: three interquartile ranges from the quartiles."""
+    scaled = np.log(values) if is_log else values
+    first, third = scaled.quantile([0.25, 0.75])
+    reach = FENCE * (third - first)
+    if len(values) < MIN_FENCED or not reach:
+        return float(values.min()), float(values.max())
+    inside = values[scaled.between(first - reach, third + reach)]
+    return float(inside.min()), float(inside.max())
+
+
 def text_color(face: Any) -> str:
     """Black or white, whichever is legible on a face of this color."""
     red, green, blue, _ = to_rgba(face)
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else "white"
 
 
-def format_value(value: Any) -> str:
-    """A value in at most 12 characters."""
-    return f"{value:.4g}" if isinstance(value, (int, float, np.number)) else str(value)[:12]
+def count(number: int, noun: str) -> str:
+    """A number of things, as `1 slot` or `2 slots`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def format_value(value: Any, length: int = 12) -> str:
+    """A value in at most `length` characters."""
+    if value is None or value != value:
+        return "(none)"
+    is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, (bool, np.bool_))
+    return f"{value:.4g}" if is_number else shorten(str(value), length)

@@ -16,7 +16,8 @@ from trainyard.planning.accounting import compare_strategies, jobs_table, strate
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal import Location
 from trainyard.planning.plan import plan_sweep
-from trainyard.report import scaling_plots, style, sweep_plots, tree_plots
+from trainyard.report import cost_plots, metric_plots, parallel_plot, scaling_plots, style, timeline_plots, tree_plots
+from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.sweep_tables import (
     epochs_table,
     find_ranking_metric,
@@ -78,10 +79,11 @@ EPOCHS = pd.DataFrame({"trial": ["a", "a", "b"], "blocks": [10, 10, 20], "model"
                        "val_loss": [1.0, 0.5, 0.7]})  # fmt: skip
 SCALING = pd.DataFrame(
     {"scale": ["1x1", "1x2"], "gpus": [1, 2], "speedup": [1, 1.5], "speedup_low": [1, 1.4], "speedup_high": [1, 1.6],
-     "efficiency": [1, 0.75], "repeats": 3, "step_ms_p50": [10, 14], "data_wait_fraction": [0.1, 0.2],
-     "exposed_comm_fraction": [None, 0.3], "device": "cpu"}
+     "nodes": 1, "recommended": False, "efficiency": [1, 0.75], "repeats": 3, "step_ms_p50": [10, 14],
+     "data_wait_fraction": [0.1, 0.2], "exposed_comm_fraction": [None, 0.3], "device": "cpu"}
 )  # fmt: skip
-SAMPLES = {"1x1": pd.DataFrame({"of": "n1 GPU 0", "seconds": [0, 200], "memory": [100, 900], "busy": [3, 97]})}
+SAMPLES = {"1x1": pd.DataFrame({"of": ["n1 GPU 0", "n1 GPU 1"] * 2, "seconds": [0, 0, 200, 200],
+                                "memory": [100, 90, 900, 800], "busy": [3, 4, 97, 96]})}  # fmt: skip
 STRATEGIES = pd.DataFrame(
     {"strategy": ["separate_jobs", "job_array", "packed"], "jobs": [3, 3, 2], "gpus_per_job": [1, 1, 2],
      "requested_seconds_per_job": [7.7, 12, 6.5], "requested_job_seconds": [23.0, 36, 13],
@@ -101,67 +103,94 @@ HISTORIES = [("1x2", HISTORY)]
 EXPECTED = TIMELINE.assign(expected_seconds=[11, None, 4, None])
 ON_GPU = SCALING.assign(device="NVIDIA H200")
 
+
+def ranked(*keys, trials=TRIALS, metric="val_accuracy", mode=None, **log):
+    """The trials of a sweep that varies some keys."""
+    return PlottedTrials(trials, keys, metric, mode, log)
+
+
 PLOTS = {
     "gantt": (
-        lambda axes: sweep_plots.plot_gantt(axes, TIMELINE, TRIALS, JOBS, "blocks"),
-        ["n1 GPU 0", "n1 GPU 1", "labels: blocks"],
+        lambda axes: timeline_plots.plot_gantt(axes, TIMELINE, JOBS, ranked("blocks")),
+        ["n1 GPU 0", "n1 GPU 1", "labels: blocks", "seconds since"],
     ),
-    "gantt by name": (lambda axes: sweep_plots.plot_gantt(axes, TIMELINE, TRIALS, JOBS, "model"), ["labels: model"]),
-    "gantt of trials": (lambda axes: sweep_plots.plot_gantt(axes, TIMELINE, TRIALS, JOBS, "trial"), ["labels: trial"]),
+    "gantt by name": (
+        lambda axes: timeline_plots.plot_gantt(axes, TIMELINE, JOBS, ranked("model")),
+        ["labels: model"],
+    ),
+    "gantt of trials": (lambda axes: timeline_plots.plot_gantt(axes, TIMELINE, JOBS, ranked()), ["labels: trial"]),
     "gantt by boolean": (
-        lambda axes: sweep_plots.plot_gantt(axes, TIMELINE, TRIALS, JOBS, "nesterov"),
-        ["labels: nesterov"],
+        lambda axes: timeline_plots.plot_gantt(axes, TIMELINE, JOBS, ranked("nesterov")),
+        ["labels: nesterov", "True"],
+    ),
+    "gantt of several keys": (
+        lambda axes: timeline_plots.plot_gantt(axes, TIMELINE, JOBS, ranked("blocks", "model")),
+        ["labels: blocks, model", "10, x", "validation accuracy (higher is better)"],
     ),
     "metric by boolean": (
-        lambda axes: sweep_plots.plot_metric(axes, TRIALS, "nesterov", "val_accuracy"),
-        ["nesterov = True"],
+        lambda axes: metric_plots.plot_metric(axes, ranked=ranked("nesterov")),
+        ["nesterov = True", "False"],
     ),
-    "metric with gaps": (lambda axes: sweep_plots.plot_metric(axes, TRIALS, "width", "val_accuracy"), ["width"]),
-    "metric": (
-        lambda axes: sweep_plots.plot_metric(axes, TRIALS, "blocks", "val_accuracy"),
-        ["90.0% at blocks = 20"],
-    ),
-    "metric by name": (
-        lambda axes: sweep_plots.plot_metric(axes, TRIALS, "model", "val_accuracy"),
-        ["at model = y"],
+    "metric with gaps": (lambda axes: metric_plots.plot_metric(axes, ranked=ranked("width")), ["width"]),
+    "metric": (lambda axes: metric_plots.plot_metric(axes, ranked=ranked("blocks")), ["90.0% at blocks = 20"]),
+    "metric by name": (lambda axes: metric_plots.plot_metric(axes, ranked=ranked("model")), ["at model = y"]),
+    "metric by several keys": (
+        lambda left, right: metric_plots.plot_metric(left, right, ranked=ranked("blocks", "model")),
+        ["90.0%", "blocks = 20", "model = y"],
     ),
     "minimized metric": (
-        lambda axes: sweep_plots.plot_metric(axes, TRIALS.assign(rmse=[3, 1, 2]), "blocks", "rmse", mode="min"),
+        lambda axes: metric_plots.plot_metric(
+            axes, ranked=ranked("blocks", trials=TRIALS.assign(rmse=[3, 1, 2]), metric="rmse", mode="min")
+        ),
         ["best rmse (lowest): 1 at blocks = 20"],
     ),
     "metric with a guessed mode": (
-        lambda axes: sweep_plots.plot_metric(axes, TRIALS.assign(rmse=[3, 1, 2]), "blocks", "rmse"),
-        ["best rmse (lowest, guessed from its name): 1 at blocks = 20"],
+        lambda axes: metric_plots.plot_metric(
+            axes, ranked=ranked("blocks", trials=TRIALS.assign(rmse=[3, 1, 2]), metric="rmse")
+        ),
+        ["best rmse (lowest, guessed from its name): 1 at", "blocks = 20"],
     ),
     "accuracy in percent": (
-        lambda axes: sweep_plots.plot_metric(axes, TRIALS.assign(accuracy=[80, 91.5, 0.7]), "blocks", "accuracy"),
-        ["91.5 at blocks = 20"],
+        lambda axes: metric_plots.plot_metric(
+            axes, ranked=ranked("blocks", trials=TRIALS.assign(accuracy=[80, 91.5, 0.7]), metric="accuracy")
+        ),
+        ["91.5 at", "blocks = 20"],
     ),
     "gantt on CPUs": (
-        lambda axes: sweep_plots.plot_gantt(axes, TIMELINE.assign(device="cpu"), TRIALS, JOBS, "blocks"),
+        lambda axes: timeline_plots.plot_gantt(axes, TIMELINE.assign(device="cpu"), JOBS, ranked("blocks")),
         ["n1 slot 0", "n1 slot 1"],
     ),
-    "losses": (lambda axes: sweep_plots.plot_epochs(axes, EPOCHS, "blocks", "val_loss"), ["validation loss", "epoch"]),
-    "losses by name": (lambda axes: sweep_plots.plot_epochs(axes, EPOCHS, "model", "val_loss"), ["x", "y"]),
+    "losses": (
+        lambda axes: metric_plots.plot_epochs(axes, EPOCHS, ranked("blocks"), "val_loss"),
+        ["validation loss", "epoch", "blocks", "best trial"],
+    ),
+    "losses by name": (
+        lambda axes: metric_plots.plot_epochs(axes, EPOCHS, ranked("model"), "val_loss"),
+        [">x<", ">y<"],
+    ),
+    "losses of several keys": (
+        lambda axes: metric_plots.plot_epochs(axes, EPOCHS, ranked("model", "blocks"), "val_loss"),
+        ["validation accuracy (higher is better)"],
+    ),
     "packing": (
-        lambda axes: sweep_plots.plot_packing(axes, TIMELINE, TRIALS, JOBS, STRATEGIES),
+        lambda axes: cost_plots.plot_packing(axes, TIMELINE, TRIALS, JOBS, STRATEGIES),
         ["3 jobs", "53% wasted", "2 x 2 slots", "35% wasted", "36 as job array, 26 packed", "orange: start-up"],
     ),
     "waste": (
-        lambda axes: sweep_plots.plot_waste(axes, STRATEGIES),
+        lambda axes: cost_plots.plot_waste(axes, STRATEGIES),
         ["job array", "3 x 12 s", "53% wasted", "35% wasted", "start-up"],
     ),
     "predictions": (
-        lambda axes: sweep_plots.plot_predictions(axes, EXPECTED, JOBS),
+        lambda axes: cost_plots.plot_predictions(axes, EXPECTED, JOBS),
         ["median error of the trials: 17%", "last job: 11.5 s predicted, 12 s measured"],
     ),
     "no predictions": (
-        lambda axes: sweep_plots.plot_predictions(axes, TIMELINE.assign(expected_seconds=float("nan")), JOBS.iloc[:0]),
+        lambda axes: cost_plots.plot_predictions(axes, TIMELINE.assign(expected_seconds=float("nan")), JOBS.iloc[:0]),
         ["no trial was predicted"],
     ),
     "speedup": (
         lambda left, right: scaling_plots.plot_speedup(left, right, SCALING),
-        ["ranks (on CPUs)", "speedup over 1x1", "parallel efficiency", "medians of 3 repeats"],
+        ["ranks (on CPUs)", "speedup over 1x1", "parallel efficiency", "medians of 3 repeats", "no recommendation"],
     ),
     "losses by GPU time": (
         lambda left, right: scaling_plots.plot_losses(left, right, HISTORIES, ON_GPU),
@@ -173,8 +202,8 @@ PLOTS = {
     ),
     "steps": (lambda axes: scaling_plots.plot_steps(axes, SCALING), ["waiting for data", "30%", "50%", "on CPUs"]),
     "telemetry": (
-        lambda upper, lower: scaling_plots.plot_telemetry(upper, lower, samples=SAMPLES, on_gpu=True),
-        ["n1 GPU 0", "GPU memory (MiB)", "GPU utilization", "minutes"],
+        lambda left, right: scaling_plots.plot_telemetry(left, right, samples=SAMPLES, on_gpu=True),
+        ["n1 GPU 0", "n1 GPU 1", "1x1", "GPU memory (MiB)", "GPU utilization", "minutes"],
     ),
     "trees": (lambda axes: tree_plots.plot_scores(axes, TREES), ["RMSE", "xgboost"]),
 }
@@ -187,6 +216,21 @@ def test_every_plot_has_its_labels(tmp_path, painter, texts):
     for text in texts:
         assert text in svg
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_line_of_speedups_joins_scales_in_the_order_of_their_gpus():
+    """One line for those of one node, one for those of several: 2x2 and 1x4 are no steps of the same line."""
+    scales = ["1x1", "1x2", "1x4", "1x8", "2x2", "4x2"]
+    table = pd.DataFrame({"scale": scales, "nodes": [1, 1, 1, 1, 2, 4], "gpus": [1, 2, 4, 8, 4, 8], "device": "H200",
+                          "speedup": [1, 1.9, 3.6, 7, 3.4, 6], "repeats": 1, "recommended": False, "efficiency": 0.9,
+                          "gpu_hours_increase": 0.1, "train_seconds": 60.0})  # fmt: skip
+    table = table.assign(speedup_low=table["speedup"], speedup_high=table["speedup"])
+    left, right = Figure().subplots(1, 2)
+    scaling_plots.plot_speedup(left, right, table)
+    lines = [line.get_xdata().tolist() for line in left.lines if line.get_linestyle() == "-" and len(line.get_xdata())]
+    assert [1, 2, 4, 8] in lines
+    assert [4, 8] in lines
+    assert "All scales of this study pay off." in left.figure.get_suptitle().replace("\n", " ")
 
 
 @pytest.mark.parametrize(("loss", "scale"), [(0.5, "log"), (-0.5, "linear")])
@@ -215,14 +259,18 @@ MANY_BARS = pd.DataFrame(
 )  # fmt: skip
 MANY_JOBS = JOBS.tail(1).assign(start=-1.0, slots=8, gpus=8, elapsed_seconds=1252.0)
 MANY_EPOCHS = pd.concat([MANY_TRIALS.assign(epoch=epoch, val_loss=1 / epoch) for epoch in (1, 2, 3)])
+LARGE = ranked("seed", "file", trials=MANY_TRIALS)
+LARGE_BY_SEED, LARGE_BY_NAME = ranked("seed", trials=MANY_TRIALS), ranked("file", trials=MANY_TRIALS)
 LARGE_PLOTS = {
-    "gantt": lambda axes: sweep_plots.plot_gantt(axes, MANY_BARS, MANY_TRIALS, MANY_JOBS, "seed"),
-    "packing": lambda axes: sweep_plots.plot_packing(axes, MANY_BARS, MANY_TRIALS, MANY_JOBS, STRATEGIES),
-    "metric": lambda axes: sweep_plots.plot_metric(axes, MANY_TRIALS, "seed", "val_accuracy"),
-    "metric by name": lambda axes: sweep_plots.plot_metric(axes, MANY_TRIALS, "file", "val_accuracy"),
-    "losses": lambda axes: sweep_plots.plot_epochs(axes, MANY_EPOCHS, "seed", "val_loss"),
-    "losses by name": lambda axes: sweep_plots.plot_epochs(axes, MANY_EPOCHS, "file", "val_loss"),
-    "predictions": lambda axes: sweep_plots.plot_predictions(axes, MANY_BARS, JOBS),
+    "gantt": lambda axes: timeline_plots.plot_gantt(axes, MANY_BARS, MANY_JOBS, LARGE_BY_SEED),
+    "gantt of several keys": lambda axes: timeline_plots.plot_gantt(axes, MANY_BARS, MANY_JOBS, LARGE),
+    "packing": lambda axes: cost_plots.plot_packing(axes, MANY_BARS, MANY_TRIALS, MANY_JOBS, STRATEGIES),
+    "metric": lambda axes: metric_plots.plot_metric(axes, ranked=LARGE_BY_SEED),
+    "metric by name": lambda axes: metric_plots.plot_metric(axes, ranked=LARGE_BY_NAME),
+    "losses": lambda axes: metric_plots.plot_epochs(axes, MANY_EPOCHS, LARGE_BY_SEED, "val_loss"),
+    "losses of several keys": lambda axes: metric_plots.plot_epochs(axes, MANY_EPOCHS, LARGE, "val_loss"),
+    "parallel coordinates": lambda axes: parallel_plot.plot_parallel(axes, LARGE),
+    "predictions": lambda axes: cost_plots.plot_predictions(axes, MANY_BARS, JOBS),
 }
 
 
@@ -245,24 +293,25 @@ def test_narrow_bars_are_not_hidden_by_their_edges(tmp_path):
 def test_a_gantt_omits_the_time_between_jobs(pause):
     axes, second = Figure().add_subplot(), 110 + pause
     timeline = TIMELINE.assign(start=[100, 100, 104, second], end=[110, 104, 109, second + 2])
-    sweep_plots.plot_gantt(axes, timeline, TRIALS, JOBS.assign(start=[99.5, second - 0.5]), "blocks")
+    timeline_plots.plot_gantt(axes, timeline, JOBS.assign(start=[99.5, second - 0.5]), ranked("blocks"))
     assert axes.get_xlim()[1] == 12, "ten seconds, then two more after the pause"
-    assert f"{(10 + 4 + 5 + 2) / (2 * 12):.1%} busy" in axes.get_title(loc="left") + axes.get_title()
+    assert f"{(10 + 4 + 5 + 2) / (2 * 12):.1%} busy" in axes.figure.get_suptitle()
 
 
 def test_a_gantt_has_no_idle_time_on_slots_that_a_job_did_not_have():
     axes = Figure().add_subplot()
-    sweep_plots.plot_gantt(axes, TIMELINE, TRIALS, JOBS.assign(slots=[2, 1]), "blocks")
-    assert f"{(10 + 4 + 5 + 2) / (10 + 10 + 2):.1%} busy" in axes.get_title(loc="left") + axes.get_title()
+    timeline_plots.plot_gantt(axes, TIMELINE, JOBS.assign(slots=[2, 1]), ranked("blocks"))
+    assert f"{(10 + 4 + 5 + 2) / (10 + 10 + 2):.1%} busy" in axes.figure.get_suptitle()
 
 
 @pytest.mark.parametrize(("log", "scale"), [(True, "log"), (False, "linear"), (None, "log")])
 def test_axes_and_colors_follow_the_declared_scale(log, scale):
-    axes, others = Figure().subplots(1, 2)
+    axes, others = Figure().add_subplot(), Figure().add_subplot()
     trials = TRIALS.assign(blocks=[0.001, 0.03, 0.9])
-    sweep_plots.plot_metric(axes, trials, "blocks", "val_accuracy", log=log)
+    rows = ranked("blocks", trials=trials, blocks=log)
+    metric_plots.plot_metric(axes, ranked=rows)
     assert axes.get_xscale() == scale
-    sweep_plots.plot_epochs(others, EPOCHS.assign(blocks=[0.001, 0.001, 0.9]), "blocks", "val_loss", log=log)
+    metric_plots.plot_epochs(others, EPOCHS, rows, "val_loss")
     assert others.figure.axes[-1].get_yscale() == scale, "of the colors"
     face = style.color_map(trials["blocks"], log=log)(0.03)
     assert (face == style.SEQUENCE(0.5)) == (scale == "log"), "half-way between 0.001 and 0.9, by factors"
@@ -271,7 +320,7 @@ def test_axes_and_colors_follow_the_declared_scale(log, scale):
 @pytest.mark.parametrize("joined", [True, False])
 def test_a_line_joins_the_points_only_on_request(joined):
     axes = Figure().add_subplot()
-    sweep_plots.plot_metric(axes, TRIALS, "blocks", "val_accuracy", joined=joined)
+    metric_plots.plot_metric(axes, ranked=ranked("blocks"), joined=joined)
     assert [line.get_linestyle() for line in axes.lines].count("-") == joined
 
 
@@ -318,7 +367,8 @@ def test_the_ranking_metric_is_plotted_whatever_its_name(tmp_path):
     ])  # fmt: skip
     axes = Figure().add_subplot()
     metric, _ = find_ranking_metric(state, trials_table(state))
-    sweep_plots.plot_epochs(axes, epochs_table(state), "lr", metric)
+    rows = ranked("lr", trials=trials_table(state), metric=metric)
+    metric_plots.plot_epochs(axes, epochs_table(state), rows, metric)
     assert axes.collections, "lines, not only a text"
 
 
@@ -479,7 +529,7 @@ def test_the_areas_of_the_packing_plot_are_those_of_the_tables(tmp_path, runs, c
     """Gray and orange together are the requested GPU-seconds; blue are those of running trials, the rest is wasted."""
     timeline, trials, jobs, strategies = swept(tmp_path, runs, **changes)
     axes = Figure().add_subplot()
-    sweep_plots.plot_packing(axes, timeline, trials, jobs, strategies)
+    cost_plots.plot_packing(axes, timeline, trials, jobs, strategies)
     if "resumes" in changes:
         assert trials["seconds"].tolist() == [10, 60 + 8, 6]
     table, kinds = strategies.set_index("strategy"), ("requested", "startup", "running")

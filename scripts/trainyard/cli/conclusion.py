@@ -1,0 +1,43 @@
+"""The conclusion of a study in words, for the captions of the report."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainyard.config.config import Config
+from trainyard.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """The best trial of a sweep or the recommended scale, as text: computed from the tables when it is written.
+
+    As a parameter of a rule, it starts no rule again: Snakemake compares only parameters of its own types.
+    """
+
+    config: Config
+    kind: str
+    name: str
+    results: Path
+
+    def __str__(self) -> str:
+        """One or two sentences as reStructuredText; "" without results."""
+        try:
+            text = {"sweeps": self._best_trial, "scaling": self._recommendation}.get(self.kind, str)()
+        except UserError:  # a table does not exist yet
+            return ""
+        return re.sub(r"([*_`|\\])", r"\\\1", text)
+
+    def _best_trial(self) -> str:
+        from trainyard.planning.plan import read_state
+        from trainyard.results.answer import describe_ranking
+        from trainyard.results.ranking import rank_sweep
+
+        best = describe_ranking(rank_sweep(read_state(self.config.sweeps[self.name], self.name, self.results)))[0]
+        return f"{best[:1].upper()}{best[1:]}."
+
+    def _recommendation(self) -> str:
+        from trainyard.scaling.table import recommendation
+        from trainyard.utils.csv_files import read_table
+
+        return recommendation(read_table(self.results / "scaling" / self.name / "scaling.csv"))

@@ -1,0 +1,138 @@
+"""The plots of a sweep's cost: its GPU-seconds with each strategy, and its predicted durations."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from trainyard.config.trial_status import CONCLUSIVE, TrialStatus
+from trainyard.report import style
+from trainyard.report.style import COLORS, IDLE, MANY, STARTING, draw_bars
+from trainyard.report.timeline_plots import assign_jobs
+
+
+def plot_packing(
+    axes: Axes, timeline: pd.DataFrame, trials: pd.DataFrame, jobs: pd.DataFrame, strategies: pd.DataFrame
+) -> None:
+    """GPUs over time: above, each trial as a task of a job array; below, packed. Gray is requested but not used.
+
+    Areas are the GPU-seconds in `strategies`. It shows the jobs that count there, one after another, and the attempt
+    that produced each trial's result.
+    """
+    table, held, done = strategies.set_index("strategy"), _requested_jobs(jobs), _find_results(timeline, trials, jobs)
+    if done.empty:
+        style.write_in_center(axes, "no trial has a result")
+        return
+    depth = table.loc["job_array", "gpus_per_job"] * len(done)
+    top = depth + max(1, 0.1 * depth)
+    _draw_array(axes, done["seconds"], table.loc["job_array"])
+    _draw_packed(axes, done.join(held, on="job", how="inner"), held, top=top)
+    most = held["slots"].max() if len(held) else 0
+    counts = {
+        "job_array": style.count(len(done), "job"),
+        "packed": f"{len(held)} x " * (len(held) > 1) + style.count(most, "slot"),
+    }
+    labels = [f"{name.replace('_', ' ')}:\n{count}\n{table.loc[name, 'wasted_fraction']:.0%} wasted"
+             for name, count in counts.items()]  # fmt: skip
+    axes.set_yticks([depth / 2, top + (held["gpus"].max() / 2 if len(held) else 0)], labels)
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    pauses = " (pauses between jobs omitted)" * (len(held) > 1)
+    axes.set_xlabel(
+        f"{style.mark_time(axes, *axes.get_xlim())} since the first trial started{pauses}; orange: start-up"
+    )
+    requested = [f"{table.loc[name, 'requested_gpu_seconds']:,.4g}" for name in counts]
+    style.set_title(axes, f"requested GPU-seconds: {requested[0]} as job array, {requested[1]} packed")
+
+
+def _draw_array(axes: Axes, seconds: pd.Series, row: "pd.Series[Any]") -> None:
+    """Draw a lane per task of a job array, as high as its number of GPUs; a trial's bar is as high as its share."""
+    gpus, count = row["gpus_per_job"], max(1, len(seconds))
+    lanes, starting = gpus * (np.arange(len(seconds)) + 0.5), row["startup_gpu_seconds"] / (count * max(1, gpus))
+    draw_bars(axes, lanes, -starting, row["requested_seconds_per_job"] - starting, color=IDLE, height=gpus, edge=0)
+    draw_bars(axes, lanes, -starting, 0, color=STARTING, height=gpus, edge=0)
+    share = row["running_gpu_seconds"] / (seconds.sum() or 1.0)
+    draw_bars(axes, lanes, 0, seconds.sort_values(ascending=False), color=COLORS[4], height=share, edge=0.4)
+
+
+def _draw_packed(axes: Axes, done: pd.DataFrame, held: pd.DataFrame, *, top: float) -> None:
+    """Draw the slots below `top`, together as high as the number of GPUs of their job, and the trials on them."""
+    slots = held.loc[held.index.repeat(held["slots"])]
+    high, begin = slots["gpus"] / slots["slots"], slots["offset"]
+    lanes = top + (slots.groupby(level=0).cumcount() + 0.5) * high
+    draw_bars(axes, lanes, begin, begin + slots["requested"], color=IDLE, height=high, edge=0)
+    draw_bars(axes, lanes, begin, begin + slots["starting"], color=STARTING, height=high, edge=0)
+    begin = done["offset"] + done["start"] - done["began"]
+    lanes = top + (done["slot"] + 0.5) * np.maximum(done["share"], done["gpus"] / done["slots"])
+    draw_bars(axes, lanes, begin, begin + done["here"], color=COLORS[0], height=done["share"], edge=0.4)
+
+
+def _requested_jobs(jobs: pd.DataFrame) -> pd.DataFrame:
+    """The jobs that count, with `requested` seconds, the `starting` part of them, and their `offset` in the plot.
+
+    Where no walltime was requested, the elapsed time stands for it. A job without a trial was starting all the time.
+    """
+    held = jobs[jobs.get("counted", pd.Series(True, jobs.index)).astype(bool)]
+    requested = held["requested_seconds"].fillna(held["elapsed_seconds"]).astype(float)
+    starting = held["startup_seconds"].fillna(held["elapsed_seconds"])
+    lengths = np.maximum(requested, held["elapsed_seconds"])
+    offset = lengths.cumsum() - lengths - starting.head(1).sum()
+    return held[["slots", "gpus"]].assign(began=held["start"], requested=requested, starting=starting, offset=offset)
+
+
+def _find_results(timeline: pd.DataFrame, trials: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
+    """The attempts that produced the results, with the trial's `seconds` and the part of them that ran `here`."""
+    known, run = trials[trials["status"].isin(CONCLUSIVE)].set_index("trial"), assign_jobs(timeline, jobs)
+    done = run[run["outcome"] == run["trial"].map(known["status"])].drop_duplicates("trial", keep="last")
+    held = done["end"] - done["start"]
+    here = np.minimum(done.get("seconds", held), held)
+    return done.assign(seconds=done["trial"].map(known["seconds"]), here=here, share=done.get("gpus_per_trial", 1.0))
+
+
+def plot_waste(axes: Axes, strategies: pd.DataFrame) -> None:
+    """The GPU-seconds that each strategy requests: running trials, start-up, and other waste."""
+    rows = np.arange(len(strategies))
+    left = pd.Series(0.0, strategies.index)
+    startup = strategies["startup_gpu_seconds"]
+    parts = {"running trials": (strategies["running_gpu_seconds"], COLORS[0]),
+             "start-up": (startup, STARTING),
+             "other waste": ((strategies["wasted_gpu_seconds"] - startup).clip(lower=0), "#BBBBBB")}  # fmt: skip
+    for name, (width, color) in parts.items():
+        axes.barh(rows, width, left=left, height=0.6, color=color, label=name)
+        left += width
+    for row, end in zip(strategies.itertuples(), left, strict=True):
+        text = f"{row.wasted_fraction:.0%} wasted"
+        axes.annotate(text, (end, row.Index), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+    names = strategies["strategy"].str.replace("_", " ") + "\n" + strategies["jobs"].map("{:.0f} x ".format)
+    axes.set_yticks(rows, names + strategies["requested_seconds_per_job"].map("{:.3g} s".format))
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("requested GPU-seconds")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3, fontsize=9)
+
+
+def plot_predictions(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame) -> None:
+    """Measured over predicted seconds of each trial, as predicted at its start; the title has those of the last job."""
+    done = timeline[(timeline["outcome"] == TrialStatus.FINISHED) & (timeline["expected_seconds"] > 0)]
+    measured, predicted = done["end"] - done["start"], done["expected_seconds"]
+    if done.empty:
+        style.write_in_center(axes, "no durations were known beforehand: no trial was predicted")
+        return
+    ends = [0.9 * min(measured.min(), predicted.min()), 1.1 * max(measured.max(), predicted.max())]
+    axes.plot(ends, ends, "--", color="#777777", label="measured = predicted")
+    size, alpha = (2, 0.3) if len(done) > MANY else (5, 0.8)
+    axes.plot(predicted, measured, "o", markersize=size, alpha=alpha, label="trials", rasterized=len(done) > MANY)
+    if ends[1] > 30 * ends[0]:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+    axes.legend(loc="upper left")
+    error = f"median error of the trials: {(measured / predicted - 1).abs().median():.0%}"
+    known = jobs.dropna(subset=["gap"]) if len(jobs) else jobs
+    last_job = [f"; last job: {each.predicted_seconds:.3g} s predicted, {each.measured_seconds:.3g} s measured"
+             for each in known.tail(1).itertuples()]  # fmt: skip
+    style.set_title(axes, error + "".join(last_job))
+    axes.set_xlabel("predicted seconds (at the start of the trial)")
+    axes.set_ylabel("measured seconds")

@@ -1,0 +1,218 @@
+"""The plots of a sweep's metrics: against each varied key, and over epochs."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+
+from trainyard.report import style
+from trainyard.report.plotted_trials import PlottedTrials
+from trainyard.report.style import COLORS, MANY, STOPPED, is_numeric, readable_name
+
+MAX_FACETS: Final = 9
+SCATTER: Final = 0.12  # by which points of the same name are moved, as a share of the distance of two names
+MAX_MEDIANS: Final = 40  # values of a key, above which their medians are not shown
+MAX_MARKS: Final = 6  # numbers, each of which has a tick
+
+
+def facet_keys(ranked: PlottedTrials) -> list[str]:
+    """The keys that get a panel of `plot_metric`: all, or those with the most values; without any, the trial."""
+    if ranked.values.isna().all():
+        return ["trial"]
+    counts = {key: ranked.table[key].astype(str).nunique() for key in ranked.keys}
+    kept = sorted(counts, key=lambda key: -counts[key])[:MAX_FACETS]
+    return [key for key in ranked.keys if key in kept] or ["trial"]
+
+
+def facet_grid(count: int) -> tuple[int, int]:
+    """Rows and columns for a number of panels."""
+    columns = 2 if count == 4 else min(count, 3)
+    return -(-count // columns), columns
+
+
+def plot_metric(*panels: Axes, ranked: PlottedTrials, joined: bool = False) -> None:
+    """The metric against each varied key: a point per finished trial, a hollow one if it was stopped early.
+
+    The best trial has a ring. Where several trials share each value of a key, dashes are their medians. With `joined`,
+    a line joins the trials in the order of the key.
+    """
+    keys = facet_keys(ranked)
+    for axes in panels[len(keys) :]:
+        axes.remove()
+    if ranked.values.isna().all():
+        style.write_in_center(panels[0], ranked.describe_best())
+        return
+    names = style.short_names(ranked.keys)
+    for place, (axes, key) in enumerate(zip(panels, keys, strict=False)):
+        _plot_points(axes, ranked, key)
+        _plot_medians(axes, ranked.finished[key], ranked.values, ranked.limits)
+        if joined:
+            _join_points(axes, ranked, key)
+        _set_key_axis(axes, ranked.table[key], log=ranked.log.get(key))
+        axes.set_xlabel(names.get(key, key))
+        ranked.format_axis(axes.yaxis)
+        _limit_metric(axes, ranked)
+        if place % facet_grid(len(keys))[1] == 0:
+            axes.set_ylabel(ranked.label)
+    style.set_title(panels[0], ranked.describe_best() + _describe_hidden(ranked, keys))
+    handles = {
+        handle.get_label(): handle for axes in panels[: len(keys)] for handle in axes.get_legend_handles_labels()[0]
+    }
+    style.figure_of(panels[0]).legend(handles=list(handles.values()), loc="outside lower center", ncols=len(handles))
+
+
+def _describe_hidden(ranked: PlottedTrials, keys: list[str]) -> str:
+    """What the panels leave out, as the end of a title."""
+    hidden = [f"{ranked.outlier_count} trials far worse"] if ranked.outlier_count else []
+    partly = [style.readable_name(key) for key in keys if ranked.table[key].isna().any()]
+    hidden += [f"trials without {' or '.join(partly)}"] if partly else []
+    hidden += [f"{len(ranked.keys) - len(keys)} keys with fewer values"] if len(ranked.keys) > len(keys) else []
+    return "; not shown: ".join(["", " and ".join(hidden)]) if hidden else ""
+
+
+def _plot_points(axes: Axes, ranked: PlottedTrials, key: str) -> None:
+    finished, stopped = ranked.finished, ranked.stopped
+    as_image = len(finished) + len(stopped) > MANY
+    size = 2 if as_image else 5
+    alpha = max(0.3, min(0.8, (60 / (1 + len(finished))) ** 0.5))
+    shape: dict[str, Any] = {"markersize": size, "rasterized": as_image, "linestyle": "none", "marker": "o"}
+    x, y = style.to_numbers(ranked.table[key]), ranked.values
+    if not is_numeric(ranked.table[key]):
+        x += np.random.default_rng(0).uniform(-SCATTER, SCATTER, len(x)) * (len(x) > 2 * x.nunique())
+    if len(stopped):
+        hollow = {"alpha": 0.75 * alpha, "color": STOPPED, "fillstyle": "none"}
+        axes.plot(x[stopped.index], y[stopped.index], label="stopped early", **shape, **hollow)
+    if ranked.best is not None:
+        best = [ranked.best.name]
+        axes.plot(x[finished.index], y[finished.index], label="finished", alpha=alpha, color=COLORS[0], **shape)
+        axes.plot(x[best], y[best], "o", markersize=10, fillstyle="none", color="black", label="best")
+
+
+def _plot_medians(axes: Axes, values: pd.Series, metric: "pd.Series[float]", limits: tuple[float, float]) -> None:
+    """Draw the median of the metric at each value of a key, if most values are those of several trials."""
+    x = style.to_numbers(values)
+    count = x.nunique()
+    if not 1 < count <= min(MAX_MEDIANS, len(x) / 2):
+        return
+    medians = metric[x.index].groupby(x).median()
+    medians = medians[medians.between(*limits)]
+    shape: dict[str, Any] = {"marker": "_", "markersize": 14, "markeredgewidth": 2, "color": "#333333"}
+    line = "-" if is_numeric(values) else "none"
+    axes.plot(medians.index, medians, linestyle=line, linewidth=0.8, label="median", **shape)
+
+
+def _join_points(axes: Axes, ranked: PlottedTrials, key: str) -> None:
+    ordered = ranked.finished.sort_values(key)
+    if is_numeric(ordered[key]) and ordered[key].is_unique:
+        y = ranked.values[ordered.index]
+        axes.plot(ordered[key], y, "-", color=COLORS[0], linewidth=0.8, alpha=0.5, rasterized=len(ordered) > MANY)
+
+
+def _limit_metric(axes: Axes, ranked: PlottedTrials) -> None:
+    """Choose the scale of the y axis, which leaves out values that are far worse than the others."""
+    if ranked.is_log:
+        axes.set_yscale("log")
+    if ranked.outlier_count:
+        low, high = ranked.limits
+        axes.set_ylim(*((low / (high / low) ** 0.05, high * (high / low) ** 0.05) if ranked.is_log else
+                        (low - 0.05 * (high - low), high + 0.05 * (high - low))))  # fmt: skip
+
+
+def _set_key_axis(axes: Axes, values: pd.Series, *, log: bool | None) -> None:
+    """Choose scale and ticks of the x axis for the values of a key."""
+    marks = np.unique(style.to_numbers(values).dropna())
+    if not is_numeric(values):
+        _name_ticks(axes, list(dict.fromkeys(values.astype(str))))
+    elif style.is_log_scale(values, log):
+        axes.set_xscale("log")
+        if values.max() < 100 * values.min():  # the default labels powers of ten only
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
+    elif len(marks) <= MAX_MARKS and all(np.diff(marks) >= np.ptp(marks) / 12):
+        axes.set_xticks(marks)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=bool((marks % 1 == 0).all())))
+
+
+def _name_ticks(axes: Axes, names: list[str]) -> None:
+    """Label the places of names on the x axis, turned if they are long; of many names, only some."""
+    width = style.LETTERS_PER_INCH * axes.get_position().width * style.figure_of(axes).get_figwidth()
+    shown = list(style.distinct_names(names, 16).values())
+    turned = sum(map(len, shown)) + 2 * len(shown) > width
+    most = int(width / 3) if turned else len(names)
+    step = -(-len(names) // max(1, most))
+    axes.set_xticks(range(0, len(names), step), shown[::step], rotation=40 if turned else 0,
+                    ha="right" if turned else "center", rotation_mode="anchor" if turned else "default")  # fmt: skip
+    axes.set_xlim(-0.5, len(names) - 0.5)
+
+
+def plot_epochs(axes: Axes, epochs: pd.DataFrame, ranked: PlottedTrials, curve: str) -> None:
+    """A metric over epochs: a line per trial; the best trial's is black.
+
+    The color of the others is that of the value of the key, or of the metric if there are several keys or many names.
+    """
+    epochs = epochs[epochs[curve].notna()] if curve in epochs else epochs.head(0)
+    if epochs.empty:
+        style.write_in_center(axes, "no trial has reported a metric of each epoch")
+        return
+    trials = ranked.table.set_index("trial", drop=False).loc[epochs["trial"].unique()]
+    if key := ranked.colored_key:
+        color = _key_colors(axes, ranked.table[key], log=ranked.log.get(key))
+        colors = [color(value) for value in trials[key]]
+    else:
+        colors = ranked.colors_of(ranked.values.set_axis(ranked.table["trial"])[trials.index])
+        ranked.add_colorbar(axes)
+    _draw_lines(axes, epochs, curve, list(colors))
+    if ranked.best is not None and len(trials) > 1:
+        rows = epochs[epochs["trial"] == ranked.best["trial"]]
+        axes.plot(rows["epoch"], rows[curve], color="black", marker="o", markersize=3, zorder=3, label="best trial")
+        axes.legend(loc="best" if len(trials) <= MANY else "upper right")
+    if curve.endswith("loss") and (epochs[curve] > 0).all():
+        axes.set_yscale("log")
+    elif style.are_fractions(curve, epochs[curve]):
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+    else:
+        low, high = style.fences(epochs[curve], is_log=False)
+        axes.set_ylim(low - 0.05 * (high - low), (high + 0.05 * (high - low)) if high > low else None)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("epoch")
+    axes.set_ylabel(readable_name(curve))
+
+
+def _key_colors(axes: Axes, values: pd.Series, *, log: bool | None) -> Callable[[Any], Any]:
+    """A function from a value of a key to its color, which a color bar or a legend explains."""
+    color = style.color_map(values, log=log)
+    style.add_key_colorbar(axes, values, log=log)
+    if not is_numeric(values):
+        names = style.distinct_names(values.astype(str), 24)
+        handles = [Line2D([], [], color=color(name), marker="o", markersize=3, label=names[name]) for name in names]
+        title = readable_name(str(values.name))
+        style.figure_of(axes).legend(handles=handles, title=title, loc="outside right upper")
+    return color
+
+
+def _draw_lines(axes: Axes, epochs: pd.DataFrame, metric: str, colors: list[Any]) -> None:
+    """A line per trial, all in one artist; the more lines, the paler they are.
+
+    Many points are drawn without markers, and many lines in random order, so that the last values of the key do not
+    cover the others.
+    """
+    trial = pd.factorize(epochs["trial"])[0]
+    order = np.argsort(trial, kind="stable")
+    points = epochs[["epoch", metric]].to_numpy(float)[order]
+    lines = np.split(points, 1 + np.flatnonzero(np.diff(trial[order])))
+    many = len(lines) > MANY
+    alpha = max(0.05, min(1.0, (100 / len(lines)) ** 0.5))
+    order = np.random.default_rng(0).permutation(len(lines)) if many else np.arange(len(lines))
+    drawn, drawn_colors = [lines[index] for index in order], [colors[index] for index in order]
+    axes.add_collection(LineCollection(drawn, colors=drawn_colors, alpha=alpha, linewidths=1.2, rasterized=many))
+    if len(points) <= MANY:
+        dots = [colors[number] for number in trial]
+        axes.scatter(epochs["epoch"], epochs[metric], s=9, c=dots, alpha=alpha, linewidths=1, zorder=2)
+    axes.autoscale_view()

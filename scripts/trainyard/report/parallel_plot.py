@@ -1,0 +1,201 @@
+"""Parallel coordinates: all varied keys and the metric of a sweep in one plot."""
+
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator
+from numpy.typing import NDArray
+
+from trainyard.report import style
+from trainyard.report.plotted_trials import PlottedTrials
+from trainyard.report.style import FAILED, MANY, STOPPED, is_numeric
+
+MAX_KEYS: Final = 8
+MAX_TICKS: Final = 16
+MAX_NUMBERS: Final = 8  # of an axis, each of which has a tick
+MIN_JITTERED: Final = 50  # trials, above which lines that would coincide are moved a little
+JITTER: Final = 0.008
+MISSING: Final = -0.12  # the height of missing values, below the axes
+NONE: Final = "none"
+BEST_WIDTH: Final = 2.2
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """One axis of parallel coordinates, from 0 at its bottom to 1 at its top."""
+
+    heights: NDArray[np.float64]  # of each trial
+    ticks: Sequence[tuple[float, str]]  # height and text
+
+
+def plot_parallel(axes: Axes, ranked: PlottedTrials) -> None:
+    """A line per trial through its values of the varied keys to its metric: the better, the darker, the best on top.
+
+    The axis of the metric has the best value at the top. Trials that were stopped early are gray, because their metric
+    is that of fewer epochs. Trials without the metric end below its axis.
+    """
+    ranked, keys = ranked.ended, _shown_keys(ranked)
+    if len(ranked.keys) < 2 or ranked.values.isna().all():
+        fewer = "varies one key: the metric against it shows all" if ranked.keys else "varies no key"
+        style.write_in_center(axes, f"this sweep {fewer}" if len(ranked.keys) < 2 else ranked.describe_best())
+        return
+    columns = [key_coordinate(ranked.table[key], log=ranked.log.get(key)) for key in keys]
+    columns.append(metric_coordinate(ranked))
+    heights = np.stack([column.heights for column in columns], axis=-1)
+    _draw_trials(axes, heights, ranked)
+    for place, column in enumerate(columns):
+        _draw_axis(axes, place, column)
+    _draw_metric_colors(axes, len(keys), ranked)
+    axes.set_xlim(-0.1, len(keys) + 0.45)
+    axes.set_ylim(min(-0.04, float(heights.min()) - 0.06), 1.04)
+    names = style.short_names(keys)
+    labels = [_wrap(names[key], len(columns)) for key in keys]
+    axes.set_xticks(range(len(columns)), [*labels, _wrap(ranked.direction, len(columns))])
+    axes.tick_params(axis="x", length=0)
+    axes.set_yticks([])
+    axes.grid(visible=False)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    hidden = len(ranked.keys) - len(keys)
+    style.set_title(axes, ranked.describe_best() + f"; not shown: {hidden} keys with fewer values" * (hidden > 0))
+
+
+def _shown_keys(ranked: PlottedTrials) -> list[str]:
+    """The varied keys, or those with the most values."""
+    counts = {key: ranked.table[key].astype(str).nunique() for key in ranked.keys}
+    kept = sorted(counts, key=lambda key: -counts[key])[:MAX_KEYS]
+    return [key for key in ranked.keys if key in kept]
+
+
+def key_coordinate(values: pd.Series, *, log: bool | None = None) -> Coordinate:
+    """The axis of a varied key: a scale of numbers, or evenly spaced names in the order of the trials.
+
+    `log`: whether the scale is logarithmic; None: if the values span two decades.
+    """
+    if not is_numeric(values):
+        return _name_coordinate(values.astype(str))
+    known = values.dropna().astype(float)
+    if known.nunique() < 2:
+        return _name_coordinate(values.map(style.format_value))
+    return _number_coordinate(values.astype(float), is_log=style.is_log_scale(known, log))
+
+
+def _name_coordinate(names: pd.Series) -> Coordinate:
+    places, unique = pd.factorize(names)
+    spaced = np.linspace(0, 1, len(unique)) if len(unique) > 1 else np.array([0.5])
+    step = -(-len(unique) // MAX_TICKS)
+    shown = style.distinct_names(unique, 16)
+    ticks = [(spaced[place], shown[unique[place]]) for place in range(0, len(unique), step)]
+    return Coordinate(spaced[places], ticks)
+
+
+def _number_coordinate(
+    values: "pd.Series[float]",
+    *,
+    is_log: bool,
+    is_turned: bool = False,
+    write: Callable[[float], str] = style.format_value,
+) -> Coordinate:
+    """The axis of numbers; `is_turned`: with the lowest at the top."""
+    scale: Any = np.log if is_log else np.asarray
+    low, high = float(values.min()), float(values.max())
+
+    def height(number: Any) -> Any:
+        upwards = (scale(number) - scale(low)) / (scale(high) - scale(low))
+        return 1 - upwards if is_turned else upwards
+
+    marks = np.unique(values.dropna())
+    if len(marks) > MAX_NUMBERS:
+        locator: Any = LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)) if is_log else MaxNLocator(6)
+        marks = np.array([mark for mark in locator.tick_values(low, high) if low <= mark <= high])
+    ticks = _spread([(float(height(mark)), write(mark)) for mark in marks])
+    missing = [(MISSING, NONE)] if values.isna().any() else []
+    return Coordinate(np.nan_to_num(height(values.to_numpy(float)), nan=MISSING), ticks + missing)
+
+
+def _spread(ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:
+    """The ticks without those whose texts would overlap the one before."""
+    kept: list[tuple[float, str]] = []
+    for tick in ticks:
+        if not kept or abs(tick[0] - kept[-1][0]) >= 1 / (1.5 * MAX_TICKS):
+            kept.append(tick)
+    return kept
+
+
+def metric_coordinate(ranked: PlottedTrials) -> Coordinate:
+    """The axis of the metric, with the best value at the top; what is far worse is at its bottom."""
+    clipped = ranked.values.clip(*ranked.limits)
+    if clipped.nunique() < 2:
+        text = ranked.format_metric(float(clipped.dropna().iloc[0]))
+        return Coordinate(np.where(clipped.isna(), MISSING, 0.5), [(0.5, text)])
+
+    def write(number: float) -> str:
+        return f"{100 * number:.4g}%" if ranked.is_percent else style.format_value(number)
+
+    column = _number_coordinate(clipped, is_log=ranked.is_log, is_turned=ranked.is_minimized, write=write)
+    if not ranked.outlier_count:
+        return column
+    worst = write(ranked.limits[1 if ranked.is_minimized else 0])
+    ticks = [tick for tick in column.ticks if tick[0] == MISSING or tick[0] > 0.06]
+    return Coordinate(column.heights, [(0.0, f"{worst} or worse"), *ticks])
+
+
+def _draw_trials(axes: Axes, heights: NDArray[np.float64], ranked: PlottedTrials) -> None:
+    """Draw a line per trial; heights have the shape (trials, axes)."""
+    worth = ranked.values if not ranked.is_minimized else -ranked.values
+    colors, status = ranked.colors_of(ranked.values), ranked.table.index
+    groups = {
+        "failed or diverged": (status.isin(ranked.lost.index), FAILED),
+        "stopped early": (status.isin(ranked.stopped.index), STOPPED),
+        "": (status.isin(ranked.finished.index), colors),
+    }
+    alpha = max(0.05, min(0.9, (60 / len(heights)) ** 0.5))
+    rng, handles = np.random.default_rng(0), []
+    heights = heights + rng.uniform(-JITTER, JITTER, heights.shape) * (len(heights) > MIN_JITTERED)
+    for name, (chosen, color) in groups.items():
+        rows = np.flatnonzero(chosen)
+        rows = rows[np.argsort(worth.to_numpy()[rows], kind="stable")]
+        if not len(rows):
+            continue
+        if name:
+            handles.append(Line2D([], [], color=color, label=name))
+        _draw_lines(axes, heights[rows], color if name else color[rows], alpha, as_image=len(heights) > MANY)
+    if ranked.best is not None:
+        row = heights[ranked.table.index.get_loc(ranked.best.name)]
+        handles.append(axes.plot(row, color="black", linewidth=BEST_WIDTH, marker="o", zorder=3, label="best")[0])
+    style.figure_of(axes).legend(handles=handles, loc="outside lower center", ncols=len(handles))
+
+
+def _draw_lines(axes: Axes, heights: NDArray[np.float64], color: Any, alpha: float, *, as_image: bool) -> None:
+    places = np.broadcast_to(np.arange(heights.shape[1], dtype=float), heights.shape)
+    lines = np.stack([places, heights], axis=-1)
+    axes.add_collection(LineCollection(list(lines), colors=color, alpha=alpha, linewidths=1.2, rasterized=as_image))
+
+
+def _draw_axis(axes: Axes, place: int, column: Coordinate) -> None:
+    axes.plot([place, place], [0, 1], color="#444444", linewidth=1, zorder=2)
+    for height, text in column.ticks:
+        axes.plot([place, place + 0.02], [height, height], color="#444444", linewidth=1, zorder=4)
+        box = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.6}
+        axes.text(place + 0.035, height, text, fontsize=8, va="center", zorder=4, bbox=box)
+
+
+def _draw_metric_colors(axes: Axes, place: int, ranked: PlottedTrials) -> None:
+    """Draw the color map along the axis of the metric."""
+    if ranked.values.nunique() < 2:
+        return
+    ends = np.linspace(0, 1, 65)
+    pieces = [[(place, low), (place, high)] for low, high in pairwise(ends)]
+    shades = ranked.colors(1 - ends[:-1] if ranked.is_minimized else ends[:-1])
+    axes.add_collection(LineCollection(pieces, colors=shades, linewidths=7, capstyle="butt", zorder=2))
+
+
+def _wrap(text: str, columns: int) -> str:
+    return textwrap.fill(text, max(8, 90 // columns), break_long_words=False)

@@ -1,0 +1,159 @@
+"""The plots of a sweep's slots over time: as its trials ran, and as they are planned."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from trainyard.config.trial_status import WITH_RESULT
+from trainyard.config.trials import varied_keys
+from trainyard.planning.plan import Plan
+from trainyard.planning.schedule import schedule
+from trainyard.report import style
+from trainyard.report.plotted_trials import PlottedTrials
+from trainyard.report.style import COLORS, IDLE, draw_bars, is_numeric
+
+MAX_LABELED_KEYS: Final = 3  # with more varied keys, bars have no labels
+MIN_LABELED: Final = 0.015  # of the whole time: no text fits into a shorter bar
+
+
+def plot_gantt(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame, ranked: PlottedTrials) -> None:
+    """The slots over time: a bar per attempt, labeled with the values of all varied keys; the gaps are idle time.
+
+    The color is that of the value of the varied key, or of the metric if there are several keys or many names. The time
+    between the last trial of a job and the first trial of the next job is omitted.
+    """
+    if timeline.empty:
+        style.write_in_center(axes, "no trial has started")
+        return
+    run = assign_jobs(timeline, jobs)
+    spans = run.groupby("job").agg(first=("start", "min"), last=("end", "max"))
+    spans = spans.assign(stop=(spans["last"] - spans["first"]).cumsum()).join(jobs["slots"])
+    spans["begin"] = spans["stop"] - (spans["last"] - spans["first"])
+    moved = run["job"].map(spans["begin"] - spans["first"])
+    run = run.assign(begin=run["start"] + moved, stop=run["end"] + moved, failed=~run["outcome"].isin(WITH_RESULT))
+    lanes = run.drop_duplicates("slot", keep="last").sort_values(["node", "slot"]).reset_index(drop=True)
+    run["lane"] = run["slot"].map({slot: index for index, slot in enumerate(lanes["slot"])})
+    held = lanes[["slot"]].rename_axis("lane").reset_index().merge(spans, how="cross")
+    held = held[~(held["slot"] >= held["slots"])]
+    draw_bars(axes, held["lane"], held["begin"], held["stop"], color=IDLE, edge=0)
+    _draw_attempts(axes, run, color_of := _trial_colors(ranked))
+    style.label_lanes(axes, [_lane_name(row) for row in lanes.itertuples()])
+    end = spans["stop"].max()
+    axes.set_xlim(0, end or 1.0)
+    pauses = " (pauses between jobs omitted)" * (len(spans) > 1)
+    axes.set_xlabel(f"{style.mark_time(axes, 0, end)} since the first trial started{pauses}")
+    key = ranked.colored_key
+    if key is None:
+        ranked.add_colorbar(axes, below=True)
+    labels = _label_bars(axes, run, _labeled(ranked.table, ranked.keys), color_of)
+    if key and not labels:
+        style.add_key_colorbar(axes, ranked.table[key], log=ranked.log.get(key))
+    busy = (run["stop"] - run["begin"]).sum() / ((held["stop"] - held["begin"]).sum() or 1.0)
+    counts = f"{style.count(len(run), 'attempt')} on {style.count(len(lanes), 'slot')}"
+    style.set_title(axes, f"{counts}, {busy:.1%} busy (idle: gray){labels}")
+
+
+def _trial_colors(ranked: PlottedTrials) -> dict[str, Any]:
+    """The color of each trial."""
+    trials, key = ranked.table["trial"], ranked.colored_key
+    if key is None:
+        return dict(zip(trials, ranked.colors_of(ranked.values), strict=True))
+    return _value_colors(dict(zip(trials, ranked.table[key], strict=True)), ranked.log.get(key))
+
+
+def _value_colors(values: Mapping[str, Any], log: bool | None) -> dict[str, Any]:
+    """The color of each trial by its value of one key."""
+    series = pd.Series(values)
+    series = series if is_numeric(series) else series.astype(str)
+    color = style.color_map(series, log=log)
+    return {trial: style.UNKNOWN if pd.isna(value) else color(value) for trial, value in series.items()}
+
+
+def _labeled(trials: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """The texts on the bars of trials (index): of the values of all keys (columns), or their names without any key."""
+    values = trials.set_index("trial", drop=False)[list(keys) or ["trial"]]
+    texts = {key: column.map(style.format_value) for key, column in values.items()}
+    for key, column in values.items():
+        if not is_numeric(column):
+            texts[key] = column.astype(str).map(style.distinct_names(column.astype(str), 12))
+    return pd.DataFrame(texts, values.index)
+
+
+def plot_schedule(axes: Axes, plan: Plan) -> None:
+    """The predicted schedule of the pending trials; before there is evidence, with relative durations."""
+    names, slots, trials = plan.forecast.pending, plan.request.slots.count, plan.state.trials
+    keys = varied_keys(list(trials.values()))
+    turns = schedule(plan.forecast.durations, slots)
+    rows = [(names[turn.trial], turn.slot, turn.start, turn.end, False) for turn in turns]
+    run = pd.DataFrame(rows, columns=["trial", "lane", "begin", "stop", "failed"])
+    total = run["stop"].max()
+    draw_bars(axes, range(run["lane"].max() + 1), 0, total, color=IDLE, edge=0)
+    values = {name: trial.values.get(keys[0]) if keys else name for name, trial in trials.items()}
+    log = plan.state.sweep.is_log(keys[0]) if keys else None
+    color_of = dict.fromkeys(trials, COLORS[4]) if len(keys) > 1 else _value_colors(values, log)
+    _draw_attempts(axes, run, color_of)
+    style.label_lanes(axes, [f"slot {slot}" for slot in range(slots)])
+    last = plan.request.predicted_range[1] if plan.request.predicted_range else 0.0
+    if plan.request.predicted_range:
+        axes.axvspan(*plan.request.predicted_range, color=COLORS[1], alpha=0.25, linewidth=0, zorder=0)
+    axes.set_xlim(0, max(total, last) * 1.02)
+    if plan.forecast.seconds:
+        unit = style.mark_time(axes, 0, max(total, last) * 1.02)
+        axes.set_xlabel(f"{unit} of training (shaded: 90% interval of the end)")
+    else:
+        axes.set_xlabel("relative time (no duration has been measured yet)")
+    table = pd.DataFrame([{"trial": name, **trial.values} for name, trial in trials.items()])
+    labels = _label_bars(axes, run, _labeled(table, keys), color_of)
+    idle = 1 - sum(plan.forecast.durations) / (total * slots)
+    style.set_title(
+        axes, f"plan of {style.count(len(turns), 'trial')} on {style.count(slots, 'slot')}, {idle:.1%} idle{labels}"
+    )
+
+
+def _lane_name(row: Any) -> str:
+    """Node and GPU of a slot; without a GPU, its number."""
+    return f"{row.node} slot {row.slot}" if getattr(row, "device", "") == "cpu" else f"{row.node} GPU {row.gpu}"
+
+
+def _draw_attempts(axes: Axes, run: pd.DataFrame, color_of: Mapping[str, Any]) -> None:
+    """Draw a bar per row (trial, lane, begin, stop, failed) in the color of its trial, hatched if it failed."""
+    for failed, rows in run.groupby("failed"):
+        faces = style.FAILED if failed else [color_of.get(trial, style.UNKNOWN) for trial in rows["trial"]]
+        hatch = "////" if failed else None
+        draw_bars(axes, rows["lane"], rows["begin"], rows["stop"], color=faces, hatch=hatch)
+
+
+def _label_bars(axes: Axes, run: pd.DataFrame, values: pd.DataFrame, color_of: Mapping[str, Any]) -> str:
+    """Label the bars that are wide enough with the texts of all keys (columns), by trial (index).
+
+    Returns the end of the title, which names the keys; "" if no bar is labeled.
+    """
+    labels, end = [], run["stop"].max()
+    if values.shape[1] > MAX_LABELED_KEYS:
+        return ""
+    known = run["trial"].isin(values.index)  # the config may have had other trials
+    for row in run[known & (run["stop"] - run["begin"] > MIN_LABELED * end)].itertuples():
+        text = ", ".join(values.loc[row.trial])
+        ink = style.text_color(style.FAILED if row.failed else color_of.get(row.trial, style.UNKNOWN))
+        center = ((row.begin + row.stop) / 2, row.lane)
+        box = {"facecolor": style.FAILED, "edgecolor": "none", "pad": 1} if row.failed else None  # covers the hatches
+        label = axes.text(*center, text, ha="center", va="center", fontsize=8, color=ink, zorder=3, bbox=box)
+        labels.append((row.stop - row.begin, label))
+    style.figure_of(axes).draw_without_rendering()  # only now is the size of the axes known
+    window = axes.get_window_extent()
+    width, height = window.width / end, window.height / (run["lane"].max() + 1)  # pixels of a second and of a lane
+    for seconds, label in labels:
+        size = label.get_window_extent()
+        if size.width + 4 > seconds * width or size.height > height:
+            label.remove()
+    keys = style.short_names(list(values)).values()
+    return f"; labels: {', '.join(keys)}" if axes.texts else ""
+
+
+def assign_jobs(timeline: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
+    """The attempts in the order of their start, each with the row of its `job` in `jobs`, which never overlap."""
+    run = timeline.sort_values("start")
+    return run.assign(job=np.searchsorted(jobs["start"], run["start"], side="right") - 1)

@@ -1,0 +1,248 @@
+"""Every plot of a sweep shows what its trials were, or says why there is nothing to show."""
+
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from PIL import Image
+from trainyard.config.trial_status import TrialStatus
+from trainyard.report import importance, metric_plots, parallel_plot, style, timeline_plots
+from trainyard.report.plotted_trials import PlottedTrials
+from trainyard.results.ranking import RankedTrial, Ranking, rank_configurations
+
+
+def sweep(count, *, status="finished", accuracy=None, **keys):
+    """The trials of a sweep; keys are columns."""
+    table = pd.DataFrame({"trial": [f"t{number}" for number in range(count)], **keys, "status": status, "seconds": 2.0})
+    table["val_accuracy"] = np.linspace(0.5, 0.9, count) if accuracy is None else accuracy
+    shown = table.assign(**{key: style.fill_missing(table[key]) for key in keys})
+    return PlottedTrials(shown, list(keys), "val_accuracy")
+
+
+def timeline_of(ranked, *, slots=2):
+    """The attempts at all trials, one second each, on some slots."""
+    trials = enumerate(zip(ranked.table["trial"], ranked.table["status"], strict=True))
+    rows = [[name, 1, "local", "a-node-with-a-long-name", number % slots, number % slots, 100.0 + number // slots,
+             101.0 + number // slots, status] for number, (name, status) in trials]  # fmt: skip
+    return pd.DataFrame(rows, columns=["trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome"])
+
+
+def epochs_of(ranked):
+    """Three epochs of each trial that has a metric."""
+    known = ranked.table[ranked.values.notna()]
+    return pd.concat([known.assign(epoch=epoch, val_loss=1 / epoch) for epoch in (1, 2, 3)])
+
+
+def draw_all(ranked):
+    """Draw all plots of the trials; return the texts of each."""
+    jobs, keys = pd.DataFrame({"start": [99.0], "slots": 2}), metric_plots.facet_keys(ranked)
+    gantt = partial(timeline_plots.plot_gantt, timeline=timeline_of(ranked), jobs=jobs, ranked=ranked)
+    losses = partial(metric_plots.plot_epochs, epochs=epochs_of(ranked), ranked=ranked, curve="val_loss")
+    plots = {
+        "gantt": (gantt, (1, 1)),
+        "metric": (partial(metric_plots.plot_metric, ranked=ranked), metric_plots.facet_grid(len(keys))),
+        "parallel": (partial(parallel_plot.plot_parallel, ranked=ranked), (1, 1)),
+        "importance": (partial(importance.plot_importance, ranked=ranked), (1, 1)),
+        "loss": (losses, (1, 1)),
+    }
+    return {name: texts_of(painter, *panels) for name, (painter, panels) in plots.items()}
+
+
+def texts_of(painter, *panels):
+    """Draw a plot; return its texts, which a width of eight inches may wrap."""
+    with mpl.rc_context(style.STYLE):
+        figure = Figure(figsize=(8, 4))
+        painter(*figure.subplots(*panels, squeeze=False).flat)
+        figure.draw_without_rendering()
+    return " ".join(text.get_text() for text in figure.findobj(Text)).replace("\n", " ")
+
+
+NONE = float("nan")
+ODD = {
+    "no trial": (sweep(0, lr=[], width=[]), {"gantt": "no trial has started", "metric": "no trial has finished",
+                                             "parallel": "no trial has finished", "loss": "no trial has reported",
+                                             "importance": "0 trials have finished"}),
+    "one trial": (sweep(1, lr=[0.1], width=[8]), {"metric": "at learning rate = 0.1, width = 8", "parallel": "0.1"}),
+    "no key": (sweep(2), {"gantt": "labels: trial", "parallel": "varies no key", "metric": "by trial t1"}),
+    "one key": (sweep(3, lr=[1, 2, 3]), {"parallel": "varies one key", "importance": "fewer than two keys"}),
+    "one value": (sweep(3, lr=[1, 2, 3], width=8), {"parallel": "8", "metric": "width = 8"}),
+    "one result": (sweep(3, lr=[1, 2, 3], width=[7, 8, 9], accuracy=0.5), {"metric": "50.0%", "parallel": "50.0%"}),
+    "all failed": (sweep(3, lr=[1, 2, 3], width=[7, 8, 9], status="failed", accuracy=NONE),
+                   {"metric": "no trial has finished", "parallel": "no trial has finished", "gantt": "3 attempts"}),
+    "all stopped": (sweep(3, lr=[1, 2, 3], width=[7, 8, 9], status="stopped"),
+                    {"metric": "stopped early", "parallel": "stopped early"}),
+    "one failed": (sweep(3, lr=[1, 2, 3], width=[7, 8, 9], status=["failed", "finished", "finished"],
+                         accuracy=[NONE, 0.5, 0.6]), {"parallel": "failed or diverged", "metric": "60.0%"}),
+    "booleans": (sweep(2, lr=[1, 2], nesterov=[False, True]), {"parallel": "False", "metric": "nesterov = True"}),
+    "lists": (sweep(2, lr=[1, 2], layers=["[64, 64]", "[32, [8, 8]]"]),
+              {"parallel": "[32, [8, 8]]", "metric": "layers = [32, [8, 8]]", "gantt": ": learning rate, layers"}),
+    "missing numbers": (sweep(3, lr=[1, 2, 3], clip=[NONE, 1, 2]),
+                        {"parallel": "none", "metric": "not shown: trials without clip"}),
+    "long names": (sweep(9, path=[f"/shared/data/{number}/images.tar" for number in range(9)], lr=range(9)),
+                   {"parallel": "\N{HORIZONTAL ELLIPSIS}8\N{HORIZONTAL ELLIPSIS}", "gantt": "accuracy (higher"}),
+    "missing names": (sweep(3, lr=[1, 2, 3], aug=[None, "cutout", "None"]), {"parallel": "(none)"}),
+    "keys of the same name": (sweep(2, **{"lr": [1, 2], "head.width": [1, 2], "body.width": [3, 4]}),
+                              {"parallel": "head.width", "metric": "body.width = 4", "gantt": "head.width, body"}),
+    "markup": (sweep(2, lr=[1, 2], tag=["<b> & $x$", "50 % _"]), {"parallel": r"<b> & \$x\$"}),
+    "many keys": (sweep(30, **{f"key{number}": range(number, number + 30) for number in range(14)}),
+                  {"metric": "not shown: 5 keys", "parallel": "not shown: 6 keys", "gantt": "30 attempts"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranked", "texts"), ODD.values(), ids=ODD)
+def test_every_plot_of_an_odd_sweep_says_what_there_is(ranked, texts):
+    drawn = draw_all(ranked)
+    for name, text in texts.items():
+        assert text in drawn[name], name
+
+
+def test_a_title_names_all_varied_keys_or_none():
+    keys = {f"a_rather_long_name_of_a_key_{number}": [1, 2] for number in range(9)}
+    assert (
+        sweep(2, **keys).describe_best()
+        == "best validation accuracy (highest, guessed from its name): 90.0% by trial t1"
+    )
+    few = sweep(2, lr=[1, 2], width=[3, 4], seed=[5, 6])
+    assert few.describe_best().endswith("90.0% at learning rate = 2, width = 4, seed = 6")
+    gantt = draw_all(sweep(2, **dict(list(keys.items())[:4])))["gantt"]
+    assert "2 attempts" in gantt
+    assert "labels" not in gantt, "four keys do not fit into a bar"
+
+
+def test_the_best_trial_is_that_of_the_answer_also_with_seeds():
+    """The best single trial may be a lucky one of a configuration whose mean is worse."""
+    rows = sweep(4, lr=[1, 1, 2, 2], seed=[1, 2, 1, 2], accuracy=[0.1, 0.9, 0.7, 0.8])
+    trials = [RankedTrial(name, {"lr": lr, "seed": seed}, TrialStatus.FINISHED, value)
+              for name, lr, seed, value in rows.table[["trial", "lr", "seed", "val_accuracy"]].to_numpy()]  # fmt: skip
+    answer = Ranking("val_accuracy", "max", False, rank_configurations(trials, "max"))
+    words = replace(rows, answer=answer).describe_best()
+    assert words == "best mean validation accuracy (highest, guessed from its name), by its best trial: 80.0% at " \
+                    "learning rate = 2, seed = 2"  # fmt: skip
+
+
+# ---- the timeline
+
+
+@pytest.mark.parametrize("slots", [1, 9, 40])
+def test_the_labels_of_a_timeline_stay_within_their_bars(slots):
+    rows = sweep(120, optimizer=["stochastic"] * 60 + ["adam"] * 60, width=range(120))
+    figure = Figure(figsize=(8, style.lanes_height(slots)), layout="constrained")
+    axes, timeline = figure.add_subplot(), timeline_of(rows, slots=slots)
+    timeline_plots.plot_gantt(axes, timeline, pd.DataFrame({"start": [99.0], "slots": slots}), rows)
+    figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in axes.texts]
+    pixels = axes.get_window_extent().width / axes.get_xlim()[1]
+    assert all(box.width < pixels for box in boxes), "each bar is one second long"
+    assert not any(one.overlaps(other) for index, one in enumerate(boxes) for other in boxes[:index])
+    names = [label.get_window_extent() for label in axes.get_yticklabels()]
+    assert not any(one.overlaps(other) for one, other in pairwise(names))
+
+
+def test_no_plot_is_taller_than_a_screen():
+    assert max(style.lanes_height(slots) for slots in (1, 162, 5000)) * style.STYLE["figure.dpi"] <= 900
+
+
+# ---- parallel coordinates
+
+
+def test_a_coordinate_is_logarithmic_where_the_search_says_so():
+    values = pd.Series([0.001, 0.01, 0.1])
+    assert parallel_plot.key_coordinate(values, log=True).heights == pytest.approx([0, 0.5, 1])
+    assert parallel_plot.key_coordinate(values, log=False).heights[1] == pytest.approx(0.0909, abs=1e-3)
+
+
+def test_names_and_missing_values_have_places_of_their_own():
+    names = parallel_plot.key_coordinate(pd.Series(["sgd", "adam", "sgd", "lamb"]))
+    assert names.heights.tolist() == [0, 0.5, 0, 1]
+    assert [text for _, text in names.ticks] == ["sgd", "adam", "lamb"]
+    gaps = parallel_plot.key_coordinate(pd.Series([1.0, float("nan"), 3.0]))
+    assert gaps.heights.tolist() == [0, parallel_plot.MISSING, 1]
+    assert gaps.ticks[-1] == (parallel_plot.MISSING, "none")
+
+
+@pytest.mark.parametrize(("mode", "heights"), [("max", [0, 0.5, 1]), ("min", [1, 0.5, 0])])
+def test_the_best_value_is_on_top(mode, heights):
+    rows = PlottedTrials(sweep(3, lr=[1, 2, 3], width=[1, 2, 3]).table.assign(score=[1, 2, 3]), ["lr"], "score", mode)
+    assert parallel_plot.metric_coordinate(rows).heights == pytest.approx(heights)
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_better_trials_are_darker_and_drawn_above_the_others(mode):
+    table = sweep(40, lr=range(40), width=range(40)).table.assign(score=range(40))
+    axes = Figure().add_subplot()
+    parallel_plot.plot_parallel(axes, PlottedTrials(table, ["lr", "width"], "score", mode))
+    lines = axes.collections[0]
+    light = lines.get_colors()[:, :3].sum(axis=1)
+    assert (np.diff(light) < 0.2).all()
+    assert light[-1] < 1 < light[0], "the last line is on top"
+
+
+def test_one_trial_that_is_far_worse_does_not_hide_the_differences_of_the_others():
+    rows = sweep(20, lr=range(20), width=range(20)).table.assign(score=[-1e6, *np.linspace(0.5, 0.9, 19)])
+    ranked = PlottedTrials(rows, ["lr", "width"], "score", "max")
+    assert ranked.limits == (0.5, 0.9)
+    assert ranked.outlier_count == 1
+    heights = parallel_plot.metric_coordinate(ranked).heights
+    assert (heights[0], heights[1], heights[-1]) == (0, 0, 1)
+    assert parallel_plot.metric_coordinate(ranked).ticks[0] == (0.0, "0.5 or worse")
+
+
+# ---- importance
+
+
+def test_importance_is_that_of_the_key_that_decides():
+    rng = np.random.default_rng(0)
+    lr, name = rng.uniform(size=80), rng.choice(["x", "y"], 80)
+    rows = sweep(80, lr=lr, model=name, seed=rng.integers(0, 5, 80), accuracy=0.5 + 0.4 * lr + 0.1 * (name == "x"))
+    found = importance.measure_importance(rows)
+    assert found.explained > 0.8
+    assert found.shares["mean"].idxmax() == "lr"
+    assert 0.5 < found.shares.loc["lr", "mean"] < 1, "of a variance of 0.0133 + 0.0025"
+    assert found.shares.loc["model", "mean"] > 2 * abs(found.shares.loc["seed", "mean"])
+
+
+@pytest.mark.parametrize(
+    ("ranked", "words"),
+    [
+        (sweep(19, lr=range(19), width=range(19)), "19 trials have finished, 20 are needed"),
+        (sweep(24, **{f"key{number}": range(24) for number in range(5)}), "24 trials have finished, 25 are needed"),
+        (sweep(40, lr=range(40), width=range(40), accuracy=0.5), "all trials have the same validation accuracy"),
+        (sweep(40, lr=range(40), width=range(40), status="stopped"), "0 trials have finished"),
+    ],
+)
+def test_importance_is_not_measured_where_it_means_nothing(ranked, words):
+    assert words in importance.why_unknown(ranked)
+
+
+def test_no_importance_is_made_up_for_noise():
+    rng = np.random.default_rng(1)
+    noise = sweep(60, lr=rng.uniform(size=60), width=rng.uniform(size=60), accuracy=rng.uniform(size=60))
+    assert "cannot predict" in texts_of(partial(importance.plot_importance, ranked=noise), 1, 1)
+
+
+# ---- facets
+
+
+def test_each_varied_key_has_a_panel_and_the_best_trial_a_ring_in_each():
+    rows = sweep(6, lr=[1, 2, 3] * 2, model=["x", "y"] * 3)
+    panels = Figure().subplots(1, 2)
+    metric_plots.plot_metric(*panels, ranked=rows)
+    assert [axes.get_xlabel() for axes in panels] == ["learning rate", "model"]
+    rings = [line for axes in panels for line in axes.lines if line.get_label() == "best"]
+    assert [line.get_ydata()[0] for line in rings] == [0.9, 0.9]
+    assert [line.get_xdata()[0] for line in rings] == [3, pytest.approx(1, abs=metric_plots.SCATTER)]
+    medians = next(line for line in panels[0].lines if line.get_label() == "median")
+    assert medians.get_ydata() == pytest.approx([0.62, 0.7, 0.78])
+
+
+def test_a_low_picture_without_a_plot_still_has_its_text_in_view(tmp_path):
+    style.save(lambda axes: style.write_in_center(axes, "nothing to draw"), tmp_path / "picture", size=(6, 4))
+    picture = np.asarray(Image.open(tmp_path / "picture.png").convert("L"))
+    assert picture.shape[0] < 250
+    assert (picture < 100).any()
