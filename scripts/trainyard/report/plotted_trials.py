@@ -119,9 +119,9 @@ class PlottedTrials:
         """The best value and all values of its keys, or, if these are too many, its trial."""
         if self.best is None:
             return f"no trial has finished with {self.label}"
-        start = (
-            f"{describe_best(self.metric, self.mode, label=self.label)}: {self.format_metric(self.best[self.metric])}"
-        )
+        has_seeds = self.answer is not None and self.answer.has_seeds
+        what = describe_best(self.metric, self.mode, label=f"mean {self.label}" if has_seeds else self.label)
+        start = f"{what}{', by its best trial' * has_seeds}: {self.format_metric(self.best[self.metric])}"
         names = style.short_names(self.keys)
         title = f"{start} at " + ", ".join(f"{names[key]} = {self._best_value(key)}" for key in self.keys)
         return title if self.keys and len(title) <= MAX_TITLE else f"{start} by trial {self.best['trial']}"
