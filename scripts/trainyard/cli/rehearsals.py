@@ -4,6 +4,7 @@ What has passed is not tried again until the config, the code or the environment
 user's cache folder.
 """
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -52,6 +53,9 @@ def rehearse(config: Config, results: Path, *, anew: bool = False) -> list[Findi
     request = {"imports": list(_imports(config)), "trainings": tried}
     if not any(request.values()):
         return []
+    if importlib.util.find_spec("torch") is None:  # only the jobs have it, as with `--sdm conda`
+        remedy = "run `make check` in an environment that has it"
+        return [Finding("models and your code", "warns", "not tried: torch is missing where Snakemake runs", remedy)]
     kept = _cache_file(request)
     answer = None if anew else _read_kept(kept)
     if answer is None:

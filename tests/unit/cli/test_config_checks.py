@@ -159,6 +159,12 @@ def test_code_that_ends_the_process_is_named(tmp_path, monkeypatch):
         rehearsals.rehearse(config, tmp_path)
 
 
+def test_code_is_not_tried_where_only_the_jobs_have_torch(tmp_path, monkeypatch):
+    config = check_config({"sweeps": {"s": {"function": "absent:run"}}})
+    monkeypatch.setattr(rehearsals.importlib.util, "find_spec", lambda name: None)
+    assert [finding.verdict for finding in rehearsals.rehearse(config, tmp_path)] == ["warns"]
+
+
 def test_what_only_a_cluster_may_have_is_a_warning_in_its_plan(mistakes, caplog):
     datasets = {"shared": {"source": "imagefolder", "root": "/no-such-mount/images"}}
     study = {"script": "absent.py", "scales": ["1x1"], "python": "trainyard"}
