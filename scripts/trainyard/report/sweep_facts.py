@@ -117,19 +117,24 @@ def list_failures(state: SweepState) -> list[str]:
     for reason, count in reasons.most_common(SHOWN_FAILURES):
         status, error = reason
         where = f"; see {examples[reason].log}" if examples[reason].log else ""
-        trials = f"{count} trial{'s' * (count > 1)} {WORDS.get(status, status)}"
-        lines.append(f"{trials}, as {examples[reason].trial}: {error}{where}")
+        lines.append(f"{_trials(count)} {WORDS.get(status, status)}, as {examples[reason].trial}: {error}{where}")
     more = sum(reasons.values()) - sum(count for _, count in reasons.most_common(SHOWN_FAILURES))
     return lines + [f"{more} more, for {len(reasons) - SHOWN_FAILURES} other reasons"] * (more > 0)
+
+
+def _trials(count: int, adjective: str = "") -> str:
+    return f"{count} {adjective} trial{'s' * (count != 1)}".replace("  ", " ")
 
 
 def list_next_steps(state: SweepState, ranking: Ranking) -> list[str]:
     """What to do next about a sweep."""
     steps = []
     if failed := state.failed_before:
-        steps.append(f"Correct the error of the {failed} failed trials and run the same command: only these run again.")
+        steps.append(
+            f"Correct the error of {_trials(failed, 'failed')} and run the same command: only what is missing runs."
+        )
     if left := len(state.unfinished) - failed:
-        steps.append(f"Run the same command: {left} trials have no result yet.")
+        steps.append(f"Run the same command for {_trials(left)} without a result.")
     if ranking.best_trial:
         steps += [*_list_edges(ranking), f"Train the best configuration again: {state.folder / FILE} says how."]
     return steps

@@ -72,7 +72,7 @@ def test_the_summary_of_a_sweep_says_what_was_best_and_what_to_do_next(tmp_path)
     assert any("RuntimeError: <b>bad</b>; see results/sweeps/s/logs/x.txt" in line for line in summary.failures)
     assert any(line.startswith("1 trial diverged, as ") for line in summary.failures)
     assert summary.facts["failed"] == "1 of 4 attempts"
-    assert any("only these run again" in step for step in summary.next_steps)
+    assert any("only what is missing runs" in step for step in summary.next_steps)
 
 
 def test_a_best_value_at_the_end_of_its_range_is_to_be_exceeded(tmp_path):
