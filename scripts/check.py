@@ -50,7 +50,7 @@ def _conclude(console: Console, findings: list[Finding], *, quiet: bool) -> None
     failed, unknown = (sum(each.verdict == verdict for each in findings) for verdict in ("fails", "unknown"))
     later = f"; {unknown} cannot be known yet" if unknown else ""
     if failed:
-        console.print(f"\n[bold]{failed} of these fail[/]{later}.")
+        console.print(f"\n[bold]{failed} of these {'fails' if failed == 1 else 'fail'}[/]{later}.")
     elif not quiet:
         console.print(f"\n[bold]Nothing fails[/]{later}.")
 

@@ -162,11 +162,15 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cache_file(request: dict[str, Any]) -> Path:
-    """Where the answer to a request is kept: its name changes with the request and the environment."""
+    """Where the answer to a request is kept: its name changes with the request and the environment.
+
+    The file cannot be written if the user has no home folder.
+    """
     where = [str(Path.cwd()), os.environ.get("PYTHONPATH")] if request["imports"] else []
     installed = _state(sysconfig.get_path("purelib"))  # changes when packages are installed
     digest = digest_of([CHECKS_VERSION, request, where, str(SCRIPTS), sys.version, installed])
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainyard" / "checks" / f"{digest}.json"
+    home = os.environ.get("HOME") or "/nonexistent"
+    return Path(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache") / "trainyard" / "checks" / f"{digest}.json"
 
 
 def _read_kept(path: Path) -> dict[str, Any] | None:

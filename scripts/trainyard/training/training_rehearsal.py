@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from trainyard.config.train import Train
 from trainyard.config.weights import is_published
@@ -98,7 +99,7 @@ def _try_model(spec: Train, images: KnownImages) -> str:
     lr_scales(names, spec.lr_scale)
     if not models.is_known(spec.model):
         _try_outputs(spec, model, images)
-    size = sum(each.numel() for each in model.parameters()) / 1e6
+    size = _size(model) / 1e6
     known = f" for images of {'x'.join(map(str, images.shape))}" if images.shape else ""
     return f"{spec.model} is built{known}: {size:,.2f} million parameters"
 
@@ -125,7 +126,7 @@ def _try_outputs(spec: Train, model: nn.Module, images: KnownImages) -> None:
     try:
         outputs = _outputs(model, images.shape)
     except Exception:  # it may compute with values that only a model with memory has
-        if sum(each.numel() for each in model.parameters()) > MOST_PARAMETERS:
+        if _size(model) > MOST_PARAMETERS:
             return
         model = models.build_model(spec, shape=images.shape, classes=images.outputs)
         with naming("model", spec.model):
@@ -138,6 +139,11 @@ def _try_outputs(spec: Train, model: nn.Module, images: KnownImages) -> None:
     if not fits:
         what = "labels have" if images.numeric else "classes need"
         raise UserError(f"{returned} the shape {found} for {_IMAGES} images, but the dataset's {what} {wanted}")
+
+
+def _size(model: nn.Module) -> int:
+    """Parameters whose shape is known."""
+    return sum(each.numel() for each in model.parameters() if not is_lazy(each))
 
 
 def _outputs(model: nn.Module, shape: Shape) -> Any:

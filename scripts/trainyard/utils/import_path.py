@@ -4,6 +4,7 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,9 @@ def import_object(path: str, *, role: str) -> Any:
         return pkgutil.resolve_name(path)
     except Exception as error:  # a module may raise anything while it is imported
         kind = "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
-        raise UserError(f"{role} {path!r} cannot be imported: {kind}{error}") from error
+        close = get_close_matches(str(error.name), dir(error.obj), n=1) if isinstance(error, AttributeError) else []
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise UserError(f"{role} {path!r} cannot be imported: {kind}{error}{hint}") from error
 
 
 def check_call(found: Any, path: str, *, role: str, args: Sequence[str], kwargs: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ import pytest
 from trainyard.cli import rehearsals
 from trainyard.cli.checks import check_use, refuse_mistakes
 from trainyard.config.load import check_config
+from trainyard.training import rehearsal
 from trainyard.utils.errors import UserError
 
 RELATIVE = "a relative path begins in the folder where snakemake runs"
@@ -113,6 +114,7 @@ def test_wrong_models_and_code_are_all_named_before_the_data_are_staged(mistakes
         **training("later", "photos", model="own:plain", model_args={"depth": 3}),
         **training("loss", model="own:plain", loss="own:per_image"),
         **training("ending", model="ending:build"),
+        **training("misspelled", model="own:plane"),
         **training("works", model="own:computing", loss="own:loss", metrics=["top5_accuracy"]),
         "function": {"function": "own:run"},
     }
@@ -131,11 +133,24 @@ def test_wrong_models_and_code_are_all_named_before_the_data_are_staged(mistakes
         "sweeps.later.train": "model 'own:plain' is called with (channels=..., classes=..., depth=...)",
         "sweeps.loss.train": "loss 'own:per_image': it returns the shape (2,)",
         "sweeps.ending.train.model": "model 'ending:build' cannot be imported: it calls sys.exit(2)",
+        "sweeps.misspelled.train.model": "model 'own:plane' cannot be imported: module 'own' has no attribute 'plane'; "
+        "did you mean 'plain'?",
         "sweeps.function.function": "function 'own:run' is called with (config, context): too many positional",
     }
     assert places.keys() == expected.keys()
     for place, message in expected.items():
         assert places[place].startswith(message), place
+
+
+@pytest.mark.parametrize("drivers", [(), (__file__,)], ids=["login node", "GPU node"])
+def test_code_that_needs_a_gpu_is_no_mistake_on_a_machine_without_one(tmp_path, monkeypatch, drivers):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rehearsal, "DRIVERS", drivers)
+    Path("on_gpu.py").write_text("raise RuntimeError('Found no NVIDIA driver on your system')")
+    answer = rehearsal.answer({"imports": [["p", "on_gpu:build", "model", None]], "trainings": []})
+    ((place, verdict, message),) = answer["findings"]
+    assert (place, verdict) == ("p", "fails" if drivers else "unknown")
+    assert "NVIDIA" in message
 
 
 def test_code_that_has_passed_is_tried_again_only_after_a_change(mistakes, monkeypatch):
@@ -218,4 +233,4 @@ def test_make_check_prints_a_line_per_check_and_what_cannot_be_known_yet(yard):
         "sweeps.unknown.train.batch_size": "unknown",
         "1": "of",
     }
-    assert lines[-1] == "1 of these fail; 2 cannot be known yet."
+    assert lines[-1] == "1 of these fails; 2 cannot be known yet."
