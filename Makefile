@@ -11,7 +11,9 @@ UV := $(or $(shell command -v uv),.tools/uv/bin/uv)
 BIN := .venv/bin
 OFFLINE := $(and $(wildcard wheels),--no-index --find-links wheels)
 PINNED := envs/requirements$(if $(OFFLINE),,-dev).txt
-say = @printf '\033[1m== %s\033[0m\n'
+# Bold on a terminal, unless NO_COLOR is set (https://no-color.org); Snakemake has an option instead.
+say = @on= off=; if [ -t 1 ] && [ -z "$${NO_COLOR:-}" ]; then on='\033[1m' off='\033[0m'; fi; printf "$$on== %s$$off\n"
+NOCOLOR := $(if $(NO_COLOR),--nocolor)
 
 .PHONY: help run report check test test-unit test-slow faults lint audit format docs lock env wheels tensorboard doctor bench gpu-check cluster-up cluster-down cluster-shell clean
 
@@ -19,16 +21,18 @@ help: ## List the commands
 	@grep -E '^[a-z -]+:.*## ' Makefile | sed -E 's/^([a-z -]+):.*## (.*)/  make \1\t\2/; s/(cluster-up) (.*)-(.*) (.*)-(.*)\t/\1, -\3, -\5\t/' | expand -t 38
 
 run: env ## Run the embedded demo, or CONFIG=..., and write report.html
-	$(say) 'running $(CONFIG) with $(PROFILE); for a live view: $(BIN)/python scripts/status.py --config $(CONFIG) --watch'
+	$(say) 'running $(CONFIG) with $(PROFILE)'
+	@printf 'To watch it in another terminal: $(BIN)/python scripts/status.py --config %q --watch\n' '$(CONFIG)'
 	@$(BIN)/python scripts/check.py --quiet --config '$(CONFIG)'
-	@$(BIN)/snakemake --profile '$(PROFILE)' --configfile '$(CONFIG)' --quiet rules
+	@$(BIN)/snakemake --profile '$(PROFILE)' --configfile '$(CONFIG)' --quiet rules $(NOCOLOR)
 	@$(MAKE) --no-print-directory report
-	@printf '\nDone.\n  report   %s/report.html\n  tables   %s/results/tables\n  plots    %s/results/plots\n' "$$PWD" "$$PWD" "$$PWD"
+	@printf '\nDone.\n'; for each in report.html results/tables results/plots; do \
+	  if [ -e "$$each" ]; then printf '  %-8s %s\n' "$$(basename "$$each" .html)" "$$PWD/$$each"; fi; done
 
 report: env
 	$(say) 'writing report.html'
 	@$(BIN)/snakemake --profile '$(PROFILE)' --configfile '$(CONFIG)' --report report.html \
-	  --report-stylesheet workflow/report/report.css --quiet all
+	  --report-stylesheet workflow/report/report.css --quiet all $(NOCOLOR)
 
 check: env ## Check CONFIG=my.yaml, its data and your code, before a job is queued
 	@$(BIN)/python scripts/check.py --config '$(CONFIG)'

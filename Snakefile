@@ -65,3 +65,5 @@ rule all:
         rules.plots.input,
         yard.event_files(wanted_only=True),
         rules.overview.output,
+    message:
+        "all studies are complete"

@@ -11,6 +11,7 @@ from trainyard.data.staged import Staged
 from trainyard.trees import boosting
 from trainyard.utils.csv_files import write_rows
 from trainyard.utils.files import hold_lock
+from trainyard.utils.text import count_of
 
 log = logging.getLogger("trees")
 
@@ -26,7 +27,8 @@ def main(arguments: argparse.Namespace) -> None:
     with hold_lock(folder / ".lock"), record_memory(folder, processes=1):
         rows = []
         for name in study.models:
-            log.info("%s: %d rounds on %s, %d threads", name, study.rounds, staged.description(), threads)
+            rounds, on = count_of(study.rounds, "round"), count_of(threads, "thread")
+            log.info("%s: %s on %s, %s", name, rounds, staged.description(), on)
             row = boosting.fit(study, name, staged, folder / "models", threads=threads)
             log.info(
                 "%s: %s %.4f (train), %.4f (val), %.1f s", name, row["metric"], row["train"], row["val"], row["seconds"]

@@ -14,7 +14,8 @@ def main(arguments: argparse.Namespace) -> None:
     """Draw all plots of this kind of study."""
     config = read_config(arguments.config)
     command_line.check_name(config, "datasets" if arguments.kind == "data" else arguments.kind, arguments.name)
-    folder = draw_plots(config, arguments.kind, arguments.name, arguments.results)
+    with command_line.results_expected(arguments):
+        folder = draw_plots(config, arguments.kind, arguments.name, arguments.results)
     log.info("plots of %s %s: %s", arguments.kind, arguments.name, folder)
 
 

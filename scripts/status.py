@@ -1,48 +1,75 @@
-"""Show the progress of all sweeps, from their journals; with --watch, while another process runs them."""
+"""Show the progress of all sweeps and scaling studies; with --watch, while another process runs them."""
 
 import argparse
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
+from rich.text import Text
 from trainyard.cli import command_line
 from trainyard.config.config import Config
 from trainyard.config.load import read_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.live_view import slot_table
+from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal_fold import Fold
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.utils.errors import UserError
+from trainyard.utils.terminal_table import Column, TerminalTable, open_console
 from trainyard.utils.text import format_duration
+
+SWEEP_COLUMNS = (
+    Column("sweep", is_cut=True),
+    Column("finished"),
+    Column("stopped", rank=3),
+    Column("diverged", rank=2),
+    Column("running"),
+    Column("failed"),
+    Column("pending"),
+    Column("of"),
+    Column("predicted time left", rank=1),
+)
+STUDY_COLUMNS = (Column("scaling study", is_cut=True), Column("trained"), Column("of"))
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Print the progress once, or until interrupted."""
     config = read_config(arguments.config)
-    if not config.sweeps:
-        raise UserError(f"{arguments.config} has no sweeps")
-    console = Console()
+    if not (config.sweeps or config.scaling):
+        raise UserError(f"{arguments.config} has no sweeps and no scaling studies")
+    console = open_console()
     folds = {name: Fold(arguments.results / "sweeps" / name / "journal.jsonl") for name in config.sweeps}
-    if not arguments.watch:
-        console.print(_view(config, arguments.results, folds))
-        return
-    with Live(_view(config, arguments.results, folds), console=console) as live:
-        while True:
+    with suppress(KeyboardInterrupt):
+        if arguments.watch and console.is_terminal:
+            with Live(console=console, screen=True, auto_refresh=False) as live:
+                while True:
+                    live.update(_view(config, arguments.results, folds, height=console.height), refresh=True)
+                    time.sleep(arguments.every)
+        while arguments.watch:  # not on a terminal, where lines cannot be replaced
+            console.print(_view(config, arguments.results, folds), "")
             time.sleep(arguments.every)
-            live.update(_view(config, arguments.results, folds))
+    console.print(_view(config, arguments.results, folds))
 
 
-def _view(config: Config, results: Path, folds: Mapping[str, Fold]) -> RenderableType:
-    """The progress of all sweeps; only new events of the journals are read."""
+def _view(config: Config, results: Path, folds: Mapping[str, Fold], *, height: int | None = None) -> RenderableType:
+    """The progress of all sweeps and studies, in `height` lines; only new events of the journals are read."""
     plans = [plan_sweep(config, name, results, fold=fold) for name, fold in folds.items()]
-    columns = ("finished", "stopped", "diverged", "running", "failed", "pending", "of", "predicted time left")
-    table = Table("sweep", *columns, box=None)
-    for plan in plans:
-        table.add_row(*_row(plan))
-    return Group(table, *_running(plans))
+    running = [(plan, attempts) for plan in plans if (attempts := _open_attempts(plan))]
+    blocks: list[list[RenderableType]] = []
+    if plans:
+        blocks.append([TerminalTable(SWEEP_COLUMNS, [list(_row(plan)) for plan in plans])])
+    if config.scaling:
+        blocks.append([TerminalTable(STUDY_COLUMNS, list(_study_rows(config, results)))])
+    lines = len(plans) + len(config.scaling) + 2 * len(blocks) + 3 * len(running)
+    rows = None if height is None else max(1, (height - lines) // max(1, len(running)))
+    for plan, attempts in running:
+        title = f"sweep {plan.state.name}: running, or killed without a final event"
+        line = Text(title, no_wrap=True, overflow="ellipsis")
+        blocks.append([line, slot_table(attempts, plan.state, max_rows=rows)])
+    return Group(*(part for number, block in enumerate(blocks) for part in ([""] if number else []) + block))
 
 
 def _row(plan: Plan) -> Iterator[str]:
@@ -61,19 +88,21 @@ def _row(plan: Plan) -> Iterator[str]:
     yield "-" if not pending else "unknown yet" if left is None else format_duration(left)
 
 
-def _running(plans: list[Plan]) -> Iterator[RenderableType]:
-    for plan in plans:
-        last = [attempts[-1] for attempts in plan.state.attempts.values()]
-        open_attempts = [attempt for attempt in last if attempt.outcome == TrialStatus.RUNNING]
-        if open_attempts:
-            yield f"\nsweep {plan.state.name}: running, or killed without a final event"
-            yield slot_table(open_attempts, plan.state)
+def _study_rows(config: Config, results: Path) -> Iterator[list[str]]:
+    for name, study in config.scaling.items():
+        runs = [results / "scaling" / name / run for scale in study.scales for run in study.runs(scale)]
+        yield [name, str(sum((run / "summary.json").exists() for run in runs)), str(len(runs))]
+
+
+def _open_attempts(plan: Plan) -> list[Attempt]:
+    last = [attempts[-1] for attempts in plan.state.attempts.values()]
+    return [attempt for attempt in last if attempt.outcome == TrialStatus.RUNNING]
 
 
 def _arguments() -> argparse.Namespace:
     example = "python scripts/status.py --config config/config.yaml --watch"
-    parser = command_line.build_parser("Show the progress of all sweeps.", example=example)
-    parser.add_argument("--watch", action="store_true", help="update until interrupted")
+    parser = command_line.build_parser("Show the progress of all sweeps and scaling studies.", example=example)
+    parser.add_argument("--watch", action="store_true", help="update until interrupted (Ctrl-C)")
     parser.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between updates (default: 2)")
     return parser.parse_args()
 

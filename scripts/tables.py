@@ -14,7 +14,8 @@ def main(arguments: argparse.Namespace) -> None:
     """Write the tables and the page."""
     config = read_config(arguments.config)
     command_line.check_name(config, arguments.kind, arguments.name)
-    page = write_tables(config, arguments.kind, arguments.name, arguments.results)
+    with command_line.results_expected(arguments):
+        page = write_tables(config, arguments.kind, arguments.name, arguments.results)
     log.info("tables: %s; page: %s", arguments.results / arguments.kind / arguments.name, page)
 
 

@@ -359,7 +359,7 @@ TRAINING = [
         60,
         job=Training,
         before=shorten_timeout,
-        says=("rank 0 waited in vain .* takes longer than collective_timeout_minutes",),
+        says=("rank 0 timed out in a collective operation.* takes longer than collective_timeout_minutes",),
     ),
     Fault("host lost", lose_rank_1, 120, job=Training),
     Fault("ports taken", nothing, 60, job=Training, before=take_ports, then=free_ports),

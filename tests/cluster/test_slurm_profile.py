@@ -16,7 +16,7 @@ STUDY = {
 }
 # Each of four trials waits until all four run: otherwise the first slot might run them all.
 MEETING = """
-import time
+import os, time
 from pathlib import Path
 from trainyard.training.networks.models import SmallConvNet
 
@@ -32,12 +32,19 @@ def build(*, channels, classes, folder, number):
     model = Meeting(channels=channels, classes=classes, width=4)
     model.folder, model.number = Path(folder), number
     return model
+
+def see(config, context):
+    folder = Path(config["folder"])
+    (folder / f"came-{config['number']}").touch()
+    while len(list(folder.glob("came-*"))) < 4:
+        time.sleep(0.1)
+    return {"hidden": float(os.environ["CUDA_VISIBLE_DEVICES"] == "")}
 """
 
 
 @pytest.fixture(scope="module")
 def finished(cluster):
-    """The folder of a sweep on 2x2 slots and a study from one GPU to four nodes, after one run of Snakemake."""
+    """The folder of a sweep on 2x2 GPUs, one on 2x2 CPUs, and a study on one to four nodes, after one Snakemake."""
     folder = cluster.shared / "profile"
     folder.mkdir()
     (folder / "meeting.py").write_text(MEETING)
@@ -45,7 +52,10 @@ def finished(cluster):
     slots = {"nodes": 2, "gpus_per_node": 2}
     train = {"model": "meeting:build", "batch_size": 32}
     sweep = {"dataset": "tiny", "train": train, "trials": trials, "slots": slots}
-    studies = {"sweeps": {"s": sweep}, "scaling": {"s": STUDY}}
+    numbers = [{"folder": str(folder), "number": number} for number in range(4)]
+    on_cpus = {"function": "meeting:see", "trials": numbers}
+    on_cpus["slots"] = {"nodes": 2, "gpus_per_node": 0, "slots_per_node": 2}
+    studies = {"sweeps": {"s": sweep, "cpus": on_cpus}, "scaling": {"s": STUDY}}
     config = {"datasets": TINY["datasets"], "data": {"local": "/tmp/fast"}, **studies}
     output = snakemake(cluster, folder, config, "--", "sweeps", "scaling")
     (folder / "output.txt").write_text(output)
@@ -94,6 +104,21 @@ def test_a_sweep_over_two_nodes_is_one_job(finished, cluster):
     assert set(timeline["gpu_model"]) == {"a100"}
     assert set(timeline["device"]) == {"cpu"}
     assert [job.state for job in cluster.jobs(int(timeline["job"][0]))] == ["COMPLETED"]
+
+
+def test_a_sweep_without_gpus_gets_none_and_is_charged_for_its_cpus(finished, cluster):
+    folder = finished / "results/sweeps/cpus"
+    timeline, jobs = (pd.read_csv(folder / f"{name}.csv") for name in ("timeline", "jobs"))
+    assert (pd.read_csv(folder / "trials.csv")["hidden"] == 1).all(), "trials see no GPU"
+    assert timeline["gpu"].isna().all()
+    assert len(timeline[["node", "slot"]].drop_duplicates()) == 4
+    (job,) = cluster.jobs(int(jobs["job"].item()))
+    assert (job.state, job.allocated["cpu"], "gres/gpu" in job.allocated) == ("COMPLETED", "4", False)
+    assert (jobs["cpus"].item(), jobs["gpus"].item(), jobs["nodes"].item()) == (4, 0, 2)
+    packed = pd.read_csv(folder / "strategies.csv").set_index("strategy").loc["packed"]
+    assert packed["requested_cpu_seconds"] == 4 * packed["requested_job_seconds"]
+    assert packed["requested_gpu_seconds"] == 0
+    assert 0 < packed["wasted_fraction"] < 1
 
 
 @pytest.mark.parametrize("log", ["stage/tiny", "sweep/s", "train/s-4x1", "train/s-1x1"])

@@ -126,7 +126,7 @@ def test_a_trial_stops_and_resumes_from_the_same_step_and_one_that_hangs_is_kill
     slow.write({**TINY, "sweeps": {"s": {**sweep, "slots": {"gpus_per_node": 2}}}})
     slow.stage()
     done = run_for(slow, 22, after_trial=1, check=False)
-    assert "2 trials are left: the same command continues from here" in done.stdout
+    assert "with 2 trials left: the same command continues from here" in done.stdout
     tries = journal_of(slow)
     assert [attempt.outcome for attempt in tries] == ["interrupted"] * 2
     stopped = next(attempt for attempt in tries if attempt.error)

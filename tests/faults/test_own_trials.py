@@ -432,7 +432,7 @@ def test_programs_have_a_grace_period_to_save_a_checkpoint_when_the_driver_is_te
     wait_until(lambda: events_of(yard, "epoch"), what="the first step", while_running=started)
     started.terminate()
     output, _ = started.communicate(timeout=PATIENCE_SECONDS)
-    assert "1 running trials have up to 30 s to save their state" in output
+    assert "1 running trial may take up to 30 s to save a checkpoint" in output
     assert len(list((yard.results / "sweeps/s/trials").glob("*/kept.pt"))) == 1
     assert resumed_from(yard) == [(None, "interrupted")]
     yard.run(*yard.script("sweep", "--sweep", "s"))

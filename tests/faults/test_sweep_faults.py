@@ -286,7 +286,7 @@ def test_a_sweep_that_cannot_start_says_why_in_one_line(yard, options):
     assert done.returncode == 1
     assert done.stdout.strip() in (
         "`sweeps` has no 't'; known: s",
-        f"{yard.results}/data/tiny holds no staged dataset: run `snakemake data` first",
+        f"{yard.results}/data/tiny/meta.json does not exist: run Snakemake's target `data`",
     )
 
 
@@ -301,7 +301,7 @@ def test_data_that_cannot_be_opened_end_the_sweep_with_the_reason(trouble):
     done = trouble.run(*sweep_command(trouble), check=False)
     assert done.returncode == 1
     assert "val-images.npy" in done.stdout
-    assert "run `snakemake data`" in done.stdout
+    assert "run Snakemake's target `data`" in done.stdout
     assert "Traceback" not in done.stdout
 
 

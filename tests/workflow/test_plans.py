@@ -1,6 +1,6 @@
 """The output of `-n` for each ready-made config on the Slurm profile, compared with its golden file.
 
-To update the golden files: python tests/workflow/test_plans.py
+To update the golden files: PYTHONPATH=tools python tests/workflow/test_plans.py
 """
 
 import re

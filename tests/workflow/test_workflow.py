@@ -1,9 +1,16 @@
 """The workflow as a user runs it: dry runs, results, and what runs again after a change."""
 
+import fcntl
 import json
+import os
 import re
 import shutil
+import signal
+import struct
+import subprocess
 import sys
+import termios
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
@@ -280,7 +287,8 @@ def test_a_table_or_plot_of_missing_results_says_in_one_line_what_is_missing(yar
     yard.write(FULL)
     run = yard.run(*yard.script(program, "--kind", kind, "--name", name), check=False)
     assert run.returncode == 1
-    assert run.stdout.splitlines()[-1].endswith(f"{missing} does not exist: `snakemake` runs the job that writes it")
+    command = f"snakemake --profile profiles/local --configfile {yard.config_file} -- {kind}"
+    assert f"{missing} does not exist yet. Make it with `{command}`" in run.stdout.splitlines()[-1]
     assert "Traceback" not in run.stdout + run.stderr
 
 
@@ -373,7 +381,7 @@ def test_the_wrong_number_of_ranks_is_explained(yard):
     yard.stage()
     yard.environment |= ONE_RANK
     output = yard.run(*yard.script("train", "--study", "ranks", "--scale", "1x2"), check=False).stdout
-    assert "scale 1x2 needs 2 ranks, but there are 1: start it with torchrun --nnodes 1 --nproc-per-node 2" in output
+    assert "scale 1x2 needs 2 ranks, but has 1: start it with torchrun --nnodes 1 --nproc-per-node 2" in output
 
 
 PROGRAMS = sorted(path.stem for path in (ROOT / "scripts").glob("*.py"))
@@ -415,7 +423,31 @@ def test_the_help_of_every_program_has_an_example(helps, program):
     assert f"example: python scripts/{program}.py" in helps[program]
 
 
-def test_status_shows_the_progress_of_a_sweep(done):
+def test_status_shows_the_progress_of_sweeps_and_studies(done):
     output = done.run(*done.script("status")).stdout
-    assert "lr" in output
-    assert "finished" in output
+    assert "sweep  finished  stopped  diverged  running  failed  pending  of  predicted time left\n" in output
+    assert "scaling study  trained  of\nranks          4        4\n" in output
+
+
+def test_status_on_a_narrow_terminal_shows_whole_lines_without_colors_until_interrupted(done):
+    """A pseudo-terminal of 40 columns and 10 lines."""
+    leader, follower = os.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 10, 40, 0, 0))
+    environment = {**done.environment, "TERM": "xterm-256color", "NO_COLOR": "1"}
+    environment.pop("COLUMNS", None)
+    command = done.script("status", "--watch", "--every", "0.1")
+    with subprocess.Popen(command, cwd=done.folder, env=environment, stdout=follower, stderr=follower) as watching:
+        os.close(follower)
+        shown = b""
+        while b"scaling study" not in shown:
+            shown += os.read(leader, 4096)
+        watching.send_signal(signal.SIGINT)
+        with suppress(OSError):  # the other end is closed
+            while more := os.read(leader, 4096):
+                shown += more
+    os.close(leader)
+    assert watching.returncode == 0
+    lines = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", shown.decode()).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert re.search(r"sweep +finished +running +failed", lines[-4]), "the last picture stays"
+    assert not re.search(rb"\x1b\[[0-9;]*[34]\dm", shown), "NO_COLOR"

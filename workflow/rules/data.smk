@@ -2,6 +2,8 @@ rule data:
     "Stage all datasets."
     input:
         expand("results/data/{name}/meta.json", name=yard.config.datasets),
+    message:
+        "all datasets are staged"
 
 
 rule download:  # on this machine: compute nodes often have no internet access

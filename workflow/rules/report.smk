@@ -48,18 +48,24 @@ rule tables:
         expand("results/tables/sweeps/{name}.html", name=yard.config.sweeps),
         expand("results/tables/scaling/{name}.html", name=yard.config.scaling),
         expand("results/tables/trees/{name}.html", name=yard.config.trees),
+    message:
+        "all tables are written"
 
 
 rule plots:
     "Make all plots."
     input:
         yard.plots(),
+    message:
+        "all plots are drawn"
 
 
 rule tensorboard:
     "Write event files for TensorBoard of all sweeps and scaling studies."
     input:
         yard.event_files(wanted_only=False),
+    message:
+        "all event files are written"
 
 
 # `shell` is formatted when a job runs, after the loop: it must take the kind from `params`.

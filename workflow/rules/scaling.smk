@@ -2,6 +2,8 @@ rule scaling:
     "Run all scaling studies."
     input:
         expand("results/scaling/{name}/scaling.csv", name=yard.config.scaling),
+    message:
+        "all scaling studies are complete"
 
 
 rule train:

@@ -6,6 +6,8 @@ rule sweeps:
             name=yard.config.sweeps,
             table=["trials", "strategies"],
         ),
+    message:
+        "all sweeps are complete"
 
 
 rule sweep:

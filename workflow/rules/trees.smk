@@ -2,6 +2,8 @@ rule trees:
     "Fit the models of all tree studies."
     input:
         expand("results/trees/{name}/trees.csv", name=yard.config.trees),
+    message:
+        "all tree models are fitted"
 
 
 rule fit_trees:

@@ -4,11 +4,12 @@ import argparse
 import atexit
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -127,6 +128,26 @@ def set_up_logging(log_file: Path | None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=handlers, force=True)
     if problem:
         logging.warning("the log is not kept: %s", problem)
+
+
+@contextmanager
+def results_expected(arguments: argparse.Namespace) -> Iterator[None]:
+    """Raise a UserError that says how to make the results of a study if a file of them is missing in the block.
+
+    `arguments` has its `kind` and `name`.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        path = Path(os.fsdecode(error.filename)) if error.filename else arguments.results
+        if not path.absolute().is_relative_to(arguments.results.absolute()):
+            raise
+        config = shlex.quote(str(arguments.config))
+        raise UserError(
+            f"{arguments.kind} {arguments.name}: {path} does not exist yet. Make it with "
+            f"`snakemake --profile profiles/local --configfile {config} -- {arguments.kind}`, or on a cluster with its "
+            "profile"
+        ) from None
 
 
 def check_name(config: Config, kind: str, name: str) -> None:

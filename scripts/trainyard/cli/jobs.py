@@ -1,4 +1,4 @@
-"""Parameters and resources of the jobs that need GPUs; Snakemake's Slurm plugin makes their sbatch lines from them."""
+"""Parameters and resources of the jobs that train; Snakemake's Slurm plugin makes their sbatch lines from them."""
 
 import math
 from collections.abc import Callable
@@ -24,8 +24,10 @@ _ON_NODES = ("--ntasks-per-node=1", "--no-kill")  # options of sbatch for a swee
 class SweepJobs:
     """Parameters and resources of the rules `sweep` and `sweep_on_nodes`."""
 
-    def __init__(self, config: Config, results: Path, profile: Profile) -> None:
-        self._config, self._results, self._profile = config, results, profile
+    def __init__(
+        self, config: Config, results: Path, profile: Profile, *, shows_plans: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._config, self._results, self._profile, self._shows_plans = config, results, profile, shows_plans
         self._plans: dict[tuple[str, int, str], Plan] = {}
         self.mem_mb = profile.mem_mb(self._memory)
 
@@ -55,6 +57,8 @@ class SweepJobs:
 
     def summary(self, wildcards: Wildcards, attempt: int) -> str:
         """What the job does, for messages; with its cost if there is a scheduler."""
+        if not self._shows_plans():
+            return f"sweep {wildcards.name}"
         plan = self._plan(wildcards.name, attempt)
         if not plan.forecast.pending:
             return summarize_plan(plan)
@@ -108,8 +112,10 @@ class SweepJobs:
         return self._profile.slurm_extra(self.rule_of(wildcards.name), slots.gpus_per_node, *options)
 
     def hardware(self, wildcards: Wildcards, attempt: int) -> str:
-        """Nodes and GPUs per node, for messages."""
+        """Nodes and GPUs per node, for messages; of a sweep without GPUs, nodes alone."""
         slots = self._plan(wildcards.name, attempt).request.slots
+        if not self._config.sweeps[wildcards.name].slots.has_gpus:
+            return f"nodes: {slots.nodes}"
         return self._profile.hardware(slots.nodes, slots.gpus_per_node)
 
     def if_on_nodes(self, value: Any) -> Callable[[Wildcards, int], Any]:

@@ -144,7 +144,9 @@ class Profile:
 
     def gres(self, gpus: int) -> str | None:
         """GPUs per node in the syntax of Slurm's `--gres`; None leaves the resource out."""
-        return None if self.needs_own_option(gpus) else ":".join(filter(None, ["gpu", self.gpu_type, str(gpus)]))
+        if not gpus or self.needs_own_option(gpus):
+            return None
+        return ":".join(filter(None, ["gpu", self.gpu_type, str(gpus)]))
 
     def hardware(self, nodes: int, gpus: int) -> str:
         """Nodes and GPUs per node, for messages."""

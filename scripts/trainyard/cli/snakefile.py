@@ -45,6 +45,8 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
         config_files=snakemake.configfiles,
         deployment=snakemake.deployment_settings.deployment_method,
         before_jobs=lambda: is_module and _runs_jobs(snakemake),
+        is_main=snakemake.is_main_process,
+        is_dry_run=lambda: snakemake.dryrun,
     )
     dry_run = snakemake.output_settings.dryrun
     if dry_run or (is_module and snakemake.is_main_process):  # Snakemake runs no `onstart` of these

@@ -41,7 +41,7 @@ PLOT_LABELS: Final = {
     "sweeps": {
         "gantt": "slots over time",
         "packing": "job array and packed",
-        "waste": "GPU-seconds wasted",
+        "waste": "requested and wasted time",
         "prediction": "predicted and measured durations",
         "metric": "metric against each varied key",
         "parallel": "parallel coordinates",
@@ -84,11 +84,13 @@ class Workflow:
         deployment: Collection[Any] = (),
         prefixed: Path | None = None,
         before_jobs: Callable[[], bool] = lambda: False,
+        is_main: bool = True,
+        is_dry_run: Callable[[], bool] = lambda: True,
     ) -> None:
         """The rules name their files in `results`. In a module with a `prefix`, Snakemake puts them in `prefixed`.
 
         `before_jobs` tells whether jobs are about to run: then the first command line that Snakemake asks for writes
-        the config, since it runs no `onstart` of a module.
+        the config, since it runs no `onstart` of a module. `is_main`: this Snakemake does not itself run in a job.
         """
         logging.raiseExceptions = False  # Snakemake's log on a full disk would print a stack trace for each line
         self._began = time.monotonic()
@@ -104,7 +106,12 @@ class Workflow:
         self.config_file = self._results / "configs" / f"{digest_of(self._resolved)}.json"
         self.staging_mem_mb = self._profile.mem_mb(self._staging_memory)
         self.tree_mem_mb = self._profile.mem_mb(self._tree_memory)
-        self.sweep = SweepJobs(self.config, self._results, self._profile)
+        self._submits = is_main and self._profile.has_scheduler
+
+        def shows_plans() -> bool:  # otherwise the job's program alone does, on the same terminal or log
+            return self._submits or (is_main and is_dry_run())
+
+        self.sweep = SweepJobs(self.config, self._results, self._profile, shows_plans=shows_plans)
         self.train = TrainJobs(self.config, self._results, self._profile, declared=results)
 
     def program(self, name: str) -> Callable[..., str]:
@@ -160,8 +167,8 @@ class Workflow:
         refuse_mistakes(findings, notify=log.warning)
 
     def message(self, text: str) -> str:
-        """The message of a job, with the resources that it requests from a scheduler."""
-        return text + (_REQUESTS if self._profile.has_scheduler else "")
+        """The message of a job, with the resources that it requests from a scheduler, before it is submitted."""
+        return text + (_REQUESTS if self._submits else "")
 
     def plan_options(self, wildcards: Wildcards) -> str:
         """The options of `plan.py` that depend on the profile."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainyard.utils.errors import UserError
+from trainyard.utils.text import count_of
 
 ACCOUNTING_DELAY_SECONDS = 5
 
@@ -151,7 +152,8 @@ class Partition:
 
     def __str__(self) -> str:
         """Name, and what a job can request in this partition."""
-        parts = [f"{self.nodes} nodes of {self.cpus} CPUs and {self.memory_mb} MB", f"walltime at most {self.limit}"]
+        nodes = count_of(self.nodes, "node")
+        parts = [f"{nodes} of {self.cpus} CPUs and {self.memory_mb} MB", f"walltime at most {self.limit}"]
         parts += [self.gpus] if self.gpus != "(null)" else ["no GPUs"]
         parts += [f"features {self.features}"] if self.features != "(null)" else []
         return f"{self.name} ({', '.join(parts)})"

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, P
 
 from trainyard.config.datasets import Dataset
 from trainyard.config.scaling import Scaling
-from trainyard.config.sweep import Sweep
+from trainyard.config.sweep import Sweep, Unit
 from trainyard.config.train import Name, Section
 
 EnvModule = Annotated[str, Field(pattern=r"^[\w.+/-]+$")]
@@ -35,6 +35,13 @@ class Pricing(Section):
     """Prices, from which costs are computed."""
 
     gpu_hour: NonNegativeFloat | None = Field(None, description="Price of a GPU-hour, in your currency.")
+    cpu_hour: NonNegativeFloat | None = Field(
+        None, description="Price of a CPU-hour of a sweep without GPUs (`slots: {gpus_per_node: 0}`)."
+    )
+
+    def per_hour(self, unit: Unit) -> float | None:
+        """Price of an hour of a GPU or CPU; None if it is not known."""
+        return self.gpu_hour if unit == "GPU" else self.cpu_hour
 
 
 class Data(Section):

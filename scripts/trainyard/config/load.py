@@ -222,7 +222,8 @@ def _reason(item: Any) -> str:
 
 _PATTERN_HINTS = {
     "^[A-Za-z0-9][A-Za-z0-9_-]*$": "a name is used for a folder: letters, digits, `_` and `-`, no leading `_` or `-`",
-    "^[1-9][0-9]*x[1-9][0-9]*$": "a scale is <nodes>x<gpus per node>, as in 2x4",
+    "^[1-9][0-9]*x[1-9][0-9]*$": "a scale is <nodes>x<gpus per node>, as in 2x4; without GPUs, train in a sweep with "
+    "`slots: {gpus_per_node: 0}`",
     r"^(fastest|cheapest|deadline [0-9]+(\.[0-9]+)? ?(min|h|d))$": "use fastest, cheapest or, say, deadline 2h",
     r"^(md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})$": "a checksum is md5:... or sha256:..., in full",
     r"^https?://[^/]+/.*[^/]$": "a URL begins with http:// or https:// and ends in the name of a file",

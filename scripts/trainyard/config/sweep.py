@@ -51,6 +51,8 @@ from trainyard.config.weights import identifying
 
 log = logging.getLogger("config")
 
+Unit = Literal["GPU", "CPU"]
+
 VARIED_KEY = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")
 
 RESERVED_COLUMNS: Final = {"trial", "status", "attempts", "attempt", "seconds", "epoch"}  # of a sweep's tables
@@ -188,7 +190,16 @@ class Slots(Section):
 
     auto: bool = Field(False, description="Choose the number of nodes and GPUs by `goal`, up to those given here.")
     nodes: PositiveInt = Field(1, description="Nodes of the job.")
-    gpus_per_node: PositiveInt = Field(1, description="GPUs per node; on a machine without GPUs, slots on CPUs.")
+    gpus_per_node: NonNegativeInt = Field(
+        1,
+        description="GPUs per node; on a machine without GPUs, slots on CPUs. `0`: the job requests no GPU, trials see "
+        "none, and `slots_per_node` gives their number.",
+    )
+    slots_per_node: PositiveInt = Field(
+        1,
+        description="For `gpus_per_node: 0`: slots per node, each with `cpus_per_trial` CPUs. With GPUs, their number "
+        "follows from `gpus_per_node` and `gpus_per_trial`.",
+    )
     gpus_per_trial: PositiveFloat | Literal["auto"] = Field(
         1.0,
         description="GPUs per trial: a fraction (0.25: four trials share a GPU), or a whole number (above one only for "
@@ -212,7 +223,25 @@ class Slots(Section):
         return value
 
     @model_validator(mode="after")
+    def _check_keys(self) -> "Slots":
+        """Check that no key divides GPUs that are not requested, or gives the number of slots a second time."""
+        given = self.model_fields_set - ({"mps"} if self.mps == "off" else set())
+        of_gpus = [key for key in ("gpus_per_trial", "trials_per_gpu", "mps") if key in given]
+        if not self.has_gpus and of_gpus:
+            message = "{key} is about GPUs, but gpus_per_node is 0: remove it, and give slots_per_node"
+            raise PydanticCustomError("slots", message, {"key": of_gpus[0]})
+        if self.has_gpus and "slots_per_node" in self.model_fields_set:
+            message = "slots_per_node is for gpus_per_node: 0; with GPUs, give gpus_per_node and gpus_per_trial"
+            raise PydanticCustomError("slots", message)
+        if not self.has_gpus and self.nodes * self.slots_per_node > MAX_GPUS:
+            message = "a job has at most {slots} slots on all nodes"
+            raise PydanticCustomError("slots", message, {"slots": MAX_GPUS})
+        return self
+
+    @model_validator(mode="after")
     def _check_node(self) -> "Slots":
+        if not self.has_gpus:
+            return self
         if self.share < MIN_SHARE or self.nodes * self.gpus_per_node > MAX_GPUS:
             message = "a trial has at least {share} GPUs, and a job at most {gpus} on all nodes"
             raise PydanticCustomError("slots", message, {"share": MIN_SHARE, "gpus": MAX_GPUS})
@@ -222,18 +251,27 @@ class Slots(Section):
         return self
 
     @property
+    def has_gpus(self) -> bool:
+        """Whether trials run on GPUs; without a GPU on the machine, on CPUs that stand for them."""
+        return self.gpus_per_node > 0
+
+    @property
     def share(self) -> float:
         """GPUs per trial; 1 for `auto`, until it is known how many trials can share a GPU."""
+        if not self.has_gpus:
+            return 0.0
         return 1.0 if isinstance(self.gpus_per_trial, str) else self.gpus_per_trial
 
     @property
     def uses_mps(self) -> bool:
         """Whether trials share a GPU through MPS, where a node has it."""
-        return self.mps == "auto" and (self.gpus_per_trial == "auto" or self.share < 1)
+        return self.has_gpus and self.mps == "auto" and (self.gpus_per_trial == "auto" or self.share < 1)
 
     @property
     def per_node(self) -> int:
         """Slots per node."""
+        if not self.has_gpus:
+            return self.slots_per_node
         if self.share >= 1:
             return self.gpus_per_node // int(self.share)
         return self.gpus_per_node * int(1 / self.share + 1e-9)
@@ -253,6 +291,21 @@ class Slots(Section):
     def gpus(self) -> int:
         """GPUs of the job."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def unit(self) -> Unit:
+        """What the job is charged for: GPUs, whose price includes their CPUs, or without GPUs, CPUs."""
+        return "GPU" if self.has_gpus else "CPU"
+
+    @property
+    def units(self) -> int:
+        """The number of GPUs of the job; without GPUs, of CPUs."""
+        return self.gpus if self.has_gpus else self.nodes * self.cpus_per_node
+
+    @property
+    def units_per_trial(self) -> float:
+        """GPUs per trial; without GPUs, CPUs."""
+        return self.share if self.has_gpus else float(self.cpus_per_trial)
 
 
 def _auto_slots(value: Any) -> Any:

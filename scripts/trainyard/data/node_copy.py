@@ -12,7 +12,7 @@ from typing import Final
 
 from trainyard.cluster import held_folders, host, slurm_allocation
 from trainyard.cluster.held_folders import candidate_folders, copy_prefix
-from trainyard.data.staged import DataError, Staged
+from trainyard.data.staged import STAGE, DataError, Staged
 from trainyard.utils.files import file_digest
 
 MARGIN_BYTES: Final = 2**30  # must be free on a disk beyond 1.1 times the size of the copy
@@ -108,7 +108,7 @@ def _copy(staged: Staged, notify: Callable[[str], None], folder: Path) -> None:
             if file_digest(staged.folder / name) != digest:
                 raise DataError(
                     f"{staged.folder / name} has changed since it was staged: "
-                    f"remove {staged.folder / 'meta.json'} and run `snakemake data`"
+                    f"remove {staged.folder / 'meta.json'} and {STAGE}"
                 )
             raise OSError(f"{folder / name} differs from what was written to it")
     shutil.copyfile(staged.folder / "meta.json", folder / ".meta.json")

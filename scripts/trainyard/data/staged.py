@@ -4,15 +4,18 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import MissingResultError, UserError
 
 SPLITS = ("train", "val")
 TARGET = "(target)"  # the target column of a staged table; a name that no real column is likely to have
+
+
+STAGE: Final = "run Snakemake's target `data`"
 
 
 class DataError(UserError):
@@ -38,12 +41,12 @@ class Staged:
         """The content of `meta.json`.
 
         Raises:
-            DataError: the folder has no staged dataset.
+            MissingResultError: the folder has no staged dataset.
         """
         try:
             found: dict[str, Any] = json.loads((self.folder / "meta.json").read_text())
         except OSError:
-            raise DataError(f"{self.folder} holds no staged dataset: run `snakemake data` first") from None
+            raise MissingResultError(self.folder / "meta.json", remedy=STAGE) from None
         return found
 
     @property
@@ -82,6 +85,6 @@ class Staged:
         try:
             array: NDArray[Any] = np.load(self.folder / name, mmap_mode="r")
         except (OSError, ValueError, EOFError) as error:
-            remedy = f"remove {self.folder / 'meta.json'} and run `snakemake data`"
+            remedy = f"remove {self.folder / 'meta.json'} and {STAGE}"
             raise DataError(f"{self.folder / name} cannot be opened ({error}): {remedy}") from None
         return array

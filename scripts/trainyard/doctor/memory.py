@@ -22,7 +22,8 @@ def check_memory(site: Site) -> Iterator[Finding]:
     if fitting:
         least, most = (choose(each.mem_mb for each in fitting) for choose in (min, max))
         amounts = f"{least:g} to {most:g}" if least < most else f"{least:g}"
-        yield Finding("memory", "ok", f"{amounts} MB per node: at most the share of the jobs' GPUs, and for their data")
+        share = "at most the share of the jobs' GPUs, and " * any(each.gpu_count for each in fitting)
+        yield Finding("memory", "ok", f"{amounts} MB per node: {share}enough for their data")
 
 
 def judge_memory(request: SbatchRequest, kinds: Sequence[Partition], *, data_mb: float) -> Finding | None:

@@ -115,7 +115,7 @@ def check_gpus(reports: Reports) -> Iterator[Finding]:
         imported = replace(reports, nodes=[each for each in reports.nodes if not each.import_error])
         yield from _on_nodes(imported, lambda node: _check_gpus_of(node, reports.job.gpus_per_node))
     else:
-        yield Finding("GPU", "unknown", "no job of the config requests one", "add a study that uses GPUs")
+        yield Finding("GPU", "ok", "not needed: no job of the config requests one")
 
 
 def _check_gpus_of(node: NodeReport, wanted: int) -> Finding:

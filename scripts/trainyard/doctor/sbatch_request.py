@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from trainyard.cluster.slurm_limits import parse_resources
 from trainyard.cluster.slurm_queries import parse_time_limit
+from trainyard.utils.text import count_of
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class SbatchRequest:
     def __str__(self) -> str:
         """The requested resources."""
         *model, gpus = self.gpus.split(":")
-        parts = [f"{self.options.nodes} node{'s' * (self.options.nodes > 1)}", f"{self.cpus} CPUs"]
+        parts = [count_of(self.options.nodes, "node"), count_of(self.cpus, "CPU")]
         parts += [" ".join([gpus, *model, "GPUs per node"])] if gpus else []
         minutes = f"{self.options.time:g}" if self.options.time else "?"
         return ", ".join([*parts, f"{self.mem_mb or '?'} MB", f"{minutes} min"])

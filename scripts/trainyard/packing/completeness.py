@@ -9,6 +9,7 @@ from trainyard.planning.attempts import Attempt
 from trainyard.planning.sweep_state import SweepState
 from trainyard.programs.metrics import UNREADABLE_REMEDY
 from trainyard.utils.errors import UserError, mentions_full_disk, mentions_held_folder
+from trainyard.utils.text import count_of
 
 SHOWN_FAILURES = 5
 OUTER_REASONS = (  # that an error mentions, what it says of trials, and the remedy
@@ -65,7 +66,7 @@ def summarize_sweep(state: SweepState) -> str:
     parts += f", {counts[TrialStatus.DIVERGED]} diverged" if counts[TrialStatus.DIVERGED] else ""
     parts += f", {counts[TrialStatus.UNREADABLE]} without metrics" if counts[TrialStatus.UNREADABLE] else ""
     parts += f", {failed} failed" + f", {left} to run" * bool(left)
-    return f"sweep {state.name}: {counts[TrialStatus.FINISHED]} trials finished{parts}"
+    return f"sweep {state.name}: {count_of(counts[TrialStatus.FINISHED], 'trial')} finished{parts}"
 
 
 def _count_ends(state: SweepState) -> Counter[TrialStatus]:

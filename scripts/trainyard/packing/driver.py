@@ -40,6 +40,7 @@ from trainyard.programs.command import failed_by_itself
 from trainyard.programs.environment import RECORD, find_interpreter, record_environment
 from trainyard.utils.environment import environment_variables
 from trainyard.utils.stop_notice import interrupt_at_notice
+from trainyard.utils.text import count_of
 
 if TYPE_CHECKING:  # it imports Ray
     from trainyard.packing.packer import Packer
@@ -71,10 +72,13 @@ def run_sweep(config: Config, name: str, results: Path, *, wait_seconds: float =
 
 
 def _fix_slots(plan: Plan) -> Plan:
-    """The plan with the number of slots that it chose, or the one for which Slurm allocated GPUs."""
+    """The plan with the number of slots that it chose, or the one for which Slurm allocated GPUs or CPUs."""
     slots, allocation = plan.request.slots, slurm_allocation.current_allocation()
     if slots.auto and allocation:
-        slots = slots.model_copy(update={"nodes": len(allocation.nodes), "gpus_per_node": allocation.gpus_per_node})
+        given = {"gpus_per_node": allocation.gpus_per_node}
+        if not slots.has_gpus:
+            given = {"slots_per_node": max(1, allocation.cpus_per_node // slots.cpus_per_trial)}
+        slots = slots.model_copy(update={"nodes": len(allocation.nodes), **given})
     fixed = slots.model_copy(update={"auto": False})
     sweep = plan.state.sweep.model_copy(update={"slots": fixed})
     return replace(plan, state=replace(plan.state, sweep=sweep))
@@ -103,7 +107,7 @@ def _run_pending(plan: Plan, journal: Journal, results: Path, config: Config) ->
     counted, _ = measured_processes(config.sweeps[plan.state.name], slots)
     _record_session(journal, plan)
     view = LiveView(plan)
-    log.info("starting Ray with %d slots", slots.count)
+    log.info("starting Ray with %s", count_of(slots.count, "slot"))
     flops = _count_flops(plan, results)  # while Ray starts
     with (
         environment_variables({RECORD: os.environ.get(RECORD) or record_environment()}),  # before Ray adds its own
@@ -128,6 +132,7 @@ def _record_session(journal: Journal, plan: Plan) -> None:
             slots=slots.count,
             nodes=slots.nodes,
             gpus=slots.gpus,
+            cpus=None if slots.has_gpus else slots.units,
             gpus_per_trial=slots.share,
             walltime_seconds=allocation.walltime_seconds if allocation else None,
             lead_seconds=max(0.0, time.time() - allocation.start_time) if allocation else None,

@@ -27,10 +27,22 @@ def trials_that_fit(largest: GpuUse) -> int:
     return int(MEMORY_FRACTION * largest.total_mib / max(largest.peak_mib, 1.0))
 
 
+def hide_gpus() -> None:
+    """Let neither this process nor its children use a GPU."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def _are_hidden() -> bool:
+    """Whether CUDA uses no GPU in this process; NVML lists them all the same."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+
+
 def has_gpu() -> bool:
-    """Whether this machine has a GPU. Does not import torch."""
+    """Whether this process can use a GPU. Does not import torch."""
     import pynvml
 
+    if _are_hidden():
+        return False
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -44,6 +56,8 @@ def own_gpu_name() -> str:
     """The model of this process's first GPU; "" without a GPU. Does not import torch."""
     import pynvml
 
+    if _are_hidden():
+        return ""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

@@ -4,11 +4,11 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from trainyard.config.train import Train
@@ -20,8 +20,10 @@ from trainyard.planning.plan import Plan
 from trainyard.planning.sweep_state import SweepState
 from trainyard.planning.trial_space import is_placeholder
 from trainyard.programs.metrics import merge_row
-from trainyard.utils.text import format_duration
+from trainyard.utils.terminal_table import Column, TerminalTable
+from trainyard.utils.text import count_of, format_duration
 
+OTHER_LINES: Final = 4  # above and below the rows of the table of slots: progress, bar, header, and the cursor's
 log = logging.getLogger(__name__)
 
 
@@ -31,7 +33,7 @@ class LiveView:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._began = time.time()
-        self._live: Live | None = None
+        self._width = 0  # of the terminal
         self._running: dict[str, Attempt] = {}  # by trial
         self._waiting = dict.fromkeys(plan.forecast.pending)  # trials that have not started
         self._waiting_seconds = sum(plan.forecast.seconds.values())  # as predicted; 0 without evidence
@@ -40,14 +42,15 @@ class LiveView:
 
     @contextmanager
     def show(self) -> Iterator[None]:
-        """Show the table during the block, if there is a terminal."""
+        """Show the table during the block, if there is a terminal, and all log lines above it."""
         console = Console()
         if not console.is_terminal:
             yield
             return
-        with Live(console=console, get_renderable=self.render, refresh_per_second=4, transient=True) as self._live:
+        self._width = console.width
+        live = Live(console=console, get_renderable=lambda: self.render(console), transient=True)
+        with _log_to(console), live:
             yield
-        self._live = None
 
     def update(self, event: TrialEvent) -> None:
         """Update the view with an event of a trial. The end of an attempt is also logged."""
@@ -57,11 +60,11 @@ class LiveView:
             case Epoch(trial=trial, metrics=row):
                 merge_row(self._running[trial].epochs, row)
             case Resumed(trial=trial, checkpoint=checkpoint):
-                self._log(f"{trial} {_values_text(self._plan.state, trial)}: resumes from {checkpoint['name']}")
+                log.info("%s", f"{trial} {_values_text(self._plan.state, trial)}: resumes from {checkpoint['name']}")
             case Halved(trial=trial):
                 size = f"{event.micro_batch} images x {event.accumulation}"
                 values = _values_text(self._plan.state, trial)
-                self._log(f"{trial} {values}: out of memory; continues with micro-batches of {size}")
+                log.info("%s", f"{trial} {values}: out of memory; continues with micro-batches of {size}")
             case Ended():
                 self._end(event)
 
@@ -78,14 +81,7 @@ class LiveView:
         if event.status == TrialStatus.FINISHED:
             self._finished_seconds.append(event.seconds or 0.0)
         if event.status != TrialStatus.INTERRUPTED:
-            self._log(self._end_line(event))
-
-    def _log(self, line: str) -> None:
-        if self._live:
-            self._live.console.print(line, highlight=False, markup=False)
-        for handler in logging.getLogger().handlers:
-            if not (self._live and type(handler) is logging.StreamHandler):
-                handler.handle(logging.LogRecord(__name__, logging.INFO, __file__, 0, line, None, None))
+            log.info("%s", self._end_line(event))
 
     def _end_line(self, event: Ended) -> str:
         values, seconds = _values_text(self._plan.state, event.trial), f"{event.seconds or 0.0:.1f} s"
@@ -115,12 +111,41 @@ class LiveView:
         left = max([*running, (waiting + sum(running)) / self._plan.request.slots.count])
         return f", about {format_duration(left)} left" if left >= 1 else ""
 
-    def render(self) -> Group:
-        """The table of slots, and a progress bar."""
+    def render(self, console: Console) -> Group:
+        """A line of progress, its bar, and as many rows of the table of slots as the terminal has room for."""
+        if console.width != self._width:  # the terminal has wrapped the lines of the last picture
+            console.clear()
+            self._width = console.width
         total, since = len(self._plan.forecast.pending), format_duration(time.time() - self._began)
-        head = Text(f"sweep {self._plan.state.name}: {self._ended} of {total} trials done, {since}{self._time_left()}")
+        done = f"{self._ended} of {count_of(total, 'trial')} done"
+        head = f"sweep {self._plan.state.name}: {done}, {since}{self._time_left()}"
         bar = ProgressBar(total=total, completed=self._ended, width=60)
-        return Group(head, bar, slot_table(list(self._running.values()), self._plan.state))
+        rows = max(1, console.height - OTHER_LINES)
+        table = slot_table(list(self._running.values()), self._plan.state, max_rows=rows)
+        return Group(Text(head, no_wrap=True, overflow="ellipsis"), bar, table)
+
+
+class _AboveLiveTable(logging.Handler):
+    """Prints log records above the live table, whole: the terminal wraps them."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.print(self.format(record), highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _log_to(console: Console) -> Iterator[None]:
+    """In the block, log to the console instead of writing into its live table; log files are as before."""
+    root = logging.getLogger()
+    before = root.handlers
+    root.handlers = [each for each in before if type(each) is not logging.StreamHandler] + [_AboveLiveTable(console)]
+    try:
+        yield
+    finally:
+        root.handlers = before
 
 
 def _patience_text(state: SweepState, event: Ended) -> str:
@@ -149,15 +174,36 @@ def _metric_text(state: SweepState, metrics: dict[str, float]) -> str:
     return f"{words} {value:.1%}" if name.endswith("accuracy") and 0 <= value <= 1 else f"{words} {value:.4g}"
 
 
-def slot_table(running: list[Attempt], state: SweepState) -> Table:
-    """A table with one row per running trial."""
-    table = Table("slot", "node", "GPU", "trial", "configuration", "epoch", "metric", "seconds", box=None)
-    for attempt in sorted(running, key=lambda each: int(each.location.slot)):
-        where, trial = attempt.location, state.trials.get(attempt.trial)
-        of = f"/{trial.epochs}" if trial and trial.epochs else ""
-        epochs = f"{len(attempt.epochs)}{of}"
-        metric = _metric_text(state, attempt.epochs[-1]) if attempt.epochs else ""
-        values, seconds = _values_text(state, attempt.trial), f"{time.time() - attempt.start:.0f}"
-        gpu = "none" if where.device == "cpu" else where.gpu
-        table.add_row(str(where.slot), where.node, gpu, attempt.trial, values, epochs, metric, seconds)
-    return table
+SLOT_COLUMNS: Final = (
+    Column("slot"),
+    Column("node", rank=3, is_cut=True),
+    Column("GPU", rank=4),
+    Column("trial", rank=2),
+    Column("configuration", is_cut=True),
+    Column("epoch"),
+    Column("metric", rank=1),
+    Column("seconds"),
+)
+
+
+def slot_table(running: list[Attempt], state: SweepState, *, max_rows: int | None = None) -> TerminalTable:
+    """A table with one row per running trial; without the column GPU if the sweep has none."""
+    columns = [each for each in SLOT_COLUMNS if each.name != "GPU" or state.sweep.slots.has_gpus]
+    attempts = sorted(running, key=lambda each: int(each.location.slot))
+    rows = [_cells(attempt, state) for attempt in attempts]
+    return TerminalTable(columns, [[row[each.name] for each in columns] for row in rows], max_rows)
+
+
+def _cells(attempt: Attempt, state: SweepState) -> dict[str, str]:
+    where, trial = attempt.location, state.trials.get(attempt.trial)
+    of = f"/{trial.epochs}" if trial and trial.epochs else ""
+    return {
+        "slot": str(where.slot),
+        "node": where.node,
+        "GPU": "none" if where.device == "cpu" else where.gpu,
+        "trial": attempt.trial,
+        "configuration": _values_text(state, attempt.trial),
+        "epoch": f"{len(attempt.epochs)}{of}",
+        "metric": _metric_text(state, attempt.epochs[-1]) if attempt.epochs else "",
+        "seconds": f"{time.time() - attempt.start:.0f}",
+    }

@@ -24,7 +24,7 @@ class WorkerSetup:
     cuda_graphs: bool | Literal["auto"] = False  # as in the config
     is_deterministic: bool = False  # whether one of them may be `deterministic`
     dataset: Path | None = None
-    gpu_share: float = 1.0  # of a GPU, for a trial: below 1, the limit of its GPU memory
+    gpu_share: float = 1.0  # of a GPU, for a trial: below 1, the limit of its GPU memory; 0: it sees no GPU
     metrics: Metrics | None = None
     checkpoint: str | None = None  # pattern of the files that a command can resume from
     resume: str | None = None  # the option that makes a command resume

@@ -27,6 +27,7 @@ from trainyard.planning.journal import Epoch, Halved, Journal, Resumed, Started,
 from trainyard.planning.task import Task, TaskSource
 from trainyard.programs.trial_messages import EpochReported, ProgramOutput, TrialEnded, timeout_error
 from trainyard.utils.errors import UserError
+from trainyard.utils.text import count_of
 
 # The signals of a cancelled job arrive everywhere at about the same time. When a worker or a program dies first, the
 # packer waits this long for its own signal, so that the trial counts as interrupted and not as failed.
@@ -142,7 +143,7 @@ class Packer:
         if not self._queue.longest_seconds and not self._outcomes.interrupted:
             remedy = "none could end in time: request a longer walltime (the resource `runtime`, in minutes)"
             remedy += "" if self._setup.can_resume else "; these trials cannot resume"
-        raise UserError(f"stopped before the end of the walltime, {left} trials are left: {remedy}")
+        raise UserError(f"stopped before the end of the walltime with {count_of(left, 'trial')} left: {remedy}")
 
     def _handle_answer(self, slot: Slot) -> None:
         """Handle the next message of a slot's worker."""

@@ -17,6 +17,7 @@ from trainyard.packing.outcomes import AttemptRecorder
 from trainyard.packing.slot import Phase, Slot
 from trainyard.packing.time_limits import STOP_SECONDS, TimeLimits
 from trainyard.programs.process import wait_for_folder
+from trainyard.utils.text import count_of
 
 LOSS_WARNING: Final = (
     "trial %s was interrupted by the end of the walltime and has nothing in its checkpoint_dir: it will start from the "
@@ -36,7 +37,8 @@ def end_trials(
     running = [slot for slot in slots if slot.phase is Phase.RUNNING]
     if not running:
         return
-    log.info("%d running trials have up to %g s to save their state", len(running), setup.end_seconds)
+    count = count_of(len(running), "running trial")
+    log.info("%s may take up to %g s to save a checkpoint", count, setup.end_seconds)
     deadline = time.monotonic() + setup.end_seconds + STOP_SECONDS
     with suppress(RayError):  # Ray has ended before the driver
         stop_request.make()

@@ -63,5 +63,5 @@ class Slot:
         return Place(self.location.node, self.location.gpu, self.number)
 
     def __str__(self) -> str:
-        where = f" ({self.place.node}, GPU {self.place.gpu})" if self.has_started else ""
-        return f"slot {self.number}{where}"
+        gpu = f", GPU {self.place.gpu}" if self.place.gpu else ""
+        return f"slot {self.number} ({self.place.node}{gpu})" if self.has_started else f"slot {self.number}"

@@ -16,6 +16,7 @@ from trainyard.packing.trial_queue import TrialQueue
 from trainyard.packing.worker import Worker
 from trainyard.planning.journal import Journal, Location, SlotDown, SlotUp
 from trainyard.utils.errors import UserError
+from trainyard.utils.text import count_of
 
 START_ATTEMPTS: Final = 3  # failed ones in a row, after which a slot is retired: its node must be broken
 START_SECONDS: Final = 300.0  # after which no trial waits for a worker to start
@@ -118,21 +119,22 @@ class SlotPool:
         return True
 
     def handle_checked(self, slot: Slot, answer: Any) -> bool:
-        """Retire a slot whose GPU is broken; returns whether the slot is ready for a trial."""
+        """Retire a slot whose GPU, or without GPUs node, is broken; returns whether the slot is ready for a trial."""
         try:
             check: GpuChecked = ray.get(answer)
         except RayError as error:
             self._restart(slot, error)
             return False
         count, finished = self._failures.failures_in_a_row(slot.place), self._failures.finished_elsewhere(slot.place)
+        found = f"; check of its GPU: {check.finding}" if slot.place.gpu else ""
         if len(self.usable) > 1 and (check.is_broken or self._failures.is_likely_broken(slot.place)):
             self._retire(
                 slot,
-                f"{slot} is retired: {count} trials in a row failed there, {finished} of them finished elsewhere; "
-                f"check of its GPU: {check.finding}",
+                f"{slot} is retired: {count} trials in a row failed there, {finished} of them finished elsewhere"
+                f"{found}",
             )
             return False
-        log.warning("%s: %d trials in a row failed there; check of its GPU: %s", slot, count, check.finding)
+        log.warning("%s: %d trials in a row failed there%s", slot, count, found)
         slot.failed_starts = 0
         return True
 
@@ -187,7 +189,7 @@ class SlotPool:
         if self.known_places or not any(node["Alive"] for node in nodes):
             raise UserError(
                 f"Ray does not start workers any more: none has started in {START_SECONDS:g} s, and "
-                f"{self._queue.waiting} trials wait. The same command continues from here"
+                f"{count_of(self._queue.waiting, 'trial')} left. The same command continues from here"
             )
 
     def release(self) -> None:

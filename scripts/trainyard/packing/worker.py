@@ -44,6 +44,8 @@ if TYPE_CHECKING:  # here and in functions: importing torch takes seconds, and o
 # shared file systems have quotas of files.
 SAVE_SECONDS: Final = 60.0
 NOTICE_POLL_SECONDS: Final = 0.5
+# Snakemake sets them to the CPUs of the whole job.
+THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 TrialRun = Generator[TrialMessage, bool | None, TrialEnded]
 
 
@@ -56,6 +58,8 @@ class Worker:
         This is not `__init__`, because Ray reports an exception there as the death of the process.
         """
         self._setup, self._resources = setup, ExitStack()  # held until the process ends
+        if not setup.gpu_share:
+            gpu_sharing.hide_gpus()
         self._run: TrialRun | None = None
         self._function: Context | None = None  # of the function that runs
         self._notice = stop_notice_of_signals()
@@ -121,6 +125,7 @@ class Worker:
 
     def _prepare_user_programs(self) -> tuple[str, dict[str, Any]]:
         """Prepare for users' programs, which need no imports: a function is imported when it is first called."""
+        os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(self._setup.threads)))
         self._guard = ProcessGuard()
         return gpu_sharing.own_gpu_name() or "cpu", self._copy_dataset()
 

@@ -2,13 +2,14 @@
 
 import logging
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import pandas as pd
 
 from trainyard.cluster.slurm_queries import JobRecord, fetch_job_records
+from trainyard.config.sweep import Slots, Unit
 from trainyard.config.trial_status import CONCLUSIVE, FINAL, TrialStatus
 from trainyard.planning.attempts import Attempt, Session
 from trainyard.planning.strategies import (
@@ -22,11 +23,11 @@ from trainyard.planning.sweep_state import SweepState
 from trainyard.utils.errors import UserError
 
 COMPUTED = "computed from the measured durations of the trials"
-JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "gpus", "pending", "finished", "stopped", "diverged", "failed",
-               "interrupted", "predicted_seconds",
+JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "units", "pending",
+               "finished", "stopped", "diverged", "failed", "interrupted", "predicted_seconds",
                "predicted_low_seconds", "predicted_high_seconds", "measured_seconds", "gap", "startup_seconds",
-               "requested_seconds", "elapsed_seconds", "used_fraction", "allocated_tres", "running_gpu_seconds",
-               "failed_gpu_seconds", "startup_gpu_seconds", "idle_gpu_seconds", "basis", "counted")  # fmt: skip
+               "requested_seconds", "elapsed_seconds", "used_fraction", "allocated_tres", "running_unit_seconds",
+               "failed_unit_seconds", "startup_unit_seconds", "idle_unit_seconds", "basis", "counted")  # fmt: skip
 NOT_REQUESTED = "; no walltime was requested: elapsed time"
 log = logging.getLogger(__name__)
 
@@ -48,12 +49,13 @@ def jobs_table(state: SweepState, runs: Sequence[Session], records: Mapping[str,
 
     `finished`, `stopped` (early), `diverged`, `failed` and `interrupted` count the attempts that the job started;
     `failed` includes unreadable output. `gap` is measured over predicted seconds, less one, for jobs that ended all
-    predicted trials. GPU-seconds of the allocated GPUs are split into `running` (the `seconds` of attempts with a
-    result or that diverged), `failed` (all other attempts, from start to end), `startup` (before the first trial) and
-    `idle` (the rest). `counted` marks the jobs of strategies.csv: those with results that `retrain` has not overruled.
+    predicted trials. GPU-seconds of the allocated GPUs (in a sweep without GPUs, CPU-seconds) are split into `running`
+    (the `seconds` of attempts with a result or that diverged), `failed` (all other attempts, from start to end),
+    `startup` (before the first trial) and `idle` (the rest). `counted` marks the jobs of strategies.csv: those with
+    results that `retrain` has not overruled.
     """
     rows = [_MeasuredJob(state, run, records.get(run.info.job)).row() for run in runs]
-    return pd.DataFrame(rows, columns=list(JOB_COLUMNS))
+    return _name_units(pd.DataFrame(rows, columns=list(JOB_COLUMNS)), state.sweep.slots.unit)
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class _MeasuredJob:
             "start": self.run.start,
             "slots": info.slots,
             "nodes": info.nodes,
-            "gpus": self.gpus,
+            "units": self.units,
             "pending": info.pending,
             **self._counts(),
             "predicted_seconds": info.predicted_seconds,
@@ -84,7 +86,7 @@ class _MeasuredJob:
             "elapsed_seconds": self.elapsed_seconds,
             "used_fraction": self.elapsed_seconds / self.requested_seconds if self.requested_seconds else None,
             "allocated_tres": record.allocated_tres if record else "",
-            **self._gpu_seconds(),
+            **self._unit_seconds(),
             "basis": self.basis,
             "counted": self.is_counted,
         }
@@ -114,22 +116,40 @@ class _MeasuredJob:
         gap = measured / predicted - 1 if is_complete and measured and predicted else None
         return {"measured_seconds": measured, "gap": gap}
 
-    def _gpu_seconds(self) -> dict[str, float]:
+    def _unit_seconds(self) -> dict[str, float]:
         attempts = self.attempts()
-        running = sum(_gpu_seconds(each) for each in attempts if each.outcome in CONCLUSIVE)
+        running = self.running_unit_seconds(attempts)
         others = [each for each in attempts if each.outcome not in CONCLUSIVE]
-        failed = sum((each.end - each.start) * each.gpus_per_trial for each in others)
-        after_startup = (self.elapsed_seconds - self.startup_seconds) * self.gpus
+        failed = sum((each.end - each.start) * self._units_of(each) for each in others)
+        after_startup = (self.elapsed_seconds - self.startup_seconds) * self.units
         return {
-            "running_gpu_seconds": running,
-            "failed_gpu_seconds": failed,
-            "startup_gpu_seconds": self.startup_seconds * self.gpus,
-            "idle_gpu_seconds": max(0.0, after_startup - running - failed),
+            "running_unit_seconds": running,
+            "failed_unit_seconds": failed,
+            "startup_unit_seconds": self.startup_seconds * self.units,
+            "idle_unit_seconds": max(0.0, after_startup - running - failed),
         }
 
+    def running_unit_seconds(self, attempts: Iterable[Attempt]) -> float:
+        """Of those attempts that have a result, as they measured it; without what attempts resumed from have used."""
+        done = [each for each in attempts if each.outcome in CONCLUSIVE]
+        return sum(min(each.seconds or 0.0, each.end - each.start) * self._units_of(each) for each in done)
+
+    def _units_of(self, attempt: Attempt) -> float:
+        """GPUs of an attempt; without GPUs, CPUs."""
+        return attempt.gpus_per_trial if self._slots.has_gpus else self.units / (self.run.info.slots or 1)
+
     @property
-    def gpus(self) -> int:
-        return self.run.info.gpus or self.run.info.slots or 1
+    def _slots(self) -> Slots:
+        return self.state.sweep.slots
+
+    @property
+    def units(self) -> int:
+        """GPUs of the job; in a sweep without GPUs, CPUs, also of a job that had GPUs before the config changed."""
+        info = self.run.info
+        slots = info.slots or 1
+        if self._slots.has_gpus:
+            return slots if info.gpus is None else info.gpus
+        return slots * self._slots.cpus_per_trial if info.cpus is None else info.cpus
 
     @property
     def elapsed_seconds(self) -> float:
@@ -156,11 +176,6 @@ class _MeasuredJob:
         return any(each.generation >= self.state.space.generation(each.trial) for each in attempts)
 
 
-def _gpu_seconds(attempt: Attempt) -> float:
-    """GPU-seconds of an attempt as it measured them, without those of attempts from which it resumed."""
-    return min(attempt.seconds or 0.0, attempt.end - attempt.start) * attempt.gpus_per_trial
-
-
 def _basis(record: JobRecord | None) -> str:
     return "measured: journal and sacct" if record else "measured: journal"
 
@@ -178,29 +193,46 @@ def compare_strategies(state: SweepState, runs: Sequence[Session], records: Mapp
     startups = [seconds for job in counted for seconds in job.run.slot_startups]
     startup = statistics.median(startups) if startups else 0.0
     computed = [
-        estimate(durations, gpus_per_trial=state.share, startup=startup, basis=COMPUTED)
+        estimate(durations, units_per_trial=state.max_slots.units_per_trial, startup=startup, basis=COMPUTED)
         for estimate in (estimate_separate_jobs, estimate_job_array)
     ]
-    return [*computed, _packed(durations, counted, running=sum(map(_gpu_seconds, ends)))]
+    ended = {(each.trial, each.number) for each in ends}
+    attempts = ((job, [each for each in job.attempts() if (each.trial, each.number) in ended]) for job in jobs)
+    running = sum(job.running_unit_seconds(own) for job, own in attempts)
+    return [*computed, _packed(durations, counted, running=running)]
 
 
 def _packed(durations: Sequence[float], jobs: Sequence[_MeasuredJob], *, running: float) -> Strategy:
-    requested = [RequestedJob(job.requested_seconds or job.elapsed_seconds, job.gpus) for job in jobs]
+    requested = [RequestedJob(job.requested_seconds or job.elapsed_seconds, job.units) for job in jobs]
     is_requested = all(job.requested_seconds for job in jobs)
     runs = [job.run for job in jobs]
     return make_strategy(
         "packed",
         requested,
         durations,
-        running_gpu_seconds=running,
-        gpus_total=max((job.gpus for job in jobs), default=0),
+        running_unit_seconds=running,
+        units_total=max((job.units for job in jobs), default=0),
         slots=max((run.info.slots or 1 for run in runs), default=1),
         makespan=sum(run.last_end - run.first_start for run in runs if run.first_start and run.last_end),
-        startup_gpu_seconds=sum(job.startup_seconds * job.gpus for job in jobs),
+        startup_unit_seconds=sum(job.startup_seconds * job.units for job in jobs),
         basis=(jobs[-1].basis if jobs else _basis(None)) + ("" if is_requested else NOT_REQUESTED),
     )
 
 
-def strategies_table(rows: Sequence[Strategy]) -> pd.DataFrame:
+def strategies_table(rows: Sequence[Strategy], unit: Unit = "GPU") -> pd.DataFrame:
     """One row per strategy, in the order given."""
-    return pd.DataFrame([asdict(row) for row in rows])
+    return _name_units(pd.DataFrame([asdict(row) for row in rows]), unit)
+
+
+def _name_units(table: pd.DataFrame, unit: Unit) -> pd.DataFrame:
+    """The table with the columns of units named: `units` is `gpus`, and `..._unit_seconds` is `..._gpu_seconds`.
+
+    In a sweep without GPUs, these are 0, and further columns at the end are about CPUs.
+    """
+    of_units = [name for name in table if "unit" in name]
+    names = {kind: {name: name.replace("unit", kind) for name in of_units} for kind in ("gpu", "cpu")}
+    gpus = table.rename(columns=names["gpu"])
+    if unit == "GPU":
+        return gpus
+    of_cpus = table[of_units].rename(columns=names["cpu"])
+    return gpus.assign(**dict.fromkeys(names["gpu"].values(), 0)).join(of_cpus)

@@ -18,7 +18,7 @@ from trainyard.planning.strategies import (
     estimate_separate_jobs,
     make_strategy,
 )
-from trainyard.utils.text import format_duration
+from trainyard.utils.text import count_of, format_duration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,10 @@ class PlannedJob:
     asked_gpu_hours: float | None = None
     predicted_gpu_hours: float | None = None
     predicted_cost: float | None = None
-    wasted_fraction: float | None = None  # of the requested GPU-hours
+    wasted_fraction: float | None = None  # of the requested GPU-hours or CPU-hours
+    cpus: int = 0  # of a job of a sweep without GPUs, which is charged for them
+    asked_cpu_hours: float | None = None
+    predicted_cpu_hours: float | None = None
 
     @property
     def is_submitted(self) -> bool:
@@ -90,18 +93,21 @@ def _plan_sweep_jobs(plan: Plan, *, has_scheduler: bool) -> Iterator[PlannedJob]
         total=len(state.trials),
         jobs=request.jobs,
         nodes=request.slots.nodes,
-        gpus=request.slots.gpus,
         walltime_minutes=request.walltime_minutes if has_scheduler else None,
         predicted_seconds=request.predicted_seconds,
         predicted_low_seconds=low,
         predicted_high_seconds=high,
-        asked_gpu_hours=request.requested_gpu_hours if has_scheduler else None,
-        predicted_gpu_hours=request.gpu_hours,
-        predicted_cost=_cost(request.gpu_hours, plan.price),
+        predicted_cost=_cost(request.used_hours, plan.price),
         wasted_fraction=packed.wasted_fraction if packed and has_scheduler else None,
+        **_charged(
+            plan,
+            request.slots.units,
+            asked=request.requested_hours if has_scheduler else None,
+            predicted=request.used_hours,
+        ),
     )
     for each in others.values():
-        used = (each.running_gpu_seconds + each.startup_gpu_seconds) / 3600
+        used = (each.running_unit_seconds + each.startup_unit_seconds) / 3600
         yield PlannedJob(
             job=f"sweep {state.name}",
             strategy=each.strategy,
@@ -109,14 +115,18 @@ def _plan_sweep_jobs(plan: Plan, *, has_scheduler: bool) -> Iterator[PlannedJob]
             pending=len(state.unfinished),
             total=len(state.trials),
             jobs=each.jobs,
-            gpus=round(each.gpus_per_job),
             walltime_minutes=each.requested_seconds_per_job / 60,
             predicted_seconds=each.makespan_seconds,
-            asked_gpu_hours=each.requested_gpu_seconds / 3600,
-            predicted_gpu_hours=used,
             predicted_cost=_cost(used, plan.price),
             wasted_fraction=each.wasted_fraction,
+            **_charged(plan, round(each.units_per_job), asked=each.requested_unit_seconds / 3600, predicted=used),
         )
+
+
+def _charged(plan: Plan, units: int, *, asked: float | None, predicted: float | None) -> dict[str, Any]:
+    """The fields of a planned job that are about GPUs, or in a sweep without GPUs, about CPUs."""
+    unit = plan.state.sweep.slots.unit.lower()
+    return {f"{unit}s": units, f"asked_{unit}_hours": asked, f"predicted_{unit}_hours": predicted}
 
 
 def _basis(plan: Plan) -> str:
@@ -127,8 +137,8 @@ def _basis(plan: Plan) -> str:
     return "no evidence; ordered by FLOPs" if plan.state.work.keys() >= set(plan.forecast.pending) else "no evidence"
 
 
-def _cost(gpu_hours: float | None, price: float | None) -> float | None:
-    return None if gpu_hours is None or price is None else gpu_hours * price
+def _cost(hours: float | None, price: float | None) -> float | None:
+    return None if hours is None or price is None else hours * price
 
 
 def plan_scale(config: Config, name: str, run: str, results: Path, *, runtime_minutes: float | None) -> PlannedJob:
@@ -189,20 +199,20 @@ def compare_planned_strategies(plan: Plan) -> list[Strategy]:
     if request.predicted_seconds is None:
         return []
     durations = [forecast.seconds[name] for name in forecast.pending]
-    share, startup = request.slots.share, statistics.median(plan.state.slot_startups or [0.0])
+    share, startup = request.slots.units_per_trial, statistics.median(plan.state.slot_startups or [0.0])
     others = [
-        estimate(durations, gpus_per_trial=share, startup=startup, basis="predicted")
+        estimate(durations, units_per_trial=share, startup=startup, basis="predicted")
         for estimate in (estimate_separate_jobs, estimate_job_array)
     ]
     packed = make_strategy(
         "packed",
-        [RequestedJob(60.0 * request.walltime_minutes, request.slots.gpus)] * request.jobs,
+        [RequestedJob(60.0 * request.walltime_minutes, request.slots.units)] * request.jobs,
         durations,
-        running_gpu_seconds=sum(durations) * share,
-        gpus_total=request.slots.gpus,
+        running_unit_seconds=sum(durations) * share,
+        units_total=request.slots.units,
         slots=request.slots.count,
         makespan=request.predicted_seconds,
-        startup_gpu_seconds=request.slots.gpus * plan.state.startup_seconds * request.jobs,
+        startup_unit_seconds=request.slots.units * plan.state.startup_seconds * request.jobs,
         basis="predicted",
     )
     return [*others, packed]
@@ -215,15 +225,21 @@ def summarize_plan(plan: Plan) -> str:
     what = f"{len(state.unfinished)} of {len(state.trials)} trials pending{again}{_count_rereads(plan)}"
     if not state.unfinished:
         return f"sweep {state.name}: {what}; only the tables will be written"
-    share = "1 (for now)" if state.is_share_open else f"{slots.share:g}"
-    count = f"{slots.count} slot{'s' if slots.count > 1 else ''}"
-    requested = f"{count} of {share} GPU and {slots.cpus_per_trial} CPU"
+    requested = f"{count_of(slots.count, 'slot')} of {_describe_slot(plan)}"
     nodes = f" on {slots.nodes} nodes" if slots.nodes > 1 else ""
     limit = state.sweep.slots
     chosen = f" ({state.sweep.goal}, of at most {limit.count})" if limit.auto else ""
     measured = state.measured
     why = f"; {measured.why}" if measured and measured.why and measured.gpus_per_trial == slots.share else ""
     return f"sweep {state.name}: {what}; requests {requested}{nodes}{chosen}; {_describe_prediction(plan)}{why}"
+
+
+def _describe_slot(plan: Plan) -> str:
+    """What a slot has, as in `0.5 GPU and 4 CPUs`."""
+    slots, cpus = plan.request.slots, count_of(plan.request.slots.cpus_per_trial, "CPU")
+    if not slots.has_gpus:
+        return cpus
+    return f"1 (for now) GPU and {cpus}" if plan.state.is_share_open else f"{count_of(slots.share, 'GPU')} and {cpus}"
 
 
 def _describe_prediction(plan: Plan) -> str:
@@ -238,14 +254,14 @@ def _describe_prediction(plan: Plan) -> str:
 
 def _count_rereads(plan: Plan) -> str:
     count = len(plan.state.to_reread)
-    return f", {count} output{'s' if count > 1 else ''} to re-read without running anything" if count else ""
+    return f", {count_of(count, 'output')} to re-read without running anything" if count else ""
 
 
 def summarize_cost(plan: Plan) -> str:
-    """The requested GPU-hours and jobs of a sweep, compared with other strategies, in one line."""
-    request, hours = plan.request, plan.request.requested_gpu_hours
-    used = "" if request.gpu_hours is None else f", {request.gpu_hours:.3g} of them predicted to be used"
-    parts = [f"{hours:.3g} GPU-hours requested{used}{_at_price(plan, request.gpu_hours or hours)}"]
+    """The requested GPU-hours or CPU-hours and jobs of a sweep, compared with other strategies, in one line."""
+    request, hours, unit = plan.request, plan.request.requested_hours, f"{plan.state.sweep.slots.unit}-hours"
+    used = "" if request.used_hours is None else f", {request.used_hours:.3g} of them predicted to be used"
+    parts = [f"{hours:.3g} {unit} requested{used}{_at_price(plan, request.used_hours or hours)}"]
     if request.too_long:
         count = f"{len(request.too_long)} of {len(plan.forecast.pending)} pending trials can never end"
         parts.append(f"{count}: {request.too_long_message}")
@@ -253,13 +269,16 @@ def summarize_cost(plan: Plan) -> str:
         limit = format_duration(60 * plan.limit_minutes)
         parts.append(f"{request.jobs} jobs one after another, for a job may take {limit} at most")
     for each in compare_planned_strategies(plan)[:-1]:
-        name = "separate jobs" if each.strategy == "separate_jobs" else "tasks of an array"
-        startup = each.startup_gpu_seconds / 3600
+        kind = count_of(each.jobs, "separate job") if each.strategy == "separate_jobs" else _array(each.jobs)
+        startup = each.startup_unit_seconds / 3600
         starts = f", {startup:.3g} of them to start programs" if startup else ""
-        hours = each.requested_gpu_seconds / 3600
-        parts.append(f"as {each.jobs} {name}: {hours:.3g} GPU-hours requested{starts}")
+        parts.append(f"as {kind}: {each.requested_unit_seconds / 3600:.3g} {unit} requested{starts}")
     return "; ".join(parts)
 
 
-def _at_price(plan: Plan, gpu_hours: float) -> str:
-    return "" if plan.price is None else f" (costs {gpu_hours * plan.price:.2f})"
+def _array(tasks: int) -> str:
+    return f"{count_of(tasks, 'task')} of an array"
+
+
+def _at_price(plan: Plan, hours: float) -> str:
+    return "" if plan.price is None else f" (costs {hours * plan.price:.2f})"

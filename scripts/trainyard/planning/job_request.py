@@ -41,11 +41,11 @@ class JobRequest:
     def slots(self) -> Slots:
         """The config's slots; with `auto`, the number up to these that is best for the goal.
 
-        A job that only writes tables has one node without GPUs.
+        A job that only writes tables has one CPU.
         """
         limit, sweep = self._state.max_slots, self._state.sweep
         if not self._forecast.pending:
-            return limit.model_copy(update={"nodes": 1, "gpus_per_node": 0})
+            return Slots(gpus_per_node=0)
         if not limit.auto:
             return limit
         deadline = sweep.deadline_seconds if self._forecast.seconds else None
@@ -53,7 +53,7 @@ class JobRequest:
 
     @cached_property
     def options(self) -> list[GpuOption]:
-        """Numbers of GPUs that can be requested; without evidence, with relative durations."""
+        """Numbers of GPUs or CPUs that can be requested; without evidence, with relative durations."""
         startup = self._state.startup_seconds if self._forecast.seconds else 0.0
         found = list_options(self._forecast.durations, self._state.max_slots, startup=startup)
         return [option for option in found if option.slots.gpus <= self._limit_gpus] or found[:1]
@@ -153,16 +153,16 @@ class JobRequest:
         return f"trial {longest} takes at least {least} and cannot resume, but a job may take at most {limit}: {remedy}"
 
     @property
-    def gpu_hours(self) -> float | None:
-        """GPU-hours that the pending trials use, including start-ups; None without evidence."""
+    def used_hours(self) -> float | None:
+        """GPU-hours (without GPUs, CPU-hours) that the pending trials use, with start-ups; None without evidence."""
         if self.predicted_seconds is None:
             return None
-        return self.slots.gpus * (self.predicted_seconds + self.jobs * self._state.startup_seconds) / 3600
+        return self.slots.units * (self.predicted_seconds + self.jobs * self._state.startup_seconds) / 3600
 
     @property
-    def requested_gpu_hours(self) -> float:
-        """GPU-hours of all jobs by their requested walltimes."""
-        return self.slots.gpus * self.jobs * self.walltime_minutes / 60
+    def requested_hours(self) -> float:
+        """GPU-hours of all jobs by their requested walltimes; without GPUs, CPU-hours."""
+        return self.slots.units * self.jobs * self.walltime_minutes / 60
 
 
 def _quantile(ascending: Sequence[float], share: float) -> float:

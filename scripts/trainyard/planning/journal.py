@@ -152,12 +152,14 @@ class SessionStarted(Event):
     """The driver starts. Times are in seconds."""
 
     is_durable = True
+    optional = frozenset({"cpus"})
     job: str = ""  # Slurm's ID, or "local"
     node: str = ""
     process: int | None = None
     slots: int | None = None
     nodes: int | None = None
     gpus: int | None = None
+    cpus: int | None = None  # of a sweep without GPUs
     gpus_per_trial: float | None = None
     walltime_seconds: float | None = None  # requested
     lead_seconds: float | None = None  # from the start of the Slurm job
@@ -222,7 +224,7 @@ class Share(Event):
 
     def slowdown(self, gpus_per_trial: float) -> float | None:
         """Of a trial with this share of a GPU, relative to a trial that runs alone; None if it was not measured."""
-        count = round(1 / gpus_per_trial)
+        count = round(1 / gpus_per_trial) if gpus_per_trial else 0  # none on CPUs
         throughput = (self.throughput or {}).get(str(count))
         return None if throughput is None else count / throughput
 

@@ -24,7 +24,7 @@ class Plan:
     state: SweepState
     limit_minutes: float = math.inf  # the longest walltime that can be requested
     limit_gpus: float = math.inf  # the most GPUs, over all nodes
-    price: float | None = None  # of a GPU-hour
+    price: float | None = None  # of a GPU-hour; without GPUs, of a CPU-hour
 
     @cached_property
     def forecast(self) -> DurationForecast:
@@ -51,8 +51,9 @@ def plan_sweep(
     No job may take longer than `limit_minutes`; with `slots: auto`, none requests more than `limit_gpus`. A caller that
     plans repeatedly passes the `fold` of the journal, which then reads new lines only.
     """
-    state = read_state(config.sweeps[name], name, results, fold=fold)
-    return Plan(state, limit_minutes=limit_minutes, limit_gpus=limit_gpus, price=config.pricing.gpu_hour)
+    sweep = config.sweeps[name]
+    state, price = read_state(sweep, name, results, fold=fold), config.pricing.per_hour(sweep.slots.unit)
+    return Plan(state, limit_minutes=limit_minutes, limit_gpus=limit_gpus, price=price)
 
 
 def read_state(sweep: Sweep, name: str, results: Path, *, fold: Fold | None = None) -> SweepState:

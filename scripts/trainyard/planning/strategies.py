@@ -4,7 +4,7 @@
 "Wasted" is the part of it in which no trial ran that produced a result: start-up, failed attempts, idle slots, and
 unused walltime. The definitions are the same for every strategy. Strategies that were not run are computed from the
 durations of the trials, on a cluster that runs all jobs at once. Each of their jobs starts its own program, which takes
-as long as the start of a slot's worker process.
+as long as the start of a slot's worker process. Jobs are charged in units: GPUs, or in a sweep without GPUs, CPUs.
 """
 
 import math
@@ -19,58 +19,58 @@ class RequestedJob:
     """A job that was or would be requested."""
 
     seconds: float  # of walltime
-    gpus: int
+    units: int  # GPUs or CPUs
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """A row of strategies.csv; seconds, and GPUs times seconds."""
+    """A row of strategies.csv; seconds, and GPUs or CPUs (units) times seconds."""
 
     strategy: str
     requested_seconds_per_job: float  # the mean, where they differ
     jobs: int
     requested_job_seconds: float
-    gpus_per_job: float  # the mean, where they differ
-    gpus_total: int  # allocated at the same time, at most
-    requested_gpu_seconds: float  # including start-up
-    running_gpu_seconds: float  # of attempts with a result, by their own clocks (`seconds`)
-    wasted_gpu_seconds: float  # requested minus running
+    units_per_job: float  # the mean, where they differ
+    units_total: int  # allocated at the same time, at most
+    requested_unit_seconds: float  # including start-up
+    running_unit_seconds: float  # of attempts with a result, by their own clocks (`seconds`)
+    wasted_unit_seconds: float  # requested minus running
     wasted_fraction: float
     makespan_seconds: float  # from the start of the first trial to the end of the last
     makespan_lower_bound_seconds: float  # on as many slots
-    startup_gpu_seconds: float  # once per job or slot; a part of the wasted ones
+    startup_unit_seconds: float  # once per job or slot; a part of the wasted ones
     basis: str
 
 
 def estimate_separate_jobs(
-    durations: Sequence[float], *, gpus_per_trial: float, startup: float, basis: str
+    durations: Sequence[float], *, units_per_trial: float, startup: float, basis: str
 ) -> Strategy:
     """Each trial as a job that requests exactly its duration, which is unknown beforehand in practice.
 
     Each job also requests the `startup` seconds of its program, up to its first step.
     """
-    return _side_by_side("separate_jobs", durations, durations, gpus_per_trial, startup, basis)
+    return _side_by_side("separate_jobs", durations, durations, units_per_trial, startup, basis)
 
 
-def estimate_job_array(durations: Sequence[float], *, gpus_per_trial: float, startup: float, basis: str) -> Strategy:
+def estimate_job_array(durations: Sequence[float], *, units_per_trial: float, startup: float, basis: str) -> Strategy:
     """Each trial as a task of one array, whose walltime covers the longest trial."""
     longest = [max(durations, default=0.0)] * len(durations)
-    return _side_by_side("job_array", longest, durations, gpus_per_trial, startup, basis)
+    return _side_by_side("job_array", longest, durations, units_per_trial, startup, basis)
 
 
 def _side_by_side(
     name: str, longest: Sequence[float], durations: Sequence[float], share: float, startup: float, basis: str
 ) -> Strategy:
-    gpus = max(1, math.ceil(share))  # Slurm hands out whole GPUs
+    units = max(1, math.ceil(share))  # Slurm hands out whole GPUs
     return make_strategy(
         name,
-        [RequestedJob(startup + seconds, gpus) for seconds in longest],
+        [RequestedJob(startup + seconds, units) for seconds in longest],
         durations,
-        running_gpu_seconds=sum(durations) * share,
-        gpus_total=gpus * len(durations),
+        running_unit_seconds=sum(durations) * share,
+        units_total=units * len(durations),
         slots=max(1, len(durations)),
         makespan=max(durations, default=0.0),
-        startup_gpu_seconds=startup * gpus * len(durations),
+        startup_unit_seconds=startup * units * len(durations),
         basis=basis,
     )
 
@@ -80,29 +80,29 @@ def make_strategy(
     requests: Sequence[RequestedJob],
     durations: Sequence[float],
     *,
-    running_gpu_seconds: float,
-    gpus_total: int,
+    running_unit_seconds: float,
+    units_total: int,
     slots: int,
     makespan: float,
-    startup_gpu_seconds: float,
+    startup_unit_seconds: float,
     basis: str,
 ) -> Strategy:
     """The row of trials with these `durations` that run on `slots` slots in the requested jobs."""
     job_seconds = sum(each.seconds for each in requests)
-    gpu_seconds = sum(each.seconds * each.gpus for each in requests)
+    unit_seconds = sum(each.seconds * each.units for each in requests)
     return Strategy(
         strategy=name,
         requested_seconds_per_job=job_seconds / max(1, len(requests)),
         jobs=len(requests),
         requested_job_seconds=job_seconds,
-        gpus_per_job=sum(each.gpus for each in requests) / max(1, len(requests)),
-        gpus_total=gpus_total,
-        requested_gpu_seconds=gpu_seconds,
-        running_gpu_seconds=running_gpu_seconds,
-        wasted_gpu_seconds=gpu_seconds - running_gpu_seconds,
-        wasted_fraction=(gpu_seconds - running_gpu_seconds) / gpu_seconds if gpu_seconds else 0.0,
+        units_per_job=sum(each.units for each in requests) / max(1, len(requests)),
+        units_total=units_total,
+        requested_unit_seconds=unit_seconds,
+        running_unit_seconds=running_unit_seconds,
+        wasted_unit_seconds=unit_seconds - running_unit_seconds,
+        wasted_fraction=(unit_seconds - running_unit_seconds) / unit_seconds if unit_seconds else 0.0,
         makespan_seconds=makespan,
         makespan_lower_bound_seconds=lower_bound(durations, slots),
-        startup_gpu_seconds=startup_gpu_seconds,
+        startup_unit_seconds=startup_unit_seconds,
         basis=basis,
     )

@@ -6,19 +6,27 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from trainyard.config.sweep import Unit
 from trainyard.config.trial_status import CONCLUSIVE, TrialStatus
 from trainyard.report import style
 from trainyard.report.style import COLORS, IDLE, MANY, STARTING, draw_bars
 from trainyard.report.timeline_plots import assign_jobs
+from trainyard.utils.text import count_of
 
 
 def plot_packing(
-    axes: Axes, timeline: pd.DataFrame, trials: pd.DataFrame, jobs: pd.DataFrame, strategies: pd.DataFrame
+    axes: Axes,
+    timeline: pd.DataFrame,
+    trials: pd.DataFrame,
+    jobs: pd.DataFrame,
+    strategies: pd.DataFrame,
+    *,
+    unit: Unit = "GPU",
 ) -> None:
-    """GPUs over time: above, each trial as a task of a job array; below, packed. Gray is requested but not used.
+    """GPUs (or CPUs: `unit`) over time: above, each trial as a task of a job array; below, packed.
 
-    Areas are the GPU-seconds in `strategies`. It shows the jobs that count there, one after another, and the attempt
-    that produced each trial's result.
+    Gray is requested but not used. Areas are the GPU-seconds in `strategies`. It shows the jobs that count there, one
+    after another, and the attempt that produced each trial's result.
     """
     table, held, done = strategies.set_index("strategy"), _requested_jobs(jobs), _find_results(timeline, trials, jobs)
     if done.empty:
@@ -30,8 +38,8 @@ def plot_packing(
     _draw_packed(axes, done.join(held, on="job", how="inner"), held, top=top)
     most = held["slots"].max() if len(held) else 0
     counts = {
-        "job_array": style.count(len(done), "job"),
-        "packed": f"{len(held)} x " * (len(held) > 1) + style.count(most, "slot"),
+        "job_array": count_of(len(done), "job"),
+        "packed": f"{len(held)} x " * (len(held) > 1) + count_of(most, "slot"),
     }
     labels = [f"{name.replace('_', ' ')}:\n{count}\n{table.loc[name, 'wasted_fraction']:.0%} wasted"
              for name, count in counts.items()]  # fmt: skip
@@ -44,7 +52,7 @@ def plot_packing(
         f"{style.mark_time(axes, *axes.get_xlim())} since the first trial started{pauses}; orange: start-up"
     )
     requested = [f"{table.loc[name, 'requested_gpu_seconds']:,.4g}" for name in counts]
-    style.set_title(axes, f"requested GPU-seconds: {requested[0]} as job array, {requested[1]} packed")
+    style.set_title(axes, f"requested {unit}-seconds: {requested[0]} as job array, {requested[1]} packed")
 
 
 def _draw_array(axes: Axes, seconds: pd.Series, row: "pd.Series[Any]") -> None:
@@ -91,8 +99,8 @@ def _find_results(timeline: pd.DataFrame, trials: pd.DataFrame, jobs: pd.DataFra
     return done.assign(seconds=done["trial"].map(known["seconds"]), here=here, share=done.get("gpus_per_trial", 1.0))
 
 
-def plot_waste(axes: Axes, strategies: pd.DataFrame) -> None:
-    """The GPU-seconds that each strategy requests: running trials, start-up, and other waste."""
+def plot_waste(axes: Axes, strategies: pd.DataFrame, *, unit: Unit = "GPU") -> None:
+    """The GPU-seconds (or CPU-seconds: `unit`) that each strategy requests: of trials, of start-up, and other waste."""
     rows = np.arange(len(strategies))
     left = pd.Series(0.0, strategies.index)
     startup = strategies["startup_gpu_seconds"]
@@ -110,7 +118,7 @@ def plot_waste(axes: Axes, strategies: pd.DataFrame) -> None:
     axes.invert_yaxis()
     axes.margins(x=0.15)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("requested GPU-seconds")
+    axes.set_xlabel(f"requested {unit}-seconds")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3, fontsize=9)
 
 

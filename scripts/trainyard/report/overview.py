@@ -63,7 +63,7 @@ def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
     return Summary(
         f"Sweep {name}",
         answer,
-        sweep_facts(tables, price=config.pricing.gpu_hour),
+        sweep_facts(tables, config.pricing),
         list_failures(state),
         list_next_steps(state, ranking),
         runner_up=runner_up,

@@ -7,42 +7,50 @@ from rich.table import Table
 from trainyard.planning.forecast import PlannedJob
 from trainyard.utils.text import format_duration
 
-COLUMNS = ("job", "pending", "jobs", "nodes", "GPUs", "walltime", "predicted", "GPU-hours", "requested", "cost")
+UNITS = {"gpus": ("GPUs", "GPU-hours"), "cpus": ("CPUs", "CPU-hours")}
 NAMES = {"job_array": "  as a job array", "separate_jobs": "  as separate jobs"}
 
 
 def plan_table(rows: Sequence[PlannedJob]) -> Table:
-    """A row for each job, the alternatives that are not submitted dimmed, and the totals of all known numbers."""
-    table = Table(*COLUMNS)
+    """A row for each job, the alternatives that are not submitted dimmed, and the totals of all known numbers.
+
+    It has columns about GPUs if a job has any, and about CPUs if a sweep without GPUs is charged for them.
+    """
+    kinds = [kind for kind in UNITS if any(getattr(row, kind) for row in rows)] or ["gpus"]
+    counts = [UNITS[kind][0] for kind in kinds]
+    hours = [column for kind in kinds for column in (UNITS[kind][1], "requested")]
+    table = Table("job", "pending", "jobs", "nodes", *counts, "walltime", "predicted", *hours, "cost")
     for row in rows:
-        table.add_row(*_cells(row), style=None if row.is_submitted else "dim")
+        table.add_row(*_cells(row, kinds), style=None if row.is_submitted else "dim")
     submitted = [row for row in rows if row.is_submitted]
+    names = [f"{what}_{kind[:-1]}_hours" for kind in kinds for what in ("predicted", "asked")]
     totals = [
         sum(value for row in submitted if (value := getattr(row, name)) is not None)
-        for name in ("predicted_gpu_hours", "asked_gpu_hours", "predicted_cost")
+        for name in (*names, "predicted_cost")
     ]
     table.add_section()
     jobs = sum(row.jobs for row in submitted)
-    table.add_row("total of known values", "", str(jobs), "", "", "", "", *map(_number, totals))
+    table.add_row("total of known values", "", str(jobs), "", *[""] * len(kinds), "", "", *map(_number, totals))
     return table
 
 
-def _cells(row: PlannedJob) -> Iterator[str]:
+def _cells(row: PlannedJob, kinds: Sequence[str]) -> Iterator[str]:
     yield NAMES.get(row.strategy, row.job)
     yield "" if row.pending is None or not row.is_submitted else f"{row.pending} of {row.total}"
     yield str(row.jobs)
     yield str(row.nodes)
-    yield str(row.gpus)
+    yield from (str(getattr(row, kind)) for kind in kinds)
     yield "" if row.walltime_minutes is None else format_duration(60 * row.walltime_minutes)
     yield _predicted(row)
-    yield _number(row.predicted_gpu_hours)
-    yield _number(row.asked_gpu_hours)
+    for kind in kinds:
+        yield _number(getattr(row, f"predicted_{kind[:-1]}_hours"))
+        yield _number(getattr(row, f"asked_{kind[:-1]}_hours"))
     yield _number(row.predicted_cost)
 
 
 def _predicted(row: PlannedJob) -> str:
     if row.predicted_seconds is None:
-        return "unknown yet" if row.gpus else ""
+        return "unknown yet" if row.gpus or row.cpus else ""
     low, high = (
         seconds and format_duration(seconds) for seconds in (row.predicted_low_seconds, row.predicted_high_seconds)
     )

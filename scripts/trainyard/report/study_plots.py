@@ -58,13 +58,17 @@ def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
     tables = ("trials", "timeline", "epochs", "strategies", "jobs")
     trials, timeline, epochs, strategies, jobs = (read_table(source / f"{table}.csv") for table in tables)
     state = read_state(config.sweeps[name], name, source.parents[1])
-    ranked = _rank_trials(state, trials)
+    ranked, unit = _rank_trials(state, trials), state.sweep.slots.unit
+    if unit == "CPU":
+        timeline = timeline.assign(gpus_per_trial=state.sweep.slots.units_per_trial)
+        strategies, jobs = map(_cpus_as_gpus, (strategies, jobs))
     slots = timeline["slot"].nunique()
     gantt = partial(timeline_plots.plot_gantt, timeline=timeline, jobs=jobs, ranked=ranked)
     style.save(gantt, target / "gantt", size=(WIDTH, style.lanes_height(slots)))
-    packing = partial(cost_plots.plot_packing, timeline=timeline, trials=trials, jobs=jobs, strategies=strategies)
+    charged = {"strategies": strategies, "unit": unit}
+    packing = partial(cost_plots.plot_packing, timeline=timeline, trials=trials, jobs=jobs, **charged)
     style.save(packing, target / "packing", size=(WIDTH, min(5.6, 2 + 0.12 * (len(trials) + slots))))
-    style.save(partial(cost_plots.plot_waste, strategies=strategies), target / "waste", size=(WIDTH, 3))
+    style.save(partial(cost_plots.plot_waste, **charged), target / "waste", size=(WIDTH, 3))
     style.save(partial(cost_plots.plot_predictions, timeline=timeline, jobs=jobs), target / "prediction")
     joined = len(ranked.keys) == 1 and not (state.sweep.sample or state.sweep.search)
     rows, columns = metric_plots.facet_grid(len(metric_plots.facet_keys(ranked)))
@@ -84,6 +88,12 @@ def _rank_trials(state: SweepState, trials: pd.DataFrame) -> PlottedTrials:
     metric, mode = find_ranking_metric(state, trials)
     log = {key: state.sweep.is_log(key) for key in keys}
     return PlottedTrials(shown, keys, metric, mode, log, rank_sweep(state))
+
+
+def _cpus_as_gpus(table: pd.DataFrame) -> pd.DataFrame:
+    """The table of a sweep without GPUs with its CPUs where others have GPUs, so that the same code draws it."""
+    names = {name: name.replace("cpu", "gpu") for name in table if "cpu" in name}
+    return table.drop(columns=list(names.values())).rename(columns=names)
 
 
 def _draw_scaling(config: Config, name: str, source: Path, target: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from trainyard.config.config import Config
+from trainyard.config.sweep import Slots
 from trainyard.planning.accounting import compare_strategies, fetch_records, jobs_table, strategies_table
 from trainyard.planning.plan import read_state
 from trainyard.report.pages import Parts, Table, write_page
@@ -46,7 +47,7 @@ def _write_sweep(config: Config, name: str, results: Path) -> Parts:
     state = read_state(config.sweeps[name], name, results)
     sessions = state.sessions
     records = fetch_records(sessions)
-    strategies = strategies_table(compare_strategies(state, sessions, records))
+    strategies = strategies_table(compare_strategies(state, sessions, records), state.sweep.slots.unit)
     jobs = jobs_table(state, sessions, records)
     write_table(strategies, folder / "strategies.csv")
     write_table(jobs, folder / "jobs.csv")
@@ -58,6 +59,7 @@ def _write_sweep(config: Config, name: str, results: Path) -> Parts:
     ranking = rank_sweep(state)
     write_best(config, state, ranking)
     write_table(configurations := ranking_table(ranking), folder / "ranking.csv")
+    strategies, jobs = (_without_gpus(table, state.sweep.slots) for table in (strategies, jobs))
     best = 0 if ranking.best_trial else None
     turned = strategies.set_index("strategy").T.rename_axis(index=None, columns=None).reset_index(names="measure")
     return {
@@ -68,6 +70,11 @@ def _write_sweep(config: Config, name: str, results: Path) -> Parts:
         "Cost, compared with other strategies": Table(turned),
         "Jobs: planned and measured": Table(jobs.assign(start=jobs["start"].map(format_time))),
     }
+
+
+def _without_gpus(table: pd.DataFrame, slots: Slots) -> pd.DataFrame:
+    """The table without its columns about GPUs, if the sweep has none: they are 0."""
+    return table if slots.has_gpus else table.drop(columns=[name for name in table if "gpu" in name])
 
 
 def _arrange_trials(trials: pd.DataFrame, ranking: Ranking, metric: str) -> Table:

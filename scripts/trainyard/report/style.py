@@ -285,11 +285,6 @@ def text_color(face: Any) -> str:
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else "white"
 
 
-def count(number: int, noun: str) -> str:
-    """A number of things, as `1 slot` or `2 slots`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def format_value(value: Any, length: int = 12) -> str:
     """A value in at most `length` characters."""
     if value is None or value != value:

@@ -6,12 +6,14 @@ from typing import Any, Final
 
 import pandas as pd
 
+from trainyard.config.config import Pricing
+from trainyard.config.sweep import Unit
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.sweep_state import SweepState
 from trainyard.results import SweepResults
 from trainyard.results.answer import FILE
 from trainyard.results.ranking import Ranking
-from trainyard.utils.text import format_duration, format_time
+from trainyard.utils.text import count_of, format_duration, format_time
 
 SHOWN_FAILURES: Final = 3  # different errors
 MIN_VALUES: Final = 3  # of a key, with fewer of which the best one is always at an end of the range
@@ -20,13 +22,13 @@ ORDER: Final = (TrialStatus.FINISHED, TrialStatus.STOPPED, TrialStatus.DIVERGED,
 WORDS: Final = {TrialStatus.STOPPED: "stopped early", TrialStatus.UNREADABLE: "without metrics"}
 
 
-def sweep_facts(tables: SweepResults, *, price: float | None) -> dict[str, str]:
-    """Facts about a sweep by label; `price` is that of a GPU-hour."""
+def sweep_facts(tables: SweepResults, pricing: Pricing) -> dict[str, str]:
+    """Facts about a sweep by label."""
     if tables.jobs.empty:
         return {"ran": "nothing yet"}
     return {
         "ran": _describe_runs(tables),
-        "cost": _describe_cost(tables, price),
+        "cost": _describe_cost(tables, pricing),
         "wasted": _describe_waste(tables),
         "duration": _describe_makespan(tables),
         "predicted": _describe_predictions(tables),
@@ -50,25 +52,32 @@ def _describe_runs(tables: SweepResults) -> str:
     last = jobs.iloc[-1]
     nodes = f"{last['nodes']:.0f} nodes" if last["nodes"] > 1 else f"node {last['node']}"
     devices = ["CPUs" if name == "cpu" else str(name) for name in tables.timeline["device"].dropna().unique()]
-    times = f"{len(jobs)} job{'s' if len(jobs) > 1 else ''}, {format_duration(jobs['elapsed_seconds'].sum())}"
+    times = f"{count_of(len(jobs), 'job')}, {format_duration(jobs['elapsed_seconds'].sum())}"
     when = f"from {format_time(jobs['start'].iloc[0])}"
-    return f"{len(tables.trials)} trials: {', '.join(parts)}; {times}, {when}, on {', '.join([nodes, *devices])}"
+    trials, where = count_of(len(tables.trials), "trial"), ", ".join([nodes, *devices])
+    return f"{trials}: {', '.join(parts)}; {times}, {when}, on {where}"
 
 
-def _describe_cost(tables: SweepResults, price: float | None) -> str:
-    seconds = _strategy(tables, "packed")["requested_gpu_seconds"]
-    if _is_on_cpus(tables):
+def _charged(tables: SweepResults) -> Unit:
+    """What the sweep is charged for."""
+    return "CPU" if "requested_cpu_seconds" in tables.strategies else "GPU"
+
+
+def _describe_cost(tables: SweepResults, pricing: Pricing) -> str:
+    unit = _charged(tables)
+    seconds, price = _strategy(tables, "packed")[f"requested_{unit.lower()}_seconds"], pricing.per_hour(unit)
+    if unit == "GPU" and _is_on_cpus(tables):
         return f"{format_duration(seconds)} of slots on CPUs, no GPU time"
     hours = seconds / 3600
-    cost = "" if price is None else f", {price * hours:,.2f} at {price:g} per GPU-hour"
-    return f"{hours:,.3g} GPU-hours requested{cost}"
+    cost = "" if price is None else f", {price * hours:,.2f} at {price:g} per {unit}-hour"
+    return f"{hours:,.3g} {unit}-hours requested{cost}"
 
 
 def _describe_waste(tables: SweepResults) -> str:
-    packed = _strategy(tables, "packed")
-    if not packed["requested_gpu_seconds"]:
+    packed, unit = _strategy(tables, "packed"), _charged(tables).lower()
+    if not packed[f"requested_{unit}_seconds"]:
         return "nothing"
-    startup = packed["startup_gpu_seconds"] / packed["requested_gpu_seconds"]
+    startup = packed[f"startup_{unit}_seconds"] / packed[f"requested_{unit}_seconds"]
     array, separate = (_strategy(tables, name)["wasted_fraction"] for name in ("job_array", "separate_jobs"))
     return (
         f"{packed['wasted_fraction']:.0%} of what was requested ({startup:.0%} for start-up); the same trials would "

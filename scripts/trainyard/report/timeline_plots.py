@@ -14,6 +14,7 @@ from trainyard.planning.schedule import schedule
 from trainyard.report import style
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.style import COLORS, IDLE, draw_bars, is_numeric
+from trainyard.utils.text import count_of
 
 MAX_LABELED_KEYS: Final = 3  # with more varied keys, bars have no labels
 MIN_LABELED: Final = 0.015  # of the whole time: no text fits into a shorter bar
@@ -52,7 +53,7 @@ def plot_gantt(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame, ranked: P
     if key and not labels:
         style.add_key_colorbar(axes, ranked.table[key], log=ranked.log.get(key))
     busy = (run["stop"] - run["begin"]).sum() / ((held["stop"] - held["begin"]).sum() or 1.0)
-    counts = f"{style.count(len(run), 'attempt')} on {style.count(len(lanes), 'slot')}"
+    counts = f"{count_of(len(run), 'attempt')} on {count_of(len(lanes), 'slot')}"
     style.set_title(axes, f"{counts}, {busy:.1%} busy (idle: gray){labels}")
 
 
@@ -109,7 +110,7 @@ def plot_schedule(axes: Axes, plan: Plan) -> None:
     labels = _label_bars(axes, run, _labeled(table, keys), color_of)
     idle = 1 - sum(plan.forecast.durations) / (total * slots)
     style.set_title(
-        axes, f"plan of {style.count(len(turns), 'trial')} on {style.count(slots, 'slot')}, {idle:.1%} idle{labels}"
+        axes, f"plan of {count_of(len(turns), 'trial')} on {count_of(slots, 'slot')}, {idle:.1%} idle{labels}"
     )
 
 

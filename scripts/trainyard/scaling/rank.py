@@ -37,6 +37,7 @@ from trainyard.training.warmup import WarmUpResult, warm_up
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, hold_lock, write_json
 from trainyard.utils.stop_notice import StopNotice
+from trainyard.utils.text import count_of
 
 # Files in the folder of the checkpoints, for the next attempt:
 MICRO_BATCH = "micro-batch.json"  # the micro-batch that fits the memory
@@ -136,7 +137,7 @@ def _explaining_unused_parameters() -> Iterator[None]:
 def _log_start(trainer: Trainer, store: CheckpointStore) -> None:
     group, done = trainer.group, len(trainer.history)
     if trainer.is_complete:
-        log.info("already trained: all %d epochs are in %s", done, store.folder)
+        log.info("already trained for %s: see %s", count_of(done, "epoch"), store.folder)
     elif not trainer.state.is_new:
         step = f" and step {trainer.state.progress.step}" if trainer.state.progress.step else ""
         log.info("continuing after epoch %d%s, from %s", done, step, store.folder)
@@ -170,7 +171,7 @@ def _check_world(scale: str, group: Group) -> None:
     nodes, gpus = split_scale(scale)
     if group.world_size != nodes * gpus:
         remedy = f"start it with torchrun --nnodes {nodes} --nproc-per-node {gpus}"
-        raise UserError(f"scale {scale} needs {nodes * gpus} ranks, but there are {group.world_size}: {remedy}")
+        raise UserError(f"scale {scale} needs {count_of(nodes * gpus, 'rank')}, but has {group.world_size}: {remedy}")
 
 
 def _batch(study: Scaling, store: CheckpointStore, group: Group) -> BatchSizes:

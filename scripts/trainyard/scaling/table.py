@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from trainyard.config.scaling import EFFICIENT
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import MissingResultError
 from trainyard.utils.text import format_duration
 
 MAX_INCREASE: Final = 0.2  # of GPU-hours over the baseline, for the recommended scale
@@ -74,7 +74,7 @@ def _summaries(folders: Sequence[Path]) -> pd.DataFrame:
     summaries = [folder / "summary.json" for folder in folders]
     for path in summaries:
         if not path.exists():
-            raise UserError(f"{path} does not exist: `snakemake` runs the job that writes it")
+            raise MissingResultError(path)
     frame = pd.DataFrame([json.loads(path.read_text()) for path in summaries])
     for column in _NUMBERS:  # a user's script reports only some of them
         frame[column] = pd.to_numeric(frame[column]) if column in frame else float("nan")

@@ -32,6 +32,7 @@ from trainyard.scaling.launchers import check_allocation, script_command
 from trainyard.scaling.reported_rows import ReportedRows
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import atomic_write, digest_of, hold_lock, write_json
+from trainyard.utils.text import count_of
 
 OUTPUT_TIMEOUT_SECONDS: Final = 1.0
 # Metrics that the tables have columns for, if a script reports them; others are in history.csv only.
@@ -279,7 +280,7 @@ class UserScript:
         }
         memory = gpu_memory(self._folder / "telemetry")
         write_json(self._folder / "summary.json", summary | telemetry_summary(self._folder / "telemetry", memory))
-        log.info("the script ran %.1f s and reported %d rows of metrics", seconds, len(rows))
+        log.info("the script ran %.1f s and reported %s of metrics", seconds, count_of(len(rows), "row"))
 
 
 def _end(process: GuardedProcess, *, grace_seconds: float, through_srun: bool) -> None:

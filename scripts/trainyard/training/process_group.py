@@ -164,7 +164,7 @@ def process_group(*, traces: Path | None = None) -> Iterator[Group]:
         _abort()
         if _TIMED_OUT.search(str(error)):
             what = "another rank hangs, or takes longer than collective_timeout_minutes"
-            raise UserError(f"rank {group.rank} waited in vain in a collective operation: {what} ({error})") from error
+            raise UserError(f"rank {group.rank} timed out in a collective operation: {what} ({error})") from error
         raise
     dist.destroy_process_group()
 

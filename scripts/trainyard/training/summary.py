@@ -17,6 +17,7 @@ from trainyard.training.telemetry import gpu_memory, telemetry_summary
 from trainyard.training.trainer import Trainer
 from trainyard.training.warmup import WarmUpResult
 from trainyard.utils.files import write_json
+from trainyard.utils.text import count_of
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ def write_results(trainer: Trainer, probe: WarmUpResult | None, folder: Path, *,
     )
     spent = trainer.checkpoints.total_seconds
     total = sum(row.seconds for row in trainer.history) + spent
-    log.info("trained %d epochs in %.1f s, %.1f s of it for checkpoints", len(rows), total, spent)
+    log.info("trained %s in %.1f s, %.1f s of it for checkpoints", count_of(len(rows), "epoch"), total, spent)
     if len(rows) < trainer.spec.epochs:
         ended = "ended by patience, %d epochs early: the best %s is that of epoch %d"
         log.info(ended, trainer.spec.epochs - len(rows), trainer.spec.monitor, trainer.state.best_epoch)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import MissingResultError
 from trainyard.utils.files import atomic_write
 
 
@@ -14,12 +14,12 @@ def read_table(path: Path) -> pd.DataFrame:
     """The table in a CSV file. Only an empty cell is a missing value: `None` and `nan` may be values of a key.
 
     Raises:
-        UserError: the file does not exist.
+        MissingResultError: the file does not exist.
     """
     try:
         return pd.read_csv(path, keep_default_na=False, na_values=[""])
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist: `snakemake` runs the job that writes it") from None
+        raise MissingResultError(path) from None
 
 
 def write_table(frame: pd.DataFrame, path: Path) -> None:

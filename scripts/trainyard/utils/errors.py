@@ -20,6 +20,17 @@ class StorageError(UserError, OSError):
     """A file system does not store a file, for a reason that only people can remove; the message names both."""
 
 
+class MissingResultError(UserError, FileNotFoundError):
+    """A file of the results that no job has written yet."""
+
+    def __init__(self, path: Path, *, remedy: str = "`snakemake` runs the job that writes it") -> None:
+        super().__init__(f"{path} does not exist: {remedy}")
+        self.filename = str(path)
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # OSError would add the file and the number of an error
+
+
 _AGAIN: Final = "then run the same command again: finished work is kept"
 _REMEDIES: Final = {
     errno.ENOSPC: f"make room on this file system (`df -h` and `df -i` show what is used), {_AGAIN}",

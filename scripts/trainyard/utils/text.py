@@ -15,6 +15,12 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def count_of(number: float, noun: str) -> str:
+    """A number with its noun, in the plural if it is above 1: `1 slot`, `0.5 GPU`, `2 GPUs`; `0 trials`."""
+    text = f"{number:g}" if isinstance(number, float) else f"{number:,}"
+    return f"{text} {noun}" if 0 < number <= 1 else f"{text} {noun}s"
+
+
 def format_time(unix_seconds: float) -> str:
     """Date, time of day and time zone of a point in time, in local time."""
     return f"{datetime.fromtimestamp(unix_seconds).astimezone():%Y-%m-%d %H:%M:%S %Z}"

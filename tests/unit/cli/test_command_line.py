@@ -1,11 +1,20 @@
-"""Exit codes of programs, independent of inherited signal handlers and of running threads."""
+"""How programs end: exit codes, whatever handlers and threads there are, and one message without results."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from argparse import Namespace
+from pathlib import Path
 
+import pytest
 from slurm_cluster.waiting import PATIENCE_SECONDS, finished
+from trainyard.cli.command_line import results_expected
+from trainyard.config.load import check_config
+from trainyard.report.study_plots import draw_plots
+from trainyard.report.study_tables import write_tables
+from trainyard.utils.errors import UserError
 from yard import ROOT
 
 # Rank 1 exits while a collective still runs in a thread of its process group. The thread waits for the GIL, which the
@@ -76,3 +85,60 @@ def test_a_background_program_handles_sigint_and_under_nohup_ignores_sighup():
             program.kill()
     assert program.returncode == 130
     assert said == "interrupted: finished work is kept; the same command continues from there\n"
+
+
+# A program that ends as its first argument says.
+ENDING = """
+import argparse
+from trainyard.cli import command_line
+from trainyard.utils.errors import UserError
+
+def main(arguments):
+    if arguments.error:
+        raise {"wrong": UserError("wrong"), "bug": ValueError("bug"), "stop": KeyboardInterrupt()}[arguments.error]
+    return arguments.code
+
+parser = command_line.build_parser("", example="")
+parser.add_argument("--error")
+parser.add_argument("--code", type=int)
+command_line.run_program(main, parser.parse_args())
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [("", 0), ("--code 1", 1), ("--error wrong", 1), ("--error bug", 1), ("--error stop", 130), ("--colour red", 2)],
+)
+def test_a_program_ends_with_the_documented_exit_code(options, code):
+    command = [sys.executable, "-c", ENDING, "--config", "x.yaml", *options.split()]
+    done = finished(command, check=False, env=ENVIRONMENT)
+    assert done.returncode == code
+    assert ("Traceback" in done.stdout + done.stderr) == ("bug" in options)
+    row = next(
+        line for line in (ROOT / "docs/exit-codes.md").read_text().splitlines() if line.startswith(f"| {code} |")
+    )
+    assert row
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("data", "digits"), ("sweeps", "s"), ("scaling", "width"), ("trees", "trees")]
+)
+def test_tables_and_plots_of_missing_results_name_the_command_that_makes_them(tmp_path, kind, name):
+    config = check_config({
+        "datasets": {"digits": {"source": "digits"}},
+        "sweeps": {"s": {"dataset": "digits", "grid": {"lr": [0.1]}}},
+        "scaling": {"width": {"dataset": "digits", "scales": ["1x1"], "mode": "weak"}},
+        "trees": {"trees": {"dataset": "digits"}},
+    })  # fmt: skip
+    given = Namespace(config=Path("my study.yaml"), results=tmp_path / "results", kind=kind, name=name)
+    command = f"`snakemake --profile profiles/local --configfile 'my study.yaml' -- {kind}`"
+    for make in (draw_plots, write_tables):
+        if (make, kind) != (write_tables, "data"):  # datasets have no tables
+            with pytest.raises(UserError, match=re.escape(command)), results_expected(given):
+                make(config, kind, name, given.results)
+
+
+def test_a_file_of_the_user_that_is_missing_is_no_missing_result(tmp_path):
+    given = Namespace(config=Path("c.yaml"), results=tmp_path / "results", kind="data", name="digits")
+    with pytest.raises(FileNotFoundError), results_expected(given):
+        (tmp_path / "mine.csv").read_text()

@@ -104,6 +104,19 @@ MISTAKES = [
     ),
     ("sweeps.depth.slots", {"gpus_per_node": 2, "gpus_per_trial": 4}, "does not fit a node of 2"),
     ("sweeps.depth.slots", {"gpus_per_node": 4, "gpus_per_trial": 1.5}, "whole number of GPUs"),
+    ("sweeps.depth.slots", {"gpus_per_node": -1}, "sweeps.depth.slots.gpus_per_node: input should be greater than or"),
+    (
+        "sweeps.depth.slots",
+        {"gpus_per_node": 0, "gpus_per_trial": 0.5},
+        "sweeps.depth.slots: gpus_per_trial is about GPUs, but gpus_per_node is 0: remove it, and give slots_per_node",
+    ),
+    ("sweeps.depth.slots", {"gpus_per_node": 0, "mps": "auto"}, "slots: mps is about GPUs, but gpus_per_node is 0"),
+    (
+        "sweeps.depth.slots",
+        {"gpus_per_node": 2, "slots_per_node": 4},
+        "sweeps.depth.slots: slots_per_node is for gpus_per_node: 0; with GPUs, give gpus_per_node and gpus_per_trial",
+    ),
+    ("sweeps.depth.slots", {"gpus_per_node": 0, "nodes": 999, "slots_per_node": 999}, "at most 100000 slots"),
     (
         "sweeps.depth.slots",
         {"gpus_per_node": 4, "gpus_per_trial": 2},
@@ -616,6 +629,14 @@ def test_a_missing_file_is_named(tmp_path):
 )
 def test_slots_never_share_a_gpu_unevenly(slots, count):
     assert Slots.model_validate(slots).count == count
+
+
+def test_slots_without_gpus_are_counted_and_charged_by_cpus():
+    slots = Slots.model_validate({"nodes": 2, "gpus_per_node": 0, "slots_per_node": 3, "cpus_per_trial": 4})
+    assert (slots.count, slots.cpus_per_node, slots.gpus, slots.share) == (6, 12, 0, 0)
+    assert (slots.unit, slots.units, slots.units_per_trial) == ("CPU", 24, 4)
+    shared = Slots.model_validate({"gpus_per_node": 2, "gpus_per_trial": 0.25, "cpus_per_trial": 4})
+    assert (shared.unit, shared.units, shared.units_per_trial) == ("GPU", 2, 0.25)
 
 
 def test_schema_and_option_tables_are_current():

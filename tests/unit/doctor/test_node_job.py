@@ -61,7 +61,7 @@ FINDINGS = [
     ({"devices": []}, {}, "GPU", "fails", "finds none of 2; it is built for CUDA 12.8, and the node has NVRM version"),
     ({"devices": [], "cuda": None}, {}, "GPU", "fails", "is built without CUDA"),
     ({"devices": [], "driver": ""}, {}, "GPU", "fails", "n2: Slurm allocated 2, but there is no NVIDIA driver"),
-    ({}, {"gpus_per_node": 0}, "GPU", "unknown", "no job of the config requests one"),
+    ({}, {"gpus_per_node": 0}, "GPU", "ok", "no job of the config requests one"),
     ({}, {}, "network", "ok", "n2 reached n1 at 10.0.0.1 through ib0; all-reduce with nccl and gloo"),
     ({}, {"nodes": ["n1"]}, "network", "ok", "no job of the config has several nodes"),
     ({}, {"meeting": {}, "meeting_error": "n2 did not start"}, "network", "fails", "n2 did not start"),

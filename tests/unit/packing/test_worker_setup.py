@@ -1,11 +1,14 @@
 """What the workers of a sweep know before their first trial."""
 
+import os
+import sys
 from types import SimpleNamespace
 
 import pytest
 from trainyard.config.config import Data
 from trainyard.config.sweep import Sweep
-from trainyard.packing import driver
+from trainyard.packing import driver, gpu_health, gpu_sharing, worker
+from trainyard.utils.stop_notice import StopNotice
 
 
 @pytest.mark.parametrize(
@@ -23,3 +26,33 @@ def test_a_worker_prepares_for_deterministic_trials_if_there_may_be_one(tmp_path
     sweep = Sweep.model_validate({"dataset": "digits", **fields})
     plan = SimpleNamespace(state=SimpleNamespace(sweep=sweep, name="s"))
     assert driver._worker_setup(plan, tmp_path, Data()).is_deterministic == expected
+
+
+@pytest.mark.parametrize(("slots", "visible"), [({"gpus_per_node": 0}, ""), ({"gpus_per_node": 2}, "1")])
+def test_trials_without_gpus_see_none_of_a_node_that_has_some(tmp_path, monkeypatch, slots, visible):
+    """NVML lists them all the same: it ignores CUDA_VISIBLE_DEVICES."""
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetName=lambda handle: f"H200 number {handle}",
+        NVMLError=RuntimeError,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    for name in worker.THREAD_VARIABLES:
+        monkeypatch.setenv(name, "64")
+    monkeypatch.setattr(worker.ray, "get_gpu_ids", list)
+    monkeypatch.setattr(worker, "stop_notice_of_signals", StopNotice)
+    monkeypatch.setattr(worker.stop_request, "is_made", lambda: True)
+    monkeypatch.chdir(tmp_path)
+    sweep = Sweep.model_validate({"command": "true", "slots": {**slots, "cpus_per_trial": 3}})
+    plan = SimpleNamespace(state=SimpleNamespace(sweep=sweep, name="s"))
+    started = worker.Worker().start(driver._worker_setup(plan, tmp_path, Data()))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
+    assert {os.environ[name] for name in worker.THREAD_VARIABLES} == {"3"}, "of the trial, not of the job"
+    assert started.device == ("H200 number 1" if visible else "cpu")
+    assert gpu_sharing.has_gpu() == bool(visible)
+    if not visible:
+        assert gpu_health.probe_gpu() == "there is no GPU to check"

@@ -1,16 +1,19 @@
 """What is missing, what it will ask for and cost: the rows of plan.csv, by hand."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 from trainyard.cli import profile
 from trainyard.cli.workflow import Workflow
 from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.load import check_config
-from trainyard.planning.forecast import describe_scale, plan_jobs, plan_scale
+from trainyard.planning.forecast import describe_scale, plan_jobs, plan_scale, summarize_cost, summarize_plan
 from trainyard.planning.journal import Journal
 from trainyard.planning.memory_request import NodeMemory
 from trainyard.planning.plan import plan_sweep
+from trainyard.report.plan_table import plan_table
 
 CONFIG = {
     "datasets": {"digits": {"source": "digits"}},
@@ -62,6 +65,29 @@ def test_a_sweep_stands_beside_other_ways_to_run_it(tmp_path):
                    if row.strategy == "packed")  # fmt: skip
     assert limited.jobs >= 3
     assert limited.walltime_minutes == 120
+
+
+def test_a_sweep_without_gpus_is_planned_in_cpus(tmp_path):
+    sweep = {**CONFIG["sweeps"]["depth"], "slots": {"gpus_per_node": 0, "slots_per_node": 2, "cpus_per_trial": 4}}
+    config = check_config(
+        {**CONFIG, "sweeps": {"depth": sweep}, "scaling": {}, "trees": {}, "pricing": {"cpu_hour": 3}}
+    )
+    finished(tmp_path, {1: 1.0, 2: 2.0})  # the same trials, which had run on GPUs
+    plan, rows = plan_sweep(config, "depth", tmp_path), list(plan_jobs(config, tmp_path, runtime_minutes=60))
+    words = f"{summarize_plan(plan)}; {summarize_cost(plan)}"
+    assert "requests 2 slots of 4 CPUs; predicted" in words
+    assert f"{plan.request.requested_hours:.3g} CPU-hours requested" in words
+    assert "GPU" not in words
+    packed, array = (next(row for row in rows if row.strategy == name) for name in ("packed", "job_array"))
+    assert (packed.gpus, packed.cpus, array.cpus) == (0, 8, 4)
+    assert packed.asked_cpu_hours == pytest.approx(8 * packed.walltime_minutes / 60)
+    assert packed.predicted_cost == pytest.approx(3 * packed.predicted_cpu_hours)
+    assert (packed.asked_gpu_hours, packed.predicted_gpu_hours) == (None, None)
+    assert array.asked_cpu_hours == pytest.approx(32, rel=0.05)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(plan_table(rows))
+    assert "CPU-hours" in console.file.getvalue()
+    assert "GPU" not in console.file.getvalue()
 
 
 def test_a_scale_is_foreseen_between_ideal_scaling_and_where_it_stops_paying(tmp_path):

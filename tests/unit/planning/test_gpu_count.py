@@ -25,7 +25,7 @@ def test_the_depth_sweep_on_one_to_twenty_gpus():
     assert found[10].idle_fraction == pytest.approx(0)
     assert found[8].idle_fraction == pytest.approx(0.095, abs=0.0005)
     assert found[20].idle_fraction == pytest.approx(0.475)
-    assert found[20].gpu_seconds == pytest.approx(340)
+    assert found[20].unit_seconds == pytest.approx(340)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,15 @@ def test_a_trial_of_two_gpus_gets_them_on_one_node():
     assert [(slots.nodes, slots.gpus_per_node, slots.count) for slots in sizes] == [(1, 2, 1), (1, 4, 2), (2, 4, 4)]
 
 
+def test_without_gpus_the_slots_on_cpus_are_chosen_and_cost_cpu_seconds():
+    limit = Slots(auto=True, nodes=2, gpus_per_node=0, slots_per_node=3, cpus_per_trial=4)
+    found = list_options([10] * 99, limit, startup=5)
+    assert [(each.slots.nodes, each.slots.slots_per_node) for each in found] == [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3)]
+    assert [each.slots.units for each in found] == [4, 8, 12, 16, 24]
+    assert found[0].unit_seconds == 4 * (990 + 5)
+    assert found[0].seconds == 990 + 5
+
+
 @given(durations, st.integers(1, 16), st.floats(0, 50))
 def test_each_goal_keeps_its_word(seconds, gpus, startup):
     found = list_options(seconds, upto(gpus), startup=startup)
@@ -74,7 +83,7 @@ def test_each_goal_keeps_its_word(seconds, gpus, startup):
     assert all(later <= earlier + 1e-9 for earlier, later in pairwise(spans))
     fast, cheap = choose_option(found, "fastest"), choose_option(found, "cheapest")
     assert fast.seconds <= min(option.seconds for option in found) * (1 + FAST_TOLERANCE) + 1e-6
-    assert cheap.gpu_seconds <= min(option.gpu_seconds for option in found) * (1 + CHEAP_TOLERANCE) + 1e-6
-    assert not any(o.gpu_seconds < fast.gpu_seconds - 1e-6 and o.seconds < fast.seconds - 1e-6 for o in found)
+    assert cheap.unit_seconds <= min(option.unit_seconds for option in found) * (1 + CHEAP_TOLERANCE) + 1e-6
+    assert not any(o.unit_seconds < fast.unit_seconds - 1e-6 and o.seconds < fast.seconds - 1e-6 for o in found)
     limit = math.fsum(seconds) + startup
     assert choose_option(found, "deadline", deadline=limit).seconds <= limit + 1e-6

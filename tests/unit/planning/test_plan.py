@@ -316,7 +316,7 @@ def test_slots_are_chosen_once_there_is_evidence_and_before_it_by_cost(tmp_path)
     cheaper = [
         option
         for option in known.request.options
-        if option.gpu_seconds < known.request.options[known.request.slots.count - 1].gpu_seconds
+        if option.unit_seconds < known.request.options[known.request.slots.count - 1].unit_seconds
     ]
     assert cheaper, "there are cheaper ones, and each may take longer"
     assert all(known.request._max_seconds(option) > 5 * 3600 for option in cheaper)
@@ -342,7 +342,7 @@ def test_what_takes_longer_than_a_partition_allows_is_planned_as_several_jobs(tm
     assert f"{limited.request.jobs} jobs one after another, for a job may take 1 h 0 min at most" in summarize_cost(
         limited
     )
-    assert limited.request.requested_gpu_hours == 2 * limited.request.jobs
+    assert limited.request.requested_hours == 2 * limited.request.jobs
     assert (
         plan_sweep(config, "depth", tmp_path, limit_minutes=24 * 60).request.walltime_minutes
         == whole.request.walltime_minutes
@@ -416,17 +416,17 @@ def test_what_it_costs_is_said_beside_what_other_ways_would(tmp_path):
     names = list(plan(tmp_path).state.trials)
     finish(tmp_path, *names[:2], seconds_per_block=600)  # left are 12 and 16 blocks: 7200 and 9600 s
     priced = plan_sweep(check_config({**CONFIG, "pricing": {"gpu_hour": 2}}), "depth", tmp_path)
-    assert priced.request.gpu_hours == pytest.approx(2 * (priced.request.predicted_seconds + 60) / 3600)
+    assert priced.request.used_hours == pytest.approx(2 * (priced.request.predicted_seconds + 60) / 3600)
     assert priced.request.predicted_seconds == pytest.approx(9600, rel=0.05)
     separate, array, packed = compare_planned_strategies(priced)
-    assert separate.requested_gpu_seconds == pytest.approx(16800, rel=0.05)
-    assert array.requested_gpu_seconds == pytest.approx(19200, rel=0.05)
-    assert packed.requested_gpu_seconds == 2 * 60 * priced.request.walltime_minutes
+    assert separate.requested_unit_seconds == pytest.approx(16800, rel=0.05)
+    assert array.requested_unit_seconds == pytest.approx(19200, rel=0.05)
+    assert packed.requested_unit_seconds == 2 * 60 * priced.request.walltime_minutes
     assert {each.basis for each in compare_planned_strategies(priced)} == {"predicted"}
     words = summarize_cost(priced)
-    used = f"{priced.request.gpu_hours:.3g} of them predicted to be used (costs {2 * priced.request.gpu_hours:.2f})"
-    assert f"{priced.request.requested_gpu_hours:.3g} GPU-hours requested, {used}" in words
-    hours = [each.requested_gpu_seconds / 3600 for each in (separate, array)]
+    used = f"{priced.request.used_hours:.3g} of them predicted to be used (costs {2 * priced.request.used_hours:.2f})"
+    assert f"{priced.request.requested_hours:.3g} GPU-hours requested, {used}" in words
+    hours = [each.requested_unit_seconds / 3600 for each in (separate, array)]
     assert f"as 2 separate jobs: {hours[0]:.3g} GPU-hours requested; as 2 tasks of an array: {hours[1]:.3g}" in words
     words = summarize_cost(with_slot_startup(priced, 360.0))
     assert f"as 2 separate jobs: {hours[0] + 0.2:.3g} GPU-hours requested, 0.2 of them to start programs; as 2" in words

@@ -21,45 +21,50 @@ durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)
 
 
 def test_the_published_numbers_of_a_job_array_are_reproduced():
-    row = estimate_job_array(DEPTH, gpus_per_trial=1, startup=0, basis="")
+    row = estimate_job_array(DEPTH, units_per_trial=1, startup=0, basis="")
     assert (row.requested_seconds_per_job, row.jobs, row.requested_job_seconds) == (17, 20, 340)
-    assert (row.gpus_per_job, row.gpus_total, row.requested_gpu_seconds) == (1, 20, 340)
-    assert row.running_gpu_seconds == pytest.approx(178.5)
-    assert row.wasted_gpu_seconds == pytest.approx(161.5)
+    assert (row.units_per_job, row.units_total, row.requested_unit_seconds) == (1, 20, 340)
+    assert row.running_unit_seconds == pytest.approx(178.5)
+    assert row.wasted_unit_seconds == pytest.approx(161.5)
     assert row.wasted_fraction == pytest.approx(0.475)
     assert row.makespan_seconds == row.makespan_lower_bound_seconds == 17
 
 
 def test_the_published_numbers_of_a_packed_job_are_reproduced_and_what_it_really_needs():
     """They asked for 200 s on 4 GPUs."""
-    row = make_strategy("packed", [RequestedJob(200, 4)], DEPTH, running_gpu_seconds=178.5, gpus_total=4, slots=4,
-                   makespan=45.9, startup_gpu_seconds=0, basis="")  # fmt: skip
-    assert (row.requested_job_seconds, row.gpus_per_job, row.gpus_total, row.requested_gpu_seconds) == (200, 4, 4, 800)
-    assert row.wasted_gpu_seconds == pytest.approx(800 - 178.5)
+    row = make_strategy("packed", [RequestedJob(200, 4)], DEPTH, running_unit_seconds=178.5, units_total=4, slots=4,
+                   makespan=45.9, startup_unit_seconds=0, basis="")  # fmt: skip
+    assert (row.requested_job_seconds, row.units_per_job, row.units_total, row.requested_unit_seconds) == (
+        200,
+        4,
+        4,
+        800,
+    )
+    assert row.wasted_unit_seconds == pytest.approx(800 - 178.5)
     assert row.makespan_lower_bound_seconds == pytest.approx(44.625)
     assert makespan(sorted(DEPTH, reverse=True), 4) == pytest.approx(45.9)
 
 
 def test_separate_jobs_that_know_their_time_waste_none_but_their_start():
-    row = estimate_separate_jobs(DEPTH, gpus_per_trial=1, startup=3, basis="")
-    assert row.running_gpu_seconds == pytest.approx(178.5)
-    assert row.requested_job_seconds == row.requested_gpu_seconds == pytest.approx(178.5 + 60)
+    row = estimate_separate_jobs(DEPTH, units_per_trial=1, startup=3, basis="")
+    assert row.running_unit_seconds == pytest.approx(178.5)
+    assert row.requested_job_seconds == row.requested_unit_seconds == pytest.approx(178.5 + 60)
     assert row.requested_seconds_per_job == pytest.approx(8.925 + 3)
-    assert row.wasted_gpu_seconds == pytest.approx(row.startup_gpu_seconds) == 60
+    assert row.wasted_unit_seconds == pytest.approx(row.startup_unit_seconds) == 60
     assert row.wasted_fraction == pytest.approx(60 / 238.5)
 
 
 def test_tasks_of_an_array_ask_for_the_longest_trial_and_for_a_start():
-    row = estimate_job_array(DEPTH, gpus_per_trial=1, startup=3, basis="")
+    row = estimate_job_array(DEPTH, units_per_trial=1, startup=3, basis="")
     assert row.requested_seconds_per_job == 17 + 3
-    assert row.wasted_gpu_seconds == pytest.approx(161.5 + 60)
+    assert row.wasted_unit_seconds == pytest.approx(161.5 + 60)
     assert row.makespan_seconds == 17, "without the start, as of a packed job"
 
 
 def test_a_job_gets_whole_gpus_even_if_its_trial_needs_a_quarter():
-    row = estimate_job_array([10, 20], gpus_per_trial=0.25, startup=0, basis="")
-    assert (row.gpus_per_job, row.gpus_total, row.requested_gpu_seconds) == (1, 2, 40)
-    assert row.running_gpu_seconds == 7.5
+    row = estimate_job_array([10, 20], units_per_trial=0.25, startup=0, basis="")
+    assert (row.units_per_job, row.units_total, row.requested_unit_seconds) == (1, 2, 40)
+    assert row.running_unit_seconds == 7.5
     assert row.wasted_fraction == pytest.approx(1 - 7.5 / 40)
 
 
@@ -74,8 +79,8 @@ def test_a_schedule_is_one(seconds, slots):
 
 
 def test_no_trials_cost_nothing():
-    row = estimate_job_array([], gpus_per_trial=1, startup=1, basis="")
-    assert (row.jobs, row.requested_gpu_seconds, row.wasted_fraction) == (0, 0, 0)
+    row = estimate_job_array([], units_per_trial=1, startup=1, basis="")
+    assert (row.jobs, row.requested_unit_seconds, row.wasted_fraction) == (0, 0, 0)
 
 
 # ---- measured, from a journal
@@ -135,6 +140,34 @@ def test_what_was_packed_is_measured_from_the_journal(tmp_path, monkeypatch):
     assert array["basis"] == "computed from the measured durations of the trials"
 
 
+def test_a_sweep_without_gpus_is_charged_for_its_cpus(tmp_path):
+    """Two trials of three CPUs run for 10 s each, side by side; they start 4 s after their job."""
+    slots = {"gpus_per_node": 0, "slots_per_node": 2, "cpus_per_trial": 3}
+    config = check_config({"sweeps": {"t": {"function": "os:getcwd", "grid": {"x": [1, 2]}, "slots": slots}}})
+    path = tmp_path / "sweeps/t/journal.jsonl"
+    path.parent.mkdir(parents=True)
+    about = {"slots": 2, "nodes": 1, "gpus": 0, "cpus": 6, "gpus_per_trial": 0.0}
+    lines = [{"event": "session", "time": 0.0, "pending": 2, **about}]
+    for trial in plan_sweep(config, "t", tmp_path).state.trials:
+        lines.append({"event": "started", "trial": trial, "attempt": 1, "time": 4.0, "gpus_per_trial": 0.0})
+        lines.append({"event": "finished", "trial": trial, "attempt": 1, "time": 14.0, "seconds": 10.0})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    state, runs = plan_sweep(config, "t", tmp_path).state, Fold(path).update().sessions
+    table = strategies_table(compare_strategies(state, runs, {}), "CPU").set_index("strategy")
+    packed, array = table.loc["packed"], table.loc["job_array"]
+    assert not table[[name for name in table if "gpu" in name]].any(axis=None), "no GPU is claimed"
+    assert list(table)[-6:] == ["cpus_per_job", "cpus_total", "requested_cpu_seconds", "running_cpu_seconds",
+                                "wasted_cpu_seconds", "startup_cpu_seconds"]  # fmt: skip
+    assert (packed["cpus_per_job"], packed["requested_cpu_seconds"], packed["running_cpu_seconds"]) == (6, 84, 60)
+    assert packed["wasted_fraction"] == pytest.approx(24 / 84)
+    assert (packed["startup_cpu_seconds"], packed["wasted_cpu_seconds"]) == (24, 24)
+    assert (array["cpus_per_job"], array["cpus_total"], array["running_cpu_seconds"]) == (3, 6, 60)
+    (job,) = jobs_table(state, runs, {}).to_dict("records")
+    assert (job["gpus"], job["running_gpu_seconds"], job["cpus"]) == (0, 0, 6)
+    parts = [job[f"{kind}_cpu_seconds"] for kind in ("running", "failed", "startup", "idle")]
+    assert parts == [60, 0, 24, 0]
+
+
 def test_the_accounting_says_what_was_asked_and_what_it_took(tmp_path, monkeypatch):
     state, runs = written(tmp_path, monkeypatch, walltime=60)
     records = {"9": JobRecord(120.0, 31.0, "cpu=2,gres/gpu=2")}
@@ -173,7 +206,7 @@ def test_every_attempt_of_a_job_is_counted_once(tmp_path):
     assert row[kinds[:-1]].tolist() == [1, 1, 1, 2, 1], "what is unreadable has failed, until it can be read"
     assert row["running_gpu_seconds"] == 1 + 2 + 3, "also of one that diverged: no other attempt will be made"
     assert row["failed_gpu_seconds"] == 4 + 5 + 6
-    assert [each.running_gpu_seconds for each in compare_strategies(state, runs, {})] == [1 + 2 + 3] * 3
+    assert [each.running_unit_seconds for each in compare_strategies(state, runs, {})] == [1 + 2 + 3] * 3
 
 
 def test_what_has_been_trained_anew_since_is_not_counted(tmp_path, monkeypatch):

@@ -180,6 +180,11 @@ PLOTS = {
         lambda axes: cost_plots.plot_waste(axes, STRATEGIES),
         ["job array", "3 x 12 s", "53% wasted", "35% wasted", "start-up"],
     ),
+    "packing on CPUs": (
+        lambda axes: cost_plots.plot_packing(axes, TIMELINE, TRIALS, JOBS.assign(slots=1), STRATEGIES, unit="CPU"),
+        ["requested CPU-seconds: 36 as job array", "2 x 1 slot<"],
+    ),
+    "waste on CPUs": (lambda axes: cost_plots.plot_waste(axes, STRATEGIES, unit="CPU"), ["requested CPU-seconds"]),
     "predictions": (
         lambda axes: cost_plots.plot_predictions(axes, EXPECTED, JOBS),
         ["median error of the trials: 17%", "last job: 11.5 s predicted, 12 s measured"],
@@ -444,7 +449,8 @@ def test_the_live_view_has_no_gpu_on_cpus_and_shows_only_fractions_in_percent(tm
     rows = [{"epoch": 1, "rmse": 2.0, "accuracy": accuracy}]
     running = [Attempt(name, 1, 0, 1, location=where._replace(device=device), epochs=rows)
                for name, device in zip(state.trials, ("cpu", "NVIDIA H200"), strict=True)]  # fmt: skip
-    cells = {column.header: list(column.cells) for column in slot_table(running, state).columns}
+    table = slot_table(running, state)
+    cells = {column.name: list(each) for column, each in zip(table.columns, zip(*table.rows, strict=True), strict=True)}
     assert cells["GPU"] == ["none", "0"]
     assert cells["metric"] == [words, words]
 

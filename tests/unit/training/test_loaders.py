@@ -11,7 +11,7 @@ from loops import LEARNER, SPEC, changed, numbers, start, train
 from trainyard.config.config import Data
 from trainyard.config.datasets import Python
 from trainyard.config.train import Augment
-from trainyard.data.staged import DataError, Staged
+from trainyard.data.staged import Staged
 from trainyard.data.staging import stage
 from trainyard.training import loaders
 from trainyard.training.augmentation.augment import Augmenter, shift_images
@@ -64,7 +64,7 @@ def test_the_prefetching_thread_uses_the_gpu_of_its_rank(monkeypatch):
 
 
 def test_a_folder_without_a_staged_dataset_is_explained(tmp_path):
-    with pytest.raises(DataError, match="run `snakemake data` first"):
+    with pytest.raises(UserError, match="run Snakemake's target `data`"):
         load_input_data(Staged(tmp_path), torch.device("cpu"))
 
 

@@ -1,0 +1,76 @@
+"""The live view of a sweep on terminals of any size: whole lines, and log records above the table."""
+
+import io
+import logging
+import re
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from trainyard.config.load import check_config
+from trainyard.packing import live_view
+from trainyard.packing.live_view import LiveView
+from trainyard.planning.journal import Ended, Started
+from trainyard.planning.plan import plan_sweep
+
+LONG = "a_long_value" * 20
+
+
+def view_of(results, slots):
+    sweep = {"function": "os:getcwd", "grid": {"name": [f"{LONG}{number}" for number in range(40)]}, "slots": slots}
+    plan = plan_sweep(check_config({"sweeps": {"s" * 60: sweep}}), "s" * 60, results)
+    view = LiveView(plan)
+    for slot, trial in enumerate(plan.state.trials):
+        view.update(Started(trial=trial, attempt=1, time=1.0, slot=slot, node=f"node-{slot}", gpu="0", device="A100"))
+    return view
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """A terminal of 50 columns and 12 lines."""
+    console = Console(file=io.StringIO(), width=50, height=12, force_terminal=True, _environ={"TERM": "xterm"})
+    monkeypatch.setattr(live_view, "Console", lambda: console)
+    return console
+
+
+@pytest.mark.parametrize(("width", "height"), [(200, 60), (80, 24), (40, 10), (20, 5)])
+def test_lines_are_as_wide_and_the_view_as_tall_as_the_terminal(tmp_path, width, height):
+    console = Console(file=io.StringIO(), width=width, height=height, no_color=True)
+    console.print(view_of(tmp_path, {"gpus_per_node": 40}).render(console))
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) < height, "the last line is the cursor's"
+    assert all(cell_len(line) <= width for line in lines)
+    assert re.search(r"and \d+ more$", lines[-1]) if height < 60 else LONG[:60] in lines[-1]
+
+
+def test_a_sweep_without_gpus_has_no_column_for_them(tmp_path):
+    for slots, has_gpus in (({"gpus_per_node": 0, "slots_per_node": 40}, False), ({"gpus_per_node": 40}, True)):
+        console = Console(file=io.StringIO(), width=200)
+        console.print(view_of(tmp_path, slots).render(console))
+        assert ("GPU" in console.file.getvalue()) == has_gpus
+
+
+def test_all_log_records_are_whole_lines_above_the_table(tmp_path, terminal, monkeypatch):
+    """Also those of other modules, whose handler writes to the terminal itself."""
+    screen, root = io.StringIO(), logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [logging.StreamHandler(screen)])
+    monkeypatch.setattr(root, "level", logging.INFO)
+    view = view_of(tmp_path, {"gpus_per_node": 40})
+    with view.show():
+        logging.getLogger("other").warning("slot 3 is retired: %s", "its GPU is broken, " * 10)
+        view.update(Ended(trial=next(iter(view._running)), attempt=1, status="finished", seconds=2.0, time=3.0))
+    logging.getLogger("other").info("afterwards")
+    shown = terminal.file.getvalue()
+    assert "slot 3 is retired: " + "its GPU is broken, " * 10 in shown
+    assert f"[1/40] {next(iter(view._plan.state.trials))} name={LONG}0: 2.0 s" in shown
+    assert screen.getvalue() == "afterwards\n", "nothing is written into the table"
+
+
+def test_the_picture_is_drawn_anew_when_the_terminal_is_resized(tmp_path, terminal):
+    view = view_of(tmp_path, {"gpus_per_node": 40})
+    view.render(terminal)
+    cleared = terminal.file.getvalue().count("\x1b[2J")
+    terminal.width = 30
+    view.render(terminal)
+    view.render(terminal)
+    assert terminal.file.getvalue().count("\x1b[2J") == cleared + 1
