@@ -20,6 +20,7 @@ def demo(tmp_path_factory) -> Yard:
     config = yaml.safe_load((ROOT / "config/config.yaml").read_text())
     config["sweeps"]["depth"]["grid"]["model_args.blocks"]["stop"] = 40
     yard.write(config)
+    yard.environment.pop("MAKELEVEL", None)  # `make test` is not `make run`, which writes the report itself
     (yard.folder / "run.txt").write_text(yard.snakemake())
     yard.snakemake("--report", "report.html", "--report-stylesheet", str(ROOT / "workflow/report/report.css"))
     return yard

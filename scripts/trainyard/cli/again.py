@@ -26,7 +26,7 @@ def call_with_config(argv: Sequence[str], config: Path, *targets: str, but: Coll
             is_value = word.partition("=")[0] in OF_CONFIG
         if not is_value and word not in but:
             words.append(word)
-    return f"{_program(argv[0])} {shlex.join([*words, '--configfile', _as_typed(config), '--', *targets])}"
+    return f"{_program(argv[0])} {shlex.join([*words, '--configfile', as_typed(config), '--', *targets])}"
 
 
 def _program(path: str) -> str:
@@ -35,10 +35,10 @@ def _program(path: str) -> str:
         return "python -m snakemake"
     if not Path(path).is_absolute():
         return shlex.quote(path)
-    return shlex.quote(Path(path).name if shutil.which(Path(path).name) == path else _as_typed(Path(path)))
+    return shlex.quote(Path(path).name if shutil.which(Path(path).name) == path else as_typed(Path(path)))
 
 
-def _as_typed(path: Path) -> str:
+def as_typed(path: Path) -> str:
     """A path, from the folder of the shell that started this run if it is below it. Snakemake may have left it."""
     start = os.environ.get("PWD", str(Path.cwd()))
     return str(path.absolute().relative_to(start) if path.absolute().is_relative_to(start) else path.absolute())

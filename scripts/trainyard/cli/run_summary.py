@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from trainyard.cli.again import call_again, call_with_config
+from trainyard.cli.again import as_typed, call_again, call_with_config
 from trainyard.config.config import Config
 from trainyard.packing.completeness import describe_failure, summarize_sweep
 from trainyard.planning.plan import read_state
 from trainyard.results.answer import FILE, describe_ranking, find_files, paste_line
 from trainyard.results.best_config import study_name
 from trainyard.results.ranking import rank_sweep
+from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.text import format_duration
 
+STYLE: Final = SCRIPTS.parent / "workflow/report/report.css"
 SHOWN: Final = 8  # studies, failures
 NOUNS: Final = {"stage": "dataset", "sweep": "sweep", "sweep_on_nodes": "sweep", "train": "scaling",
                 "train_on_nodes": "scaling", "fit_trees": "trees"}  # fmt: skip
@@ -126,7 +128,8 @@ class RunSummary:
             return ["correct the cause and run the same command again: what has finished is kept"]
         steps = []
         if not self.targets and "MAKELEVEL" not in os.environ:  # `make run` writes it
-            steps.append(f"write the report: {call_again(self.argv, '--report', 'report.html')}")
+            options = ("--report", "report.html", "--report-stylesheet", as_typed(STYLE))
+            steps.append(f"write the report: {call_again(self.argv, *options)}")
         trained = [name for name in self._touched("sweeps") if self.config.sweeps[name].is_training]
         best = self.results / "sweeps" / (trained or [""])[0] / FILE
         if trained and best.exists():

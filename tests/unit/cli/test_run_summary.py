@@ -12,6 +12,7 @@ from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.journal import Ended, Journal, Started
 from trainyard.planning.plan import read_state
+from yard import ROOT
 
 CONFIG = check_config(
     {
@@ -47,7 +48,9 @@ def lines_of(results, jobs, *, succeeded=True, seconds=75.0):
     return RunSummary(CONFIG, results, jobs, seconds, succeeded, ARGV).text().splitlines()
 
 
-def test_after_a_run_it_says_what_finished_the_answers_and_what_is_next(tmp_path):
+def test_after_a_run_it_says_what_finished_the_answers_and_what_is_next(tmp_path, monkeypatch):
+    monkeypatch.setenv("PWD", str(ROOT))
+    monkeypatch.delenv("MAKELEVEL", raising=False)
     finish(tmp_path, "own", {"rmse": 3.0}, {"rmse": 1.0}, {"rmse": 2.0})
     for name in ("tables", "logs"):
         (tmp_path / name).mkdir()
@@ -71,7 +74,8 @@ def test_after_a_run_it_says_what_finished_the_answers_and_what_is_next(tmp_path
         "            scaling width: There is no recommendation: measurements on CPUs do not show how this training "
         "scales on GPUs.",
         f"  results   {tmp_path}: tables/, logs/",
-        "  next      write the report: snakemake --configfile my.yaml --profile profiles/local --report report.html",
+        "  next      write the report: snakemake --configfile my.yaml --profile profiles/local --report report.html "
+        "--report-stylesheet workflow/report/report.css",
     ]
 
 
