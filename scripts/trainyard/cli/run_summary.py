@@ -11,7 +11,7 @@ from trainyard.config.config import Config
 from trainyard.packing.completeness import describe_failure, summarize_sweep
 from trainyard.planning.plan import read_state
 from trainyard.results.answer import FILE, describe_ranking, find_files, paste_line
-from trainyard.results.best_config import study_name
+from trainyard.results.best_config import has_study, study_name
 from trainyard.results.ranking import rank_sweep
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.text import format_duration
@@ -130,7 +130,7 @@ class RunSummary:
         if not self.targets and "MAKELEVEL" not in os.environ:  # `make run` writes it
             options = ("--report", "report.html", "--report-stylesheet", as_typed(STYLE))
             steps.append(f"write the report: {call_again(self.argv, *options)}")
-        trained = [name for name in self._touched("sweeps") if self.config.sweeps[name].is_training]
+        trained = [name for name in self._touched("sweeps") if has_study(self.config.sweeps[name])]
         best = self.results / "sweeps" / (trained or [""])[0] / FILE
         if trained and best.exists():
             call = call_with_config(self.argv, best, "scaling", but=self.targets)

@@ -6,11 +6,10 @@ from typing import Any, Final
 from trainyard.config.config import Config
 from trainyard.config.metric_names import Mode, guess_mode
 from trainyard.config.parser import write_yaml
-from trainyard.config.train import Train
 from trainyard.planning.sweep_state import SweepState
 from trainyard.planning.task import folder_name
 from trainyard.programs.command import find_checkpoint
-from trainyard.results.best_config import best_config, command_to_paste, study_name
+from trainyard.results.best_config import best_config, command_to_paste, has_study, study_name
 from trainyard.results.ranking import Configuration, Ranking, is_seed
 from trainyard.utils.files import atomic_write
 from trainyard.utils.text import printable
@@ -83,7 +82,7 @@ def _how_to_run(config: Config, state: SweepState, ranking: Ranking, path: Path)
     """What to do with best.yaml, in lines."""
     best = ranking.best_trial
     assert best is not None
-    trial, files = state.trials[best.trial], find_files(state, ranking)
+    files = find_files(state, ranking)
     call = f"snakemake --profile profiles/local --configfile {path}"
     generation = result.generation if (result := state.result(best.trial)) else 0
     lines = [f"Its files: {files}"] if files else []
@@ -93,7 +92,7 @@ def _how_to_run(config: Config, state: SweepState, ranking: Ranking, path: Path)
         "in another folder, where relative paths must be valid, too (on a cluster: profiles/slurm):",
         f"{call} --directory ../again -- sweeps",
     ]
-    if isinstance(trial.spec, Train):
+    if has_study(state.sweep):
         lines += [f"As scaling study {study_name(state.name)}, which keeps checkpoints and can have further scales:"]
         lines += [f"{call} -- scaling"]
     line = paste_line(state, ranking)

@@ -39,10 +39,15 @@ def best_config(config: Config, name: str, trial: Trial) -> dict[str, Any]:
     if sweep.search or sweep.stop:
         kept |= dict(zip(("metric", "mode"), sweep.target, strict=True))
     content["sweeps"] = {name: kept | {"trials": [trial.values], "slots": _one_slot(sweep)}}
-    if isinstance(trial.spec, Train):
+    if has_study(sweep) and isinstance(trial.spec, Train):
         shared = {key: kept[key] for key in TrainingSection.model_fields if key in kept}
         content["scaling"] = {study_name(name): shared | _study(sweep, trial.spec)}
     return content
+
+
+def has_study(sweep: Sweep) -> bool:
+    """Whether best.yaml has a scaling study, too: for trainings, unless the sweep requests no GPUs."""
+    return sweep.is_training and sweep.slots.gpus_per_node > 0
 
 
 def study_name(sweep: str) -> str:
@@ -51,8 +56,10 @@ def study_name(sweep: str) -> str:
 
 
 def _one_slot(sweep: Sweep) -> dict[str, Any]:
-    """The slots of a job that runs one trial, with a GPU or several of its own."""
+    """The slots of a job that runs one trial, with a GPU or several of its own, or without GPUs as the sweep."""
     slots = sweep.slots
+    if not slots.gpus_per_node:
+        return {"gpus_per_node": 0, "cpus_per_trial": slots.cpus_per_trial}
     gpus = max(1, int(slots.share))
     return {"gpus_per_node": gpus, "gpus_per_trial": gpus, "cpus_per_trial": slots.cpus_per_trial}
 

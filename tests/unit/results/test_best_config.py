@@ -11,6 +11,7 @@ from trainyard.config.trials import expand
 from trainyard.planning.journal import Ended, Journal, Started, Suggested
 from trainyard.planning.plan import plan_sweep, read_state
 from trainyard.results.answer import describe_ranking, find_files, paste_line, write_best
+from trainyard.results.best_config import best_config
 from trainyard.results.ranking import rank_sweep
 from yard import ROOT
 
@@ -101,6 +102,15 @@ def test_the_best_training_is_a_scaling_study_with_the_same_spec(tmp_path, sweep
     assert study.scales == ["1x1"]
     assert (study.cuda_graphs, study.tensorboard) == (sweep.get("cuda_graphs", False), sweep.get("tensorboard", False))
     assert study.cpus_per_gpu == best.sweeps["s"].slots.cpus_per_trial
+
+
+def test_the_best_trial_of_a_sweep_without_gpus_requests_none(tmp_path):
+    config = config_of(SWEEPS["slots"])
+    sweep = config.sweeps["s"]
+    config.sweeps["s"] = sweep.model_copy(update={"slots": sweep.slots.model_copy(update={"gpus_per_node": 0})})
+    best = best_config(config, "s", expand(sweep).trials[0])
+    assert best["sweeps"]["s"]["slots"] == {"gpus_per_node": 0, "cpus_per_trial": 3}
+    assert "scaling" not in best, "which runs on GPUs"
 
 
 def test_the_best_config_of_a_ready_made_sweep_is_read_as_it_is_written(tmp_path):
