@@ -1,9 +1,11 @@
 """Models by name, for images and classes of a dataset."""
 
+import inspect
+
 import pytest
 import torch
 from torchvision import models as torchvision_models
-from trainyard.config.train import Train
+from trainyard.config.train import OWN_MODEL_ARGS, Train
 from trainyard.training.networks import models
 from trainyard.training.networks import torchvision_models as vision
 from trainyard.training.networks.models import ModelError
@@ -77,3 +79,9 @@ def test_torchvision_models_refuse_images_of_five_channels():
 def test_a_dotted_path_is_called_with_channels_and_classes():
     model = build("trainyard.training.networks.models:SmallConvNet", (8, 8, 1), 2, model_args={"width": 4})
     assert model(torch.zeros(1, 1, 8, 8)).shape == (1, 2)
+
+
+def test_the_config_knows_the_arguments_of_own_models():
+    """It checks them without building the models."""
+    given = {name: [*inspect.signature(model).parameters] for name, model in models._OWN.items()}
+    assert given == {name: ["channels", "classes", *arguments] for name, arguments in OWN_MODEL_ARGS.items()}
