@@ -121,7 +121,7 @@ class PlottedTrials:
             return f"no trial has finished with {self.label}"
         has_seeds = self.answer is not None and self.answer.has_seeds
         what = describe_best(self.metric, self.mode, label=f"mean {self.label}" if has_seeds else self.label)
-        start = f"{what}{', by its best trial' * has_seeds}: {self.format_metric(self.best[self.metric])}"
+        start = f"{what}{' over seeds; its best trial' * has_seeds}: {self.format_metric(self.best[self.metric])}"
         names = style.short_names(self.keys)
         title = f"{start} at " + ", ".join(f"{names[key]} = {self._best_value(key)}" for key in self.keys)
         return title if self.keys and len(title) <= MAX_TITLE else f"{start} by trial {self.best['trial']}"

@@ -140,7 +140,7 @@ def _label_bars(axes: Axes, run: pd.DataFrame, values: pd.DataFrame, color_of: M
         text = ", ".join(values.loc[row.trial])
         ink = style.text_color(style.FAILED if row.failed else color_of.get(row.trial, style.UNKNOWN))
         center = ((row.begin + row.stop) / 2, row.lane)
-        box = {"facecolor": style.FAILED, "edgecolor": "none", "pad": 1} if row.failed else None  # covers the hatches
+        box = {"facecolor": style.FAILED, "edgecolor": "none", "pad": 2} if row.failed else None  # covers the hatches
         label = axes.text(*center, text, ha="center", va="center", fontsize=8, color=ink, zorder=3, bbox=box)
         labels.append((row.stop - row.begin, label))
     style.figure_of(axes).draw_without_rendering()  # only now is the size of the axes known
