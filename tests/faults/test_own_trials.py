@@ -244,7 +244,7 @@ def test_a_sweep_with_mostly_failed_trials_ends_in_an_error_with_the_most_freque
     assert "run the same command" in done.stdout
     assert not (yard.results / "sweeps/s/trials.csv").exists()
     yard.write({"sweeps": {"s": {**sweep, "max_failed_fraction": 0.75}}})
-    assert "1 trials finished, 3 failed" in yard.run(*yard.script("sweep", "--sweep", "s")).stdout
+    assert "1 trial finished, 3 failed" in yard.run(*yard.script("sweep", "--sweep", "s")).stdout
 
 
 # Records each of its runs and prints as much as a progress bar.

@@ -92,7 +92,7 @@ def test_after_a_run_that_failed_half_way_it_says_what_failed_and_what_is_kept(t
         "  failed    sweep own: see results/logs/sweep/own.log",
         "            scaling width 2x1: see results/logs/train_on_nodes/width.log",
         "  not run   sweep loop",
-        "  answers   sweep own: 1 trials finished, 1 failed, 1 to run",
+        "  answers   sweep own: 1 trial finished, 1 failed, 1 to run",
         f"              trial {second} failed: ValueError: no; see a.txt",
         f"              best rmse (lowest, guessed from its name): 3, by trial {first} with lr = 0.1",
     ]

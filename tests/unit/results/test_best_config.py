@@ -11,7 +11,6 @@ from trainyard.config.trials import expand
 from trainyard.planning.journal import Ended, Journal, Started, Suggested
 from trainyard.planning.plan import plan_sweep, read_state
 from trainyard.results.answer import describe_ranking, find_files, paste_line, write_best
-from trainyard.results.best_config import best_config
 from trainyard.results.ranking import rank_sweep
 from yard import ROOT
 
@@ -25,6 +24,7 @@ SWEEPS = {
     "stop": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "stop": {"method": "asha", "metric": "val_loss"}},
     "search": {**TRAIN, "search": {"trials": 2, "values": {"lr": {"low": 0.1, "high": 1}}, "metric": "val_loss"}},
     "slots": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": {"nodes": 2, "gpus_per_node": 8, "cpus_per_trial": 3}},
+    "without GPUs": {**TRAIN, "grid": {"lr": [0.1]}, "slots": {"gpus_per_node": 0, "slots_per_node": 4}},
     "auto": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": "auto", "goal": "cheapest", "cost": "epochs"},
     "shared": {**TRAIN, "grid": {"lr": [0.1, 0.2]}, "slots": {"gpus_per_trial": "auto", "mps": "auto"}},
     "global batch": {**TRAIN, "train": {"global_batch_size": 32, "accumulation": 2}, "grid": {"lr": [0.1]}},
@@ -93,7 +93,9 @@ def test_the_best_trial_has_the_same_identity_in_its_config(tmp_path, sweep, num
     assert best.sweeps["s"].slots.cpus_per_trial == config.sweeps["s"].slots.cpus_per_trial
 
 
-@pytest.mark.parametrize("sweep", [sweep for sweep in SWEEPS.values() if "train" in sweep])
+@pytest.mark.parametrize(
+    "sweep", [SWEEPS[name] for name in SWEEPS if "train" in SWEEPS[name] and name != "without GPUs"]
+)
 def test_the_best_training_is_a_scaling_study_with_the_same_spec(tmp_path, sweep):
     _, path = write(config_of(sweep), tmp_path)
     best = read_config(path)
@@ -105,12 +107,10 @@ def test_the_best_training_is_a_scaling_study_with_the_same_spec(tmp_path, sweep
 
 
 def test_the_best_trial_of_a_sweep_without_gpus_requests_none(tmp_path):
-    config = config_of(SWEEPS["slots"])
-    sweep = config.sweeps["s"]
-    config.sweeps["s"] = sweep.model_copy(update={"slots": sweep.slots.model_copy(update={"gpus_per_node": 0})})
-    best = best_config(config, "s", expand(sweep).trials[0])
-    assert best["sweeps"]["s"]["slots"] == {"gpus_per_node": 0, "cpus_per_trial": 3}
-    assert "scaling" not in best, "which runs on GPUs"
+    _, path = write(config_of(SWEEPS["without GPUs"]), tmp_path)
+    best = read_config(path)
+    assert (best.sweeps["s"].slots.gpus, best.sweeps["s"].slots.count) == (0, 1)
+    assert best.scaling == {}, "which runs on GPUs"
 
 
 def test_the_best_config_of_a_ready_made_sweep_is_read_as_it_is_written(tmp_path):
