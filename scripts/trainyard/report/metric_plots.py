@@ -211,7 +211,9 @@ def _draw_lines(axes: Axes, epochs: pd.DataFrame, metric: str, colors: list[Any]
     alpha = max(0.05, min(1.0, (100 / len(lines)) ** 0.5))
     order = np.random.default_rng(0).permutation(len(lines)) if many else np.arange(len(lines))
     drawn, drawn_colors = [lines[index] for index in order], [colors[index] for index in order]
-    axes.add_collection(LineCollection(drawn, colors=drawn_colors, alpha=alpha, linewidths=1.2, rasterized=many))
+    axes.add_collection(
+        LineCollection(drawn, colors=drawn_colors, alpha=alpha, linewidths=1.2, rasterized=many, antialiaseds=not many)
+    )
     if len(points) <= MANY:
         dots = [colors[number] for number in trial]
         axes.scatter(epochs["epoch"], epochs[metric], s=9, c=dots, alpha=alpha, linewidths=1, zorder=2)

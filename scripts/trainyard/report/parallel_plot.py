@@ -176,7 +176,11 @@ def _draw_trials(axes: Axes, heights: NDArray[np.float64], ranked: PlottedTrials
 def _draw_lines(axes: Axes, heights: NDArray[np.float64], color: Any, alpha: float, *, as_image: bool) -> None:
     places = np.broadcast_to(np.arange(heights.shape[1], dtype=float), heights.shape)
     lines = np.stack([places, heights], axis=-1)
-    axes.add_collection(LineCollection(list(lines), colors=color, alpha=alpha, linewidths=1.2, rasterized=as_image))
+    axes.add_collection(
+        LineCollection(
+            list(lines), colors=color, alpha=alpha, linewidths=1.2, rasterized=as_image, antialiaseds=not as_image
+        )
+    )
 
 
 def _draw_axis(axes: Axes, place: int, column: Coordinate) -> None:

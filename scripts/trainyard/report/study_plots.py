@@ -24,7 +24,7 @@ from trainyard.report import (
 )
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.sweep_tables import find_ranking_metric
-from trainyard.results.ranking import rank_sweep
+from trainyard.results.ranking import is_seed, rank_sweep
 from trainyard.utils.csv_files import read_table
 
 WIDTH: Final = 8.0  # inches
@@ -86,7 +86,7 @@ def _rank_trials(state: SweepState, trials: pd.DataFrame) -> PlottedTrials:
     keys = varied_keys(list(state.trials.values()))
     shown = trials.assign(**{key: style.fill_missing(trials[key]) for key in keys})
     metric, mode = find_ranking_metric(state, trials)
-    log = {key: state.sweep.is_log(key) for key in keys}
+    log = {key: False if is_seed(key) else state.sweep.is_log(key) for key in keys}
     return PlottedTrials(shown, keys, metric, mode, log, rank_sweep(state))
 
 
