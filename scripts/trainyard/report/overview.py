@@ -17,7 +17,7 @@ from trainyard.results.answer import describe_ranking
 from trainyard.results.ranking import rank_sweep
 from trainyard.scaling.table import recommendation
 from trainyard.utils.csv_files import read_table
-from trainyard.utils.text import format_duration, format_time
+from trainyard.utils.text import format_duration, format_precise_duration, format_time
 
 SCALE_COLUMNS = {"scale": "scale", "train_seconds": "training (s)", "images_per_second": "images/s",
                  "speedup": "speedup", "efficiency": "efficiency", "gpu_hours": "GPU-hours",
@@ -91,7 +91,7 @@ def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
 
 def _summarize_trees(path: Path, name: str) -> Summary:
     table = read_table(path)
-    ran = f"{len(table)} models on CPUs, {table['seconds'].sum():.2g} s of fitting, {_ended([path])}"
+    ran = f"{len(table)} models on CPUs, {format_precise_duration(table['seconds'].sum())} of fitting, {_ended([path])}"
     return Summary(f"Trees {name}", describe_best_model(table), {"ran": ran})
 
 

@@ -5,6 +5,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from trainyard.report.style import COLORS
+from trainyard.utils.text import format_precise_duration
 
 
 def plot_scores(axes: Axes, trees: pd.DataFrame) -> None:
@@ -14,7 +15,10 @@ def plot_scores(axes: Axes, trees: pd.DataFrame) -> None:
         name = {"train": "training", "val": "validation"}[split]
         bars = axes.barh(rows + offset, trees[split], height=0.32, color=color, label=name)
         axes.bar_label(bars, fmt="{:.4g}", padding=3, fontsize=8)
-    axes.set_yticks(rows, [f"{row.model}\n{row.seconds:.2g} s, {row.threads} threads" for row in trees.itertuples()])
+    axes.set_yticks(
+        rows,
+        [f"{row.model}\n{format_precise_duration(row.seconds)}, {row.threads} threads" for row in trees.itertuples()],
+    )
     axes.invert_yaxis()
     axes.margins(x=0.12)
     axes.grid(axis="y", visible=False)

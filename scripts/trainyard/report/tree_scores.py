@@ -2,6 +2,8 @@
 
 import pandas as pd
 
+from trainyard.utils.text import format_precise_duration
+
 
 def best_model(trees: pd.DataFrame) -> int:
     """The row of the model with the best validation score in trees.csv."""
@@ -13,4 +15,4 @@ def describe_best_model(trees: pd.DataFrame) -> str:
     best = trees.iloc[best_model(trees)]
     extreme = "lowest" if best["metric"] == "rmse" else "highest"
     value = f"best validation {best['metric']} ({extreme}): {best['val']:.4g}"
-    return f"{value}, by {best['model']} in {best['seconds']:.2g} s"
+    return f"{value}, by {best['model']} in {format_precise_duration(best['seconds'])}"

@@ -21,6 +21,11 @@ def count_of(number: float, noun: str) -> str:
     return f"{text} {noun}" if 0 < number <= 1 else f"{text} {noun}s"
 
 
+def format_precise_duration(seconds: float) -> str:
+    """As `format_duration`, but with two digits below a minute: `0.35 s`, `42 s`, `3 min 20 s`."""
+    return f"{seconds:.2g} s" if seconds < 59.5 else format_duration(seconds)
+
+
 def format_time(unix_seconds: float) -> str:
     """Date, time of day and time zone of a point in time, in local time."""
     return f"{datetime.fromtimestamp(unix_seconds).astimezone():%Y-%m-%d %H:%M:%S %Z}"

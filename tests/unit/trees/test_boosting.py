@@ -1,6 +1,8 @@
 """Tree models: real fits, saved in the formats of their libraries."""
 
 import os
+import subprocess
+import sys
 
 import lightgbm
 import numpy as np
@@ -13,6 +15,7 @@ from trainyard.config.datasets import Digits, Table
 from trainyard.data.staging import stage
 from trainyard.trees import boosting
 from trainyard.utils.errors import UserError
+from yard import ROOT
 
 STUDY = Trees(dataset="d", rounds=20)
 
@@ -30,6 +33,16 @@ def prices(tmp_path_factory):
     table["price"] = 3 * table["size"] + (table["street"] == "north") + generator.normal(scale=0.05, size=300)
     table.to_csv(folder / "prices.csv", index=False)
     return stage(Table(source="table", path=str(folder / "prices.csv"), target="price"), folder / "staged")
+
+
+def test_waiting_threads_leave_the_cpu_to_others():
+    """With the default, each barrier of two threads on a busy CPU takes a time slice of the scheduler."""
+    code = "from trainyard.trees import boosting; import lightgbm"
+    paths = {"PYTHONPATH": str(ROOT / "scripts"), "OMP_DISPLAY_ENV": "true"}
+    kept = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=kept | paths, capture_output=True, text=True, check=True)
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
