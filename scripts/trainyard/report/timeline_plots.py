@@ -144,8 +144,8 @@ def _label_bars(axes: Axes, run: pd.DataFrame, values: pd.DataFrame, color_of: M
         label = axes.text(*center, text, ha="center", va="center", fontsize=8, color=ink, zorder=3, bbox=box)
         labels.append((row.stop - row.begin, label))
     style.figure_of(axes).draw_without_rendering()  # only now is the size of the axes known
-    window = axes.get_window_extent()
-    width, height = window.width / end, window.height / (run["lane"].max() + 1)  # pixels of a second and of a lane
+    (left, low), (right, high) = axes.transData.transform([(0, 0), (1, 1)])
+    width, height = right - left, 0.8 * abs(high - low)  # pixels of a second and of a bar
     for seconds, label in labels:
         size = label.get_window_extent()
         if size.width + 4 > seconds * width or size.height > height:

@@ -129,7 +129,7 @@ def test_the_best_trial_is_that_of_the_answer_also_with_seeds():
 # ---- the timeline
 
 
-@pytest.mark.parametrize("slots", [1, 9, 40])
+@pytest.mark.parametrize("slots", [1, 9, 24, 40])
 def test_the_labels_of_a_timeline_stay_within_their_bars(slots):
     rows = sweep(120, optimizer=["stochastic"] * 60 + ["adam"] * 60, width=range(120))
     figure = Figure(figsize=(8, style.lanes_height(slots)), layout="constrained")
@@ -139,6 +139,8 @@ def test_the_labels_of_a_timeline_stay_within_their_bars(slots):
     boxes = [label.get_window_extent() for label in axes.texts]
     pixels = axes.get_window_extent().width / axes.get_xlim()[1]
     assert all(box.width < pixels for box in boxes), "each bar is one second long"
+    lane = abs(np.diff(axes.transData.transform([(0, 0), (0, 1)])[:, 1])[0])
+    assert all(box.height <= 0.8 * lane for box in boxes), "a bar is four fifths of its lane"
     assert not any(one.overlaps(other) for index, one in enumerate(boxes) for other in boxes[:index])
     names = [label.get_window_extent() for label in axes.get_yticklabels()]
     assert not any(one.overlaps(other) for one, other in pairwise(names))
