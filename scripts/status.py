@@ -24,13 +24,13 @@ from trainyard.utils.text import format_duration
 SWEEP_COLUMNS = (
     Column("sweep", is_cut=True),
     Column("finished"),
-    Column("stopped", rank=3),
-    Column("diverged", rank=2),
-    Column("running"),
-    Column("failed"),
-    Column("pending"),
+    Column("stopped", rank=6),
+    Column("diverged", rank=5),
+    Column("running", rank=1),
+    Column("failed", rank=2),
+    Column("pending", rank=3),
     Column("of"),
-    Column("predicted time left", rank=1),
+    Column("predicted time left", rank=4),
 )
 STUDY_COLUMNS = (Column("scaling study", is_cut=True), Column("trained"), Column("of"))
 

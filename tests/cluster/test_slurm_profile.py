@@ -55,7 +55,7 @@ def finished(cluster):
     numbers = [{"folder": str(folder), "number": number} for number in range(4)]
     on_cpus = {"function": "meeting:see", "trials": numbers}
     on_cpus["slots"] = {"nodes": 2, "gpus_per_node": 0, "slots_per_node": 2}
-    studies = {"sweeps": {"s": sweep, "cpus": on_cpus}, "scaling": {"s": STUDY}}
+    studies = {"sweeps": {"s": sweep, "without_gpus": on_cpus}, "scaling": {"s": STUDY}}
     config = {"datasets": TINY["datasets"], "data": {"local": "/tmp/fast"}, **studies}
     output = snakemake(cluster, folder, config, "--", "sweeps", "scaling")
     (folder / "output.txt").write_text(output)
@@ -65,7 +65,7 @@ def finished(cluster):
 
 def test_a_run_ends_with_one_summary(finished):
     summary = (finished / "output.txt").read_text().partition("Trainyard: done after ")[2].splitlines()
-    assert summary[1] == "  finished  dataset tiny, sweep s, scaling s (1x1, 4x1)"
+    assert summary[1] == "  finished  dataset tiny, sweep s, sweep without_gpus, scaling s (1x1, 4x1)"
     assert summary[2] == "  answers   sweep s: 4 trials finished, 0 failed"
     assert summary[3].startswith("              best val_accuracy (highest): ")
     assert "Trainyard: " not in "".join(summary)
@@ -107,7 +107,7 @@ def test_a_sweep_over_two_nodes_is_one_job(finished, cluster):
 
 
 def test_a_sweep_without_gpus_gets_none_and_is_charged_for_its_cpus(finished, cluster):
-    folder = finished / "results/sweeps/cpus"
+    folder = finished / "results/sweeps/without_gpus"
     timeline, jobs = (pd.read_csv(folder / f"{name}.csv") for name in ("timeline", "jobs"))
     assert (pd.read_csv(folder / "trials.csv")["hidden"] == 1).all(), "trials see no GPU"
     assert timeline["gpu"].isna().all()
@@ -137,4 +137,6 @@ def test_data_are_copied_to_each_node_once_and_removed_at_the_end(finished, clus
 def test_the_output_of_a_job_is_in_the_documented_file(finished):
     timeline = pd.read_csv(finished / "results/sweeps/s/timeline.csv")
     printed = finished / f"results/logs/slurm/rule_sweep_on_nodes/s/{timeline['job'][0]}.log"
-    assert "4 of 4 trials pending" in printed.read_text()
+    assert printed.read_text().count("4 of 4 trials pending") == 1, "not once for each Snakemake of the job"
+    (trained,) = (finished / "results/logs/slurm/rule_train/s_1x1").glob("*.log")
+    assert "the time is unknown" not in trained.read_text(), "said before it was submitted"

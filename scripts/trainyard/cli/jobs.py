@@ -156,8 +156,11 @@ class SweepJobs:
 class TrainJobs:
     """Parameters and resources of the rules `train` and `train_on_nodes`."""
 
-    def __init__(self, config: Config, results: Path, profile: Profile, *, declared: Path) -> None:
+    def __init__(
+        self, config: Config, results: Path, profile: Profile, *, declared: Path, submits: bool = True
+    ) -> None:
         self._config, self._results, self._profile = config, results, profile
+        self._submits = submits and profile.has_scheduler  # what a job costs is said before it is submitted
         self._declared = declared  # the results as the rules name them, without the prefix of a module
         self.mem_mb = profile.mem_mb(self._memory)
 
@@ -191,7 +194,7 @@ class TrainJobs:
             return f"scaling {wildcards.name}: the output of {wildcards.scale} is read again; nothing runs"
         details = f"{study.describe_step(wildcards.scale)}{describe_environment(study)}"
         what = f"scaling {wildcards.name}: training at {wildcards.scale}{details}"
-        if not self._profile.has_scheduler:
+        if not self._submits:
             return what
         row = plan_scale(self._config, wildcards.name, wildcards.scale, self._results, runtime_minutes=None)
         gpus = self.nodes(wildcards) * self._ranks(wildcards)

@@ -112,7 +112,7 @@ class Workflow:
             return self._submits or (is_main and is_dry_run())
 
         self.sweep = SweepJobs(self.config, self._results, self._profile, shows_plans=shows_plans)
-        self.train = TrainJobs(self.config, self._results, self._profile, declared=results)
+        self.train = TrainJobs(self.config, self._results, self._profile, declared=results, submits=is_main)
 
     def program(self, name: str) -> Callable[..., str]:
         """The command line of a program in `scripts/` up to its own options, as a parameter of a rule.
