@@ -124,4 +124,4 @@ def test_a_table_of_the_report_sorts_and_filters(demo, browser):
             table.locator("th", has_text="model_args.blocks").first.click()
             expect(cells.first).to_have_text(first)
         table.get_by_role("searchbox").first.fill("12345nothing")
-        expect(table.locator("#table-1 tbody tr")).to_have_text("No matching records found")
+        expect(table.locator("#table-1 tbody tr")).to_have_text(["No matching records found"])
