@@ -16,7 +16,7 @@ from trainyard.utils.files import atomic_write
 
 ROWS_PER_PAGE: Final = 25
 LONG_TEXT: Final = 32  # letters, above which the texts of a column are wrapped
-MIN_FILTERED: Final = 5  # rows, from which on each column has a filter
+MIN_FILTERED: Final = 5  # rows, from which on each column has a filter; a larger table also has a search field
 # Of DataTables, called for each cell: marks the row to highlight, and empties cells without a value.
 _MARK_CELL: Final = """function (cell, value, row, index) {{
     if (index === {best}) cell.classList.add("best");
@@ -90,6 +90,7 @@ def _to_html(part: Table | str, table_id: str) -> str:
                 text_in_header_can_be_selected=False,
                 fixedColumns={"start": 1},
                 pageLength=ROWS_PER_PAGE,
+                lengthMenu=[MIN_FILTERED, ROWS_PER_PAGE, 4 * ROWS_PER_PAGE],
                 columnDefs=[
                     {"targets": "_all", "createdCell": mark},
                     {"targets": _long_texts(frame), "className": "long"},
