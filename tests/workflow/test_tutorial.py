@@ -5,6 +5,17 @@ import re
 import pytest
 from yard import ROOT
 
+# What differs between runs: times and other numbers, the trial that is the best, ASHA's decisions, paths.
+VARYING = {
+    r", about .* left": "",
+    r"\d+\.?\d*%?": "0",
+    r"by trial .*": "by trial",
+    r"(its files|by hand): .*": r"\1",
+    r"python: [^;\n]*": "python",
+    r"\] .*?; asha: .*": "]",
+    r"\[0/0\] \w+ lr=0, width=0: 0 s, validation accuracy 0": "[0/0]",
+    r"\d+ trials? finished, \d+ stopped early": "finished, stopped early",
+}
 BLOCK = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -16,6 +27,12 @@ def clone(yard):
     return yard
 
 
+def stable(text):
+    for pattern, replacement in VARYING.items():
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
 def test_the_commands_of_the_tutorial_print_its_output(clone):
     output = ""
     blocks = BLOCK.findall((ROOT / "docs/tutorial.md").read_text())
@@ -25,7 +42,7 @@ def test_the_commands_of_the_tutorial_print_its_output(clone):
             done = clone.run("bash", "-euc", text)
             output = done.stdout + done.stderr
         elif kind == "text":
-            missing = [line for line in text.splitlines() if line not in output]
+            missing = [line for line in text.splitlines() if stable(line) not in stable(output)]
             assert not missing, output
         else:
             path = clone.folder / name
