@@ -8,6 +8,7 @@ from yard import ROOT
 # What differs between runs: times and other numbers, the trial that is the best, ASHA's decisions, paths.
 VARYING = {
     r", about .* left": "",
+    r"(\d+ h )?(\d+ min )?[\d.]+ s\b": "0 s",
     r"\d+\.?\d*%?": "0",
     r"by trial .*": "by trial",
     r"(its files|by hand): .*": r"\1",
