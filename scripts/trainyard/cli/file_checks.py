@@ -16,7 +16,7 @@ from trainyard.doctor.findings import Finding, Verdict
 from trainyard.utils.files import expand_path
 from trainyard.utils.text import suggest
 
-_SHELL: Final = re.compile(r"[;|&$<>()`]")  # a command that may change folders or make files
+_SHELL: Final = re.compile(r"[;|&$<>()`\n]")  # a command that may change folders or make files
 _SCRIPT: Final = (".py", ".sh")
 
 
@@ -87,13 +87,17 @@ def check_script(place: str, study: Sweep | Scaling, *, has_scheduler: bool, dry
 
 def _script_of(command: Command | None, *, first: bool = False) -> str | None:
     """The script in a command: its first word, or the first one that ends as scripts do; None if that is not clear."""
-    if command is None or (isinstance(command, str) and _SHELL.search(command)):
+    line = command.replace("\\\n", " ").strip() if isinstance(command, str) else ""  # without continued lines
+    if command is None or _SHELL.search(line):
         return None
     try:
-        words = shlex.split(command) if isinstance(command, str) else command
+        words = shlex.split(line) if isinstance(command, str) else command
     except ValueError:
         return None
     found = words[:1] if first else [word for word in words if word.endswith(_SCRIPT)]
-    if not found or {"-m", "-c"} & {*words} or "{" in found[0] or found[0].startswith("-"):
+    if not found or "{" in found[0] or found[0].startswith("-"):
+        return None
+    before = words[: words.index(found[0])]  # behind the script, they are its own options
+    if {"-m", "-c"} & {*before}:
         return None
     return found[0]

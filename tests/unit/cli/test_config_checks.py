@@ -71,6 +71,22 @@ def test_wrong_files_columns_arguments_and_batches_are_all_named(mistakes, monke
     ]
 
 
+@pytest.mark.parametrize(
+    ("command", "is_checked"),
+    [
+        ("python absent.py fit -c base.yaml", True),
+        ("python -u absent.py -m resnet", True),
+        ("python absent.py \\\n  --lr 1\n", True),
+        ("python -c 'print()' absent.py", False),
+        ("python -m package absent.py", False),
+        ("cd project\npython absent.py", False),
+    ],
+)
+def test_the_script_of_a_command_must_be_there_if_the_command_tells_its_path(mistakes, command, is_checked):
+    found = mistakes({"sweeps": {"s": {"command": command}}})
+    assert found == [f"sweeps.s.command: absent.py: no such file: {RELATIVE}"] * is_checked
+
+
 OWN = """
 import torch
 
