@@ -89,4 +89,4 @@ def command_to_paste(sweep: Sweep, trial: Trial, *, folder: Path, dataset: Path 
     before = [f"mkdir -p {shlex.quote(str(folder))}"] if "trial_dir" in find_placeholders(command) else []
     if python := find_interpreter(sweep):
         before.insert(0, f'export PATH={shlex.quote(str(python.parent))}:"$PATH"')
-    return " && ".join([*before, argv[-1] if isinstance(command, str) else shlex.join(argv)])
+    return " && ".join([*before, argv[-1].strip() if isinstance(command, str) else shlex.join(argv)])

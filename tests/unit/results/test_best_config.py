@@ -145,7 +145,7 @@ print(json.dumps([sys.argv[1:], os.path.isdir(os.environ.get("DIR", "/")), os.ge
     [
         ("python3 show.py --lr {lr} {text}", {"text": "it's $HOME"}, ["--lr", "0.1", "it's $HOME"]),
         (["python3", "show.py", "{lr}", "{text}"], {"text": "a b"}, ["0.1", "a b"]),
-        ("python3 show.py {lr} {cpus} {attempt}", {}, ["0.1", "3", "1"]),
+        ("python3 show.py {lr} {cpus} {attempt}\n", {}, ["0.1", "3", "1"]),
         ("python3 show.py --port {port} {args}", {"text": "a b"}, ["--port", "29500", "--text", "a b", "--lr", "0.1"]),
         ("export DIR={trial_dir}\npython3 show.py {lr} \\\n  {trial}", {}, ["0.1", "by-hand"]),
     ],
@@ -158,6 +158,7 @@ def test_the_line_to_paste_runs_the_command_with_its_values(tmp_path, command, a
     line = paste_line(state, rank_sweep(state))
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert yaml.safe_load(done.stdout) == [given, True, str(tmp_path)]
+    assert not line.endswith("\n"), "one line of the summary"
 
 
 def test_the_line_to_paste_runs_in_the_environment_of_the_sweep(tmp_path):
