@@ -58,12 +58,15 @@ def _place(error: yaml.MarkedYAMLError) -> str:
 
 
 def _problem(error: yaml.MarkedYAMLError, text: str) -> str:
-    """What is wrong, and in which context; a tab is named, since editors do not show it."""
+    """What is wrong, and in which context, with a remedy for a tab, which editors do not show, and for a backslash."""
     began = f" (begun in line {error.context_mark.line + 1})" if error.context and error.context_mark else ""
     problem = f"{error.context}{began}: {error.problem}" if error.context else str(error.problem)
     mark, lines = error.problem_mark, text.splitlines()
     has_tab = mark is not None and mark.line < len(lines) and "\t" in lines[mark.line][: mark.column + 1]
-    return " ".join(problem.split()) + ("; indent with spaces, not with tabs" if has_tab else "")
+    remedy = "; indent with spaces, not with tabs" if has_tab else ""
+    if "escape character" in problem:
+        remedy = "; put text with backslashes, such as a pattern, in single quotes"
+    return " ".join(problem.split()) + remedy
 
 
 def _read_text(path: Path) -> str:

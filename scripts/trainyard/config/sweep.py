@@ -48,6 +48,7 @@ from trainyard.config.user_programs import (
     takes_all,
 )
 from trainyard.config.weights import identifying
+from trainyard.utils.text import suggest
 
 log = logging.getLogger("config")
 
@@ -214,6 +215,14 @@ class Slots(Section):
         "time: `off`, or `auto`: it is started with the job and ended with it, where a node has "
         "`nvidia-cuda-mps-control`.",
     )
+
+    @field_validator("gpus_per_trial", mode="before")
+    @classmethod
+    def _check_above_zero(cls, value: Any) -> Any:
+        if value == 0:
+            message = "must be above 0: for trials without GPUs, give gpus_per_node: 0 and slots_per_node instead"
+            raise PydanticCustomError("slots", message)
+        return value
 
     @field_validator("gpus_per_trial")
     @classmethod
@@ -431,6 +440,14 @@ class Sweep(ProgramOptions, Workload):
     )
     retrain: Retrain = Field(0, description="Increase to train again: a number for all trials, or `{trial: number}`.")
 
+    @field_validator("metric", mode="before")
+    @classmethod
+    def _check_metric_is_a_name(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            message = "names the metric that ranks trials; a mapping with pattern or file is `metrics`"
+            raise PydanticCustomError("metric", message)
+        return value
+
     @model_validator(mode="before")
     @classmethod
     def _fill_in_target(cls, given: Any) -> Any:
@@ -619,8 +636,10 @@ def _check_arguments(sweep: Sweep, command: Command, settings: dict[str, Any]) -
     known = {*settings, *TRIAL_PLACEHOLDERS, PORT, *STYLES, *(["resume"] if sweep.resume is not None else [])}
     check_all_arguments(command, settings)
     if unknown := sorted(used - known):
-        hint = "; or give `resume`, the option that replaces it" if unknown[0] == "resume" else ""
-        raise ValueError(f"the command has {{{unknown[0]}}}, which is neither varied nor in `args`{hint}")
+        names = [*settings, *TRIAL_PLACEHOLDERS, PORT, "args"]
+        give = "or give `resume`, the option that replaces it"
+        hint = give if unknown[0] == "resume" else suggest(unknown[0], names)
+        raise ValueError(f"the command has {{{unknown[0]}}}, which is neither varied nor in `args`; {hint}")
     if (unused := sorted(settings.keys() - used)) and not any(takes_all(name, settings) for name in used):
         raise ValueError(f"{unused[0]} is not in the command: write {{{unused[0]}}} where it belongs, or {{args}}")
     if reserved := sorted(settings.keys() & set(TRIAL_PLACEHOLDERS)):

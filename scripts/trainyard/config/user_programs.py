@@ -228,7 +228,12 @@ def _names(part: str) -> frozenset[str]:
 
 
 def check_quoting(command: Command, *, in_shell: bool = True) -> Command:
-    """The command; raises a PydanticCustomError if a placeholder is in a context where quoting does not work."""
+    """The command; raises a PydanticCustomError if it cannot run as it is meant.
+
+    A placeholder is in a context where quoting does not work, or a shell would take an option for a command.
+    """
+    if in_shell and isinstance(command, str) and (options := _parse(command).options):
+        raise PydanticCustomError("quoting", "{message}", {"message": _OPTION_LINE.format(option=options[0])})
     for name, where in _parse(command).placeholders if isinstance(command, str) else ():
         if where in _REMEDIES and (in_shell or where in _IN_WORDS):
             message = f"{{{name}}} is in {where}: {_REMEDIES[where].format(name=f'{{{name}}}')}"
@@ -238,6 +243,10 @@ def check_quoting(command: Command, *, in_shell: bool = True) -> Command:
 
 _NO_QUOTES: Final = (
     "write {name} without quotes, since Trainyard quotes values; literal braces need a space, as in '{{ x }}'"
+)
+_OPTION_LINE: Final = (
+    "the shell would take {option} for a command, since it begins a line: in YAML, indent all lines after `>` alike, "
+    "or end the line before it with a backslash after `|`"
 )
 _ASSIGN: Final = "assign it to a variable first, as in x={name}, and write $x there"
 _IN_WORDS: Final = (shell_syntax.SINGLE_QUOTES, shell_syntax.DOUBLE_QUOTES, shell_syntax.ESCAPED)

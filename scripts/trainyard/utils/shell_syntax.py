@@ -11,6 +11,7 @@ from typing import Final
 UNQUOTED: Final = ""
 SINGLE_QUOTES, DOUBLE_QUOTES, BACKTICKS = "single quotes", "double quotes", "backticks"
 ARITHMETIC, COMMENT, HERE_DOCUMENT, ESCAPED = "$((...))", "a comment", "a here-document", "a backslash"
+_OPTION_LINE: Final = re.compile(r"[ \t]*(--?[A-Za-z][^\s)]*)(?=\s|$)")  # but no pattern of `case`, as in `-v)`
 _HERE_DOCUMENT: Final = re.compile(r"""<<(-?)[ \t]*((?:'[^']*'|"[^"]*"|\\.|[^\s;&|<>()'"\\`$])+)""")
 
 
@@ -20,6 +21,7 @@ class CommandLine:
 
     placeholders: list[tuple[str, str]] = field(default_factory=list)  # name and context
     operators: list[str] = field(default_factory=list)  # empty if the line is one simple command
+    options: list[str] = field(default_factory=list)  # those that begin a line, and so a command
 
 
 def parse_command(text: str, placeholder: re.Pattern[str]) -> CommandLine:
@@ -75,6 +77,8 @@ class _Parser:
             self._at += 1
             if character == "\n":
                 self._parse_here_documents()
+                if option := _OPTION_LINE.match(self._text, self._at):
+                    self.found.options.append(option[1])
 
     def _parse_expansion(self, context: str) -> bool:
         """Parse what starts with `$` or a backtick; False if there is neither. Nested commands are unquoted again."""

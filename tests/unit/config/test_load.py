@@ -104,6 +104,12 @@ MISTAKES = [
     ),
     ("sweeps.depth.slots", {"gpus_per_node": 2, "gpus_per_trial": 4}, "does not fit a node of 2"),
     ("sweeps.depth.slots", {"gpus_per_node": 4, "gpus_per_trial": 1.5}, "whole number of GPUs"),
+    ("sweeps.depth.slots", {"gpus_per_node": 0, "gpus_per_trial": 0}, "gpus_per_trial: must be above 0: for trials"),
+    (
+        "sweeps.own",
+        {"command": "x", "metric": {"pattern": "acc (?P<acc>{number})"}},
+        "sweeps.own.metric: names the metric that ranks trials; a mapping with pattern or file is `metrics`",
+    ),
     ("sweeps.depth.slots", {"gpus_per_node": -1}, "sweeps.depth.slots.gpus_per_node: input should be greater than or"),
     (
         "sweeps.depth.slots",
@@ -168,7 +174,15 @@ MISTAKES = [
         "sweeps.own: the sweep's mode is min, but that of stop is max: set it once",
     ),
     ("sweeps.depth.search", {"trials": 2, "values": {"lr": [1]}}, "give search, or grid, trials and sample"),
-    ("sweeps.own", {"command": "./x {lr}"}, "the command has {lr}, which is neither varied nor in `args`"),
+    ("sweeps.own", {"command": "./x {lr}"}, "the command has {lr}, which is neither varied nor in `args`; known: "),
+    ("sweeps.own", {"command": "./x {out_dir}"}, "nor in `args`; did you mean 'trial_dir'?"),
+    ("sweeps.own", {"command": "./x {rate}", "args": {"lr": 1}}, "known: lr, trial_dir, trial, attempt, resume_from"),
+    (
+        "sweeps.own",
+        {"command": "./x\n  --lr {lr}\n", "args": {"lr": 1}},  # as of `>` with lines that are indented more
+        "sweeps.own.command: the shell would take --lr for a command, since it begins a line: in YAML, indent all",
+    ),
+    ("sweeps.own", {"command": "cat <<E\n- x\nE\n-o {trial_dir}"}, "the shell would take -o for a command"),
     (
         "sweeps.own",
         {"command": "./x", "grid": {"lr": [1]}},
@@ -299,6 +313,9 @@ RIGHT = [
     {"command": "x\n", "resume": "--resume"},
     {"command": "x \\\n  --n {n}", "args": {"n": "a"}, "resume": "--resume"},
     {"command": "x > y 2>&1", "resume": "--resume"},
+    {"command": "x 'a\n--b' <<E\n- c\n--d\nE"},
+    {"command": "case {n} in\n  -v|--verbose) x;;\nesac", "args": {"n": 1}},
+    {"command": ["x", "a\n--b"]},
     {"command": ["sh", "-c", "x | y '{n}'"], "args": {"n": 1}, "resume": "--resume"},
     {"command": ["x", "{resume}", "y"], "resume": "--from '{resume_from}'", "checkpoint": "*.pt"},
     {"command": "x {resume}", "args": {"resume": "auto"}, "resume": "--resume"},
@@ -555,6 +572,7 @@ def test_numbers_that_are_not_finite_change_the_identity():
         ("sweeps: {}\nsweeps: {}", "line 2, column 1: not valid YAML: duplicate key 'sweeps', which line 1 has, too"),
         ("a: 1\n b: 2", r"config.yaml, line 2, column 3: not valid YAML: mapping values are not allowed in this"),
         ("a:\n\tb: 2", r"line 2, column 1: not valid YAML: .*; indent with spaces, not with tabs"),
+        ('a: "\\d"', "not valid YAML: .*; put text with backslashes, such as a pattern, in single quotes"),
         ("a: {b: 1\nc: 2", r"line 2, column 2: not valid YAML: .*begun in line 1\): did not find expected ',' or '}'"),
         ("- 1", "the file"),
         ("a: \xff", "not valid YAML: 'utf-8' codec can't decode"),
