@@ -1,8 +1,10 @@
 """The files that a config names: the sources of datasets and users' scripts."""
 
 import csv
+import os
 import re
 import shlex
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -18,6 +20,8 @@ from trainyard.utils.text import suggest
 
 _SHELL: Final = re.compile(r"[;|&$<>()`\n]")  # a command that may change folders or make files
 _SCRIPT: Final = (".py", ".sh")
+_INTERPRETER: Final = re.compile(r"python[\d.]*|(ba)?sh")
+_CODE_OPTION: Final = re.compile(r"-[a-z]*[cm]|--module")  # a module or code follows, no script
 
 
 def check_source(place: str, dataset: Dataset, known: KnownImages, *, has_scheduler: bool) -> Finding:
@@ -73,31 +77,42 @@ def _columns(path: Path) -> Sequence[str]:
 
 
 def check_script(place: str, study: Sweep | Scaling, *, has_scheduler: bool, dry_run: bool) -> Iterator[Finding]:
-    """Whether the script that a study starts is there, if its command tells its path."""
-    key = "command" if isinstance(study, Sweep) else "script"
-    path = _script_of(study.command) if isinstance(study, Sweep) else _script_of(study.script, first=True)
-    if path is None:
+    """Whether the script that a study starts is there, if its command tells its path.
+
+    It is a warning if another program gets the path as an argument: it may be one in a container, or of an output.
+    """
+    key, command = ("command", study.command) if isinstance(study, Sweep) else ("script", study.script)
+    found = _find_script(_words(command))
+    if found is None:
         return
+    place, (path, is_started) = f"{place}.{key}", found
     if Path(path).expanduser().exists():
-        yield Finding(f"{place}.{key}", "ok", f"{path} is there")
+        yield Finding(place, "ok", f"{path} is there")
     else:
-        verdict = "warns" if has_scheduler and dry_run else _absent(Path(path), has_scheduler=has_scheduler)
-        yield Finding(f"{place}.{key}", verdict, f"{path}: no such file", _remedy(path))
+        is_sure = is_started and not (has_scheduler and dry_run)
+        verdict = _absent(Path(path), has_scheduler=has_scheduler) if is_sure else "warns"
+        yield Finding(place, verdict, f"{path}: no such file", _remedy(path))
 
 
-def _script_of(command: Command | None, *, first: bool = False) -> str | None:
-    """The script in a command: its first word, or the first one that ends as scripts do; None if that is not clear."""
-    line = command.replace("\\\n", " ").strip() if isinstance(command, str) else ""  # without continued lines
-    if command is None or _SHELL.search(line):
-        return None
+def _words(command: Command | None) -> list[str]:
+    """The words of a command; none if only a shell can tell them."""
+    if not isinstance(command, str):
+        return command or []
+    line = command.replace("\\\n", " ").strip()  # without continued lines
     try:
-        words = shlex.split(line) if isinstance(command, str) else command
+        return [] if _SHELL.search(line) else shlex.split(line)
     except ValueError:
+        return []
+
+
+def _find_script(words: Sequence[str]) -> tuple[str, bool] | None:
+    """The first word that ends as scripts do, and whether the command itself starts it; None if that is not clear."""
+    number = next((number for number, word in enumerate(words) if word.endswith(_SCRIPT)), None)
+    if number is None:
         return None
-    found = words[:1] if first else [word for word in words if word.endswith(_SCRIPT)]
-    if not found or "{" in found[0] or found[0].startswith("-"):
+    path, before = words[number], [word for word in words[:number] if word != "-u"]
+    if "{" in path or path.startswith("-") or any(map(_CODE_OPTION.fullmatch, before)):
         return None
-    before = words[: words.index(found[0])]  # behind the script, they are its own options
-    if {"-m", "-c"} & {*before}:
-        return None
-    return found[0]
+    if not before:
+        return None if os.sep not in path and shutil.which(path) else (path, True)  # one on PATH is there
+    return path, len(before) == 1 and _INTERPRETER.fullmatch(Path(before[0]).name) is not None

@@ -24,6 +24,7 @@ from trainyard.config.train import OWN_MODELS, Train
 from trainyard.config.trials import Trial, expand, trainings
 from trainyard.data.known_images import known_images
 from trainyard.doctor.findings import Finding
+from trainyard.training.rehearsal import DRIVERS
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, expand_path, write_json
 from trainyard.utils.import_path import SCRIPTS, helper_command
@@ -168,7 +169,8 @@ def _cache_file(request: dict[str, Any]) -> Path:
     """
     where = [str(Path.cwd()), os.environ.get("PYTHONPATH")] if request["imports"] else []
     installed = _state(sysconfig.get_path("purelib"))  # changes when packages are installed
-    digest = digest_of([CHECKS_VERSION, request, where, str(SCRIPTS), sys.version, installed])
+    has_gpu = any(map(os.path.exists, DRIVERS))  # errors that only a machine without one has are no mistakes
+    digest = digest_of([CHECKS_VERSION, request, where, str(SCRIPTS), sys.version, installed, has_gpu])
     home = os.environ.get("HOME") or "/nonexistent"
     return Path(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache") / "trainyard" / "checks" / f"{digest}.json"
 

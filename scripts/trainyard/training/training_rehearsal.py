@@ -1,6 +1,7 @@
 """Try what the config decides about trainings: their models, weights, losses and metrics, on a batch of zeros."""
 
 import signal
+import time
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from trainyard.config.train import Train
-from trainyard.config.weights import is_published
+from trainyard.config.weights import WeightsError, is_published
 from trainyard.data.known_images import KnownImages, Shape
 from trainyard.data.torchvision_weights import remote_weights
 from trainyard.training.networks import models
@@ -23,6 +24,7 @@ from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import check_call, import_object
 
 SECONDS: Final = 60  # for one training
+TOTAL_SECONDS: Final = 300  # after which no further training is tried
 MOST_PARAMETERS: Final = 100_000_000  # of a model that is built on the CPU
 _IMAGES: Final = 2  # of the batch
 # In place of those of a dataset that is not staged yet, for models whose parameters have the same names with any data.
@@ -35,7 +37,11 @@ def rehearse_all(trainings: Iterable[tuple[str, Train, KnownImages]]) -> Iterato
     """The findings of each training, with its place in the config."""
     warnings.simplefilter("ignore")  # weights that are loaded into parameters without memory
     signal.signal(signal.SIGALRM, _give_up)
+    end = time.monotonic() + TOTAL_SECONDS
     for place, spec, images in trainings:
+        if time.monotonic() > end:
+            yield place, "unknown", f"model {spec.model!r} is not tried: those before it took {TOTAL_SECONDS} s"
+            continue
         signal.alarm(SECONDS)
         try:
             yield from ((place, verdict, message) for verdict, message in rehearse(spec, images))
@@ -69,7 +75,12 @@ def rehearse(spec: Train, images: KnownImages) -> Iterator[tuple[str, str]]:
     """
     has_images = images.shape is not None and images.outputs is not None
     if has_images or models.is_known(spec.model):
-        yield "ok", _try_model(spec, images)
+        try:
+            yield "ok", _try_model(spec, images)
+        except WeightsError as error:
+            if images.shape is not None or "size mismatch" not in str(error):
+                raise
+            yield "unknown", f"whether they fit is known once the images are staged: {error}"
     else:
         model = import_object(spec.model, role="model")
         given = {"channels": _SHAPE[2], "classes": _OUTPUTS, **spec.model_args}
@@ -135,7 +146,9 @@ def _try_outputs(spec: Train, model: nn.Module, images: KnownImages) -> None:
     if not isinstance(outputs, Tensor):
         raise UserError(f"{returned} {type(outputs).__name__}: return a tensor, one row of outputs per image")
     found, wanted = tuple(outputs.shape), (_IMAGES, images.outputs)
-    fits = found == wanted or (len(found) == 2 and found[0] == _IMAGES and found[1] > wanted[1] and not images.numeric)
+    # Embeddings for an own loss may have any width, and a head more outputs than there are classes.
+    is_matrix = len(found) == 2 and found[0] == _IMAGES and not images.numeric
+    fits = found == wanted or (is_matrix and (found[1] > wanted[1] or spec.has_own_loss))
     if not fits:
         what = "labels have" if images.numeric else "classes need"
         raise UserError(f"{returned} the shape {found} for {_IMAGES} images, but the dataset's {what} {wanted}")

@@ -5,10 +5,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from trainyard.cli import rehearsals
 from trainyard.cli.checks import check_use, refuse_mistakes
+from trainyard.cli.file_checks import check_script
 from trainyard.config.load import check_config
-from trainyard.training import rehearsal
+from trainyard.config.train import Train
+from trainyard.data.known_images import KnownImages
+from trainyard.training import rehearsal, training_rehearsal
+from trainyard.training.networks.models import build_model
 from trainyard.utils.errors import UserError
 
 RELATIVE = "a relative path begins in the folder where snakemake runs"
@@ -96,6 +101,9 @@ def plain(*, channels, classes, width=4):
 def hard_coded(*, channels, classes):
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(channels * 64, 5))
 
+def embedding(*, channels, classes):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(channels * 64, 2))
+
 def of_other_sizes(*, channels, classes):
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(28 * 28, classes))
 
@@ -132,6 +140,7 @@ def test_wrong_models_and_code_are_all_named_before_the_data_are_staged(mistakes
         **training("ending", model="ending:build"),
         **training("misspelled", model="own:plane"),
         **training("works", model="own:computing", loss="own:loss", metrics=["top5_accuracy"]),
+        **training("embedding", model="own:embedding", loss="own:loss"),
         "function": {"function": "own:run"},
     }
     places = {}
@@ -156,6 +165,22 @@ def test_wrong_models_and_code_are_all_named_before_the_data_are_staged(mistakes
     assert places.keys() == expected.keys()
     for place, message in expected.items():
         assert places[place].startswith(message), place
+
+
+def test_weights_that_may_fit_images_not_staged_yet_are_no_mistake(mistakes):
+    Path("photos").mkdir()
+    torch.save(build_model(Train(model="cnn", batch_size=1), shape=(8, 8, 1), classes=10).state_dict(), "gray.pt")
+    torch.save({"another": torch.ones(1)}, "another.pt")
+    datasets = {"photos": {"source": "imagefolder", "root": "photos", "channels": 1}}
+    sweeps = {name: training(name, "photos", pretrained=f"{name}.pt")[name] for name in ("gray", "another")}
+    (line,) = mistakes({"datasets": datasets, "sweeps": sweeps})
+    assert "another.pt: has none of the names of cnn" in line
+
+
+def test_trainings_are_not_tried_for_longer_than_users_wait(monkeypatch):
+    monkeypatch.setattr(training_rehearsal, "TOTAL_SECONDS", -1)
+    findings = training_rehearsal.rehearse_all([("p", Train(model="resnet18", batch_size=1), KnownImages())])
+    assert [verdict for _, verdict, _ in findings] == ["unknown"]
 
 
 @pytest.mark.parametrize("drivers", [(), (__file__,)], ids=["login node", "GPU node"])
@@ -208,6 +233,37 @@ def test_what_only_a_cluster_may_have_is_a_warning_in_its_plan(mistakes, caplog)
         "datasets.shared.root",
         "scaling.s.script",
     ]
+
+
+@pytest.mark.parametrize(
+    ("command", "verdicts"),
+    [
+        ("python absent.py", {"fails"}),
+        ("python3.11 -u absent.py --save model.py", {"fails"}),
+        ("./absent.sh", {"fails"}),
+        ("apptainer exec image.sif python /opt/absent.py", {"warns"}),
+        (["program", "--save", "absent.py"], {"warns"}),
+        ("tool.sh", set()),  # on PATH
+        (["bash", "-lc", "python there.py"], set()),
+        ("python -m package absent.py", set()),
+    ],
+)
+def test_only_a_script_that_a_command_itself_starts_must_be_there(tmp_path, monkeypatch, command, verdicts):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/tool.sh").touch(mode=0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
+    sweep = check_config({"sweeps": {"s": {"command": command}}}).sweeps["s"]
+    assert {each.verdict for each in check_script("s", sweep, has_scheduler=False, dry_run=True)} == verdicts
+
+
+def test_a_distributed_script_may_be_written_with_its_interpreter(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("there.py").touch()
+    for script, verdicts in {"python there.py": ["ok"], "python absent.py": ["fails"], "absent.py": ["fails"]}.items():
+        study = check_config({"scaling": {"s": {"script": script, "scales": ["1x1"]}}}).scaling["s"]
+        found = check_script("s", study, has_scheduler=False, dry_run=True)
+        assert [each.verdict for each in found] == verdicts
 
 
 @pytest.mark.parametrize(
