@@ -62,6 +62,16 @@ class Smoothed(torch.nn.Module):
         self.average.lerp_(loss.detach(), 0.1)
         return loss / self.average
 
+class Replaced(Smoothed):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", None)
+
+    def forward(self, outputs, targets):
+        self.average = 0.9 * self.average + 0.1 * cross_entropy(outputs, targets).detach()
+        self.steps = torch.ones(1) if self.steps is None else self.steps + 1
+        return cross_entropy(outputs, targets) / self.average / self.steps.sqrt().squeeze()
+
 class Scaled(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -125,10 +135,13 @@ def test_an_own_loss_of_the_same_formula_gives_the_same_numbers(data, own_code):
     assert train(changed(SPEC, **args | {"loss_args": {"weight": 2}}), data)[0] != whole
 
 
-def test_the_buffers_of_an_own_loss_are_in_its_checkpoint(data, own_code, tmp_path):
+@pytest.mark.parametrize("name", ["Smoothed", "Replaced"])
+def test_the_buffers_of_an_own_loss_are_in_its_checkpoint(data, own_code, tmp_path, name):
     """Also those of a checkpoint within an epoch; trying the loss beforehand does not change them."""
-    spec = changed(SPEC, loss="own_objective:Smoothed")
-    assert start(spec, data).objective.own_module.average == 1
+    spec = changed(SPEC, loss=f"own_objective:{name}")
+    own = start(spec, data).objective.own_module
+    assert own.average == 1
+    assert getattr(own, "steps", None) is None
     whole, _ = train(spec, data)
     stop_within_second_epoch(start(spec, data, store=CheckpointStore(tmp_path)))
     assert train(spec, data, store=CheckpointStore(tmp_path))[0] == whole

@@ -107,7 +107,7 @@ class TrainingState:
         ranks, group = state["ranks"], self.group
         mine = ranks[group.rank if len(ranks) == group.world_size else 0]
         if self.loss is not None:
-            _set_buffers(self.loss, mine.get("loss_buffers", {}))
+            _set_buffers(self.loss, mine.get("loss_buffers", {}), group.device)
         if not state["progress"]["step"]:
             return
         times = StepTimes(**state["progress"].pop("times"))
@@ -116,7 +116,7 @@ class TrainingState:
             self.progress.random = mine["random"]
             self.progress.sums += mine["sums"].to(group.device)
             for key, module in self.modules.items():
-                _set_buffers(module, mine.get(key, {}))
+                _set_buffers(module, mine.get(key, {}), group.device)
         elif group.is_main:
             self.progress.sums += torch.stack([each["sums"] for each in ranks]).sum(0).to(group.device)
 
@@ -136,10 +136,14 @@ def _copy_buffers(module: nn.Module) -> dict[str, Tensor]:
     return {name: buffer.to("cpu", copy=True) for name, buffer in module.named_buffers()}
 
 
-def _set_buffers(module: nn.Module, saved: dict[str, Tensor]) -> None:
+def _set_buffers(module: nn.Module, saved: dict[str, Tensor], device: torch.device) -> None:
     buffers = dict(module.named_buffers())
     for name, values in saved.items():
-        buffers[name].copy_(values)
+        if name in buffers and buffers[name].shape == values.shape:
+            buffers[name].copy_(values)
+        else:  # the first steps make it
+            path, _, last = name.rpartition(".")
+            module.get_submodule(path)._buffers[last] = values.to(device)
 
 
 def _random_state(device: torch.device) -> dict[str, Tensor]:

@@ -37,9 +37,16 @@ def reduce_buffers(module: nn.Module, group: Group) -> None:
 
 @contextmanager
 def unchanged_buffers(*modules: nn.Module) -> Iterator[None]:
-    """Restore the buffers of the modules at the end of the block; not after an error, which ends the training."""
+    """Restore the buffers of the modules at the end of the block; not after an error, which ends the training.
+
+    Also those that the block replaces instead of changing them, as `self.mean = 0.9 * self.mean` does, and adds.
+    """
+    owners = [(owner, dict(owner._buffers)) for module in modules for owner in module.modules()]
     buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
     yield
+    for owner, own in owners:
+        owner._buffers.clear()
+        owner._buffers.update(own)
     with torch.no_grad():
         for buffer, before in buffers:
             buffer.copy_(before)
