@@ -20,7 +20,7 @@ MINIMIZED_ENDINGS: Final = (
     "loss", "error", "perplexity", "rmse", "rmsle", "mse", "mae", "mape", "nll", "seconds",
 )  # fmt: skip
 MINIMIZED_WORDS: Final = frozenset((
-    "errors", "err", "ppl", "wer", "cer", "per", "ter", "eer", "ece", "fpr", "fnr", "bits", "bpb", "bpc", "brier",
+    "errors", "err", "ppl", "wer", "cer", "ter", "eer", "ece", "fpr", "fnr", "bits", "bpb", "bpc", "brier",
     "fid", "kid", "fvd", "lpips", "epe", "hausdorff", "divergence", "kl", "deviance", "regret", "latency", "duration",
     "time", "ms",
 ))  # fmt: skip
@@ -32,10 +32,11 @@ def guess_mode(metric: str) -> Mode:
 
     `negative_log_likelihood` is a loss, but `log_likelihood` and scikit-learn's `neg_log_loss` are not.
     """
+    metric = re.sub("ms[_-]?ssim", "ssim", metric, flags=re.IGNORECASE)  # a score, and no milliseconds
     words = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", metric).lower())
     words = words[: words.index("per")] if "per" in words[1:-1] else words
-    is_negated = not {"neg", "negative"}.isdisjoint(words)
     if "likelihood" in words:
-        return "min" if is_negated else "max"
+        return "max" if {"neg", "negative"}.isdisjoint(words) else "min"
     is_minimized = any(word in MINIMIZED_WORDS or word.endswith(MINIMIZED_ENDINGS) for word in words)
-    return "min" if is_minimized and not is_negated else "max"
+    is_minimized = is_minimized or words[-1:] == ["per"]  # phonemes; `per_class_accuracy` is a score
+    return "min" if is_minimized and words[0] != "neg" else "max"

@@ -6,11 +6,13 @@ from trainyard.config.metric_names import guess_mode
 SMALLER = """
 loss val_loss valLoss val_loss_ema my_loss loss_per_token error val_error_rate top1_error error_rate test_err rmse
 val_rmse RMSE mse mae val_mae mape perplexity val_ppl wer val_wer cer val_per nll negative_log_likelihood fid
-brier_score bits_per_byte seconds train_seconds latency_ms time_per_step kl_divergence
+brier_score bits_per_byte seconds train_seconds latency_ms step_ms_p50 time_per_step kl_divergence
+negative_sampling_loss false_negative_error
 """
 LARGER = """
 accuracy val_accuracy top5 f1 auc score iou map reward r2 power images_per_second tokens_per_seconds samples_per_ms
 log_likelihood neg_log_loss neg_mean_squared_error summer lossless dice bleu sacer
+per_class_accuracy mean_per_class_accuracy val_ms_ssim 1
 """
 
 
