@@ -77,7 +77,8 @@ def _fix_slots(plan: Plan) -> Plan:
     if slots.auto and allocation:
         given = {"gpus_per_node": allocation.gpus_per_node}
         if not slots.has_gpus:
-            given = {"slots_per_node": max(1, allocation.cpus_per_node // slots.cpus_per_trial)}
+            fitting = max(1, allocation.cpus_per_node // slots.cpus_per_trial)  # on a whole node, more than requested
+            given = {"slots_per_node": min(fitting, plan.state.max_slots.slots_per_node)}
         slots = slots.model_copy(update={"nodes": len(allocation.nodes), **given})
     fixed = slots.model_copy(update={"auto": False})
     sweep = plan.state.sweep.model_copy(update={"slots": fixed})

@@ -1,13 +1,16 @@
 """What the workers of a sweep know before their first trial."""
 
+import math
 import os
 import sys
 from types import SimpleNamespace
 
 import pytest
-from trainyard.config.config import Data
+from trainyard.cluster.slurm_allocation import Allocation
+from trainyard.config.config import Config, Data
 from trainyard.config.sweep import Sweep
 from trainyard.packing import driver, gpu_health, gpu_sharing, worker
+from trainyard.planning.plan import plan_sweep
 from trainyard.utils.stop_notice import StopNotice
 
 
@@ -56,3 +59,12 @@ def test_trials_without_gpus_see_none_of_a_node_that_has_some(tmp_path, monkeypa
     assert gpu_sharing.has_gpu() == bool(visible)
     if not visible:
         assert gpu_health.probe_gpu() == "there is no GPU to check"
+
+
+def test_a_sweep_that_gets_a_whole_node_has_no_more_slots_than_its_config_allows(tmp_path, monkeypatch):
+    allocation = Allocation(job="1", nodes=("n1",), end_time=math.inf, cpus_per_node=64)
+    monkeypatch.setattr(driver.slurm_allocation, "current_allocation", lambda: allocation)
+    slots = {"auto": True, "gpus_per_node": 0, "slots_per_node": 4, "cpus_per_trial": 2}
+    sweep = {"command": "echo {x}", "grid": {"x": list(range(20))}, "slots": slots}
+    plan = plan_sweep(Config.model_validate({"sweeps": {"s": sweep}}), "s", tmp_path)
+    assert driver._fix_slots(plan).request.slots.per_node == 4
