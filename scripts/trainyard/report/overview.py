@@ -1,8 +1,10 @@
 """The report's first page: what each study found, what it cost and wasted, what failed, and what to do next."""
 
 import base64
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +19,7 @@ from trainyard.results.answer import describe_ranking
 from trainyard.results.ranking import rank_sweep
 from trainyard.scaling.table import recommendation
 from trainyard.utils.csv_files import read_table
-from trainyard.utils.text import format_duration, format_precise_duration, format_time
+from trainyard.utils.text import count_of, format_duration, format_precise_duration, format_time
 
 SCALE_COLUMNS = {"scale": "scale", "train_seconds": "training (s)", "images_per_second": "images/s",
                  "speedup": "speedup", "efficiency": "efficiency", "gpu_hours": "GPU-hours",
@@ -74,11 +76,14 @@ def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
 
 def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
     table = read_table(results / "scaling" / name / "scaling.csv")
-    hours, cost = table["gpu_hours"].sum(), table["cost"].sum()
+    study, folder = config.scaling[name], results / "scaling" / name
+    summaries = {scale: [folder / run / "summary.json" for run in study.runs(scale)] for scale in study.scales}
+    trained = table["scale"].map({scale: sum(map(_train_seconds, paths)) for scale, paths in summaries.items()})
+    repeats = trained / table["train_seconds"]  # the table has medians over the repeats
+    hours, cost = (table["gpu_hours"] * repeats).sum(), (table["cost"] * repeats).sum()
     spent = f"{hours:,.3g} GPU-hours" + (f", {cost:,.2f}" if cost else "") if hours else "no GPU time"
-    seconds = format_duration(table["train_seconds"].sum())
-    ended = _ended((results / "scaling" / name).glob("*/summary.json"))
-    ran = f"{len(table)} scales, {config.scaling[name].mode} scaling, {seconds} of training, {ended}"
+    seconds, ended = format_duration(trained.sum()), _ended(chain(*summaries.values()))
+    ran = f"{count_of(len(table), 'scale')}, {study.mode} scaling, {seconds} of training, {ended}"
     return Summary(
         f"Scaling {name}",
         recommendation(table),
@@ -89,9 +94,14 @@ def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
     )
 
 
+def _train_seconds(summary: Path) -> float:
+    return float(json.loads(summary.read_text())["train_seconds"])
+
+
 def _summarize_trees(path: Path, name: str) -> Summary:
     table = read_table(path)
-    ran = f"{len(table)} models on CPUs, {format_precise_duration(table['seconds'].sum())} of fitting, {_ended([path])}"
+    models, seconds = count_of(len(table), "model"), format_precise_duration(table["seconds"].sum())
+    ran = f"{models} on CPUs, {seconds} of fitting, {_ended([path])}"
     return Summary(f"Trees {name}", describe_best_model(table), {"ran": ran})
 
 
@@ -103,8 +113,12 @@ def _ended(paths: Iterable[Path]) -> str:
 def _scale_rows(table: pd.DataFrame) -> list[list[str]]:
     """The header and rows of a small table of scales, without empty columns."""
     shown = table[list(SCALE_COLUMNS)].dropna(axis="columns", how="all")
-    rows = [[each if isinstance(each, str) else format_number(each) for each in row] for row in shown.to_numpy()]
+    rows = [[_cell(value) for value in row] for row in shown.to_numpy()]
     return [[SCALE_COLUMNS[name] for name in shown], *rows]
+
+
+def _cell(value: str | float) -> str:
+    return value if isinstance(value, str) else "" if pd.isna(value) else format_number(value)
 
 
 def _embed_picture(path: Path) -> str:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from trainyard.config.config import Pricing
 from trainyard.config.sweep import Unit
-from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trial_status import ENDED, TrialStatus
 from trainyard.planning.sweep_state import SweepState
 from trainyard.results import SweepResults
 from trainyard.results.answer import FILE
@@ -90,7 +90,7 @@ def _describe_makespan(tables: SweepResults) -> str:
     seconds, bound = packed["makespan_seconds"], packed["makespan_lower_bound_seconds"]
     if not bound:
         return "no trial has a result"
-    slots = f"{tables.jobs['slots'].max():.0f} slots"
+    slots = count_of(int(tables.jobs["slots"].max()), "slot")
     return (
         f"{format_duration(seconds)} from the first trial's start to the last one's end; {format_duration(bound)} is "
         f"the lower bound on {slots} ({seconds / bound - 1:+.0%})"
@@ -128,7 +128,7 @@ def list_failures(state: SweepState) -> list[str]:
         where = f"; see {examples[reason].log}" if examples[reason].log else ""
         lines.append(f"{_trials(count)} {WORDS.get(status, status)}, as {examples[reason].trial}: {error}{where}")
     more = sum(reasons.values()) - sum(count for _, count in reasons.most_common(SHOWN_FAILURES))
-    return lines + [f"{more} more, for {len(reasons) - SHOWN_FAILURES} other reasons"] * (more > 0)
+    return lines + [f"{more} more, for {count_of(len(reasons) - SHOWN_FAILURES, 'other reason')}"] * (more > 0)
 
 
 def _trials(count: int, adjective: str = "") -> str:
@@ -140,7 +140,8 @@ def list_next_steps(state: SweepState, ranking: Ranking) -> list[str]:
     steps = []
     if failed := state.failed_before:
         steps.append(
-            f"Correct the error of {_trials(failed, 'failed')} and run the same command: only what is missing runs."
+            f"Correct the error of {_trials(failed, 'failed')} and run the same command with "
+            f"`--forcerun {state.folder / 'trials.csv'}`: only what is missing runs."
         )
     if left := len(state.unfinished) - failed:
         steps.append(f"Run the same command for {_trials(left)} without a result.")
@@ -150,8 +151,9 @@ def list_next_steps(state: SweepState, ranking: Ranking) -> list[str]:
 
 
 def _list_edges(ranking: Ranking) -> Iterator[str]:
-    """Advice to extend the range of each key whose best value is at its end."""
-    tried = pd.DataFrame([each.values for each in ranking.counting])
+    """Advice to extend the range of each key whose best value is at its end, also of those that were tried in vain."""
+    ended = [each for each in ranking.configurations if any(trial.status in ENDED for trial in each.trials)]
+    tried = pd.DataFrame([each.values for each in ended])
     for key, best in ranking.counting[0].values.items():
         values = tried[key].dropna()
         if values.nunique() < MIN_VALUES or values.dtype.kind not in "if":

@@ -1,7 +1,9 @@
 """The report's first page says what was best, what it cost and wasted, what failed, and what to do next."""
 
 import json
+import os
 
+import pandas as pd
 import pytest
 from browser import WIDTHS, browser_or_skip, opened, wait_for_tables
 from trainyard.config.load import check_config
@@ -9,17 +11,18 @@ from trainyard.planning.plan import read_state
 from trainyard.report.overview import summarize_studies, write_overview
 from trainyard.report.study_tables import write_tables
 from trainyard.report.sweep_tables import write_sweep_tables
+from trainyard.utils.csv_files import write_table
 
 LONG = "a_key_with_a_name_that_is_longer_than_any_column_should_be"
 
 
-def write_results(results, sweep, ends, *, device="cpu", gpu_hour=None):
+def write_results(results, sweep, ends, *, device="cpu", gpu_hour=None, slots=2):
     """The tables and the page of a sweep whose trials ended so, one after another: (event, fields)."""
     config = check_config({"sweeps": {"s": {"function": "os:getcwd", **sweep}}, "pricing": {"gpu_hour": gpu_hour}})
     folder = results / "sweeps/s"
     folder.mkdir(parents=True)
     names, now = list(read_state(config.sweeps["s"], "s", results).trials), 1_800_000_000.0
-    lines = [{"event": "session", "time": now, "slots": 2, "gpus": 2, "nodes": 1, "node": "n1", "job": "local",
+    lines = [{"event": "session", "time": now, "slots": slots, "gpus": slots, "nodes": 1, "node": "n1", "job": "local",
               "pending": len(names), "predicted_seconds": 20.0}]  # fmt: skip
     for name, (event, fields) in zip(names, ends, strict=False):
         now += 10.0
@@ -72,7 +75,8 @@ def test_the_summary_of_a_sweep_says_what_was_best_and_what_to_do_next(tmp_path)
     assert any("RuntimeError: <b>bad</b>; see results/sweeps/s/logs/x.txt" in line for line in summary.failures)
     assert any(line.startswith("1 trial diverged, as ") for line in summary.failures)
     assert summary.facts["failed"] == "1 of 4 attempts"
-    assert any("only what is missing runs" in step for step in summary.next_steps)
+    again = f"run the same command with `--forcerun {tmp_path}/sweeps/s/trials.csv`: only what is missing runs."
+    assert summary.next_steps[0] == f"Correct the error of 1 failed trial and {again}", "its tables are complete"
 
 
 def test_a_best_value_at_the_end_of_its_range_is_to_be_exceeded(tmp_path):
@@ -85,6 +89,50 @@ def test_a_best_value_within_its_range_asks_for_nothing(tmp_path):
     config = write_results(tmp_path, GRID, [finished(value) for value in (5.0, 1.0, 3.0, 2.0)])
     (summary,) = summarize_studies(config, tmp_path)
     assert summary.next_steps == [f"Train the best configuration again: {tmp_path}/sweeps/s/best.yaml says how."]
+
+
+@pytest.mark.parametrize("end", [FAILED, DIVERGED])
+def test_values_that_were_tried_in_vain_are_not_advised(tmp_path, end):
+    config = write_results(tmp_path, GRID, [finished(value) for value in (5.0, 4.0, 3.0)] + [end], slots=1)
+    (summary,) = summarize_studies(config, tmp_path)
+    assert "lr = 3" in summary.answer
+    assert not any("try larger" in step for step in summary.next_steps), "4 was tried"
+    assert "is the lower bound on 1 slot (" in summary.facts["duration"]
+
+
+def test_a_scaling_study_of_which_not_all_is_known_has_empty_cells(tmp_path):
+    config = scaled(tmp_path, {"1x1": [9.0], "1x2": [9.0]}, device="cpu", cost=None, images_per_second=[None, 5.0])
+    (summary,) = summarize_studies(config, tmp_path)
+    assert summary.rows == [
+        ["scale", "training (s)", "images/s", "speedup", "efficiency"],
+        ["1x1", "9", "", "1", "1"],
+        ["1x2", "9", "5", "1", "1"],
+    ]
+
+
+def test_all_repeats_of_a_scaling_study_have_their_cost(tmp_path):
+    known = {"device": "NVIDIA H200", "cost": 2.0, "gpu_hours": 1.0, "efficiency": None}
+    config = scaled(tmp_path, {"1x1": [10.0, 20.0, 60.0]}, **known)
+    (summary,) = summarize_studies(config, tmp_path)
+    assert summary.facts["cost"] == "4.5 GPU-hours, 9.00", "the table has those of the median, 20 s"
+    assert summary.facts["ran"].startswith("1 scale, weak scaling, 1 min 30 s of training, until ")
+    assert "1970" not in summary.facts["ran"], "the last repeat ended later than the first"
+
+
+def scaled(results, seconds, **columns):
+    """The tables of a scaling study whose repeats took so long, by scale; returns its config."""
+    study = {"script": "train.py", "scales": list(seconds), "repeats": max(map(len, seconds.values()))}
+    row = {"speedup": 1.0, "efficiency": 1.0, "images_per_second": 5.0, "gpu_hours": None, **columns}
+    medians = [sorted(each)[len(each) // 2] for each in seconds.values()]
+    table = pd.DataFrame({"scale": list(seconds), "train_seconds": medians}).assign(**row)
+    write_table(table, results / "scaling/wide/scaling.csv")
+    for scale, repeats in seconds.items():
+        for number, each in enumerate(repeats, start=1):
+            path = results / "scaling/wide" / scale / (f"repeat-{number}" if number > 1 else "") / "summary.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"train_seconds": each}))
+            os.utime(path, (number > 1 and 1_800_000_000,) * 2)
+    return check_config({"scaling": {"wide": study}})
 
 
 def test_cpu_time_is_not_presented_as_gpu_time(tmp_path):
