@@ -1,5 +1,8 @@
 """The answer of a sweep: its best configuration and the runner-up in words, and as the file best.yaml."""
 
+import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +13,7 @@ from trainyard.planning.sweep_state import SweepState
 from trainyard.planning.task import folder_name
 from trainyard.programs.command import find_checkpoint
 from trainyard.results.best_config import best_config, command_to_paste, has_study, study_name
-from trainyard.results.ranking import Configuration, Ranking, is_seed
+from trainyard.results.ranking import FALLBACK, Configuration, Ranking, is_seed
 from trainyard.utils.files import atomic_write
 from trainyard.utils.text import printable
 
@@ -26,11 +29,12 @@ def describe_best(metric: str, mode: Mode | None, *, label: str = "") -> str:
 def describe_ranking(ranking: Ranking) -> list[str]:
     """The best configuration and the runner-up, a line each."""
     if not ranking.counting:
-        return [f"no trial has finished with {ranking.metric}"]
+        return ["no trial has finished" + f" with {ranking.metric}" * (ranking.metric != FALLBACK)]
     first, *others = ranking.counting
     label = f"mean {ranking.metric}" if ranking.has_seeds else ""
     best = describe_best(ranking.metric, None if ranking.is_guessed else ranking.mode, label=label)
-    lines = [f"{best}: {_describe(first, ranking)}"]
+    instead = f"; no trial has reported {ranking.unreported}, the metric of the sweep" if ranking.unreported else ""
+    lines = [f"{best}: {_describe(first, ranking)}{instead}"]
     return lines + [f"runner-up: {_describe(second, ranking)}" for second in others[:1]]
 
 
@@ -38,7 +42,7 @@ def _describe(configuration: Configuration, ranking: Ranking) -> str:
     """The value of a configuration that counts, its trial, and the values of its varied keys."""
     trial, deviation = configuration.best_trial(ranking.mode), configuration.deviation
     assert trial is not None
-    values = _assignments(configuration.values)
+    values = _assignments(configuration.values if ranking.has_seeds else trial.values)
     if not ranking.has_seeds:
         return f"{configuration.mean:.6g}, by trial {trial.trial}{f' with {values}' if values else ''}"
     total = len(configuration.trials)
@@ -83,7 +87,7 @@ def _how_to_run(config: Config, state: SweepState, ranking: Ranking, path: Path)
     best = ranking.best_trial
     assert best is not None
     files = find_files(state, ranking)
-    call = f"snakemake --profile profiles/local --configfile {path}"
+    call = f"{_snakemake()} --profile profiles/local --configfile {shlex.quote(str(path))}"
     generation = result.generation if (result := state.result(best.trial)) else 0
     lines = [f"Its files: {files}"] if files else []
     lines += [
@@ -97,6 +101,14 @@ def _how_to_run(config: Config, state: SweepState, ranking: Ranking, path: Path)
         lines += [f"{call} -- scaling"]
     line = paste_line(state, ranking)
     return lines + (["By hand:", *line.splitlines()] if line else [])
+
+
+def _snakemake() -> str:
+    """Snakemake as one would type it in this folder: by its path if the environment of Trainyard is not activated."""
+    installed, here = Path(sys.executable).with_name("snakemake"), Path.cwd()
+    if shutil.which("snakemake") or not installed.exists():
+        return "snakemake"
+    return shlex.quote(str(installed.relative_to(here) if installed.is_relative_to(here) else installed))
 
 
 def paste_line(state: SweepState, ranking: Ranking) -> str | None:

@@ -81,6 +81,7 @@ class Ranking:
     mode: Mode
     is_guessed: bool  # whether the mode is guessed from the metric's name
     configurations: list[Configuration]
+    unreported: str = ""  # the metric that the config names, if no trial has reported it but others
 
     @property
     def counting(self) -> list[Configuration]:
@@ -108,8 +109,9 @@ def rank_sweep(state: SweepState) -> Ranking:
         if not is_placeholder(name)
         for settings, score in [(trial.settings, _score(state, name, metric))]
     ]
-    chosen = mode or guess_mode(metric)
-    return Ranking(metric, chosen, mode is None, rank_configurations(trials, chosen))
+    chosen, wanted = mode or guess_mode(metric), state.sweep.target[0] or metric
+    unreported = wanted if wanted != metric else ""
+    return Ranking(metric, chosen, mode is None, rank_configurations(trials, chosen), unreported)
 
 
 def rank_configurations(trials: Iterable[RankedTrial], mode: Mode) -> list[Configuration]:

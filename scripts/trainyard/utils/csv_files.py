@@ -13,11 +13,13 @@ from trainyard.utils.files import atomic_write
 def read_table(path: Path) -> pd.DataFrame:
     """The table in a CSV file. Only an empty cell is a missing value: `None` and `nan` may be values of a key.
 
+    The identity of a trial is text, also if it is `0012345678` or `12345e6789`.
+
     Raises:
         MissingResultError: the file does not exist.
     """
     try:
-        return pd.read_csv(path, keep_default_na=False, na_values=[""])
+        return pd.read_csv(path, keep_default_na=False, na_values=[""], dtype={"trial": str})
     except FileNotFoundError:
         raise MissingResultError(path) from None
 

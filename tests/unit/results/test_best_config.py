@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -181,6 +182,33 @@ def test_best_config_says_what_is_best_and_what_to_do(tmp_path):
     assert "# By hand:\n# train 0.1\n# 2\n" in text
     assert "add `retrain: 3` to the sweep" in text, "its result is of generation 2"
     assert "scaling" not in text
+
+
+@pytest.mark.parametrize(("path", "start"), [("/nowhere", ".venv/bin/snakemake"), ("/w/.venv/bin", "snakemake")])
+def test_its_commands_can_be_pasted_without_activating_an_environment(tmp_path, monkeypatch, path, start):
+    installed = tmp_path / ".venv/bin/snakemake"
+    installed.parent.mkdir(parents=True)
+    installed.touch(mode=0o755)
+    monkeypatch.setattr("sys.executable", str(installed.with_name("python")))
+    monkeypatch.setenv("PATH", path.replace("/w", str(tmp_path)))
+    monkeypatch.chdir(tmp_path)
+    _, best = write(config_of(SWEEPS["grid"]), Path("results"))
+    line = f"# {start} --profile profiles/local --configfile results/sweeps/s/best.yaml -- scaling\n"
+    assert line in best.read_text()
+
+
+def test_a_metric_that_no_trial_has_reported_is_not_replaced_without_a_word(tmp_path):
+    _, state = finish(config_of({**COMMAND, "metric": "acuracy"}), tmp_path, 1)
+    (line,) = describe_ranking(rank_sweep(state))
+    assert line.startswith("best val_accuracy (highest): 0.5, by trial ")
+    assert line.endswith("; no trial has reported acuracy, the metric of the sweep")
+
+
+def test_a_seed_that_no_configuration_repeats_is_one_of_its_values(tmp_path):
+    trials = [{"lr": 0.1, "seed": 1}, {"lr": 0.2, "seed": 2}]
+    trial, state = finish(config_of({"command": "train {lr} {seed}", "trials": trials}), tmp_path, 1)
+    (line,) = describe_ranking(rank_sweep(state))
+    assert line == f"best val_accuracy (highest): 0.5, by trial {trial} with lr = 0.2, seed = 2"
 
 
 def test_the_files_of_the_best_trial_are_its_newest_checkpoint_or_its_folder(tmp_path):

@@ -6,7 +6,7 @@ import sys
 import pandas as pd
 import pytest
 from trainyard.results import load_study, load_sweep
-from trainyard.utils.csv_files import write_table
+from trainyard.utils.csv_files import read_table, write_table
 from trainyard.utils.errors import UserError
 from yard import ROOT
 
@@ -24,6 +24,13 @@ def test_a_sweep_is_read_as_data_frames(tmp_path):
     sweep = load_sweep(str(tmp_path / "sweeps/lr"))
     assert (sweep.name, len(sweep.trials), len(sweep.timeline)) == ("lr", 2, 2)
     assert sweep.best["lr"] == 0.2
+
+
+@pytest.mark.parametrize("name", ["0012345678", "12345e6789", "1234567890"])
+def test_an_identity_that_looks_like_a_number_is_text(tmp_path, name):
+    write_table(pd.DataFrame({"trial": [name], "lr": [0.1]}), tmp_path / "trials.csv")
+    table = read_table(tmp_path / "trials.csv")
+    assert (table["trial"][0], table["lr"][0]) == (name, 0.1)
 
 
 def test_a_sweep_without_a_best_trial_says_so(tmp_path):
