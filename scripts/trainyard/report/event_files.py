@@ -125,7 +125,7 @@ def _attempt_to_show(state: SweepState, trial: str) -> Attempt | None:
 def _trial_points(state: SweepState, shown: Attempt) -> list[Point]:
     """The epochs of a trial at the times when they were first reported: a resumed training reports them again."""
     times: dict[str, float] = {}
-    for attempt in state.attempts_at(shown.trial):
+    for attempt in (each for each in state.attempts_at(shown.trial) if each.generation == shown.generation):
         for number, row in enumerate(attempt.epochs, start=1):
             reported = attempt.epoch_times.get(row.get("epoch", number), attempt.end)
             times.setdefault(json.dumps(row, sort_keys=True), reported)

@@ -170,6 +170,13 @@ def test_retraining_begins_a_new_curve(sweep):
     assert points(sweep.read(0), "accuracy") == [(510, 1, 0.9)]
 
 
+def test_retraining_with_the_same_metrics_is_shown_when_it_ran(sweep):
+    sweep.config = check_config({"sweeps": {"mine": {**CONFIG["sweeps"]["mine"], "retrain": 1}}})
+    sweep.record(0, 2, {"event": "started", "time": 500.0, "generation": 1}, epoch(1, 510.0, loss=0.5, accuracy=0.1))
+    sweep.write()
+    assert points(sweep.read(0), "accuracy") == [(510, 1, 0.1)]
+
+
 def test_each_scale_and_repeat_is_a_run(tmp_path):
     for run in ("1x1", "1x1/repeat-2"):
         folder = tmp_path / "scaling/wide" / run
