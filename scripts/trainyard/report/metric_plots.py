@@ -12,7 +12,8 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFor
 
 from trainyard.report import style
 from trainyard.report.plotted_trials import PlottedTrials
-from trainyard.report.style import COLORS, MANY, STOPPED, is_numeric, readable_name
+from trainyard.report.style import COLORS, MANY, STOPPED, is_numeric, readable_metric, readable_name
+from trainyard.utils.text import count_of
 
 MAX_FACETS: Final = 9
 SCATTER: Final = 0.12  # by which points of the same name are moved, as a share of the distance of two names
@@ -68,10 +69,11 @@ def plot_metric(*panels: Axes, ranked: PlottedTrials, joined: bool = False) -> N
 
 def _describe_hidden(ranked: PlottedTrials, keys: list[str]) -> str:
     """What the panels leave out, as the end of a title."""
-    hidden = [f"{ranked.outlier_count} trials far worse"] if ranked.outlier_count else []
+    hidden = [f"{count_of(ranked.outlier_count, 'trial')} far worse"] if ranked.outlier_count else []
     partly = [style.readable_name(key) for key in keys if ranked.table[key].isna().any()]
     hidden += [f"trials without {' or '.join(partly)}"] if partly else []
-    hidden += [f"{len(ranked.keys) - len(keys)} keys with fewer values"] if len(ranked.keys) > len(keys) else []
+    fewer = len(ranked.keys) - len(keys)
+    hidden += [f"{count_of(fewer, 'key')} with fewer values"] if fewer > 0 else []
     return "; not shown: ".join(["", " and ".join(hidden)]) if hidden else ""
 
 
@@ -182,7 +184,7 @@ def plot_epochs(axes: Axes, epochs: pd.DataFrame, ranked: PlottedTrials, curve: 
         axes.set_ylim(low - 0.05 * (high - low), (high + 0.05 * (high - low)) if high > low else None)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("epoch")
-    axes.set_ylabel(readable_name(curve))
+    axes.set_ylabel(readable_metric(curve))
 
 
 def _key_colors(axes: Axes, values: pd.Series, *, log: bool | None) -> Callable[[Any], Any]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from trainyard.report import style
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.style import FAILED, MANY, STOPPED, is_numeric
+from trainyard.utils.text import count_of
 
 MAX_KEYS: Final = 8
 MAX_TICKS: Final = 16
@@ -64,7 +65,9 @@ def plot_parallel(axes: Axes, ranked: PlottedTrials) -> None:
     axes.grid(visible=False)
     axes.spines[["left", "bottom"]].set_visible(False)
     hidden = len(ranked.keys) - len(keys)
-    style.set_title(axes, ranked.describe_best() + f"; not shown: {hidden} keys with fewer values" * (hidden > 0))
+    style.set_title(
+        axes, ranked.describe_best() + f"; not shown: {count_of(hidden, 'key')} with fewer values" * (hidden > 0)
+    )
 
 
 def _shown_keys(ranked: PlottedTrials) -> list[str]:

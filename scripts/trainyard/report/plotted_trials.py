@@ -15,7 +15,7 @@ from matplotlib.ticker import PercentFormatter
 from trainyard.config.metric_names import Mode, guess_mode
 from trainyard.config.trial_status import ENDED, TrialStatus
 from trainyard.report import style
-from trainyard.report.style import readable_name
+from trainyard.report.style import readable_metric
 from trainyard.report.sweep_tables import find_best_trial
 from trainyard.results.answer import describe_best
 from trainyard.results.ranking import Ranking
@@ -99,7 +99,7 @@ class PlottedTrials:
     @property
     def label(self) -> str:
         """The metric on an axis."""
-        return readable_name(self.metric)
+        return readable_metric(self.metric)
 
     @property
     def direction(self) -> str:

@@ -183,17 +183,24 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
     return {key: name if count[name] == 1 else key for key, name in names.items()}
 
 
+KNOWN_NAMES = {
+    "val_accuracy": "validation accuracy",
+    "train_accuracy": "training accuracy",
+    "val_loss": "validation loss",
+    "train_loss": "training loss",
+    "images_per_second": "images per second",
+    "lr": "learning rate",
+}
+
+
 def readable_name(key: str) -> str:
-    """The label of a config key or column on an axis."""
-    known = {
-        "val_accuracy": "validation accuracy",
-        "train_accuracy": "training accuracy",
-        "val_loss": "validation loss",
-        "train_loss": "training loss",
-        "images_per_second": "images per second",
-        "lr": "learning rate",
-    }
-    return known.get(key, key.split(".")[-1].replace("_", " "))
+    """The label of a config key on an axis, without its section."""
+    return KNOWN_NAMES.get(key, key.split(".")[-1].replace("_", " "))
+
+
+def readable_metric(name: str) -> str:
+    """The label of a metric on an axis. Programs report any name: `mAP@0.5` has no section, `$` begins no formula."""
+    return KNOWN_NAMES.get(name, name.replace("_", " ").replace("$", r"\$"))
 
 
 def color_map(values: pd.Series, *, log: bool | None = None) -> Callable[[Any], Any]:
@@ -235,8 +242,9 @@ def fill_missing(values: pd.Series) -> pd.Series:
 
 
 def is_numeric(values: pd.Series) -> bool:
-    """Whether a column contains numbers, rather than names or booleans."""
-    return bool(pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values))
+    """Whether a column contains numbers that an axis can show, rather than names, booleans or infinite numbers."""
+    is_number = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
+    return bool(is_number and np.isfinite(values.dropna().astype(float)).all())
 
 
 def to_numbers(values: pd.Series) -> "pd.Series[float]":

@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from trainyard.report.style import COLORS
-from trainyard.utils.text import format_precise_duration
+from trainyard.utils.text import count_of, format_precise_duration
 
 
 def plot_scores(axes: Axes, trees: pd.DataFrame) -> None:
@@ -17,7 +17,10 @@ def plot_scores(axes: Axes, trees: pd.DataFrame) -> None:
         axes.bar_label(bars, fmt="{:.4g}", padding=3, fontsize=8)
     axes.set_yticks(
         rows,
-        [f"{row.model}\n{format_precise_duration(row.seconds)}, {row.threads} threads" for row in trees.itertuples()],
+        [
+            f"{row.model}\n{format_precise_duration(row.seconds)}, {count_of(row.threads, 'thread')}"
+            for row in trees.itertuples()
+        ],
     )
     axes.invert_yaxis()
     axes.margins(x=0.12)

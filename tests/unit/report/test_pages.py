@@ -56,6 +56,28 @@ def test_a_table_sorts_filters_and_highlights(browser, page_file, width):
         assert page.evaluate("document.documentElement.scrollWidth") <= width, "only the table scrolls"
 
 
+HOSTILE = "</script><img src=x onerror=\"document.title='run'\">a&b"
+
+
+def test_names_and_values_of_users_are_text(browser, tmp_path):
+    rows = pd.DataFrame({HOSTILE: [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "text": [HOSTILE, "&amp;", "<!--", "'", '"', "${x}"]})
+    write_page({HOSTILE: Table(rows, best=0)}, tmp_path / "p.html", title=HOSTILE)
+    with opened(browser, tmp_path / "p.html", width=WIDTHS[0]) as page:
+        wait_for_tables(page)
+        assert page.title() == HOSTILE
+        assert page.locator("h2").inner_text() == HOSTILE
+        assert column(page, 2) == list(rows["text"])
+        page.evaluate("document.querySelectorAll('thead button').forEach(each => each.click())")
+        assert HOSTILE in page.locator("thead").first.inner_text()
+        assert page.title() == HOSTILE, "nothing was run"
+
+
+def test_a_table_without_rows_says_so(browser, tmp_path):
+    write_page({"Stopped early": Table(pd.DataFrame(columns=["trial", "why"]))}, tmp_path / "p.html", title="sweeps: s")
+    with opened(browser, tmp_path / "p.html", width=WIDTHS[0]) as page:
+        wait_for_tables(page)
+
+
 def test_the_library_of_the_tables_adds_little_to_a_page(page_file, tmp_path):
     write_page({"a": Table(TRIALS), "b": Table(TRIALS)}, tmp_path / "two.html", title="two")
     one, two = page_file.stat().st_size, (tmp_path / "two.html").stat().st_size

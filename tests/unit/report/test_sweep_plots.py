@@ -86,6 +86,8 @@ ODD = {
                         {"parallel": "none", "metric": "not shown: trials without clip"}),
     "long names": (sweep(9, path=[f"/shared/data/{number}/images.tar" for number in range(9)], lr=range(9)),
                    {"parallel": "\N{HORIZONTAL ELLIPSIS}8\N{HORIZONTAL ELLIPSIS}", "gantt": "accuracy (higher"}),
+    "infinite numbers": (sweep(3, clip=[0.1, 1, float("inf")]), {"metric": "clip = inf", "gantt": "inf"}),
+    "infinite numbers of several keys": (sweep(3, lr=[1, 2, 3], clip=[NONE, 1, float("inf")]), {"parallel": "inf"}),
     "missing names": (sweep(3, lr=[1, 2, 3], aug=[None, "cutout", "None"]), {"parallel": "(none)"}),
     "keys of the same name": (sweep(2, **{"lr": [1, 2], "head.width": [1, 2], "body.width": [3, 4]}),
                               {"parallel": "head.width", "metric": "body.width = 4", "gantt": "head.width, body"}),
@@ -100,6 +102,13 @@ def test_every_plot_of_an_odd_sweep_says_what_there_is(ranked, texts):
     drawn = draw_all(ranked)
     for name, text in texts.items():
         assert text in drawn[name], name
+
+
+def test_a_metric_keeps_its_whole_name():
+    rows, name = sweep(3, lr=[1, 2, 3], width=[1, 2, 3]), "mAP@0.5_of_$x_$"
+    ranked = PlottedTrials(rows.table.assign(**{name: [0.1, 0.2, 0.3]}), ["lr", "width"], name)
+    for plot in ("metric", "parallel"):
+        assert "mAP@0.5 of" in draw_all(ranked)[plot]
 
 
 def test_a_title_names_all_varied_keys_or_none():
