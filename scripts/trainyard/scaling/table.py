@@ -158,7 +158,9 @@ def recommendation(table: pd.DataFrame) -> str:
         f"({largest['efficiency']:.0%}, {largest['gpu_hours_increase']:+.0%} GPU-hours)."
     )
     inefficient = table[table["efficiency"] < EFFICIENT]
-    if len(inefficient):
+    if (inefficient["gpus"] < efficient["gpus"].max()).any():  # as across a slow network
+        words.append(f"These scales do not pay off: {', '.join(inefficient['scale'])}.")
+    elif len(inefficient):
         words.append(f"Scales from {inefficient.loc[inefficient['gpus'].idxmin(), 'scale']} on do not pay off.")
     else:
         words.append("All scales of this study pay off.")

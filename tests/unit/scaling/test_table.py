@@ -59,6 +59,12 @@ def test_scales_that_do_not_pay_off_are_named(tmp_path):
     assert table["cost"].isna().all()
 
 
+def test_a_scale_that_pays_off_is_not_said_to_be_beyond_those_that_do_not(tmp_path):
+    rows = [("1x1", 1, 100, 40), ("2x1", 2, 90, 45), ("1x4", 4, 27, 150), ("4x2", 8, 20, 200)]
+    table = scaling_table(summaries(tmp_path, rows), mode="strong", gpu_hour=None)
+    assert recommendation(table).endswith("These scales do not pay off: 2x1, 4x2.")
+
+
 def test_weak_scaling_compares_images_per_second(tmp_path):
     """Four times the work in 110 s instead of 100 s: the efficiency is 100 / 110."""
     rows = [("1x1", 1, 100, 40), ("1x4", 4, 110, 4 * 40 * 100 / 110)]
