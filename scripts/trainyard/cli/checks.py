@@ -23,7 +23,7 @@ from trainyard.doctor.findings import Finding
 from trainyard.programs.metric_patterns import PatternParser
 from trainyard.programs.metrics import numeric_row
 from trainyard.utils.errors import UserError
-from trainyard.utils.text import suggest
+from trainyard.utils.text import count_of, suggest
 
 
 def check_use(
@@ -58,7 +58,7 @@ def refuse_mistakes(findings: Iterable[Finding], notify: Callable[[str], None]) 
         if each.verdict == "warns" or (each.verdict == "ok" and each.remedy):
             notify(_line(each))
     if wrong := [_line(each) for each in found if each.verdict == "fails"]:
-        count = "1 mistake" if len(wrong) == 1 else f"{len(wrong)} mistakes"
+        count = count_of(len(wrong), "mistake")
         raise UserError("\n  ".join([f"{count}, found before anything was submitted:", *dict.fromkeys(wrong)]))
 
 
@@ -76,7 +76,7 @@ def _trials(place: str, sweep: Sweep) -> Finding:
     """The number of trials; that each is valid, and has a cost, was checked when the config was read."""
     count = sweep.search.trials if sweep.search else len(expand(sweep).trials)
     cost = f", their cost by {sweep.cost}" if sweep.cost else ""
-    return Finding(place, "ok", f"{count:,} {'trial' if count == 1 else 'trials'}{cost}")
+    return Finding(place, "ok", f"{count_of(count, 'trial')}{cost}")
 
 
 def _model_arguments(place: str, specs: Iterable[Train]) -> Iterator[Finding]:

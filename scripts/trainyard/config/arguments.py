@@ -17,7 +17,9 @@ class Words(list[str]):
 def list_words(style: str, args: Mapping[str, Any], *, besides: Collection[str]) -> Words:
     """All arguments in one of STYLES, but those whose place in the command is given by name, as `{lr}`."""
     left = (
-        (key, value) for key, value in _leaves(args) if not any(f"{key}.".startswith(f"{name}.") for name in besides)
+        (key, value)
+        for key, value in dotted_items(args)
+        if not any(f"{key}.".startswith(f"{name}.") for name in besides)
     )
     return Words(word for key, value in left for word in STYLES[style](key, value))
 
@@ -27,11 +29,11 @@ def format_argument(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def dotted_items(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The dotted keys and values of a nested mapping."""
     for key, value in mapping.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from dotted_items(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

@@ -126,13 +126,11 @@ def list_failures(state: SweepState) -> list[str]:
     for reason, count in reasons.most_common(SHOWN_FAILURES):
         status, error = reason
         where = f"; see {examples[reason].log}" if examples[reason].log else ""
-        lines.append(f"{_trials(count)} {WORDS.get(status, status)}, as {examples[reason].trial}: {error}{where}")
+        lines.append(
+            f"{count_of(count, 'trial')} {WORDS.get(status, status)}, as {examples[reason].trial}: {error}{where}"
+        )
     more = sum(reasons.values()) - sum(count for _, count in reasons.most_common(SHOWN_FAILURES))
     return lines + [f"{more} more, for {count_of(len(reasons) - SHOWN_FAILURES, 'other reason')}"] * (more > 0)
-
-
-def _trials(count: int, adjective: str = "") -> str:
-    return f"{count} {adjective} trial{'s' * (count != 1)}".replace("  ", " ")
 
 
 def list_next_steps(state: SweepState, ranking: Ranking) -> list[str]:
@@ -140,11 +138,11 @@ def list_next_steps(state: SweepState, ranking: Ranking) -> list[str]:
     steps = []
     if failed := state.failed_before:
         steps.append(
-            f"Correct the error of {_trials(failed, 'failed')} and run the same command with "
+            f"Correct the error of {count_of(failed, 'failed trial')} and run the same command with "
             f"`--forcerun {state.folder / 'trials.csv'}`: only what is missing runs."
         )
     if left := len(state.unfinished) - failed:
-        steps.append(f"Run the same command for {_trials(left)} without a result.")
+        steps.append(f"Run the same command for {count_of(left, 'trial')} without a result.")
     if ranking.best_trial:
         steps += [*_list_edges(ranking), f"Train the best configuration again: {state.folder / FILE} says how."]
     return steps

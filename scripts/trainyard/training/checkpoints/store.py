@@ -12,6 +12,7 @@ from typing import IO, Any, cast
 
 import torch
 
+from trainyard.config.arguments import dotted_items
 from trainyard.utils.errors import StorageError, UserError
 from trainyard.utils.files import atomic_write, write_json
 
@@ -103,18 +104,10 @@ def _position(path: Path) -> tuple[int, int]:
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     """`lr is 0.1 there and 0.05 here, ...` for all keys that differ, nested keys with dots; "" if none."""
-    flat = [dict(_flat(spec)) for spec in (theirs, ours)]
+    flat = [dict(dotted_items(spec)) for spec in (theirs, ours)]
     values = {key: [spec.get(key, "the default") for spec in flat] for key in dict.fromkeys([*flat[0], *flat[1]])}
     differing = [(key, there, here) for key, (there, here) in values.items() if there != here]
     return ", ".join(f"{key} is {there} there and {here} here" for key, there, here in differing)
-
-
-def _flat(spec: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in spec.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
