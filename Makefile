@@ -124,6 +124,8 @@ lock: | $(UV) ## Pin and hash the dependencies of pyproject.toml in envs/
 	  --custom-compile-command 'make lock' -c envs/requirements.txt --group dev pyproject.toml -o envs/requirements-dev.txt
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command 'make lock' --group trackers -o envs/requirements-trackers.txt
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --custom-compile-command 'make lock' -c envs/requirements.txt --group peers -o envs/requirements-peers.txt
 	{ printf '%s\n' '# The same environment for conda (`--sdm conda`), written by `make lock`.' 'channels: [conda-forge]' \
 	  'dependencies:' '  - python=3.11' '  - pip' '  - pip:'; \
 	  sed -nE 's/^([a-zA-Z0-9_.-]+==[^\]*[^\ ]) *\\?$$/      - "\1"/p' envs/requirements.txt; } > envs/trainyard.yaml
