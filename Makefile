@@ -15,7 +15,7 @@ PINNED := envs/requirements$(if $(OFFLINE),,-dev).txt
 say = @on= off=; if [ -t 1 ] && [ -z "$${NO_COLOR:-}" ]; then on='\033[1m' off='\033[0m'; fi; printf "$$on== %s$$off\n"
 NOCOLOR := $(if $(NO_COLOR),--nocolor)
 
-.PHONY: help run report check test test-unit test-slow faults lint audit format docs lock env wheels tensorboard doctor bench gpu-check cluster-up cluster-down cluster-shell clean
+.PHONY: help run report check test test-unit test-slow faults lint audit format docs lock env wheels tensorboard doctor bench bench-peers gpu-check cluster-up cluster-down cluster-shell clean
 
 help: ## List the commands
 	@grep -E '^[a-z -]+:.*## ' Makefile | sed -E 's/^([a-z -]+):.*## (.*)/  make \1\t\2/; s/(cluster-up) (.*)-(.*) (.*)-(.*)\t/\1, -\3, -\5\t/' | expand -t 38
@@ -97,6 +97,10 @@ bench: env ## Run the benchmarks; benchmarks/README.md lists the single commands
 	$(BIN)/python benchmarks/staging.py --images 10000 --side 224
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/demo.py
+
+bench-peers: env ## Compare with sbatch, job arrays, Ray Tune and others on the test cluster (90 minutes; ARGS=--quick: 15)
+	$(say) 'comparing with peers; results/bench-peers/runs.jsonl keeps what is done'
+	@PYTHONPATH=tools:scripts:benchmarks $(BIN)/python -m peers $(ARGS)
 
 gpu-check: env ## Check the training loop on a GPU, then measure its speed (9 minutes at most); TOY=1 without a GPU
 	PYTHONPATH=tools:scripts $(BIN)/python -m gpu_check --out results $(if $(TOY),--toy)

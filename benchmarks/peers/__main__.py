@@ -1,0 +1,105 @@
+"""Run the same work through Trainyard and through its alternatives on the four-host Slurm (as root).
+
+    make bench-peers                          # all of it, then the tables and the picture of benchmarks/peers/README.md
+    make bench-peers ARGS='--quick'           # the depth sweep and many short trials, small, once
+    make bench-peers ARGS='--works depth --peers trainyard sbatch --repeats 1'
+    make bench-peers ARGS='--list'
+
+Each run appends one line to <out>/runs.jsonl; a run that has a line is not repeated. The folder of a run,
+<out>/runs/<work>-<participant>-<repeat>, keeps the participant's files, trials.log and output.txt.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from slurm_cluster.cluster import Cluster
+
+from peers.participants import Peer, participants
+from peers.records import key_of, read_runs
+from peers.runner import ROOT, Run
+from peers.works import Work, works
+
+QUICK = {"scale": 0.25, "short_trials": 200, "repeats": 1, "works": ["depth", "short"]}
+FULL = {"scale": 0.5, "short_trials": 1000, "repeats": 3}
+
+
+def main() -> int:
+    """Run what is missing, and write the tables."""
+    arguments = _arguments()
+    every_work = works(scale=arguments.scale, short_trials=arguments.short_trials)
+    every_peer = participants()
+    chosen_works = [every_work[name] for name in arguments.works or every_work]
+    chosen_peers = [every_peer[name] for name in arguments.peers or every_peer]
+    if arguments.list:
+        for peer in every_peer.values():
+            print(f"{peer.name:20} {peer.title}")
+        return 0
+    if not arguments.table:
+        _run_missing(arguments, chosen_works, chosen_peers)
+    return 0
+
+
+def _run_missing(arguments: argparse.Namespace, chosen_works: list[Work], chosen_peers: list[Peer]) -> None:
+    out = arguments.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    done = {key_of(run) for run in read_runs(out)}
+    # Repeats are the outer loop: slow changes of the machine affect all participants alike.
+    wanted = [
+        {"work": work.name, "peer": peer.name, "repeat": repeat, "scale": arguments.scale, "trials": len(work.seconds)}
+        for repeat in range(1, arguments.repeats + 1)
+        for work in chosen_works
+        for peer in chosen_peers
+        if work.name not in peer.cannot
+    ]
+    missing = [each for each in wanted if key_of(each) not in done]
+    print(f"{len(missing)} of {len(wanted)} runs are missing in {out / 'runs.jsonl'}", flush=True)
+    if not missing:
+        return
+    work_of, peer_of = {work.name: work for work in chosen_works}, {peer.name: peer for peer in chosen_peers}
+    versions: dict[str, str] = {}
+    with Cluster(visible=[out]) as cluster:
+        for number, each in enumerate(missing, start=1):
+            work, peer = work_of[str(each["work"])], peer_of[str(each["peer"])]
+            folder = out / "runs" / f"{work.name}-{peer.name}-{each['repeat']}"
+            run = Run(cluster, peer, work, int(str(each["repeat"])), folder, arguments.patience)
+            if peer.name not in versions:
+                versions[peer.name] = run.version()
+            started = time.time()
+            result = {**each, **run.measure(), "version": versions[peer.name], "time": round(started)}
+            with (out / "runs.jsonl").open("a") as file:
+                file.write(json.dumps(result) + "\n")
+            print(f"[{number}/{len(missing)}] {_line(work, peer, result)}", flush=True)
+
+
+def _line(work: Work, peer: Peer, result: dict[str, Any]) -> str:
+    outcome = result["reason"] or f"{result['seconds']:.1f} s, makespan {result['over_bound']:.2f} times its bound"
+    return f"{work.title}, {peer.title}, repeat {result['repeat']}: {outcome}"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--works", nargs="+", choices=works(scale=1, short_trials=1), help="default: all")
+    parser.add_argument("--peers", nargs="+", choices=participants(), help="default: all")
+    parser.add_argument("--repeats", type=int, help=f"runs of each kind (default: {FULL['repeats']})")
+    parser.add_argument("--scale", type=float, help=f"factor of the sweep's durations (default: {FULL['scale']})")
+    parser.add_argument("--short-trials", type=int, help=f"trials of `short` (default: {FULL['short_trials']})")
+    parser.add_argument("--quick", action="store_true", help=f"other defaults: {QUICK}")
+    parser.add_argument("--out", type=Path, default=ROOT / "results/bench-peers", help="default: results/bench-peers")
+    parser.add_argument("--patience", type=float, default=1.0, help="factor of the time limits, for slow machines")
+    parser.add_argument("--table", action="store_true", help="run nothing; write tables and picture from the lines")
+    parser.add_argument("--list", action="store_true", help="list the participants")
+    arguments = parser.parse_args()
+    for name, value in (QUICK if arguments.quick else FULL).items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())

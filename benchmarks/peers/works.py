@@ -1,0 +1,69 @@
+"""The works that all participants do, and the shape of what they are given for it."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SECONDS_PER_BLOCK = 0.2125
+BLOCKS = range(4, 81, 4)
+SHORT_SECONDS = 0.05
+GPUS_PER_NODE = 2
+HOSTS = 4
+
+
+@dataclass(frozen=True)
+class Work:
+    """Trials to run, and the part of the cluster to run them on."""
+
+    name: str
+    title: str
+    seconds: tuple[float, ...]  # of each trial, in the order in which people write them; trial i has the index i + 1
+    nodes: int
+    limit_seconds: float  # a run that takes longer is ended
+    is_real: bool = False  # `seconds` are the numbers of blocks of trainings
+    has_trouble: bool = False  # one trial crashes; all is killed at half time, and resumed
+    is_crowded: bool = False  # half of the cluster is taken
+
+    @property
+    def slots(self) -> int:
+        """GPUs, one per trial."""
+        return self.nodes * GPUS_PER_NODE
+
+    @property
+    def bound_seconds(self) -> float:
+        """The lower bound of the makespan on the slots; for `is_real`, without a meaning."""
+        return lower_bound(self.seconds, self.slots)
+
+    @property
+    def crashing_trial(self) -> int:
+        """The index of the trial that crashes: the longest one."""
+        return 1 + max(range(len(self.seconds)), key=lambda i: self.seconds[i])
+
+    def table(self) -> str:
+        """trials.txt: one line per trial, `SECONDS INDEX`."""
+        return "".join(f"{seconds:.4f} {index}\n" for index, seconds in enumerate(self.seconds, start=1))
+
+
+def lower_bound(seconds: Sequence[float], slots: int) -> float:
+    """No packing on identical slots can end before max(longest, total / G, p_G + p_(G+1)), with p sorted descending."""
+    p = sorted(seconds, reverse=True)
+    pair = p[slots - 1] + p[slots] if len(p) > slots else 0.0
+    return max(p[0], sum(p) / slots, pair)
+
+
+def works(*, scale: float, short_trials: int) -> dict[str, Work]:
+    """All works by name; `scale` multiplies the durations of the depth sweep, `short_trials` counts the short ones."""
+    depth = tuple(round(SECONDS_PER_BLOCK * scale * blocks, 4) for blocks in BLOCKS)
+    half = tuple(seconds / 2 for seconds in depth)
+    rng = random.Random(20)
+    tail = tuple(min(3.0, rng.lognormvariate(-2.3, 1.0)) for _ in range(200))  # median 0.1 s
+    longest = max(depth)
+    every = [
+        Work("depth", "Depth sweep", depth, nodes=2, limit_seconds=60 + 12 * longest),
+        Work("short", "Many short", (SHORT_SECONDS,) * short_trials, nodes=4, limit_seconds=90),
+        Work("tail", "Heavy tail", tail, nodes=4, limit_seconds=60),
+        Work("real", "Real", tuple(map(float, range(1, 21))), nodes=2, limit_seconds=240, is_real=True),
+        Work("trouble", "Trouble", half, nodes=2, limit_seconds=120 + 6 * longest, has_trouble=True),
+        Work("crowded", "A crowded queue", half, nodes=2, limit_seconds=120 + 6 * longest, is_crowded=True),
+    ]
+    return {work.name: work for work in every}
