@@ -56,7 +56,7 @@ def _conclude(console: Console, findings: list[Finding], *, quiet: bool) -> None
 
 
 def _arguments() -> argparse.Namespace:
-    parser = command_line.build_parser(str(__doc__), example="python scripts/check.py --config config/config.yaml")
+    parser = command_line.build_parser(str(__doc__), example="--config config/config.yaml")
     parser.add_argument("--quiet", action="store_true", help="show only what fails; trust what passed before")
     return parser.parse_args()
 

@@ -62,7 +62,7 @@ def _findings(arguments: argparse.Namespace, console: Console) -> Iterator[Findi
 
 
 def _arguments() -> argparse.Namespace:
-    example = "python scripts/doctor.py --config config/config.yaml --profile profiles/slurm --job"
+    example = "--config config/config.yaml --profile profiles/slurm --job"
     parser = command_line.build_parser(str(__doc__), example=example)
     parser.add_argument("--profile", type=Path, default=Path("profiles/slurm"), metavar="DIR",
                         help="the Snakemake profile (default: profiles/slurm)")  # fmt: skip

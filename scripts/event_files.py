@@ -8,6 +8,7 @@ from trainyard.cli import command_line
 from trainyard.config.load import read_config
 from trainyard.report.event_files import FOLDER, KINDS, write_event_files
 from trainyard.utils.errors import UserError
+from trainyard.utils.typed_commands import as_typed, own_program
 
 log = logging.getLogger("event_files")
 
@@ -23,7 +24,7 @@ def main(arguments: argparse.Namespace) -> None:
     studies = [(arguments.kind, arguments.name)] if arguments.name else every
     if not studies:
         raise UserError(f"{arguments.config} has no sweeps and no scaling studies")
-    log.info("to see the curves: tensorboard --logdir %s", arguments.results / FOLDER)
+    log.info("to see the curves: %s --logdir %s", own_program("tensorboard"), as_typed(arguments.results / FOLDER))
     counts: dict[tuple[str, str], int] = {}
     while True:
         for kind, name in studies:
@@ -37,7 +38,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    example = "python scripts/event_files.py --config config/config.yaml --watch"
+    example = "--config config/config.yaml --watch"
     parser = command_line.build_parser("Write event files for TensorBoard.", example=example)
     parser.add_argument("--kind", choices=KINDS, help="section of the config (default: both)")
     parser.add_argument("--name", metavar="NAME", help="name of the study in that section (default: all)")

@@ -38,7 +38,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    example = "python scripts/fit_trees.py --config config/config.yaml --study digits"
+    example = "--config config/config.yaml --study digits"
     parser = command_line.build_parser("Fit the tree models of a study.", example=example)
     parser.add_argument("--study", required=True, metavar="NAME", help="name in `trees` of the config")
     return parser.parse_args()

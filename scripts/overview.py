@@ -17,7 +17,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    example = "python scripts/overview.py --config config/config.yaml"
+    example = "--config config/config.yaml"
     return command_line.build_parser(
         "Write the report's first page from the tables and plots of all studies.", example=example
     ).parse_args()

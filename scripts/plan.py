@@ -60,9 +60,7 @@ def _count_work(config: Config, name: str, results: Path) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = command_line.build_parser(
-        __doc__.split("\n")[0], example="python scripts/plan.py --config config/config.yaml"
-    )
+    parser = command_line.build_parser(__doc__.split("\n")[0], example="--config config/config.yaml")
     parser.add_argument("--runtime-minutes", type=float, metavar="MIN",
                         help="default walltime of jobs (default: none, as without a scheduler)")  # fmt: skip
     parser.add_argument("--limit-minutes", type=float, metavar="MIN", default=math.inf,

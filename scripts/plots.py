@@ -20,7 +20,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    example = "python scripts/plots.py --config config/config.yaml --kind sweeps --name depth"
+    example = "--config config/config.yaml --kind sweeps --name depth"
     parser = command_line.build_parser("Draw the plots of a dataset or study.", example=example)
     parser.add_argument("--kind", required=True, choices=["data", "sweeps", "scaling", "trees"], help="kind of study")
     parser.add_argument("--name", required=True, metavar="NAME", help="name of the dataset or study in the config")

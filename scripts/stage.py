@@ -27,7 +27,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    example = "python scripts/stage.py --config config/config.yaml --dataset digits"
+    example = "--config config/config.yaml --dataset digits"
     parser = command_line.build_parser("Stage a dataset.", example=example)
     parser.add_argument("--dataset", required=True, metavar="NAME", help="name in `datasets` of the config")
     return parser.parse_args()

@@ -100,7 +100,7 @@ def _open_attempts(plan: Plan) -> list[Attempt]:
 
 
 def _arguments() -> argparse.Namespace:
-    example = "python scripts/status.py --config config/config.yaml --watch"
+    example = "--config config/config.yaml --watch"
     parser = command_line.build_parser("Show the progress of all sweeps and scaling studies.", example=example)
     parser.add_argument("--watch", action="store_true", help="update until interrupted (Ctrl-C)")
     parser.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between updates (default: 2)")

@@ -32,7 +32,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    example = "python scripts/sweep.py --config config/config.yaml --sweep depth"
+    example = "--config config/config.yaml --sweep depth"
     parser = command_line.build_parser("Run the pending trials of a sweep.", example=example)
     parser.add_argument("--sweep", required=True, metavar="NAME", help="name in `sweeps` of the config")
     parser.add_argument("--wait-seconds", type=float, default=0.0, metavar="S",

@@ -20,7 +20,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    example = "python scripts/tables.py --config config/config.yaml --kind scaling --name width"
+    example = "--config config/config.yaml --kind scaling --name width"
     parser = command_line.build_parser("Write the tables of a study.", example=example)
     parser.add_argument("--kind", required=True, choices=["sweeps", "scaling", "trees"], help="section of the config")
     parser.add_argument("--name", required=True, metavar="NAME", help="name of the study in that section")

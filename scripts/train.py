@@ -42,7 +42,7 @@ def _options(arguments: argparse.Namespace) -> list[str]:
 
 
 def _arguments() -> argparse.Namespace:
-    example = "python scripts/train.py --scale 1x2 --config config/config.yaml --study width"
+    example = "--scale 1x2 --config config/config.yaml --study width"
     parser = command_line.build_parser(str(__doc__), example=example)
     parser.add_argument("--study", required=True, metavar="NAME", help="name in `scaling` of the config")
     parser.add_argument(

@@ -24,7 +24,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    example = "python scripts/weights.py --config config/config.yaml --model resnet18 --weights IMAGENET1K_V1"
+    example = "--config config/config.yaml --model resnet18 --weights IMAGENET1K_V1"
     parser = command_line.build_parser("Download pretrained weights of torchvision.", example=example)
     parser.add_argument("--model", required=True, metavar="MODEL", help="a classification model of torchvision")
     parser.add_argument("--weights", required=True, metavar="NAME", help="the name of its weights")

@@ -420,7 +420,8 @@ def test_a_clone_whose_path_has_braces_is_refused_before_anything_runs(done, tmp
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_help_of_every_program_has_an_example(helps, program):
-    assert f"example: python scripts/{program}.py" in helps[program]
+    python = re.escape(sys.executable)
+    assert re.search(rf"example: (python|{python}) \S*scripts/{program}.py --", helps[program])
 
 
 def test_status_shows_the_progress_of_sweeps_and_studies(done):

@@ -1,11 +1,11 @@
 """Command lines to paste, made from the one of this run."""
 
-import os
 import shlex
-import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
+
+from trainyard.utils.typed_commands import as_typed, own_program, program_as_typed
 
 OF_CONFIG: Final = ("--configfile", "--configfiles", "--config", "-C")  # each takes several values
 
@@ -30,15 +30,7 @@ def call_with_config(argv: Sequence[str], config: Path, *targets: str, but: Coll
 
 
 def _program(path: str) -> str:
-    """A program as one would type it: its name if it is on PATH."""
+    """The program of a command line as one would type it."""
     if Path(path).name == "__main__.py":
-        return "python -m snakemake"
-    if not Path(path).is_absolute():
-        return shlex.quote(path)
-    return shlex.quote(Path(path).name if shutil.which(Path(path).name) == path else as_typed(Path(path)))
-
-
-def as_typed(path: Path) -> str:
-    """A path, from the folder of the shell that started this run if it is below it. Snakemake may have left it."""
-    start = os.environ.get("PWD", str(Path.cwd()))
-    return str(path.absolute().relative_to(start) if path.absolute().is_relative_to(start) else path.absolute())
+        return f"{own_program('python')} -m snakemake"
+    return program_as_typed(Path(path)) if Path(path).is_absolute() else shlex.quote(path)

@@ -109,7 +109,7 @@ def _batches(place: str, study: Sweep | Scaling, specs: Iterable[Train], images:
         where = f" at {largest}"
     if images.training_images is None:
         message = f"whether {batch:,} images per step{where} are fewer than there are is known once they are staged"
-        return Finding(place, "unknown", message, "`snakemake data` stages them")
+        return Finding(place, "unknown", message, "Snakemake's target `data` stages them")
     if batch > images.training_images:
         message = f"the global batch of {batch:,} images{where} is larger than the {images.training_images:,} images"
         return Finding(place, "fails", f"{message} for training", "lower it")

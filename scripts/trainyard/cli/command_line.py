@@ -4,7 +4,6 @@ import argparse
 import atexit
 import logging
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -17,12 +16,16 @@ from trainyard.cluster import job_step, slurm_allocation, slurm_queries
 from trainyard.cluster.ranks import is_rank
 from trainyard.config.config import Config
 from trainyard.utils.errors import UserError, storage_error
+from trainyard.utils.typed_commands import as_typed, own_program, snakemake_call
 
 
 def build_parser(description: str, *, example: str) -> argparse.ArgumentParser:
-    """A parser with the options that all programs share; `example` is a command that works with the demo."""
+    """A parser with the options that all programs share; `example` are some that work with the demo."""
+    call = f"{own_program('python')} {as_typed(Path(sys.argv[0]))}"
     shared = argparse.ArgumentParser(
-        description=description, epilog=f"example: {example}", formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description,
+        epilog=f"example: {call} {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     shared.add_argument("--config", type=Path, required=True, metavar="FILE", help="config file (YAML or JSON)")
     shared.add_argument(
@@ -142,11 +145,10 @@ def results_expected(arguments: argparse.Namespace) -> Iterator[None]:
         path = Path(os.fsdecode(error.filename)) if error.filename else arguments.results
         if not path.absolute().is_relative_to(arguments.results.absolute()):
             raise
-        config = shlex.quote(str(arguments.config))
+        command = snakemake_call(arguments.config, "--", arguments.kind)
         raise UserError(
-            f"{arguments.kind} {arguments.name}: {path} does not exist yet. Make it with "
-            f"`snakemake --profile profiles/local --configfile {config} -- {arguments.kind}`, or on a cluster with its "
-            "profile"
+            f"{arguments.kind} {arguments.name}: {path} does not exist yet. Make it with `{command}`, or on a cluster "
+            "with its profile"
         ) from None
 
 

@@ -37,7 +37,7 @@ def check_source(place: str, dataset: Dataset, known: KnownImages, *, has_schedu
     if known.shape and known.outputs and known.training_images:
         return Finding(place, "ok", f"not staged yet: {known}")
     message = f"{f'{known}; ' if str(known) else ''}what else its images are is known once they are staged"
-    return Finding(place, "unknown", message, "`snakemake data` stages them")
+    return Finding(place, "unknown", message, "Snakemake's target `data` stages them")
 
 
 def _absent(path: Path, *, has_scheduler: bool) -> Verdict:
@@ -46,7 +46,7 @@ def _absent(path: Path, *, has_scheduler: bool) -> Verdict:
 
 
 def _remedy(path: Path | str) -> str:
-    return "" if Path(path).is_absolute() else "a relative path begins in the folder where snakemake runs"
+    return "" if Path(path).is_absolute() else "a relative path begins in the folder where Snakemake runs"
 
 
 def _check_table(place: str, dataset: Table, *, has_scheduler: bool) -> Finding:

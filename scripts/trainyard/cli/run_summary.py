@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from trainyard.cli.again import as_typed, call_again, call_with_config
+from trainyard.cli.again import call_again, call_with_config
 from trainyard.config.config import Config
 from trainyard.packing.completeness import describe_failure, summarize_sweep
 from trainyard.planning.plan import read_state
@@ -15,6 +15,7 @@ from trainyard.results.best_config import has_study, study_name
 from trainyard.results.ranking import rank_sweep
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.text import format_duration
+from trainyard.utils.typed_commands import as_typed
 
 STYLE: Final = SCRIPTS.parent / "workflow/report/report.css"
 SHOWN: Final = 8  # studies, failures

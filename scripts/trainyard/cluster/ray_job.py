@@ -72,7 +72,7 @@ def _check_allocation(slots: Slots) -> slurm_allocation.Allocation:
     if given is None or len(given.nodes) != slots.nodes:
         held = "this is not a Slurm job" if given is None else f"the job has {len(given.nodes)}"
         raise UserError(
-            f"the sweep needs {slots.nodes} nodes, but {held}: run it with `snakemake --profile profiles/slurm`"
+            f"the sweep needs {slots.nodes} nodes, but {held}: run Snakemake with `--profile profiles/slurm`"
         )
     if 0 < given.gpus_per_node < slots.gpus_per_node:  # in a job without GPUs, they are logical resources
         raise UserError(f"the sweep needs {slots.gpus_per_node} GPUs a node, but the job has {given.gpus_per_node}")

@@ -21,7 +21,7 @@ def table_digest(dataset: Table) -> str:
         return file_digest(Path(dataset.path))
     except OSError as error:
         raise DataError(
-            f"{dataset.path}: cannot be read ({error.strerror}); `path` is relative to the folder where snakemake runs"
+            f"{dataset.path}: cannot be read ({error.strerror}); `path` is relative to the folder where Snakemake runs"
         ) from None
 
 

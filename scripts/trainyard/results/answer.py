@@ -1,8 +1,5 @@
 """The answer of a sweep: its best configuration and the runner-up in words, and as the file best.yaml."""
 
-import shlex
-import shutil
-import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +13,7 @@ from trainyard.results.best_config import best_config, command_to_paste, has_stu
 from trainyard.results.ranking import FALLBACK, Configuration, Ranking, is_seed
 from trainyard.utils.files import atomic_write
 from trainyard.utils.text import printable
+from trainyard.utils.typed_commands import snakemake_call
 
 FILE: Final = "best.yaml"
 
@@ -87,28 +85,19 @@ def _how_to_run(config: Config, state: SweepState, ranking: Ranking, path: Path)
     best = ranking.best_trial
     assert best is not None
     files = find_files(state, ranking)
-    call = f"{_snakemake()} --profile profiles/local --configfile {shlex.quote(str(path))}"
     generation = result.generation if (result := state.result(best.trial)) else 0
     lines = [f"Its files: {files}"] if files else []
     lines += [
         "",
         f"It is finished in this folder. To run it again here, add `retrain: {generation + 1}` to the sweep. To run it",
         "in another folder, where relative paths must be valid, too (on a cluster: profiles/slurm):",
-        f"{call} --directory ../again -- sweeps",
+        snakemake_call(path, "--directory", "../again", "--", "sweeps"),
     ]
     if has_study(state.sweep):
         lines += [f"As scaling study {study_name(state.name)}, which keeps checkpoints and can have further scales:"]
-        lines += [f"{call} -- scaling"]
+        lines += [snakemake_call(path, "--", "scaling")]
     line = paste_line(state, ranking)
     return lines + (["By hand:", *line.splitlines()] if line else [])
-
-
-def _snakemake() -> str:
-    """Snakemake as one would type it in this folder: by its path if the environment of Trainyard is not activated."""
-    installed, here = Path(sys.executable).with_name("snakemake"), Path.cwd()
-    if shutil.which("snakemake") or not installed.exists():
-        return "snakemake"
-    return shlex.quote(str(installed.relative_to(here) if installed.is_relative_to(here) else installed))
 
 
 def paste_line(state: SweepState, ranking: Ranking) -> str | None:

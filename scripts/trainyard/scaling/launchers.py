@@ -85,9 +85,7 @@ def check_allocation(scale: str, allocation: Allocation | None) -> Allocation | 
         return None
     if allocation is None or len(allocation.nodes) != nodes:
         held = "this is not a Slurm job" if allocation is None else f"the job has {len(allocation.nodes)}"
-        raise UserError(
-            f"scale {scale} needs {nodes} nodes, but {held}: run it with `snakemake --profile profiles/slurm`"
-        )
+        raise UserError(f"scale {scale} needs {nodes} nodes, but {held}: run Snakemake with `--profile profiles/slurm`")
     return allocation
 
 

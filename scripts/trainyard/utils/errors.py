@@ -23,7 +23,7 @@ class StorageError(UserError, OSError):
 class MissingResultError(UserError, FileNotFoundError):
     """A file of the results that no job has written yet."""
 
-    def __init__(self, path: Path, *, remedy: str = "`snakemake` runs the job that writes it") -> None:
+    def __init__(self, path: Path, *, remedy: str = "Snakemake runs the job that writes it") -> None:
         super().__init__(f"{path} does not exist: {remedy}")
         self.filename = str(path)
 

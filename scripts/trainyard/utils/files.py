@@ -17,7 +17,7 @@ from trainyard.utils.errors import StorageError, UserError, storage_errors
 
 LOCK_REMEDY: Final = (
     "mount this file system with locks (NFS: without `nolock`, and with a running lock service; Lustre: with `flock`), "
-    "or keep the results on another one (`snakemake --directory FOLDER`)"
+    "or keep the results on another one (Snakemake's option `--directory FOLDER`)"
 )
 log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from trainyard.config.load import check_config
 from trainyard.report.study_plots import draw_plots
 from trainyard.report.study_tables import write_tables
 from trainyard.utils.errors import UserError
+from trainyard.utils.typed_commands import snakemake_call
 from yard import ROOT
 
 # Rank 1 exits while a collective still runs in a thread of its process group. The thread waits for the GIL, which the
@@ -131,7 +132,7 @@ def test_tables_and_plots_of_missing_results_name_the_command_that_makes_them(tm
         "trees": {"trees": {"dataset": "digits"}},
     })  # fmt: skip
     given = Namespace(config=Path("my study.yaml"), results=tmp_path / "results", kind=kind, name=name)
-    command = f"`snakemake --profile profiles/local --configfile 'my study.yaml' -- {kind}`"
+    command = f"`{snakemake_call(given.config, '--', kind)}`"
     for make in (draw_plots, write_tables):
         if (make, kind) != (write_tables, "data"):  # datasets have no tables
             with pytest.raises(UserError, match=re.escape(command)), results_expected(given):

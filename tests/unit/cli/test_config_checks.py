@@ -16,7 +16,7 @@ from trainyard.training import rehearsal, training_rehearsal
 from trainyard.training.networks.models import build_model
 from trainyard.utils.errors import UserError
 
-RELATIVE = "a relative path begins in the folder where snakemake runs"
+RELATIVE = "a relative path begins in the folder where Snakemake runs"
 DIGITS = {"d": {"source": "digits"}}
 
 

@@ -40,7 +40,7 @@ def test_a_sweep_without_a_best_trial_says_so(tmp_path):
 
 
 def test_a_sweep_that_has_not_finished_says_so(tmp_path):
-    with pytest.raises(UserError, match=r"trials.csv does not exist: `snakemake` runs the job that writes it"):
+    with pytest.raises(UserError, match=r"trials.csv does not exist: Snakemake runs the job that writes it"):
         load_sweep(tmp_path)
 
 

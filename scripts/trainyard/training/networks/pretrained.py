@@ -15,6 +15,7 @@ from trainyard.config.weights import WeightsError, is_published, weights_digest
 from trainyard.data.torchvision_weights import remote_weights, weights_folder
 from trainyard.training.networks.adapted_model import inner_model
 from trainyard.utils.files import expand_path
+from trainyard.utils.typed_commands import script_call
 
 # Where training scripts keep the state_dict in their checkpoints; Trainyard's own: `state`, then the `average` of the
 # weights if there is one, as it is what was validated, or `module`.
@@ -95,7 +96,7 @@ def weights_file(spec: Train, downloads: str) -> Path:
     remote = remote_weights(spec.model, weights)
     path = weights_folder(downloads) / remote.name
     if not path.exists():
-        program = f"scripts/weights.py --model {spec.model} --weights {weights}"
+        program = script_call("weights", "--model", spec.model, "--weights", weights)
         raise WeightsError(
             f"{path}: no such file: Snakemake's rule `weights` downloads it, or `{program} --config FILE`"
         )

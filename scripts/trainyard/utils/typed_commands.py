@@ -1,0 +1,38 @@
+"""Programs and paths in messages, as one would type them in the shell that started this run."""
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from trainyard.utils.import_path import SCRIPTS
+
+
+def as_typed(path: Path) -> str:
+    """A path, from the folder of the shell that started this run if it is below it. Snakemake may have left it."""
+    start = os.environ.get("PWD", str(Path.cwd()))
+    return str(path.absolute().relative_to(start) if path.absolute().is_relative_to(start) else path.absolute())
+
+
+def program_as_typed(path: Path) -> str:
+    """A program: its name if it is on PATH, or else its path. Trainyard's own environment need not be activated."""
+    return shlex.quote(path.name if shutil.which(path.name) == str(path) else as_typed(path))
+
+
+def own_program(name: str) -> str:
+    """A program of the environment that this process runs in, such as `snakemake`."""
+    return program_as_typed(Path(sys.executable).with_name(name))
+
+
+def script_call(name: str, *words: str) -> str:
+    """The command that runs the program `scripts/<name>.py`, and its options."""
+    return f"{own_program('python')} {shlex.join([as_typed(SCRIPTS / f'{name}.py'), *words])}"
+
+
+def snakemake_call(config: Path, *words: str) -> str:
+    """The command that runs Snakemake with a config on this machine, and further words."""
+    home = SCRIPTS.parent
+    elsewhere = [] if as_typed(home / "Snakefile") == "Snakefile" else ["--snakefile", as_typed(home / "Snakefile")]
+    options = [*elsewhere, "--profile", as_typed(home / "profiles/local"), "--configfile", as_typed(config)]
+    return f"{own_program('snakemake')} {shlex.join([*options, *words])}"
