@@ -11,16 +11,20 @@ Each run appends one line to <out>/runs.jsonl; a run that has a line is not repe
 
 import argparse
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from slurm_cluster.cluster import Cluster
+from slurm_cluster.prerequisites import SYSTEM_PATH, install_packages
 
 from peers.participants import Peer, participants
+from peers.picture import draw
 from peers.records import key_of, read_runs
 from peers.runner import ROOT, Run
+from peers.tables import PAGE, participants_table, results, write_page
 from peers.works import Work, works
 
 QUICK = {"scale": 0.25, "short_trials": 200, "repeats": 1, "works": ["depth", "short"]}
@@ -39,8 +43,31 @@ def main() -> int:
             print(f"{peer.name:20} {peer.title}")
         return 0
     if not arguments.table:
-        _run_missing(arguments, chosen_works, chosen_peers)
+        _run_missing(arguments, chosen_works, _installed(chosen_peers))
+    runs = read_runs(arguments.out)
+    if arguments.quick or arguments.works or arguments.peers:
+        print(*results(every_work, runs, every_peer, scale=arguments.scale), sep="\n")
+    else:
+        versions = {run["peer"]: run["version"] for run in runs}
+        sections = {
+            "participants": participants_table(every_peer, versions),
+            "results": results(every_work, runs, every_peer, scale=arguments.scale),
+        }
+        draw(every_work, runs, every_peer, PAGE.with_name("peers"), scale=arguments.scale)
+        write_page(sections)
+        print(f"wrote {PAGE}")
     return 0
+
+
+def _installed(peers: list[Peer]) -> list[Peer]:
+    """These participants without those whose programs are not there; Debian's packages are installed."""
+    missing = {peer.package for peer in peers if peer.package and not shutil.which(peer.package, path=SYSTEM_PATH)}
+    if missing:
+        install_packages(sorted(missing), needed_by="the comparison")
+    for peer in peers:
+        if not (ROOT / peer.programs).exists():
+            print(f"left out: {peer.title}, as there is no {ROOT / peer.programs}; make bench-peers installs it")
+    return [peer for peer in peers if (ROOT / peer.programs).exists()]
 
 
 def _run_missing(arguments: argparse.Namespace, chosen_works: list[Work], chosen_peers: list[Peer]) -> None:

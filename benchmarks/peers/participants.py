@@ -9,7 +9,7 @@ from peers.works import GPUS_PER_NODE, Work
 
 HERE = Path(__file__).parent
 NOT_WRITTEN_BY_USERS = {"peer.py", "README.md"}
-COMMENTS = ("#", "//", '"""')
+OPTIONS = ("#!", "#SBATCH")  # comments that are written for a program
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Peer:
     """A participant.
 
     Commands are bash command lines, run in a folder with the participant's files, trials.txt and trial.sh. In them,
-    {nodes}, {gpus} (per node), {slots}, {trials} (their number), {blocks} (of the longest trial) are filled in.
+    {nodes}, {gpus} (per node), {slots}, {trials} (their number) are filled in.
     """
 
     name: str
@@ -28,8 +28,11 @@ class Peer:
     resume: tuple[str, ...]  # what a user types after a kill or a failed trial, until all trials have finished
     folder: str = ""  # with its files; by default, its name
     programs: str = ""  # a folder that is first on PATH, relative to the repository; by default Trainyard's environment
+    package: str = ""  # of Debian, with a program of this name
+    log: str = ""  # a command that prints the lines of trials.log, if its trials cannot write them
     cannot: Mapping[str, str] = field(default_factory=dict)  # name of a work: why it is not done
     files_for: Mapping[str, str] = field(default_factory=dict)  # name of a work: the subfolder with its own files
+    causes: Mapping[str, str] = field(default_factory=dict)  # column: why Trainyard is not first there
     note: str = ""  # settings, and what it does not do, for the page
 
     def files(self, work: Work) -> list[Path]:
@@ -41,10 +44,8 @@ class Peer:
 
     def lines(self, work: Work) -> int:
         """The lines that the user writes: of the files, neither blank nor a comment, and the commands to submit."""
-        texts = [path.read_text() for path in self.files(work)]
-        return len(self.submit) + sum(
-            bool(line.strip()) and not line.strip().startswith(COMMENTS) for text in texts for line in text.splitlines()
-        )
+        lines = [line.strip() for path in self.files(work) for line in path.read_text().splitlines()]
+        return len(self.submit) + sum(bool(line) and (line.startswith(OPTIONS) or line[0] != "#") for line in lines)
 
 
 def fill_in(commands: tuple[str, ...], work: Work) -> list[str]:
@@ -54,7 +55,6 @@ def fill_in(commands: tuple[str, ...], work: Work) -> list[str]:
         "gpus": GPUS_PER_NODE,
         "slots": work.slots,
         "trials": len(work.seconds),
-        "work": work.name,
     }
     return [command.format(**values) for command in commands]
 

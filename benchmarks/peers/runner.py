@@ -177,6 +177,8 @@ class Run:
     # What is known of a run
 
     def _log(self) -> str:
+        if self.peer.log:
+            return self.cluster.run(["bash", "-c", self.peer.log], cwd=self.folder, check=False).stdout
         log = self.folder / "trials.log"
         return log.read_text() if log.exists() else ""
 

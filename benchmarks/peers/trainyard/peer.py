@@ -3,6 +3,7 @@
 from peers.participants import HERE, Peer
 
 ROOT = HERE.parents[1]
+VERSION = f"git -C {ROOT} describe --tags --always --dirty"
 # The list of trials is data, as trials.txt is for the others.
 CONFIG = (
     "(sed s/NODES/{nodes}/ sweep.yaml; "
@@ -15,9 +16,9 @@ PEERS = [
         name="trainyard",
         title="Trainyard",
         documentation=("../../config/README.md",),
-        version=f"git -C {ROOT} describe --tags --always --dirty",
+        version=VERSION,
         submit=(CONFIG, RUN),
         resume=(RUN,),
-        note="profiles/slurm as it is; one job; `cost:` tells which trials are long.",
+        note="`profiles/slurm` as it is; one job; `cost:` says which trials are long.",
     )
 ]

@@ -1,0 +1,22 @@
+"""Snakemake, one job per trial."""
+
+from peers.participants import Peer
+
+RUN = "snakemake --executor slurm --jobs 100 --retries 1 --slurm-init-seconds-before-status-checks 5"
+
+PEERS = [
+    Peer(
+        name="snakemake-rules",
+        title="Snakemake, one rule per trial",
+        folder="snakemake_rules",
+        documentation=(
+            "https://snakemake.github.io/snakemake-plugin-catalog/plugins/executor/slurm.html",
+            "https://snakemake.readthedocs.io/en/stable/project_info/faq.html",
+        ),
+        version="snakemake --version",
+        submit=(RUN,),
+        resume=("snakemake --unlock", f"{RUN} --rerun-incomplete"),
+        note="Its Slurm executor, at most 100 jobs at once, and 5 s instead of 40 s to the first check of the jobs, as "
+        "in Trainyard's profile. It does not know which trials are long. After a kill, its folder is locked.",
+    )
+]

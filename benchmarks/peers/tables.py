@@ -1,0 +1,189 @@
+"""The tables of README.md, from the lines of runs.jsonl."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from peers.participants import HERE, Peer
+from peers.works import Work
+
+PAGE = HERE / "README.md"
+RUNS = Sequence[Mapping[str, Any]]
+OWN = "trainyard"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a work's table; of all of them, less is better."""
+
+    key: str
+    title: str
+    factor: float = 1.0
+    digits: int = 1
+
+    def values(self, runs: RUNS) -> list[float]:
+        """Its value in each of the runs that have one."""
+        return [self.factor * run[self.key] for run in runs if run.get(self.key) is not None]
+
+
+COMMON = (
+    Column("seconds", "submit to finish (s)"),
+    Column("over_bound", "makespan / bound", digits=2),
+    Column("gpu_seconds", "GPU-seconds allocated", digits=0),
+    Column("idle_fraction", "idle (%)", factor=100, digits=0),
+    Column("overhead_p50_seconds", "overhead p50 (ms)", factor=1000, digits=0),
+    Column("overhead_p95_seconds", "p95 (ms)", factor=1000, digits=0),
+    Column("lines", "lines", digits=0),
+)
+TROUBLE = (
+    Column("seconds", "submit to finish (s)"),
+    Column("gpu_seconds", "GPU-seconds allocated", digits=0),
+    Column("extra_gpu_seconds", "of these extra", digits=0),
+    Column("lost_seconds", "finished work lost (s)"),
+    Column("repeated_seconds", "work repeated (s)"),
+    Column("person_steps", "commands to resume", digits=0),
+    Column("lines", "lines", digits=0),
+)
+CROWDED = (
+    Column("first_seconds", "first trial starts (s)"),
+    Column("seconds", "last trial ends (s)"),
+    Column("gpu_seconds", "GPU-seconds allocated", digits=0),
+    Column("idle_fraction", "idle (%)", factor=100, digits=0),
+    Column("lines", "lines", digits=0),
+)
+
+
+def columns_of(work: Work) -> tuple[Column, ...]:
+    """The columns of a work's table."""
+    return TROUBLE if work.has_trouble else CROWDED if work.is_crowded else COMMON
+
+
+def runs_of(runs: RUNS, work: Work, *, scale: float) -> RUNS:
+    """The runs of this work at this scale, each with what it needed more than its trials take on GPUs."""
+    # Without trouble, a participant that wastes nothing is allocated what its trials take.
+    return [
+        {**run, "extra_gpu_seconds": run["gpu_seconds"] - sum(work.seconds)}
+        for run in runs
+        if (run["work"], run["scale"], run["trials"]) == (work.name, scale, len(work.seconds))
+    ]
+
+
+def work_table(work: Work, runs: RUNS, peers: Mapping[str, Peer]) -> list[str]:
+    """The lines of a work's table: medians and ranges; the best of a column, and those within its range, are bold."""
+    columns = columns_of(work)
+    done = {peer.name: [run for run in runs if run["peer"] == peer.name] for peer in peers.values()}
+    complete = {name: [run for run in each if not run["reason"]] for name, each in done.items()}
+    ties = {column.key: within_noise(column, complete) for column in columns}
+    rows = [["", *(column.title for column in columns)], ["---"] * (len(columns) + 1)]
+    for name, each in done.items():
+        if not each:
+            continue
+        cells = [cell(column, complete[name], is_best=name in ties[column.key]) for column in columns]
+        if len(complete[name]) < len(each):
+            failed = [run for run in each if run["reason"]]
+            which = "" if len(failed) == len(each) else f" ({len(failed)} of {len(each)} runs)"
+            reason = failed[-1]["reason"] + which
+            cells[0] = reason if not complete[name] else f"{cells[0]}; {reason}"
+        rows.append([peers[name].title, *cells])
+    return ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def within_noise(column: Column, runs: Mapping[str, RUNS]) -> set[str]:
+    """Who has the smallest median, and whose range reaches into the range of that one."""
+    values = {name: column.values(each) for name, each in runs.items()}
+    values = {name: each for name, each in values.items() if each}
+    if not values:
+        return set()
+    best = min(values.values(), key=np.median)
+    shown = 10**-column.digits / 2  # what a reader sees as equal is equal
+    return {name for name, each in values.items() if min(each) <= max(best) + shown}
+
+
+def cell(column: Column, runs: RUNS, *, is_best: bool) -> str:
+    """The median, and the range if there are several values and they differ."""
+    values = column.values(runs)
+    if not values:
+        return ""
+    median, low, high = (f"{value:.{column.digits}f}" for value in (np.median(values), min(values), max(values)))
+    text = f"**{median}**" if is_best else median
+    return text if low == high else f"{text} ({low} to {high})"
+
+
+def not_first(work: Work, runs: RUNS, peers: Mapping[str, Peer]) -> list[str]:
+    """Where Trainyard is neither first nor within noise, and who is first; with the cause that its peer.py names."""
+    own = [run for run in runs if run["peer"] == OWN and not run["reason"]]
+    if not own:
+        return []
+    complete = {name: [run for run in runs if run["peer"] == name and not run["reason"]] for name in peers}
+    lines = []
+    for column in columns_of(work):
+        if not column.values(own) or OWN in within_noise(column, complete):
+            continue
+        medians = {name: np.median(values) for name, each in complete.items() if (values := column.values(each))}
+        best = min(medians, key=lambda name: medians[name])
+        cause = peers[OWN].causes.get(column.key, "the cause is not known yet")
+        lines.append(f"- {column.title}: {peers[best].title} is first. Cause: {cause}.")
+    return lines and ["Trainyard is neither first nor within noise here:", "", *lines]
+
+
+def participants_table(peers: Mapping[str, Peer], versions: Mapping[str, str]) -> list[str]:
+    """The lines of the table of participants."""
+    lines = ["| participant | version | files | followed | settings, and what it does not do |", "| --- " * 5 + "|"]
+    for peer in peers.values():
+        folder = peer.folder or peer.name
+        pages = ", ".join(f"[{number}]({page})" for number, page in enumerate(peer.documentation, start=1))
+        reasons: dict[str, list[str]] = {}
+        for work, reason in peer.cannot.items():
+            reasons.setdefault(reason, []).append(work)
+        cannot = "".join(f" Not done: {', '.join(works)} ({reason})." for reason, works in reasons.items())
+        version = versions.get(peer.name, "")
+        lines.append(f"| {peer.title} | {version} | [{folder}/]({folder}) | {pages} | {peer.note}{cannot} |")
+    return lines
+
+
+def results(works: Mapping[str, Work], runs: RUNS, peers: Mapping[str, Peer], *, scale: float) -> list[str]:
+    """The section with the results of all works that were run."""
+    lines = []
+    for work in works.values():
+        found = runs_of(runs, work, scale=scale)
+        if not found:
+            continue
+        repeats = len({run["repeat"] for run in found})
+        lines += [f"### {work.title}", "", described(work, repeats), "", *work_table(work, found, peers), ""]
+        if remarks := not_first(work, found, peers):
+            lines += [*remarks, ""]
+    return lines[:-1]
+
+
+def described(work: Work, repeats: int) -> str:
+    """What the work is, in one sentence or two."""
+    trials, longest = len(work.seconds), max(work.seconds)
+    where = f"{work.nodes} nodes with 2 GPUs each"
+    runs = f"{repeats} {'run' if repeats == 1 else 'runs'} of each"
+    if work.is_real:
+        return (
+            f"{trials} trainings of ResNets of 1 to {longest:.0f} blocks, with imports and data, on {where}; {runs}. "
+            "All hosts share the two cores of one machine: this work is bound by its CPUs, not by the schedulers."
+        )
+    total = f"{trials} trials of {min(work.seconds):.3g} to {longest:.3g} s ({sum(work.seconds):.1f} s together)"
+    if work.name == "short":
+        total = f"{trials} trials of {1000 * longest:.0f} ms"
+    extra = ""
+    if work.has_trouble:
+        extra = " The longest trial crashes once; at half of the bound everything is killed, then resumed."
+    if work.is_crowded:
+        extra = " One GPU of each of the four nodes is taken by a job of others, which ends at a random time."
+    return f"{total} on {where}; bound {work.bound_seconds:.1f} s; {runs}.{extra}"
+
+
+def write_page(sections: Mapping[str, Sequence[str]], page: Path = PAGE) -> None:
+    """Replace what is between `<!-- NAME -->` and `<!-- end of NAME -->`."""
+    text = page.read_text()
+    for name, lines in sections.items():
+        before, start, rest = text.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition(f"<!-- end of {name} -->\n")
+        text = before + start + "\n" + "\n".join(lines) + "\n\n" + end + after
+    page.write_text(text)

@@ -1,0 +1,90 @@
+"""The tables that compare participants, and the lines that they are made from."""
+
+import json
+
+import pytest
+from peers.participants import NOT_WRITTEN_BY_USERS, fill_in, participants
+from peers.records import key_of, read_runs
+from peers.tables import Column, not_first, results, within_noise, work_table, write_page
+from peers.works import works
+
+PEERS = participants()
+WORKS = works(scale=1, short_trials=10)
+SECONDS = Column("seconds", "seconds")
+
+
+def run(peer: str, repeat: int, **values) -> dict:
+    made = {"work": "depth", "peer": peer, "repeat": repeat, "scale": 1, "trials": 20, "reason": "", "gpu_seconds": 200}
+    return {**made, "seconds": 50.0, **values}
+
+
+def runs_of(peer: str, *seconds: float) -> list[dict]:
+    return [run(peer, repeat, seconds=value) for repeat, value in enumerate(seconds, start=1)]
+
+
+def test_a_median_is_within_noise_if_its_range_reaches_into_that_of_the_best():
+    runs = {"a": runs_of("a", 10, 12, 14), "b": runs_of("b", 13, 15, 16), "c": runs_of("c", 15, 16, 17), "none": []}
+    assert within_noise(SECONDS, runs) == {"a", "b"}
+    assert within_noise(SECONDS, {"a": [run("a", 1, seconds=None)]}) == set()
+
+
+def test_values_that_look_equal_are_equal():
+    runs = {"a": [run("a", 1, seconds=10.01)], "b": [run("b", 1, seconds=10.04)]}
+    assert within_noise(SECONDS, runs) == {"a", "b"}
+
+
+def test_the_table_has_medians_ranges_and_reasons():
+    failed = run("srun-steps", 2, reason="not over after 9 s: 3 of 20 trials finished", seconds=None)
+    runs = [*runs_of("sbatch", 50, 52, 60), *runs_of("srun-steps", 70), failed, {**failed, "peer": "gnu-parallel"}]
+    table = "\n".join(work_table(WORKS["depth"], runs, PEERS))
+    assert "| Separate sbatch jobs | **52.0** (50.0 to 60.0) |" in table
+    assert "| srun steps in one job | 70.0; not over after 9 s: 3 of 20 trials finished (1 of 2 runs) |" in table
+    assert "| GNU parallel in one job | not over after 9 s: 3 of 20 trials finished |" in table
+    assert "Job array" not in table  # it was not run
+
+
+def test_the_page_says_where_trainyard_is_not_first_and_why():
+    runs = [*runs_of("trainyard", 60), *runs_of("sbatch", 50)]
+    said = "\n".join(not_first(WORKS["depth"], runs, PEERS))
+    assert "- submit to finish (s): Separate sbatch jobs is first. Cause: " in said
+    assert "GPU-seconds" not in said
+    assert not_first(WORKS["depth"], runs_of("trainyard", 60), PEERS) == []
+
+
+def test_runs_of_another_scale_are_left_out():
+    assert results(WORKS, [run("sbatch", 1, scale=0.5)], PEERS, scale=1) == []
+    assert "### Depth sweep" in results(WORKS, [run("sbatch", 1)], PEERS, scale=1)
+
+
+def test_a_page_keeps_what_is_outside_the_markers(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text("before\n<!-- results -->\nold\n<!-- end of results -->\nafter\n")
+    for _ in range(2):
+        write_page({"results": ["| a |"]}, page)
+        assert page.read_text() == "before\n<!-- results -->\n\n| a |\n\n<!-- end of results -->\nafter\n"
+
+
+def test_a_line_that_was_cut_off_is_run_again(tmp_path):
+    whole = json.dumps(run("sbatch", 1)) + "\n"
+    (tmp_path / "runs.jsonl").write_text(whole + whole[:20])
+    assert [key_of(each) for each in read_runs(tmp_path)] == [("depth", "sbatch", 1, 1, 20)]
+    assert read_runs(tmp_path / "new") == []
+
+
+def test_the_lines_a_user_writes_are_counted_without_comments():
+    assert PEERS["sbatch"].lines(WORKS["depth"]) == 5  # the command that submits, and four of job.sh
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_participants_say_what_they_do(name):
+    peer = PEERS[name]
+    assert peer.title
+    assert peer.documentation
+    assert peer.submit
+    assert peer.resume
+    assert set(peer.cannot) <= set(WORKS)
+    for work in WORKS.values():
+        if work.name not in peer.cannot:
+            assert fill_in((*peer.submit, *peer.resume), work)
+            assert peer.files(work), "what a user writes is in a file"
+            assert not {path.name for path in peer.files(work)} & NOT_WRITTEN_BY_USERS
