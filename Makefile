@@ -98,7 +98,7 @@ bench: env ## Run the benchmarks; benchmarks/README.md lists the single commands
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/demo.py
 
-bench-peers: env ## Compare with sbatch, job arrays, Ray Tune and others on the test cluster (90 minutes; ARGS=--quick: 15)
+bench-peers: env .tools/peers/ready ## Compare with sbatch, job arrays, Ray Tune and others on the test cluster (90 minutes; ARGS=--quick: 15)
 	$(say) 'comparing with peers; results/bench-peers/runs.jsonl keeps what is done'
 	@PYTHONPATH=tools:scripts:benchmarks $(BIN)/python -m peers $(ARGS)
 
@@ -111,6 +111,12 @@ env: .venv/ready ## Create the environment in .venv from the pinned and hashed f
 	$(say) 'creating the environment in .venv from $(or $(and $(OFFLINE),wheels/),the package index (20 s with a good connection))'
 	@$(UV) venv --quiet --allow-existing $(if $(OFFLINE),--offline) --python '>=3.11,<3.14' .venv
 	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes $(OFFLINE) $(PINNED)
+	@touch $@
+
+.tools/peers/ready: envs/requirements-peers.txt | $(UV)
+	$(say) 'creating the environment of the peers in .tools/peers'
+	@$(UV) venv --quiet --allow-existing --python '>=3.11,<3.14' .tools/peers
+	@$(UV) pip sync --quiet --python .tools/peers/bin/python --require-hashes envs/requirements-peers.txt
 	@touch $@
 
 .tools/uv/bin/uv:

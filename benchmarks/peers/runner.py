@@ -87,7 +87,8 @@ class Run:
         shutil.rmtree(self.folder, ignore_errors=True)
         (self.folder / "done").mkdir(parents=True)
         (self.folder / "trials.txt").write_text(self.work.table())
-        shutil.copy(HERE / "trial.sh", self.folder)
+        for name in ("trial.sh", "trial.py"):
+            shutil.copy(HERE / name, self.folder)
         if self.work.is_real:
             text = (HERE / "train.py").read_text()
             (self.folder / "train.py").write_text(f"#!{ROOT}/.venv/bin/python\n{text}")

@@ -26,8 +26,7 @@ class Block(nn.Module):
         return torch.relu(x + self.norm2(self.conv2(inner)))
 
 
-def main():
-    blocks, seed = int(float(sys.argv[1])), int(sys.argv[2])
+def train(blocks, seed):
     torch.manual_seed(seed)
     digits = load_digits()
     split = train_test_split(digits.images, digits.target, test_size=0.2, stratify=digits.target, random_state=0)
@@ -51,4 +50,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    train(int(float(sys.argv[1])), int(sys.argv[2]))

@@ -4,7 +4,8 @@
 # A trial for which there is a file crash-INDEX fails once, halfway. One that succeeds leaves the file done/INDEX.
 here=$(dirname "${TRIAL_LOG:-$0}")
 seconds=$1 index=$2
-log() { echo "$1 $index $EPOCHREALTIME $HOSTNAME ${CUDA_VISIBLE_DEVICES:--} $$" >> "$here/trials.log"; }
+read -r host < /proc/sys/kernel/hostname # bash keeps the HOSTNAME that a job script has exported
+log() { echo "$1 $index $EPOCHREALTIME $host ${CUDA_VISIBLE_DEVICES:--} $$" >> "$here/trials.log"; }
 
 log start
 if [ -e "$here/crash-$index" ] && rm "$here/crash-$index" 2> /dev/null; then

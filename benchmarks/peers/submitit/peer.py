@@ -1,0 +1,23 @@
+"""submitit: an array whose tasks call a function."""
+
+from peers.participants import Peer
+
+RUN = "python sweep.py {slots}"
+
+PEERS = [
+    Peer(
+        name="submitit",
+        title="submitit's array",
+        documentation=(
+            "https://facebookincubator.github.io/submitit/examples.html",
+            "https://facebookincubator.github.io/submitit/api.html",
+        ),
+        version="""python -c 'from importlib.metadata import version; print("submitit", version("submitit"))'""",
+        programs=".tools/peers/bin",
+        submit=(RUN,),
+        resume=(RUN,),
+        files_for={"short": "chunks", "tail": "chunks"},
+        note="The longest first. Nothing retries a function that failed, and nothing skips what had finished: the "
+        "user's own line does. Many short trials are in chunks, one per slot, by its `FunctionSequence`.",
+    )
+]
