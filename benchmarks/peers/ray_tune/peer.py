@@ -17,7 +17,8 @@ PEERS = [
         programs=".tools/peers/bin",
         submit=(RUN,),
         resume=(RUN,),
-        note="The longest first, by a grid search over the list; `reuse_actors=True`, since each trial starts a process "
-        "otherwise; `max_failures=1`. After a kill, the same job calls `Tuner.restore`, which knows what Tune had saved.",
+        note="The longest first, by a grid search over the list; `reuse_actors=True`, since each trial starts a "
+        "process otherwise; `max_failures=1`. After a kill, the same job calls `Tuner.restore`, which knows what Tune "
+        "had saved.",
     )
 ]
