@@ -21,7 +21,7 @@ def measured(cluster, folder, peer: str, work: str) -> dict:
 def test_the_same_work_by_several_participants(cluster, shared_dir, peer):
     result = measured(cluster, shared_dir, peer, "depth")
     log = (shared_dir / peer / "trials.log").read_text()
-    assert {line.split()[3] for line in log.splitlines()} == {"n1", "n2"}  # the other hosts are drained
+    assert {line.split()[3] for line in log.splitlines()} <= {"n1", "n2"}  # the other hosts are drained
     assert result["over_seconds"] >= result["seconds"] > result["first_seconds"] > 0
     assert result["over_bound"] >= 1
     assert result["gpu_seconds"] > 0
