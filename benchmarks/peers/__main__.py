@@ -5,30 +5,30 @@
     make bench-peers ARGS='--works depth --peers trainyard sbatch --repeats 1'
     make bench-peers ARGS='--list'
 
-Each run appends one line to <out>/runs.jsonl; a run that has a line is not repeated. The folder of a run,
+Each run appends one line to <out>/runs.jsonl; a run that has a line is not repeated. A participant that was over the
+limit of a work is not measured again there. The folder of a run,
 <out>/runs/<work>-<participant>-<repeat>, keeps the participant's files, trials.log and output.txt.
 """
 
 import argparse
-import json
 import shutil
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from slurm_cluster.cluster import Cluster
 from slurm_cluster.prerequisites import SYSTEM_PATH, install_packages
+from trainyard.utils.jsonl import Event, EventLog
 
 from peers.participants import Peer, participants
 from peers.picture import draw
-from peers.records import key_of, read_runs
+from peers.records import FILE, key_of, over_limit_before, read_runs
 from peers.runner import ROOT, Run
 from peers.tables import PAGE, participants_table, results, write_page
 from peers.works import Work, works
 
 QUICK = {"scale": 0.25, "short_trials": 200, "repeats": 1, "works": ["depth", "short"]}
-FULL = {"scale": 0.5, "short_trials": 1000, "repeats": 3}
+FULL = {"scale": 0.25, "short_trials": 1000, "repeats": 3}
 
 
 def main() -> int:
@@ -73,32 +73,35 @@ def _installed(peers: list[Peer]) -> list[Peer]:
 def _run_missing(arguments: argparse.Namespace, chosen_works: list[Work], chosen_peers: list[Peer]) -> None:
     out = arguments.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    done = {key_of(run) for run in read_runs(out)}
+    runs = read_runs(out)
+    done = {key_of(run) for run in runs}
     # Repeats are the outer loop: slow changes of the machine affect all participants alike.
-    wanted = [
-        {"work": work.name, "peer": peer.name, "repeat": repeat, "scale": arguments.scale, "trials": len(work.seconds)}
+    wanted: list[tuple[Work, Peer, Event]] = [
+        (work, peer, {"work": work.name, "peer": peer.name, "repeat": repeat, "scale": arguments.scale,
+                      "trials": len(work.seconds)})
         for repeat in range(1, arguments.repeats + 1)
         for work in chosen_works
         for peer in chosen_peers
         if work.name not in peer.cannot
-    ]
-    missing = [each for each in wanted if key_of(each) not in done]
-    print(f"{len(missing)} of {len(wanted)} runs are missing in {out / 'runs.jsonl'}", flush=True)
+    ]  # fmt: skip
+    missing = [each for each in wanted if key_of(each[2]) not in done]
+    print(f"{len(missing)} of {len(wanted)} runs are missing in {out / FILE}", flush=True)
     if not missing:
         return
-    work_of, peer_of = {work.name: work for work in chosen_works}, {peer.name: peer for peer in chosen_peers}
     versions: dict[str, str] = {}
-    with Cluster(visible=[out]) as cluster:
-        for number, each in enumerate(missing, start=1):
-            work, peer = work_of[str(each["work"])], peer_of[str(each["peer"])]
-            folder = out / "runs" / f"{work.name}-{peer.name}-{each['repeat']}"
-            run = Run(cluster, peer, work, int(str(each["repeat"])), folder, arguments.patience)
+    with EventLog.opened(out / FILE) as log, Cluster(visible=[out]) as cluster:
+        for number, (work, peer, key) in enumerate(missing, start=1):
+            if over_limit_before(key, runs):
+                print(
+                    f"[{number}/{len(missing)}] {work.title}, {peer.title}: left out, as it was over its limit before"
+                )
+                continue
+            folder = out / "runs" / f"{work.name}-{peer.name}-{key['repeat']}"
+            run = Run(cluster, peer, work, key["repeat"], folder, arguments.patience)
             if peer.name not in versions:
                 versions[peer.name] = run.version()
-            started = time.time()
-            result = {**each, **run.measure(), "version": versions[peer.name], "time": round(started)}
-            with (out / "runs.jsonl").open("a") as file:
-                file.write(json.dumps(result) + "\n")
+            result = {**key, **run.measure(), "version": versions[peer.name]}
+            runs.append(log.append("run", durable=True, **result))
             print(f"[{number}/{len(missing)}] {_line(work, peer, result)}", flush=True)
 
 

@@ -196,9 +196,10 @@ class Run:
 
     def _gpu_seconds(self) -> float:
         """GPU-seconds that Slurm allocated to the jobs of the run; sacct counts whole seconds of each job."""
+        since = time.strftime("%FT%T", time.localtime(self.submitted - 1))
 
         def jobs() -> list[Any]:
-            found = [job for job in self.cluster.jobs() if job.id >= self.first_job and job.name != CROWD]
+            found = [job for job in self.cluster.jobs(since=since) if job.id >= self.first_job and job.name != CROWD]
             return [None] if any(job.state in UNFINISHED for job in found) else [*found, None]
 
         found = wait_until(jobs, what="the accounting", poll_seconds=0.5)
@@ -208,18 +209,23 @@ class Run:
 @contextmanager
 def cluster_for(cluster: Cluster, work: Work, repeat: int) -> Iterator[None]:
     """The cluster as a work needs it: hosts that it does not use are drained, or half of all GPUs are taken."""
-    unused = [] if work.is_crowded else list(cluster.hosts)[work.nodes :]
-    if unused:
-        set_state(cluster, unused, "drain")
+    restore(cluster)  # a benchmark that was killed may have left it otherwise
     try:
         if work.is_crowded:
             start_crowd(cluster, work, repeat)
+        elif unused := list(cluster.hosts)[work.nodes :]:
+            set_state(cluster, unused, "drain")
         yield
     finally:
-        cluster.cancel_all_jobs()
-        if unused:
-            set_state(cluster, unused, "resume")
-        wait_until(lambda: set(cluster.host_states().values()) == {"idle"}, what="idle hosts", poll_seconds=0.2)
+        restore(cluster)
+
+
+def restore(cluster: Cluster) -> None:
+    """Leave no job, and all hosts idle."""
+    cluster.cancel_all_jobs()
+    if drained := [host for host, state in cluster.host_states().items() if "drain" in state]:
+        set_state(cluster, drained, "resume")
+    wait_until(lambda: set(cluster.host_states().values()) == {"idle"}, what="idle hosts", poll_seconds=0.2)
 
 
 def set_state(cluster: Cluster, hosts: list[str], state: str) -> None:

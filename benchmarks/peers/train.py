@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
 
-WIDTH, EPOCHS, BATCH_SIZE = 8, 2, 64
+WIDTH, EPOCHS, BATCH_SIZE = 8, 1, 64
 
 
 class Block(nn.Module):

@@ -57,13 +57,13 @@ def works(*, scale: float, short_trials: int) -> dict[str, Work]:
     half = tuple(seconds / 2 for seconds in depth)
     rng = random.Random(20)
     tail = tuple(min(3.0, rng.lognormvariate(-2.3, 1.0)) for _ in range(200))  # median 0.1 s
-    longest = max(depth)
+    bound = lower_bound(depth, 4)
     every = [
-        Work("depth", "Depth sweep", depth, nodes=2, limit_seconds=60 + 12 * longest),
-        Work("short", "Many short", (SHORT_SECONDS,) * short_trials, nodes=4, limit_seconds=90),
-        Work("tail", "Heavy tail", tail, nodes=4, limit_seconds=60),
-        Work("real", "Real", tuple(map(float, range(1, 21))), nodes=2, limit_seconds=240, is_real=True),
-        Work("trouble", "Trouble", half, nodes=2, limit_seconds=120 + 6 * longest, has_trouble=True),
-        Work("crowded", "A crowded queue", half, nodes=2, limit_seconds=120 + 6 * longest, is_crowded=True),
+        Work("depth", "Depth sweep", depth, nodes=2, limit_seconds=45 + 3 * bound),
+        Work("short", "Many short", (SHORT_SECONDS,) * short_trials, nodes=4, limit_seconds=60),
+        Work("tail", "Heavy tail", tail, nodes=4, limit_seconds=45),
+        Work("real", "Real", tuple(map(float, range(1, 21))), nodes=2, limit_seconds=150, is_real=True),
+        Work("trouble", "Trouble", half, nodes=2, limit_seconds=75 + 3 * bound, has_trouble=True),
+        Work("crowded", "A crowded queue", half, nodes=2, limit_seconds=45 + 3 * bound, is_crowded=True),
     ]
     return {work.name: work for work in every}

@@ -92,9 +92,9 @@ class Client:
         text = f"#!/bin/bash\nset -eu\n{script}\n"
         return int(self.run(["sbatch", "--parsable", *options], cwd=cwd, stdin=text).stdout.split(";")[0])
 
-    def jobs(self, *ids: int) -> list[Job]:
-        """These jobs, or all of the last day; a job appears in the accounting shortly after its submission."""
-        which = [f"--jobs={','.join(map(str, ids))}"] if ids else ["--starttime=now-1days", "--allusers"]
+    def jobs(self, *ids: int, since: str = "now-1days") -> list[Job]:
+        """These jobs, or all since then; a job appears in the accounting shortly after its submission."""
+        which = [f"--jobs={','.join(map(str, ids))}"] if ids else [f"--starttime={since}", "--allusers"]
         options = ["--allocations", "--noheader", "--parsable2", f"--format={','.join(SACCT_FIELDS)}"]
         return [Job.parse(line) for line in self.run(["sacct", *options, *which]).stdout.splitlines()]
 

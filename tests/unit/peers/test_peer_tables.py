@@ -1,10 +1,8 @@
 """The tables that compare participants, and the lines that they are made from."""
 
-import json
-
 import pytest
 from peers.participants import NOT_WRITTEN_BY_USERS, fill_in, participants
-from peers.records import key_of, read_runs
+from peers.records import over_limit_before
 from peers.tables import Column, not_first, results, within_noise, work_table, write_page
 from peers.works import works
 
@@ -64,11 +62,12 @@ def test_a_page_keeps_what_is_outside_the_markers(tmp_path):
         assert page.read_text() == "before\n<!-- results -->\n\n| a |\n\n<!-- end of results -->\nafter\n"
 
 
-def test_a_line_that_was_cut_off_is_run_again(tmp_path):
-    whole = json.dumps(run("sbatch", 1)) + "\n"
-    (tmp_path / "runs.jsonl").write_text(whole + whole[:20])
-    assert [key_of(each) for each in read_runs(tmp_path)] == [("depth", "sbatch", 1, 1, 20)]
-    assert read_runs(tmp_path / "new") == []
+def test_a_participant_over_its_limit_is_not_measured_again():
+    late = [run("sbatch", 1, reason="not over after 9 s: 3 of 20 trials finished")]
+    assert over_limit_before(run("sbatch", 2), late)
+    assert not over_limit_before(run("srun-steps", 2), late)
+    assert not over_limit_before(run("sbatch", 2, scale=0.5), late)
+    assert not over_limit_before(run("sbatch", 2), [run("sbatch", 1)])
 
 
 def test_the_lines_a_user_writes_are_counted_without_comments():
