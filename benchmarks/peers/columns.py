@@ -116,7 +116,7 @@ def trouble_columns(attempts: Sequence[Attempt], kill: float) -> dict[str, float
     """
     again = {attempt.index for attempt in attempts if attempt.start > kill}
     before = [attempt for attempt in attempts if attempt.start <= kill and attempt.index in again]
-    lost = sum(attempt.seconds for attempt in before if attempt.has_finished)
+    lost = sum(attempt.seconds for attempt in before if attempt.has_finished and (attempt.end or kill) <= kill)
     return {
         "lost_seconds": lost,
         "repeated_seconds": sum((attempt.end or kill) - attempt.start for attempt in before),

@@ -63,6 +63,13 @@ def test_a_kill_costs_what_had_finished_and_ran_again_and_what_was_running():
     assert found["seconds"] == pytest.approx(13)
 
 
+def test_a_trial_that_ended_after_the_kill_had_begun_had_not_finished():
+    trouble = log(("start", 1, 101), ("end", 1, 103.1), ("start", 1, 110), ("end", 1, 112))
+    found = columns(TWO, trouble, submitted=100, over=114, gpu_seconds=20, kill=103)
+    assert found["lost_seconds"] == 0
+    assert found["repeated_seconds"] == pytest.approx(2.1)
+
+
 def test_a_crash_is_an_attempt_that_did_not_finish():
     first, second = attempts_of(log(("start", 1, 1), ("crash", 1, 2), ("start", 1, 3), ("end", 1, 5)))
     assert (first.has_finished, first.seconds) == (False, 1)
