@@ -58,8 +58,9 @@ class Run:
                 kill = self._do()
             except OverLimit as error:
                 reason = str(error)
-            over = time.time()
-            self._end()
+            finally:
+                over = time.time()
+                self._end()
             found = columns(
                 self.work, self._log(), submitted=self.submitted, over=over, gpu_seconds=self._gpu_seconds(), kill=kill
             )
