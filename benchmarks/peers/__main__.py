@@ -49,12 +49,14 @@ def main() -> int:
         print(*results(every_work, runs, every_peer, scale=arguments.scale), sep="\n")
     else:
         versions = {run["peer"]: run["version"] for run in runs}
-        sections = {
-            "participants": participants_table(every_peer, versions),
-            "results": results(every_work, runs, every_peer, scale=arguments.scale),
-        }
-        draw(every_work, runs, every_peer, PAGE.with_name("peers"), scale=arguments.scale)
-        write_page(sections)
+        found = results(every_work, runs, every_peer, scale=arguments.scale)
+        if draw(every_work, runs, every_peer, PAGE.with_name("peers"), scale=arguments.scale):
+            found = [
+                "![Seconds from submission to the end of the last trial, by work and participant](peers.png)",
+                "",
+                *found,
+            ]
+        write_page({"participants": participants_table(every_peer, versions), "results": found})
         print(f"wrote {PAGE}")
     return 0
 

@@ -10,6 +10,8 @@ CONFIG = (
     """awk '{{print "    - {{length: " $1 ", index: " $2 "}}"}}' trials.txt) > config.yaml"""
 )
 RUN = f"snakemake --snakefile {ROOT}/Snakefile --profile {ROOT}/profiles/slurm --configfile config.yaml -- sweeps"
+STARTS = "Snakemake, the job's Python and Ray start before the first trial ([startup.py](../startup.py))"
+HOLDS = "the job holds its GPUs while Ray starts and ends, and until the last trial has ended"
 
 PEERS = [
     Peer(
@@ -19,6 +21,14 @@ PEERS = [
         version=VERSION,
         submit=(CONFIG, RUN),
         resume=(RUN,),
+        causes={
+            "seconds": STARTS,
+            "first_seconds": f"{STARTS}; and it waits for two GPUs on each of two nodes",
+            "gpu_seconds": HOLDS,
+            "extra_gpu_seconds": HOLDS,
+            "idle_fraction": HOLDS,
+            "lines": "its config has more keys than a job script has options",
+        },
         note="`profiles/slurm` as it is; one job; `cost:` says which trials are long.",
     )
 ]
