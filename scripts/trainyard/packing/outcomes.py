@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,18 @@ class AttemptRecorder:
     def __init__(self, journal: Journal, *, folder: Path, on_event: Callable[[TrialEvent], None]) -> None:
         self._journal, self._logs, self._on_event = journal, folder / "logs", on_event
 
-    def record(self, on: Slot, kind: type[TrialEvent], **fields: Any) -> None:
-        """Record an event of the trial that runs on a slot."""
+    def record(
+        self, on: Slot, kind: type[TrialEvent], *, then: Callable[[], object] | None = None, **fields: Any
+    ) -> None:
+        """Record an event of the trial that runs on a slot. `then` is as in `Journal.record`."""
         assert on.task is not None
-        self._on_event(self._journal.record(kind(trial=on.task.trial, attempt=on.attempt, **fields)))
+        self._on_event(self._journal.record(kind(trial=on.task.trial, attempt=on.attempt, **fields), then=then))
 
-    def record_end(self, slot: Slot, status: TrialStatus, **fields: Any) -> None:
+    def record_end(
+        self, slot: Slot, status: TrialStatus, *, then: Callable[[], object] | None = None, **fields: Any
+    ) -> None:
         """Record how the trial of a slot ended. The slot becomes idle."""
-        self.record(slot, Ended, status=status, **fields)
+        self.record(slot, Ended, then=then, status=status, **fields)
         slot.task = None
         slot.expect(Phase.IDLE, None)
 
@@ -143,7 +148,7 @@ class OutcomeHandler:
         self.warn_once("unreadable", slot, warning)
         self._failures.record_success(trial, slot.place)
         self._queue.note_finished(trial, seconds)
-        fields = {"error": end.error, "seconds": seconds, "log": output, **end.details()}
+        fields: dict[str, Any] = {"error": end.error, "seconds": seconds, "log": output, **end.details()}
         self._recorder.record_end(slot, end.status, **fields)
         if self._required and not self._queue.is_closed:  # search and early stopping would have no values
             raise UserError(f"trial {trial} reported no metrics, which search and early stopping need: {warning}")
@@ -153,7 +158,9 @@ class OutcomeHandler:
         """A trial finished, was stopped early, or diverged."""
         assert slot.task is not None
         task, seconds = slot.task, _rounded(end.seconds) or 0.0
-        fields = {"seconds": seconds, **end.details()}
+        checkpoints = self._setup.checkpoint_folder(task)  # until the end is on the disk; short trials have none
+        remove = partial(shutil.rmtree, checkpoints, ignore_errors=True)
+        fields: dict[str, Any] = {"seconds": seconds, "then": remove, **end.details()}
         is_stopped = end.status is TrialStatus.STOPPED
         is_diverged = end.status is TrialStatus.DIVERGED
         if reason := end.error if is_diverged else find_divergence(end.metrics, self._monitored):
@@ -171,7 +178,6 @@ class OutcomeHandler:
                 self.gpu_uses.append(end.gpu_use)
             self._recorder.record_end(slot, end.status, metrics=end.metrics, **fields)
             self._check_required_metrics(task, end.metrics)
-        shutil.rmtree(self._setup.checkpoint_folder(task), ignore_errors=True)  # short trials have none
         self._queue.update_order()
 
     def _check_required_metrics(self, task: Task, metrics: Mapping[str, Any]) -> None:

@@ -32,6 +32,7 @@ from trainyard.utils.text import count_of
 # The signals of a cancelled job arrive everywhere at about the same time. When a worker or a program dies first, the
 # packer waits this long for its own signal, so that the trial counts as interrupted and not as failed.
 SIGNAL_SECONDS: Final = 1.0
+SYNC_POLL_SECONDS: Final = 0.1  # until an end that could not be synced ends the sweep
 SIGNAL_EXIT_CODES: Final = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)  # last: shells
 
 
@@ -61,6 +62,7 @@ class Packer:
         self._setup, self._rule, self._gpu_share, self._measures_gpu = setup, rule, slots.share, measures_gpu
         gpu_model = allocation.gpu_model if allocation else ""
         self._limits = TimeLimits(allocation, setup.can_resume, setup.grace_seconds, setup.timeout_seconds)
+        self._journal = journal
         self._queue = TrialQueue(limits=self._limits, failures=failures, source=source, predict=predict)
         self._pool = SlotPool(slots, setup, journal=journal, failures=failures, queue=self._queue, gpu_model=gpu_model)
         self._recorder = AttemptRecorder(journal, folder=setup.folder, on_event=on_event)
@@ -118,10 +120,12 @@ class Packer:
                 return
 
     def _wait_seconds(self, busy: list[Slot]) -> float | None:
-        """Seconds until a message is overdue or the deadline is reached; None: never."""
+        """Seconds until a message is overdue, the deadline is reached, or the journal may be synced; None: never."""
         due = min(slot.due for slot in busy)
         overdue = None if math.isinf(due) else max(0.0, due - time.monotonic())
-        return min((seconds for seconds in (self._limits.seconds_left(), overdue) if seconds is not None), default=None)
+        syncing = None if self._journal.is_synced() else SYNC_POLL_SECONDS
+        limits = (self._limits.seconds_left(), overdue, syncing)
+        return min((seconds for seconds in limits if seconds is not None), default=None)
 
     def _handle_overdue(self, busy: list[Slot]) -> bool:
         """Handle trials beyond their timeout and workers that do not start; returns whether there were any."""

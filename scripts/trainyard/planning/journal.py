@@ -12,7 +12,7 @@ Fields of an event are named as in the journal, where they are kept in the order
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -336,7 +336,7 @@ class Journal(EventLog):
             journal.driver = driver
             yield journal
 
-    def write(self, record: dict[str, Any], *, durable: bool = False) -> None:
+    def write(self, record: dict[str, Any], *, durable: bool = False, then: Callable[[], object] | None = None) -> None:
         """Write one event, if no other driver has taken over; a durable event asks for it on the file system.
 
         Raises:
@@ -345,12 +345,12 @@ class Journal(EventLog):
         """
         if self.driver and not self.driver.is_ours(asks=durable):
             return
-        super().write(record, durable=durable)
+        super().write(record, durable=durable, then=then)
 
-    def record(self, event: Recorded) -> Recorded:
-        """Append an event, and return it with the time now."""
+    def record(self, event: Recorded, *, then: Callable[[], object] | None = None) -> Recorded:
+        """Append an event, and return it with the time now. With `then`, a durable event is synced in a thread."""
         stamped = replace(event, time=round(time.time(), 4))
-        self.write(encode(stamped), durable=event.is_durable)
+        self.write(encode(stamped), durable=event.is_durable, then=then)
         return stamped
 
 

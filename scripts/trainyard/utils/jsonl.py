@@ -3,9 +3,13 @@
 import json
 import logging
 import os
+import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -29,6 +33,11 @@ class EventLog:
         self.path, self._reserve = path, path.with_name(f".{path.name}.reserve")
         self._is_full = False  # whether an event could not be written
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        # The lines from the first durable one on that is not on the disk, and what follows the sync of durable ones.
+        self._unsynced: list[tuple[bytes, Callable[[], object] | None]] = []
+        self._lock = threading.Lock()  # of these lines and the end of the file
+        self._thread = ThreadPoolExecutor(1, "sync")
+        self._syncs = deque[Future[None]]()  # that nobody waits for
 
     @classmethod
     @contextmanager
@@ -56,40 +65,90 @@ class EventLog:
         finally:
             events.close()
 
-    def append(self, event: str, *, durable: bool = False, **fields: Any) -> Event:
-        """Write one event with the time now; with `durable` it is on the disk when this returns."""
+    def append(
+        self, event: str, *, durable: bool = False, then: Callable[[], object] | None = None, **fields: Any
+    ) -> Event:
+        """Write one event with the time now, as `write` does."""
         record = {"event": event, "time": round(time.time(), 4), **fields}
-        self.write(record, durable=durable)
+        self.write(record, durable=durable, then=then)
         return record
 
-    def write(self, record: Event, *, durable: bool = False) -> None:
+    def write(self, record: Event, *, durable: bool = False, then: Callable[[], object] | None = None) -> None:
         """Write one event as it is; with `durable` it is on the disk when this returns.
+
+        A durable event with `then` is on the disk soon: one sync in a thread serves all events that were written before
+        it begins, and `then` is called there.
 
         Raises:
             StorageError: the disk is full; a durable event is recorded nevertheless, if the reserve has room for it.
-                After the first such error, an event that could be recorded raises none.
+                After the first such error, an event that could be recorded raises none. `is_synced` raises the errors
+                of a sync in the thread.
         """
-        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        line, failure = json.dumps(record, separators=(",", ":")).encode() + b"\n", None
         with storage_errors(self.path):
             try:
-                self._append(line, durable=durable)
-            except OSError:
-                was_full, self._is_full = self._is_full, True
-                if not (durable and self._reserve.exists()):
-                    raise
-                self._reserve.unlink()
-                self._append(line, durable=True)
-                if not was_full:
-                    raise
-
-    def _append(self, line: bytes, *, durable: bool) -> None:
-        append_whole(self._fd, line)
-        try:
+                self._append(line, durable=durable, then=then)
+            except OSError as error:
+                failure = self._free_reserve(error, durable=durable)
+                self._append(line, durable=durable, then=then)
             if durable:
+                sync = self._thread.submit(self._sync)
+                self._syncs.append(sync) if then else sync.result()
+            if failure:
+                raise failure
+
+    def is_synced(self) -> bool:
+        """Whether all durable events are on the disk.
+
+        Raises:
+            StorageError: as `write`, of a sync in the thread.
+        """
+        with storage_errors(self.path):
+            while self._syncs and self._syncs[0].done():
+                self._syncs.popleft().result()
+        return not self._syncs
+
+    def _append(self, line: bytes, *, durable: bool, then: Callable[[], object] | None) -> None:
+        with self._lock:
+            append_whole(self._fd, line)
+            if durable or self._unsynced:
+                self._unsynced.append((line, (then or _do_nothing) if durable else None))
+
+    def _sync(self) -> None:
+        """Sync the file, unless an earlier call has synced all that is durable."""
+        with self._lock:
+            count, failure = len(self._unsynced), None
+        if not count:
+            return
+        try:
+            os.fsync(self._fd)
+            with self._lock:
+                synced, later = self._unsynced[:count], self._unsynced[count:]
+                self._unsynced = list(dropwhile(lambda each: each[1] is None, later))
+        except OSError as error:  # as a network file system reports a full disk; these lines may be lost
+            with self._lock:
+                synced, self._unsynced = self._unsynced, []
+                lines = b"".join(line for line, _ in synced)
+                drop_last(self._fd, len(lines))
+                failure = self._free_reserve(error, durable=True)
+                append_whole(self._fd, lines)
                 os.fsync(self._fd)
-        except OSError:  # as a network file system reports a full disk
-            drop_last(self._fd, len(line))
-            raise
+        for then in (then for _, then in synced if then):
+            then()
+        if failure:
+            raise failure
+
+    def _free_reserve(self, error: OSError, *, durable: bool) -> OSError | None:
+        """Make room for a durable event; returns the error if it is the first, which is reported.
+
+        Raises:
+            OSError: the error, if there is no room.
+        """
+        was_full, self._is_full = self._is_full, True
+        if not (durable and self._reserve.exists()):
+            raise error
+        self._reserve.unlink()
+        return None if was_full else error
 
     def _fill_reserve(self) -> None:
         with storage_errors(self.path), open(self._reserve, "wb") as file:
@@ -100,11 +159,17 @@ class EventLog:
     def close(self) -> None:
         """Make everything durable and close the file."""
         try:
+            self._thread.shutdown()
+            self.is_synced()
             with storage_errors(self.path):
                 os.fsync(self._fd)
         finally:
             os.close(self._fd)
             self._reserve.unlink(missing_ok=True)
+
+
+def _do_nothing() -> None:
+    """What follows the sync of an event for which nothing waits."""
 
 
 def _repair_tail(path: Path) -> None:

@@ -1,8 +1,12 @@
 """A line of JSON is appended as a whole or not at all, whatever the file system does."""
 
+import errno
 import json
+import os
+import threading
 
 import pytest
+from slurm_cluster.waiting import wait_until
 from trainyard.utils.errors import StorageError
 from trainyard.utils.files import atomic_write
 from trainyard.utils.jsonl import EventLog, read_events
@@ -38,6 +42,77 @@ def test_an_end_that_needs_the_reserve_is_recorded_and_reported(small_disk):
             events.append("finished", durable=True, text="y" * 5000)
         events.append("interrupted", durable=True)
     assert [line["event"] for line in lines(path)] == ["finished", "interrupted"]
+
+
+def test_events_are_written_while_the_disk_syncs_and_one_sync_serves_them_all(tmp_path, monkeypatch):
+    path, may_sync, syncs, told = tmp_path / "journal.jsonl", threading.Event(), [], []
+    sync = os.fsync
+
+    def wait_and_sync(fd):
+        syncs.append(len(lines(path)))
+        assert may_sync.wait(60)
+        sync(fd)
+
+    with EventLog.opened(path) as events:
+        monkeypatch.setattr(os, "fsync", wait_and_sync)
+        events.append("finished", durable=True, then=lambda: told.append("a"))
+        wait_until(lambda: syncs, what="the sync to begin")
+        events.append("started")
+        for name in "bcd":
+            events.append("finished", durable=True, then=lambda name=name: told.append(name))
+        assert (len(lines(path)), events.is_synced(), told) == (5, False, [])
+        may_sync.set()
+        wait_until(events.is_synced, what="the sync")
+        assert (syncs, told) == ([1, 5], ["a", "b", "c", "d"])
+        events.append("epoch")
+        assert events._unsynced == [], "what no sync waits for is not kept in memory"
+    assert syncs == [1, 5, 6]
+
+
+def test_an_event_that_was_not_waited_for_is_on_the_disk_when_the_file_is_closed(tmp_path, monkeypatch):
+    told = []
+    with EventLog.opened(tmp_path / "journal.jsonl") as events:
+        events.append("finished", durable=True, then=lambda: told.append(True))
+    assert told == [True]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_lines_that_a_sync_has_lost_are_written_again_in_the_room_of_the_reserve(tmp_path, monkeypatch, waits):
+    """A network file system reports a full disk when it is synced, once, and forgets what was written."""
+    path, told, sync = tmp_path / "journal.jsonl", [], os.fsync
+
+    def sync_or_forget(fd):
+        if reserve.exists():
+            path.write_bytes(kept + bytes(path.stat().st_size - len(kept)))
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        sync(fd)
+
+    with EventLog.opened(path) as events:
+        events.append("started")
+        kept, reserve = path.read_bytes(), path.with_name(".journal.jsonl.reserve")
+        monkeypatch.setattr(os, "fsync", sync_or_forget)
+        with pytest.raises(StorageError, match="disk quota exceeded"):  # noqa: PT012
+            events.append("finished", durable=True, then=None if waits else lambda: told.append(True))
+            wait_until(events.is_synced, what="the sync")
+        events.append("interrupted", durable=True)
+    assert [line["event"] for line in lines(path)] == ["started", "finished", "interrupted"]
+    assert told == [True] * (not waits)
+
+
+def test_an_end_that_nobody_waits_for_and_no_reserve_has_room_for_is_reported(tmp_path, monkeypatch):
+    told = []
+
+    def fail(fd):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    full_disk = pytest.raises(StorageError, match="no space left")
+    with full_disk, EventLog.opened(tmp_path / "journal.jsonl") as events:
+        (tmp_path / ".journal.jsonl.reserve").unlink()
+        with monkeypatch.context() as full:
+            full.setattr(os, "fsync", fail)
+            events.append("finished", durable=True, then=lambda: told.append(True))
+            wait_until(lambda: all(each.done() for each in events._syncs), what="the sync")
+    assert (told, lines(tmp_path / "journal.jsonl")) == ([], [])
 
 
 def test_a_full_disk_is_reported_before_anything_starts(small_disk):
