@@ -1,6 +1,6 @@
 """Ends all processes that a program started, even if their owner is killed. `ProcessGuard` runs this file as a program.
 
-    keeper, one per slot  >  watcher, one per program  >  the program and its descendants
+    keeper, one per slot  >  watcher, for one program at a time  >  the program and its descendants
 
 Keeper and watcher are not children of the process that they serve (the owner), because Ray kills the children of a dead
 worker. Both are subreapers, so that every descendant stays below them, even a daemon. They watch each other and the
@@ -34,7 +34,6 @@ KEEPER_DIED = signal.SIGUSR1
 INT_BYTES = 4
 REQUEST_FDS = 5  # the request, the channel for answers, standard output, its other end, and the lock, if there is one
 RECORDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # a job's signals go to all its processes
-RESET_IN_PROGRAM = (*RECORDED, signal.SIGCHLD, KEEPER_DIED, signal.SIGPIPE)
 
 _prctl = ctypes.CDLL(None).prctl
 
@@ -50,6 +49,7 @@ class Signals:
         for number in (*RECORDED, signal.SIGCHLD, KEEPER_DIED):
             signal.signal(number, lambda number, frame: self.seen.add(number))
         signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a program inherits it; it does not inherit the handlers
 
     def drain(self) -> None:
         """Empty the descriptor, so that a poll waits for the next signal."""
@@ -59,11 +59,12 @@ class Signals:
 
 
 class Keeper:
-    """Serves one owner: starts a watcher for each program, and takes over from a watcher that dies."""
+    """Serves one owner: hands programs to watchers, and takes over from a watcher that dies."""
 
     def __init__(self, control: socket.socket, owner: int) -> None:
         self._control, self._owner, self._signals = control, owner, Signals()
-        self._watchers: dict[int, list[int]] = {}  # by PID: the descriptors to hold until it ends
+        self._watchers: dict[int, socket.socket] = {}  # by PID
+        self._held: dict[int, list[int]] = {}  # of busy watchers: the descriptors to hold until their program has ended
         self._serving = True
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
@@ -71,78 +72,111 @@ class Keeper:
         """Serve until the owner and all watchers have ended."""
         while self._serving or self._watchers:
             waiting = select.poll()
-            for fd in (self._signals.fd, *((self._control.fileno(), self._owner) if self._serving else ())):
+            busy = (self._watchers[watcher].fileno() for watcher in self._held)
+            for fd in (self._signals.fd, *busy, *((self._control.fileno(), self._owner) if self._serving else ())):
                 if fd >= 0:
                     waiting.register(fd, select.POLLIN)
             waiting.poll()
             self._signals.drain()
-            if self._serving:
-                self._take_request()
             ended = reap_children()
             for process, status in ended:
                 if process in self._watchers:
-                    ended += self._take_over(self._watchers.pop(process), status)
+                    ended += self._take_over(process, status)
+            for watcher in [each for each in self._held if is_ready(self._watchers[each].fileno())]:
+                self._release(watcher)
+            if self._serving:
+                self._take_request()
 
     def _take_request(self) -> None:
-        try:
-            flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-            # Not `recv_fds`: before Python 3.12 it leaves out the flags.
-            message, sent, _, _ = self._control.recvmsg(1, socket.CMSG_LEN(REQUEST_FDS * INT_BYTES), flags)
-        except BlockingIOError:
-            if not is_ready(self._owner):
-                return
-            message, sent = b"", []
-        except ConnectionError:
-            message, sent = b"", []
-        if not message:  # the owner has ended
-            self._serving = False
+        fds = receive_fds(self._control)
+        if fds is None and not is_ready(self._owner):
             return
-        self._start_watcher([number for _, _, data in sent for number in memoryview(data).cast("i")])
+        if not fds:  # the owner has ended
+            self._serving = False
+            for watcher in self._watchers.keys() - self._held.keys():
+                self._watchers[watcher].close()  # which ends it
+            return
+        idle = next(iter(self._watchers.keys() - self._held.keys()), None)
+        watcher = self._start_watcher(fds) if idle is None else idle
+        with contextlib.suppress(OSError):  # it was killed: `_take_over` handles that
+            socket.send_fds(self._watchers[watcher], [b"1"], fds)
+        request, channel, writing, reading, *lock = fds
+        for fd in (request, writing, reading):
+            os.close(fd)
+        self._held[watcher] = [channel, *lock]
 
-    def _start_watcher(self, fds: list[int]) -> None:
-        keeper = os.getpid()
+    def _start_watcher(self, fds: list[int]) -> int:
+        """Fork a watcher, which gets none of these descriptors yet; returns its PID."""
+        keeper, (control, watcher_control) = os.getpid(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         watcher = os.fork()
         if watcher:
-            request, channel, writing, reading, *lock = fds
-            for fd in (request, writing, reading):
-                os.close(fd)
-            self._watchers[watcher] = [channel, *lock]
-            return
+            watcher_control.close()
+            self._watchers[watcher] = control
+            return watcher
         status = 1
         try:
-            self._control.close()
-            for others in self._watchers.values():
-                for fd in others:
-                    os.close(fd)
-            Watcher(fds, owner=self._owner, keeper=keeper).run()
+            for each in (self._control, control, *self._watchers.values()):
+                each.close()
+            for fd in (*fds, *(fd for held in self._held.values() for fd in held)):
+                os.close(fd)
+            watch_programs(watcher_control, owner=self._owner, keeper=keeper)
             status = 0
         finally:
             os._exit(status)
 
-    def _take_over(self, fds: list[int], status: int) -> list[tuple[int, int]]:
+    def _take_over(self, watcher: int, status: int) -> list[tuple[int, int]]:
         """Handle the end of a watcher. If it was killed, kill its program; returns what else ended."""
         ended = []
+        self._watchers.pop(watcher).close()
         if status:
             ended = kill_descendants(spare=self._watchers)
-            send_message(fds[0], {"code": -signal.SIGKILL})
-        for fd in reversed(fds):  # the channel last: when it closes, the owner knows that everything is released
-            os.close(fd)
+        if held := self._held.pop(watcher, []):
+            send_message(held[0], {"code": -signal.SIGKILL})
+            close_all(held)
         return ended
+
+    def _release(self, watcher: int) -> None:
+        """Release what was held for a program that has ended, and keep its watcher for the next one."""
+        if not self._watchers[watcher].recv(1):  # it was killed: `_take_over` handles that
+            return
+        close_all(self._held.pop(watcher))
+        if not self._serving:
+            self._watchers[watcher].close()
+
+
+def watch_programs(control: socket.socket, *, owner: int, keeper: int) -> None:
+    """Watch one program after another, as the keeper sends them."""
+    signals = Signals()
+    os.setsid()
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(PR_SET_PDEATHSIG, KEEPER_DIED)
+    if os.getppid() != keeper:
+        signals.seen.add(KEEPER_DIED)
+    waiting = select.poll()
+    for fd in (signals.fd, control.fileno()):
+        waiting.register(fd, select.POLLIN)
+    while KEEPER_DIED not in signals.seen:
+        waiting.poll()
+        signals.drain()
+        fds = receive_fds(control)
+        if fds is None:
+            continue
+        if not fds:
+            return
+        signals.seen.difference_update(RECORDED)  # they ended an earlier program
+        Watcher(fds, owner=owner, signals=signals).run()
+        with contextlib.suppress(OSError):  # the keeper has died
+            control.send(b"1")
 
 
 class Watcher:
     """Starts one program, ends all its processes, and reports the exit code to the owner."""
 
-    def __init__(self, fds: list[int], *, owner: int, keeper: int) -> None:
+    def __init__(self, fds: list[int], *, owner: int, signals: Signals) -> None:
         request, self._channel, self._output_writing, self._output_reading, *self._lock = fds
-        self._owner, self._signals = owner, Signals()
-        with open(request, "rb", closefd=False) as file:
+        self._owner, self._signals = owner, signals
+        with open(request, "rb") as file:
             self._request = json.load(file)
-        os.setsid()
-        _prctl(PR_SET_CHILD_SUBREAPER, 1)
-        _prctl(PR_SET_PDEATHSIG, KEEPER_DIED)
-        if os.getppid() != keeper:
-            self._signals.seen.add(KEEPER_DIED)
         self._ending = False
         self._kill_at = float("inf")  # on the monotonic clock
         self._leftovers_at = float("inf")  # when to end what the program left behind, on the monotonic clock
@@ -150,8 +184,11 @@ class Watcher:
     def run(self) -> None:
         """Start the program and watch it until none of its processes is left."""
         program = self._start()
-        if program is None:
-            return
+        if program is not None:
+            self._watch(program)
+        close_all([self._channel, *self._lock, self._alarm[1], self._output_reading])
+
+    def _watch(self, program: int) -> None:
         send_message(self._channel, {"started": program, "guards": [os.getppid(), os.getpid()]})
         code = None
         while True:
@@ -248,7 +285,12 @@ class Watcher:
     def _start(self) -> int | None:
         """Start the program; returns its PID, or None if it cannot be started, which is reported to the owner."""
         failed, fails = os.pipe()
-        self._alarm = os.pipe()  # see `_exec`
+        # The program holds the first end of this pipe, and the watcher alone the other one. When the watcher dies, the
+        # kernel kills the program's process group.
+        self._alarm = os.pipe()
+        fcntl.fcntl(self._alarm[0], fcntl.F_SETSIG, signal.SIGKILL)
+        for fd in (self._alarm[0], *self._lock):
+            os.set_inheritable(fd, True)
         watcher, program = os.getpid(), os.fork()
         if not program:
             try:
@@ -269,25 +311,39 @@ class Watcher:
         return program
 
     def _exec(self, watcher: int) -> None:
+        """Become the program. Little is done here: what a forked Python touches must be copied, page by page."""
         os.setsid()
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        # The watcher alone holds the other end of this pipe. When it dies, the kernel kills the process group.
         fcntl.fcntl(self._alarm[0], fcntl.F_SETOWN, -os.getpid())
-        fcntl.fcntl(self._alarm[0], fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(self._alarm[0], fcntl.F_SETFL, os.O_ASYNC)
         if os.getppid() != watcher:
             os._exit(127)
-        for fd in (self._alarm[0], *self._lock):
-            os.set_inheritable(fd, True)
-        for number in RESET_IN_PROGRAM:
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.chdir(self._request["cwd"])
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for fd, standard in ((nothing, 0), (self._output_writing, 1), (self._output_writing, 2)):
-            os.dup2(fd, standard)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.dup2(self._output_writing, 1)  # standard input is /dev/null, as of the guard
+        os.dup2(self._output_writing, 2)
         command = self._request["command"]
         os.execvpe(command[0], command, self._request["environment"])
+
+
+def receive_fds(control: socket.socket) -> list[int] | None:
+    """The descriptors that were sent; none if the other end is closed, None if nothing was sent."""
+    try:
+        flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+        # Not `recv_fds`: before Python 3.12 it leaves out the flags.
+        _, sent, _, _ = control.recvmsg(1, socket.CMSG_LEN(REQUEST_FDS * INT_BYTES), flags)
+    except BlockingIOError:
+        return None
+    except ConnectionError:
+        return []
+    return [number for _, _, data in sent for number in memoryview(data).cast("i")]
+
+
+def close_all(fds: list[int]) -> None:
+    """Close descriptors. The channel, which is first, is last: then the owner knows that all are closed."""
+    for fd in reversed(fds):
+        if fd >= 0:
+            os.close(fd)
 
 
 def send_message(channel: int, message: dict[str, object]) -> None:

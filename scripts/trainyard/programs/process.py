@@ -74,10 +74,9 @@ class ProcessGuard:
         request |= {"log": str(log.absolute())} if log else {}
         channel, guard_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reading, writing = os.pipe()
-        with guard_channel, os.fdopen(os.memfd_create("request"), "w+") as file, os.fdopen(writing, "wb"):
-            json.dump(request, file)
-            file.flush()
-            os.lseek(file.fileno(), 0, os.SEEK_SET)
+        with guard_channel, os.fdopen(os.memfd_create("request"), "wb+") as file, os.fdopen(writing, "wb"):
+            file.write(json.dumps(request).encode())
+            file.seek(0)  # writes its buffer first
             lock = [claim.fd] if claim and claim.fd is not None else []
             self._send([file.fileno(), guard_channel.fileno(), writing, reading, *lock])
         process = GuardedProcess(channel, os.fdopen(reading, "rb"), tree)

@@ -150,6 +150,35 @@ def test_an_owner_whose_guards_were_killed_can_start_the_next_program(folder):
         process.stdout.close()
 
 
+def test_one_watcher_serves_programs_one_after_another_with_nothing_left_of_the_last(folder):
+    """Neither its descriptors, nor a signal that it was ended by; one that was killed between two is replaced."""
+    guard, seen = ProcessGuard(), []
+
+    def run(*line):
+        process = guard.start(line, cwd=str(folder), environment=os.environ, grace_seconds=PATIENCE)
+        watcher = psutil.Process(process.guards[1])
+        if line[-1] == "wait":
+            process.stdout.read(1)
+            watcher.send_signal(signal.SIGTERM)
+            process.end(0.0)
+        output, code = process.stdout.read(), process.wait(PATIENCE)
+        process.stdout.close()
+        seen.append((watcher.pid, watcher.num_fds()))
+        return code, output
+
+    assert run("/bin/sh", "-c", "exit 3")[0] == 3
+    assert run("/bin/sh", "-c", "echo up; sleep 600", "wait")[0] == -signal.SIGKILL
+    # What it leaves behind has the grace period if the job ends, and is killed at once if not.
+    assert run("/bin/sh", "-c", "(trap 'echo saved' TERM; sleep 600 & wait) >/dev/null & exit 4")[0] == 4
+    with pytest.raises(FileNotFoundError):
+        run("no-such-program")
+    assert run("/bin/sh", "-c", "exit 5")[0] == 5
+    assert len(set(seen)) == 1
+    psutil.Process(seen[0][0]).kill()
+    assert run("/bin/sh", "-c", "exit 6")[0] == 6
+    assert seen[-1][0] != seen[0][0]
+
+
 def test_the_error_of_a_second_attempt_names_the_process_in_its_folder(folder, running):
     with pytest.raises(LockHeldError) as error, claim_folder(folder, owner="trial t1", grace_seconds=-CLAIM_SECONDS):
         pass
