@@ -164,7 +164,7 @@ class OutcomeHandler:
         is_stopped = end.status is TrialStatus.STOPPED
         is_diverged = end.status is TrialStatus.DIVERGED
         if reason := end.error if is_diverged else find_divergence(end.metrics, self._monitored):
-            early = {"early": slot.stop_reason} if is_stopped else {}
+            early: dict[str, Any] = {"early": slot.stop_reason} if is_stopped else {}
             self._recorder.record_end(slot, TrialStatus.DIVERGED, error=reason, **early, **fields)
             if self._rule:
                 self._rule.diverged(task.trial)

@@ -1,8 +1,10 @@
 """The queue of waiting trials, which selects the next trial for a slot."""
 
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from trainyard.packing.failure_policy import FailurePolicy, Place
 from trainyard.packing.time_limits import TimeLimits
@@ -10,6 +12,7 @@ from trainyard.planning.task import Task, TaskSource
 
 # Expected and minimum seconds of trials, from the seconds of finished ones.
 Predict = Callable[[list[str], dict[str, float]], list[tuple[float, float]]]
+PREDICT_FRACTION: Final = 0.02  # of the time, at most: the slots of short trials would wait for predictions
 
 
 class TrialQueue:
@@ -22,7 +25,8 @@ class TrialQueue:
         self._tasks: deque[Task] = deque()
         self._attempts: Counter[str] = Counter()  # of this run, by trial
         self._finished: dict[str, float] = {}  # seconds, by trial
-        self._predict_at = 1  # number of finished trials at which the order is updated next
+        self._predict_at = 1  # number of finished trials at which the order is updated next,
+        self._predict_after = 0.0  # but not before this time, on the monotonic clock
         self.longest_seconds = 0.0  # of all finished trials
         self.is_closed = False  # whether no trial starts any more
 
@@ -76,7 +80,10 @@ class TrialQueue:
 
     def update_order(self) -> None:
         """Predict and sort the waiting trials, longest first, each time a quarter more trials have finished."""
+        began = time.monotonic()
         if self._predict is None or len(self._finished) < self._predict_at or not self._tasks:
+            return
+        if began < self._predict_after:
             return
         self._predict_at = len(self._finished) + 1 + len(self._finished) // 4
         predicted = self._predict([task.trial for task in self._tasks], self._finished)
@@ -86,3 +93,4 @@ class TrialQueue:
         ]
         tasks.sort(key=lambda task: (self._attempts[task.trial], -(task.expected_seconds or 0.0)))
         self._tasks = deque(tasks)
+        self._predict_after = began + (time.monotonic() - began) / PREDICT_FRACTION

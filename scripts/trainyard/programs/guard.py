@@ -382,7 +382,7 @@ def has_children() -> bool:
     return True
 
 
-def kill_descendants(spare: "dict[int, list[int]] | None" = None) -> list[tuple[int, int]]:
+def kill_descendants(spare: "dict[int, socket.socket] | None" = None) -> list[tuple[int, int]]:
     """Kill all descendants but these children and theirs; returns PID and wait status of the children that ended."""
     ended: list[tuple[int, int]] = []
     pause = 0.001
@@ -395,7 +395,7 @@ def kill_descendants(spare: "dict[int, list[int]] | None" = None) -> list[tuple[
     return ended
 
 
-def find_descendants(spare: "dict[int, list[int]] | None" = None) -> list[int]:
+def find_descendants(spare: "dict[int, socket.socket] | None" = None) -> list[int]:
     """The PIDs of all processes below this one, but the ones to `spare` and those below them."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):

@@ -7,7 +7,7 @@ from trainyard.cluster.slurm_allocation import DEADLINE_MARGIN_SECONDS, Allocati
 from trainyard.config.user_programs import UserProgram
 from trainyard.packing.failure_policy import FailurePolicy, Place, TrialFailure
 from trainyard.packing.time_limits import OVERDUE_SECONDS, WORTHWHILE_SECONDS, TimeLimits
-from trainyard.packing.trial_queue import TrialQueue
+from trainyard.packing.trial_queue import PREDICT_FRACTION, TrialQueue
 from trainyard.planning.task import Task
 
 HERE, THERE = Place("n1", "0", 0), Place("n2", "0", 1)
@@ -100,6 +100,25 @@ def test_the_order_follows_new_predictions_with_retries_last():
     queue.note_finished("x", 5.0)
     queue.update_order()
     assert drain(queue) == ["b", "a", "retried"]
+
+
+def test_the_slots_of_short_trials_do_not_wait_for_predictions(monkeypatch):
+    """Here, one takes 20 ms."""
+    now, predicted_at = [100.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def predict(names, finished):
+        predicted_at.append(len(finished))
+        now[0] += 0.02
+        return [(1.0, 0.0)] * len(names)
+
+    queue = queue_of(task("a"), predict=predict)
+    for number in range(100):
+        queue.note_finished(str(number), 0.05)
+        queue.update_order()
+        now[0] += 0.05
+    assert predicted_at[0] == 1
+    assert 3 <= len(predicted_at) <= 1 + (now[0] - 100.0) * PREDICT_FRACTION / 0.02
 
 
 def test_a_worker_is_killed_some_time_after_it_should_have_ended_a_command():
