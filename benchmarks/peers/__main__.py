@@ -45,6 +45,9 @@ def main() -> int:
     if not arguments.table:
         _run_missing(arguments, chosen_works, _installed(chosen_peers))
     runs = read_runs(arguments.out)
+    if not runs:
+        print(f"no runs in {arguments.out / FILE}")
+        return 1
     if arguments.quick or arguments.works or arguments.peers:
         print(*results(every_work, runs, every_peer, scale=arguments.scale), sep="\n")
     else:

@@ -31,6 +31,7 @@ class Column:
 
 COMMON = (
     Column("seconds", "submit to finish (s)"),
+    Column("over_seconds", "until all is over (s)"),
     Column("over_bound", "makespan / bound", digits=2),
     Column("gpu_seconds", "GPU-seconds allocated", digits=0),
     Column("idle_fraction", "idle (%)", factor=100, digits=0),

@@ -23,6 +23,7 @@ PEERS = [
         resume=(RUN,),
         causes={
             "seconds": STARTS,
+            "over_seconds": "Snakemake sees that a job has ended when it asks Slurm the next time, then writes tables",
             "first_seconds": f"{STARTS}; and it waits for two GPUs on each of two nodes",
             "gpu_seconds": HOLDS,
             "extra_gpu_seconds": HOLDS,

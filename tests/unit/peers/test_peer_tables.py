@@ -3,7 +3,7 @@
 import pytest
 from peers.participants import NOT_WRITTEN_BY_USERS, fill_in, participants
 from peers.records import over_limit_before
-from peers.tables import Column, not_first, results, within_noise, work_table, write_page
+from peers.tables import PAGE, Column, not_first, results, within_noise, work_table, write_page
 from peers.works import works
 
 PEERS = participants()
@@ -87,3 +87,9 @@ def test_participants_say_what_they_do(name):
             assert fill_in((*peer.submit, *peer.resume), work)
             assert peer.files(work), "what a user writes is in a file"
             assert not {path.name for path in peer.files(work)} & NOT_WRITTEN_BY_USERS
+
+
+def test_the_page_lists_all_participants():
+    page = PAGE.read_text()
+    missing = [peer.title for peer in PEERS.values() if f"| {peer.title} |" not in page]
+    assert not missing, "make bench-peers ARGS=--table writes the page"
