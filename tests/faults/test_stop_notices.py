@@ -1,13 +1,20 @@
 """At SIGTERM, trainings and trials save their state within a step, and the next run goes on from there."""
 
+import os
+import shutil
 import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
-from yard import TINY, Yard
+from yard import TINY, Yard, alive
 
 # A model that writes a line per step and rank. From step `waits_at` on, each step waits for a file `go`, or until this
 # process has been told to stop.
@@ -49,6 +56,15 @@ def gated(yard: Yard) -> Yard:
     return yard
 
 
+@pytest.fixture
+def temporary(yard: Yard) -> Iterator[Path]:
+    """The folder for temporary files of the yard; its path is short enough for Ray's sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="t-"))
+    yard.environment["TMPDIR"] = str(folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
 def scale_config(scale: str, *, waits_at: int, batch: int) -> dict:
     train = {**TRAIN, "batch_size": batch, "model_args": {"waits_at": waits_at}}
     return {**TINY, "scaling": {"s": {"dataset": "tiny", "train": train, "scales": [scale]}}}
@@ -64,7 +80,25 @@ def history(yard: Yard, scale: str) -> list[dict]:
     return table.drop(columns=list(NOISE)).to_dict("records")
 
 
-def test_a_training_stops_within_a_step_and_resumes_bit_identically(gated):
+def signal_group(process: subprocess.Popen, number: int) -> None:
+    os.killpg(process.pid, number)
+
+
+def signal_twice(process: subprocess.Popen, number: int) -> None:
+    for _ in range(2):
+        process.send_signal(number)
+
+
+ENDINGS = {
+    "preemption": (signal_twice, signal.SIGTERM),
+    "timeout": (signal_group, signal.SIGTERM),  # the program of this name, and CI systems
+    "Ctrl-C": (signal_group, signal.SIGINT),
+    "closed terminal": (signal_group, signal.SIGHUP),
+}
+
+
+@pytest.mark.parametrize("ending", ["preemption", "closed terminal"])
+def test_a_training_stops_within_a_step_and_resumes_bit_identically(gated, ending):
     """The signal arrives in the middle of the second epoch."""
     scale = "1x2"
     gated.write(scale_config(scale, waits_at=12, batch=4))
@@ -72,7 +106,8 @@ def test_a_training_stops_within_a_step_and_resumes_bit_identically(gated):
     command = gated.script("train", "--study", "s", "--scale", scale)
     first = gated.start(*command)
     wait_until(lambda: steps_of(gated) == 12, what="twelve steps", while_running=first)
-    first.send_signal(signal.SIGTERM)
+    send, number = ENDINGS[ending]
+    send(first, number)
     output, _ = first.communicate(timeout=PATIENCE_SECONDS)
     assert first.returncode == 1, output
     assert "stopped by a signal, in epoch 2 of 3, after step 4 of 8" in output
@@ -137,12 +172,25 @@ SWEEPS = {
 }
 
 
+def journal_file(yard: Yard, name: str) -> Path:
+    return yard.results / f"sweeps/{name}/journal.jsonl"
+
+
 def tries(yard: Yard, name: str):
-    return fold_attempts(read_journal(yard.results / f"sweeps/{name}/journal.jsonl"))
+    return fold_attempts(read_journal(journal_file(yard, name)))
 
 
-@pytest.mark.parametrize("kind", SWEEPS)
-def test_a_trial_saves_its_state_at_sigterm_and_resumes_from_it(gated, kind):
+@pytest.mark.parametrize(
+    ("kind", "ending"),
+    [
+        *(("command", ending) for ending in ENDINGS),
+        ("training", "preemption"),
+        ("training", "timeout"),
+        ("function", "preemption"),
+        ("function", "Ctrl-C"),
+    ],
+)
+def test_a_trial_saves_its_state_when_it_is_told_to_end_and_resumes_from_it(gated, temporary, kind, ending):
     """In the middle of its third epoch, a training in that of its second."""
     (gated.folder / "programs.py").write_text(PROGRAMS)
     gated.write({**TINY, "sweeps": {kind: SWEEPS[kind]}})
@@ -157,12 +205,15 @@ def test_a_trial_saves_its_state_at_sigterm_and_resumes_from_it(gated, kind):
     }
     first = gated.start(*command)
     wait_until(in_epoch[kind], what="the trial to be in an epoch", while_running=first)
-    for _ in range(2):  # Slurm sends it twice
-        first.send_signal(signal.SIGTERM)
+    family = psutil.Process(first.pid).children(recursive=True)
+    send, number = ENDINGS[ending]
+    send(first, number)
     output, _ = first.communicate(timeout=PATIENCE_SECONDS)
     assert first.returncode == 130, output
     assert "Traceback" not in output
     assert [each.outcome for each in tries(gated, kind)] == ["interrupted"]
+    assert list(temporary.iterdir()) == []
+    wait_until(lambda: not alive(family), what="all processes to end")
     (gated.folder / "go").touch()
     gated.run(*command)
     assert [each.outcome for each in tries(gated, kind)] == ["interrupted", "finished"]
@@ -173,6 +224,65 @@ def test_a_trial_saves_its_state_at_sigterm_and_resumes_from_it(gated, kind):
     else:
         assert epochs.read_text().split() == list("12345"), "no epoch is repeated"
         assert tries(gated, kind)[-1].metrics["loss"] == 1 / 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_snakemake_and_its_sweep_end_and_continue_together(gated, number):
+    """`timeout` and Ctrl-C send the signal to both."""
+    (gated.folder / "programs.py").write_text(PROGRAMS)
+    gated.write({"sweeps": {"command": SWEEPS["command"]}})
+    command, epochs = gated.snakemake_command("--", "sweeps"), gated.folder / "command-epochs"
+    first = gated.start(*command)
+    wait_until(lambda: epochs.exists() and epochs.read_text().endswith("3\n"), what="an epoch", while_running=first)
+    family = psutil.Process(first.pid).children(recursive=True)
+    signal_group(first, number)
+    output, _ = first.communicate(timeout=PATIENCE_SECONDS)
+    assert first.returncode == 1, output
+    wait_until(lambda: not alive(family), what="all processes to end")
+    assert [each.outcome for each in tries(gated, "command")] == ["interrupted"], output
+    gated.run(*command)
+    assert [each.outcome for each in tries(gated, "command")] == ["interrupted", "finished"]
+    assert epochs.read_text().split() == list("12345"), "no epoch is repeated"
+
+
+STARTING: dict[str, Callable[[Yard, Path, psutil.Process], bool]] = {
+    "before Ray": lambda yard, temporary, driver: any(temporary.glob("ty-ray-*")),
+    "with Ray's head": lambda yard, temporary, driver: "gcs_server" in names_below(driver),
+    "with Ray's raylet": lambda yard, temporary, driver: "raylet" in names_below(driver),
+    "after Ray": lambda yard, temporary, driver: "ray_up" in journal_file(yard, "s").read_text(),
+}
+
+
+def names_below(process: psutil.Process) -> set[str]:
+    return {each.name() for each in process.children(recursive=True)}
+
+
+@pytest.mark.parametrize(
+    ("when", "number"),
+    [
+        ("before Ray", signal.SIGTERM),
+        ("with Ray's head", signal.SIGTERM),
+        ("with Ray's head", signal.SIGINT),
+        ("with Ray's raylet", signal.SIGTERM),
+        ("with Ray's raylet", signal.SIGINT),
+        ("after Ray", signal.SIGHUP),
+    ],
+)
+def test_a_sweep_that_is_told_to_end_while_it_starts_leaves_nothing(yard, temporary, when, number):
+    (yard.folder / "programs.py").write_text(PROGRAMS)
+    yard.write({"sweeps": {"s": SWEEPS["function"]}})
+    started = yard.start(*yard.script("sweep", "--sweep", "s"))
+    driver = psutil.Process(started.pid)
+    wait_until(journal_file(yard, "s").exists, what="the journal", while_running=started)
+    wait_until(lambda: STARTING[when](yard, temporary, driver), what=when, while_running=started)
+    family = driver.children(recursive=True)
+    signal_group(started, number)
+    output, _ = started.communicate(timeout=PATIENCE_SECONDS)
+    assert started.returncode == 130, output
+    assert "Traceback" not in output
+    assert [each.outcome for each in tries(yard, "s")] in ([], ["interrupted"])
+    wait_until(lambda: not alive(family), what="all processes to end")
+    wait_until(lambda: list(temporary.iterdir()) == [], what="all files to be removed")
 
 
 def test_a_command_that_is_ended_after_its_last_epoch_has_a_result(gated):

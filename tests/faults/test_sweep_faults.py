@@ -15,7 +15,7 @@ from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import decode_all, read_journal
 from trainyard.utils.jsonl import read_events
-from yard import PLACE_IN_ORDER, TINY, Yard
+from yard import PLACE_IN_ORDER, TINY, Yard, alive
 
 # A model that injects a fault into the worker, which calls `build` once per attempt.
 TROUBLE = """
@@ -106,10 +106,6 @@ def table(yard, name="trials"):
 
 def descendants(pid):
     return psutil.Process(pid).children(recursive=True)
-
-
-def alive(processes):
-    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 # Faults in a trial: its options, the outcomes of its attempts, and the error of the first one.

@@ -16,6 +16,7 @@ from trainyard.cluster import job_step, slurm_allocation, slurm_queries
 from trainyard.cluster.ranks import is_rank
 from trainyard.config.config import Config
 from trainyard.utils.errors import UserError, storage_error
+from trainyard.utils.stop_notice import interrupt_at_notice
 from trainyard.utils.typed_commands import as_typed, own_program, snakemake_call
 
 
@@ -41,12 +42,14 @@ def run_program(
     """Run `main` and exit with its return value or 0; with 1 after an error, with 130 after an interrupt.
 
     SIGINT interrupts it even if the parent process ignores SIGINT, as a script does for `program &`. With
-    `stops_at_signals`, a program in a Slurm job becomes a step of its own if Slurm's signals would not reach it.
+    `stops_at_signals`, the other signals that end a job do so, too, and a program in a Slurm job becomes a step of its
+    own if Slurm's signals would not reach it.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     set_up_logging(arguments.log_file)
     if stops_at_signals and not is_rank():
         job_step.become_task()
+        interrupt_at_notice()
     code = _exit_code(main, arguments)
     _flush_output()
     if is_rank():

@@ -95,7 +95,7 @@ def _start(running: contextlib.ExitStack) -> str:
     running.enter_context(_guard(folder))
     output = folder / "start.log"  # a file, because the daemon may keep its output open
     try:
-        with open(output, "w") as file, job_step.shielded_from_the_end():
+        with open(output, "w") as file, job_step.shielded_children():
             subprocess.run([CONTROL, "-d"], stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=START_SECONDS,
                            check=True)  # fmt: skip
         probe = [sys.executable, "-c", PROBE]

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -78,20 +78,14 @@ def _parent() -> str:
 
 @contextmanager
 def shielded_children() -> Iterator[None]:
-    """Processes that are started in the block do not get the signals that end a job, nor do their descendants.
+    """Processes that are started in the block do not get the signals that end a program, nor do their descendants.
 
-    They inherit that these signals are blocked, and end with the process that started them.
+    Slurm may send these to all processes of a job, and a terminal, `timeout` and CI systems send them to all processes
+    of a group. What trials need, such as Ray, must not end before they have saved their state. They inherit that these
+    signals are blocked, and are ended by SIGKILL.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def shielded_from_the_end() -> AbstractContextManager[None]:
-    """In the block, processes start with the signals blocked that end a job, if Slurm sends these to all its processes.
-
-    Otherwise what trials need, such as Ray, would end before they have saved their state. It is ended by SIGKILL.
-    """
-    return shielded_children() if signals_reach_all_processes() else nullcontext()

@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import secrets
+import signal
 import subprocess
 import threading
 import time
@@ -17,7 +18,7 @@ import psutil
 
 from trainyard.cluster import held_folders, job_step
 from trainyard.utils.environment import environment_variables
-from trainyard.utils.fast_start import trimmed_ray_init
+from trainyard.utils.fast_start import trimmed_ray_init, trimmed_ray_shutdown
 
 # A Unix socket path has at most 107 characters; "/r/session_<date>_<time>_<pid>/sockets/plasma_store" takes 66.
 LONGEST_DIRECTORY: Final = 38
@@ -39,6 +40,8 @@ ENVIRONMENT: Final[Mapping[str, str | None]] = {  # None: must not be set
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # Otherwise Ray kills the guards of users' programs, whose parents have ended.
     "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "0",
+    # While Ray starts, its handler of SIGTERM would wait for the raylet to end by itself.
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     # The future default of Ray, which warns on stderr when it is unset.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
@@ -73,8 +76,13 @@ def local_ray(*, gpus: int, cpus: int, address: str | None = None, cleanup: Sequ
         with _timed(into=seconds, name="import_ray_seconds"):
             import ray
         stack.callback(_end_starting_workers, directory)
-        stack.callback(ray.shutdown)
-        with _timed(into=seconds, name="ray_init_seconds"), trimmed_ray_init(), job_step.shielded_from_the_end():
+        stack.callback(_shut_down)
+        with (
+            _timed(into=seconds, name="ray_init_seconds"),
+            trimmed_ray_init(),
+            job_step.shielded_children(),
+            _handler_of_sigterm_kept(),
+        ):
             ray.init(
                 address="local",  # otherwise it may connect to a cluster that an earlier job left behind
                 num_gpus=gpus,
@@ -89,6 +97,31 @@ def local_ray(*, gpus: int, cpus: int, address: str | None = None, cleanup: Sequ
             )
         register()
         yield LocalRay(directory=directory, startup_seconds=seconds)
+
+
+@contextlib.contextmanager
+def _handler_of_sigterm_kept() -> Iterator[None]:
+    """Keep the handler of SIGTERM while Ray starts, which replaces it by one that exits.
+
+    The signal may come meanwhile although this thread blocks it, since other threads do not.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit:
+        if callable(before):
+            before(signal.SIGTERM, None)
+        raise
+    finally:
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # as after a notice
+            signal.signal(signal.SIGTERM, before)
+
+
+def _shut_down() -> None:
+    import ray
+
+    with trimmed_ray_shutdown():
+        ray.shutdown()
 
 
 @contextlib.contextmanager

@@ -39,7 +39,6 @@ from trainyard.planning.task import Task, TaskSource
 from trainyard.programs.command import failed_by_itself
 from trainyard.programs.environment import RECORD, find_interpreter, record_environment
 from trainyard.utils.environment import environment_variables
-from trainyard.utils.stop_notice import interrupt_at_notice
 from trainyard.utils.text import count_of
 
 if TYPE_CHECKING:  # it imports Ray
@@ -118,7 +117,6 @@ def _run_pending(plan: Plan, journal: Journal, results: Path, config: Config) ->
         start_ray(slots, folder=folder, local=config.data.local, processes=counted) as cluster,
         view.show(),
     ):
-        interrupt_at_notice()  # after Ray has started, whose own handler of SIGTERM skips the clean-up
         journal.record(RayUp(spent=cluster.startup_seconds))
         _run_trials(plan, journal, flops, _worker_setup(plan, results, config.data), view)
 

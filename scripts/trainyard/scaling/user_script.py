@@ -32,6 +32,7 @@ from trainyard.scaling.launchers import check_allocation, script_command
 from trainyard.scaling.reported_rows import ReportedRows
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import atomic_write, digest_of, hold_lock, write_json
+from trainyard.utils.stop_notice import NOTICES
 from trainyard.utils.text import count_of
 
 OUTPUT_TIMEOUT_SECONDS: Final = 1.0
@@ -223,7 +224,7 @@ class UserScript:
         except OSError as error:
             raise start_error(line[0], error) from None
         signalled = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (*NOTICES, signal.SIGINT):
             signal.signal(number, lambda number, frame: signalled.set())
         reason = ""
         lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()

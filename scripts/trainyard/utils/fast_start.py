@@ -114,6 +114,34 @@ def trimmed_ray_init() -> Iterator[None]:
         (services, "get_node", _polling_faster(services.get_node)),
         (services, "start_ray_process", _without_agents(services.start_ray_process)),
     ]
+    with _replaced(replacements):
+        yield
+
+
+@contextlib.contextmanager
+def trimmed_ray_shutdown() -> Iterator[None]:
+    """Within the block, Ray kills its processes at once: saves 2 s, since they do not react to SIGTERM.
+
+    `job_step.shielded_children` blocks it. Ray would wait for a second for each of its two daemons to end by itself.
+    """
+    import ray
+    from ray._private import node
+
+    if not is_enabled(ray):
+        yield
+        return
+    kill = node.Node.kill_all_processes
+
+    def kill_at_once(self: Any, check_alive: bool = True, allow_graceful: bool = False, wait: bool = False) -> None:
+        kill(self, check_alive=check_alive, wait=wait)
+
+    with _replaced([(node.Node, "kill_all_processes", kill_at_once)]):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(replacements: list[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
+    """Replace attributes during the block: pairs of owner and name, with their new values."""
     originals = [(owner, name, vars(owner)[name]) for owner, name, _ in replacements]
     for owner, name, replacement in replacements:
         setattr(owner, name, replacement)

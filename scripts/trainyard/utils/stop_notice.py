@@ -6,7 +6,9 @@ import signal
 from typing import Final, NoReturn
 
 # Slurm sends SIGTERM before SIGKILL; with sbatch's `--signal`, also a signal of the user's choice ahead of the end.
-NOTICES: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# A terminal that is closed sends SIGHUP, which `nohup` has ignored.
+_HANGUPS: Final = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+NOTICES: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, *_HANGUPS)
 
 
 class StopNotice:
