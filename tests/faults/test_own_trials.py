@@ -10,7 +10,7 @@ from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import decode_all, read_journal
 from trainyard.utils.jsonl import read_events
-from yard import Yard
+from yard import Yard, alive
 
 # Each trial takes a moment, so that one is running when the sweep is killed.
 FUNCTION = """
@@ -504,7 +504,10 @@ def test_no_process_of_a_command_outlives_a_killed_guard_worker_or_raylet(yard):
     process_of("ray::Worker", driver).kill()
     is_up(3)
     assert not holding(2)
-    process_of("raylet", driver).kill()
+    raylet, worker = process_of("raylet", driver), process_of("ray::Worker", driver)
+    raylet.kill()
+    wait_until(lambda: not raylet.is_running(), what="the raylet's process to be gone, not to remain as a zombie")
+    wait_until(lambda: not alive([worker]), what="the end of the worker")
     wait_until(lambda: not holding(3), what="the end of the third attempt")
     driver.kill()
     started.wait()

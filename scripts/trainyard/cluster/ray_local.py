@@ -96,6 +96,7 @@ def local_ray(*, gpus: int, cpus: int, address: str | None = None, cleanup: Sequ
                 _temp_dir=str(directory / "r"),
             )
         register()
+        _reap_raylet()
         yield LocalRay(directory=directory, startup_seconds=seconds)
 
 
@@ -115,6 +116,22 @@ def _handler_of_sigterm_kept() -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # as after a notice
             signal.signal(signal.SIGTERM, before)
+
+
+def _reap_raylet() -> None:
+    """Wait for the end of the raylet in a thread.
+
+    Workers end within a second of their raylet, and guards then end users' programs. Until somebody waits for a raylet
+    that was killed, its process remains (as a zombie), and the workers take it for alive.
+    """
+
+    def wait(pid: int) -> None:
+        with contextlib.suppress(ChildProcessError):  # Ray was faster
+            os.waitpid(pid, 0)
+
+    for child in psutil.Process().children():
+        if child.name() == "raylet":
+            threading.Thread(target=wait, args=(child.pid,), daemon=True).start()
 
 
 def _shut_down() -> None:
