@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 from trainyard.config.arguments import format_argument
@@ -14,14 +15,19 @@ from trainyard.config.arguments import format_argument
 # A GPU is checked each time this many different trials in a row have failed on it. Its slot is retired if the check
 # finds a fault, or if this many of these trials finished elsewhere. A trial that fails on two GPUs counts for neither.
 SLOT_FAILURES: Final = 3
-SAME_FAILURES: Final = 3  # different trials with the same failure, after which all trials are expected to fail
+# Different trials with the same failure, after which all trials are expected to fail: if their programs did not start,
+# and if they failed with any other error, which may depend on the values of these trials.
+SAME_FAILURES: Final = 3
+SAME_ERRORS: Final = 10
 QUICK_SECONDS: Final = 60.0  # a wrong command line or an import error fails within this time, even after torch
 USAGE_EXIT_CODE: Final = 2  # of argparse, click and most programs
 NOT_RUN_EXIT_CODES: Final = {126, 127}  # of a shell that cannot run a command, or does not find it
+SIGNAL_EXIT_CODES: Final = 128  # plus the number of a signal: of a shell whose command it ended
 # Unlike most errors, these do not depend on a trial's values.
 NOT_RUN: Final = re.compile(
     r"\b(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|command not found|No such file)\b"
 )
+ERROR_NUMBER: Final = re.compile(r"\[Errno \d+\] ")  # of Python's OSError; its digits are no value of a trial
 # These depend on the machine: the next trial may succeed.
 MACHINE_ERROR: Final = re.compile(r"out of memory|killed|process ended|CUDA error|No space left|shared object", re.I)
 
@@ -51,10 +57,10 @@ class TrialFailure:
     exit_code: int | None = None  # of a program
     values: Mapping[str, Any] = field(default_factory=dict)  # of the varied keys
 
-    @property
+    @cached_property
     def pattern(self) -> str:
         """The error with placeholders for the trial's name and values, to compare it between trials."""
-        kind, colon, words = self.error.partition(": ")
+        kind, colon, words = ERROR_NUMBER.sub("", self.error).partition(": ")
         for text, key in sorted(_texts(self.trial, self.values).items(), key=lambda item: -len(item[0])):
             words = re.sub(rf"(?<![\w.]){re.escape(text)}(?![\w.])", key, words)
         return kind + colon + words
@@ -66,9 +72,13 @@ class TrialFailure:
 
     @property
     def may_affect_all(self) -> bool:
-        """Whether all trials may fail in this way: the program rejects its command line or cannot start."""
-        if not self.is_quick or MACHINE_ERROR.search(self.error):
-            return False
+        """Whether all trials may fail in this way: it is not the machine that ended it."""
+        by_signal = (self.exit_code or 0) > SIGNAL_EXIT_CODES
+        return self.is_quick and not by_signal and not MACHINE_ERROR.search(self.error)
+
+    @property
+    def is_of_start(self) -> bool:
+        """Whether the program rejected its command line or could not start."""
         return self.exit_code in {USAGE_EXIT_CODE, *NOT_RUN_EXIT_CODES} or bool(NOT_RUN.search(self.error))
 
 
@@ -162,9 +172,9 @@ class FailurePolicy:
     def common_failure(self, places: Sequence[Place], running_seconds: Iterable[float]) -> TrialFailure | None:
         """The failure that all trials seem to share; None if there is none.
 
-        Several trials failed soon and in the same way, because the program rejected its command line or could not
-        start; on several nodes or GPUs, if the slots are in several `places`. No trial has succeeded, and none has run
-        longer (`running_seconds`). No value of the trials explains it.
+        Several trials failed soon and in the same way, on several nodes or GPUs, if the slots are in several `places`:
+        a few whose program rejected its command line or could not start, or more with another error. No trial has
+        succeeded, and none has run longer (`running_seconds`). No value of the trials explains it.
         """
         is_long = any(seconds > QUICK_SECONDS for seconds in running_seconds)
         if self._ignores_common_failures or self._has_succeeded or is_long:
@@ -173,7 +183,8 @@ class FailurePolicy:
         for failure in (each for tries in self._failures.values() for each in tries if each.may_affect_all):
             by_pattern[failure.pattern].append(failure)
         for same in by_pattern.values():
-            enough = len({each.trial for each in same}) >= SAME_FAILURES and _is_independent_of_values(same)
+            needed = SAME_FAILURES if same[0].is_of_start else SAME_ERRORS
+            enough = len({each.trial for each in same}) >= needed and _is_independent_of_values(same)
             if enough and _is_spread([each.place for each in same], places):
                 return same[-1]
         return None
@@ -192,12 +203,16 @@ def _is_independent_of_values(same: Sequence[TrialFailure]) -> bool:
     """Whether failures with the same pattern are not caused by values that other trials may not have.
 
     A missing file or module may be named by a value. A usage error often shows the values beside the wrong option:
-    then it must have occurred with several values of each key.
+    then it must have occurred with several values of each key. Another error must have occurred with several values of
+    all keys.
     """
-    named = {key for key in same[0].values if f"{{{key}}}" in same[0].pattern}
+    first = same[0]
+    keys = {key for key in first.values if f"{{{key}}}" in first.pattern}
     if any(each.exit_code != USAGE_EXIT_CODE for each in same):
-        return not named
-    return all(len({str(each.values.get(key)) for each in same}) > 1 for key in named)
+        if keys or first.is_of_start:
+            return not keys
+        keys = set(first.values)
+    return all(len({str(each.values.get(key)) for each in same}) > 1 for key in keys)
 
 
 def _is_spread(failed: Sequence[Place], places: Sequence[Place]) -> bool:

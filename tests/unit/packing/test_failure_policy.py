@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from trainyard.packing.failure_policy import QUICK_SECONDS, FailurePolicy, Place, TrialFailure
+from trainyard.packing.failure_policy import QUICK_SECONDS, SAME_ERRORS, FailurePolicy, Place, TrialFailure
 
 HERE, BESIDE = Place("n1", "0", 0), Place("n1", "1", 1)
 THERE = Place("n2", "0", 2)
@@ -155,6 +155,34 @@ def test_a_usage_error_that_names_a_value_affects_all_only_if_it_occurs_with_sev
         error = f"exit code 2: error: invalid choice: '{value}'"
         policy.record_failure(TrialFailure(f"t{number}", place, error, 1.0, 2, values={"opt": value, "seed": number}))
     assert policy.common_failure([HERE, BESIDE], [])
+
+
+def test_the_number_of_a_system_error_is_no_value_of_a_trial():
+    policy = FailurePolicy(retries=0)
+    for number, place in enumerate([HERE, BESIDE, HERE], start=1):
+        assert policy.common_failure([HERE, BESIDE], []) is None
+        error = "exit code 1: FileNotFoundError: [Errno 2] No such file or directory: 'bse.yaml'"
+        policy.record_failure(TrialFailure(f"t{number}", place, error, 1.0, 1, values={"seed": number}))
+    assert policy.common_failure([HERE, BESIDE], [])
+
+
+def values_that_fail(*, width, lr, error="exit code 1: bse.yaml does not exist", exit_code=1):
+    """Whether ten trials, with these values in turn, affect all others."""
+    policy = FailurePolicy(retries=1)
+    turns = zip(range(SAME_ERRORS), itertools.cycle([HERE, BESIDE]), itertools.cycle(width), itertools.cycle(lr))
+    for number, place, *values in turns:
+        assert policy.common_failure([HERE, BESIDE], []) is None, "too few"
+        of_trial = dict(zip(["width", "lr"], values, strict=True))
+        policy.record_failure(TrialFailure(f"t{number}", place, error, 1.0, exit_code, of_trial))
+    return policy.common_failure([HERE, BESIDE], []) is not None
+
+
+def test_the_same_error_of_many_trials_affects_all_if_it_occurs_with_several_values_of_each_key():
+    assert values_that_fail(width=[64, 96], lr=[0.1, 0.2, 0.3])
+    assert values_that_fail(width=[64, 96], lr=[0.1, 0.2, 0.3], error="KeyError: 'depth'", exit_code=None)
+    assert not values_that_fail(width=[64], lr=[0.1, 0.2, 0.3]), "other widths may succeed"
+    assert not values_that_fail(width=[64, 96], lr=[0.1, 0.2], error="exit code 1: too wide: 96"), "other errors"
+    assert not values_that_fail(width=[64, 96], lr=[0.1, 0.2], error="exit code 139: dumped", exit_code=139)
 
 
 def test_different_errors_do_not_affect_all_and_names_of_trials_are_ignored():
