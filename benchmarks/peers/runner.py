@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurm_cluster.client import UNFINISHED, Job
 from slurm_cluster.cluster import Cluster
 from slurm_cluster.hosts import job_environment
 from slurm_cluster.waiting import wait_until
@@ -25,7 +26,6 @@ CROWD = "crowd"  # the name of the jobs of others
 RESUMES = 3  # at most this often, a person types the commands again
 POLL_SECONDS = 0.1
 QUEUE_POLL_SECONDS = 1.0  # squeue takes the controller's time, and the CPUs'
-UNFINISHED = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")
 
 
 class OverLimit(Exception):
@@ -45,6 +45,7 @@ class Run:
     first_job: int = 0
     typed: int = 0  # commands of a person, after the submission
     submitted: float = 0.0
+    killed: float | None = None
     process: "subprocess.Popen[bytes] | None" = None
     notes: list[str] = field(default_factory=list)
 
@@ -53,17 +54,17 @@ class Run:
         self._prepare()
         with cluster_for(self.cluster, self.work, self.repeat):
             self.first_job = self._next_job()
-            kill, reason = None, ""
+            reason = ""
             try:
-                kill = self._do()
+                self._do()
             except OverLimit as error:
                 reason = str(error)
             finally:
                 over = time.time()
                 self._end()
-            found = columns(
-                self.work, self._log(), submitted=self.submitted, over=over, gpu_seconds=self._gpu_seconds(), kill=kill
-            )
+            gpu_seconds = self._gpu_seconds()
+            log, begun = self._log(), self.submitted
+            found = columns(self.work, log, submitted=begun, over=over, gpu_seconds=gpu_seconds, kill=self.killed)
         finished, trials = int(found["trials_finished"] or 0), len(self.work.seconds)
         if not reason and finished < trials:
             reason = "ended too early"
@@ -99,22 +100,20 @@ class Run:
         for file in self.peer.files(self.work):
             shutil.copy(file, self.folder)
 
-    def _do(self) -> float | None:
-        """Submit, kill and resume if that is the work, until all has ended; returns the time of the kill."""
+    def _do(self) -> None:
+        """Submit, kill and resume if that is the work, until all has ended."""
         self.submitted = time.time()
         self._type(self.peer.submit)
-        kill = None
         if self.work.has_trouble:
             first = self._wait_for(lambda: next(iter(attempts_of(self._log())), None), what="a first trial")
             self._wait_for(lambda: time.time() > first.start + self.work.bound_seconds / 2, what="half time")
-            kill = time.time()
+            self.killed = time.time()
             self._kill()
             self._resume()
         self._wait_until_over()
         while self.work.has_trouble and not self._is_complete() and self.typed < RESUMES * len(self.peer.resume):
             self._resume()
             self._wait_until_over()
-        return kill
 
     def _type(self, commands: tuple[str, ...]) -> None:
         """Start commands as a user on the login node does; their output goes to output.txt."""
@@ -144,6 +143,7 @@ class Run:
             self.cluster.run(["scancel", "--full", "--signal=KILL", *jobs], check=False)
             self.cluster.run(["scancel", *jobs], check=False)
         self._wait_for(lambda: not self._jobs_in_queue(), what="its jobs to end", poll_seconds=0.5)
+        self._kill_left_processes()
 
     def _kill_process(self) -> None:
         if self.process and self.process.poll() is None:
@@ -170,11 +170,15 @@ class Run:
         """Leave nothing of the run."""
         self._kill_process()
         self.cluster.cancel_all_jobs()
+        if left := self._kill_left_processes():
+            self.notes.append(f"left {left} processes on the hosts")
+
+    def _kill_left_processes(self) -> int:
+        """Kill what has left the process groups of its jobs, as cgroups do on most clusters; returns how many."""
         left = [process for processes in self.cluster.processes_left().values() for process in processes]
-        if left:
-            self.notes.append(f"left {len(left)} processes on the hosts")
         for process in left:
             process.signal(signal.SIGKILL)
+        return len(left)
 
     # What is known of a run
 
@@ -199,12 +203,15 @@ class Run:
         """GPU-seconds that Slurm allocated to the jobs of the run; sacct counts whole seconds of each job."""
         since = time.strftime("%FT%T", time.localtime(self.submitted - 1))
 
-        def jobs() -> list[Any]:
-            found = [job for job in self.cluster.jobs(since=since) if job.id >= self.first_job and job.name != CROWD]
-            return [None] if any(job.state in UNFINISHED for job in found) else [*found, None]
+        jobs: list[Job] = []
 
-        found = wait_until(jobs, what="the accounting", poll_seconds=0.5)
-        return float(sum(job.elapsed_seconds * int(job.allocated.get("gres/gpu", 0)) for job in found if job))
+        def have_ended() -> bool:
+            found = self.cluster.jobs(since=since)
+            jobs[:] = [job for job in found if job.id >= self.first_job and job.name != CROWD]
+            return not any(job.state in UNFINISHED for job in jobs)
+
+        wait_until(have_ended, what="the accounting", poll_seconds=0.5)
+        return float(sum(job.elapsed_seconds * int(job.allocated.get("gres/gpu", 0)) for job in jobs))
 
 
 @contextmanager
