@@ -1,8 +1,10 @@
 """The comparison with other ways to run trials: what a run of it measures, on the real Slurm."""
 
+import subprocess
+
 import pytest
 from peers.participants import participants
-from peers.runner import Run
+from peers.runner import ROOT, Run
 from peers.works import works
 
 PEERS = participants()
@@ -47,3 +49,23 @@ def test_a_run_over_its_limit_is_ended_and_says_so(cluster, shared_dir):
     run = Run(cluster, PEERS["sbatch"], WORKS["depth"], 1, shared_dir / "late", 0.001)
     assert "not over after 0 s" in run.measure()["reason"]
     assert set(cluster.host_states().values()) == {"idle"}
+
+
+@pytest.fixture(scope="session")
+def packages():
+    """The environment of the participants that are Python packages."""
+    subprocess.run(["make", "--no-print-directory", ".tools/peers/ready"], cwd=ROOT, check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("packages")
+@pytest.mark.parametrize("work", ["short", "trouble"])
+@pytest.mark.parametrize("peer", [peer.name for peer in PEERS.values() if peer.programs])
+def test_the_same_work_by_python_packages(cluster, shared_dir, peer, work):
+    result = measured(cluster, shared_dir, peer, work)
+    lines = [line.split() for line in (shared_dir / peer / "trials.log").read_text().splitlines()]
+    assert {line[4] for line in lines} <= {"0", "1"}  # each trial has one GPU
+    assert result["gpu_seconds"] > 0
+    if work == "trouble":
+        assert [line[0] for line in lines].count("crash") == 1
+        assert result["person_steps"] >= 1
