@@ -132,6 +132,8 @@ class FailurePolicy:
         The best place is another node, then another GPU, then another slot.
         """
         failed = [failure.place for failure in self._failures.get(trial, ())]
+        if not failed:
+            return True
 
         def failure_counts(at: Place) -> tuple[int, int, int]:
             return (
@@ -140,10 +142,8 @@ class FailurePolicy:
                 sum(each.slot == at.slot for each in failed),
             )
 
-        if not failed:
-            return True
         own = failure_counts(place)
-        return own <= min((failure_counts(other) for other in others), default=own)
+        return not any(own) or all(own <= failure_counts(other) for other in others)  # ends at the first better place
 
     def is_suspect(self, place: Place) -> bool:
         """Whether the GPU of a slot must be checked before it runs another trial."""

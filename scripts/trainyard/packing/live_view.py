@@ -38,7 +38,7 @@ class LiveView:
         self._waiting = dict.fromkeys(plan.forecast.pending)  # trials that have not started
         self._waiting_seconds = sum(plan.forecast.seconds.values())  # as predicted; 0 without evidence
         self._ended = 0  # trials that will not run again
-        self._finished_seconds: list[float] = []
+        self._finished, self._finished_seconds = 0, 0.0  # trials, and the sum of their durations
 
     @contextmanager
     def show(self) -> Iterator[None]:
@@ -79,7 +79,8 @@ class LiveView:
         del self._running[event.trial]
         self._ended += not event.retried
         if event.status == TrialStatus.FINISHED:
-            self._finished_seconds.append(event.seconds or 0.0)
+            self._finished += 1
+            self._finished_seconds += event.seconds or 0.0
         if event.status != TrialStatus.INTERRUPTED:
             log.info("%s", self._end_line(event))
 
@@ -100,9 +101,9 @@ class LiveView:
 
     def _time_left(self) -> str:
         """The remaining time: the predicted seconds of all trials, or else their mean so far, shared by the slots."""
-        if not self._finished_seconds:
+        if not self._finished:
             return ""
-        mean, now = sum(self._finished_seconds) / len(self._finished_seconds), time.time()
+        mean, now = self._finished_seconds / self._finished, time.time()
         waiting = self._waiting_seconds if self._plan.forecast.seconds else len(self._waiting) * mean
         running = [
             max(0.0, self._plan.forecast.seconds.get(attempt.trial, mean) - (now - attempt.start))

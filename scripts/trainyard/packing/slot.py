@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Any, Final
 
 from trainyard.packing.failure_policy import Place
@@ -60,8 +61,11 @@ class Slot:
     @property
     def place(self) -> Place:
         """Where its worker runs, or ran last."""
-        return Place(self.location.node, self.location.gpu, self.number)
+        return _place(self.location.node, self.location.gpu, self.number)
 
     def __str__(self) -> str:
         gpu = f", GPU {self.place.gpu}" if self.place.gpu else ""
         return f"slot {self.number} ({self.place.node}{gpu})" if self.has_started else f"slot {self.number}"
+
+
+_place = cache(Place)  # the packer asks for the places of all slots whenever a trial starts

@@ -88,8 +88,9 @@ class SlotPool:
 
     def wake_idle(self) -> None:
         """Wake the idle slots for which a trial waits."""
+        places = self.places
         for slot in self.usable:
-            if slot.answer is not None or not self._queue.has_task(slot.place, self.places):
+            if slot.answer is not None or not self._queue.has_task(slot.place, places):
                 continue
             if slot.worker is None:
                 self._start(slot)

@@ -4,6 +4,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Final
 
 from trainyard.packing.failure_policy import FailurePolicy, Place
@@ -60,8 +61,9 @@ class TrialQueue:
         if self.is_closed:
             return None
         suspects = self._failures.suspect_trials  # they start first, so that a broken GPU is found after few trials
-        tasks = sorted(self._tasks, key=lambda task: task.trial not in suspects) if suspects else self._tasks
-        for task in tasks:
+        first = (task for task in self._tasks if task.trial in suspects) if suspects else ()
+        later = (task for task in self._tasks if task.trial not in suspects)
+        for task in chain(first, later):
             if self._is_worthwhile(task) and self._failures.allows(task.trial, place, others):
                 return task
         return None

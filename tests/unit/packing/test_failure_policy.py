@@ -54,6 +54,16 @@ def test_a_trial_is_tried_again_on_another_node_gpu_or_slot_if_there_is_one():
     assert suitable(policy, "b", ALL) == ALL
 
 
+def test_the_places_of_a_large_cluster_are_looked_at_only_up_to_the_first_better_one():
+    policy, places = FailurePolicy(retries=9), [Place(f"n{number}", "0", number) for number in range(512)]
+    policy.record_failure(failure("a", places[0]))
+    left = iter(places)
+    assert not policy.allows("a", places[0], left)
+    assert next(left) == places[2]
+    assert policy.allows("a", places[3], left)
+    assert next(left) == places[3], "it has not failed there, so no place is better"
+
+
 @pytest.mark.parametrize("failed", [[], [HERE], [HERE, HERE, THERE], [BESIDE, HERE, THERE]])
 def test_a_trial_is_always_allowed_somewhere(failed):
     policy = FailurePolicy(retries=9)
