@@ -47,7 +47,7 @@ class Attempt:
     metrics_digest: str | None = None  # of the `metrics` rules that read its output; None in old journals
     is_halved: bool = False  # whether its micro-batch did not fit into the GPU's memory
     early: str = ""  # why its program was stopped before it diverged; `error` holds the reason of a stopped attempt
-    load_details: Callable[[], None] | None = field(default=None, repr=False, compare=False)  # sets missing DETAILS
+    load_details: "Callable[[Attempt, str], None] | None" = field(default=None, repr=False, compare=False)  # sets one
 
     if not TYPE_CHECKING:
 
@@ -55,7 +55,7 @@ class Attempt:
             """A detail that `journal_fold` has not loaded yet."""
             if name not in DETAILS or self.load_details is None:
                 raise AttributeError(f"an attempt has no {name}")
-            self.load_details()
+            self.load_details(self, name)
             return getattr(self, name)
 
 

@@ -23,7 +23,6 @@ from trainyard.planning.attempts import (
     Attempt,
     Attempts,
     Session,
-    fold_attempts,
     update_attempts,
     update_sessions,
 )
@@ -41,7 +40,6 @@ from trainyard.planning.journal import (
     decode,
     decode_all,
     encode,
-    read_journal,
 )
 from trainyard.programs import metrics
 from trainyard.programs.command import CheckpointFile
@@ -181,17 +179,42 @@ class Fold:
                 delattr(attempt, name)
         attempt.load_details = self._load_details
 
-    def _load_details(self) -> None:
-        """Read the details of all attempts; they are empty if the journal does not exist any more."""
-        whole = {_key(each): each for each in fold_attempts(read_journal(self.path, until=self._position.offset))}
-        for key, attempt in self.attempts.items():
-            if attempt.load_details is None:
+    def _load_details(self, attempt: Attempt, name: str) -> None:
+        """Read a detail of an attempt from the journal, together with that of all others that will be needed, too.
+
+        The last metrics of all trials take a fraction of the memory of all epochs. The epochs of trials with several
+        attempts show what these continued. Details are empty if the journal does not exist any more.
+        """
+        retried = {trial for trial, number in self.attempts if number > 1}
+        trials = set[str]() if name == "metrics" else retried if attempt.trial in retried else None
+        read = self._read_attempts(epochs_of=trials)
+        for key, known in self.attempts.items():
+            if known.load_details is None:
                 continue
-            attempt.load_details = None
-            read = whole.get(key, Attempt(*key, attempt.start, attempt.end))
-            for name in DETAILS:
-                if not hasattr(attempt, name):
-                    setattr(attempt, name, getattr(read, name))
+            is_whole = trials is None or known.trial in trials
+            known.load_details, found = None, read.get(key) or Attempt(*key, known.start, known.end)
+            for detail in DETAILS if is_whole else ("metrics",):
+                if not hasattr(known, detail):
+                    setattr(known, detail, getattr(found, detail))
+            known.load_details = None if is_whole else self._load_details
+
+    def _read_attempts(self, *, epochs_of: set[str] | None) -> Attempts:
+        """The attempts in the part of the journal that was read, with the epochs of some trials (None: of all)."""
+        found: Attempts = {}
+        if not self.path.exists():
+            return found
+        names = None if epochs_of is None else {trial.encode() for trial in epochs_of}
+        reader = Reader(self.path)
+        with pause_garbage_collection():
+            for first, lines in reader.blocks(until=self._position.offset):
+                for number, line in enumerate(lines, start=first):
+                    row = _ROW.match(line) if names is not None else None
+                    if row and names is not None and row[2] not in names:
+                        continue
+                    if (record := reader.parsed(line, number)) and isinstance(event := decode(record), TrialEvent):
+                        update_attempts(found, event)
+        reader.warn()
+        return found
 
     # ---- the cache
 

@@ -136,6 +136,27 @@ def test_epochs_of_trials_that_end_are_not_parsed_before_somebody_asks(path, par
     check(fold, path)
 
 
+def test_the_last_metrics_of_trials_need_no_epochs(path, parsed):
+    fold = Fold(path).update()
+    del parsed[:]  # the epochs of the trial that runs
+    assert [fold.attempts[f"t{trial}", 1].metrics for trial in range(5)] == [{"loss": 0.5}] * 4 + [{}]
+    assert len(parsed) == 1 + 5 + 4, "the lines without rows, once"
+    check(fold, path)
+
+
+def test_what_a_trial_continued_needs_no_epochs_of_trials_with_one_attempt(path, parsed):
+    with Journal.opened(path) as file:
+        file.append("failed", trial="t4", attempt=1, seconds=1.0, error="boom")
+        file.append("started", trial="t4", attempt=2)
+        file.append("epoch", trial="t4", attempt=2, metrics={"epoch": 4, "loss": 0.5})
+        file.append("finished", trial="t4", attempt=2, seconds=1.0, metrics={"loss": 0.5})
+    fold = Fold(path).update()
+    del parsed[:]
+    assert [row["epoch"] for number in (1, 2) for row in fold.attempts["t4", number].epochs] == [1, 2, 3, 4]
+    assert sum(b'"epoch"' in line and b'"t4"' not in line for line in parsed) == 0
+    check(fold, path)
+
+
 def test_of_a_journal_that_has_vanished_nothing_more_is_known(path):
     fold = Fold(path)
     path.unlink()
