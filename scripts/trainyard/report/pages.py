@@ -15,6 +15,7 @@ from markupsafe import Markup
 from trainyard.utils.files import atomic_write
 
 ROWS_PER_PAGE: Final = 25
+MAX_ROWS: Final = 10_000  # of a table: 3.6 MB for those of a sweep, which a browser reads before it shows any
 LONG_TEXT: Final = 32  # letters, above which the texts of a column are wrapped
 MIN_FILTERED: Final = 5  # rows, from which on each column has a filter; a larger table also has a search field
 # Of DataTables, called for each cell: marks the row to highlight, and empties cells without a value.
@@ -38,7 +39,8 @@ Parts = Mapping[str, Table | str]  # headings, and what is below them
 def write_page(parts: Parts, path: Path, *, title: str) -> None:
     """Write tables and texts, by heading, as a web page; an empty heading is omitted.
 
-    Numbers are rounded for reading, and columns without a value are omitted.
+    Numbers are rounded for reading, and columns without a value are omitted. Of a table with more than MAX_ROWS rows,
+    the page has the first ones, and says so.
     """
     bodies = [(heading, _to_html(part, f"table-{number}")) for number, (heading, part) in enumerate(parts.items())]
     library = _table_library() if any(isinstance(part, Table) for part in parts.values()) else ""
@@ -73,11 +75,15 @@ def _to_html(part: Table | str, table_id: str) -> str:
         return Markup("<p>{}</p>").format(part)
     from itables import JavascriptFunction, to_html_datatable
 
-    frame = without_empty_columns(part.frame)
+    frame = without_empty_columns(part.frame).head(MAX_ROWS)
+    left_out = len(part.frame) - len(frame)
+    note = (
+        f"The first {MAX_ROWS:,} of {len(part.frame):,} rows; the CSV file of this table has all." if left_out else ""
+    )
     filters: dict[str, Any] = {"columnControl": ["order", "searchDropdown"], "ordering": {"indicators": False}}
     mark = JavascriptFunction(_MARK_CELL.format(best="null" if part.best is None else part.best))
     with pd.option_context("display.float_format", format_number, "display.max_colwidth", None):
-        return Markup(
+        return Markup("<p>{}</p>" * bool(note)).format(note) + Markup(
             to_html_datatable(
                 frame,
                 table_id=table_id,

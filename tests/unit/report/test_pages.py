@@ -5,6 +5,7 @@ import pytest
 from browser import WIDTHS, browser_or_skip, find_chromium, opened, wait_for_tables
 from playwright.sync_api import expect
 from slurm_cluster.prerequisites import PrerequisiteMissing
+from trainyard.report import pages
 from trainyard.report.pages import Table, write_page
 from trainyard.report.scale_groups import GROUPS, group_scales
 from trainyard.scaling.table import SCALING_COLUMNS
@@ -54,6 +55,15 @@ def test_a_table_sorts_filters_and_highlights(browser, page_file, width):
         assert column(page, 1) == ["t007"]
         assert column(page, 4) == [""], "a missing value is empty"
         assert page.evaluate("document.documentElement.scrollWidth") <= width, "only the table scrolls"
+
+
+def test_a_page_has_the_first_rows_of_a_large_table_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "MAX_ROWS", 100)
+    write_page({"Trials": Table(TRIALS, best=0), "Few": Table(TRIALS.head(100))}, tmp_path / "page.html", title="s")
+    text = (tmp_path / "page.html").read_text()
+    assert text.count("The first 100 of 162 rows; the CSV file of this table has all.") == 1
+    assert "t099" in text
+    assert "t100" not in text
 
 
 HOSTILE = "</script><img src=x onerror=\"document.title='run'\">a&b"
