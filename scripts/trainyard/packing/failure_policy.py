@@ -13,8 +13,11 @@ from typing import Any, Final
 from trainyard.config.arguments import format_argument
 
 # A GPU is checked each time this many different trials in a row have failed on it. Its slot is retired if the check
-# finds a fault, or if this many of these trials finished elsewhere. A trial that fails on two GPUs counts for neither.
+# finds a fault, or if this many of these trials finished elsewhere, or survived there. A trial that fails on two GPUs
+# counts for neither.
 SLOT_FAILURES: Final = 3
+SURVIVED: Final = 2.0  # a trial survives if it runs this many times as long as on the GPU where it failed,
+SURVIVED_SECONDS: Final = 60.0  # and at least this much longer
 # Different trials with the same failure, after which all trials are expected to fail: if their programs did not start,
 # and if they failed with any other error, which may depend on the values of these trials.
 SAME_FAILURES: Final = 3
@@ -86,8 +89,8 @@ class TrialFailure:
 class _Streak:
     """Trials that failed on one GPU only, since a trial last succeeded there."""
 
-    trials: set[str] = field(default_factory=set)
-    finished_elsewhere: set[str] = field(default_factory=set)  # some of them
+    trials: dict[str, float] = field(default_factory=dict)  # seconds after which each failed
+    finished_elsewhere: set[str] = field(default_factory=set)  # some of them, or survived there
 
 
 class FailurePolicy:
@@ -108,7 +111,19 @@ class FailurePolicy:
         self._has_succeeded = True
         self._streaks.pop(place.device, None)
         for streak in self._streaks.values():
-            streak.finished_elsewhere |= {trial} & streak.trials
+            streak.finished_elsewhere |= {trial} & streak.trials.keys()
+
+    def record_running(self, trial: str, place: Place, seconds: float) -> None:
+        """Record for how long a trial runs by now. If it has failed sooner on another GPU, this counts as a success.
+
+        Otherwise, a broken GPU would get trial after trial for as long as one takes to finish elsewhere.
+        """
+        for device, streak in self._streaks.items():
+            failed_after = streak.trials.get(trial)
+            if failed_after is None or device == place.device:
+                continue
+            if seconds >= max(SURVIVED * failed_after, failed_after + SURVIVED_SECONDS):
+                streak.finished_elsewhere.add(trial)
 
     def record_failure(self, failure: TrialFailure) -> bool:
         """Record a failure; returns whether the trial is retried.
@@ -120,10 +135,11 @@ class FailurePolicy:
         is_same = any((each.exit_code, each.error) == (failure.exit_code, failure.error) for each in before)
         before.append(failure)
         if len({each.place.device for each in before}) == 1:
-            self._streaks[failure.place.device].trials.add(failure.trial)
+            self._streaks[failure.place.device].trials[failure.trial] = failure.seconds
         else:  # the cause seems to be the trial
             for streak in self._streaks.values():
-                streak.trials.discard(failure.trial)
+                streak.trials.pop(failure.trial, None)
+                streak.finished_elsewhere.discard(failure.trial)
         return len(before) <= self._retries and not (is_usage and is_same)
 
     def allows(self, trial: str, place: Place, others: Iterable[Place]) -> bool:
@@ -155,7 +171,10 @@ class FailurePolicy:
         return self.finished_elsewhere(place) >= SLOT_FAILURES
 
     def finished_elsewhere(self, place: Place) -> int:
-        """The number of trials that failed on this GPU since one succeeded there, and then finished on another."""
+        """The number of trials that failed on this GPU since one succeeded there, and then finished on another.
+
+        This includes those that survived there and still run.
+        """
         return len(self._streaks.get(place.device, _Streak()).finished_elsewhere)
 
     @property

@@ -113,6 +113,9 @@ class SlotPool:
         if started.copy_message:
             log.info("%s", started.copy_message)
         self._journal.record(SlotUp(slot=slot.number, spent=started.startup))
+        for other in self.running:
+            if other.task:
+                self._failures.record_running(other.task.trial, other.place, time.monotonic() - other.began)
         if len(self.usable) > 1 and self._failures.is_suspect(slot.place):
             slot.expect(Phase.CHECKING, slot.worker.check_gpu.remote())
             return False
@@ -131,8 +134,8 @@ class SlotPool:
         if len(self.usable) > 1 and (check.is_broken or self._failures.is_likely_broken(slot.place)):
             self._retire(
                 slot,
-                f"{slot} is retired: {count} trials in a row failed there, {finished} of them finished elsewhere"
-                f"{found}",
+                f"{slot} is retired: {count} trials in a row failed there, {finished} of them finished elsewhere or "
+                f"run longer there{found}",
             )
             return False
         log.warning("%s: %d trials in a row failed there%s", slot, count, found)

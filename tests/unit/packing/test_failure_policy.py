@@ -74,6 +74,22 @@ def test_a_trial_is_always_allowed_somewhere(failed):
             assert suitable(policy, "a", places)
 
 
+def test_a_gpu_is_likely_broken_if_trials_run_much_longer_elsewhere_than_they_ran_there():
+    policy = FailurePolicy(retries=1)
+    for trial in "abcd":
+        policy.record_failure(failure(trial, HERE, seconds=100.0))
+    for trial in "abc":
+        policy.record_running(trial, THERE, 199.0)
+        policy.record_running(trial, HERE, 1e6)
+    assert not policy.is_likely_broken(HERE)
+    for trial in "abc":
+        policy.record_running(trial, THERE, 201.0)
+    assert policy.is_likely_broken(HERE)
+    assert not policy.is_likely_broken(THERE)
+    policy.record_failure(failure("a", THERE, seconds=300.0))
+    assert not policy.is_likely_broken(HERE), "the cause seems to be the trial"
+
+
 def test_a_gpu_is_likely_broken_if_different_trials_that_failed_there_finish_elsewhere():
     policy = FailurePolicy(retries=1)
     for number in range(3):
