@@ -88,8 +88,8 @@ doctor: env ## Check a Slurm site before the first job (CONFIG=..., PROFILE=...;
 bench: env ## Run the benchmarks; benchmarks/README.md lists the single commands
 	$(BIN)/python benchmarks/slot_pause.py
 	$(BIN)/python benchmarks/dry_run.py
-	$(BIN)/python benchmarks/large_sweeps.py
-	$(BIN)/python benchmarks/large_sweeps.py --trials 100000 --dry-run-only
+	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/simulate_failures.py
 	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/data_path.py

@@ -1,0 +1,58 @@
+"""Whole sweeps by the driver on a simulated cluster whose nodes and GPUs fail."""
+
+from dataclasses import replace
+
+import pytest
+from simulated_cluster.cluster import Conditions
+from simulated_cluster.job_array import run_array
+from simulated_cluster.sweep import Work, run_sweep
+from trainyard.packing.failure_policy import FailurePolicy
+
+WORK = Work(trials=240, sizes=12, median_seconds=1800.0, max_seconds=9600.0)
+CALM = Conditions(nodes=4, gpus_per_node=4, checkpoint_seconds=600.0)
+HARD = replace(CALM, failures_per_node_day=4.0, gpu_share=0.6, found_share=0.0)
+SEED = 2  # by which a node fails, and two GPUs
+
+
+@pytest.fixture(scope="module")
+def calm():
+    return run_sweep(WORK, CALM, seed=SEED)
+
+
+@pytest.fixture(scope="module")
+def hard():
+    return run_sweep(WORK, HARD, seed=SEED)
+
+
+def test_without_failures_nothing_is_lost_but_what_the_ends_of_jobs_interrupt(calm):
+    assert (calm.account.node_failures, calm.account.gpu_failures, calm.slots_retired) == (0, 0, 0)
+    interrupted = (calm.jobs - 1) * CALM.gpus
+    assert 240 <= calm.account.attempts <= 240 + interrupted
+    assert 0 <= calm.lost <= interrupted * CALM.checkpoint_seconds
+    assert 1 <= calm.seconds / calm.bound < 1.15
+
+
+def test_all_trials_finish_although_a_node_and_gpus_fail(calm, hard):
+    assert (hard.account.node_failures, hard.account.gpu_failures) == (1, 2)
+    assert hard.useful == calm.useful, "the same trials"
+    again = hard.account.attempts - WORK.trials
+    assert calm.lost < hard.lost < again * HARD.checkpoint_seconds
+    assert hard.idle > calm.idle
+
+
+def test_a_broken_gpu_that_no_check_finds_is_retired_once_trials_run_longer_elsewhere(hard, monkeypatch):
+    assert hard.slots_retired == 2
+    monkeypatch.setattr(FailurePolicy, "record_running", lambda *_: None)
+    assert hard.account.attempts < run_sweep(WORK, HARD, seed=SEED).account.attempts
+
+
+def test_the_same_seed_has_the_same_outcome(hard):
+    assert run_sweep(WORK, HARD, seed=SEED) == hard
+
+
+def test_an_array_loses_more_without_checkpoints():
+    with_them, without = (run_array(WORK, replace(HARD, checkpoint_seconds=seconds)) for seconds in (600.0, None))
+    assert 0 < with_them.lost < without.lost
+    assert with_them.account.gpu_failures >= 1
+    assert with_them.by_hand >= 1, "what fails on a broken GPU is not requeued"
+    assert with_them.idle == pytest.approx(0.0, abs=1e-3)
