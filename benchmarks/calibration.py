@@ -152,7 +152,7 @@ def simulate(kind: str, order: str, finished: int, seed: int) -> Outcome:
     return Outcome(
         *predicted,
         sure,
-        makespan([float(seconds[name]) for name in plan.forecast.pending], SLOTS),
+        makespan([float(seconds[name]) for name in plan.forecast.order(SLOTS)], SLOTS),
     )
 
 

@@ -131,7 +131,7 @@ def draw_sweeps(axes: Axes, y: float) -> None:
     box(axes, CONFIG, y, 0.8, SWEEPS, "sweeps\ngrid, trials, sample,\nsearch, stop, slots")
     plan = "trials, then plan\neach trial has an identity;\npending trials, predicted\ndurations, number of slots,"
     box(axes, PLAN, y, 1.3, SWEEPS, plan + "\nwalltime")
-    box(axes, JOB, y, 1.7, SWEEPS, "sweep\nthe driver feeds one worker per slot\n(Ray actor), longest trial first")
+    box(axes, JOB, y, 1.7, SWEEPS, "sweep\nthe driver feeds one worker per slot\n(Ray actor), in the best order found")
     slots(axes, JOB[0] + 0.15, y - 0.7)
     journal = "journal.jsonl\nan event per line: started,\nepoch, finished, failed, ...;\ncheckpoints of long trials,"
     box(axes, STATE, y, 1.3, SWEEPS, journal + "\noutput of programs")

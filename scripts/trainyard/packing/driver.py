@@ -153,7 +153,8 @@ def _run_trials(
     if counted := flops.result():
         journal.record(Work(flops=counted))
         plan = replace(plan, state=replace(plan.state, work=counted))
-    slots, tasks = plan.state.sweep.slots, [_task(plan, name) for name in plan.forecast.to_run]
+    slots = plan.state.sweep.slots
+    tasks = [_task(plan, name) for name in plan.forecast.to_run(slots.count)]
     search = SuggestionSource(plan.state, journal) if plan.state.sweep.search else None
     create = partial(
         Packer,
@@ -163,7 +164,8 @@ def _run_trials(
         rule=plan.state.early_stopping_rule(),
         monitored_metrics=plan.state.sweep.monitored_metrics,
         required_metrics=set(plan.state.sweep.required_metrics) - _reported_metrics(plan),
-        predict=partial(_predict, plan),
+        predict=plan.forecast.predict,
+        may_end_early=plan.state.may_end_early,
         on_event=partial(_notify, view, search),
     )
     if not plan.state.is_share_open:
@@ -268,11 +270,3 @@ def _count_flops(plan: Plan, results: Path) -> Future[dict[str, float]]:
     counted = pool.submit(count)
     pool.shutdown(wait=False)
     return counted
-
-
-def _predict(plan: Plan, names: list[str], finished: dict[str, float]) -> list[tuple[float, float]]:
-    """Expected and minimum seconds of trials, from the seconds of finished ones."""
-    prediction = plan.forecast.predict(names, finished)
-    if prediction is None:
-        return [(0.0, 0.0)] * len(names)
-    return list(zip(prediction.seconds.tolist(), prediction.lower_bounds().tolist(), strict=True))

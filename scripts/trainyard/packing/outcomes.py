@@ -131,7 +131,7 @@ class OutcomeHandler:
 
     def _check_common_failure(self) -> None:
         """Stop the sweep if all its trials fail in the same way."""
-        running = [time.monotonic() - slot.began for slot in self._pool.running]
+        running = self._pool.running_seconds.values()
         if failure := self._failures.common_failure(self._pool.known_places, running):
             raise UserError(
                 "stopped: the first trials failed in the same way, and none has succeeded: "
@@ -152,7 +152,7 @@ class OutcomeHandler:
         self._recorder.record_end(slot, end.status, **fields)
         if self._required and not self._queue.is_closed:  # search and early stopping would have no values
             raise UserError(f"trial {trial} reported no metrics, which search and early stopping need: {warning}")
-        self._queue.update_order()
+        self._update_order()
 
     def _handle_result(self, slot: Slot, end: TrialEnded) -> None:
         """A trial finished, was stopped early, or diverged."""
@@ -178,7 +178,10 @@ class OutcomeHandler:
                 self.gpu_uses.append(end.gpu_use)
             self._recorder.record_end(slot, end.status, metrics=end.metrics, **fields)
             self._check_required_metrics(task, end.metrics)
-        self._queue.update_order()
+        self._update_order()
+
+    def _update_order(self) -> None:
+        self._queue.update_order(self._pool.running_seconds, len(self._pool.places))
 
     def _check_required_metrics(self, task: Task, metrics: Mapping[str, Any]) -> None:
         """Check that some trial has reported each metric by which trials are compared, now that one has finished."""

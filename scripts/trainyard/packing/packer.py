@@ -57,13 +57,16 @@ class Packer:
         required_metrics: Iterable[str] = (),
         source: TaskSource | None = None,
         predict: Predict | None = None,
+        may_end_early: bool = False,
         on_event: Callable[[TrialEvent], None] = lambda event: None,
     ) -> None:
         self._setup, self._rule, self._gpu_share, self._measures_gpu = setup, rule, slots.share, measures_gpu
         gpu_model = allocation.gpu_model if allocation else ""
         self._limits = TimeLimits(allocation, setup.can_resume, setup.grace_seconds, setup.timeout_seconds)
         self._journal = journal
-        self._queue = TrialQueue(limits=self._limits, failures=failures, source=source, predict=predict)
+        self._queue = TrialQueue(
+            limits=self._limits, failures=failures, source=source, predict=predict, may_end_early=may_end_early
+        )
         self._pool = SlotPool(slots, setup, journal=journal, failures=failures, queue=self._queue, gpu_model=gpu_model)
         self._recorder = AttemptRecorder(journal, folder=setup.folder, on_event=on_event)
         self._outcomes = OutcomeHandler(

@@ -57,6 +57,12 @@ class SlotPool:
         return [slot for slot in self.slots if slot.task is not None]
 
     @property
+    def running_seconds(self) -> dict[str, float]:
+        """For how long each running trial has been running."""
+        now = time.monotonic()
+        return {slot.task.trial: now - slot.began for slot in self.slots if slot.task is not None}
+
+    @property
     def places(self) -> list[Place]:
         """Where trials may run, including places that are not known yet."""
         return [slot.place for slot in self.usable if not slot.is_late]

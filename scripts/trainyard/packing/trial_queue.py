@@ -2,17 +2,21 @@
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Final
 
+import numpy as np
+
 from trainyard.packing.failure_policy import FailurePolicy, Place
 from trainyard.packing.time_limits import TimeLimits
+from trainyard.planning.duration_model import Prediction
+from trainyard.planning.order import best_order, remaining_seconds
 from trainyard.planning.task import Task, TaskSource
 
-# Expected and minimum seconds of trials, from the seconds of finished ones.
-Predict = Callable[[list[str], dict[str, float]], list[tuple[float, float]]]
+# The durations of trials, from the seconds of finished ones; None if these tell nothing.
+Predict = Callable[[list[str], dict[str, float]], Prediction | None]
 PREDICT_FRACTION: Final = 0.02  # of the time, at most: the slots of short trials would wait for predictions
 
 
@@ -20,9 +24,16 @@ class TrialQueue:
     """The trials that wait, in their order, and then the trials that a search suggests."""
 
     def __init__(
-        self, *, limits: TimeLimits, failures: FailurePolicy, source: TaskSource | None, predict: Predict | None
+        self,
+        *,
+        limits: TimeLimits,
+        failures: FailurePolicy,
+        source: TaskSource | None,
+        predict: Predict | None,
+        may_end_early: bool = False,
     ) -> None:
         self._limits, self._failures, self._source, self._predict = limits, failures, source, predict
+        self._may_end_early = may_end_early
         self._tasks: deque[Task] = deque()
         self._attempts: Counter[str] = Counter()  # of this run, by trial
         self._finished: dict[str, float] = {}  # seconds, by trial
@@ -80,19 +91,44 @@ class TrialQueue:
         self.longest_seconds = max(self.longest_seconds, seconds)
         self._finished[trial] = seconds
 
-    def update_order(self) -> None:
-        """Predict and sort the waiting trials, longest first, each time a quarter more trials have finished."""
+    def update_order(self, running: Mapping[str, float], slots: int) -> None:
+        """Predict and sort the waiting trials, each time a quarter more trials have finished.
+
+        The order is the best that was found on a number of slots, on some of which trials have been `running` for so
+        many seconds. Retries stay last. If trials may end early, or a search has yet to suggest some, the order is
+        longest first.
+        """
         began = time.monotonic()
         if self._predict is None or len(self._finished) < self._predict_at or not self._tasks:
             return
         if began < self._predict_after:
             return
         self._predict_at = len(self._finished) + 1 + len(self._finished) // 4
-        predicted = self._predict([task.trial for task in self._tasks], self._finished)
-        tasks = [
-            replace(task, expected_seconds=expected, min_seconds=least)
-            for task, (expected, least) in zip(self._tasks, predicted, strict=True)
-        ]
-        tasks.sort(key=lambda task: (self._attempts[task.trial], -(task.expected_seconds or 0.0)))
-        self._tasks = deque(tasks)
+        self._sort(running, slots)
         self._predict_after = began + (time.monotonic() - began) / PREDICT_FRACTION
+
+    def _sort(self, running: Mapping[str, float], slots: int) -> None:
+        """Predict and sort the waiting trials."""
+        assert self._predict is not None
+        waiting = list(self._tasks)
+        predicted = self._predict([*(task.trial for task in waiting), *running], self._finished)
+        if predicted is None:
+            return
+        attempts = np.array([self._attempts[task.trial] for task in waiting])
+        places = np.lexsort((-predicted.seconds[: len(waiting)], attempts))  # longest first, retries last
+        if not (self._may_end_early or (self._source and self._source.open)):
+            draws = predicted.draws[:, len(waiting) :]
+            order = best_order(
+                predicted.seconds[places],
+                predicted.draws[:, places],
+                slots=slots,
+                busy=remaining_seconds(draws, np.array(list(running.values()))),
+                present=np.argsort(places).tolist(),
+                last=int((attempts > 0).sum()),
+            )
+            places = places[order]
+        least = predicted.lower_bounds()
+        self._tasks = deque(
+            replace(waiting[place], expected_seconds=float(predicted.seconds[place]), min_seconds=float(least[place]))
+            for place in places
+        )

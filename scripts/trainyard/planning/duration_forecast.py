@@ -1,6 +1,6 @@
 """The forecast of a sweep: the durations of its unfinished trials, and their makespan on a number of slots."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import cycle
 from typing import TYPE_CHECKING
@@ -19,17 +19,43 @@ class DurationForecast:
 
     def __init__(self, state: SweepState) -> None:
         self._state = state
+        self._orders: dict[int, list[str]] = {}  # by number of slots
 
     @cached_property
     def pending(self) -> list[str]:
-        """Unfinished trials in the order in which they run: longest first, those that failed before last."""
+        """Unfinished trials, longest first, those that failed before last."""
         costs, names = self._costs, self._state.unfinished
         return sorted(names, key=lambda name: (self._state.has_failed(name), -costs.get(name, 0.0)))
 
-    @property
-    def to_run(self) -> list[str]:
-        """The pending trials without placeholders of a search."""
-        return [name for name in self.pending if not is_placeholder(name)]
+    def order(self, slots: int) -> list[str]:
+        """The pending trials in the order in which they start on a number of slots: the best that was found.
+
+        It is longest first without evidence, if trials may end early, and if a search has yet to draw some.
+        """
+        if slots not in self._orders:
+            self._orders[slots] = self._find_order(slots)
+        return self._orders[slots]
+
+    def _find_order(self, slots: int) -> list[str]:
+        names = self.pending
+        if self._prediction is None or self._state.may_end_early or any(map(is_placeholder, names)):
+            return names
+        from trainyard.planning.order import MAX_PER_SLOT, best_order  # numpy: not for a dry run without evidence
+
+        if len(names) > MAX_PER_SLOT * slots:
+            return names
+        places, last = self._places(names), sum(map(self._state.has_failed, names))
+        seconds, draws = self._prediction.seconds[places], self._prediction.draws[:, places]
+        return [names[place] for place in best_order(seconds, draws, slots=slots, last=last)]
+
+    def _places(self, names: Sequence[str]) -> list[int]:
+        """The places of pending trials in the prediction."""
+        place = {name: index for index, name in enumerate(self._state.unfinished)}
+        return [place[name] for name in names]
+
+    def to_run(self, slots: int) -> list[str]:
+        """The trials of `order` without placeholders of a search."""
+        return [name for name in self.order(slots) if not is_placeholder(name)]
 
     @cached_property
     def seconds(self) -> dict[str, float]:
@@ -45,10 +71,9 @@ class DurationForecast:
             return {}
         return dict(zip(self._state.unfinished, self._prediction.lower_bounds().tolist(), strict=True))
 
-    @property
-    def durations(self) -> list[float]:
-        """Expected seconds of the pending trials in their order; without evidence, relative durations."""
-        return [self._costs.get(name, 1.0) for name in self.pending]
+    def durations(self, names: Iterable[str]) -> list[float]:
+        """Expected seconds of pending trials; without evidence, relative durations."""
+        return [self._costs.get(name, 1.0) for name in names]
 
     @cached_property
     def _costs(self) -> dict[str, float]:
@@ -56,15 +81,14 @@ class DurationForecast:
 
     def makespan(self, slots: int) -> float | None:
         """Expected makespan of all pending trials on a number of slots, without the start-up; None without evidence."""
-        return makespan([self.seconds[name] for name in self.pending], slots) if self.seconds else None
+        return makespan(self.durations(self.order(slots)), slots) if self.seconds else None
 
     def makespan_samples(self, slots: int) -> list[float]:
         """Equally probable makespans on a number of slots, ascending; empty without evidence."""
         if self._prediction is None:
             return []
-        place = {name: index for index, name in enumerate(self._state.unfinished)}
-        order = [place[name] for name in self.pending]
-        return sorted(makespan(sample, slots) for sample in self._prediction.draws[:, order].tolist())
+        places = self._places(self.order(slots))
+        return sorted(makespan(sample, slots) for sample in self._prediction.draws[:, places].tolist())
 
     @property
     def evidence_count(self) -> int:

@@ -248,7 +248,7 @@ def _describe_prediction(plan: Plan) -> str:
         return "the time is unknown until a first trial has finished"
     low, high = map(format_duration, plan.request.predicted_range or (predicted, predicted))
     between = f" ({low} to {high})" if low != high else ""
-    early = " if none is stopped early" if plan.state.sweep.stop or plan.state.has_patience else ""
+    early = " if none is stopped early" if plan.state.may_end_early else ""
     return f"predicted {format_duration(predicted)}{between} of training after the start-up{early}"
 
 

@@ -53,9 +53,12 @@ class JobRequest:
 
     @cached_property
     def options(self) -> list[GpuOption]:
-        """Numbers of GPUs or CPUs that can be requested; without evidence, with relative durations."""
+        """Numbers of GPUs or CPUs that can be requested; without evidence, with relative durations.
+
+        They are compared with the longest trials first. A better order is searched only for the number that is chosen.
+        """
         startup = self._state.startup_seconds if self._forecast.seconds else 0.0
-        found = list_options(self._forecast.durations, self._state.max_slots, startup=startup)
+        found = list_options(self._forecast.durations(self._forecast.pending), self._state.max_slots, startup=startup)
         return [option for option in found if option.slots.gpus <= self._limit_gpus] or found[:1]
 
     def _max_seconds(self, option: GpuOption) -> float:
@@ -125,7 +128,7 @@ class JobRequest:
         if self._state.sweep.can_resume:
             return math.ceil(self.predicted_range[1] / useful)
         longer = self.predicted_range[1] / expected
-        durations = [longer * forecast.seconds[name] for name in forecast.pending]
+        durations = [longer * seconds for seconds in forecast.durations(forecast.order(self.slots.count))]
         return jobs_needed(durations, self.slots.count, seconds=useful)
 
     @property

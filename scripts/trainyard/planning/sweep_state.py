@@ -109,6 +109,11 @@ class SweepState:
         specs = (trial.spec for trial in self.trials.values())
         return self.sweep.is_training and any(isinstance(spec, Train) and spec.patience for spec in specs)
 
+    @property
+    def may_end_early(self) -> bool:
+        """Whether trials may end long before their predicted durations."""
+        return self.sweep.stop is not None or self.has_patience
+
     def epochs_of(self, attempt: Attempt) -> list[dict[str, Any]]:
         """Metrics of each epoch of an attempt and of those of earlier ones that it continued."""
         return whole_epochs(self.attempts[attempt.trial], attempt)

@@ -85,9 +85,10 @@ def _labeled(trials: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 def plot_schedule(axes: Axes, plan: Plan) -> None:
     """The predicted schedule of the pending trials; before there is evidence, with relative durations."""
-    names, slots, trials = plan.forecast.pending, plan.request.slots.count, plan.state.trials
+    slots, trials = plan.request.slots.count, plan.state.trials
+    names = plan.forecast.order(slots)
     keys = varied_keys(list(trials.values()))
-    turns = schedule(plan.forecast.durations, slots)
+    turns = schedule(plan.forecast.durations(names), slots)
     rows = [(names[turn.trial], turn.slot, turn.start, turn.end, False) for turn in turns]
     run = pd.DataFrame(rows, columns=["trial", "lane", "begin", "stop", "failed"])
     total = run["stop"].max()
@@ -108,7 +109,7 @@ def plot_schedule(axes: Axes, plan: Plan) -> None:
         axes.set_xlabel("relative time (no duration has been measured yet)")
     table = pd.DataFrame([{"trial": name, **trial.values} for name, trial in trials.items()])
     labels = _label_bars(axes, run, _labeled(table, keys), color_of)
-    idle = 1 - sum(plan.forecast.durations) / (total * slots)
+    idle = 1 - sum(plan.forecast.durations(names)) / (total * slots)
     style.set_title(
         axes, f"plan of {count_of(len(turns), 'trial')} on {count_of(slots, 'slot')}, {idle:.1%} idle{labels}"
     )

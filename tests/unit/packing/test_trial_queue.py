@@ -1,13 +1,17 @@
 """Which trial starts next on a slot, and which still have time to run."""
 
 import time
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from trainyard.cluster.slurm_allocation import DEADLINE_MARGIN_SECONDS, Allocation
 from trainyard.config.user_programs import UserProgram
 from trainyard.packing.failure_policy import FailurePolicy, Place, TrialFailure
 from trainyard.packing.time_limits import OVERDUE_SECONDS, WORTHWHILE_SECONDS, TimeLimits
 from trainyard.packing.trial_queue import PREDICT_FRACTION, TrialQueue
+from trainyard.planning.duration_model import Prediction
+from trainyard.planning.schedule import makespan
 from trainyard.planning.task import Task
 
 HERE, THERE = Place("n1", "0", 0), Place("n2", "0", 1)
@@ -20,8 +24,9 @@ def task(trial, *, seconds=None, least=None, spec=None):
     return Task(trial, spec, {}, 0, earlier_attempts=2, expected_seconds=seconds, min_seconds=least)
 
 
-def queue_of(*tasks, limits=ENDLESS, failures=None, source=None, predict=None):
-    made = TrialQueue(limits=limits, failures=failures or FailurePolicy(retries=1), source=source, predict=predict)
+def queue_of(*tasks, limits=ENDLESS, failures=None, source=None, predict=None, may_end_early=False):
+    failures = failures or FailurePolicy(retries=1)
+    made = TrialQueue(limits=limits, failures=failures, source=source, predict=predict, may_end_early=may_end_early)
     made.add(tasks)
     return made
 
@@ -91,14 +96,22 @@ def test_a_trial_that_can_resume_starts_if_it_can_run_for_a_while(spare, starts)
     assert left.is_worthwhile(10_000) == starts
 
 
-def test_the_order_follows_new_predictions_with_retries_last():
-    def predict(names, finished):
-        return [({"a": 1.0, "b": 9.0, "retried": 99.0}[name], 0.0) for name in names]
+def predicts(seconds):
+    """A model that is sure of its predictions."""
 
+    def predict(names, finished):
+        expected = np.array([seconds[name] for name in names])
+        return Prediction(expected, np.tile(expected, (20, 1)))
+
+    return predict
+
+
+def test_the_order_follows_new_predictions_with_retries_last():
+    predict = predicts({"a": 1.0, "b": 9.0, "retried": 99.0})
     queue = queue_of(task("a"), task("retried"), task("b"), predict=predict)
     queue.start_attempt(task("retried"))
     queue.note_finished("x", 5.0)
-    queue.update_order()
+    queue.update_order({}, 1)
     assert drain(queue) == ["b", "a", "retried"]
 
 
@@ -110,15 +123,45 @@ def test_the_slots_of_short_trials_do_not_wait_for_predictions(monkeypatch):
     def predict(names, finished):
         predicted_at.append(len(finished))
         now[0] += 0.02
-        return [(1.0, 0.0)] * len(names)
+        return predicts({"a": 1.0})(names, finished)
 
     queue = queue_of(task("a"), predict=predict)
     for number in range(100):
         queue.note_finished(str(number), 0.05)
-        queue.update_order()
+        queue.update_order({}, 1)
         now[0] += 0.05
     assert predicted_at[0] == 1
     assert 3 <= len(predicted_at) <= 1 + (now[0] - 100.0) * PREDICT_FRACTION / 0.02
+
+
+SECONDS = {"6 s": 6.0, "5 s": 5.0, "4 s": 4.0, "3 s": 3.0, "running": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ({}, 12.0),
+        ({"may_end_early": True}, 13.0),
+        ({"source": SimpleNamespace(open=1, next_task=lambda: None)}, 13.0),
+    ],
+    ids=["all durations known", "early stopping", "more to come from a search"],
+)
+def test_the_order_fits_the_time_at_which_busy_slots_are_free(options, seconds):
+    """One of two slots is busy for 6 s more: 6 + 6 and 5 + 4 + 3 take 12 s, longest first 13 s."""
+    waiting = [task(name) for name in SECONDS if name != "running"]
+    queue = queue_of(*waiting, predict=predicts(SECONDS), **options)
+    queue.note_finished("x", 5.0)
+    queue.update_order({"running": 4.0}, 2)
+    assert makespan([6.0, *(SECONDS[name] for name in drain(queue))], 2) == seconds
+
+
+def test_an_order_that_is_updated_keeps_the_predictions_of_each_trial():
+    queue = queue_of(*(task(name) for name in SECONDS), predict=predicts(SECONDS))
+    queue.note_finished("x", 5.0)
+    queue.update_order({}, 2)
+    taken = [queue.take(HERE, BOTH) for _ in SECONDS]
+    assert {each.trial: each.expected_seconds for each in taken} == SECONDS
+    assert {each.trial: each.min_seconds for each in taken} == SECONDS
 
 
 def test_a_worker_is_killed_some_time_after_it_should_have_ended_a_command():

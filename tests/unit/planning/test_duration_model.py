@@ -225,7 +225,7 @@ def test_values_that_have_no_logarithm_are_taken_as_they_are(odd):
 @pytest.mark.parametrize(("kind", "order", "finished", "least", "upper"), [
     ("blocks; FLOPs known", "longest first", 1, 85, 1.8),
     ("blocks; FLOPs known", "longest first", 4, 85, 1.4),
-    ("blocks x epochs; FLOPs known", "longest first", 8, 80, 1.35),
+    ("blocks x epochs; FLOPs known", "longest first", 4, 80, 1.35),
     ("square of a key", "longest first", 12, 80, 1.3),
     ("100 subjects x 3 seeds", "random", 8, 80, 1.5),
     ("random lr and dropout without effect", "random", 8, 80, 1.3),
