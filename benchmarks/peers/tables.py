@@ -125,7 +125,7 @@ def not_first(work: Work, runs: RUNS, peers: Mapping[str, Peer]) -> list[str]:
             continue
         medians = {name: np.median(values) for name, each in complete.items() if (values := column.values(each))}
         best = min(medians, key=lambda name: medians[name])
-        cause = peers[OWN].causes.get(column.key, "the cause is not known yet")
+        cause = peers[OWN].causes.get(column.key, "not known yet")
         lines.append(f"- {column.title}: {peers[best].title} is first. Cause: {cause}.")
     return lines and ["Trainyard is neither first nor within noise here:", "", *lines]
 
