@@ -37,7 +37,8 @@ class SlotPool:
         gpu_model: str,
     ) -> None:
         self._setup, self._journal, self._failures, self._queue = setup, journal, failures, queue
-        self._options = {"num_cpus": slots.cpus_per_trial, "num_gpus": slots.share, "max_restarts": 0}
+        options = {"num_cpus": slots.cpus_per_trial, "num_gpus": slots.share, "max_restarts": 0}
+        self._worker_class = ray.remote(Worker).options(**options)  # once: Ray exports it each time
         self._gpu_model = gpu_model
         self.slots = [Slot(number) for number in range(slots.count)]
 
@@ -79,7 +80,7 @@ class SlotPool:
             self._start(slot)
 
     def _start(self, slot: Slot) -> None:
-        slot.worker = ray.remote(Worker).options(**self._options).remote()
+        slot.worker = self._worker_class.remote()
         slot.expect(Phase.STARTING, slot.worker.start.remote(self._setup), due=time.monotonic() + START_SECONDS)
 
     def replace_worker(self, slot: Slot) -> None:

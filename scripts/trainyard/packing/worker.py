@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Generator
 from contextlib import ExitStack, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +31,7 @@ from trainyard.packing.messages import (
 )
 from trainyard.planning.task import output_name
 from trainyard.programs.command import CommandTrial, find_checkpoint, run_command
+from trainyard.programs.environment import program_environment
 from trainyard.programs.function import Context, run_function
 from trainyard.programs.process import FolderClaim, ProcessGuard, claim_folder
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
@@ -178,6 +180,11 @@ class Worker:
             resume_from = folder / checkpoint.name if checkpoint else None
             return (yield from run_command(self._command_trial(request, resume_from, claim), self._guard))
 
+    @cached_property
+    def _environment(self) -> dict[str, str]:
+        """The environment of commands, before their own variables; scripts of conda activate it."""
+        return program_environment(self._setup.python)
+
     def _command_trial(self, request: TrialRequest, resume_from: Path | None, claim: FolderClaim) -> CommandTrial:
         setup, folder = self._setup, request.folder
         placeholders = {
@@ -203,7 +210,7 @@ class Worker:
             claim=claim,
             notice=self._notice,
             earlier_outputs=tuple(earlier if resume_from else ()),
-            python=setup.python,
+            environment=self._environment,
         )
 
     def _run_function(self, request: TrialRequest) -> TrialRun:

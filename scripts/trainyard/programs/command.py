@@ -61,7 +61,7 @@ class CommandTrial:
     grace_seconds: float = GRACE_SECONDS  # from SIGTERM to SIGKILL
     claim: FolderClaim | None = None  # to its folder
     notice: StopNotice = field(default_factory=StopNotice)  # given by the worker to end it
-    python: Path | None = None  # the interpreter of the environment that it runs in, if it is not the user's
+    environment: Mapping[str, str] = field(default_factory=program_environment)  # the user's or another, activated
     earlier_outputs: tuple[Path, ...] = ()  # of the attempts that it continues, the latest first
 
 
@@ -250,7 +250,6 @@ class _Program:
 
 def _environment(trial: CommandTrial) -> dict[str, str]:
     """The environment of a program: its own GPU, CPUs and trial, without the Ray of this job."""
-    given = program_environment(trial.python)
-    inherited = {name: value for name, value in given.items() if not HIDDEN_VARIABLES.match(name)}
+    inherited = {name: value for name, value in trial.environment.items() if not HIDDEN_VARIABLES.match(name)}
     own = {"TRAINYARD_TRIAL": str(trial.placeholders["trial"]), "TRAINYARD_TRIAL_DIR": str(trial.folder)}
     return inherited | own | thread_variables(trial.placeholders["cpus"]) | {"PYTHONUNBUFFERED": "1"}

@@ -5,7 +5,7 @@ from trainyard.config.load import read_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import expand
 from trainyard.programs.command import CommandTrial, run_command
-from trainyard.programs.environment import find_interpreter
+from trainyard.programs.environment import find_interpreter, program_environment
 from trainyard.programs.process import ProcessGuard
 from yard import ROOT
 
@@ -17,9 +17,8 @@ def test_a_trial_of_the_example_reports_its_metrics(tmp_path, name):
     sweep = SWEEPS[name]
     spec = expand(sweep).trials[-1].spec
     words = {"trial": "t", "attempt": 1, "trial_dir": str(tmp_path), "cpus": 1, "resume_from": "", "dataset": ""}
-    trial = CommandTrial(
-        spec, words, tmp_path, str(ROOT), tmp_path / "output", sweep.metrics, python=find_interpreter(sweep)
-    )
+    environment = program_environment(find_interpreter(sweep))
+    trial = CommandTrial(spec, words, tmp_path, str(ROOT), tmp_path / "output", sweep.metrics, environment=environment)
     running, rows = run_command(trial, ProcessGuard()), []
     while True:
         try:
