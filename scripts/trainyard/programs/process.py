@@ -52,6 +52,7 @@ class ProcessGuard:
 
     def __init__(self) -> None:
         self._control: socket.socket | None = None
+        self._identities: list[list[Any]] = []  # of the guards of the last program, which usually serve the next one
 
     def start(
         self,
@@ -81,7 +82,9 @@ class ProcessGuard:
             self._send([file.fileno(), guard_channel.fileno(), writing, reading, *lock])
         process = GuardedProcess(channel, os.fdopen(reading, "rb"), tree)
         if claim:
-            claim.update_record(tree=tree, guards=[_identity(pid) for pid in process.guards])
+            if [each[0] for each in self._identities if each] != process.guards:
+                self._identities = [_identity(pid) for pid in process.guards]
+            claim.update_record(tree=tree, guards=self._identities)
         return process
 
     def _send(self, fds: list[int]) -> None:

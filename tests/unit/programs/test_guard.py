@@ -174,7 +174,9 @@ def test_one_watcher_serves_programs_one_after_another_with_nothing_left_of_the_
         run("no-such-program")
     assert run("/bin/sh", "-c", "exit 5")[0] == 5
     assert len(set(seen)) == 1
-    psutil.Process(seen[0][0]).kill()
+    idle = psutil.Process(seen[0][0])
+    idle.kill()
+    idle.wait(PATIENCE)
     assert run("/bin/sh", "-c", "exit 6")[0] == 6
     assert seen[-1][0] != seen[0][0]
 
