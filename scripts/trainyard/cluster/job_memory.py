@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json
 
 INTERVAL_SECONDS: Final = 1.0
+MAX_LOAD: Final = 0.05  # of a CPU: without a control group, the kernel looks at each page (16 ms per GiB)
 NOTED_GROWTH: Final = 1.1  # of the peak, until the record is written again
 log = logging.getLogger(__name__)
 
@@ -96,10 +98,11 @@ class _Sampler(threading.Thread):
         """Sample until the end; a failure costs the record, never the job."""
         try:
             while not self._stopped.is_set():
+                began = time.perf_counter()
                 self._sample()
                 if self._record.peak_mib > NOTED_GROWTH * self._written:
                     self._write()
-                self._stopped.wait(INTERVAL_SECONDS)
+                self._stopped.wait(max(INTERVAL_SECONDS, (time.perf_counter() - began) / MAX_LOAD))
             self._sample()
             self._record = replace(self._record, ended=True)
             self._write()
@@ -150,8 +153,10 @@ class _JobUsage:
         return self._mine
 
     def _resident_kib(self, process: str) -> int:
-        sizes = re.findall(rb"^Rss(?:Anon|Shmem):\s+(\d+) kB", _read(self._proc / process / "status"), re.MULTILINE)
-        return sum(map(int, sizes))
+        """The memory of a process, with its part of what it shares, such as with the one it was forked from."""
+        files = {"smaps_rollup": rb"^Pss_(?:Anon|Shmem):\s+(\d+) kB", "status": rb"^Rss(?:Anon|Shmem):\s+(\d+) kB"}
+        found = (re.findall(line, _read(self._proc / process / name), re.MULTILINE) for name, line in files.items())
+        return sum(map(int, next(filter(None, found), ())))  # before Linux 5.4, all of what it shares
 
 
 def _job_group(job: str, membership: str, root: Path) -> Path | None:

@@ -44,6 +44,21 @@ def test_the_processes_of_a_job_are_those_with_its_id(tmp_path, in_job):
     assert (tmp_path / "memory-1.json").exists(), "this is the second node of the job"
 
 
+def test_memory_that_a_process_shares_with_its_forks_counts_once(tmp_path, in_job):
+    forks = "import os; [os.fork() for _ in range(2)]; "  # four processes
+    with record_memory(tmp_path, processes=1):
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROCESS.replace("print", f"{forks}print")],
+            env=os.environ | {"SLURM_JOB_ID": "77001"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert [process.stdout.readline() for _ in range(4)] == [b"up\n"] * 4
+        wait_until(lambda: (found := read_records(tmp_path)) and found[0].peak_mib >= 100, what="the record")
+    process.communicate(b"\n" * 4)
+    assert read_records(tmp_path)[0].peak_mib < 200
+
+
 def test_the_highest_peak_per_process_is_kept(tmp_path, in_job):
     (tmp_path / "memory.json").write_text(
         '{"job": "1", "processes": 1, "requested_mib": null, "process_peak_mib": 9000}'
