@@ -1,4 +1,4 @@
-"""Seconds from the start of the sweep program to the end of the first trial's first step, part by part.
+"""Seconds from the start of the sweep program to the first trial: of trainings, part by part to their first step.
 
 python benchmarks/startup.py [--repeats 5]
 """
@@ -8,6 +8,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 
 from common import folder_with, print_table, run_program, sweep_config
 from trainyard.utils.jsonl import read_events
@@ -28,27 +30,30 @@ PARTS = [
     "Python, config, plan",
     "import ray",
     "ray.init",
-    "worker processes",
-    "import torch",
+    "worker processes, until torch is imported",
     "open the data",
     "model, first step",
 ]
+COMMAND = {"command": "true {seed}", "grid": {"seed": [1, 2]}, "slots": {"gpus_per_node": 2}}
 
 
 def main() -> None:
-    """Run the sweep program on two trivial trials, and compute the parts from its journal."""
+    """Run the sweep program on two trivial trials of each kind, and compute the parts from its journal."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
     runs = [parts_of_a_start() for _ in range(repeats + 1)][1:]
     medians = [statistics.median(column) for column in zip(*runs, strict=True)]
     total = statistics.median(map(sum, runs))
-    plain = statistics.median([seconds_of_plain_ray() for _ in range(repeats)])
+    others: dict[str, Callable[[], float]] = {
+        "import torch, in a process of its own": partial(seconds_of, "import torch"),
+        "**start to a command's first trial**": seconds_to_a_command,
+        "plain Ray to torch imported, no data, no step": partial(seconds_of, PLAIN_RAY),
+    }
     rows = [[part, f"{seconds:.2f}"] for part, seconds in zip(PARTS, medians, strict=True)]
-    rows += [
-        ["**start to first step**", f"**{total:.2f}**"],
-        ["plain Ray to torch imported, no data, no step", f"{plain:.2f}"],
-    ]
+    rows.append(["**start to first step**", f"**{total:.2f}**"])
+    for name, measure in others.items():
+        rows.append([name, f"{statistics.median(measure() for _ in range(repeats)):.2f}"])
     print_table(["part", "seconds (median)"], rows)
 
 
@@ -59,22 +64,28 @@ def parts_of_a_start() -> list[float]:
         events = read_events(folder / "results/sweeps/s/journal.jsonl")
     first = {event["event"]: event for event in reversed(events)}
     ray, slot = first["ray_up"], first["slot_up"]
-    inside = slot["import_torch_seconds"] + slot["data_seconds"]
     return [
         first["session"]["time"] - started,
         ray["import_ray_seconds"],
         ray["ray_init_seconds"],
-        slot["time"] - ray["time"] - inside,
-        slot["import_torch_seconds"],
+        slot["time"] - ray["time"] - slot["data_seconds"],
         slot["data_seconds"],
         first["epoch"]["first_step_time"] - slot["time"],
     ]
 
 
-def seconds_of_plain_ray() -> float:
-    """Seconds of a program that only starts Ray and imports torch on two slots."""
+def seconds_to_a_command() -> float:
+    """Seconds until the first trial of a sweep of commands starts."""
+    with folder_with({**sweep_config(2), "sweeps": {"s": COMMAND}}) as folder:
+        started = run_program(folder, "sweep", "--sweep", "s")
+        events = read_events(folder / "results/sweeps/s/journal.jsonl")
+    return next(float(event["time"]) for event in events if event["event"] == "started") - started
+
+
+def seconds_of(program: str) -> float:
+    """Seconds of a Python program."""
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", PLAIN_RAY], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
     return time.perf_counter() - began
 
 

@@ -304,12 +304,14 @@ def test_data_that_cannot_be_opened_end_the_sweep_with_the_reason(trouble):
 # A sitecustomize.py with which one worker of a sweep cannot import a module that it needs.
 ONE_BROKEN_WORKER = """
 import os, sys
-if any("default_worker" in argument for argument in sys.orig_argv):
+def break_one():
     try:
         os.close(os.open("{folder}/broken", os.O_CREAT | os.O_EXCL))
         sys.modules["trainyard.training.loaders"] = None
     except FileExistsError:
         pass
+if "cluster.worker_parent" in sys.orig_argv:
+    os.register_at_fork(after_in_child=break_one)
 """
 
 

@@ -20,6 +20,7 @@ from trainyard.cluster.held_folders import copy_patterns
 from trainyard.cluster.ray_local import LocalRay, local_ray, token
 from trainyard.cluster.ray_node import RAY_ENDED
 from trainyard.cluster.srun import srun_options
+from trainyard.cluster.worker_parent import WorkerParent
 from trainyard.config.sweep import Slots
 from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import helper_command
@@ -30,8 +31,12 @@ log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def start_ray(slots: Slots, *, folder: Path, local: str, processes: int = 1) -> Iterator[LocalRay]:
+def start_ray(
+    slots: Slots, *, folder: Path, local: str, processes: int = 1, parent: WorkerParent | None = None
+) -> Iterator[LocalRay]:
     """Run a private Ray with all slots, on this machine or on several nodes of this job.
+
+    Workers are forked from `parent`, and on the other nodes from one like it.
 
     The output of the other nodes is written to `ray-nodes.log` in `folder`, and their memory is recorded there, by
     `processes` per node; `local` is `data.local` of the config.
@@ -41,7 +46,7 @@ def start_ray(slots: Slots, *, folder: Path, local: str, processes: int = 1) -> 
     """
     gpus, cpus, cleanup = slots.gpus_per_node, slots.cpus_per_node, copy_patterns(local)
     if slots.nodes == 1:
-        with local_ray(gpus=gpus, cpus=cpus, cleanup=cleanup) as cluster:
+        with local_ray(gpus=gpus, cpus=cpus, cleanup=cleanup, parent=parent) as cluster:
             yield cluster
         return
     given = _check_allocation(slots)
@@ -53,8 +58,8 @@ def start_ray(slots: Slots, *, folder: Path, local: str, processes: int = 1) -> 
         remedy = f"`getent hosts {others[0]}` must print an address on all nodes: ask the site's administrators"
         raise UserError(f"{host.node_name()} does not reach {others[0]}: {error}; {remedy}") from None
     with (
-        _OtherNodes(others, srun, folder, slots=slots, local=local, processes=processes) as nodes,
-        local_ray(gpus=gpus, cpus=cpus, address=address, cleanup=cleanup) as cluster,
+        _OtherNodes(others, srun, folder, slots=slots, local=local, processes=processes, parent=parent) as nodes,
+        local_ray(gpus=gpus, cpus=cpus, address=address, cleanup=cleanup, parent=parent) as cluster,
     ):
         try:
             began = time.perf_counter()
@@ -83,7 +88,15 @@ class _OtherNodes:
     """The srun that runs Ray on the other nodes during the block."""
 
     def __init__(
-        self, nodes: list[str], srun: list[str], folder: Path, *, slots: Slots, local: str, processes: int
+        self,
+        nodes: list[str],
+        srun: list[str],
+        folder: Path,
+        *,
+        slots: Slots,
+        local: str,
+        processes: int,
+        parent: WorkerParent | None,
     ) -> None:
         self._nodes, self._log = nodes, folder / "ray-nodes.log"
         with open(self._log, "w") as output:
@@ -92,7 +105,8 @@ class _OtherNodes:
             )
         memory = {"folder": str(folder.absolute()), "processes": processes}
         resources = {"gpus": slots.gpus_per_node, "cpus": slots.cpus_per_node, "mps": slots.uses_mps}
-        self._send({"token": token(), **resources, "local": local, "memory": memory})
+        workers = {"modules": parent.modules, "threads": parent.threads} if parent else None
+        self._send({"token": token(), **resources, "local": local, "memory": memory, "workers": workers})
 
     def __enter__(self) -> "_OtherNodes":
         return self

@@ -12,13 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import psutil
 
 from trainyard.cluster import held_folders, job_step
 from trainyard.utils.environment import environment_variables
 from trainyard.utils.fast_start import trimmed_ray_init, trimmed_ray_shutdown
+
+if TYPE_CHECKING:
+    from trainyard.cluster.worker_parent import WorkerParent
 
 # A Unix socket path has at most 107 characters; "/r/session_<date>_<time>_<pid>/sockets/plasma_store" takes 66.
 LONGEST_DIRECTORY: Final = 38
@@ -56,8 +59,17 @@ class LocalRay:
 
 
 @contextlib.contextmanager
-def local_ray(*, gpus: int, cpus: int, address: str | None = None, cleanup: Sequence[str] = ()) -> Iterator[LocalRay]:
+def local_ray(
+    *,
+    gpus: int,
+    cpus: int,
+    address: str | None = None,
+    cleanup: Sequence[str] = (),
+    parent: "WorkerParent | None" = None,
+) -> Iterator[LocalRay]:
     """Run Ray on this machine with `gpus` and `cpus`; at the end of the block, its processes and files are removed.
+
+    With the `parent` of the workers, they are forked from it, and it ends with Ray.
 
     With an `address` of this host, Ray listens there instead of on loopback, and nodes with the token can join.
     If the driver is killed with SIGKILL, the kernel and a watchdog clean up, including folders that match a pattern in
@@ -75,11 +87,13 @@ def local_ray(*, gpus: int, cpus: int, address: str | None = None, cleanup: Sequ
         stack.enter_context(ray_environment(directory, token=token(), networked=address is not None))
         with _timed(into=seconds, name="import_ray_seconds"):
             import ray
+        if parent:
+            stack.callback(parent.close)
         stack.callback(_end_starting_workers, directory)
         stack.callback(_shut_down)
         with (
             _timed(into=seconds, name="ray_init_seconds"),
-            trimmed_ray_init(),
+            trimmed_ray_init(parent.serve(directory) if parent else ()),
             job_step.shielded_children(),
             _handler_of_sigterm_kept(),
         ):

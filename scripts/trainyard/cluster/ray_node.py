@@ -11,7 +11,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +22,7 @@ from trainyard.cluster.cuda_mps import run_mps
 from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.ray_local import OBJECT_STORE_BYTES, private_directory, ray_environment
+from trainyard.cluster.worker_parent import worker_parent
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.stop_notice import NOTICES
 
@@ -30,13 +31,14 @@ LOG_LINES: Final = 8
 RAY_ENDED: Final = "Ray ended; its logs, if any, end:"
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
-# Imports Ray while the head starts, then runs `ray start` with the arguments from standard input.
+# Imports Ray while the head starts, then runs `ray start` with the arguments from standard input. Words that follow in
+# its command line are the program that starts a worker.
 RAY: Final = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from ray.scripts.scripts import start
 from trainyard.utils.fast_start import trimmed_ray_init
-with trimmed_ray_init():
+with trimmed_ray_init(sys.argv[2:]):
     start.main(json.loads(sys.stdin.readline()), prog_name="ray start")
 """
 
@@ -56,7 +58,8 @@ def run_node() -> int:
         ray_environment(directory, token=first["token"], networked=True),
         _no_orphans(),
         run_mps(first["mps"]),
-        subprocess.Popen([sys.executable, "-c", RAY, str(SCRIPTS)], stdin=subprocess.PIPE, bufsize=0) as ray,
+        worker_parent(**first["workers"]) if first["workers"] else contextlib.nullcontext() as parent,
+        _importing_ray(parent.serve(directory) if parent else ()) as ray,
     ):
         try:
             second = json.loads(sys.stdin.readline() or "null")
@@ -74,6 +77,11 @@ def run_node() -> int:
         finally:
             ray.kill()
     return 0
+
+
+def _importing_ray(worker_program: Sequence[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", RAY, str(SCRIPTS), *worker_program]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
 
 
 def _start_arguments(directory: Path, *, gpus: int, cpus: int, address: str) -> list[str]:

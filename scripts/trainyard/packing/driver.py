@@ -16,6 +16,7 @@ from trainyard.cluster.cuda_mps import run_mps
 from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.ray_job import start_ray
+from trainyard.cluster.worker_parent import WorkerParent, worker_parent
 from trainyard.config.config import Config, Data
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import FINAL, TrialStatus
@@ -26,7 +27,7 @@ from trainyard.packing.completeness import warn_unreadable
 from trainyard.packing.failure_policy import FailurePolicy
 from trainyard.packing.gpu_sharing import GpuUse
 from trainyard.packing.live_view import LiveView
-from trainyard.packing.messages import WorkerSetup
+from trainyard.packing.messages import TRAINING_MODULES, WORKER_MODULES, WorkerSetup
 from trainyard.packing.reread import reread_outputs
 from trainyard.packing.share_measurement import ShareMeasurement
 from trainyard.planning import trial_flops
@@ -55,7 +56,12 @@ def run_sweep(config: Config, name: str, results: Path, *, wait_seconds: float =
         LockHeldError: another process runs the sweep and did not end within `wait_seconds`.
         UserError: the sweep cannot go on.
     """
-    with Journal.opened(results / "sweeps" / name / "journal.jsonl", wait_seconds=wait_seconds) as journal:
+    sweep = config.sweeps[name]
+    modules = [*WORKER_MODULES, *(TRAINING_MODULES if sweep.is_training else ())]
+    with (
+        worker_parent(modules, threads=sweep.slots.cpus_per_trial) as parent,  # imports them meanwhile
+        Journal.opened(results / "sweeps" / name / "journal.jsonl", wait_seconds=wait_seconds) as journal,
+    ):
         plan = _fix_slots(plan_sweep(config, name, results))
         _check(plan, results)
         log.info(summarize_plan(plan))
@@ -66,7 +72,7 @@ def run_sweep(config: Config, name: str, results: Path, *, wait_seconds: float =
         if plan.forecast.pending:
             if plan.state.sweep.required_metrics:  # search and early stopping depend on them
                 warn_unreadable(plan.state)
-            _run_pending(plan, journal, results, config)
+            _run_pending(plan, journal, results, config, parent)
         return plan_sweep(config, name, results)
 
 
@@ -101,7 +107,7 @@ def _close_open_attempts(journal: Journal, plan: Plan) -> None:
                 journal.record(Ended(trial=attempt.trial, attempt=attempt.number, status=status, ended=attempt.end))
 
 
-def _run_pending(plan: Plan, journal: Journal, results: Path, config: Config) -> None:
+def _run_pending(plan: Plan, journal: Journal, results: Path, config: Config, parent: WorkerParent | None) -> None:
     """Start Ray, run the pending trials on its slots, and shut it down."""
     slots, folder = plan.state.sweep.slots, results / "sweeps" / plan.state.name
     counted, _ = measured_processes(config.sweeps[plan.state.name], slots)
@@ -114,7 +120,7 @@ def _run_pending(plan: Plan, journal: Journal, results: Path, config: Config) ->
         remove_copies_at_exit(config.data.local),
         record_memory(folder, processes=counted),
         run_mps(slots.uses_mps),
-        start_ray(slots, folder=folder, local=config.data.local, processes=counted) as cluster,
+        start_ray(slots, folder=folder, local=config.data.local, processes=counted, parent=parent) as cluster,
         view.show(),
     ):
         journal.record(RayUp(spent=cluster.startup_seconds))

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from trainyard.config.config import Data
 from trainyard.config.user_programs import GRACE_SECONDS, Metrics
@@ -11,6 +11,13 @@ from trainyard.packing.gpu_sharing import GpuUse
 from trainyard.planning.task import Task
 from trainyard.programs.command import CheckpointFile
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
+
+# What a worker imports before its first trial. Modules of a user's own code are imported by the trials.
+WORKER_MODULES: Final = ("trainyard.packing.worker",)
+TRAINING_MODULES: Final = (
+    "torch",
+    "trainyard.training.trainer",
+)  # also, if trials run Trainyard's loop
 
 
 @dataclass(frozen=True)

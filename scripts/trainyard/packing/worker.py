@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import RayError
 
 from trainyard.cluster import host, slurm_allocation
+from trainyard.cluster.preloading import preload_seconds
 from trainyard.config.train import Train
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import Trial
@@ -21,6 +22,7 @@ from trainyard.config.user_programs import UserProgram
 from trainyard.config.weights import WeightsError
 from trainyard.packing import gpu_health, gpu_sharing, stop_request
 from trainyard.packing.messages import (
+    TRAINING_MODULES,
     CheckpointResumed,
     MicroBatchHalved,
     TrainingEnded,
@@ -122,7 +124,8 @@ class Worker:
         opened = time.perf_counter()
         assert self._dataset is not None
         self._data = load_input_data(self._dataset, self._group.device, self._setup.data)
-        seconds = {"import_torch_seconds": imported - began, "data_seconds": time.perf_counter() - opened}
+        importing = imported - began + preload_seconds(TRAINING_MODULES)
+        seconds = {"import_torch_seconds": importing, "data_seconds": time.perf_counter() - opened}
         return device_name(self._group.device), {**seconds, **copied}
 
     def _prepare_user_programs(self) -> tuple[str, dict[str, Any]]:

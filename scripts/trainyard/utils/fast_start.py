@@ -11,7 +11,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -88,7 +89,7 @@ def _mark_as_disabled(method: Callable[..., Any] | None) -> None:
 
 
 @contextlib.contextmanager
-def trimmed_ray_init() -> Iterator[None]:
+def trimmed_ray_init(worker_program: Sequence[str] = ()) -> Iterator[None]:
     """Within the block, Ray starts only the processes that a sweep uses. Ray has no public option for these.
 
     On an idle machine, `ray.init` took 1.3 s instead of 4.2 s with the first three; on a busy one it takes 0.6 s with
@@ -98,6 +99,10 @@ def trimmed_ray_init() -> Iterator[None]:
     - No monitor (autoscaler) and no log monitor: 0.6 s less, and 1 s less at shutdown.
     - The registration of the node is polled every 20 ms instead of every second: 0.5 s less on average.
     - No dashboard agent and no agent of runtime environments, for which the raylet waits before it registers the node.
+
+    With a `worker_program`, the raylet runs it to start a worker, with the worker's command line as arguments, in place
+    of Ray's own: that imports Ray, prepares a runtime environment, which sweeps do not have, and executes a program
+    that imports Ray again.
     """
     import ray
     from ray._private import node, services, worker
@@ -112,7 +117,7 @@ def trimmed_ray_init() -> Iterator[None]:
         # Not for speed: it prints a paragraph to stdout for each dead worker; the exception carries the same text.
         (worker, "listen_error_messages", _do_nothing),
         (services, "get_node", _polling_faster(services.get_node)),
-        (services, "start_ray_process", _without_agents(services.start_ray_process)),
+        (services, "start_ray_process", _trimmed(services.start_ray_process, worker_program)),
     ]
     with _replaced(replacements):
         yield
@@ -167,7 +172,7 @@ def _polling_faster(get_node: Callable[[str, str], Any]) -> Callable[[str, str],
     return get_registered_node
 
 
-def _without_agents(start_process: Callable[..., Any]) -> Callable[..., Any]:
+def _trimmed(start_process: Callable[..., Any], worker_program: Sequence[str]) -> Callable[..., Any]:
     """Ray's `start_ray_process`, whose raylet has agents that do nothing: it ends when one of them does.
 
     The agents serve the dashboard, metrics and jobs, and install runtime environments. They take 1.2 s of CPU time.
@@ -176,6 +181,7 @@ def _without_agents(start_process: Callable[..., Any]) -> Callable[..., Any]:
     def start(command: list[str], process_type: str, *arguments: Any, **options: Any) -> Any:
         if process_type == "raylet":
             command = [*(_without_agent(word) for word in command), f"--dashboard_agent_listen_port={CLOSED_PORT}"]
+            command = [_with_worker_program(word, worker_program) for word in command] if worker_program else command
         return start_process(command, process_type, *arguments, **options)
 
     return start
@@ -189,6 +195,17 @@ def _without_agent(option: str) -> str:
     elif name in ("--metrics-agent-port", "--metrics_export_port", "--runtime_env_agent_port"):
         value = str(CLOSED_PORT)
     return f"{name}={value}" if value else option
+
+
+def _with_worker_program(option: str, program: Sequence[str]) -> str:
+    """The same option of a raylet, but for the program that starts a worker."""
+    import ray
+
+    of_ray = [sys.executable, str(Path(ray.__file__).with_name("_private") / "workers" / "setup_worker.py")]
+    name, _, command = option.partition("=")
+    if name != "--python_worker_command":
+        return option
+    return f"{name}={command.replace(subprocess.list2cmdline(of_ray), subprocess.list2cmdline(program), 1)}"
 
 
 def _wait_for_registration(*, gcs_address: str, node_id: str) -> None:

@@ -82,6 +82,21 @@ def test_ray_starts_without_the_patches():
     assert output(START, switch="0") == "42"
 
 
+WORKER_COMMAND = """
+import sys
+from pathlib import Path
+import ray
+from trainyard.utils.fast_start import _with_worker_program
+program = Path(ray.__file__).parent / "_private/workers/setup_worker.py"
+assert program.exists()
+print(_with_worker_program(f"--python_worker_command={sys.executable} {program} x --y=z", ["a b", "c"]))
+"""
+
+
+def test_the_program_of_a_worker_is_replaced_and_its_arguments_are_kept():
+    assert output(WORKER_COMMAND) == '--python_worker_command="a b" c x --y=z'
+
+
 @pytest.mark.parametrize("library", TESTED)
 def test_the_patches_apply_to_the_pinned_release(library):
     pins = (ROOT / "envs/requirements.txt").read_text().splitlines()

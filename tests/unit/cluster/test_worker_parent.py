@@ -1,0 +1,137 @@
+"""Workers are forked from a process that has imported their modules, and end with all that they depend on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+from slurm_cluster.waiting import wait_until
+from trainyard.cluster.worker_parent import worker_parent
+from trainyard.packing.messages import TRAINING_MODULES, WORKER_MODULES
+from trainyard.utils.fast_start import SWITCH
+from yard import ROOT
+
+# Prints what two actors see, and again after each line of standard input, which says which of them to replace.
+ACTORS = """
+import json, sys
+from contextlib import nullcontext
+from trainyard.cluster.ray_local import local_ray
+from trainyard.cluster.worker_parent import worker_parent
+
+def look():
+    import os, pathlib, signal, sys
+    parent = pathlib.Path(f"/proc/{os.getppid()}")
+    return {
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "parent_name": (parent / "comm").read_text().strip(),
+        "parent_threads": len(list((parent / "task").iterdir())),
+        "parent_files": (parent / "maps").read_text(),
+        "modules": list(sys.modules),
+        "cannot_use_cuda": "torch" in sys.modules and sys.modules["torch"].cuda._is_in_bad_fork(),
+        "same": {
+            "path": sys.path,
+            "program": sys.orig_argv[1],
+            "variables": sorted(os.environ),
+            "oom_score": pathlib.Path("/proc/self/oom_score_adj").read_text(),
+            "blocked_signals": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+            "handlers": [str(signal.getsignal(number)).partition(" at ")[0] for number in (2, 15, 17)],
+            "has_own_group": os.getpgrp() != os.getpgid(os.getppid()),
+            "session": os.getsid(0),
+            "logs": os.readlink("/proc/self/fd/1").endswith(f"{os.getpid()}.out"),
+        },
+    }
+
+modules = sys.argv[1:]
+forking = worker_parent(modules, threads=1) if modules else nullcontext()
+with forking as parent, local_ray(gpus=2, cpus=2, parent=parent):
+    import ray
+    Actor = ray.remote(num_gpus=1)(type("Actor", (), {"look": lambda self: look()}))
+    actors = [Actor.remote(), Actor.remote()]
+    print(json.dumps(ray.get([actor.look.remote() for actor in actors])), flush=True)
+    for line in sys.stdin:
+        for number in json.loads(line):
+            ray.kill(actors[number])
+            actors[number] = Actor.remote()
+        print(json.dumps(ray.get([actor.look.remote() for actor in actors])), flush=True)
+"""
+
+
+@pytest.fixture
+def start():
+    """Starts the program; returns its process, and what its first two actors saw."""
+    started = []
+
+    def start(*modules):
+        program = subprocess.Popen(
+            [sys.executable, "-c", ACTORS, *modules],
+            cwd=ROOT / "scripts",
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        started.append(program)
+        return program, json.loads(program.stdout.readline())
+
+    yield start
+    for program in started:
+        program.kill()
+        program.communicate()
+
+
+def replace(program, *actors):
+    """What the actors see after these have been replaced."""
+    print(json.dumps(actors), file=program.stdin, flush=True)
+    return json.loads(program.stdout.readline())
+
+
+def has_ended(*numbers):
+    return all(not psutil.pid_exists(number) or psutil.Process(number).status() == "zombie" for number in numbers)
+
+
+def test_a_worker_of_a_training_is_one_of_rays_that_has_imported_torch_and_can_use_a_gpu(start):
+    _, (plain, _) = start()
+    _, (forked, other) = start(*WORKER_MODULES, *TRAINING_MODULES)
+    assert forked["same"] == plain["same"]
+    assert (plain["parent_name"], "torch" in plain["modules"]) == ("raylet", False)
+    assert {*TRAINING_MODULES} <= {*forked["modules"]}
+    assert forked["parent"] == other["parent"] != forked["pid"]
+    assert forked["parent_threads"] == 1, "a fork copies one thread only; a lock that another held stays locked"
+    assert not forked["cannot_use_cuda"], "CUDA works in no fork of a process that has initialized it"
+    assert "libcuda.so" not in forked["parent_files"]
+    assert "libnvidia-ml" not in forked["parent_files"]
+    assert "numpy.random" not in forked["modules"], "all workers would draw the same numbers"
+
+
+def test_a_worker_of_users_programs_has_nothing_of_theirs_and_is_replaced_by_one_like_it(start):
+    program, (_, ended) = start(*WORKER_MODULES)
+    first, second = replace(program, 1)
+    assert second["pid"] != ended["pid"]
+    assert second["parent"] == first["parent"] == ended["parent"]
+    for heavy in ("torch", "numpy", "pandas"):  # they would have read their numbers of threads
+        assert heavy not in second["modules"]
+
+
+def test_when_the_parent_was_killed_workers_start_without_it(start):
+    program, (first, second) = start(*WORKER_MODULES)
+    os.kill(first["parent"], signal.SIGKILL)
+    wait_until(lambda: has_ended(first["pid"], second["pid"]), what="the end of its workers")
+    assert {each["parent_name"] for each in replace(program, 0, 1)} == {"raylet"}
+
+
+def test_there_is_no_parent_if_the_patches_of_ray_are_turned_off(monkeypatch):
+    monkeypatch.setenv(SWITCH, "0")
+    with worker_parent(WORKER_MODULES, threads=1) as parent:
+        assert parent is None
+
+
+@pytest.mark.parametrize("victim", ["driver", "raylet"])
+def test_no_worker_outlives_the_driver_or_the_raylet(start, victim):
+    program, (first, second) = start(*WORKER_MODULES)
+    children = psutil.Process(program.pid).children()
+    numbers = {"driver": program.pid, "raylet": next(each.pid for each in children if each.name() == "raylet")}
+    os.kill(numbers[victim], signal.SIGKILL)
+    wait_until(lambda: has_ended(first["pid"], second["pid"], first["parent"]), what="their end")
