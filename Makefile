@@ -44,7 +44,7 @@ test: env ## Run all tests (20 minutes on two cores)
 test-unit: env ## Run the unit tests (2 minutes)
 	$(BIN)/python -m pytest -n 2 tests/unit
 
-test-slow: env ## Run the tests that `make test` omits: the ready-made configs on the test cluster, the trackers (7 minutes)
+test-slow: env ## Run the tests that `make test` omits: the ready-made configs on the test cluster, the trackers, peers (15 minutes)
 	$(BIN)/python -m pytest -m slow
 
 faults: env ## Run the table of faults and the soak, and write docs/faults.md (40 minutes)

@@ -61,7 +61,8 @@ def packages():
 @pytest.mark.usefixtures("packages")
 @pytest.mark.parametrize("work", ["short", "trouble"])
 @pytest.mark.parametrize("peer", [peer.name for peer in PEERS.values() if peer.programs])
-def test_the_same_work_by_python_packages(cluster, shared_dir, peer, work):
+def test_the_same_work_by_python_packages(cluster, shared_dir, monkeypatch, peer, work):
+    monkeypatch.setenv("RAY_NUM_REDIS_GET_RETRIES", "300")  # seconds: Ray starts late on a busy machine
     result = measured(cluster, shared_dir, peer, work)
     lines = [line.split() for line in (shared_dir / peer / "trials.log").read_text().splitlines()]
     assert {line[4] for line in lines} <= {"0", "1"}  # each trial has one GPU

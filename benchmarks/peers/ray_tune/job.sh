@@ -7,7 +7,7 @@
 #SBATCH --time=10
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$PWD/token
 (umask 077; openssl rand -hex 32 > token)
-export RAY_USAGE_STATS_ENABLED=0 RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=120
+export RAY_USAGE_STATS_ENABLED=0 RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun ray symmetric-run --address "$head:6379" --min-nodes "$SLURM_JOB_NUM_NODES" \
   --num-cpus=2 --num-gpus=2 -- python -u sweep.py
