@@ -66,9 +66,11 @@ class Run:
             log, begun = self._log(), self.submitted
             found = columns(self.work, log, submitted=begun, over=over, gpu_seconds=gpu_seconds, kill=self.killed)
         finished, trials = int(found["trials_finished"] or 0), len(self.work.seconds)
-        if not reason and finished < trials:
-            reason = "ended too early"
-        if reason:
+        if reason and finished == trials:  # only its program went on, for example until its next look at the queue
+            self.notes.append(reason)
+            reason, found["over_seconds"] = "", None
+        elif finished < trials:
+            reason = reason or "ended too early"
             reason += f": {finished} of {trials} trials finished"
         return {
             **found,
