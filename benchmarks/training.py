@@ -26,6 +26,7 @@ from PIL import Image
 from trainyard.config.train import Train
 from trainyard.data.staged import Staged
 from trainyard.training.flops import gpu_utilization, model_cost
+from trainyard.training.gpu_peaks import gpu_peak
 
 PLAIN = Path(__file__).with_name("plain_ddp.py")
 ON_CPU: dict[str, Any] = {
@@ -120,8 +121,8 @@ def roofline(gpus: int) -> float:
     """Maximum images per second by the GPU's memory bandwidth and arithmetic throughput."""
     spec = Train(**ON_GPU["train"])
     work = model_cost(spec, shape=(64, 64, 3), classes=200, precision="bf16")
-    name = torch.cuda.get_device_name()
-    found = gpu_utilization(work, images_per_second=0, gpus=gpus, precision="bf16", device_name=name)
+    peak = gpu_peak(torch.cuda.get_device_name())
+    found = gpu_utilization(work, images_per_second=0, gpus=gpus, precision="bf16", peak=peak)
     return found["roofline_images_per_second"] or float("nan")
 
 

@@ -9,6 +9,7 @@ import torch
 from trainyard.config.train import Augment, Train
 from trainyard.training.augmentation.augment import Augmenter
 from trainyard.training.flops import gpu_utilization, model_cost
+from trainyard.training.gpu_peaks import gpu_peak
 from trainyard.training.loaders import InputData
 from trainyard.training.sampler import training_batches
 from trainyard.training.trainer import Trainer
@@ -101,7 +102,8 @@ def _row(rig: Rig, what: Measurement) -> tuple[float, dict[str, Any]]:
     rows = list(trainer.epochs())[1:]
     rate = statistics.median(row.images_per_second for row in rows)
     cost = model_cost(what.spec, shape=what.data.shape, classes=what.data.classes, precision=trainer.precision)
-    use = gpu_utilization(cost, images_per_second=rate, gpus=1, precision=trainer.precision, device_name=rig.gpu_name)
+    peak = gpu_peak(rig.gpu_name)
+    use = gpu_utilization(cost, images_per_second=rate, gpus=1, precision=trainer.precision, peak=peak)
     reached = f"{'reached' if rate >= what.goal else 'missed'}: {what.goal:,}" if what.goal else ""
     row = {
         "what": what.name,

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -27,6 +28,7 @@ from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector
 from trainyard.programs.output_file import OutputFile
 from trainyard.programs.output_lines import LineSplitter
 from trainyard.programs.process import FolderClaim, GuardedProcess, ProcessGuard, claim_folder
+from trainyard.programs.row_limiter import Row
 from trainyard.scaling import rendezvous
 from trainyard.scaling.launchers import check_allocation, script_command
 from trainyard.scaling.reported_rows import ReportedRows
@@ -70,7 +72,6 @@ class UserScript:
         # A changed script starts in a new folder.
         self._out = (self._folder / "out" / digest_of(what, length=10)).absolute()
         self._reported = ReportedRows(self._out)
-        self._rows: list[dict[str, Any]] = []
 
     def run(self, results: Path) -> int:
         """Run the script and write its results. If it has finished before, parse its output again instead.
@@ -82,17 +83,17 @@ class UserScript:
         with hold_lock(self._folder / ".lock"):
             run = self.reusable(results)
             if run is None:
-                run, problem = self._launch(results), self._problem
+                run, rows, problem = self._launch(results)
             else:
                 log.info("the script is not run again: its output is parsed again")
-                self._rows, problem = self._reported.parse_outputs(self._study.metrics, seconds=run.train_seconds)
-                if len(self._rows) != len(run.row_seconds):  # the times of these rows are unknown
-                    run.row_seconds = [None] * len(self._rows)
+                rows, problem = self._reported.parse_outputs(self._study.metrics, seconds=run.train_seconds)
+                if len(rows) != len(run.row_seconds):  # the times of these rows are unknown
+                    run.row_seconds = [None] * len(rows)
             run.heard, run.told = metrics_digest(self._study.metrics), not problem
             write_json(self._record, asdict(run))
             if problem:
                 raise UserError(f"{self._run}: {problem}; see {self._reported.output}. {UNREADABLE_REMEDY}")
-            self._write(run)
+            self._write(run, rows)
         return 0
 
     @cached_property
@@ -115,18 +116,15 @@ class UserScript:
         """Digest of everything that changes the result except the script and its arguments, which change the folder."""
         return digest_of([self._study.launcher_options, self._study.mode, dataset_digest(results, self._study)])
 
-    def _launch(self, results: Path) -> ScriptRun:
-        """Run the script."""
+    def _launch(self, results: Path) -> tuple[ScriptRun, list[Row], str]:
+        """Run the script; return what became of it, its rows of metrics, and why there are none, or ""."""
         from trainyard.training.telemetry import recorded_gpu_name  # imports torch
 
         self._record.unlink(missing_ok=True)
         with claim_folder(self._out, owner=f"scale {self._run}", grace_seconds=self._study.grace_seconds) as claimed:
-            self._run_from_checkpoint(results, claimed)
+            missing = self._run_from_checkpoint(results, claimed)
         report = self._reported.report(ended=time.time())
-        self._rows = report.rows
-        if self._rows:
-            self._problem = ""
-        return ScriptRun(
+        run = ScriptRun(
             what=self._digest(results),
             train_seconds=report.seconds,
             row_seconds=list(report.row_seconds),
@@ -136,16 +134,20 @@ class UserScript:
             node_names=list(self._allocation.nodes) if self._allocation else [host.node_name()],
             gpu_model=self._allocation.gpu_model if self._allocation else "",
         )
+        return run, report.rows, "" if report.rows else missing
 
-    def _run_from_checkpoint(self, results: Path, claimed: FolderClaim) -> None:
-        """Run the script from the latest checkpoint that it has not failed to resume from."""
+    def _run_from_checkpoint(self, results: Path, claimed: FolderClaim) -> str:
+        """Run the script from the latest checkpoint that it has not failed to resume from.
+
+        Returns why this launch reported no metrics, or "".
+        """
         bad = self._bad_checkpoints()
         kept = find_checkpoint(self._out, self._study.checkpoint, bad=bad)
         with tempfile.TemporaryDirectory(prefix=".rendezvous-", dir=self._folder.absolute()) as meeting:
             line = self._command(results, self._out / kept.name if kept else None, meeting)
             log.info("launching: %s", " ".join(line))
             with self._reported.launch(resumes=kept is not None):
-                code, reason = self._monitor(line, claimed, resumed=kept is not None)
+                code, reason, missing = self._monitor(line, claimed, resumed=kept is not None)
             problem = rendezvous.problem(Path(meeting))
         if problem:
             raise UserError(problem)
@@ -155,6 +157,7 @@ class UserScript:
             write_json(self._bad, [*bad, kept])
         if code:
             raise UserError(f"the script ended with exit code {code}; its output is above")
+        return missing
 
     @property
     def _bad(self) -> Path:
@@ -208,8 +211,11 @@ class UserScript:
             file.writelines(f"{node} slots={self._gpus}\n" for node in nodes)
         return path
 
-    def _monitor(self, line: list[str], claimed: FolderClaim, *, resumed: bool) -> tuple[int, str]:
-        """Run a command, log its output and collect its metrics; returns the exit code and any reason for ending it."""
+    def _monitor(self, line: list[str], claimed: FolderClaim, *, resumed: bool) -> tuple[int, str, str]:
+        """Run a command, log its output and collect its metrics.
+
+        Returns the exit code, why the command was ended, and why it reported no metrics, or "".
+        """
         reported = MetricsCollector(self._study.metrics, self._out, resumes=resumed, hold_first_row=False)
         grace = self._study.grace_seconds
         try:
@@ -244,8 +250,7 @@ class UserScript:
                 self._reported.add(row)
             if warning := reported.take_warning():
                 log.warning("%s", warning)
-        self._problem = reported.missing
-        return process.wait(), reason
+        return process.wait(), reason, reported.missing
 
     def _reason_to_end(self, signalled: threading.Event) -> str:
         """Why the script must end now; "" if it need not."""
@@ -256,14 +261,14 @@ class UserScript:
             return "the script was ended before the end of the walltime"
         return ""
 
-    def _write(self, run: ScriptRun) -> None:
+    def _write(self, run: ScriptRun, reported_rows: Sequence[Mapping[str, Any]]) -> None:
         """Write `history.csv` and `summary.json`; metrics that were not reported are empty."""
         from trainyard.training.telemetry import gpu_memory, telemetry_summary
         from trainyard.utils.csv_files import write_rows  # imports pandas, which takes a second
 
         seconds = run.train_seconds
         rows = [{**row, "seconds": row.get("seconds", took)}
-                for row, took in zip(self._rows, run.row_seconds, strict=True)]  # fmt: skip
+                for row, took in zip(reported_rows, run.row_seconds, strict=True)]  # fmt: skip
         reported = {name: [row[name] for row in rows if row.get(name) is not None] for name in (*LAST_VALUES, *MEDIANS)}
         if not reported["images_per_second"]:
             log.warning("the script reports no `images_per_second`: the speedup is known from the time only")

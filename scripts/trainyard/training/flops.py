@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainyard.config.train import Train
-from trainyard.training.gpu_peaks import gpu_peak
+from trainyard.training.gpu_peaks import GpuPeak
 from trainyard.training.networks import models
 from trainyard.training.networks.freezing import freeze
 
@@ -105,18 +105,17 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def gpu_utilization(
-    cost: ModelCost | None, *, images_per_second: float, gpus: int, precision: str, device_name: str
+    cost: ModelCost | None, *, images_per_second: float, gpus: int, precision: str, peak: GpuPeak | None
 ) -> dict[str, float | None]:
     """TFLOP/s per GPU, model FLOPs utilization (MFU, Chowdhery et al. 2022), and the roofline in images per second.
 
     The roofline (Williams et al. 2009) is the throughput at which arithmetic or, without fused kernels, memory
-    bandwidth becomes the bottleneck. None where the cost or the peak is unknown.
+    bandwidth becomes the bottleneck. `peak` is that of one GPU. None where the cost or the peak is unknown.
     """
     none: dict[str, float | None] = {"tflops_per_gpu": None, "mfu": None, "roofline_images_per_second": None}
     if cost is None:
         return none
     reached = cost.flops * images_per_second / gpus / 1e12
-    peak = gpu_peak(device_name)
     best = peak.tflops.get(precision) if peak else None
     if peak is None or best is None:
         return none | {"tflops_per_gpu": reached}

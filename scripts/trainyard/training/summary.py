@@ -81,13 +81,13 @@ def _summary(trainer: Trainer, probe: WarmUpResult | None, scale: str) -> dict[s
 
 def _utilization(trainer: Trainer, images_per_second: float) -> dict[str, Any]:
     """Peak of the GPU, MFU and roofline; None on CPUs."""
-    group, data, name, cost, peak = trainer.group, trainer.data, device_name(trainer.group.device), None, None
-    if group.device.type == "cuda":
+    group, data, cost, peak = trainer.group, trainer.data, None, None
+    if has_gpu := group.device.type == "cuda":
         cost = model_cost(trainer.spec, shape=data.shape, classes=data.classes, precision=trainer.precision)
-        peak = str(gpu_peak(name) or "unknown")
-        if peak == "unknown":
+        peak = gpu_peak(name := device_name(group.device))
+        if peak is None:
             log.warning("the peak performance of a GPU named %r is unknown: no MFU and no roofline", name)
     utilization = gpu_utilization(
-        cost, images_per_second=images_per_second, gpus=group.world_size, precision=trainer.precision, device_name=name
+        cost, images_per_second=images_per_second, gpus=group.world_size, precision=trainer.precision, peak=peak
     )
-    return {"gpu_peak": peak, **utilization}
+    return {"gpu_peak": str(peak or "unknown") if has_gpu else None, **utilization}

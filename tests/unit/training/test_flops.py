@@ -55,7 +55,7 @@ def test_a_model_whose_flops_cannot_be_counted_is_not_an_error(caplog):
 def test_mfu_and_roofline_of_two_gpus():
     """Two H200 with 989 TFLOP/s and 4.8 TB/s, 1 TFLOP and 0.01 TB per image: the memory limits each to 480 img/s."""
     work = ModelCost(flops=1e12, eager_bytes=1e10)
-    found = gpu_utilization(work, images_per_second=200, gpus=2, precision="bf16", device_name="NVIDIA H200")
+    found = gpu_utilization(work, images_per_second=200, gpus=2, precision="bf16", peak=gpu_peak("NVIDIA H200"))
     assert found == {
         "tflops_per_gpu": 100,
         "mfu": pytest.approx(100 / 989),
@@ -65,9 +65,9 @@ def test_mfu_and_roofline_of_two_gpus():
 
 def test_an_unknown_gpu_has_no_mfu():
     work = ModelCost(flops=1e12, eager_bytes=1e10)
-    found = gpu_utilization(work, images_per_second=100, gpus=1, precision="bf16", device_name="Some GPU")
+    found = gpu_utilization(work, images_per_second=100, gpus=1, precision="bf16", peak=gpu_peak("Some GPU"))
     assert found == {"tflops_per_gpu": 100, "mfu": None, "roofline_images_per_second": None}
-    assert set(gpu_utilization(None, images_per_second=1, gpus=1, precision="fp32", device_name="cpu").values()) == {
+    assert set(gpu_utilization(None, images_per_second=1, gpus=1, precision="fp32", peak=gpu_peak("cpu")).values()) == {
         None
     }
 
