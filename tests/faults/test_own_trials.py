@@ -278,7 +278,7 @@ def test_a_corrected_pattern_is_applied_to_saved_output_without_running_anything
     output = done.stdout + done.stderr
     assert done.returncode != 0
     assert output.count("correct `metrics`") == 2, "after the first one, and at the end"
-    assert "none were found in its output by scroe=" in output
+    assert output.count("none were found in its output by scroe=") == 2
     assert "3 of 3 trials have no metrics" in output
     again = yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
     assert (again.returncode, runs()) == (done.returncode, 3), "neither is it tried again, nor run by the next run"

@@ -94,7 +94,7 @@ class LiveView:
             case TrialStatus.DIVERGED:
                 return f"{head}: DIVERGED, not retried: {event.error}"
             case TrialStatus.UNREADABLE:
-                return f"{head}: {seconds}; {event.error}; see {event.log}"
+                return f"{head}: {seconds}, without metrics; see {event.log}"
         metric = _metric_text(self._plan.state, event.metrics or {})
         reason = f"; {event.why}" if event.status == TrialStatus.STOPPED else _patience_text(self._plan.state, event)
         return f"{head}: {', '.join(filter(None, [seconds, metric]))}{reason}{self._time_left()}"

@@ -145,13 +145,15 @@ class OutcomeHandler:
         assert end.program is not None
         trial, output, seconds = slot.task.trial, end.program.output, _rounded(end.seconds) or 0.0
         warning = f"{end.error}; see {output}. {UNREADABLE_REMEDY}"
-        self.warn_once("unreadable", slot, warning)
+        is_needed = self._required and not self._queue.is_closed  # search and early stopping would have no values
+        if not is_needed:
+            self.warn_once("unreadable", slot, warning)
         self._failures.record_success(trial, slot.place)
         self._queue.note_finished(trial, seconds)
         fields: dict[str, Any] = {"error": end.error, "seconds": seconds, "log": output, **end.details()}
         self._recorder.record_end(slot, end.status, **fields)
-        if self._required and not self._queue.is_closed:  # search and early stopping would have no values
-            raise UserError(f"trial {trial} reported no metrics, which search and early stopping need: {warning}")
+        if is_needed:
+            raise UserError(f"search and early stopping need the metrics of trial {trial}: {warning}")
         self._update_order()
 
     def _handle_result(self, slot: Slot, end: TrialEnded) -> None:

@@ -66,13 +66,14 @@ def test_all_log_records_are_whole_lines_above_the_table(tmp_path, terminal, mon
     assert screen.getvalue() == "afterwards\n", "nothing is written into the table"
 
 
-def test_a_trial_without_metrics_is_a_line_with_its_error(tmp_path, caplog):
+def test_a_trial_without_metrics_is_a_line_without_its_error(tmp_path, caplog):
+    """A warning has told it of the first one, and the last line of the sweep does."""
     caplog.set_level(logging.INFO)
     view = view_of(tmp_path, {"gpus_per_node": 1})
     error = "it succeeded, but reported no metrics"
     running = next(iter(view._running))
     view.update(Ended(trial=running, attempt=1, status="unreadable", seconds=2.0, time=3.0, error=error, log="a.log"))
-    assert caplog.messages[-1].endswith(f": 2.0 s; {error}; see a.log")
+    assert caplog.messages[-1].endswith(": 2.0 s, without metrics; see a.log")
 
 
 def test_the_picture_is_drawn_anew_when_the_terminal_is_resized(tmp_path, terminal):

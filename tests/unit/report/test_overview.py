@@ -79,6 +79,13 @@ def test_the_summary_of_a_sweep_says_what_was_best_and_what_to_do_next(tmp_path)
     assert summary.next_steps[0] == f"Correct the error of 1 failed trial and {again}", "its tables are complete"
 
 
+def test_a_trial_that_was_interrupted_has_no_reason(tmp_path):
+    config = write_results(tmp_path, GRID, [finished(3.0), ("interrupted", {})])
+    (summary,) = summarize_studies(config, tmp_path)
+    _, name, *_ = read_state(config.sweeps["s"], "s", tmp_path).trials
+    assert summary.failures == [f"1 trial interrupted, as {name}"]
+
+
 def test_a_best_value_at_the_end_of_its_range_is_to_be_exceeded(tmp_path):
     config = write_results(tmp_path, GRID, [finished(value) for value in (5.0, 4.0, 3.0, 2.0)])
     (summary,) = summarize_studies(config, tmp_path)
