@@ -12,11 +12,9 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, LogNorm, Normalize, to_rgba
 from matplotlib.ticker import PercentFormatter
 
-from trainyard.config.metric_names import Mode, guess_mode
 from trainyard.config.trial_status import ENDED, TrialStatus
 from trainyard.report import style
 from trainyard.report.style import readable_metric
-from trainyard.report.sweep_tables import find_best_trial
 from trainyard.results.answer import describe_best
 from trainyard.results.ranking import Ranking
 
@@ -30,15 +28,13 @@ class PlottedTrials:
 
     table: pd.DataFrame  # trials.csv; a missing value of a key that is no number is the name `(none)`
     keys: Sequence[str]
-    metric: str  # a column of the table
-    mode: Mode | None = None  # None: guessed from the name of the metric
+    ranking: Ranking
     log: Mapping[str, bool | None] = field(default_factory=dict)  # by key: whether its scale is logarithmic, if known
-    answer: Ranking | None = None  # what the sweep found best; None: the finished trial with the best value
 
     @cached_property
     def values(self) -> "pd.Series[float]":
         """The metric of each trial; NaN without one."""
-        numbers = pd.to_numeric(self.table[self.metric], errors="coerce").astype(float)
+        numbers = self.table["trial"].map(self.ranking.scores).astype(float)
         return numbers.where(np.isfinite(numbers))
 
     @property
@@ -64,19 +60,19 @@ class PlottedTrials:
     @cached_property
     def best(self) -> "pd.Series[Any] | None":
         """The row of the best trial: with seeds, of the best one of the configuration with the best mean."""
-        chosen = self.answer and self.answer.best_trial
-        rows = self.table[self.table["trial"] == chosen.trial] if chosen else self.table.head(0)
-        return rows.iloc[0] if len(rows) else find_best_trial(self.table, self.metric, self.mode)
+        best = self.ranking.best_trial
+        rows = self.table[self.table["trial"] == best.trial] if best else self.table.head(0)
+        return rows.iloc[0] if len(rows) else None
 
     @property
     def is_minimized(self) -> bool:
         """Whether a smaller metric is better."""
-        return (self.mode or guess_mode(self.metric)) == "min"
+        return self.ranking.mode == "min"
 
     @property
     def is_percent(self) -> bool:
         """Whether the metric is shown in percent."""
-        return style.are_fractions(self.metric, self.values)
+        return style.are_fractions(self.ranking.metric, self.values)
 
     @property
     def is_log(self) -> bool:
@@ -99,7 +95,7 @@ class PlottedTrials:
     @property
     def label(self) -> str:
         """The metric on an axis."""
-        return readable_metric(self.metric)
+        return readable_metric(self.ranking.metric)
 
     @property
     def direction(self) -> str:
@@ -119,9 +115,9 @@ class PlottedTrials:
         """The best value and all values of its keys, or, if these are too many, its trial."""
         if self.best is None:
             return f"no trial has finished with {self.label}"
-        has_seeds = self.answer is not None and self.answer.has_seeds
-        what = describe_best(self.metric, self.mode, label=f"mean {self.label}" if has_seeds else self.label)
-        start = f"{what}{' over seeds; its best trial' * has_seeds}: {self.format_metric(self.best[self.metric])}"
+        what, has_seeds = describe_best(self.ranking, metric=self.label), self.ranking.has_seeds
+        value = self.format_metric(self.values[self.best.name])
+        start = f"{what}{' over seeds; its best trial' * has_seeds}: {value}"
         names = style.short_names(self.keys)
         title = f"{start} at " + ", ".join(f"{names[key]} = {self._best_value(key)}" for key in self.keys)
         return title if self.keys and len(title) <= MAX_TITLE else f"{start} by trial {self.best['trial']}"

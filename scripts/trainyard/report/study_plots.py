@@ -23,7 +23,7 @@ from trainyard.report import (
     tree_plots,
 )
 from trainyard.report.plotted_trials import PlottedTrials
-from trainyard.report.sweep_tables import find_ranking_metric
+from trainyard.report.sweep_tables import metric_column
 from trainyard.results.ranking import is_seed, rank_sweep
 from trainyard.utils.csv_files import read_table
 
@@ -77,7 +77,7 @@ def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
     style.save(metric, target / "metric", size=size, panels=(rows, columns))
     style.save(partial(parallel_plot.plot_parallel, ranked=ranked), target / "parallel", size=(WIDTH, 4.2))
     style.save(partial(importance.plot_importance, ranked=ranked), target / "importance")
-    curve = "val_loss" if "val_loss" in epochs else ranked.metric
+    curve = "val_loss" if "val_loss" in epochs else metric_column(epochs, ranked.ranking.metric)
     losses = partial(metric_plots.plot_epochs, epochs=epochs, ranked=ranked, curve=curve)
     style.save(losses, target / "loss", size=(WIDTH, 4))
 
@@ -85,9 +85,8 @@ def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
 def _rank_trials(state: SweepState, trials: pd.DataFrame) -> PlottedTrials:
     keys = varied_keys(list(state.trials.values()))
     shown = trials.assign(**{key: style.fill_missing(trials[key]) for key in keys})
-    metric, mode = find_ranking_metric(state, trials)
     log = {key: False if is_seed(key) else state.sweep.is_log(key) for key in keys}
-    return PlottedTrials(shown, keys, metric, mode, log, rank_sweep(state))
+    return PlottedTrials(shown, keys, rank_sweep(state), log)
 
 
 def _cpus_as_gpus(table: pd.DataFrame) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from trainyard.report.pages import Parts, Table, write_page
 from trainyard.report.scale_groups import group_scales
 from trainyard.report.sweep_tables import (
     RESERVED,
-    find_ranking_metric,
+    metric_column,
     ranking_table,
     stopping_table,
     summarize_savings,
@@ -65,7 +65,7 @@ def _write_sweep(config: Config, name: str, results: Path) -> Parts:
     return {
         "": "; ".join(describe_ranking(ranking)),
         **({"Configurations: means over seeds": Table(configurations, best)} if ranking.has_seeds else {}),
-        "Trials": _arrange_trials(trials, ranking, find_ranking_metric(state, trials)[0]),
+        "Trials": _arrange_trials(trials, ranking),
         **stopped,
         "Cost, compared with other strategies": Table(turned),
         "Jobs: planned and measured": Table(jobs.assign(start=jobs["start"].map(format_time))),
@@ -77,13 +77,14 @@ def _without_gpus(table: pd.DataFrame, slots: Slots) -> pd.DataFrame:
     return table if slots.has_gpus else table.drop(columns=[name for name in table if "gpu" in name])
 
 
-def _arrange_trials(trials: pd.DataFrame, ranking: Ranking, metric: str) -> Table:
+def _arrange_trials(trials: pd.DataFrame, ranking: Ranking) -> Table:
     """The trials in the order of the ranking, the best one highlighted; the ranking metric follows the status."""
     ranked = [trial.trial for each in ranking.configurations for trial in each.trials]
     places = {trial: place for place, trial in enumerate(ranked)}
     ordered = trials.sort_values("trial", key=lambda names: names.map(places), kind="stable")
-    columns = [name for name in trials if name != metric or metric in RESERVED]
-    if metric not in RESERVED:
+    columns, metric = list(trials), metric_column(trials, ranking.metric)
+    if metric in columns and metric not in RESERVED:
+        columns.remove(metric)
         columns.insert(columns.index("status") + 1, metric)
     return Table(ordered[columns], best=places[ranking.best_trial.trial] if ranking.best_trial else None)
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pandas as pd
 
-from trainyard.config.metric_names import Mode, guess_mode
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.attempts import Attempt
@@ -156,27 +155,12 @@ def summarize_savings(state: SweepState, stopped: pd.DataFrame) -> str:
     return f"{counts}; this saved {epochs} of {total} epochs ({epochs / total:.1%}){slot_seconds}"
 
 
-# ---- the best trial
+# ---- the ranking
 
 
-def find_ranking_metric(state: SweepState, trials: pd.DataFrame) -> tuple[str, Mode | None]:
-    """The column of `trials` that ranks them, and its mode; None if the mode is guessed from the name.
-
-    Trials without metrics are ranked by their seconds.
-    """
-    reported = list(trials.columns)[list(trials.columns).index("seconds") + 1 :]
-    columns = {name.removeprefix("reported_"): name for name in reported}
-    columns.setdefault("seconds", "seconds")
-    metric, mode = state.sweep.ranking_metric(list(columns)) or ("seconds", None)
-    return columns[metric], mode
-
-
-def find_best_trial(trials: pd.DataFrame, metric: str, mode: Mode | None) -> "pd.Series[Any] | None":
-    """The row of the best finished trial; None if no finished trial has the metric."""
-    values = pd.to_numeric(trials.loc[trials["status"] == TrialStatus.FINISHED, metric], errors="coerce").dropna()
-    if values.empty:
-        return None
-    return trials.loc[values.idxmin() if (mode or guess_mode(metric)) == "min" else values.idxmax()]
+def metric_column(table: pd.DataFrame, metric: str) -> str:
+    """The column of trials.csv or epochs.csv that has a metric, if it has one."""
+    return name if (name := f"reported_{metric}") in table else metric
 
 
 def ranking_table(ranking: Ranking) -> pd.DataFrame:

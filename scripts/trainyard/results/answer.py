@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainyard.config.config import Config
-from trainyard.config.metric_names import Mode, guess_mode
 from trainyard.config.parser import write_yaml
 from trainyard.planning.sweep_state import SweepState
 from trainyard.planning.task import folder_name
@@ -18,10 +17,10 @@ from trainyard.utils.typed_commands import snakemake_call
 FILE: Final = "best.yaml"
 
 
-def describe_best(metric: str, mode: Mode | None, *, label: str = "") -> str:
-    """The description of a best value, as `best rmse (lowest)`; `label` replaces the metric's name."""
-    extreme = {"min": "lowest", "max": "highest"}[mode or guess_mode(metric)]
-    return f"best {label or metric} ({extreme}{'' if mode else ', guessed from its name'})"
+def describe_best(ranking: Ranking, *, metric: str = "") -> str:
+    """The description of a best value, as `best rmse (lowest)`; `metric` replaces the name of the metric."""
+    mean, extreme = "mean " * ranking.has_seeds, {"min": "lowest", "max": "highest"}[ranking.mode]
+    return f"best {mean}{metric or ranking.metric} ({extreme}{', guessed from its name' * ranking.is_guessed})"
 
 
 def describe_ranking(ranking: Ranking) -> list[str]:
@@ -29,10 +28,8 @@ def describe_ranking(ranking: Ranking) -> list[str]:
     if not ranking.counting:
         return ["no trial has finished" + f" with {ranking.metric}" * (ranking.metric != FALLBACK)]
     first, *others = ranking.counting
-    label = f"mean {ranking.metric}" if ranking.has_seeds else ""
-    best = describe_best(ranking.metric, None if ranking.is_guessed else ranking.mode, label=label)
     instead = f"; no trial has reported {ranking.unreported}, the metric of the sweep" if ranking.unreported else ""
-    lines = [f"{best}: {_describe(first, ranking)}{instead}"]
+    lines = [f"{describe_best(ranking)}: {_describe(first, ranking)}{instead}"]
     return lines + [f"runner-up: {_describe(second, ranking)}" for second in others[:1]]
 
 

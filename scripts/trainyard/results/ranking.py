@@ -94,6 +94,11 @@ class Ranking:
         return self.configurations[0].best_trial(self.mode) if self.configurations else None
 
     @property
+    def scores(self) -> dict[str, float | None]:
+        """The value of the metric of each trial, by its identity."""
+        return {trial.trial: trial.score for each in self.configurations for trial in each.trials}
+
+    @property
     def has_seeds(self) -> bool:
         """Whether a configuration has several trials, which differ in their seed."""
         return any(len(each.trials) > 1 for each in self.configurations)

@@ -1,6 +1,5 @@
 """Every plot of a sweep shows what its trials were, or says why there is nothing to show."""
 
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -11,10 +10,8 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
-from trainyard.config.trial_status import TrialStatus
+from plotted import plotted
 from trainyard.report import importance, metric_plots, parallel_plot, style, timeline_plots
-from trainyard.report.plotted_trials import PlottedTrials
-from trainyard.results.ranking import RankedTrial, Ranking, rank_configurations
 
 
 def sweep(count, *, status="finished", accuracy=None, **keys):
@@ -22,7 +19,7 @@ def sweep(count, *, status="finished", accuracy=None, **keys):
     table = pd.DataFrame({"trial": [f"t{number}" for number in range(count)], **keys, "status": status, "seconds": 2.0})
     table["val_accuracy"] = np.linspace(0.5, 0.9, count) if accuracy is None else accuracy
     shown = table.assign(**{key: style.fill_missing(table[key]) for key in keys})
-    return PlottedTrials(shown, list(keys), "val_accuracy")
+    return plotted(shown, list(keys), "val_accuracy")
 
 
 def timeline_of(ranked, *, slots=2):
@@ -106,7 +103,7 @@ def test_every_plot_of_an_odd_sweep_says_what_there_is(ranked, texts):
 
 def test_a_metric_keeps_its_whole_name():
     rows, name = sweep(3, lr=[1, 2, 3], width=[1, 2, 3]), "mAP@0.5_of_$x_$"
-    ranked = PlottedTrials(rows.table.assign(**{name: [0.1, 0.2, 0.3]}), ["lr", "width"], name)
+    ranked = plotted(rows.table.assign(**{name: [0.1, 0.2, 0.3]}), ["lr", "width"], name)
     for plot in ("metric", "parallel"):
         assert "mAP@0.5 of" in draw_all(ranked)[plot]
 
@@ -127,10 +124,7 @@ def test_a_title_names_all_varied_keys_or_none():
 def test_the_best_trial_is_that_of_the_answer_also_with_seeds():
     """The best single trial may be a lucky one of a configuration whose mean is worse."""
     rows = sweep(4, lr=[1, 1, 2, 2], seed=[1, 2, 1, 2], accuracy=[0.1, 0.9, 0.7, 0.8])
-    trials = [RankedTrial(name, {"lr": lr, "seed": seed}, TrialStatus.FINISHED, value)
-              for name, lr, seed, value in rows.table[["trial", "lr", "seed", "val_accuracy"]].to_numpy()]  # fmt: skip
-    answer = Ranking("val_accuracy", "max", False, rank_configurations(trials, "max"))
-    words = replace(rows, answer=answer).describe_best()
+    words = rows.describe_best()
     assert words.startswith("best mean validation accuracy (highest, guessed from its name) over seeds")
     assert words.endswith("; its best trial: 80.0% at learning rate = 2, seed = 2")
 
@@ -179,7 +173,7 @@ def test_names_and_missing_values_have_places_of_their_own():
 
 @pytest.mark.parametrize(("mode", "heights"), [("max", [0, 0.5, 1]), ("min", [1, 0.5, 0])])
 def test_the_best_value_is_on_top(mode, heights):
-    rows = PlottedTrials(sweep(3, lr=[1, 2, 3], width=[1, 2, 3]).table.assign(score=[1, 2, 3]), ["lr"], "score", mode)
+    rows = plotted(sweep(3, lr=[1, 2, 3], width=[1, 2, 3]).table.assign(score=[1, 2, 3]), ["lr"], "score", mode)
     assert parallel_plot.metric_coordinate(rows).heights == pytest.approx(heights)
 
 
@@ -187,7 +181,7 @@ def test_the_best_value_is_on_top(mode, heights):
 def test_better_trials_are_darker_and_drawn_above_the_others(mode):
     table = sweep(40, lr=range(40), width=range(40)).table.assign(score=range(40))
     axes = Figure().add_subplot()
-    parallel_plot.plot_parallel(axes, PlottedTrials(table, ["lr", "width"], "score", mode))
+    parallel_plot.plot_parallel(axes, plotted(table, ["lr", "width"], "score", mode))
     lines = axes.collections[0]
     light = lines.get_colors()[:, :3].sum(axis=1)
     assert (np.diff(light) < 0.2).all()
@@ -196,7 +190,7 @@ def test_better_trials_are_darker_and_drawn_above_the_others(mode):
 
 def test_one_trial_that_is_far_worse_does_not_hide_the_differences_of_the_others():
     rows = sweep(20, lr=range(20), width=range(20)).table.assign(score=[-1e6, *np.linspace(0.5, 0.9, 19)])
-    ranked = PlottedTrials(rows, ["lr", "width"], "score", "max")
+    ranked = plotted(rows, ["lr", "width"], "score", "max")
     assert ranked.limits == (0.5, 0.9)
     assert ranked.outlier_count == 1
     heights = parallel_plot.metric_coordinate(ranked).heights

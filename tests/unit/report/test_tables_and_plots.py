@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
+from plotted import plotted
 from trainyard.config.load import check_config
 from trainyard.packing.live_view import slot_table
 from trainyard.planning.accounting import compare_strategies, jobs_table, strategies_table
@@ -20,7 +21,7 @@ from trainyard.report import cost_plots, metric_plots, parallel_plot, scaling_pl
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.sweep_tables import (
     epochs_table,
-    find_ranking_metric,
+    metric_column,
     ranking_table,
     stopping_table,
     summarize_savings,
@@ -106,7 +107,7 @@ ON_GPU = SCALING.assign(device="NVIDIA H200")
 
 def ranked(*keys, trials=TRIALS, metric="val_accuracy", mode=None, **log):
     """The trials of a sweep that varies some keys."""
-    return PlottedTrials(trials, keys, metric, mode, log)
+    return plotted(trials, keys, metric, mode, log)
 
 
 PLOTS = {
@@ -371,9 +372,8 @@ def test_the_ranking_metric_is_plotted_whatever_its_name(tmp_path):
         (0, 1, 0.0, "started", {}), (0, 1, 1.0, "epoch", metrics), (0, 1, 2.0, "finished", {"seconds": 2.0, **metrics})
     ])  # fmt: skip
     axes = Figure().add_subplot()
-    metric, _ = find_ranking_metric(state, trials_table(state))
-    rows = ranked("lr", trials=trials_table(state), metric=metric)
-    metric_plots.plot_epochs(axes, epochs_table(state), rows, metric)
+    rows = PlottedTrials(trials_table(state), ["lr"], rank_sweep(state))
+    metric_plots.plot_epochs(axes, epochs := epochs_table(state), rows, metric_column(epochs, "seconds"))
     assert axes.collections, "lines, not only a text"
 
 
