@@ -112,51 +112,54 @@ for kind, made_from in TABLE_INPUTS.items():
 
 
 for kind, made_from in PLOT_INPUTS.items():
+    for plots in yard.plot_rules(kind):
 
-    rule:
-        "Plot the results of a study, or a dataset."
-        name:
-            f"plot_{kind}"
-        input:
-            made_from,
-        output:
-            [
-                report(
-                    f"results/plots/{kind}/{{name}}/{plot}.svg",
-                    category=CATEGORIES[kind],
-                    subcategory="{name}",
-                    labels={
-                        "dataset" if kind == "data" else "study": "{name}",
-                        "content": content,
-                    },
-                    caption=f"../report/{kind}-{plot}.rst",
-                )
-                for plot, content in yard.plot_labels[kind].items()
-            ],
-            expand(
-                "results/plots/{kind}/{{name}}/{plot}.png",
+        rule:
+            "Plot the results of a study, or a dataset."
+            name:
+                plots.name
+            input:
+                made_from,
+            output:
+                [
+                    report(
+                        f"results/plots/{kind}/{{name}}/{plot}.svg",
+                        category=CATEGORIES[kind],
+                        subcategory="{name}",
+                        labels={
+                            "dataset" if kind == "data" else "study": "{name}",
+                            "content": content,
+                        },
+                        caption=f"../report/{kind}-{plot}.rst",
+                    )
+                    for plot, content in plots.labels.items()
+                ],
+                expand(
+                    "results/plots/{kind}/{{name}}/{plot}.png",
+                    kind=kind,
+                    plot=plots.labels,
+                ),
+            log:
+                f"results/logs/plots/{kind}-{{name}}.log",
+            benchmark:
+                f"results/benchmarks/plots/{kind}-{{name}}.tsv"
+            wildcard_constraints:
+                name=plots.names,
+            localrule: True
+            conda:
+                "../../envs/trainyard.yaml"
+            envmodules:
+                *yard.config.env_modules,
+            resources:
+                machine=1,
+            params:
+                program=yard.program("plots"),
                 kind=kind,
-                plot=yard.plot_labels[kind],
-            ),
-        log:
-            f"results/logs/plots/{kind}-{{name}}.log",
-        benchmark:
-            f"results/benchmarks/plots/{kind}-{{name}}.tsv"
-        localrule: True
-        conda:
-            "../../envs/trainyard.yaml"
-        envmodules:
-            *yard.config.env_modules,
-        resources:
-            machine=1,
-        params:
-            program=yard.program("plots"),
-            kind=kind,
-            conclusion=yard.conclusion(kind),
-        message:
-            f"{NOUNS[kind]} {{wildcards.name}}: plots"
-        shell:
-            "{params.program} --kind {params.kind} --name {wildcards.name} --log-file {log}"
+                conclusion=yard.conclusion(kind),
+            message:
+                f"{NOUNS[kind]} {{wildcards.name}}: plots"
+            shell:
+                "{params.program} --kind {params.kind} --name {wildcards.name} --log-file {log}"
 
 
 for kind, made_from in EVENT_FILES_INPUTS.items():

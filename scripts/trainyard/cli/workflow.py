@@ -3,10 +3,12 @@
 import json
 import logging
 import math
+import re
 import shlex
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +26,7 @@ from trainyard.config.trials import published_weights
 from trainyard.config.weights import weights_receipt
 from trainyard.planning.memory_request import MemoryRequest, staging_memory, trees_memory
 from trainyard.programs.environment import RECORD, record_environment
+from trainyard.report.plot_names import PLOT_LABELS, plots_of
 from trainyard.utils.files import digest_of, write_json
 from trainyard.utils.import_path import SCRIPTS
 
@@ -35,27 +38,6 @@ _REQUESTS: Final = (
     "({resources.memory}), walltime: {resources.runtime} min"
 )
 
-# The plots of each kind of study with their labels; the caption of each is workflow/report/<kind>-<plot>.rst.
-PLOT_LABELS: Final = {
-    "data": {"samples": "samples", "classes": "class balance"},
-    "sweeps": {
-        "gantt": "slots over time",
-        "packing": "job array and packed",
-        "waste": "requested and wasted time",
-        "prediction": "predicted and measured durations",
-        "metric": "metric against each varied key",
-        "parallel": "parallel coordinates",
-        "importance": "importance of the varied keys",
-        "loss": "loss curves",
-    },
-    "scaling": {
-        "speedup": "speedup and efficiency",
-        "steps": "time of a step",
-        "telemetry": "memory and utilization over time",
-        "loss": "loss against epochs and GPU-hours",
-    },
-    "trees": {"scores": "scores"},
-}
 TABLE_LABELS: Final = {"sweeps": "table of trials", "scaling": "table", "trees": "table"}
 DERIVED_TABLES: Final = {  # made by tables.py
     "sweeps": ["strategies", "jobs", "ranking"],
@@ -64,11 +46,19 @@ DERIVED_TABLES: Final = {  # made by tables.py
 }
 
 
+@dataclass(frozen=True)
+class PlotRule:
+    """A rule that draws the same plots of several datasets or studies."""
+
+    name: str
+    names: str  # a regular expression that matches the names of these datasets or studies
+    labels: dict[str, str]  # by plot
+
+
 class Workflow:
     """The checked config, as the Snakefile sees it."""
 
     name_pattern = NAME_PATTERN
-    plot_labels = PLOT_LABELS
     table_labels = TABLE_LABELS
     derived_tables = DERIVED_TABLES
 
@@ -277,10 +267,28 @@ class Workflow:
     def plots(self) -> list[str]:
         """All plots. A dataset has plots if it contains images after staging."""
         images = [name for name, dataset in self.config.datasets.items() if has_images(dataset)]
-        named = {"data": images, **{kind: list(getattr(self.config, kind)) for kind in ("sweeps", "scaling", "trees")}}
         return [
             str(self._declared / "plots" / kind / name / f"{plot}.svg")
-            for kind, names in named.items()
-            for name in names
-            for plot in PLOT_LABELS[kind]
+            for kind in PLOT_LABELS
+            for name in (images if kind == "data" else self._names(kind))
+            for plot in plots_of(self.config, kind, name)
         ]
+
+    def plot_rules(self, kind: str) -> list[PlotRule]:
+        """A rule for each set of plots that datasets or studies of a kind have, the one with all plots first."""
+        every = tuple(PLOT_LABELS[kind])
+        groups: dict[tuple[str, ...], list[str]] = {every: []}
+        for name in self._names(kind):
+            groups.setdefault(plots_of(self.config, kind, name), []).append(name)
+        return [
+            PlotRule(
+                "_without_".join([f"plot_{kind}", *(plot for plot in every if plot not in plots)]),
+                "|".join(map(re.escape, names)) or "(?!)",
+                {plot: PLOT_LABELS[kind][plot] for plot in plots},
+            )
+            for plots, names in groups.items()
+        ]
+
+    def _names(self, kind: str) -> list[str]:
+        """The datasets (kind `data`) or studies of a kind."""
+        return list(getattr(self.config, "datasets" if kind == "data" else kind))

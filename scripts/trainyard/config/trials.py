@@ -170,10 +170,21 @@ def value_at(spec: dict[str, Any], key: str) -> Any:
     return spec
 
 
+def configured_keys(sweep: Sweep) -> list[str]:
+    """The keys that the config varies, without expanding its trials."""
+    draws = [part.values for part in (sweep.sample, sweep.search) if part]
+    return list(dict.fromkeys(key for part in (sweep.grid, *sweep.trials, *draws) for key in part))
+
+
+def count_configured(sweep: Sweep) -> int:
+    """The number of trials that the config has, without expanding them; equal ones are counted several times."""
+    return sum(_counts(sweep).values())
+
+
 def _counts(sweep: Sweep) -> dict[str, int]:
     """The number of configurations in each part of the sweep."""
     lengths = (values.count if isinstance(values, Range) else len(values) for values in sweep.grid.values())
-    counts = {"grid": math.prod(lengths), "trials": len(sweep.trials)}
+    counts = {"grid": math.prod(lengths) if sweep.grid else 0, "trials": len(sweep.trials)}
     counts |= {"sample": sweep.sample.count} if sweep.sample else {}
     return counts | ({"search": sweep.search.trials} if sweep.search else {})
 

@@ -9,11 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
 from trainyard.report import style
+from trainyard.report.plot_names import trials_for_importance
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.style import COLORS
+from trainyard.utils.text import count_of
 
-MIN_TRIALS: Final = 20
-MIN_PER_KEY: Final = 5  # trials per varied key
 MAX_TRIALS: Final = 800  # a random selection of more trials would take longer and tell the same
 MIN_EXPLAINED: Final = 0.1  # of the variance; below it, the forest has learned nothing that its keys could explain
 FOLDS: Final = 5
@@ -59,9 +59,9 @@ def why_unknown(ranked: PlottedTrials) -> str:
     finished, values = ranked.finished, ranked.values[ranked.finished.index]
     if len(ranked.keys) < 2:
         return "fewer than two keys are varied"
-    needed = max(MIN_TRIALS, MIN_PER_KEY * len(ranked.keys))
+    needed = trials_for_importance(len(ranked.keys))
     if len(finished) < needed:
-        return f"{len(finished)} trials have finished, {needed} are needed"
+        return f"{count_of(len(finished), 'trial')} finished, {needed} are needed"
     return f"all trials have the same {ranked.label}" if values.nunique() < 2 else ""
 
 

@@ -22,6 +22,7 @@ from trainyard.report import (
     timeline_plots,
     tree_plots,
 )
+from trainyard.report.plot_names import plots_of
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.sweep_tables import metric_column
 from trainyard.results.ranking import is_seed, rank_sweep
@@ -75,8 +76,11 @@ def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
     size = (6.4, 3.8) if columns == 1 else (WIDTH, 1.3 + 2.3 * rows)
     metric = partial(metric_plots.plot_metric, ranked=ranked, joined=joined)
     style.save(metric, target / "metric", size=size, panels=(rows, columns))
-    style.save(partial(parallel_plot.plot_parallel, ranked=ranked), target / "parallel", size=(WIDTH, 4.2))
-    style.save(partial(importance.plot_importance, ranked=ranked), target / "importance")
+    wanted = plots_of(config, "sweeps", name)
+    if "parallel" in wanted:
+        style.save(partial(parallel_plot.plot_parallel, ranked=ranked), target / "parallel", size=(WIDTH, 4.2))
+    if "importance" in wanted:
+        style.save(partial(importance.plot_importance, ranked=ranked), target / "importance")
     curve = "val_loss" if "val_loss" in epochs else metric_column(epochs, ranked.ranking.metric)
     losses = partial(metric_plots.plot_epochs, epochs=epochs, ranked=ranked, curve=curve)
     style.save(losses, target / "loss", size=(WIDTH, 4))

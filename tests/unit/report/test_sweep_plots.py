@@ -64,7 +64,7 @@ NONE = float("nan")
 ODD = {
     "no trial": (sweep(0, lr=[], width=[]), {"gantt": "no trial has started", "metric": "no trial has finished",
                                              "parallel": "no trial has finished", "loss": "no trial has reported",
-                                             "importance": "0 trials have finished"}),
+                                             "importance": "0 trials finished"}),
     "one trial": (sweep(1, lr=[0.1], width=[8]), {"metric": "at learning rate = 0.1, width = 8", "parallel": "0.1"}),
     "no key": (sweep(2), {"gantt": "labels: trial", "parallel": "varies no key", "metric": "by trial t1"}),
     "one key": (sweep(3, lr=[1, 2, 3]), {"parallel": "varies one key", "importance": "fewer than two keys"}),
@@ -215,10 +215,10 @@ def test_importance_is_that_of_the_key_that_decides():
 @pytest.mark.parametrize(
     ("ranked", "words"),
     [
-        (sweep(19, lr=range(19), width=range(19)), "19 trials have finished, 20 are needed"),
-        (sweep(24, **{f"key{number}": range(24) for number in range(5)}), "24 trials have finished, 25 are needed"),
+        (sweep(19, lr=range(19), width=range(19)), "19 trials finished, 20 are needed"),
+        (sweep(24, **{f"key{number}": range(24) for number in range(5)}), "24 trials finished, 25 are needed"),
         (sweep(40, lr=range(40), width=range(40), accuracy=0.5), "all trials have the same validation accuracy"),
-        (sweep(40, lr=range(40), width=range(40), status="stopped"), "0 trials have finished"),
+        (sweep(40, lr=range(40), width=range(40), status="stopped"), "0 trials finished"),
     ],
 )
 def test_importance_is_not_measured_where_it_means_nothing(ranked, words):

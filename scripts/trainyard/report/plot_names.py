@@ -1,0 +1,49 @@
+"""The plots of each dataset and study. One that could only say why it is empty is not made."""
+
+from typing import Final
+
+from trainyard.config.config import Config
+from trainyard.config.trials import configured_keys, count_configured
+
+# The plots of each kind of study with their labels; the caption of each is workflow/report/<kind>-<plot>.rst.
+PLOT_LABELS: Final = {
+    "data": {"samples": "samples", "classes": "class balance"},
+    "sweeps": {
+        "gantt": "slots over time",
+        "packing": "job array and packed",
+        "waste": "requested and wasted time",
+        "prediction": "predicted and measured durations",
+        "metric": "metric against each varied key",
+        "parallel": "parallel coordinates",
+        "importance": "importance of the varied keys",
+        "loss": "loss curves",
+    },
+    "scaling": {
+        "speedup": "speedup and efficiency",
+        "steps": "time of a step",
+        "telemetry": "memory and utilization over time",
+        "loss": "loss against epochs and GPU-hours",
+    },
+    "trees": {"scores": "scores"},
+}
+_MIN_TRIALS: Final = 20
+_MIN_PER_KEY: Final = 5  # trials per varied key
+
+
+def plots_of(config: Config, kind: str, name: str) -> tuple[str, ...]:
+    """The plots of a dataset (kind `data`) or study, as far as its section of the config tells.
+
+    A sweep has no parallel coordinates of fewer than two varied keys, and no importance of them, which also needs
+    enough trials.
+    """
+    empty = set[str]()
+    if kind == "sweeps":
+        sweep, keys = config.sweeps[name], len(configured_keys(config.sweeps[name]))
+        empty |= {"parallel"} if keys < 2 else set()
+        empty |= {"importance"} if keys < 2 or count_configured(sweep) < trials_for_importance(keys) else set()
+    return tuple(plot for plot in PLOT_LABELS[kind] if plot not in empty)
+
+
+def trials_for_importance(keys: int) -> int:
+    """The number of finished trials from which on the importance of so many varied keys is measured."""
+    return max(_MIN_TRIALS, _MIN_PER_KEY * keys)
