@@ -1,0 +1,88 @@
+"""Values that are text in the config stay text, also if they look like numbers, in everything that shows them."""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pandas as pd
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from trainyard.config.load import check_config, read_config
+from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trials import expand
+from trainyard.config.user_programs import build_argv, make_values
+from trainyard.planning.journal import Ended, Journal, Started
+from trainyard.planning.plan import read_state
+from trainyard.report.study_plots import _rank_trials
+from trainyard.report.study_tables import write_tables
+from trainyard.report.sweep_tables import write_sweep_tables
+from trainyard.results import load_sweep
+from trainyard.utils.csv_files import read_table, write_parquet, write_table
+
+NUMBERS = st.from_regex(r"[ ]?[+-]?[0-9]{1,6}(\.[0-9]{0,4})?([eE][+-]?[0-9]{1,2})?", fullmatch=True)
+WORDS = st.sampled_from(
+    ["true", "False", "nan", "inf", "None", "null", "0x1f", "1_000", "12", "0012", "1e3", "1.0", "~"]
+)
+LETTERS = st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1, max_size=8)
+TEXTS = st.lists(NUMBERS | WORDS | LETTERS, min_size=1, max_size=5, unique=True)
+
+
+@given(TEXTS, st.lists(st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.none(), min_size=5, max_size=5))
+@settings(max_examples=50, deadline=None)
+@example(["1", "2"], [1, 2, 3, None, 5])
+def test_a_table_has_the_text_that_was_written(texts, numbers):
+    with TemporaryDirectory() as folder:
+        path, frame = Path(folder, "t.csv"), pd.DataFrame({"x": texts, "n": numbers[: len(texts)]})
+        write_table(frame, path)
+        write_parquet(path)
+        for read in (read_table(path), pd.read_parquet(path.with_suffix(".parquet"))):
+            assert read["x"].tolist() == texts
+            assert pd.api.types.is_numeric_dtype(read["n"]) or read["n"].isna().all()
+
+
+def test_a_table_without_such_text_has_no_metadata(tmp_path):
+    path = tmp_path / "t.csv"
+    write_table(pd.DataFrame({"x": ["0012", "adam"], "n": [1, 2], "b": [True, False]}), path)
+    metadata = json.loads((tmp_path / "t.csv-metadata.json").read_text())
+    assert metadata["url"] == "t.csv"
+    assert metadata["tableSchema"]["columns"] == [
+        {"titles": "x", "datatype": "string"},
+        {"titles": "n", "datatype": "integer"},
+        {"titles": "b", "datatype": "boolean"},
+    ]
+    write_table(pd.DataFrame({"x": ["sgd", "adam"], "trial": "0012345678"}), path)
+    assert [each.name for each in tmp_path.iterdir()] == ["t.csv"]
+
+
+@given(TEXTS)
+@settings(max_examples=10, deadline=None)
+@example(["0012", "12", "1.50", "1234567", "true"])
+def test_the_text_of_a_varied_key_reaches_commands_tables_plots_pages_and_best_yaml(texts):
+    content = {"command": "train {args}", "grid": {"x": texts}, "metric": "score", "mode": "max"}
+    config = check_config({"sweeps": {"s": content}})
+    with TemporaryDirectory() as folder:
+        results = Path(folder)
+        state = read_state(config.sweeps["s"], "s", results)
+        with Journal.opened(results / "sweeps/s/journal.jsonl") as journal:
+            for number, name in enumerate(state.trials):
+                journal.record(Started(trial=name, attempt=1))
+                journal.record(Ended(trial=name, attempt=1, status=TrialStatus.FINISHED, metrics={"score": number}))
+        state = read_state(config.sweeps["s"], "s", results)
+        write_sweep_tables(state, results / "sweeps/s")
+        page = write_tables(config, "sweeps", "s", results).read_text()
+        assert all(rf'\"{text}\"' in page for text in texts if text.isalnum() and text.isascii())
+        tables = load_sweep(results / "sweeps/s")
+        assert tables.trials["x"].tolist() == texts
+        assert tables.ranking["x"].tolist() == texts[::-1]
+        assert _rank_trials(state, tables.trials).table["x"].tolist() == texts
+        best = read_config(results / "sweeps/s/best.yaml")
+        assert [trial.values for trial in expand(best.sweeps["s"]).trials] == [{"x": texts[-1]}]
+
+
+@pytest.mark.parametrize("text", ["0012", "1e3", "true", "1.50"])
+def test_arguments_are_the_text_of_the_config(text):
+    config = check_config({"sweeps": {"s": {"command": "train {args}", "grid": {"x": [text]}}}})
+    (trial,) = expand(config.sweeps["s"]).trials
+    argv = build_argv(trial.spec.command, make_values(trial.spec.command, trial.spec.args, {}))
+    assert f"--x {text}" in " ".join(argv)
