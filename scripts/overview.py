@@ -1,4 +1,7 @@
-"""Write the first page of the report: what was best, what it cost and wasted, what failed, and what to do next."""
+"""Write the first page of the report: what was best, what it cost and wasted, what failed, and what to do next.
+
+It also works while studies run, or after a run that failed: the page then says what is missing.
+"""
 
 import argparse
 import logging

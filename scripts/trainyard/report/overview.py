@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Final
 
 import pandas as pd
 
 from trainyard.config.config import Config
+from trainyard.packing.completeness import summarize_sweep
 from trainyard.planning.plan import read_state
 from trainyard.report.pages import format_number, write_template
 from trainyard.report.sweep_facts import list_failures, list_next_steps, sweep_facts
@@ -19,11 +21,14 @@ from trainyard.results.answer import describe_ranking
 from trainyard.results.ranking import rank_sweep
 from trainyard.scaling.table import recommendation
 from trainyard.utils.csv_files import read_table
+from trainyard.utils.errors import MissingResultError
 from trainyard.utils.text import count_of, format_duration, format_precise_duration, format_time
 
 SCALE_COLUMNS = {"scale": "scale", "train_seconds": "training (s)", "images_per_second": "images/s",
                  "speedup": "speedup", "efficiency": "efficiency", "gpu_hours": "GPU-hours",
                  "cost": "cost"}  # fmt: skip
+NO_RESULT: Final = "no result yet"
+MISSING: Final = "tables and plots: run the same command again, which does what is left"
 
 
 @dataclass(frozen=True)
@@ -42,30 +47,34 @@ class Summary:
 
 
 def write_overview(config: Config, results: Path) -> Path:
-    """Write the first page of the report, from the tables and plots of all studies; return it."""
+    """Write the first page of the report, from the tables and plots of all studies, as far as they exist; return it."""
     path = results / "overview.html"
     write_template("overview.html.jinja2", path, studies=list(summarize_studies(config, results)))
     return path
 
 
 def summarize_studies(config: Config, results: Path) -> Iterator[Summary]:
-    """The summaries of all studies of the config."""
+    """The summaries of all studies of the config; those of unfinished ones say what is missing."""
     for name in config.sweeps:
         yield _summarize_sweep(config, name, results)
     for name in config.scaling:
         yield _summarize_scaling(config, name, results)
     for name in config.trees:
-        yield _summarize_trees(results / "trees" / name / "trees.csv", name)
+        yield _summarize_trees(name, results)
 
 
 def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
-    state, tables = read_state(config.sweeps[name], name, results), load_sweep(results / "sweeps" / name)
+    state = read_state(config.sweeps[name], name, results)
     ranking = rank_sweep(state)
     answer, runner_up = [*describe_ranking(ranking), ""][:2]
+    try:
+        facts = sweep_facts(load_sweep(results / "sweeps" / name), config.pricing)
+    except MissingResultError:
+        facts = {"so far": summarize_sweep(state).partition(": ")[2], "missing": MISSING}
     return Summary(
         f"Sweep {name}",
         answer,
-        sweep_facts(tables, config.pricing),
+        facts,
         list_failures(state),
         list_next_steps(state, ranking),
         runner_up=runner_up,
@@ -75,9 +84,14 @@ def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
 
 
 def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
-    table = read_table(results / "scaling" / name / "scaling.csv")
-    study, folder = config.scaling[name], results / "scaling" / name
+    study, folder, title = config.scaling[name], results / "scaling" / name, f"Scaling {name}"
     summaries = {scale: [folder / run / "summary.json" for run in study.runs(scale)] for scale in study.scales}
+    try:
+        table = read_table(folder / "scaling.csv")
+    except MissingResultError:
+        trained = [scale for scale, paths in summaries.items() if all(path.exists() for path in paths)]
+        so_far = f"{len(trained)} of {count_of(len(summaries), 'scale')} trained" + ": " * bool(trained)
+        return Summary(title, NO_RESULT, {"so far": so_far + ", ".join(trained), "missing": MISSING})
     trained = table["scale"].map({scale: sum(map(_train_seconds, paths)) for scale, paths in summaries.items()})
     repeats = trained / table["train_seconds"]  # the table has medians over the repeats
     hours, cost = (table["gpu_hours"] * repeats).sum(), (table["cost"] * repeats).sum()
@@ -85,7 +99,7 @@ def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
     seconds, ended = format_duration(trained.sum()), _ended(chain(*summaries.values()))
     ran = f"{count_of(len(table), 'scale')}, {study.mode} scaling, {seconds} of training, {ended}"
     return Summary(
-        f"Scaling {name}",
+        title,
         recommendation(table),
         {"ran": ran, "cost": spent},
         rows=_scale_rows(table),
@@ -98,11 +112,15 @@ def _train_seconds(summary: Path) -> float:
     return float(json.loads(summary.read_text())["train_seconds"])
 
 
-def _summarize_trees(path: Path, name: str) -> Summary:
-    table = read_table(path)
+def _summarize_trees(name: str, results: Path) -> Summary:
+    path, title = results / "trees" / name / "trees.csv", f"Trees {name}"
+    try:
+        table = read_table(path)
+    except MissingResultError:
+        return Summary(title, NO_RESULT, {"missing": MISSING})
     models, seconds = count_of(len(table), "model"), format_precise_duration(table["seconds"].sum())
     ran = f"{models} on CPUs, {seconds} of fitting, {_ended([path])}"
-    return Summary(f"Trees {name}", describe_best_model(table), {"ran": ran})
+    return Summary(title, describe_best_model(table), {"ran": ran})
 
 
 def _ended(paths: Iterable[Path]) -> str:

@@ -79,6 +79,30 @@ def test_the_summary_of_a_sweep_says_what_was_best_and_what_to_do_next(tmp_path)
     assert summary.next_steps[0] == f"Correct the error of 1 failed trial and {again}", "its tables are complete"
 
 
+def test_a_run_that_is_half_done_has_a_page_that_says_what_is_missing(tmp_path, browser):
+    config = write_results(tmp_path, GRID, [finished(3.0), FAILED])
+    for table in (tmp_path / "sweeps/s").glob("*.csv"):
+        table.unlink()
+    wide = scaled(tmp_path, {"1x1": [9.0], "1x2": [9.0]})
+    (tmp_path / "scaling/wide/scaling.csv").unlink()
+    (tmp_path / "scaling/wide/1x2/summary.json").unlink()
+    trees = check_config({"datasets": {"d": {"source": "digits"}}, "trees": {"t": {"dataset": "d"}}})
+    whole = config.model_copy(update={"scaling": wide.scaling, "trees": trees.trees})
+    sweep, scaling, models = summarize_studies(whole, tmp_path)
+    assert "best rmse (lowest): 3" in sweep.answer
+    assert sweep.facts["so far"] == "1 trial finished, 1 failed, 2 to run"
+    assert any("RuntimeError: <b>bad</b>" in line for line in sweep.failures)
+    assert "Run the same command for 2 trials without a result." in sweep.next_steps
+    assert scaling.facts["so far"] == "1 of 2 scales trained: 1x1"
+    assert [each.answer for each in (scaling, models)] == ["no result yet"] * 2
+    for each in (sweep, scaling, models):
+        assert each.facts["missing"].startswith("tables and plots: run the same command again")
+    for width in WIDTHS:
+        with opened(browser, write_overview(whole, tmp_path), width=width) as page:
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            page.screenshot(path=tmp_path / f"page-{width}.png", full_page=True)
+
+
 def test_a_trial_that_was_interrupted_has_no_reason(tmp_path):
     config = write_results(tmp_path, GRID, [finished(3.0), ("interrupted", {})])
     (summary,) = summarize_studies(config, tmp_path)

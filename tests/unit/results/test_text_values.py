@@ -71,7 +71,7 @@ def test_the_text_of_a_varied_key_reaches_commands_tables_plots_pages_and_best_y
         state = read_state(config.sweeps["s"], "s", results)
         write_sweep_tables(state, results / "sweeps/s")
         page = write_tables(config, "sweeps", "s", results).read_text()
-        assert all(rf'\"{text}\"' in page for text in texts if text.isalnum() and text.isascii())
+        assert all(rf"\"{text}\"" in page for text in texts if text.isalnum() and text.isascii())
         tables = load_sweep(results / "sweeps/s")
         assert tables.trials["x"].tolist() == texts
         assert tables.ranking["x"].tolist() == texts[::-1]
