@@ -22,6 +22,7 @@ BATCH: Final = 32
 COVERAGE: Final = 2  # of the moves and swaps, on average, after which a search that no longer improves ends
 MAX_PER_SLOT: Final = 10  # with more trials per slot, longest first is within 0.5 % of the lower bound
 MIN_GAIN: Final = 0.002  # of the makespan, for which the search goes on, and for which another order is chosen
+STANDARD_ERRORS: Final = 2  # of the mean gain, which it must exceed
 BISECTIONS: Final = 12  # of MULTIFIT
 
 
@@ -39,10 +40,11 @@ def best_order(
     `expected` are their expected seconds, of shape (trials,), and `draws` equally probable samples of these, of shape
     (draws, trials). `busy`, of shape (draws, busy slots), are the seconds until these slots are free; by default, all
     are. The `present` order, if there is one, is also a candidate. The `last` trials keep their places behind all
-    others. Over the draws, the mean makespan of the order is never longer than that of the given one.
+    others. The search uses one half of the draws. Its order is taken only if it is clearly better than the given one on
+    the other half, too: an order that is better on few samples by chance is worse on average.
     """
     count, moved = len(expected), len(expected) - last
-    if moved < 2 or count > MAX_PER_SLOT * slots or 2 * draws.size * slots > OPERATIONS:
+    if moved < 2 or len(draws) < 2 or count > MAX_PER_SLOT * slots or 2 * draws.size * slots > OPERATIONS:
         return list(range(count))
     loads = np.zeros((slots, len(draws)))
     if busy is not None:
@@ -50,7 +52,12 @@ def best_order(
     given = np.arange(count)
     multifit = np.concatenate([_multifit(expected[:moved], loads.mean(axis=1)), given[moved:]])
     candidates = np.stack([given, multifit, *([np.array(present)] if len(present) else [])])
-    best: list[int] = _search(candidates, draws.T, np.sort(loads, axis=0), moved=moved).tolist()
+    samples, loads = draws.T, np.sort(loads, axis=0)
+    found = _search(candidates, samples[:, ::2], loads[:, ::2], moved=moved)
+    before, after = _makespans(np.stack([given, found]), samples[:, 1::2], loads[:, 1::2])
+    gain = before - after
+    needed = max(MIN_GAIN * before.mean(), STANDARD_ERRORS * gain.std() / np.sqrt(len(gain)))
+    best: list[int] = (found if gain.mean() > needed else given).tolist()
     return best
 
 
@@ -71,7 +78,7 @@ def _search(candidates: Places, samples: Seconds, loads: Seconds, *, moved: int)
     """The order found by a local search from the best candidate, or the first one if none is clearly better.
 
     The search moves or swaps two of the first `moved` trials. It selects the best order of a batch on a part of the
-    samples, a different one each time, and accepts it on all of them: many orders are better on few samples by chance.
+    samples, a different one each time, and accepts it on all of them.
     `samples` are of shape (trials, draws), `loads` of shape (slots, draws), ascending.
     """
     parts = max(1, samples.shape[1] // SEARCH_DRAWS)

@@ -64,6 +64,16 @@ def test_durations_that_the_search_has_not_seen_are_packed_better_too(slots):
     assert mean_makespan(order, unseen, slots) < 0.995 * mean_makespan(range(len(DEPTH)), unseen, slots)
 
 
+@pytest.mark.parametrize("slots", [4, 8])
+@pytest.mark.parametrize("draws", [60, 200])
+def test_an_order_that_is_better_on_few_samples_by_chance_is_not_chosen(slots, draws):
+    """With much noise, no order is much better than longest first, but many are on 60 or 200 samples."""
+    expected = np.linspace(20, 10, 20)
+    for seed in range(4):
+        order = best_order(expected, draws_of(expected, 0.3, draws=draws, seed=seed), slots=slots)
+        assert order == list(range(20))
+
+
 def test_the_search_starts_from_the_present_loads_of_the_slots():
     """One slot is busy for 6 s: 6 + 6 and 5 + 4 + 3 are better than 6 + 4 + 3 and 6 + 5."""
     expected, busy = np.array([6.0, 5.0, 4.0, 3.0]), np.full((20, 1), 6.0)
