@@ -109,15 +109,15 @@ gpu-check: env ## Check the training loop on a GPU, then measure its speed (9 mi
 env: .venv/ready ## Create the environment in .venv from the pinned and hashed files in envs/, or from wheels/
 
 .venv/ready: $(PINNED) | $(UV)
-	$(say) 'creating the environment in .venv from $(or $(and $(OFFLINE),wheels/),the package index (20 s with a good connection))'
+	$(say) 'creating the environment in .venv from $(or $(and $(OFFLINE),wheels/),the package index (40 s with a good connection))'
 	@$(UV) venv --quiet --allow-existing $(if $(OFFLINE),--offline) --python '>=3.11,<3.14' .venv
-	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes $(OFFLINE) $(PINNED)
+	@$(UV) pip sync --quiet --compile-bytecode --python $(BIN)/python --require-hashes $(OFFLINE) $(PINNED)
 	@touch $@
 
 .tools/peers/ready: envs/requirements-peers.txt | $(UV)
 	$(say) 'creating the environment of the peers in .tools/peers'
 	@$(UV) venv --quiet --allow-existing --python '>=3.11,<3.14' .tools/peers
-	@$(UV) pip sync --quiet --python .tools/peers/bin/python --require-hashes envs/requirements-peers.txt
+	@$(UV) pip sync --quiet --compile-bytecode --python .tools/peers/bin/python --require-hashes envs/requirements-peers.txt
 	@touch $@
 
 .tools/uv/bin/uv:
