@@ -34,7 +34,7 @@ def test_the_next_trial_need_not_wait_for_the_disk_but_the_removal_of_checkpoint
             setup,
             recorder=AttemptRecorder(journal, folder=tmp_path, on_event=lambda event: None),
             queue=queue,
-            pool=SimpleNamespace(),
+            pool=SimpleNamespace(running_seconds={}, places=[]),
             failures=failures,
             rule=None,
             monitored_metrics=set(),

@@ -50,7 +50,7 @@ def test_a_launch_with_nothing_left_to_do_has_the_rows_of_the_one_before_it(tmp_
 
 
 def test_a_full_disk_costs_the_record_of_a_row_and_not_the_script(tmp_path, clock, monkeypatch, caplog):
-    def fail(*_, durable):
+    def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
     reported = ReportedRows(tmp_path)
