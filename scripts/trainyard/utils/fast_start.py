@@ -92,8 +92,8 @@ def _mark_as_disabled(method: Callable[..., Any] | None) -> None:
 def trimmed_ray_init(worker_program: Sequence[str] = ()) -> Iterator[None]:
     """Within the block, Ray starts only the processes that a sweep uses. Ray has no public option for these.
 
-    On an idle machine, `ray.init` took 1.3 s instead of 4.2 s with the first three; on a busy one it takes 0.6 s with
-    all of them, 3.2 s with the first three, and 7 to 11 s with none:
+    On an idle machine, `ray.init` took 4.2 s with none and 1.3 s with the first three, and takes 0.3 s with all of
+    them; on a busy one 7 to 11 s, 3.2 s and 0.6 s:
 
     - No API server, which starts although the dashboard is off: 1.4 s less.
     - No monitor (autoscaler) and no log monitor: 0.6 s less, and 1 s less at shutdown.
