@@ -33,6 +33,7 @@ OUTPUT_SECONDS = 2.0  # for a filter of the output (`tee`) to write the rest aft
 KEEPER_DIED = signal.SIGUSR1
 INT_BYTES = 4
 REQUEST_FDS = 5  # the request, the channel for answers, standard output, its other end, and the lock, if there is one
+READ, ENDED = b"0", b"1"  # messages of a watcher: it has the descriptors of a request; none of its processes is left
 RECORDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # a job's signals go to all its processes
 
 _prctl = ctypes.CDLL(None).prctl
@@ -64,7 +65,8 @@ class Keeper:
     def __init__(self, control: socket.socket, owner: int) -> None:
         self._control, self._owner, self._signals = control, owner, Signals()
         self._watchers: dict[int, socket.socket] = {}  # by PID
-        self._held: dict[int, list[int]] = {}  # of busy watchers: the descriptors to hold until their program has ended
+        # Of busy watchers: the descriptors of the request until they have read it, then those to hold until its end.
+        self._held: dict[int, list[int]] = {}
         self._serving = True
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
@@ -83,7 +85,7 @@ class Keeper:
                 if process in self._watchers:
                     ended += self._take_over(process, status)
             for watcher in [each for each in self._held if is_ready(self._watchers[each].fileno())]:
-                self._release(watcher)
+                self._hear(watcher)
             if self._serving:
                 self._take_request()
 
@@ -97,13 +99,12 @@ class Keeper:
                 self._watchers[watcher].close()  # which ends it
             return
         idle = next(iter(self._watchers.keys() - self._held.keys()), None)
-        watcher = self._start_watcher(fds) if idle is None else idle
+        self._hand_over(fds, to=self._start_watcher(fds) if idle is None else idle)
+
+    def _hand_over(self, fds: list[int], *, to: int) -> None:
         with contextlib.suppress(OSError):  # it was killed: `_take_over` handles that
-            socket.send_fds(self._watchers[watcher], [b"1"], fds)
-        request, channel, writing, reading, *lock = fds
-        for fd in (request, writing, reading):
-            os.close(fd)
-        self._held[watcher] = [channel, *lock]
+            socket.send_fds(self._watchers[to], [b"1"], fds)
+        self._held[to] = fds
 
     def _start_watcher(self, fds: list[int]) -> int:
         """Fork a watcher, which gets none of these descriptors yet; returns its PID."""
@@ -125,23 +126,41 @@ class Keeper:
             os._exit(status)
 
     def _take_over(self, watcher: int, status: int) -> list[tuple[int, int]]:
-        """Handle the end of a watcher. If it was killed, kill its program; returns what else ended."""
+        """Handle the end of a watcher. If it was killed, kill its program; returns what else ended.
+
+        A request that it has not read is handed to another one.
+        """
         ended = []
+        self._hear(watcher)  # what it said last
         self._watchers.pop(watcher).close()
         if status:
             ended = kill_descendants(spare=self._watchers)
-        if held := self._held.pop(watcher, []):
-            send_message(held[0], {"code": -signal.SIGKILL})
+        held = self._held.pop(watcher, [])
+        is_unread = len(held) >= REQUEST_FDS - 1
+        if is_unread and self._serving:
+            self._hand_over(held, to=self._start_watcher(held))
+        elif held:
+            send_message(held[1 if is_unread else 0], {"code": -signal.SIGKILL})
             close_all(held)
         return ended
 
-    def _release(self, watcher: int) -> None:
-        """Release what was held for a program that has ended, and keep its watcher for the next one."""
-        if not self._watchers[watcher].recv(1):  # it was killed: `_take_over` handles that
-            return
-        close_all(self._held.pop(watcher))
-        if not self._serving:
-            self._watchers[watcher].close()
+    def _hear(self, watcher: int) -> None:
+        """Release what is not needed any more for the program of a watcher, and keep it for the next one."""
+        while is_ready(self._watchers[watcher].fileno()):
+            try:
+                message = self._watchers[watcher].recv(1)
+            except ConnectionError:  # it was killed before it read the request
+                message = b""
+            if not message:  # `_take_over` handles that
+                return
+            if message == READ:
+                request, channel, writing, reading, *lock = self._held[watcher]
+                close_all([request, writing, reading])
+                self._held[watcher] = [channel, *lock]
+            else:
+                close_all(self._held.pop(watcher))
+                if not self._serving:
+                    self._watchers[watcher].close()
 
 
 def watch_programs(control: socket.socket, *, owner: int, keeper: int) -> None:
@@ -164,9 +183,11 @@ def watch_programs(control: socket.socket, *, owner: int, keeper: int) -> None:
         if not fds:
             return
         signals.seen.difference_update(RECORDED)  # they ended an earlier program
-        Watcher(fds, owner=owner, signals=signals).run()
         with contextlib.suppress(OSError):  # the keeper has died
-            control.send(b"1")
+            control.send(READ)
+        Watcher(fds, owner=owner, signals=signals).run()
+        with contextlib.suppress(OSError):
+            control.send(ENDED)
 
 
 class Watcher:

@@ -181,6 +181,32 @@ def test_one_watcher_serves_programs_one_after_another_with_nothing_left_of_the_
     assert seen[-1][0] != seen[0][0]
 
 
+def test_a_command_whose_watcher_is_killed_before_it_reads_the_request_runs_with_another_one(folder):
+    guard, started = ProcessGuard(), []
+
+    def start(*line):
+        started.append(guard.start(line, cwd=str(folder), environment=os.environ, grace_seconds=PATIENCE))
+
+    start("true")
+    assert started[0].wait(PATIENCE) == 0
+    keeper, watcher = map(psutil.Process, started[0].guards)
+    before = keeper.num_fds()
+    for program, code in enumerate((4, 5), start=1):
+        watcher.suspend()
+        starting = threading.Thread(target=start, args=("/bin/sh", "-c", f"echo up; exit {code}"))
+        starting.start()
+        wait_until(lambda: keeper.num_fds() > before, timeout_seconds=PATIENCE, what="the request")
+        watcher.kill()
+        starting.join(PATIENCE)
+        assert started[program].stdout.read() == b"up\n"
+        assert started[program].wait(PATIENCE) == code
+        assert started[program].guards[0] == keeper.pid
+        watcher = psutil.Process(started[program].guards[1])
+    assert keeper.num_fds() == before
+    for process in started:
+        process.stdout.close()
+
+
 def test_the_error_of_a_second_attempt_names_the_process_in_its_folder(folder, running):
     with pytest.raises(LockHeldError) as error, claim_folder(folder, owner="trial t1", grace_seconds=-CLAIM_SECONDS):
         pass
