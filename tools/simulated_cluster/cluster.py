@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from simulated_cluster.clock import Clock
@@ -152,13 +153,14 @@ class Cluster:
     def wait(
         self, answers: Sequence[Answer], *, num_returns: int, timeout: float | None, fetch_local: bool
     ) -> tuple[list[Answer], list[Answer]]:
-        """The first answer of these that has arrived, and the others; none after `timeout` seconds."""
-        assert (num_returns, fetch_local) == (1, False)
+        """The first answers of these that have arrived, and the others; none after `timeout` seconds."""
+        assert not fetch_local
+        assert num_returns == 1 or timeout == 0
         asked = set(answers)
         end = math.inf if timeout is None else self.clock.now + timeout
         self.clock.run_until(end, lambda: not asked.isdisjoint(self._arrived))
-        first = next((each for each in self._arrived if each in asked), None)
-        return ([first] if first else []), [each for each in answers if each is not first]
+        first = list(islice((each for each in self._arrived if each in asked), num_returns))
+        return first, [each for each in answers if each not in first]
 
     def get(self, answer: Answer) -> Any:
         """The value of an answer that has arrived."""

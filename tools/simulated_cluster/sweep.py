@@ -173,7 +173,7 @@ def _simulated(cluster: Cluster, allocation: Allocation) -> Iterator[None]:
         for module in WITH_RAY:
             stack.enter_context(patch.object(module, "ray", cluster))
         stack.enter_context(patch.object(driver, "start_ray", start_ray))
-        for name in ("record_memory", "remove_copies_at_exit"):
+        for name in ("record_memory", "remove_copies_at_exit", "worker_parent"):
             stack.enter_context(patch.object(driver, name, lambda *_, **__: nullcontext()))
         stack.enter_context(patch.object(slurm_allocation, "current_allocation", lambda: allocation))
         stack.enter_context(patch.object(slurm_allocation, "job_id", lambda: allocation.job))

@@ -29,11 +29,11 @@ from trainyard.programs.trial_messages import EpochReported, ProgramOutput, Tria
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import count_of
 
-# The signals of a cancelled job arrive everywhere at about the same time. When a worker or a program dies first, the
-# packer waits this long for its own signal, so that the trial counts as interrupted and not as failed.
+# The signals of a cancelled job arrive everywhere at about the same time. When workers or programs die first, the
+# packer waits this long for its own signal, so that their trials count as interrupted and not as failed.
 SIGNAL_SECONDS: Final = 1.0
 SYNC_POLL_SECONDS: Final = 0.1  # until an end that could not be synced ends the sweep
-SIGNAL_EXIT_CODES: Final = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)  # last: shells
+SIGNAL_CODES: Final = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)  # last: shells
 
 
 class Packer:
@@ -64,6 +64,7 @@ class Packer:
         gpu_model = allocation.gpu_model if allocation else ""
         self._limits = TimeLimits(allocation, setup.can_resume, setup.grace_seconds, setup.timeout_seconds)
         self._journal = journal
+        self._awaited = set[Any]()  # answers that had arrived when the packer had last waited for a signal
         self._queue = TrialQueue(
             limits=self._limits, failures=failures, source=source, predict=predict, may_end_early=may_end_early
         )
@@ -173,13 +174,20 @@ class Packer:
         try:
             message: TrialMessage = ray.get(slot.answer)
         except RayError as error:
-            time.sleep(SIGNAL_SECONDS)
+            self._await_signal(slot)
             self._outcomes.handle_failure(slot, TrialEnded(status=TrialStatus.FAILED, error=death_reason(error)))
             return
         match message:
-            case TrialEnded(status=TrialStatus.FAILED, program=ProgramOutput(exit_code=exit_code)):
-                time.sleep(SIGNAL_SECONDS if exit_code in SIGNAL_EXIT_CODES else 0.0)
+            case TrialEnded(status=TrialStatus.FAILED, program=ProgramOutput(exit_code=code)) if code in SIGNAL_CODES:
+                self._await_signal(slot)
         self._handle_message(slot, message)
+
+    def _await_signal(self, slot: Slot) -> None:
+        """Wait for the signal of a cancelled job; once for the workers of a node, which die together."""
+        if slot.answer not in self._awaited:
+            time.sleep(SIGNAL_SECONDS)
+            answers = [each.answer for each in self._pool.busy]
+            self._awaited = set(ray.wait(answers, num_returns=len(answers), timeout=0, fetch_local=False)[0])
 
     def _handle_message(self, slot: Slot, message: TrialMessage) -> None:
         """Record a message of a running trial. Let the trial continue or stop, or start the next one."""

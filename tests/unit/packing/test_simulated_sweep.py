@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from simulated_cluster.clock import Clock
 from simulated_cluster.cluster import Conditions
 from simulated_cluster.job_array import run_array
 from simulated_cluster.sweep import Work, run_sweep
 from trainyard.packing.failure_policy import FailurePolicy
+from trainyard.packing.packer import SIGNAL_SECONDS
 
 WORK = Work(trials=240, sizes=12, median_seconds=1800.0, max_seconds=9600.0)
 CALM = Conditions(nodes=4, gpus_per_node=4, checkpoint_seconds=600.0)
@@ -44,6 +46,13 @@ def test_a_broken_gpu_that_no_check_finds_is_retired_once_trials_run_longer_else
     assert hard.slots_retired == 2
     monkeypatch.setattr(FailurePolicy, "record_running", lambda *_: None)
     assert hard.account.attempts < run_sweep(WORK, HARD, seed=SEED).account.attempts
+
+
+def test_the_workers_of_a_node_that_fails_are_replaced_at_once_not_one_per_second(monkeypatch):
+    sleep, slept = Clock.sleep, []
+    monkeypatch.setattr(Clock, "sleep", lambda clock, seconds: (slept.append(seconds), sleep(clock, seconds)))
+    failing = run_sweep(WORK, replace(HARD, gpu_share=0.0), seed=SEED)
+    assert slept.count(SIGNAL_SECONDS) == failing.account.node_failures > 0
 
 
 def test_the_same_seed_has_the_same_outcome(hard):
