@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import dropwhile
 from pathlib import Path
@@ -92,10 +92,13 @@ class EventLog:
                 failure = self._free_reserve(error, durable=durable)
                 self._append(line, durable=durable, then=then)
             if durable:
-                sync = self._thread.submit(self._sync)
-                self._syncs.append(sync) if then else sync.result()
+                self._syncs.append(self._thread.submit(self._sync))
+                if not then:
+                    wait(self._syncs)
             if failure:
                 raise failure
+            if durable and not then:
+                self.is_synced()  # an earlier sync that has failed may have lost this event, too
 
     def is_synced(self) -> bool:
         """Whether all durable events are on the disk.
@@ -147,7 +150,7 @@ class EventLog:
         was_full, self._is_full = self._is_full, True
         if not (durable and self._reserve.exists()):
             raise error
-        self._reserve.unlink()
+        self._reserve.unlink(missing_ok=True)  # the other thread may be faster
         return None if was_full else error
 
     def _fill_reserve(self) -> None:

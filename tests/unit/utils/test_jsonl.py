@@ -115,6 +115,25 @@ def test_an_end_that_nobody_waits_for_and_no_reserve_has_room_for_is_reported(tm
     assert (told, lines(tmp_path / "journal.jsonl")) == ([], [])
 
 
+def test_an_event_that_an_earlier_sync_has_lost_is_reported(tmp_path, monkeypatch):
+    """The sync of an earlier event fails once both are written, and there is no reserve: neither is recorded."""
+    path, sync = tmp_path / "journal.jsonl", os.fsync
+
+    def fail(fd):
+        monkeypatch.setattr(os, "fsync", sync)
+        wait_until(lambda: len(lines(path)) == 2, what="the second event")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with EventLog.opened(path) as events:
+        path.with_name(".journal.jsonl.reserve").unlink()
+        monkeypatch.setattr(os, "fsync", fail)
+        events.append("finished", durable=True, then=lambda: None)
+        wait_until(lambda: os.fsync is sync, what="the sync to begin")
+        with pytest.raises(StorageError, match="no space left"):
+            events.append("failed", durable=True)
+    assert lines(path) == []
+
+
 def test_a_full_disk_is_reported_before_anything_starts(small_disk):
     small_disk.fill()
     with (
