@@ -132,7 +132,8 @@ class OutcomeHandler:
     def _check_common_failure(self) -> None:
         """Stop the sweep if all its trials fail in the same way."""
         running = self._pool.running_seconds.values()
-        if failure := self._failures.common_failure(self._pool.known_places, running):
+        failure = self._failures.common_failure(self._pool.known_places, running)
+        if failure and (failure.is_of_start or not self._queue.awaits_probe(failure.trial)):
             raise UserError(
                 "stopped: the first trials failed in the same way, and none has succeeded: "
                 f"{failure.error}. Correct it and run the same command; with `max_failed_fraction: 1`, all trials run "

@@ -36,6 +36,7 @@ class TrialQueue:
         self._may_end_early = may_end_early
         self._tasks: deque[Task] = deque()
         self._attempts: Counter[str] = Counter()  # of this run, by trial
+        self._probes = set[str]()  # trials that start before others, see `awaits_probe`
         self._finished: dict[str, float] = {}  # seconds, by trial
         self._predict_at = 1  # number of finished trials at which the order is updated next,
         self._predict_after = 0.0  # but not before this time, on the monotonic clock
@@ -71,9 +72,10 @@ class TrialQueue:
     def _find(self, place: Place, others: Sequence[Place]) -> Task | None:
         if self.is_closed:
             return None
-        suspects = self._failures.suspect_trials  # they start first, so that a broken GPU is found after few trials
-        first = (task for task in self._tasks if task.trial in suspects) if suspects else ()
-        later = (task for task in self._tasks if task.trial not in suspects)
+        # Suspects start first, so that a broken GPU is found after few trials.
+        urgent = self._failures.suspect_trials | self._probes
+        first = (task for task in self._tasks if task.trial in urgent) if urgent else ()
+        later = (task for task in self._tasks if task.trial not in urgent)
         for task in chain(first, later):
             if self._is_worthwhile(task) and self._failures.allows(task.trial, place, others):
                 return task
@@ -85,6 +87,20 @@ class TrialQueue:
 
     def _may_suggest(self) -> bool:
         return not self.is_closed and self._limits.is_worthwhile(self.longest_seconds)
+
+    def awaits_probe(self, failed: str) -> bool:
+        """Whether a trial from the end of the order has yet to fail as the first have; `failed` is the last of these.
+
+        The trials at the end differ most from those that have run: the first may all have too large a learning rate.
+        Until one has failed, each call lets another one start next.
+        """
+        if failed in self._probes:
+            return False
+        if last := next((task for task in reversed(self._tasks) if not self._attempts[task.trial]), None):
+            self._tasks.remove(last)
+            self._tasks.appendleft(last)
+            self._probes.add(last.trial)
+        return bool(self._probes)
 
     def note_finished(self, trial: str, seconds: float) -> None:
         """Record the duration of a finished trial, which predictions of others use."""

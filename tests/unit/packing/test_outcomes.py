@@ -2,13 +2,16 @@
 
 import os
 import threading
+import time
+from collections import deque
 from types import SimpleNamespace
 
+import pytest
 from slurm_cluster.waiting import wait_until
 from trainyard.config.config import Data
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import UserProgram
-from trainyard.packing.failure_policy import FailurePolicy
+from trainyard.packing.failure_policy import SAME_ERRORS, FailurePolicy, Place
 from trainyard.packing.messages import WorkerSetup
 from trainyard.packing.outcomes import AttemptRecorder, OutcomeHandler
 from trainyard.packing.slot import Slot
@@ -17,6 +20,7 @@ from trainyard.packing.trial_queue import TrialQueue
 from trainyard.planning.journal import Journal, read_journal
 from trainyard.planning.task import Task
 from trainyard.programs.trial_messages import TrialEnded
+from trainyard.utils.errors import UserError
 
 
 def test_the_next_trial_need_not_wait_for_the_disk_but_the_removal_of_checkpoints_does(tmp_path, monkeypatch):
@@ -47,3 +51,52 @@ def test_the_next_trial_need_not_wait_for_the_disk_but_the_removal_of_checkpoint
         may_sync.set()
         wait_until(journal.is_synced, what="the sync")
         assert not checkpoint.parent.exists()
+
+
+@pytest.mark.parametrize("fails_up_to", [14, 1000])
+def test_the_last_trial_of_the_order_starts_before_the_same_error_of_the_first_ones_ends_a_sweep(tmp_path, fails_up_to):
+    """The first trials may all have too large a learning rate. On four slots, more fail than needed."""
+    setup, failures, at = (
+        WorkerSetup(folder=tmp_path, data=Data(), threads=1),
+        FailurePolicy(retries=1),
+        Place("n", "", 0),
+    )
+    queue = TrialQueue(limits=TimeLimits(None, can_resume=True), failures=failures, source=None, predict=None)
+    spec = UserProgram(command="true")
+    queue.add(Task(str(number), spec, {"lr": 2.0**-number}, 0, earlier_attempts=0) for number in range(1000))
+    pool = SimpleNamespace(
+        running_seconds={}, known_places=[at], places=[at], replace_worker=lambda slot: None, wake_idle=lambda: None
+    )
+    slots, started = deque(Slot(number) for number in range(4)), []
+    with Journal.opened(tmp_path / "journal.jsonl") as journal:
+        outcomes = OutcomeHandler(
+            setup,
+            recorder=AttemptRecorder(journal, folder=tmp_path, on_event=lambda event: None),
+            queue=queue,
+            pool=pool,
+            failures=failures,
+            rule=None,
+            monitored_metrics=set(),
+            required_metrics=set(),
+        )
+
+        def run_all():
+            while queue.waiting:
+                slots.rotate(-1)
+                if (slot := slots[0]).task:
+                    number = int(slot.task.trial)
+                    status = TrialStatus.FAILED if number < fails_up_to else TrialStatus.FINISHED
+                    outcomes.handle(slot, TrialEnded(status=status, error="AssertionError: loss", seconds=1.0))
+                slot.task = queue.take(at, [at])
+                slot.attempt = queue.start_attempt(slot.task)
+                slot.began = time.monotonic()
+                started.append(int(slot.task.trial))
+
+        if fails_up_to < 1000:
+            run_all()
+            assert set(started) == set(range(1000))
+        else:
+            with pytest.raises(UserError, match="AssertionError: loss"):
+                run_all()
+            assert len(set(started)) <= SAME_ERRORS + 2 * len(slots), "about as few as without"
+        assert list(dict.fromkeys(started)).index(999) <= SAME_ERRORS + len(slots)
