@@ -30,6 +30,7 @@ from trainyard.packing.live_view import LiveView
 from trainyard.packing.messages import TRAINING_MODULES, WORKER_MODULES, WorkerSetup
 from trainyard.packing.reread import reread_outputs
 from trainyard.packing.share_measurement import ShareMeasurement
+from trainyard.packing.time_limits import TimeLimits
 from trainyard.planning import trial_flops
 from trainyard.planning.forecast import summarize_plan
 from trainyard.planning.journal import Ended, Journal, RayUp, SessionStarted, TrialEvent, Work
@@ -159,14 +160,15 @@ def _run_trials(
     if counted := flops.result():
         journal.record(Work(flops=counted))
         plan = replace(plan, state=replace(plan.state, work=counted))
-    slots = plan.state.sweep.slots
-    tasks = [_task(plan, name) for name in plan.forecast.to_run(slots.count)]
+    slots, allocation = plan.state.sweep.slots, slurm_allocation.current_allocation()
+    limit = TimeLimits(allocation, setup.can_resume, setup.grace_seconds).seconds_to_run()
+    tasks = [_task(plan, name) for name in plan.forecast.to_run(slots.count, limit_seconds=limit)]
     search = SuggestionSource(plan.state, journal) if plan.state.sweep.search else None
     create = partial(
         Packer,
         journal,
         failures=_failure_policy(plan),
-        allocation=slurm_allocation.current_allocation(),
+        allocation=allocation,
         rule=plan.state.early_stopping_rule(),
         monitored_metrics=plan.state.sweep.monitored_metrics,
         required_metrics=set(plan.state.sweep.required_metrics) - _reported_metrics(plan),
@@ -237,6 +239,7 @@ def _task(plan: Plan, name: str) -> Task:
         expected_seconds=plan.forecast.seconds.get(name),
         bad_checkpoints=tuple(each.resumed for each in failed if each.resumed and failed_by_itself(each.error)),
         min_seconds=plan.forecast.min_seconds.get(name),
+        has_failed=plan.state.has_failed(name),
     )
 
 

@@ -37,6 +37,10 @@ class TimeLimits:
         """Seconds until the deadline, at least 0; None without one."""
         return None if math.isinf(self.deadline) else max(0.0, self.deadline - time.time())
 
+    def seconds_to_run(self) -> float:
+        """Seconds until running trials must stop; infinite without a deadline."""
+        return self.deadline - self.stop_seconds - time.time()
+
     def is_worthwhile(self, needed_seconds: float) -> bool:
         """Whether there is time to start a trial: to finish it or, if it can resume, to run it for a while."""
         left = self.seconds_left()

@@ -111,8 +111,8 @@ class TrialQueue:
         """Predict and sort the waiting trials, each time a quarter more trials have finished.
 
         The order is the best that was found on a number of slots, on some of which trials have been `running` for so
-        many seconds. Retries stay last. If trials may end early, or a search has yet to suggest some, the order is
-        longest first.
+        many seconds. Retries stay last, also of trials that failed in an earlier run. The order is longest first if
+        trials may end early, if a search has yet to suggest some, and if not all are expected to end by the deadline.
         """
         began = time.monotonic()
         if self._predict is None or len(self._finished) < self._predict_at or not self._tasks:
@@ -130,7 +130,7 @@ class TrialQueue:
         predicted = self._predict([*(task.trial for task in waiting), *running], self._finished)
         if predicted is None:
             return
-        attempts = np.array([self._attempts[task.trial] for task in waiting])
+        attempts = np.array([self._attempts[task.trial] + task.has_failed for task in waiting])
         places = np.lexsort((-predicted.seconds[: len(waiting)], attempts))  # longest first, retries last
         if not (self._may_end_early or (self._source and self._source.open)):
             draws = predicted.draws[:, len(waiting) :]
@@ -141,6 +141,7 @@ class TrialQueue:
                 busy=remaining_seconds(draws, np.array(list(running.values()))),
                 present=np.argsort(places).tolist(),
                 last=int((attempts > 0).sum()),
+                limit_seconds=self._limits.seconds_to_run(),
             )
             places = places[order]
         least = predicted.lower_bounds()

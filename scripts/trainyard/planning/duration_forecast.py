@@ -1,5 +1,6 @@
 """The forecast of a sweep: the durations of its unfinished trials, and their makespan on a number of slots."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import cycle
@@ -19,7 +20,7 @@ class DurationForecast:
 
     def __init__(self, state: SweepState) -> None:
         self._state = state
-        self._orders: dict[int, list[str]] = {}  # by number of slots
+        self._orders: dict[tuple[int, float], list[str]] = {}  # by number of slots and limit
 
     @cached_property
     def pending(self) -> list[str]:
@@ -27,16 +28,18 @@ class DurationForecast:
         costs, names = self._costs, self._state.unfinished
         return sorted(names, key=lambda name: (self._state.has_failed(name), -costs.get(name, 0.0)))
 
-    def order(self, slots: int) -> list[str]:
+    def order(self, slots: int, *, limit_seconds: float = math.inf) -> list[str]:
         """The pending trials in the order in which they start on a number of slots: the best that was found.
 
-        It is longest first without evidence, if trials may end early, and if a search has yet to draw some.
+        It is longest first without evidence, if trials may end early, if a search has yet to draw some, and if not all
+        are expected to end within `limit_seconds`.
         """
-        if slots not in self._orders:
-            self._orders[slots] = self._find_order(slots)
-        return self._orders[slots]
+        key = slots, limit_seconds
+        if key not in self._orders:
+            self._orders[key] = self._find_order(slots, limit_seconds)
+        return self._orders[key]
 
-    def _find_order(self, slots: int) -> list[str]:
+    def _find_order(self, slots: int, limit_seconds: float) -> list[str]:
         names = self.pending
         if self._prediction is None or self._state.may_end_early or any(map(is_placeholder, names)):
             return names
@@ -46,16 +49,17 @@ class DurationForecast:
             return names
         places, last = self._places(names), sum(map(self._state.has_failed, names))
         seconds, draws = self._prediction.seconds[places], self._prediction.draws[:, places]
-        return [names[place] for place in best_order(seconds, draws, slots=slots, last=last)]
+        order = best_order(seconds, draws, slots=slots, last=last, limit_seconds=limit_seconds)
+        return [names[place] for place in order]
 
     def _places(self, names: Sequence[str]) -> list[int]:
         """The places of pending trials in the prediction."""
         place = {name: index for index, name in enumerate(self._state.unfinished)}
         return [place[name] for name in names]
 
-    def to_run(self, slots: int) -> list[str]:
+    def to_run(self, slots: int, *, limit_seconds: float = math.inf) -> list[str]:
         """The trials of `order` without placeholders of a search."""
-        return [name for name in self.order(slots) if not is_placeholder(name)]
+        return [name for name in self.order(slots, limit_seconds=limit_seconds) if not is_placeholder(name)]
 
     @cached_property
     def seconds(self) -> dict[str, float]:

@@ -119,7 +119,7 @@ class JobRequest:
         """Jobs, one after another, that the pending trials take: more than one if the walltime is limited.
 
         Each job has its own start-up and margins. It resumes the trials that the previous one interrupted; trials that
-        cannot resume must end within one job.
+        cannot resume must end within one job, and start longest first.
         """
         expected, forecast = self.predicted_seconds, self._forecast
         if self.needed_minutes <= self._limit_minutes or self.predicted_range is None or not expected:
@@ -128,7 +128,7 @@ class JobRequest:
         if self._state.sweep.can_resume:
             return math.ceil(self.predicted_range[1] / useful)
         longer = self.predicted_range[1] / expected
-        durations = [longer * seconds for seconds in forecast.durations(forecast.order(self.slots.count))]
+        durations = [longer * seconds for seconds in forecast.durations(forecast.pending)]
         return jobs_needed(durations, self.slots.count, seconds=useful)
 
     @property

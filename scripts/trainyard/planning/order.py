@@ -7,6 +7,7 @@ to Multiprocessor Scheduling, 1978), and what a local search finds from the best
 number of operations and not by time, so that the same samples give the same order on every machine.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -34,6 +35,7 @@ def best_order(
     busy: Seconds | None = None,
     present: Sequence[int] = (),
     last: int = 0,
+    limit_seconds: float = math.inf,
 ) -> list[int]:
     """The best order found for trials that are given longest first, as places in the given order.
 
@@ -41,7 +43,8 @@ def best_order(
     (draws, trials). `busy`, of shape (draws, busy slots), are the seconds until these slots are free; by default, all
     are. The `present` order, if there is one, is also a candidate. The `last` trials keep their places behind all
     others. The search uses one half of the draws. Its order is taken only if it is clearly better than the given one on
-    the other half, too: an order that is better on few samples by chance is worse on average.
+    the other half, too: an order that is better on few samples by chance is worse on average. If not even this order is
+    expected to end within `limit_seconds`, the given one stays: short trials then fill what is left before the limit.
     """
     count, moved = len(expected), len(expected) - last
     if moved < 2 or len(draws) < 2 or count > MAX_PER_SLOT * slots or 2 * draws.size * slots > OPERATIONS:
@@ -57,7 +60,8 @@ def best_order(
     before, after = _makespans(np.stack([given, found]), samples[:, 1::2], loads[:, 1::2])
     gain = before - after
     needed = max(MIN_GAIN * before.mean(), STANDARD_ERRORS * gain.std() / np.sqrt(len(gain)))
-    best: list[int] = (found if gain.mean() > needed else given).tolist()
+    is_better = gain.mean() > needed and after.mean() <= limit_seconds
+    best: list[int] = (found if is_better else given).tolist()
     return best
 
 

@@ -20,6 +20,7 @@ class Task:
     expected_seconds: float | None = None  # None without evidence
     bad_checkpoints: tuple[CheckpointFile, ...] = ()  # attempts that resumed from these failed
     min_seconds: float | None = None  # exceeded with 95 % probability
+    has_failed: bool = False  # at the last attempt of an earlier run
 
     @property
     def folder_name(self) -> str:

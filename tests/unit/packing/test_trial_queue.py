@@ -1,6 +1,7 @@
 """Which trial starts next on a slot, and which still have time to run."""
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -153,6 +154,25 @@ def test_the_order_fits_the_time_at_which_busy_slots_are_free(options, seconds):
     queue.note_finished("x", 5.0)
     queue.update_order({"running": 4.0}, 2)
     assert makespan([6.0, *(SECONDS[name] for name in drain(queue))], 2) == seconds
+
+
+@pytest.mark.parametrize(("seconds_left", "longest_first"), [(2000, False), (1000, True)])
+def test_the_order_is_longest_first_if_not_all_trials_end_by_the_deadline(seconds_left, longest_first):
+    """Short trials then fill what is left; the best order takes 1,200 s and may have long ones at its end."""
+    seconds = {name: 100 * each for name, each in SECONDS.items()}
+    waiting = [task(name) for name in seconds if name != "running"]
+    queue = queue_of(*waiting, predict=predicts(seconds), limits=limits(seconds_left))
+    queue.note_finished("x", 500.0)
+    queue.update_order({"running": 400.0}, 2)
+    assert (drain(queue) == ["6 s", "5 s", "4 s", "3 s"]) == longest_first
+
+
+def test_trials_that_failed_in_an_earlier_run_stay_last():
+    failed = replace(task("failed"), has_failed=True)
+    queue = queue_of(task("a"), task("b"), failed, predict=predicts({"a": 1.0, "b": 9.0, "failed": 99.0}))
+    queue.note_finished("x", 5.0)
+    queue.update_order({}, 1)
+    assert drain(queue) == ["b", "a", "failed"]
 
 
 def test_an_order_that_is_updated_keeps_the_predictions_of_each_trial():

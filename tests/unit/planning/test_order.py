@@ -99,6 +99,16 @@ def test_longest_first_stays_where_no_order_is_better(count, slots):
         assert best_order(falling, draws_of(falling, 0.1), slots=slots) == list(range(count))
 
 
+def test_longest_first_stays_where_not_all_trials_end_in_time():
+    """Trials that are left at a deadline should be short ones: they fit into what the long ones leave."""
+    draws = draws_of(DEPTH, 0.03)
+    best = best_order(DEPTH, draws, slots=4)
+    assert best != list(range(20))
+    end = mean_makespan(best, draws, 4)
+    assert best_order(DEPTH, draws, slots=4, limit_seconds=1.01 * end) == best
+    assert best_order(DEPTH, draws, slots=4, limit_seconds=0.99 * end) == list(range(20))
+
+
 def test_many_trials_per_slot_are_not_searched():
     many = np.sort(np.random.default_rng(0).uniform(1, 20, MAX_PER_SLOT * 4 + 1))[::-1]
     assert best_order(many, draws_of(many, 0.03), slots=4) == list(range(len(many)))

@@ -118,6 +118,7 @@ def test_the_plan_is_that_of_the_order_in_which_trials_start(tmp_path, stop):
     seconds = [again.forecast.seconds[name] for name in again.forecast.to_run(4)]
     assert again.request.predicted_seconds == makespan(seconds, 4)
     assert (again.forecast.order(4) == again.forecast.pending) == (stop is not None)
+    assert again.forecast.to_run(4, limit_seconds=40) == again.forecast.pending, "in a job in which not all can end"
     assert (makespan(seconds, 4) <= 1.015 * lower_bound(seconds, 4)) == (stop is None)
     assert len(again.forecast.makespan_samples(4)) >= 20
 
