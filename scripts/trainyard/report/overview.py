@@ -86,22 +86,26 @@ def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
 def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
     study, folder, title = config.scaling[name], results / "scaling" / name, f"Scaling {name}"
     summaries = {scale: [folder / run / "summary.json" for run in study.runs(scale)] for scale in study.scales}
+    done = {scale: paths for scale, paths in summaries.items() if all(path.exists() for path in paths)}
+    so_far = f"{len(done)} of {count_of(len(summaries), 'scale')} trained" + ": " * bool(done) + ", ".join(done)
+    left = {"so far": so_far, "missing": MISSING}
     try:
-        table = read_table(folder / "scaling.csv")
+        measured = read_table(folder / "scaling.csv")
     except MissingResultError:
-        trained = [scale for scale, paths in summaries.items() if all(path.exists() for path in paths)]
-        so_far = f"{len(trained)} of {count_of(len(summaries), 'scale')} trained" + ": " * bool(trained)
-        return Summary(title, NO_RESULT, {"so far": so_far + ", ".join(trained), "missing": MISSING})
-    trained = table["scale"].map({scale: sum(map(_train_seconds, paths)) for scale, paths in summaries.items()})
+        return Summary(title, NO_RESULT, left)
+    table = measured[measured["scale"].isin(done)]  # the others are trained again, or are no longer in the config
+    if table.empty:
+        return Summary(title, NO_RESULT, left)
+    trained = table["scale"].map({scale: sum(map(_train_seconds, paths)) for scale, paths in done.items()})
     repeats = trained / table["train_seconds"]  # the table has medians over the repeats
     hours, cost = (table["gpu_hours"] * repeats).sum(), (table["cost"] * repeats).sum()
     spent = f"{hours:,.3g} GPU-hours" + (f", {cost:,.2f}" if cost else "") if hours else "no GPU time"
-    seconds, ended = format_duration(trained.sum()), _ended(chain(*summaries.values()))
+    seconds, ended = format_duration(trained.sum()), _ended(chain(*done.values()))
     ran = f"{count_of(len(table), 'scale')}, {study.mode} scaling, {seconds} of training, {ended}"
     return Summary(
         title,
-        recommendation(table),
-        {"ran": ran, "cost": spent},
+        recommendation(measured),
+        {"ran": ran, "cost": spent, **(left if len(table) < len(summaries) else {})},
         rows=_scale_rows(table),
         picture=_embed_picture(results / "plots/scaling" / name / "speedup.png"),
         about_picture="speedup and efficiency against the number of GPUs",

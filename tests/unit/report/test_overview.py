@@ -11,7 +11,7 @@ from trainyard.planning.plan import read_state
 from trainyard.report.overview import summarize_studies, write_overview
 from trainyard.report.study_tables import write_tables
 from trainyard.report.sweep_tables import write_sweep_tables
-from trainyard.utils.csv_files import write_table
+from trainyard.utils.csv_files import read_table, write_table
 
 LONG = "a_key_with_a_name_that_is_longer_than_any_column_should_be"
 
@@ -101,6 +101,21 @@ def test_a_run_that_is_half_done_has_a_page_that_says_what_is_missing(tmp_path, 
         with opened(browser, write_overview(whole, tmp_path), width=width) as page:
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             page.screenshot(path=tmp_path / f"page-{width}.png", full_page=True)
+
+
+@pytest.mark.parametrize("table", [["1x1"], ["1x1", "1x2"]], ids=["a new scale", "a scale that is trained again"])
+def test_a_study_that_is_extended_or_trained_again_has_a_page_of_what_is_known(tmp_path, table):
+    config = scaled(tmp_path, {"1x1": [9.0], "1x2": [8.0]}, device="cpu", cost=None)
+    path = tmp_path / "scaling/wide/scaling.csv"
+    write_table(read_table(path).head(len(table)), path)
+    (tmp_path / "scaling/wide/1x2/summary.json").unlink()
+    (summary,) = summarize_studies(config, tmp_path)
+    assert [row[0] for row in summary.rows] == ["scale", "1x1"]
+    assert summary.facts["ran"].startswith("1 scale, weak scaling, 9 s of training")
+    assert summary.facts["so far"] == "1 of 2 scales trained: 1x1"
+    (tmp_path / "scaling/wide/1x1/summary.json").unlink()
+    (summary,) = summarize_studies(config, tmp_path)
+    assert (summary.answer, summary.facts["so far"]) == ("no result yet", "0 of 2 scales trained")
 
 
 def test_a_trial_that_was_interrupted_has_no_reason(tmp_path):
