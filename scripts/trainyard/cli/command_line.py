@@ -4,6 +4,7 @@ import argparse
 import atexit
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -22,7 +23,7 @@ from trainyard.utils.typed_commands import as_typed, own_program, snakemake_call
 
 def build_parser(description: str, *, example: str) -> argparse.ArgumentParser:
     """A parser with the options that all programs share; `example` are some that work with the demo."""
-    call = f"{own_program('python')} {as_typed(Path(sys.argv[0]))}"
+    call = f"{own_program('python')} {shlex.quote(as_typed(Path(sys.argv[0])))}"
     shared = argparse.ArgumentParser(
         description=description,
         epilog=f"example: {call} {example}",

@@ -21,8 +21,12 @@ def program_as_typed(path: Path) -> str:
 
 
 def own_program(name: str) -> str:
-    """A program of the environment that this process runs in, such as `snakemake`."""
-    return program_as_typed(Path(sys.executable).with_name(name))
+    """A program of the environment that this process runs in, such as `snakemake`; only its name if it is not there.
+
+    Jobs may run in another environment than Snakemake.
+    """
+    path = Path(sys.executable).with_name(name)
+    return program_as_typed(path) if path.exists() else name
 
 
 def script_call(name: str, *words: str) -> str:

@@ -54,3 +54,4 @@ def test_a_program_is_named_by_its_path_unless_it_is_the_one_on_path(elsewhere, 
     assert own_program("snakemake") == ".venv/bin/snakemake", "another one is on PATH"
     monkeypatch.setenv("PATH", str(program.parent))
     assert own_program("snakemake") == "snakemake"
+    assert own_program("tensorboard") == "tensorboard", "no path to a program that is not there"
