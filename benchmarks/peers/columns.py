@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+from trainyard.planning.schedule import lower_bound
 
-from peers.works import Work, lower_bound
+from peers.works import Work
 
 
 @dataclass(frozen=True)

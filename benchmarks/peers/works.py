@@ -1,8 +1,9 @@
 """The works that all participants do, and the shape of what they are given for it."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
+
+from trainyard.planning.schedule import lower_bound
 
 SECONDS_PER_BLOCK = 0.2125
 BLOCKS = range(4, 81, 4)
@@ -42,13 +43,6 @@ class Work:
     def table(self) -> str:
         """trials.txt: one line per trial, `SECONDS INDEX`."""
         return "".join(f"{seconds:.4f} {index}\n" for index, seconds in enumerate(self.seconds, start=1))
-
-
-def lower_bound(seconds: Sequence[float], slots: int) -> float:
-    """No packing on identical slots can end before max(longest, total / G, p_G + p_(G+1)), with p sorted descending."""
-    p = sorted(seconds, reverse=True)
-    pair = p[slots - 1] + p[slots] if len(p) > slots else 0.0
-    return max(p[0], sum(p) / slots, pair)
 
 
 def works(*, scale: float, short_trials: int) -> dict[str, Work]:

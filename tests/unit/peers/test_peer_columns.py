@@ -2,7 +2,7 @@
 
 import pytest
 from peers.columns import attempts_of, columns, overheads
-from peers.works import Work, lower_bound, works
+from peers.works import Work, works
 
 TWO = Work("two", "Two slots", (1.0, 2.0, 3.0), nodes=1, limit_seconds=1)
 
@@ -23,14 +23,6 @@ def test_the_depth_sweep_is_that_of_the_packing_reference():
     assert max(depth.seconds) == pytest.approx(17)
     assert depth.bound_seconds == pytest.approx(178.5 / 4)
     assert depth.crashing_trial == 20
-
-
-def test_no_packing_ends_before_the_bound():
-    assert lower_bound([4, 1, 1], slots=2) == 4
-    assert lower_bound([2, 2, 2], slots=2) == 4  # two of three equal trials run one after another
-    assert lower_bound([3, 3, 3, 3], slots=3) == 6
-    assert lower_bound([1] * 10, slots=5) == 2
-    assert lower_bound([1], slots=5) == 1
 
 
 def test_columns_of_a_run():

@@ -68,6 +68,14 @@ def test_a_job_gets_whole_gpus_even_if_its_trial_needs_a_quarter():
     assert row.wasted_fraction == pytest.approx(1 - 7.5 / 40)
 
 
+def test_no_packing_ends_before_the_bound():
+    assert lower_bound([4, 1, 1], 2) == 4
+    assert lower_bound([2, 2, 2], 2) == 4, "two of three equal trials run one after another"
+    assert lower_bound([3, 3, 3, 3], 3) == 6
+    assert lower_bound([1] * 10, 5) == 2
+    assert lower_bound([1], 5) == 1
+
+
 @given(durations, st.integers(1, 12))
 def test_a_schedule_is_one(seconds, slots):
     turns = schedule(seconds, slots)
