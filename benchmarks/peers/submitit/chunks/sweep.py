@@ -4,10 +4,11 @@ import sys
 import submitit
 from trial import wait
 
+trials = sorted((float(seconds), int(index)) for seconds, index in map(str.split, open("trials.txt")))
 slots = int(sys.argv[1])
 chunks = [submitit.helpers.FunctionSequence() for _ in range(slots)]
-for number, (seconds, index) in enumerate(map(str.split, open("trials.txt"))):
-    chunks[number % slots].add(wait, float(seconds), int(index))
+for number, trial in enumerate(reversed(trials)):
+    chunks[number % slots].add(wait, *trial)
 
 executor = submitit.AutoExecutor(folder="logs")
 executor.update_parameters(timeout_min=10, gpus_per_node=1, cpus_per_task=1)
