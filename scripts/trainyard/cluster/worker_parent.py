@@ -13,6 +13,7 @@ import ctypes
 import gc
 import json
 import os
+import resource
 import runpy
 import select
 import signal
@@ -161,10 +162,13 @@ def _become_worker(request: dict[str, Any], standard: list[int], parent: int, co
         for number, fd in enumerate(standard):
             os.dup2(fd, number)
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, request["open_files"])
         os.environ.clear()
         os.environ.update(request["environment"])
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked_signals"])
+        if torch := sys.modules.get("torch"):
+            torch.default_generator.seed()  # otherwise, all workers would draw the same numbers
         connection.send(FORKED)
         return list(request["command"])
     except BaseException:

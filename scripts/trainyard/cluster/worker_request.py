@@ -9,6 +9,7 @@ becomes the worker itself.
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -26,6 +27,7 @@ def main() -> None:
         "command": command,
         "environment": dict(os.environ),
         "group": os.getpgrp(),
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE),  # which Ray raises
         "blocked_signals": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
     }
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:

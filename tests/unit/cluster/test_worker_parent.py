@@ -16,13 +16,13 @@ from yard import ROOT
 
 # Prints what two actors see, and again after each line of standard input, which says which of them to replace.
 ACTORS = """
-import json, sys
+import json, resource, sys
 from contextlib import nullcontext
 from trainyard.cluster.ray_local import local_ray
 from trainyard.cluster.worker_parent import worker_parent
 
 def look():
-    import os, pathlib, signal, sys
+    import os, pathlib, resource, signal, sys
     parent = pathlib.Path(f"/proc/{os.getppid()}")
     return {
         "pid": os.getpid(),
@@ -31,11 +31,15 @@ def look():
         "parent_threads": len(list((parent / "task").iterdir())),
         "parent_files": (parent / "maps").read_text(),
         "modules": list(sys.modules),
+        "seed": sys.modules["torch"].initial_seed() if "torch" in sys.modules else None,
         "cannot_use_cuda": "torch" in sys.modules and sys.modules["torch"].cuda._is_in_bad_fork(),
         "same": {
             "path": sys.path,
             "program": sys.orig_argv[1],
             "variables": sorted(os.environ),
+            "folder": os.getcwd(),
+            "umask": (os.umask(0o77), os.umask(0o77))[0],
+            "limits": [resource.getrlimit(number) for number in range(16)],
             "oom_score": pathlib.Path("/proc/self/oom_score_adj").read_text(),
             "blocked_signals": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
             "handlers": [str(signal.getsignal(number)).partition(" at ")[0] for number in (2, 15, 17)],
@@ -45,6 +49,8 @@ def look():
         },
     }
 
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard // 2, hard))  # Ray raises it
 modules = sys.argv[1:]
 forking = worker_parent(modules, threads=1) if modules else nullcontext()
 with forking as parent, local_ray(gpus=2, cpus=2, parent=parent):
@@ -104,6 +110,7 @@ def test_a_worker_of_a_training_is_one_of_rays_that_has_imported_torch_and_can_u
     assert "libcuda.so" not in forked["parent_files"]
     assert "libnvidia-ml" not in forked["parent_files"]
     assert "numpy.random" not in forked["modules"], "all workers would draw the same numbers"
+    assert forked["seed"] != other["seed"]
 
 
 def test_a_worker_of_users_programs_has_nothing_of_theirs_and_is_replaced_by_one_like_it(start):
