@@ -12,12 +12,15 @@ The plugin excludes all nodes of a job that lost one of them from later jobs, al
 
 A job that sbatch refuses because too many are in the queue, or while the controller restarts, would cost a retry too.
 
+The plugin waits 10 s longer before each check, up to three minutes, so that it notices the end of a short job late.
+
 Without accounting, the plugin would wait for a job forever, unless its jobs are followed with squeue.
 """
 
 import asyncio
 import os
 import re
+import time
 from collections.abc import AsyncGenerator, Collection
 from typing import Any, Final
 
@@ -34,6 +37,7 @@ LOST: Final = {"PREEMPTED": "was preempted", "NODE_FAIL": "lost a node"}  # by f
 FOUND: Final = "found"  # in `aux` of a job that another Snakemake submitted: whether with the same parameters
 # What sbatch prints if it may accept the same job later; the first is Slurm's name of a limit on jobs in the queue.
 TEMPORARY: Final = re.compile(r"\b\w+Submit\w*Limit\b|Unable to contact slurm controller|Socket timed out")
+CHECK_FRACTION: Final = 0.1  # of the time since the last submission, after which jobs are checked again at the latest
 IDLE_SECONDS: Final = 30  # between checks without a job of our own in the queue
 
 
@@ -49,6 +53,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
     def __init__(self, workflow: Any, logger: Any) -> None:
         self._to_submit: list[Any] = []  # jobs, at the end of a check; no retry counts for them
         self._refusals: set[str] = set()  # that were logged
+        self._submitted_at = time.monotonic()  # when a job was last submitted
         try:
             Profile(workflow.resource_settings.default_resources, lambda: workflow.executor_settings).follow_jobs()
         except UserError as error:
@@ -60,7 +65,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
 
         Groups of jobs (`--groups`) are always submitted: their comments do not tell them apart.
         """
-        self._failed_nodes = self._excluded_nodes()
+        self._failed_nodes, self._submitted_at = self._excluded_nodes(), time.monotonic()
         if job.is_group():
             super().run_job(job)
             return
@@ -130,6 +135,10 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
                 self._to_submit.append(job)
             else:
                 await asyncio.to_thread(self.run_job, job)
+        first = self.workflow.executor_settings.init_seconds_before_status_checks
+        soon = max(first, CHECK_FRACTION * (time.monotonic() - self._submitted_at))
+        planned: float = super().next_seconds_between_status_checks
+        self.next_seconds_between_status_checks = min(soon, planned)
         if not submitted and (found or jobs):
             self.next_seconds_between_status_checks = IDLE_SECONDS
 

@@ -1,7 +1,11 @@
 """The Slurm executor with jobs of Snakemake that need no cluster."""
 
+import asyncio
+import itertools
+import time
 from types import SimpleNamespace
 
+import pytest
 from snakemake.jobs import GroupJob
 from snakemake_executor_plugin_slurm import Executor
 from trainyard.cli.slurm_executor import SlurmExecutor
@@ -16,3 +20,31 @@ def test_a_group_of_jobs_which_has_no_wildcards_is_submitted(monkeypatch):
     executor.workflow = SimpleNamespace(executor_settings=SimpleNamespace(exclude_failed_nodes=None))
     executor.run_job(job)
     assert submitted == [job]
+
+
+def test_the_end_of_a_job_is_noticed_within_a_tenth_of_its_time(monkeypatch):
+    """The plugin alone checks after 5, 20, 45, 80 s: a job of 21 s would seem to take 45 s."""
+    executor, now = SlurmExecutor.__new__(SlurmExecutor), [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    async def check(self, jobs):  # as the plugin does if no job has ended
+        self.next_seconds_between_status_checks = min(self.next_seconds_between_status_checks + 10, 180)
+        for job in jobs:
+            yield job
+
+    async def active():
+        return [job async for job in executor.check_active_jobs([SimpleNamespace(aux={}, external_jobid="1")])]
+
+    monkeypatch.setattr(Executor, "check_active_jobs", check)
+    monkeypatch.setattr(SlurmExecutor, "_list_live_jobs", lambda self: None)
+    executor.workflow = SimpleNamespace(executor_settings=SimpleNamespace(init_seconds_before_status_checks=5))
+    executor._submitted_at, executor._to_submit = now[0], []
+    executor.next_seconds_between_status_checks, checks = 5, []
+    while now[0] < 1000.0 + 24 * 3600:
+        now[0] += executor.next_seconds_between_status_checks
+        checks.append(now[0] - 1000.0)
+        assert len(asyncio.run(active())) == 1
+    gaps = [later - earlier for earlier, later in itertools.pairwise(checks)]
+    assert all(gap <= max(5, 0.1 * check) + 1e-6 for gap, check in zip(gaps, checks, strict=False))
+    assert max(gaps) == pytest.approx(180), "no more often than the plugin where jobs are long"
+    assert len(checks) < 24 * 3600 / 180 + 60
