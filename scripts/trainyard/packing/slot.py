@@ -63,6 +63,12 @@ class Slot:
         """Where its worker runs, or ran last."""
         return _place(self.location.node, self.location.gpu, self.number)
 
+    @property
+    def next_place(self) -> Place:
+        """Where its next trial runs: a worker that starts may get another GPU than the one before it."""
+        is_known = self.phase is not Phase.STARTING
+        return _place(self.location.node, self.location.gpu if is_known else "", self.number)
+
     def __str__(self) -> str:
         gpu = f", GPU {self.place.gpu}" if self.place.gpu else ""
         return f"slot {self.number} ({self.place.node}{gpu})" if self.has_started else f"slot {self.number}"

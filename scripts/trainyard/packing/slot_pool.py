@@ -66,7 +66,7 @@ class SlotPool:
     @property
     def places(self) -> list[Place]:
         """Where trials may run, including places that are not known yet."""
-        return [slot.place for slot in self.usable if not slot.is_late]
+        return [slot.next_place for slot in self.usable if not slot.is_late]
 
     @property
     def known_places(self) -> list[Place]:
