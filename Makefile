@@ -99,7 +99,7 @@ bench: env ## Run the benchmarks; benchmarks/README.md lists the single commands
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/demo.py
 
-bench-peers: env .tools/peers/ready ## Compare with sbatch, job arrays, Ray Tune and others on the test cluster (90 minutes; ARGS=--quick: 15)
+bench-peers: env .tools/peers/ready ## Compare with sbatch, job arrays, Ray Tune and others on the test cluster (2 to 3 hours; ARGS=--quick: 20 minutes)
 	$(say) 'comparing with peers; results/bench-peers/runs.jsonl keeps what is done'
 	@PYTHONPATH=tools:scripts:benchmarks $(BIN)/python -m peers $(ARGS)
 
