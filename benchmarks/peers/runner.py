@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurm_cluster.client import UNFINISHED, Job
 from slurm_cluster.cluster import Cluster
 from slurm_cluster.hosts import job_environment
 from slurm_cluster.waiting import wait_until
@@ -53,7 +52,7 @@ class Run:
         """Do the work, and return the columns; `reason` says why it was not completed."""
         self._prepare()
         with cluster_for(self.cluster, self.work, self.repeat):
-            self.first_job = self._next_job()
+            self.first_job = self.cluster.next_job_id()
             reason = ""
             try:
                 self._do()
@@ -193,26 +192,13 @@ class Run:
     def _is_complete(self) -> bool:
         return len(list((self.folder / "done").iterdir())) == len(self.work.seconds)
 
-    def _next_job(self) -> int:
-        config = self.cluster.run(["scontrol", "show", "config"]).stdout
-        return next(int(line.split("=")[1]) for line in config.splitlines() if line.startswith("NEXT_JOB_ID"))
-
     def _jobs_in_queue(self) -> list[str]:
         lines = self.cluster.run(["squeue", "--noheader", "--format=%A %j"]).stdout.splitlines()
         return sorted({job for job, name in (line.split(maxsplit=1) for line in lines) if name != CROWD})
 
     def _gpu_seconds(self) -> float:
         """GPU-seconds that Slurm allocated to the jobs of the run; sacct counts whole seconds of each job."""
-        since = time.strftime("%FT%T", time.localtime(self.submitted - 1))
-
-        jobs: list[Job] = []
-
-        def have_ended() -> bool:
-            found = self.cluster.jobs(since=since)
-            jobs[:] = [job for job in found if job.id >= self.first_job and job.name != CROWD]
-            return not any(job.state in UNFINISHED for job in jobs)
-
-        wait_until(have_ended, what="the accounting", poll_seconds=0.5)
+        jobs = self.cluster.jobs(first=self.first_job)
         return float(sum(job.elapsed_seconds * int(job.allocated.get("gres/gpu", 0)) for job in jobs))
 
 

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,6 +37,19 @@ def test_a_job_on_two_hosts_sees_its_gpus_and_is_accounted_for(cluster: Cluster,
     assert cluster.wait_for_job(job_id).state == "COMPLETED"
     wait_until(lambda: cluster.jobs(job_id)[0].hosts == "n[1-2]", what="both hosts in sacct")
     assert cluster.jobs(job_id)[0].allocated["gres/gpu"] == "4"
+
+
+def test_the_accounting_knows_a_job_that_has_ended_also_if_its_database_lags(cluster: Cluster) -> None:
+    cluster.run(["pkill", "-STOP", "slurmdbd"])
+    try:
+        job_id = cluster.submit("true", "--gres=gpu:1")
+        assert cluster.wait_until_out_of_queue(job_id) == "COMPLETED"
+        go_on = threading.Timer(1, cluster.run, (["pkill", "-CONT", "slurmdbd"],))
+        go_on.start()
+        assert [job.state for job in cluster.jobs(first=job_id)] == ["COMPLETED"]
+        go_on.join()
+    finally:
+        cluster.run(["pkill", "-CONT", "slurmdbd"])
 
 
 def test_tmp_is_private_to_a_host_and_the_shared_folder_is_not(cluster: Cluster, shared_dir: Path) -> None:

@@ -57,9 +57,7 @@ def findings(output: str) -> list[tuple[str, str, str]]:
 
 def submitted(cluster: Cluster, folder: Path) -> list[str]:
     """The names of the jobs that were submitted from a folder."""
-    options = ["--allusers", "--starttime=now-1days", "--noheader", "--parsable2", "--allocations"]
-    lines = cluster.run(["sacct", *options, "--format=JobName%60,WorkDir%200"]).stdout.splitlines()
-    return [name for name, _, place in (line.partition("|") for line in lines) if place.startswith(str(folder))]
+    return [job.name for job in cluster.jobs() if job.folder.startswith(str(folder))]
 
 
 def test_a_good_site_passes_and_nodes_are_checked_from_inside(cluster, shared_dir, tmp_path):

@@ -13,10 +13,8 @@ def starts(folder):
 
 
 def jobs_of(cluster, folder):
-    """All jobs that were submitted in a folder, without their ends being known."""
-    lines = cluster.run(["sacct", "--starttime=now-1days", "--allocations", "--noheader", "--parsable2",
-                         "--format=JobIDRaw,WorkDir"]).stdout.splitlines()  # fmt: skip
-    return cluster.jobs(*ids) if (ids := [int(line.split("|")[0]) for line in lines if f"|{folder}" in line]) else []
+    """All jobs that were submitted in a folder."""
+    return [job for job in cluster.jobs() if job.folder == str(folder)]
 
 
 @contextmanager

@@ -95,7 +95,7 @@ def test_twenty_trials_on_two_nodes_are_one_job_and_use_every_gpu(cluster, share
     ended = cluster.wait_for_job(job)
     output = (shared_dir / f"slurm-{job}.out").read_text()
     assert ended.state == "COMPLETED", output
-    assert [other.id for other in cluster.jobs() if other.id >= job] == [job]
+    assert [other.id for other in cluster.jobs(first=job)] == [job]
     tries = journal_of(shared_dir)
     assert len({attempt.trial for attempt in tries}) == len(tries) == 20
     places = {(attempt.location.node, attempt.location.gpu) for attempt in tries}

@@ -12,7 +12,7 @@ from slurm_cluster.hosts import job_environment
 from slurm_cluster.namespaces import Namespaces, run
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 
-SACCT_FIELDS = ("JobIDRaw", "JobName", "Partition", "State", "ExitCode", "NodeList", "ElapsedRaw", "AllocTRES")
+SACCT_FIELDS = ("JobIDRaw", "JobName", "Partition", "State", "ExitCode", "NodeList", "ElapsedRaw", "AllocTRES", "WorkDir")
 UNFINISHED = frozenset({"PENDING", "CONFIGURING", "RUNNING", "REQUEUED", "COMPLETING", "SUSPENDED"})
 
 
@@ -28,11 +28,12 @@ class Job:
     hosts: str  # in Slurm's notation: "n[1-2]"
     elapsed_seconds: int
     allocated: Mapping[str, str]  # {"cpu": "2", "gres/gpu": "4", "mem": "2000M", "node": "2", ...}
+    folder: str  # in which it was submitted
 
     @classmethod
     def parse(cls, line: str) -> Self:
         """The job in one line of `sacct --parsable2` with SACCT_FIELDS."""
-        number, name, partition, state, exit_code, hosts, elapsed, allocated = line.split("|")
+        number, name, partition, state, exit_code, hosts, elapsed, allocated, folder = line.split("|", 8)
         return cls(
             id=int(number),
             name=name,
@@ -42,6 +43,7 @@ class Job:
             hosts=hosts,
             elapsed_seconds=int(elapsed),
             allocated=dict(item.split("=", 1) for item in allocated.split(",") if item),
+            folder=folder,
         )
 
 
@@ -92,11 +94,25 @@ class Client:
         text = f"#!/bin/bash\nset -eu\n{script}\n"
         return int(self.run(["sbatch", "--parsable", *options], cwd=cwd, stdin=text).stdout.split(";")[0])
 
-    def jobs(self, *ids: int, since: str = "now-1days") -> list[Job]:
-        """These jobs, or all since then; a job appears in the accounting shortly after its submission."""
-        which = [f"--jobs={','.join(map(str, ids))}"] if ids else [f"--starttime={since}", "--allusers"]
+    def jobs(self, *ids: int, first: int = 1) -> list[Job]:
+        """These jobs, or all from this id on, as slurmctld knows them now.
+
+        What slurmctld has not yet sent to the accounting is waited for. Without ids, sacct would list a job only when
+        its record is complete, up to 5 s after its start, also if it has ended since.
+        """
+        wanted = ids or range(first, self.next_job_id())
+        wait_until(self._accounting_is_current, what="the accounting to be current", poll_seconds=0.1)
+        which = f"--jobs={','.join(map(str, wanted))}"
         options = ["--allocations", "--noheader", "--parsable2", f"--format={','.join(SACCT_FIELDS)}"]
-        return [Job.parse(line) for line in self.run(["sacct", *options, *which]).stdout.splitlines()]
+        return [Job.parse(line) for line in self.run(["sacct", *options, which]).stdout.splitlines()] if wanted else []
+
+    def next_job_id(self) -> int:
+        """The id of the job that is submitted next."""
+        shown = self.run(["scontrol", "show", "config"]).stdout
+        return next(int(line.split("=")[1]) for line in shown.splitlines() if line.startswith("NEXT_JOB_ID"))
+
+    def _accounting_is_current(self) -> bool:
+        return bool(re.search(r"^DBD Agent queue size:\s*0$", self.run(["sdiag"]).stdout, re.MULTILINE))
 
     def wait_for_job(self, job_id: int, *, state: str = "", timeout_seconds: float = PATIENCE_SECONDS) -> Job:
         """Wait until the job is in this state (by default: has ended) and return it.
