@@ -25,7 +25,7 @@ SAME_ERRORS: Final = 10
 QUICK_SECONDS: Final = 60.0  # a wrong command line or an import error fails within this time, even after torch
 USAGE_EXIT_CODE: Final = 2  # of argparse, click and most programs
 NOT_RUN_EXIT_CODES: Final = {126, 127}  # of a shell that cannot run a command, or does not find it
-SIGNAL_EXIT_CODES: Final = 128  # plus the number of a signal: of a shell whose command it ended
+SHELL_SIGNAL: Final = 128  # plus the number of a signal: the exit code of a shell whose command it ended
 # Unlike most errors, these do not depend on a trial's values.
 NOT_RUN: Final = re.compile(
     r"\b(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|command not found|No such file)\b"
@@ -76,7 +76,7 @@ class TrialFailure:
     @property
     def may_affect_all(self) -> bool:
         """Whether all trials may fail in this way: it is not the machine that ended it."""
-        by_signal = (self.exit_code or 0) > SIGNAL_EXIT_CODES
+        by_signal = (self.exit_code or 0) > SHELL_SIGNAL
         return self.is_quick and not by_signal and not MACHINE_ERROR.search(self.error)
 
     @property

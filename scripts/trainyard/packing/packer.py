@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import TrialStatus
-from trainyard.packing.failure_policy import FailurePolicy
+from trainyard.packing.failure_policy import SHELL_SIGNAL, FailurePolicy
 from trainyard.packing.gpu_sharing import GpuUse, has_gpu
 from trainyard.packing.messages import CheckpointResumed, MicroBatchHalved, TrialMessage, TrialRequest, WorkerSetup
 from trainyard.packing.outcomes import AttemptRecorder, OutcomeHandler
@@ -33,7 +33,7 @@ from trainyard.utils.text import count_of
 # packer waits this long for its own signal, so that their trials count as interrupted and not as failed.
 SIGNAL_SECONDS: Final = 1.0
 SYNC_POLL_SECONDS: Final = 0.1  # until an end that could not be synced ends the sweep
-SIGNAL_CODES: Final = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)  # last: shells
+SIGNAL_CODES: Final = (-signal.SIGTERM, -signal.SIGINT, SHELL_SIGNAL + signal.SIGTERM, SHELL_SIGNAL + signal.SIGINT)
 
 
 class Packer:

@@ -115,9 +115,8 @@ class TrialQueue:
         trials may end early, if a search has yet to suggest some, and if not all are expected to end by the deadline.
         """
         began = time.monotonic()
-        if self._predict is None or len(self._finished) < self._predict_at or not self._tasks:
-            return
-        if began < self._predict_after:
+        is_due = len(self._finished) >= self._predict_at and began >= self._predict_after
+        if self._predict is None or not self._tasks or not is_due:
             return
         self._predict_at = len(self._finished) + 1 + len(self._finished) // 4
         self._sort(running, slots)
