@@ -12,7 +12,7 @@ from slurm_cluster.hosts import job_environment
 from slurm_cluster.namespaces import Namespaces, run
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 
-SACCT_FIELDS = ("JobIDRaw", "JobName", "Partition", "State", "ExitCode", "NodeList", "ElapsedRaw", "AllocTRES", "WorkDir")
+FIELDS = ("JobIDRaw", "JobName", "Partition", "State", "ExitCode", "NodeList", "ElapsedRaw", "AllocTRES", "WorkDir")
 UNFINISHED = frozenset({"PENDING", "CONFIGURING", "RUNNING", "REQUEUED", "COMPLETING", "SUSPENDED"})
 
 
@@ -32,7 +32,7 @@ class Job:
 
     @classmethod
     def parse(cls, line: str) -> Self:
-        """The job in one line of `sacct --parsable2` with SACCT_FIELDS."""
+        """The job in one line of `sacct --parsable2` with FIELDS."""
         number, name, partition, state, exit_code, hosts, elapsed, allocated, folder = line.split("|", 8)
         return cls(
             id=int(number),
@@ -103,7 +103,7 @@ class Client:
         wanted = ids or range(first, self.next_job_id())
         wait_until(self._accounting_is_current, what="the accounting to be current", poll_seconds=0.1)
         which = f"--jobs={','.join(map(str, wanted))}"
-        options = ["--allocations", "--noheader", "--parsable2", f"--format={','.join(SACCT_FIELDS)}"]
+        options = ["--allocations", "--noheader", "--parsable2", f"--format={','.join(FIELDS)}"]
         return [Job.parse(line) for line in self.run(["sacct", *options, which]).stdout.splitlines()] if wanted else []
 
     def next_job_id(self) -> int:
