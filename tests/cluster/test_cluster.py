@@ -39,10 +39,12 @@ def test_a_job_on_two_hosts_sees_its_gpus_and_is_accounted_for(cluster: Cluster,
     assert cluster.jobs(job_id)[0].allocated["gres/gpu"] == "4"
 
 
-def test_the_accounting_knows_a_job_that_has_ended_also_if_its_database_lags(cluster: Cluster) -> None:
+def test_the_accounting_knows_a_job_that_has_ended_also_if_its_database_lags(
+    cluster: Cluster, shared_dir: Path
+) -> None:
     cluster.run(["pkill", "-STOP", "slurmdbd"])
     try:
-        job_id = cluster.submit("true", "--gres=gpu:1")
+        job_id = cluster.submit("true", "--gres=gpu:1", cwd=shared_dir)
         assert cluster.wait_until_out_of_queue(job_id) == "COMPLETED"
         go_on = threading.Timer(1, cluster.run, (["pkill", "-CONT", "slurmdbd"],))
         go_on.start()
