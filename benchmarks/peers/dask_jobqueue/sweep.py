@@ -12,7 +12,7 @@ todo = [trial for trial in reversed(trials) if not Path(f"done/{trial[1]}").exis
 cluster = SLURMCluster(
     cores=1,
     processes=1,
-    memory="1GB",
+    memory="3GB",
     walltime="00:10:00",
     job_extra_directives=["--gres=gpu:1"],
     interface="eth0",
