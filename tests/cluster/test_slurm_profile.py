@@ -71,6 +71,7 @@ def test_a_run_ends_with_one_summary(finished):
     assert "Trainyard: " not in "".join(summary)
     for log in (finished / "results/logs/slurm").rglob("*.log"):
         assert "Trainyard: done" not in log.read_text(), "jobs have none"
+        assert log.read_text().count("Snakemake version") == 1
 
 
 def test_losses_agree_from_one_gpu_to_four_nodes(finished):

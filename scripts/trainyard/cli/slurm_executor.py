@@ -12,24 +12,33 @@ The plugin excludes all nodes of a job that lost one of them from later jobs, al
 
 A job that sbatch refuses because too many are in the queue, or while the controller restarts, would cost a retry too.
 
-The plugin waits 10 s longer before each check, up to three minutes, so that it notices the end of a short job late.
+The plugin waits 10 s longer before each check, up to three minutes, so that it notices the end of a job late. Here,
+Slurm is also asked once all output files of a job have appeared, for which no command of Slurm is needed. And at its
+own end, Snakemake would wait for the time of the next check.
 
 Without accounting, the plugin would wait for a job forever, unless its jobs are followed with squeue.
+
+The plugin starts Snakemake twice in each job: one that only starts a step, and in the step the one that runs the rule.
+Here, the job's script starts the step itself, which saves 2.5 s of CPU time per job, most of them before the rule runs.
 """
 
 import asyncio
 import os
 import re
+import shlex
 import time
 from collections.abc import AsyncGenerator, Collection
+from pathlib import Path
 from typing import Any, Final
 
 from snakemake_executor_plugin_slurm import Executor
+from snakemake_executor_plugin_slurm_jobstep import get_cpu_setting, get_gpu_setting, get_node_setting
 from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from trainyard.cli.profile import Profile
+from trainyard.cluster import job_script
 from trainyard.cluster.user_jobs import LiveJob, final_state, list_live_jobs
 from trainyard.utils.errors import UserError
 
@@ -39,6 +48,8 @@ FOUND: Final = "found"  # in `aux` of a job that another Snakemake submitted: wh
 TEMPORARY: Final = re.compile(r"\b\w+Submit\w*Limit\b|Unable to contact slurm controller|Socket timed out")
 CHECK_FRACTION: Final = 0.1  # of the time since the last submission, after which jobs are checked again at the latest
 IDLE_SECONDS: Final = 30  # between checks without a job of our own in the queue
+POLL_SECONDS: Final = 0.5  # between looks at the output files of jobs
+END_SECONDS: Final = 1.5  # from the last output file of a job until Slurm reports its end
 
 
 def register() -> None:
@@ -54,6 +65,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         self._to_submit: list[Any] = []  # jobs, at the end of a check; no retry counts for them
         self._refusals: set[str] = set()  # that were logged
         self._submitted_at = time.monotonic()  # when a job was last submitted
+        self._outputs: dict[str, list[float | None]] = {}  # by Slurm job: when its files were changed, at the last look
         try:
             Profile(workflow.resource_settings.default_resources, lambda: workflow.executor_settings).follow_jobs()
         except UserError as error:
@@ -81,6 +93,28 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         recorded = self.workflow.persistence
         is_same = recorded.has_metadata(job) and not recorded.params_changed(job)
         self.report_job_submission(SubmittedJobInfo(job, live.job, {"slurm_logfile": None, FOUND: is_same}))
+
+    @property
+    def cores(self) -> str:
+        """The CPUs that the Snakemake in a job may use: those of its step."""
+        return "all"
+
+    def additional_general_args(self) -> str:
+        """Arguments of the Snakemake in a job: it runs the rule itself, unless tasks of an array share a script."""
+        arguments: str = super().additional_general_args() if self.array_jobs else ""
+        return arguments
+
+    def format_job_exec(self, job: Any) -> str:
+        """The script of a job: Snakemake in a step on the first node, with the options that the plugin would use."""
+        command: str = super().format_job_exec(job)
+        if self.array_jobs:
+            return command
+        step = [self.get_python_executable(), shlex.quote(job_script.__file__)]
+        if job.resources.get("mpi") is None:  # otherwise, its rule starts the step
+            has_gpus = bool(job.resources.get("gpu"))  # requested with --gpus
+            options = [get_cpu_setting(job, has_gpus), get_gpu_setting(job), get_node_setting(job)]
+            step += ["srun", "-n1", "--cpu-bind=q", *filter(None, options)]
+        return f"{' '.join(step)} {command}"
 
     def _excluded_nodes(self) -> set[str]:
         """The nodes that the user excludes: without those that the plugin adds, which are all of a job that lost one.
@@ -142,6 +176,21 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         if not submitted and (found or jobs):
             self.next_seconds_between_status_checks = IDLE_SECONDS
 
+    async def sleep(self) -> None:
+        """Wait until the next check is due, which is soon after the output of a job is there, or Snakemake ends."""
+        due = time.monotonic() + self.next_seconds_between_status_checks
+        while self.wait and (left := due - time.monotonic()) > 0:
+            await asyncio.sleep(min(POLL_SECONDS, left))
+            if [info for info in list(self.active_jobs) if self._has_new_output(info)]:
+                due = min(due, time.monotonic() + END_SECONDS)
+
+    def _has_new_output(self, info: Any) -> bool:
+        """Whether all output files of a job are there, and changed since the last look."""
+        now = [_changed_at(Path(file)) for file in info.job.output]
+        before = self._outputs.get(info.external_jobid, now)
+        self._outputs[info.external_jobid] = now
+        return now != before and None not in now
+
     def _end(self, info: Any) -> bool:
         """Report a job that has left the queue, or submit it again; False if the plugin will report it."""
         state = final_state(info.external_jobid)
@@ -175,3 +224,11 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
 def _ignore_nodes(comment: str) -> str:
     """A job's comment, the same for the variants of a rule for one node and for several."""
     return comment.replace("_on_nodes_wildcards_", "_wildcards_")
+
+
+def _changed_at(file: Path) -> float | None:
+    """When a file was changed, in Unix seconds; None if it is not there."""
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return None

@@ -48,3 +48,53 @@ def test_the_end_of_a_job_is_noticed_within_a_tenth_of_its_time(monkeypatch):
     assert all(gap <= max(5, 0.1 * check) + 1e-6 for gap, check in zip(gaps, checks, strict=False))
     assert max(gaps) == pytest.approx(180), "no more often than the plugin where jobs are long"
     assert len(checks) < 24 * 3600 / 180 + 60
+
+
+def sleeping_executor(*jobs, seconds):
+    executor = SlurmExecutor.__new__(SlurmExecutor)
+    executor.wait, executor.active_jobs, executor._outputs = True, list(jobs), {}
+    executor.next_seconds_between_status_checks = seconds
+    return executor
+
+
+def slurm_job(*files):
+    return SimpleNamespace(external_jobid="7", job=SimpleNamespace(output=files))
+
+
+def test_slurm_is_asked_soon_after_all_output_of_a_job_has_appeared(tmp_path):
+    old, new = tmp_path / "old.csv", tmp_path / "new.csv"
+    old.touch()
+    executor = sleeping_executor(slurm_job(old, new), seconds=3600)
+
+    async def write():
+        while not executor._outputs:
+            await asyncio.sleep(0.01)
+        new.touch()
+
+    async def wait_and_write():
+        await asyncio.gather(executor.sleep(), write())
+
+    asyncio.run(asyncio.wait_for(wait_and_write(), 600))
+
+
+def test_output_of_an_earlier_run_is_no_reason_to_ask_slurm(tmp_path):
+    file = tmp_path / "a.csv"
+    file.touch()
+    executor = sleeping_executor(slurm_job(file), seconds=3600)
+    assert [executor._has_new_output(executor.active_jobs[0]) for _ in range(3)] == [False] * 3
+    file.unlink()  # as Snakemake does at the start of the job
+    assert not executor._has_new_output(executor.active_jobs[0])
+    file.touch()
+    assert [executor._has_new_output(executor.active_jobs[0]) for _ in range(2)] == [True, False]
+
+
+def test_snakemake_does_not_wait_for_the_next_check_to_end():
+    executor = sleeping_executor(seconds=3600)
+
+    async def end():
+        executor.wait = False
+
+    async def sleep_and_end():
+        await asyncio.gather(executor.sleep(), end())
+
+    asyncio.run(asyncio.wait_for(sleep_and_end(), 600))
