@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def launch(scale: str, options: Sequence[str]) -> int:
-    """Run the agents on all nodes of a scale and forward signals to them; returns the exit code.
+    """Run the agents on all nodes of a scale and forward signals to them; returns the exit code, as a shell would.
 
     On several nodes of a Slurm job, srun starts one agent per node. If the training fails, the last line of the log
     names the nodes that did not meet, or the rank that failed first, its node and the error.
@@ -54,7 +54,7 @@ def launch(scale: str, options: Sequence[str]) -> int:
             log.error("%s", problem)
         elif first := rank_failures.first_failure(Path(folder)):
             log.error("rank %d on %s ended the training: %s", first.rank, first.node, first.message)
-    return code
+    return code if code >= 0 else 128 - code  # a signal
 
 
 def training_command(

@@ -1,6 +1,7 @@
 """Launch commands, compared with golden texts."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,19 @@ def test_train_is_the_launcher_unless_torchrun_has_started_it(tmp_path, rank):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "scale 2x1 needs 2 nodes, but this is not a Slurm job" in done.stdout
+
+
+def test_a_killed_agent_has_the_exit_code_of_a_shell(tmp_path):
+    """`sys.exit` would make 247 of -9, which docs/exit-codes.md does not have."""
+    program = (
+        "from unittest import mock; from trainyard.scaling import launchers; "
+        "line = ['/bin/sh', '-c', 'kill -KILL $$']; "
+        "mock.patch.object(launchers, 'training_command', return_value=line).start(); "
+        "raise SystemExit(launchers.launch('1x1', []))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 128 + signal.SIGKILL
 
 
 # `watch` replaces the placeholders on each node.
