@@ -87,6 +87,7 @@ doctor: env ## Check a Slurm site before the first job (CONFIG=..., PROFILE=...;
 
 bench: env ## Run the benchmarks; benchmarks/README.md lists the single commands
 	$(BIN)/python benchmarks/slot_pause.py
+	$(BIN)/python benchmarks/slot_pause.py --short
 	$(BIN)/python benchmarks/dry_run.py
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/simulate_failures.py

@@ -104,7 +104,7 @@ def main() -> None:
             f"ImageFolder, PIL, DataLoader with {cores} workers, float32": decoded(root, cores, TO_FLOAT32),
             "the same, uint8": decoded(root, cores, TO_UINT8),
             "staged, uint8, all on the device": staged_path(staged, Data()),
-            "staged, uint8, read ahead": staged_path(staged, Data(on_device=False)),
+            "staged, uint8, prefetched": staged_path(staged, Data(on_device=False)),
         }
         rates = {}
         for what, epochs in paths.items():
@@ -113,7 +113,7 @@ def main() -> None:
             epochs.close()
     base = next(iter(rates.values()))
     rows = [[what, f"{rate:,.0f}", f"{rate / base:.1f}"] for what, rate in rates.items()]
-    print_table([f"path to the device ({cores} cores)", "images/s", "times"], rows)
+    print_table([f"path to the device ({cores} cores)", "images/s", "relative"], rows)
 
 
 if __name__ == "__main__":

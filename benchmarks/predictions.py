@@ -28,7 +28,7 @@ def main() -> None:
         ["measured makespan", f"{job['measured_seconds']:.1f}"],
         ["lower bound", f"{strategies.loc['packed', 'makespan_lower_bound_seconds']:.1f}"],
         ["requested walltime", f"{job['requested_seconds']:.0f}"],
-        ["elapsed time (sacct)", f"{job['elapsed_seconds']:.0f}"],
+        ["used walltime (sacct)", f"{job['elapsed_seconds']:.0f}"],
     ]
     print_table(["second run", "seconds"], rows)
     print()
