@@ -240,7 +240,7 @@ class Train(Section):
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = Field(
         "auto",
         description="Precision of the forward pass (autocast); `fp16` uses loss scaling. `auto`: `bf16` on NVIDIA "
-        "Ampere and later, `fp16` on older GPUs, `fp32` on a CPU.",
+        "Ampere and later, `fp16` on Volta and Turing, `fp32` elsewhere.",
     )
     channels_last: bool | Literal["auto"] = Field(
         "auto", description="Memory format `channels_last`; `auto`: on a GPU with 16-bit precision, where it is faster."
