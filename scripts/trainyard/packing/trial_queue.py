@@ -12,7 +12,7 @@ import numpy as np
 from trainyard.packing.failure_policy import FailurePolicy, Place
 from trainyard.packing.time_limits import TimeLimits
 from trainyard.planning.duration_model import Prediction
-from trainyard.planning.order import best_order, remaining_seconds
+from trainyard.planning.order import remaining_seconds, start_order
 from trainyard.planning.task import Task, TaskSource
 
 # The durations of trials, from the seconds of finished ones; None if these tell nothing.
@@ -129,22 +129,19 @@ class TrialQueue:
         predicted = self._predict([*(task.trial for task in waiting), *running], self._finished)
         if predicted is None:
             return
-        attempts = np.array([self._attempts[task.trial] + task.has_failed for task in waiting])
-        places = np.lexsort((-predicted.seconds[: len(waiting)], attempts))  # longest first, retries last
-        if not (self._may_end_early or (self._source and self._source.open)):
-            draws = predicted.draws[:, len(waiting) :]
-            order = best_order(
-                predicted.seconds[places],
-                predicted.draws[:, places],
-                slots=slots,
-                busy=remaining_seconds(draws, np.array(list(running.values()))),
-                present=np.argsort(places).tolist(),
-                last=int((attempts > 0).sum()),
-                limit_seconds=self._limits.seconds_to_run(),
-            )
-            places = places[order]
+        of_waiting, of_running = np.split(predicted.draws, [len(waiting)], axis=1)
+        order = start_order(
+            Prediction(predicted.seconds[: len(waiting)], of_waiting),
+            [self._attempts[task.trial] + task.has_failed for task in waiting],
+            slots=slots,
+            may_end_early=self._may_end_early,
+            has_more=self._source is not None and self._source.open > 0,
+            limit_seconds=self._limits.seconds_to_run(),
+            busy=remaining_seconds(of_running, np.array(list(running.values()))),
+            compares_given=True,
+        )
         least = predicted.lower_bounds()
         self._tasks = deque(
             replace(waiting[place], expected_seconds=float(predicted.seconds[place]), min_seconds=float(least[place]))
-            for place in places
+            for place in order
         )

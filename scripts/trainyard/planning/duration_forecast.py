@@ -29,10 +29,9 @@ class DurationForecast:
         return sorted(names, key=lambda name: (self._state.has_failed(name), -costs.get(name, 0.0)))
 
     def order(self, slots: int, *, limit_seconds: float = math.inf) -> list[str]:
-        """The pending trials in the order in which they start on a number of slots: the best that was found.
+        """The pending trials in the order in which they start on a number of slots: see `start_order`.
 
-        It is longest first without evidence, if trials may end early, if a search has yet to draw some, and if not all
-        are expected to end within `limit_seconds`.
+        Without evidence, it is that of `pending`.
         """
         key = slots, limit_seconds
         if key not in self._orders:
@@ -40,17 +39,20 @@ class DurationForecast:
         return self._orders[key]
 
     def _find_order(self, slots: int, limit_seconds: float) -> list[str]:
-        names = self.pending
-        if self._prediction is None or self._state.may_end_early or any(map(is_placeholder, names)):
-            return names
-        from trainyard.planning.order import MAX_PER_SLOT, best_order  # numpy: not for a dry run without evidence
+        if self._prediction is None:
+            return self.pending
+        from trainyard.planning.order import start_order  # numpy: not for a dry run without evidence
 
-        if len(names) > MAX_PER_SLOT * slots:
-            return names
-        places, last = self._places(names), sum(map(self._state.has_failed, names))
-        seconds, draws = self._prediction.seconds[places], self._prediction.draws[:, places]
-        order = best_order(seconds, draws, slots=slots, last=last, limit_seconds=limit_seconds)
-        return [names[place] for place in order]
+        state = self._state
+        order = start_order(
+            self._prediction,
+            [state.has_failed(name) for name in state.unfinished],
+            slots=slots,
+            may_end_early=state.may_end_early,
+            has_more=any(map(is_placeholder, state.unfinished)),
+            limit_seconds=limit_seconds,
+        )
+        return [state.unfinished[place] for place in order]
 
     def _places(self, names: Sequence[str]) -> list[int]:
         """The places of pending trials in the prediction."""

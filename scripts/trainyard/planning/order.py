@@ -14,6 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.planning.duration_model import Prediction
+
 Seconds = NDArray[np.float64]
 Places = NDArray[np.intp]  # in the given order
 
@@ -25,6 +27,40 @@ MAX_PER_SLOT: Final = 10  # with more trials per slot, longest first is within 0
 MIN_GAIN: Final = 0.002  # of the makespan, for which the search goes on, and for which another order is chosen
 STANDARD_ERRORS: Final = 2  # of the mean gain, which it must exceed
 BISECTIONS: Final = 12  # of MULTIFIT
+
+
+def start_order(
+    prediction: Prediction,
+    failures: Sequence[int],
+    *,
+    slots: int,
+    may_end_early: bool,
+    has_more: bool,
+    limit_seconds: float = math.inf,
+    busy: Seconds | None = None,
+    compares_given: bool = False,
+) -> list[int]:
+    """The order in which trials start on a number of slots, as places in the order in which they are given.
+
+    It is the best order that is found (`best_order`), or longest first if trials `may_end_early` or a search
+    `has_more`: then the predicted durations are only upper limits, or not all trials are known. Trials with more failed
+    attempts (`failures`, one number per trial) start last. With `compares_given`, the given order is also a candidate.
+    """
+    places = np.lexsort((-prediction.seconds, np.array(failures)))
+    if may_end_early or has_more:
+        longest_first: list[int] = places.tolist()
+        return longest_first
+    best = best_order(
+        prediction.seconds[places],
+        prediction.draws[:, places],
+        slots=slots,
+        busy=busy,
+        present=np.argsort(places).tolist() if compares_given else (),
+        last=sum(map(bool, failures)),
+        limit_seconds=limit_seconds,
+    )
+    order: list[int] = places[best].tolist()
+    return order
 
 
 def best_order(
