@@ -161,14 +161,16 @@ def _run_trials(
         journal.record(Work(flops=counted))
         plan = replace(plan, state=replace(plan.state, work=counted))
     slots, allocation = plan.state.sweep.slots, slurm_allocation.current_allocation()
-    limit = TimeLimits(allocation, setup.can_resume, setup.grace_seconds).seconds_to_run()
-    tasks = [_task(plan, name) for name in plan.forecast.to_run(slots.count, limit_seconds=limit)]
+    limits = TimeLimits(allocation, setup.can_resume, setup.grace_seconds, setup.timeout_seconds)
+    names = plan.forecast.to_run(slots.count, limit_seconds=limits.seconds_to_run())
+    tasks = [_task(plan, name) for name in names]
     search = SuggestionSource(plan.state, journal) if plan.state.sweep.search else None
     create = partial(
         Packer,
         journal,
+        limits=limits,
         failures=_failure_policy(plan),
-        allocation=allocation,
+        gpu_model=allocation.gpu_model if allocation else "",
         rule=plan.state.early_stopping_rule(),
         monitored_metrics=plan.state.sweep.monitored_metrics,
         required_metrics=set(plan.state.sweep.required_metrics) - _reported_metrics(plan),

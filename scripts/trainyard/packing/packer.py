@@ -10,7 +10,6 @@ from typing import Any, Final
 import ray
 from ray.exceptions import RayError
 
-from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.failure_policy import SHELL_SIGNAL, FailurePolicy
@@ -49,8 +48,9 @@ class Packer:
         *,
         slots: Slots,
         setup: WorkerSetup,
+        limits: TimeLimits,
         failures: FailurePolicy,
-        allocation: Allocation | None = None,
+        gpu_model: str = "",
         measures_gpu: bool = False,
         rule: EarlyStoppingRule | None = None,
         monitored_metrics: Iterable[str] = (),
@@ -61,12 +61,10 @@ class Packer:
         on_event: Callable[[TrialEvent], None] = lambda event: None,
     ) -> None:
         self._setup, self._rule, self._gpu_share, self._measures_gpu = setup, rule, slots.share, measures_gpu
-        gpu_model = allocation.gpu_model if allocation else ""
-        self._limits = TimeLimits(allocation, setup.can_resume, setup.grace_seconds, setup.timeout_seconds)
-        self._journal = journal
+        self._journal, self._limits = journal, limits
         self._awaited = set[Any]()  # answers that had arrived when the packer had last waited for a signal
         self._queue = TrialQueue(
-            limits=self._limits, failures=failures, source=source, predict=predict, may_end_early=may_end_early
+            limits=limits, failures=failures, source=source, predict=predict, may_end_early=may_end_early
         )
         self._pool = SlotPool(slots, setup, journal=journal, failures=failures, queue=self._queue, gpu_model=gpu_model)
         self._recorder = AttemptRecorder(journal, folder=setup.folder, on_event=on_event)
@@ -89,7 +87,7 @@ class Packer:
     def run(self, tasks: list[Task]) -> None:
         """Run all tasks in this order, then those of the source. Each slot takes the next one as soon as it is free.
 
-        If the `allocation` has a deadline, a trial starts only if it is expected to end before it, or if it can resume
+        If there is a deadline, a trial starts only if it is expected to end before it, or if it can resume
         and has time to make progress; otherwise a shorter one starts. At the deadline, running trials stop.
 
         Raises:
