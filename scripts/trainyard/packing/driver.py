@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from trainyard.planning.journal import Ended, Journal, RayUp, SessionStarted, Tr
 from trainyard.planning.memory_request import measured_processes
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.search import SuggestionSource
+from trainyard.planning.sweep_state import SweepState
 from trainyard.planning.task import Task, TaskSource
 from trainyard.programs.command import failed_by_itself
 from trainyard.programs.environment import RECORD, find_interpreter, record_environment
@@ -57,24 +59,29 @@ def run_sweep(config: Config, name: str, results: Path, *, wait_seconds: float =
         LockHeldError: another process runs the sweep and did not end within `wait_seconds`.
         UserError: the sweep cannot go on.
     """
-    sweep = config.sweeps[name]
-    modules = [*WORKER_MODULES, *(TRAINING_MODULES if sweep.is_training else ())]
-    with (
-        worker_parent(modules, threads=sweep.slots.cpus_per_trial) as parent,  # imports them meanwhile
-        Journal.opened(results / "sweeps" / name / "journal.jsonl", wait_seconds=wait_seconds) as journal,
-    ):
-        plan = _fix_slots(plan_sweep(config, name, results))
-        _check(plan, results)
-        log.info(summarize_plan(plan))
-        _close_open_attempts(journal, plan)
-        if plan.state.to_reread:
-            reread_outputs(journal, plan.state)
-            plan = _fix_slots(plan_sweep(config, name, results))
-        if plan.forecast.pending:
-            if plan.state.sweep.required_metrics:  # search and early stopping depend on them
-                warn_unreadable(plan.state)
-            _run_pending(plan, journal, results, config, parent)
+    with Journal.opened(results / "sweeps" / name / "journal.jsonl", wait_seconds=wait_seconds) as journal:
+        plan = plan_sweep(config, name, results)
+        with _start_worker_parent(plan.state) as parent:
+            plan = _fix_slots(plan)
+            _check(plan, results)
+            log.info(summarize_plan(plan))
+            _close_open_attempts(journal, plan)
+            if plan.state.to_reread:
+                reread_outputs(journal, plan.state)
+                plan = _fix_slots(plan_sweep(config, name, results))
+            if plan.forecast.pending:
+                if plan.state.sweep.required_metrics:  # search and early stopping depend on them
+                    warn_unreadable(plan.state)
+                _run_pending(plan, journal, results, config, parent)
         return plan_sweep(config, name, results)
+
+
+def _start_worker_parent(state: SweepState) -> AbstractContextManager[WorkerParent | None]:
+    """The parent of the workers, which imports what they need during the rest of the preparation; None without any."""
+    if not state.unfinished:
+        return nullcontext()
+    modules = [*WORKER_MODULES, *(TRAINING_MODULES if state.sweep.is_training else ())]
+    return worker_parent(modules, threads=state.sweep.slots.cpus_per_trial)
 
 
 def _fix_slots(plan: Plan) -> Plan:
