@@ -336,16 +336,8 @@ class Journal(EventLog):
             journal.driver = driver
             yield journal
 
-    def write(self, record: dict[str, Any], *, durable: bool = False, then: Callable[[], object] | None = None) -> None:
-        """Write one event, if no other driver has taken over; a durable event asks for it on the file system.
-
-        Raises:
-            UserError: another driver has taken over; whatever follows is not written.
-            StorageError: the disk is full; a durable event is recorded nevertheless, if the reserve has room for it.
-        """
-        if self.driver and not self.driver.is_ours(asks=durable):
-            return
-        super().write(record, durable=durable, then=then)
+    def _is_ours(self, *, asks: bool) -> bool:
+        return self.driver is None or self.driver.is_ours(asks=asks)
 
     def record(self, event: Recorded, *, then: Callable[[], object] | None = None) -> Recorded:
         """Append an event, and return it with the time now. With `then`, a durable event is synced in a thread."""

@@ -8,12 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any, Final, Self
 
-from trainyard.utils.errors import storage_errors
+from trainyard.utils.errors import UserError, storage_errors
 from trainyard.utils.files import append_whole, drop_last, hold_lock
 
 Event = dict[str, Any]
@@ -74,16 +74,19 @@ class EventLog:
         return record
 
     def write(self, record: Event, *, durable: bool = False, then: Callable[[], object] | None = None) -> None:
-        """Write one event as it is; with `durable` it is on the disk when this returns.
+        """Write one event as it is, unless the file has been lost to another process.
 
-        A durable event with `then` is on the disk soon: one sync in a thread serves all events that were written before
-        it begins, and `then` is called there.
+        A durable event is on the disk when this returns. With `then`, it is there soon: one sync in a thread serves all
+        events that were written before it begins, and `then` is called there.
 
         Raises:
             StorageError: the disk is full; a durable event is recorded nevertheless, if the reserve has room for it.
                 After the first such error, an event that could be recorded raises none. `is_synced` raises the errors
                 of a sync in the thread.
+            UserError: another process has taken the file over. This is raised once.
         """
+        if not self._is_ours(asks=durable):
+            return
         line, failure = json.dumps(record, separators=(",", ":")).encode() + b"\n", None
         with storage_errors(self.path):
             try:
@@ -104,7 +107,7 @@ class EventLog:
         """Whether all durable events are on the disk.
 
         Raises:
-            StorageError: as `write`, of a sync in the thread.
+            StorageError, UserError: as `write`, of a sync in the thread.
         """
         with storage_errors(self.path):
             while self._syncs and self._syncs[0].done():
@@ -117,29 +120,45 @@ class EventLog:
             if durable or self._unsynced:
                 self._unsynced.append((line, (then or _do_nothing) if durable else None))
 
+    def _is_ours(self, *, asks: bool) -> bool:
+        """Whether this process may still write; with `asks`, it is looked up on the file system.
+
+        Raises:
+            UserError: another process has taken the file over. This is raised once.
+        """
+        return True
+
     def _sync(self) -> None:
-        """Sync the file, unless an earlier call has synced all that is durable."""
+        """Sync the file, unless an earlier call has synced all that is durable, and do what waits for that."""
         with self._lock:
             count, failure = len(self._unsynced), None
         if not count:
             return
         try:
             os.fsync(self._fd)
-            with self._lock:
+        except OSError as error:  # as a network file system reports a full disk; these lines may be lost
+            failure = error
+        if not self._is_ours(asks=True):
+            return
+        with self._lock:
+            if failure:
+                synced, self._unsynced = self._unsynced, []
+                failure = self._write_again(b"".join(line for line, _ in synced), failure)
+            else:
                 synced, later = self._unsynced[:count], self._unsynced[count:]
                 self._unsynced = list(dropwhile(lambda each: each[1] is None, later))
-        except OSError as error:  # as a network file system reports a full disk; these lines may be lost
-            with self._lock:
-                synced, self._unsynced = self._unsynced, []
-                lines = b"".join(line for line, _ in synced)
-                drop_last(self._fd, len(lines))
-                failure = self._free_reserve(error, durable=True)
-                append_whole(self._fd, lines)
-                os.fsync(self._fd)
         for then in (then for _, then in synced if then):
             then()
         if failure:
             raise failure
+
+    def _write_again(self, lines: bytes, failure: OSError) -> OSError | None:
+        """Write and sync the last lines again, in the room of the reserve; returns and raises as `_free_reserve`."""
+        drop_last(self._fd, len(lines))
+        reported = self._free_reserve(failure, durable=True)
+        append_whole(self._fd, lines)
+        os.fsync(self._fd)
+        return reported
 
     def _free_reserve(self, error: OSError, *, durable: bool) -> OSError | None:
         """Make room for a durable event; returns the error if it is the first, which is reported.
@@ -168,7 +187,9 @@ class EventLog:
                 os.fsync(self._fd)
         finally:
             os.close(self._fd)
-            self._reserve.unlink(missing_ok=True)
+            with suppress(UserError):  # nothing more is written
+                if self._is_ours(asks=True):
+                    self._reserve.unlink(missing_ok=True)
 
 
 def _do_nothing() -> None:

@@ -3,6 +3,7 @@
 Such a node is a mount and a PID namespace in which another file lies over the lock file, so that both get the lock.
 """
 
+import errno
 import os
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import time
 
 import pytest
-from slurm_cluster.waiting import PATIENCE_SECONDS
+from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.planning.journal import Journal
 from trainyard.utils import holder_record
 from trainyard.utils.errors import UserError
@@ -125,18 +126,46 @@ def test_a_driver_killed_on_another_node_is_followed_once_its_record_stays_uncha
     assert second.stdout.readline() == "it drives\n"
 
 
-def test_a_driver_whose_sweep_was_taken_over_writes_nothing_more(path):
-    """As one does that was suspended for longer than the other watched."""
+def take_over(path):
+    """Let another driver hold the journal, as after this one was suspended for longer than the other watched."""
     place = path.with_name(f".{path.name}.driver")
+    place.unlink()
+    assert holder_record._create(place, holder_record.Holder(7, "n2", "2026-01-31 10:00:00"))
+
+
+def test_a_driver_whose_sweep_was_taken_over_writes_nothing_more_and_removes_nothing(path):
     with Journal.opened(path) as journal:
         journal.append("started", trial="a", attempt=1)
-        place.unlink()
-        assert holder_record._create(place, holder_record.Holder(7, "n2", "2026-01-31 10:00:00"))
+        take_over(path)
         with pytest.raises(UserError, match=r"process 7 on n2, since .* has taken over; process"):
             journal.append("finished", durable=True, trial="a", attempt=1)
         journal.append("interrupted", durable=True, trial="b", attempt=1)
     assert [event["event"] for event in read_events(path)] == ["started"]
-    assert place.exists(), "it is the other's"
+    for name in ("driver", "reserve"):
+        assert path.with_name(f".{path.name}.{name}").exists(), "it is the other's"
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_waits_for_the_disk_is_left_to_a_driver_that_takes_over_meanwhile(path, monkeypatch, fails):
+    """Lines that a failed sync may have lost, and the removal of checkpoints from which the other may resume."""
+    told, sync = [], os.fsync
+
+    def sync_slowly(fd):
+        take_over(path)
+        with path.open("a") as of_the_other:
+            of_the_other.write('{"event":"session","time":1.0}\n')
+        monkeypatch.setattr(os, "fsync", sync)
+        if fails:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with Journal.opened(path) as journal:
+        monkeypatch.setattr(os, "fsync", sync_slowly)
+        journal.append("finished", durable=True, then=lambda: told.append(True), trial="a", attempt=1)
+        with pytest.raises(UserError, match=r"process 7 on n2, since .* has taken over; process"):
+            wait_until(journal.is_synced, what="the sync")
+    assert [event["event"] for event in read_events(path)] == ["finished", "session"]
+    assert path.with_name(f".{path.name}.reserve").exists(), "it is the other's"
+    assert told == []
 
 
 def test_the_job_of_a_killed_driver_is_looked_up(path, monkeypatch):
