@@ -9,8 +9,8 @@ PEERS = [
         name="submitit",
         title="submitit's array",
         documentation=(
-            "https://facebookincubator.github.io/submitit/examples.html",
-            "https://facebookincubator.github.io/submitit/api.html",
+            "https://github.com/facebookincubator/submitit/blob/main/docs/examples.md",
+            "https://github.com/facebookincubator/submitit/blob/main/submitit/helpers.py",
         ),
         version="""python -c 'from importlib.metadata import version; print("submitit", version("submitit"))'""",
         programs=".tools/peers/bin",

@@ -1,4 +1,4 @@
-# https://facebookincubator.github.io/submitit/examples.html
+# https://github.com/facebookincubator/submitit/blob/main/docs/examples.md
 import sys
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-# https://facebookincubator.github.io/submitit/api.html: FunctionSequence puts many short calls into one job.
+# https://github.com/facebookincubator/submitit/blob/main/submitit/helpers.py: many short calls in one job
 import sys
 
 import submitit
