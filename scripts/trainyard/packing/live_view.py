@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from rich.console import Console, Group
@@ -42,15 +42,23 @@ class LiveView:
 
     @contextmanager
     def show(self) -> Iterator[None]:
-        """Show the table during the block, if there is a terminal, and all log lines above it."""
+        """Show the table during the block, if there is a terminal, and all log lines above it.
+
+        A terminal that is closed meanwhile ends nothing: trials have yet to save their state.
+        """
         console = Console()
         if not console.is_terminal:
             yield
             return
         self._width = console.width
         live = Live(console=console, get_renderable=lambda: self.render(console), transient=True)
-        with _log_to(console), live:
-            yield
+        with _log_to(console):
+            live.start()
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    live.stop()
 
     def update(self, event: TrialEvent) -> None:
         """Update the view with an event of a trial. The end of an attempt is also logged."""
@@ -134,7 +142,8 @@ class _AboveLiveTable(logging.Handler):
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._console.print(self.format(record), highlight=False, markup=False, soft_wrap=True)
+        with suppress(OSError):  # the terminal is closed
+            self._console.print(self.format(record), highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -2,7 +2,10 @@
 
 import io
 import logging
+import os
+import pty
 import re
+from contextlib import suppress
 
 import pytest
 from rich.cells import cell_len
@@ -64,6 +67,19 @@ def test_all_log_records_are_whole_lines_above_the_table(tmp_path, terminal, mon
     assert "slot 3 is retired: " + "its GPU is broken, " * 10 in shown
     assert f"[1/40] {next(iter(view._plan.state.trials))} name={LONG}0: 2.0 s" in shown
     assert screen.getvalue() == "afterwards\n", "nothing is written into the table"
+
+
+def test_a_terminal_that_is_closed_ends_nothing(tmp_path, monkeypatch):
+    """A sweep that is told of this by SIGHUP logs that trials may save their state, and then tells them."""
+    terminal, file = pty.openpty()
+    screen = os.fdopen(file, "w")
+    monkeypatch.setattr(live_view, "Console", lambda: Console(file=screen, _environ={"TERM": "xterm"}))
+    view = view_of(tmp_path, {"gpus_per_node": 1})
+    with view.show():
+        os.close(terminal)
+        logging.getLogger("other").warning("%s may take up to 30 s to save a checkpoint", "1 running trial")
+    with suppress(OSError):  # of what it still has to write
+        screen.close()
 
 
 def test_a_trial_without_metrics_is_a_line_without_its_error(tmp_path, caplog):
