@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import shlex
 import time
 
 from trainyard.cli import command_line
@@ -24,7 +25,8 @@ def main(arguments: argparse.Namespace) -> None:
     studies = [(arguments.kind, arguments.name)] if arguments.name else every
     if not studies:
         raise UserError(f"{arguments.config} has no sweeps and no scaling studies")
-    log.info("to see the curves: %s --logdir %s", own_program("tensorboard"), as_typed(arguments.results / FOLDER))
+    folder = shlex.quote(as_typed(arguments.results / FOLDER))
+    log.info("to see the curves: %s --logdir %s", own_program("tensorboard"), folder)
     counts: dict[tuple[str, str], int] = {}
     while True:
         for kind, name in studies:
