@@ -4,6 +4,7 @@ This module is independent of Ray: the packer reports outcomes and requests deci
 """
 
 import re
+import signal
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,7 +77,7 @@ class TrialFailure:
     @property
     def may_affect_all(self) -> bool:
         """Whether all trials may fail in this way: it is not the machine that ended it."""
-        by_signal = (self.exit_code or 0) > SHELL_SIGNAL
+        by_signal = (self.exit_code or 0) - SHELL_SIGNAL in signal.valid_signals()
         return self.is_quick and not by_signal and not MACHINE_ERROR.search(self.error)
 
     @property

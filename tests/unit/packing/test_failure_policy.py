@@ -209,6 +209,7 @@ def test_the_same_error_of_many_trials_affects_all_if_it_occurs_with_several_val
     assert not values_that_fail(width=[64], lr=[0.1, 0.2, 0.3]), "other widths may succeed"
     assert not values_that_fail(width=[64, 96], lr=[0.1, 0.2], error="exit code 1: too wide: 96"), "other errors"
     assert not values_that_fail(width=[64, 96], lr=[0.1, 0.2], error="exit code 139: dumped", exit_code=139)
+    assert values_that_fail(width=[64, 96], lr=[0.1, 0.2], error="exit code 255: no config", exit_code=255), "exit(-1)"
 
 
 def test_different_errors_do_not_affect_all_and_names_of_trials_are_ignored():
