@@ -105,7 +105,7 @@ def _end_rank(code: int) -> NoReturn:
 
 
 def _log_allocation() -> None:
-    """Log the allocation of a Slurm job and the command line that submitted it."""
+    """Log the allocation of a Slurm job and, once the accounting knows it, the command line that submitted it."""
     try:
         given = slurm_allocation.current_allocation() if not is_rank() or os.environ["RANK"] == "0" else None
     except UserError as error:  # code that needs the allocation reports this error
@@ -113,8 +113,12 @@ def _log_allocation() -> None:
         return
     if given:
         logging.info("%s", given)
-        line = slurm_queries.find_submit_line(given.job)
-        logging.info("submitted with: %s", line or "(unknown: it is not in Slurm's accounting)")
+        threading.Thread(target=_log_submit_line, args=(given.job,)).start()  # the job does not wait for it
+
+
+def _log_submit_line(job: str) -> None:
+    line = slurm_queries.find_submit_line(job)
+    logging.info("submitted with: %s", line or "(unknown: it is not in Slurm's accounting)")
 
 
 def set_up_logging(log_file: Path | None) -> None:

@@ -5,12 +5,16 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from slurm_cluster.waiting import PATIENCE_SECONDS, finished
+from slurm_cluster.waiting import PATIENCE_SECONDS, finished, wait_until
+from trainyard.cli import command_line
 from trainyard.cli.command_line import results_expected
+from trainyard.cluster import slurm_allocation, slurm_queries
 from trainyard.config.load import check_config
 from trainyard.report.study_plots import draw_plots
 from trainyard.report.study_tables import write_tables
@@ -143,3 +147,18 @@ def test_a_file_of_the_user_that_is_missing_is_no_missing_result(tmp_path):
     given = Namespace(config=Path("c.yaml"), results=tmp_path / "results", kind="data", name="digits")
     with pytest.raises(FileNotFoundError), results_expected(given):
         (tmp_path / "mine.csv").read_text()
+
+
+def test_a_job_does_not_wait_until_the_accounting_knows_it(monkeypatch, caplog):
+    """Which takes slurmctld up to five seconds."""
+    began = threading.Event()
+
+    def find_submit_line(job):
+        assert began.wait(PATIENCE_SECONDS)
+        return f"sbatch job-{job}.sh"
+
+    monkeypatch.setattr(slurm_allocation, "current_allocation", lambda: SimpleNamespace(job="7"))
+    monkeypatch.setattr(slurm_queries, "find_submit_line", find_submit_line)
+    with caplog.at_level("INFO"):
+        assert command_line._exit_code(lambda _: began.set(), Namespace()) == 0
+        wait_until(lambda: "submitted with: sbatch job-7.sh" in caplog.messages, what="the line")
