@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from trainyard.config.config import Config
@@ -10,9 +11,10 @@ from trainyard.utils.errors import UserError
 
 @dataclass(frozen=True)
 class Conclusion:
-    """The best trial of a sweep or the recommended scale, as text: computed from the tables when it is written.
+    """The best trial of a sweep or the recommended scale, as text: computed from the results when it is first written.
 
-    As a parameter of a rule, it starts no rule again: Snakemake compares only parameters of its own types.
+    As a parameter of a rule, it starts no rule again: Snakemake compares only parameters of its own types. A report
+    writes it for each plot and for each caption.
     """
 
     config: Config
@@ -22,6 +24,10 @@ class Conclusion:
 
     def __str__(self) -> str:
         """One or two sentences as reStructuredText; "" without results."""
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         try:
             text = {"sweeps": self._best_trial, "scaling": self._recommendation}.get(self.kind, str)()
         except UserError:  # a table does not exist yet
