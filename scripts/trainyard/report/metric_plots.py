@@ -7,8 +7,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
+from matplotlib.colors import to_rgba_array
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+from numpy.typing import NDArray
 
 from trainyard.report import style
 from trainyard.report.plotted_trials import PlottedTrials
@@ -166,11 +168,11 @@ def plot_epochs(axes: Axes, epochs: pd.DataFrame, ranked: PlottedTrials, curve: 
     trials = ranked.table.set_index("trial", drop=False).loc[epochs["trial"].unique()]
     if key := ranked.colored_key:
         color = _key_colors(axes, ranked.table[key], log=ranked.log.get(key))
-        colors = [color(value) for value in trials[key]]
+        colors = to_rgba_array([color(value) for value in trials[key]])
     else:
         colors = ranked.colors_of(ranked.values.set_axis(ranked.table["trial"])[trials.index])
         ranked.add_colorbar(axes)
-    _draw_lines(axes, epochs, curve, list(colors))
+    _draw_lines(axes, epochs, curve, colors)
     if ranked.best is not None and len(trials) > 1:
         rows = epochs[epochs["trial"] == ranked.best["trial"]]
         axes.plot(rows["epoch"], rows[curve], color="black", marker="o", markersize=3, zorder=3, label="best trial")
@@ -199,8 +201,8 @@ def _key_colors(axes: Axes, values: pd.Series, *, log: bool | None) -> Callable[
     return color
 
 
-def _draw_lines(axes: Axes, epochs: pd.DataFrame, metric: str, colors: list[Any]) -> None:
-    """A line per trial, all in one artist; the more lines, the paler they are.
+def _draw_lines(axes: Axes, epochs: pd.DataFrame, metric: str, colors: NDArray[np.float64]) -> None:
+    """A line per trial, all in one artist; the more lines, the paler they are. Colors have the shape (trials, 4).
 
     Many points are drawn without markers, and many lines in random order, so that the last values of the key do not
     cover the others.
@@ -212,11 +214,10 @@ def _draw_lines(axes: Axes, epochs: pd.DataFrame, metric: str, colors: list[Any]
     many = len(lines) > MANY
     alpha = max(0.05, min(1.0, (100 / len(lines)) ** 0.5))
     order = np.random.default_rng(0).permutation(len(lines)) if many else np.arange(len(lines))
-    drawn, drawn_colors = [lines[index] for index in order], [colors[index] for index in order]
+    drawn = [lines[index] for index in order]
     axes.add_collection(
-        LineCollection(drawn, colors=drawn_colors, alpha=alpha, linewidths=1.2, rasterized=many, antialiaseds=not many)
+        LineCollection(drawn, colors=colors[order], alpha=alpha, linewidths=1.2, rasterized=many, antialiaseds=not many)
     )
     if len(points) <= MANY:
-        dots = [colors[number] for number in trial]
-        axes.scatter(epochs["epoch"], epochs[metric], s=9, c=dots, alpha=alpha, linewidths=1, zorder=2)
+        axes.scatter(epochs["epoch"], epochs[metric], s=9, c=colors[trial], alpha=alpha, linewidths=1, zorder=2)
     axes.autoscale_view()

@@ -18,6 +18,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import ListedColormap, LogNorm, Normalize, to_rgba, to_rgba_array
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from trainyard.utils.files import atomic_write
@@ -40,7 +41,6 @@ MANY = 1000  # with more marks, an SVG contains them as an image: as a shape, ea
 STYLE: Any = {
     "figure.figsize": (6.4, 3.8),
     "figure.dpi": 150,
-    "figure.constrained_layout.use": True,
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.titlelocation": "left",
@@ -71,8 +71,11 @@ def save(
     `painter` gets the axes of all panels, row by row, and draws into them. `size` is in inches.
     """
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=size)
+        layout = ConstrainedLayoutEngine()
+        figure = Figure(figsize=size, layout=layout)
         painter(*figure.subplots(*panels, squeeze=False).flat)
+        layout.execute(figure)
+        figure.set_layout_engine(None)  # with one, `savefig` draws a picture twice: first to place its axes
         for suffix in ("svg", "png"):
             content = io.BytesIO()
             options: Any = {"metadata": {"Date": None}, "dpi": IMAGE_DPI} if suffix == "svg" else {}
@@ -103,12 +106,12 @@ def draw_bars(
         partial(np.asarray, dtype=float), np.broadcast_arrays(lanes, starts, ends, height)
     )
     low, high = lanes - 0.4 * height, lanes + 0.4 * height
-    corners = np.stack([starts, low, starts, high, ends, high, ends, low], axis=-1)
+    corners: Any = np.stack([starts, low, starts, high, ends, high, ends, low], axis=-1)
     span, pixels = ends.max(initial=0) - starts.min(initial=0), axes.get_window_extent().size
     is_wide = ((ends - starts) * pixels[0] > 2 * span) & (np.ptp(lanes) < pixels[1] / 5 * height)
     faces = np.broadcast_to(to_rgba_array(color), (len(corners), 4))
     bars = PolyCollection(
-        list(corners.reshape(-1, 4, 2)),
+        corners.reshape(-1, 4, 2),
         facecolors=faces,
         edgecolors=np.where(is_wide[:, None], to_rgba("white"), faces),
         linewidths=np.where(is_wide, edge, min(edge, 0.2)),

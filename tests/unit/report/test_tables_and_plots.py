@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from PIL import Image
 from plotted import plotted
 from trainyard.config.load import check_config
@@ -250,6 +251,21 @@ def test_equal_data_give_equal_plots(tmp_path):
     for name in ("one", "other"):
         style.save(lambda axes: scaling_plots.plot_steps(axes, SCALING), tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
+
+
+def test_each_file_of_a_plot_is_drawn_once(tmp_path):
+    """With a layout engine, `savefig` draws a picture twice: once to place its axes."""
+
+    class Counted(Line2D):
+        count = 0
+
+        def draw(self, renderer):
+            self.count += 1
+            super().draw(renderer)
+
+    line = Counted([0, 1], [0, 1])
+    style.save(lambda axes: axes.add_line(line), tmp_path / "picture")
+    assert line.count == 2, "as SVG and as PNG"
 
 
 MANY = 10_000
