@@ -22,6 +22,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from trainyard.utils.files import atomic_write
+from trainyard.utils.garbage_collection import pause_garbage_collection
 
 # Okabe and Ito 2008: colors that color-blind readers can tell apart, without yellow, which is too light for a line.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -70,7 +71,7 @@ def save(
 
     `painter` gets the axes of all panels, row by row, and draws into them. `size` is in inches.
     """
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(STYLE), pause_garbage_collection():
         layout = ConstrainedLayoutEngine()
         figure = Figure(figsize=size, layout=layout)
         painter(*figure.subplots(*panels, squeeze=False).flat)
