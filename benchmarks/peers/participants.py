@@ -17,7 +17,7 @@ class Peer:
     """A participant.
 
     Commands are bash command lines, run in a folder with the participant's files, trials.txt and trial.sh. In them,
-    {nodes}, {gpus} (per node), {slots}, {trials} (their number) are filled in.
+    {nodes}, {gpus} (per node), {slots}, {trials} (their number), and {jobs} of {gpus_per_job} are filled in.
     """
 
     name: str
@@ -55,6 +55,8 @@ def fill_in(commands: tuple[str, ...], work: Work) -> list[str]:
         "gpus": GPUS_PER_NODE,
         "slots": work.slots,
         "trials": len(work.seconds),
+        "jobs": work.slots // work.gpus_per_job,
+        "gpus_per_job": work.gpus_per_job,
     }
     return [command.format(**values) for command in commands]
 

@@ -31,6 +31,11 @@ class Work:
         return self.nodes * GPUS_PER_NODE
 
     @property
+    def gpus_per_job(self) -> int:
+        """GPUs of each job where a participant may choose: those of a host, or one if others hold half of each."""
+        return 1 if self.is_crowded else GPUS_PER_NODE
+
+    @property
     def bound_seconds(self) -> float:
         """The lower bound of the makespan on the slots; for `is_real`, without a meaning."""
         return lower_bound(self.seconds, self.slots)

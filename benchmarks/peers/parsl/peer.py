@@ -2,7 +2,7 @@
 
 from peers.participants import Peer
 
-RUN = "python sweep.py {slots}"
+RUN = "python sweep.py {jobs} {gpus_per_job}"
 
 PEERS = [
     Peer(
@@ -17,7 +17,6 @@ PEERS = [
         programs=".tools/peers/bin",
         submit=(RUN,),
         resume=(RUN,),
-        files_for={"crowded": "per_gpu"},
         note="`HighThroughputExecutor` with one worker per GPU; one job per node, or per GPU in the crowded queue; the "
         "longest first; `retries=1`; checkpoints at each task's exit. Its program runs on the login node until all has "
         "finished.",

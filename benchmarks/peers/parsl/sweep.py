@@ -1,5 +1,6 @@
 # https://parsl.readthedocs.io/en/stable/userguide/configuration/examples.html
 # https://parsl.readthedocs.io/en/stable/userguide/workflows/checkpoints.html
+# python sweep.py JOBS GPUS_PER_JOB
 import sys
 
 import parsl
@@ -16,12 +17,12 @@ config = Config(
     executors=[
         HighThroughputExecutor(
             address=address_by_hostname(),
-            available_accelerators=2,
+            available_accelerators=int(sys.argv[2]),
             provider=SlurmProvider(
-                init_blocks=int(sys.argv[1]) // 2,
-                max_blocks=int(sys.argv[1]) // 2,
-                cores_per_node=2,
-                gpus_per_node=2,
+                init_blocks=int(sys.argv[1]),
+                max_blocks=int(sys.argv[1]),
+                cores_per_node=int(sys.argv[2]),
+                gpus_per_node=int(sys.argv[2]),
                 exclusive=False,
                 walltime="00:10:00",
                 worker_init="export PYTHONPATH=$PWD",
