@@ -1,5 +1,6 @@
 """One run: a participant does a work on the test cluster, and its columns are measured."""
 
+import itertools
 import os
 import random
 import shutil
@@ -16,7 +17,7 @@ from slurm_cluster.cluster import Cluster
 from slurm_cluster.hosts import job_environment
 from slurm_cluster.waiting import wait_until
 
-from peers.columns import attempts_of, columns
+from peers.columns import Attempt, attempts_of, columns
 from peers.participants import HERE, Peer, fill_in
 from peers.works import HOSTS, Work
 
@@ -105,16 +106,26 @@ class Run:
         """Submit, kill and resume if that is the work, until all has ended."""
         self.submitted = time.time()
         self._type(self.peer.submit)
-        if self.work.has_trouble:
-            first = self._wait_for(lambda: next(iter(attempts_of(self._log())), None), what="a first trial")
+        if self.work.has_trouble and (first := self._first_attempt()):
             self._wait_for(lambda: time.time() > first.start + self.work.bound_seconds / 2, what="half time")
             self.killed = time.time()
             self._kill()
             self._resume()
         self._wait_until_over()
-        while self.work.has_trouble and not self._is_complete() and self.typed < RESUMES * len(self.peer.resume):
+        while self.killed and not self._is_complete() and self.typed < RESUMES * len(self.peer.resume):
             self._resume()
             self._wait_until_over()
+
+    def _first_attempt(self) -> Attempt | None:
+        """The first attempt, as soon as there is one; None if all has ended without."""
+        polls = itertools.count()
+
+        def has_begun_or_ended() -> bool:
+            looks = next(polls) % round(QUEUE_POLL_SECONDS / POLL_SECONDS) == 0
+            return bool(attempts_of(self._log())) or (looks and self._has_ended())
+
+        self._wait_for(has_begun_or_ended, what="a first trial")
+        return next(iter(attempts_of(self._log())), None)
 
     def _type(self, commands: tuple[str, ...]) -> None:
         """Start commands as a user on the login node does; their output goes to output.txt."""
@@ -157,7 +168,7 @@ class Run:
         self._wait_for(lambda: self.process is None or self.process.poll() is not None, what="the commands")
         if self.process.returncode:
             self.notes.append(f"a command exited {self.process.returncode}")
-        self._wait_for(lambda: not self._jobs_in_queue(), what="its jobs", poll_seconds=QUEUE_POLL_SECONDS)
+        self._wait_for(self._has_ended, what="its jobs", poll_seconds=QUEUE_POLL_SECONDS)
 
     def _wait_for(self, condition: Any, *, what: str, poll_seconds: float = POLL_SECONDS) -> Any:
         limit = self.patience * self.work.limit_seconds
@@ -191,6 +202,10 @@ class Run:
 
     def _is_complete(self) -> bool:
         return len(list((self.folder / "done").iterdir())) == len(self.work.seconds)
+
+    def _has_ended(self) -> bool:
+        """Whether the commands have returned, and no job is in the queue."""
+        return self.process is not None and self.process.poll() is not None and not self._jobs_in_queue()
 
     def _jobs_in_queue(self) -> list[str]:
         lines = self.cluster.run(["squeue", "--noheader", "--format=%A %j"]).stdout.splitlines()
