@@ -16,7 +16,12 @@ NETWORK_FILE_SYSTEMS: Final = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "wekaf
 
 def node_name() -> str:
     """The short host name."""
-    return socket.gethostname().split(".")[0]
+    return short_name(socket.gethostname())
+
+
+def short_name(name: str) -> str:
+    """A host name without its domain, which one source of names has and another one lacks."""
+    return name.split(".")[0]
 
 
 def user_name() -> str:

@@ -81,7 +81,7 @@ def record_memory(folder: Path, *, processes: int) -> Iterator[None]:
 
 
 def _record_path(folder: Path, allocation: slurm_allocation.Allocation) -> Path:
-    names = [name.split(".")[0] for name in allocation.nodes]
+    names = [host.short_name(name) for name in allocation.nodes]
     number = names.index(host.node_name()) if host.node_name() in names else 0
     return folder / (f"memory-{number}.json" if number else "memory.json")
 

@@ -54,7 +54,7 @@ def _srun() -> list[str]:
     """The beginning of a srun command for one task on this node, with all resources of the job there."""
     given = slurm_allocation.current_allocation()
     assert given is not None
-    here = [name for name in given.nodes if name.split(".")[0] == host.node_name()]
+    here = [name for name in given.nodes if host.short_name(name) == host.node_name()]
     options = srun_options((here or given.nodes)[:1], cpus_per_task=given.cpus_per_node)
     return ["srun", *options, f"--immediate={START_SECONDS}", "--input=none", "--quiet", "--disable-status"]
 

@@ -50,7 +50,7 @@ def start_ray(
             yield cluster
         return
     given = _check_allocation(slots)
-    others = [name for name in given.nodes if name.split(".")[0] != host.node_name()]
+    others = [name for name in given.nodes if host.short_name(name) != host.node_name()]
     srun = _srun_line(others, helper_command("cluster.ray_node"), cpus=given.cpus_per_node)
     try:
         address = host.source_address(others[0])
@@ -127,7 +127,7 @@ class _OtherNodes:
         deadline = time.monotonic() + JOIN_TIMEOUT_SECONDS
         while missing := self._missing():
             output = self._log.read_text(errors="replace")
-            ended = [name for name in missing if f"{name.split('.')[0]}: {RAY_ENDED}" in output]
+            ended = [name for name in missing if f"{host.short_name(name)}: {RAY_ENDED}" in output]
             if ended or self._srun.poll() is not None or time.monotonic() > deadline:
                 tail = "\n".join(output.splitlines()[-10:])
                 raise UserError(f"Ray did not start on {', '.join(ended or missing)}; the end of {self._log}:\n{tail}")
@@ -143,8 +143,8 @@ class _OtherNodes:
         import ray
 
         known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-        joined = {node["NodeManagerHostname"].split(".")[0] for node in known if node["Alive"]}
-        return [name for name in self._nodes if name.split(".")[0] not in joined]
+        joined = {host.short_name(node["NodeManagerHostname"]) for node in known if node["Alive"]}
+        return [name for name in self._nodes if host.short_name(name) not in joined]
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._srun.stdin is not None

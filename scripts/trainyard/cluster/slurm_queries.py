@@ -32,10 +32,9 @@ def find_submit_line(job: str) -> str:
 
     The accounting records a job a moment after it starts, so the query is repeated for a few seconds.
     """
-    command = ["sacct", "--jobs", job, "--allocations", "--noheader", "--parsable2", "--format", "SubmitLine"]
     end = time.monotonic() + ACCOUNTING_DELAY_SECONDS
     try:
-        while not (line := run_slurm_command(*command).strip()) and time.monotonic() < end:
+        while not (line := _query_accounting([job], "SubmitLine").strip()) and time.monotonic() < end:
             time.sleep(0.5)
     except UserError:
         return ""
@@ -57,9 +56,18 @@ def fetch_job_records(jobs: Sequence[str]) -> dict[str, JobRecord]:
     Raises:
         UserError: Slurm keeps no accounting, or does not respond.
     """
-    command = ["sacct", "--jobs", ",".join(jobs), "--allocations", "--noheader", "--parsable2"]
-    lines = run_slurm_command(*command, "--format", "JobID,TimelimitRaw,ElapsedRaw,AllocTRES").splitlines()
+    lines = _query_accounting(jobs, "JobID,TimelimitRaw,ElapsedRaw,AllocTRES").splitlines()
     return dict(parse_job_record(line) for line in lines)
+
+
+def _query_accounting(jobs: Sequence[str], columns: str) -> str:
+    """A line per job, with these columns of sacct, separated by `|`.
+
+    Raises:
+        UserError: Slurm keeps no accounting, or does not respond.
+    """
+    options = ["--allocations", "--noheader", "--parsable2", "--format", columns]
+    return run_slurm_command("sacct", "--jobs", ",".join(jobs), *options)
 
 
 def parse_job_record(line: str) -> tuple[str, JobRecord]:
@@ -79,9 +87,8 @@ def keeps_accounting() -> bool:
 
 def recorded_state(job: str) -> str:
     """The state of a job in Slurm's accounting, such as COMPLETED or CANCELLED; "" if the accounting has none."""
-    command = ["sacct", "--jobs", job, "--allocations", "--noheader", "--parsable2", "--format", "State"]
     try:
-        words = run_slurm_command(*command).split()  # "CANCELLED by 1234"
+        words = _query_accounting([job], "State").split()  # "CANCELLED by 1234"
     except UserError:
         return ""
     return words[0] if words else ""
