@@ -12,13 +12,7 @@ from trainyard.cluster.slurm_queries import JobRecord, fetch_job_records
 from trainyard.config.sweep import Slots, Unit
 from trainyard.config.trial_status import CONCLUSIVE, FINAL, TrialStatus
 from trainyard.planning.attempts import Attempt, Session
-from trainyard.planning.strategies import (
-    RequestedJob,
-    Strategy,
-    estimate_job_array,
-    estimate_separate_jobs,
-    make_strategy,
-)
+from trainyard.planning.strategies import RequestedJob, Strategy, estimate_others, make_strategy
 from trainyard.planning.sweep_state import SweepState
 from trainyard.utils.errors import UserError
 
@@ -97,10 +91,8 @@ class _MeasuredJob:
 
     def _counts(self) -> dict[str, int]:
         outcomes = [each.outcome for each in self.attempts()]
-        failed, interrupted = (
-            (TrialStatus.FAILED, TrialStatus.UNREADABLE),
-            (TrialStatus.INTERRUPTED, TrialStatus.RUNNING),
-        )
+        failed = TrialStatus.FAILED, TrialStatus.UNREADABLE
+        interrupted = TrialStatus.INTERRUPTED, TrialStatus.RUNNING
         return {
             "finished": outcomes.count(TrialStatus.FINISHED),
             "stopped": outcomes.count(TrialStatus.STOPPED),
@@ -192,10 +184,8 @@ def compare_strategies(state: SweepState, runs: Sequence[Session], records: Mapp
     counted = [job for job in jobs if job.is_counted]
     startups = [seconds for job in counted for seconds in job.run.slot_startups]
     startup = statistics.median(startups) if startups else 0.0
-    computed = [
-        estimate(durations, units_per_trial=state.max_slots.units_per_trial, startup=startup, basis=COMPUTED)
-        for estimate in (estimate_separate_jobs, estimate_job_array)
-    ]
+    units = state.max_slots.units_per_trial
+    computed = estimate_others(durations, units_per_trial=units, startup=startup, basis=COMPUTED)
     ended = {(each.trial, each.number) for each in ends}
     attempts = ((job, [each for each in job.attempts() if (each.trial, each.number) in ended]) for job in jobs)
     running = sum(job.running_unit_seconds(own) for job, own in attempts)

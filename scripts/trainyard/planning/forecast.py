@@ -11,13 +11,7 @@ from typing import Any
 from trainyard.config.config import Config
 from trainyard.config.scaling import EFFICIENT, Scaling, split_scale
 from trainyard.planning.plan import Plan, plan_sweep
-from trainyard.planning.strategies import (
-    RequestedJob,
-    Strategy,
-    estimate_job_array,
-    estimate_separate_jobs,
-    make_strategy,
-)
+from trainyard.planning.strategies import RequestedJob, Strategy, estimate_others, make_strategy
 from trainyard.utils.text import count_of, format_duration
 
 
@@ -81,16 +75,19 @@ def plan_jobs(
 
 
 def _plan_sweep_jobs(plan: Plan, *, has_scheduler: bool) -> Iterator[PlannedJob]:
-    request, state = plan.request, plan.state
-    low, high = request.predicted_range or (None, None)
     others = {each.strategy: each for each in compare_planned_strategies(plan)}
     packed = others.pop("packed", None)
-    yield PlannedJob(
-        job=f"sweep {state.name}",
+    yield _plan_packed(plan, packed.wasted_fraction if packed else None, has_scheduler=has_scheduler)
+    yield from (_plan_alternative(plan, each) for each in others.values())
+
+
+def _plan_packed(plan: Plan, wasted_fraction: float | None, *, has_scheduler: bool) -> PlannedJob:
+    """The job of a sweep that is submitted."""
+    request = plan.request
+    low, high = request.predicted_range or (None, None)
+    asked = request.requested_hours if has_scheduler else None
+    return PlannedJob(
         strategy="packed",
-        basis=_basis(plan),
-        pending=len(state.unfinished),
-        total=len(state.trials),
         jobs=request.jobs,
         nodes=request.slots.nodes,
         walltime_minutes=request.walltime_minutes if has_scheduler else None,
@@ -98,29 +95,33 @@ def _plan_sweep_jobs(plan: Plan, *, has_scheduler: bool) -> Iterator[PlannedJob]
         predicted_low_seconds=low,
         predicted_high_seconds=high,
         predicted_cost=_cost(request.used_hours, plan.price),
-        wasted_fraction=packed.wasted_fraction if packed and has_scheduler else None,
-        **_charged(
-            plan,
-            request.slots.units,
-            asked=request.requested_hours if has_scheduler else None,
-            predicted=request.used_hours,
-        ),
+        wasted_fraction=wasted_fraction if has_scheduler else None,
+        **_trials_of(plan),
+        **_charged(plan, request.slots.units, asked=asked, predicted=request.used_hours),
     )
-    for each in others.values():
-        used = (each.running_unit_seconds + each.startup_unit_seconds) / 3600
-        yield PlannedJob(
-            job=f"sweep {state.name}",
-            strategy=each.strategy,
-            basis=_basis(plan),
-            pending=len(state.unfinished),
-            total=len(state.trials),
-            jobs=each.jobs,
-            walltime_minutes=each.requested_seconds_per_job / 60,
-            predicted_seconds=each.makespan_seconds,
-            predicted_cost=_cost(used, plan.price),
-            wasted_fraction=each.wasted_fraction,
-            **_charged(plan, round(each.units_per_job), asked=each.requested_unit_seconds / 3600, predicted=used),
-        )
+
+
+def _plan_alternative(plan: Plan, strategy: Strategy) -> PlannedJob:
+    """The jobs of another strategy for a sweep."""
+    used = (strategy.running_unit_seconds + strategy.startup_unit_seconds) / 3600
+    asked = strategy.requested_unit_seconds / 3600
+    return PlannedJob(
+        strategy=strategy.strategy,
+        jobs=strategy.jobs,
+        walltime_minutes=strategy.requested_seconds_per_job / 60,
+        predicted_seconds=strategy.makespan_seconds,
+        predicted_cost=_cost(used, plan.price),
+        wasted_fraction=strategy.wasted_fraction,
+        **_trials_of(plan),
+        **_charged(plan, round(strategy.units_per_job), asked=asked, predicted=used),
+    )
+
+
+def _trials_of(plan: Plan) -> dict[str, Any]:
+    """The fields of a planned job that are about the trials of its sweep, and the same for every strategy."""
+    state = plan.state
+    counts = {"pending": len(state.unfinished), "total": len(state.trials)}
+    return {"job": f"sweep {state.name}", "basis": _basis(plan), **counts}
 
 
 def _charged(plan: Plan, units: int, *, asked: float | None, predicted: float | None) -> dict[str, Any]:
@@ -200,10 +201,7 @@ def compare_planned_strategies(plan: Plan) -> list[Strategy]:
         return []
     durations = [forecast.seconds[name] for name in forecast.pending]
     share, startup = request.slots.units_per_trial, statistics.median(plan.state.slot_startups or [0.0])
-    others = [
-        estimate(durations, units_per_trial=share, startup=startup, basis="predicted")
-        for estimate in (estimate_separate_jobs, estimate_job_array)
-    ]
+    others = estimate_others(durations, units_per_trial=share, startup=startup, basis="predicted")
     packed = make_strategy(
         "packed",
         [RequestedJob(60.0 * request.walltime_minutes, request.slots.units)] * request.jobs,

@@ -58,6 +58,16 @@ def estimate_job_array(durations: Sequence[float], *, units_per_trial: float, st
     return _side_by_side("job_array", longest, durations, units_per_trial, startup, basis)
 
 
+def estimate_others(
+    durations: Sequence[float], *, units_per_trial: float, startup: float, basis: str
+) -> list[Strategy]:
+    """The strategies that packing is compared with: separate jobs, and a job array."""
+    return [
+        estimate(durations, units_per_trial=units_per_trial, startup=startup, basis=basis)
+        for estimate in (estimate_separate_jobs, estimate_job_array)
+    ]
+
+
 def _side_by_side(
     name: str, longest: Sequence[float], durations: Sequence[float], share: float, startup: float, basis: str
 ) -> Strategy:

@@ -86,11 +86,8 @@ class SweepState:
 
     def present_seconds_of(self, attempt: Attempt) -> float | None:
         """`full_seconds_of` an attempt at the present share of a GPU, if it was measured how that slows trials."""
-        seconds, then, now = (
-            self.full_seconds_of(attempt),
-            self._slowdown(attempt.gpus_per_trial),
-            self._slowdown(self.share),
-        )
+        seconds = self.full_seconds_of(attempt)
+        then, now = self._slowdown(attempt.gpus_per_trial), self._slowdown(self.share)
         return seconds * now / then if seconds and then and now else seconds
 
     def _slowdown(self, gpus_per_trial: float) -> float | None:
