@@ -218,7 +218,7 @@ def _notify(view: LiveView, search: SuggestionSource | None, event: TrialEvent) 
     """Forward an event of a trial to the live view and the search."""
     view.update(event)
     if search:
-        search.see(event)
+        search.update(event)
 
 
 def _failure_policy(plan: Plan) -> FailurePolicy:

@@ -11,7 +11,6 @@ from typing import Any
 
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import full_seconds
-from trainyard.config.user_programs import UserProgram
 from trainyard.packing.failure_policy import FailurePolicy, TrialFailure
 from trainyard.packing.gpu_sharing import GpuUse
 from trainyard.packing.messages import TrainingEnded, WorkerSetup
@@ -192,8 +191,7 @@ class OutcomeHandler:
         if not self._required or self._queue.is_closed:
             return
         missing, reported = ", ".join(sorted(self._required)), ", ".join(metrics) or "no metrics"
-        is_function = isinstance(task.spec, UserProgram) and task.spec.function is not None
-        remedy = "let the function report or return it" if is_function else "let `metrics` find it"
+        remedy = "let the function report or return it" if task.is_function else "let `metrics` find it"
         raise UserError(
             f"trial {task.trial} has finished, but does not report {missing}, by which trials are compared; it "
             f"reports {reported}: {remedy}, or name a reported one as `metric`"

@@ -32,7 +32,7 @@ class MeasuredTasks:
         self._taken = 0
 
     @property
-    def open(self) -> int:
+    def remaining(self) -> int:
         """The number of tasks that may still run."""
         return 0 if self._is_measured else len(self._waiting)
 
@@ -44,7 +44,7 @@ class MeasuredTasks:
 
     def next_task(self) -> Task | None:
         """The next waiting task; None if none is left."""
-        if not self.open:
+        if not self.remaining:
             return None
         self._began = self._began or time.monotonic()
         self._taken += 1

@@ -10,7 +10,6 @@ import ray
 from ray.exceptions import RayError
 
 from trainyard.config.trial_status import TrialStatus
-from trainyard.config.user_programs import UserProgram
 from trainyard.packing import stop_request
 from trainyard.packing.messages import TrialMessage, WorkerSetup
 from trainyard.packing.outcomes import AttemptRecorder
@@ -74,6 +73,5 @@ def record_interrupted(
 def _loses_progress(slot: Slot, setup: WorkerSetup) -> bool:
     """Whether a slot runs a function that has written no checkpoint."""
     assert slot.task is not None
-    spec, checkpoints = slot.task.spec, setup.checkpoint_folder(slot.task)
-    is_function = isinstance(spec, UserProgram) and spec.function is not None
-    return is_function and not (checkpoints.exists() and any(checkpoints.iterdir()))
+    checkpoints = setup.checkpoint_folder(slot.task)
+    return slot.task.is_function and not (checkpoints.exists() and any(checkpoints.iterdir()))

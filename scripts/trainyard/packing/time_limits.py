@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainyard.cluster.slurm_allocation import Allocation
-from trainyard.config.user_programs import UserProgram
 from trainyard.planning.task import Task
 
 STOP_SECONDS: Final = 5.0  # for a trial to stop at its next step and to write a checkpoint
@@ -52,5 +51,4 @@ class TimeLimits:
         """Seconds after its start at which a trial's worker is killed; infinite without a timeout."""
         if self.timeout_seconds is None:
             return math.inf
-        is_command = isinstance(task.spec, UserProgram) and task.spec.command is not None
-        return self.timeout_seconds + (OVERDUE_SECONDS + self.grace_seconds if is_command else 0.0)
+        return self.timeout_seconds + (OVERDUE_SECONDS + self.grace_seconds if task.is_command else 0.0)

@@ -50,7 +50,7 @@ class TrialQueue:
     @property
     def waiting(self) -> int:
         """How many trials have not started."""
-        return 0 if self.is_closed else len(self._tasks) + (self._source.open if self._source else 0)
+        return 0 if self.is_closed else len(self._tasks) + self._remaining
 
     def start_attempt(self, task: Task) -> int:
         """The number of an attempt that starts now."""
@@ -66,8 +66,12 @@ class TrialQueue:
 
     def has_task(self, place: Place, others: Sequence[Place]) -> bool:
         """Whether `take` has a task for a slot."""
-        is_source_open = self._source is not None and self._source.open > 0
-        return self._find(place, others) is not None or (is_source_open and self._may_suggest())
+        return self._find(place, others) is not None or (self._remaining > 0 and self._may_suggest())
+
+    @property
+    def _remaining(self) -> int:
+        """How many tasks the source can still return."""
+        return self._source.remaining if self._source else 0
 
     def _find(self, place: Place, others: Sequence[Place]) -> Task | None:
         if self.is_closed:
@@ -135,7 +139,7 @@ class TrialQueue:
             [self._attempts[task.trial] + task.has_failed for task in waiting],
             slots=slots,
             may_end_early=self._may_end_early,
-            has_more=self._source is not None and self._source.open > 0,
+            has_more=self._remaining > 0,
             limit_seconds=self._limits.seconds_to_run(),
             busy=remaining_seconds(of_running, np.array(list(running.values()))),
             compares_given=True,

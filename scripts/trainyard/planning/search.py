@@ -114,7 +114,7 @@ def _value(choice: Draw, param: Any) -> Any:
 
 
 class SuggestionSource:
-    """A source of tasks that a search draws. Call `see` with every event of a trial."""
+    """A source of tasks that a search draws. Call `update` with every event of a trial."""
 
     def __init__(self, state: SweepState, journal: Journal) -> None:
         import optuna  # noqa: F401  (it takes a second or two: while the slots start)
@@ -126,11 +126,11 @@ class SuggestionSource:
         self._events: dict[str, list[TrialEvent]] = defaultdict(list)  # of running trials
 
     @property
-    def open(self) -> int:
+    def remaining(self) -> int:
         """Configurations that are not drawn yet."""
         return self._state.space.undrawn_count
 
-    def see(self, event: TrialEvent) -> None:
+    def update(self, event: TrialEvent) -> None:
         """Update the search with an event of a trial."""
         name = event.trial
         self._events[name].append(event)
@@ -144,7 +144,7 @@ class SuggestionSource:
     def next_task(self) -> Task | None:
         """The next configuration that has no result yet; None if all are drawn."""
         state, space = self._state, self._state.space
-        while self.open:
+        while self.remaining:
             known = {each.name for each in space.suggestions}
             values, params, attrs = draw(self._search, space.suggestions, self._ends)
             event = Suggested(search=space.search_key, values=values, params=params, attrs=attrs)

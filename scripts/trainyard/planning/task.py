@@ -23,6 +23,16 @@ class Task:
     has_failed: bool = False  # at the last attempt of an earlier run
 
     @property
+    def is_command(self) -> bool:
+        """Whether it runs a user's command."""
+        return isinstance(self.spec, UserProgram) and self.spec.command is not None
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it calls a user's function."""
+        return isinstance(self.spec, UserProgram) and self.spec.function is not None
+
+    @property
     def folder_name(self) -> str:
         """The folder of a user's program."""
         return folder_name(self.trial, self.generation)
@@ -42,7 +52,7 @@ class TaskSource(Protocol):
     """A source of tasks that are not known beforehand."""
 
     @property
-    def open(self) -> int:
+    def remaining(self) -> int:
         """The number of tasks that it can still return."""
 
     def next_task(self) -> Task | None:

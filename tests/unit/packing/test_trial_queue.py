@@ -46,11 +46,11 @@ def limits(seconds_left, **options):
 
 def test_trials_start_in_order_and_then_the_suggested_ones():
     class Search:
-        open = 2
+        remaining = 2
 
         def next_task(self):
-            self.open -= 1
-            return task(f"suggested-{self.open}") if self.open >= 0 else None
+            self.remaining -= 1
+            return task(f"suggested-{self.remaining}") if self.remaining >= 0 else None
 
     queue = queue_of(task("a"), task("b"), source=Search())
     assert queue.waiting == 4
@@ -143,7 +143,7 @@ SECONDS = {"6 s": 6.0, "5 s": 5.0, "4 s": 4.0, "3 s": 3.0, "running": 10.0}
     [
         ({}, 12.0),
         ({"may_end_early": True}, 13.0),
-        ({"source": SimpleNamespace(open=1, next_task=lambda: None)}, 13.0),
+        ({"source": SimpleNamespace(remaining=1, next_task=lambda: None)}, 13.0),
     ],
     ids=["all durations known", "early stopping", "more to come from a search"],
 )
