@@ -31,7 +31,8 @@ class DurationForecast:
     def order(self, slots: int, *, limit_seconds: float = math.inf) -> list[str]:
         """The pending trials in the order in which they start on a number of slots: see `start_order`.
 
-        Without evidence, it is that of `pending`.
+        It is that of `pending` without evidence, and if it must be measured how many trials share a GPU: the first
+        ones tell how much memory a trial needs at most, and the number of slots changes after them.
         """
         key = slots, limit_seconds
         if key not in self._orders:
@@ -39,11 +40,11 @@ class DurationForecast:
         return self._orders[key]
 
     def _find_order(self, slots: int, limit_seconds: float) -> list[str]:
-        if self._prediction is None:
+        state = self._state
+        if self._prediction is None or state.is_share_open:
             return self.pending
         from trainyard.planning.order import start_order  # numpy: not for a dry run without evidence
 
-        state = self._state
         order = start_order(
             self._prediction,
             [state.has_failed(name) for name in state.unfinished],

@@ -109,17 +109,24 @@ def test_after_patience_a_prediction_is_that_of_all_epochs(tmp_path, patience, f
     assert ("if none is stopped early" in summarize_plan(after)) == (patience is not None)
 
 
-@pytest.mark.parametrize("stop", [None, {"method": "median", "metric": "val_accuracy"}])
-def test_the_plan_is_that_of_the_order_in_which_trials_start(tmp_path, stop):
-    """The best order on four slots; longest first if trials may be stopped early."""
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"stop": {"method": "median", "metric": "val_accuracy"}},
+        {"slots": {"gpus_per_node": 4, "gpus_per_trial": "auto"}},
+    ],
+)
+def test_the_plan_is_that_of_the_order_in_which_trials_start(tmp_path, changes):
+    """The best order on four slots; longest first if trials may be stopped early, or if the slots are still open."""
     depth = {"grid": {"model_args.blocks": list(range(4, 81, 4))}, "slots": {"gpus_per_node": 4}}
     finish(tmp_path, *plan(tmp_path, **depth).state.trials, seconds_per_block=0.2125, **depth)
-    again = plan(tmp_path, retrain={"all": 1}, **depth, **({"stop": stop} if stop else {}))
+    again = plan(tmp_path, retrain={"all": 1}, **depth | changes)
     seconds = [again.forecast.seconds[name] for name in again.forecast.to_run(4)]
     assert again.request.predicted_seconds == makespan(seconds, 4)
-    assert (again.forecast.order(4) == again.forecast.pending) == (stop is not None)
+    assert (again.forecast.order(4) == again.forecast.pending) == bool(changes)
     assert again.forecast.to_run(4, limit_seconds=40) == again.forecast.pending, "in a job in which not all can end"
-    assert (makespan(seconds, 4) <= 1.015 * lower_bound(seconds, 4)) == (stop is None)
+    assert (makespan(seconds, 4) <= 1.015 * lower_bound(seconds, 4)) == (not changes)
     assert len(again.forecast.makespan_samples(4)) >= 20
 
 
