@@ -36,6 +36,7 @@ class LiveView:
         self._width = 0  # of the terminal
         self._running: dict[str, Attempt] = {}  # by trial
         self._waiting = dict.fromkeys(plan.forecast.pending)  # trials that have not started
+        self._started = set[str]()  # trials
         self._waiting_seconds = sum(plan.forecast.seconds.values())  # as predicted; 0 without evidence
         self._ended = 0  # trials that will not run again
         self._finished, self._finished_seconds = 0, 0.0  # trials, and the sum of their durations
@@ -78,6 +79,9 @@ class LiveView:
 
     def _start(self, event: Started) -> None:
         (self._running[event.trial],) = fold_attempts([event])
+        if event.trial in self._started:  # a retry
+            return
+        self._started.add(event.trial)
         waiting = event.trial if event.trial in self._waiting else next(filter(is_placeholder, self._waiting), None)
         if waiting is not None:
             del self._waiting[waiting]

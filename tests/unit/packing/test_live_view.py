@@ -82,6 +82,16 @@ def test_a_terminal_that_is_closed_ends_nothing(tmp_path, monkeypatch):
         screen.close()
 
 
+def test_a_retry_in_a_search_leaves_as_many_trials_to_draw(tmp_path):
+    search = {"trials": 5, "values": {"x": {"low": 0, "high": 1}}, "metric": "score", "mode": "max"}
+    config = check_config({"sweeps": {"s": {"function": "os:getcwd", "search": search}}})
+    view = LiveView(plan_sweep(config, "s", tmp_path))
+    for attempt in (1, 2, 3):
+        view.update(Started(trial="drawn", attempt=attempt, time=1.0))
+        view.update(Ended(trial="drawn", attempt=attempt, status="failed", error="", time=2.0, retried=attempt < 3))
+        assert len(view._waiting) == 4
+
+
 def test_a_trial_without_metrics_is_a_line_without_its_error(tmp_path, caplog):
     """A warning has told it of the first one, and the last line of the sweep does."""
     caplog.set_level(logging.INFO)
