@@ -43,7 +43,7 @@ class Location(NamedTuple):
 class Event:
     """Something that happened in a sweep. A field that old journals lack has a default."""
 
-    is_durable: ClassVar[bool] = False  # whether it is on the disk before the driver continues
+    is_durable: ClassVar[bool] = False  # whether it is synced to the disk, see `Journal.record`
     optional: ClassVar[frozenset[str]] = frozenset()  # fields that are omitted from the journal if they are None
     time: float = 0.0  # Unix seconds, set when the event is recorded
 

@@ -285,16 +285,19 @@ class Fold:
             end = each.attempt.end  # may be that of another event
             each.parse()
             each.attempt.end = end
-        for session in cached["sessions"]:
-            (info,) = decode_all([session["info"]])
-            assert isinstance(info, SessionStarted)
-            started = [(trial, number) for trial, number in session["attempts"]]
-            self.sessions.append(Session(**{**session, "info": info, "attempts": started}))
+        self._fill_sessions(cached["sessions"])
         self.suggested = [each for each in decode_all(cached["suggested"]) if isinstance(each, Suggested)]
         self.work = cached["work"]
         for share in decode_all(cached["share"]):
             assert isinstance(share, Share)
             self.share = share
+
+    def _fill_sessions(self, cached: list[dict[str, Any]]) -> None:
+        for session in cached:
+            (info,) = decode_all([session["info"]])
+            assert isinstance(info, SessionStarted)
+            started = [(trial, number) for trial, number in session["attempts"]]
+            self.sessions.append(Session(**{**session, "info": info, "attempts": started}))
 
 
 _LOCATION: Final = _CACHED.index("location")
