@@ -35,7 +35,7 @@ class EarlyStoppingRule:
         if self._stop.metric not in row:
             return ""
         epoch = int(row["epoch"])
-        self._record(trial, epoch, self._worth(row))
+        self._record(trial, epoch, self._value(row))
         return self._judge_asha(trial, epoch) if self._stop.method == "asha" else self._judge_median(trial, epoch)
 
     def diverged(self, trial: str) -> None:
@@ -66,7 +66,8 @@ class EarlyStoppingRule:
             _remove(reached, earlier)
         insort(reached, value)
 
-    def _worth(self, row: Mapping[str, Any]) -> float:
+    def _value(self, row: Mapping[str, Any]) -> float:
+        """The metric of an epoch, negated if lower is better; the worst value if it is missing or not finite."""
         value = row[self._stop.metric]
         if value is None or not math.isfinite(value):
             return -math.inf

@@ -118,7 +118,7 @@ class Fold:
         with pause_garbage_collection():
             for first, lines in reader.blocks():
                 for number, line in enumerate(lines, start=first):
-                    self._take(reader, number, line)
+                    self._read_line(reader, number, line)
         reader.warn()
         for each in self._open.values():
             each.parse()
@@ -128,20 +128,20 @@ class Fold:
             self._write_cache()
         return self
 
-    def _take(self, reader: Reader, number: int, line: bytes) -> None:
+    def _read_line(self, reader: Reader, number: int, line: bytes) -> None:
         row = _ROW.match(line)
         if row and (attempt := self._open.get((row[2], row[3]))):
             attempt.lines.append(line)
             if self.sessions:
                 self.sessions[-1].end = max(self.sessions[-1].end, float(row[1]))
         elif (record := reader.parsed(line, number)) and (event := decode(record)):
-            self._take_event(event, line)
+            self._apply_event(event, line)
 
-    def _take_event(self, event: Event, line: bytes) -> None:
+    def _apply_event(self, event: Event, line: bytes) -> None:
         update_sessions(self.sessions, event)
         match event:
             case TrialEvent():
-                self._take_trial_event(event, line)
+                self._apply_trial_event(event, line)
             case Suggested():
                 self.suggested.append(event)
             case Work(flops=flops):
@@ -149,7 +149,7 @@ class Fold:
             case Share():
                 self.share = event
 
-    def _take_trial_event(self, event: TrialEvent, line: bytes) -> None:
+    def _apply_trial_event(self, event: TrialEvent, line: bytes) -> None:
         key, name = (event.trial, event.attempt), (event.trial.encode(), b"%d" % event.attempt)
         opened, attempt = self._open.get(name), self.attempts.get(key)
         is_incomplete = attempt is not None and attempt.load_details is not None
