@@ -5,7 +5,8 @@
 
 The parent runs no code of trials, touches no GPU, and has one thread when it forks, so that a worker that replaces a
 failed one is as clean as the first. When the driver ends, however that happens, the socket between them closes, the
-parent ends, and the kernel kills the workers that are left. If the parent was killed, a request becomes the worker.
+parent ends, and the kernel kills the workers that are left. If the parent was killed or does not answer, a request
+becomes the worker.
 """
 
 import contextlib
@@ -35,6 +36,9 @@ from trainyard.utils.import_path import SCRIPTS, helper_command
 RAY_MODULES: Final = ("ray", "ray._private.workers.default_worker")  # the program of a worker
 REQUEST_PROGRAM: Final = Path(__file__).with_name("worker_request.py")
 BACKLOG: Final = 1024  # requests that wait while the parent imports
+# A request waits for so long: half of the time after which Ray kills a worker that has not registered
+# (`worker_register_timeout_seconds`, 60). The other half is for the request to import Ray.
+ANSWER_SECONDS: Final = 30.0
 RECEIVE_SECONDS: Final = 5.0
 END_SECONDS: Final = 5.0  # after SIGKILL
 # The kernel's OOM killer shall select a worker, not the driver or Ray. Ray sets this for the process that it started.
@@ -68,7 +72,7 @@ class WorkerParent:
             listener.listen(BACKLOG)
             with contextlib.suppress(OSError):  # the parent was killed
                 socket.send_fds(self._control, [b"\0"], [listener.fileno()])
-        return [sys.executable, "-I", "-S", str(REQUEST_PROGRAM), str(path)]
+        return [sys.executable, "-I", "-S", str(REQUEST_PROGRAM), str(path), str(ANSWER_SECONDS)]
 
     def close(self) -> None:
         """End the parent, and with it the workers that are left."""

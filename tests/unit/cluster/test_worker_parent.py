@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
-from slurm_cluster.waiting import wait_until
-from trainyard.cluster.worker_parent import worker_parent
+from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
+from trainyard.cluster.worker_parent import ANSWER_SECONDS, FIRST_JOB, worker_parent
 from trainyard.packing.messages import TRAINING_MODULES, WORKER_MODULES
 from trainyard.utils.fast_start import SWITCH
 from yard import ROOT
@@ -19,7 +21,7 @@ ACTORS = """
 import json, resource, sys
 from contextlib import nullcontext
 from trainyard.cluster.ray_local import local_ray
-from trainyard.cluster.worker_parent import worker_parent
+from trainyard.cluster import worker_parent
 
 def look():
     import os, pathlib, resource, signal, sys
@@ -51,8 +53,9 @@ def look():
 
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (hard // 2, hard))  # Ray raises it
-modules = sys.argv[1:]
-forking = worker_parent(modules, threads=1) if modules else nullcontext()
+seconds, *modules = sys.argv[1:]
+worker_parent.ANSWER_SECONDS = float(seconds)
+forking = worker_parent.worker_parent(modules, threads=1) if modules else nullcontext()
 with forking as parent, local_ray(gpus=2, cpus=2, parent=parent):
     import ray
     Actor = ray.remote(num_gpus=1)(type("Actor", (), {"look": lambda self: look()}))
@@ -71,9 +74,9 @@ def start():
     """Starts the program; returns its process, and what its first two actors saw."""
     started = []
 
-    def start(*modules):
+    def start(*modules, seconds=ANSWER_SECONDS):
         program = subprocess.Popen(
-            [sys.executable, "-c", ACTORS, *modules],
+            [sys.executable, "-c", ACTORS, str(seconds), *modules],
             cwd=ROOT / "scripts",
             text=True,
             stdin=subprocess.PIPE,
@@ -127,6 +130,49 @@ def test_when_the_parent_was_killed_workers_start_without_it(start):
     os.kill(first["parent"], signal.SIGKILL)
     wait_until(lambda: has_ended(first["pid"], second["pid"]), what="the end of its workers")
     assert {each["parent_name"] for each in replace(program, 0, 1)} == {"raylet"}
+
+
+WORKER = """
+import os, sys
+with open("workers.txt", "a") as file:
+    print(os.getpid(), file=file)
+"""
+
+
+def test_a_request_to_a_parent_that_hangs_becomes_the_only_worker(tmp_path, monkeypatch):
+    run = partial(subprocess.run, check=True, timeout=PATIENCE_SECONDS)  # a request that waits holds pipes open
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_JOB_ID", FIRST_JOB)
+    monkeypatch.setenv("RAY_RAYLET_PID", str(os.getpid()))
+    (tmp_path / "worker.py").write_text(WORKER)
+    with worker_parent([], threads=1) as parent:
+        (process,) = (each for each in psutil.Process().children() if "cluster.worker_parent" in each.cmdline())
+        process.suspend()
+        with monkeypatch.context() as impatient:
+            impatient.setattr("trainyard.cluster.worker_parent.ANSWER_SECONDS", 0.5)
+            program = parent.serve(tmp_path)
+        *python, path, _ = program
+        os.link(path, "again")
+        for number in (1, 2):
+            run([*program, "worker.py"])
+            assert not Path(path).exists(), "no other request waits for it"
+            assert len(Path("workers.txt").read_text().split()) == number
+        process.resume()
+        run([*python, "again", str(PATIENCE_SECONDS), "worker.py"])  # after the request that nobody waits for
+        wait_until(lambda: not process.children(), what="the end of both workers")
+        assert len(Path("workers.txt").read_text().split()) == 3
+
+
+def test_when_the_parent_hangs_workers_start_without_it_and_remain_the_only_ones(start):
+    program, _ = start(*WORKER_MODULES, seconds=5)
+    children = psutil.Process(program.pid).children()
+    (parent,) = (each for each in children if "cluster.worker_parent" in each.cmdline())
+    parent.suspend()
+    seen = replace(program, 0, 1)
+    assert {each["parent_name"] for each in seen} == {"raylet"}
+    parent.resume()
+    wait_until(lambda: not parent.children(), what="the end of what it has forked since")
+    assert [each["pid"] for each in replace(program)] == [each["pid"] for each in seen]
 
 
 def test_there_is_no_parent_if_the_patches_of_ray_are_turned_off(monkeypatch):
