@@ -76,7 +76,7 @@ def work_table(work: Work, runs: RUNS, peers: Mapping[str, Peer]) -> list[str]:
     """The lines of a work's table: medians and ranges; the best of a column, and those within its range, are bold."""
     columns = columns_of(work)
     done = {peer.name: [run for run in runs if run["peer"] == peer.name] for peer in peers.values()}
-    complete = {name: [run for run in each if not run["reason"]] for name, each in done.items()}
+    complete = {name: _completed(each, name) for name, each in done.items()}
     ties = {column.key: within_noise(column, complete) for column in columns}
     rows = [["", *(column.title for column in columns)], ["---"] * (len(columns) + 1)]
     for name, each in done.items():
@@ -103,22 +103,22 @@ def within_noise(column: Column, runs: Mapping[str, RUNS]) -> set[str]:
     return {name for name, each in values.items() if min(each) <= max(best) + shown}
 
 
-def cell(column: Column, runs: RUNS, *, is_best: bool) -> str:
+def cell(column: Column, runs: RUNS, *, is_best: bool, has_range: bool = True) -> str:
     """The median, and the range if there are several values and they differ."""
     values = column.values(runs)
     if not values:
         return ""
     median, low, high = (f"{value:.{column.digits}f}" for value in (np.median(values), min(values), max(values)))
     text = f"**{median}**" if is_best else median
-    return text if low == high else f"{text} ({low} to {high})"
+    return f"{text} ({low} to {high})" if has_range and low != high else text
 
 
 def not_first(work: Work, runs: RUNS, peers: Mapping[str, Peer]) -> list[str]:
     """Where Trainyard is neither first nor within noise, and who is first; with the cause that its peer.py names."""
-    own = [run for run in runs if run["peer"] == OWN and not run["reason"]]
+    own = _completed(runs, OWN)
     if not own:
         return []
-    complete = {name: [run for run in runs if run["peer"] == name and not run["reason"]] for name in peers}
+    complete = {name: _completed(runs, name) for name in peers}
     lines = []
     for column in columns_of(work):
         if not column.values(own) or OWN in within_noise(column, complete):
@@ -157,6 +157,28 @@ def results(works: Mapping[str, Work], runs: RUNS, peers: Mapping[str, Peer], *,
         if remarks := not_first(work, found, peers):
             lines += [*remarks, ""]
     return lines[:-1]
+
+
+def summary(works: Mapping[str, Work], runs: RUNS, peers: Mapping[str, Peer], *, scale: float) -> list[str]:
+    """The table of the project's README.md: seconds from the submission to the end of the last trial, in all works."""
+    column = COMMON[0]
+    shown = {work.title: runs_of(runs, work, scale=scale) for work in works.values()}
+    done = {title: {name: _completed(found, name) for name in peers} for title, found in shown.items()}
+    rows = [["", *done], ["---"] * (len(done) + 1)]
+    for name, peer in peers.items():
+        cells = []
+        for title, found in done.items():
+            if any(run["peer"] == name and run["reason"] for run in shown[title]) and not found[name]:
+                cells.append("not finished")
+            else:
+                cells.append(cell(column, found[name], is_best=name in within_noise(column, found), has_range=False))
+        if any(cells):
+            rows.append([peer.title, *cells])
+    return ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def _completed(runs: RUNS, name: str) -> RUNS:
+    return [run for run in runs if run["peer"] == name and not run["reason"]]
 
 
 def described(work: Work, repeats: int) -> str:

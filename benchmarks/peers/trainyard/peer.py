@@ -10,8 +10,16 @@ CONFIG = (
     """awk '{{print "    - {{length: " $1 ", index: " $2 "}}"}}' trials.txt) > config.yaml"""
 )
 RUN = f"snakemake --snakefile {ROOT}/Snakefile --profile {ROOT}/profiles/slurm --configfile config.yaml -- sweeps"
-STARTS = "Snakemake, the job's Python and Ray start before the first trial ([startup.py](../startup.py))"
-HOLDS = "the job holds its GPUs while Ray starts and ends, and until the last trial has ended"
+STARTS = (
+    "Snakemake starts on the login node and again in the job, two seconds each, then Ray and its workers start "
+    "([startup.py](../startup.py))"
+)
+HOLDS = "the job holds its GPUs while Snakemake and Ray start and end, and until the last trial has ended"
+HANDS_OVER = (
+    "between two commands, the driver hears of the end, writes it to the journal and sends the next trial, whose "
+    "process is started by a guard ([slot_pause.py](../slot_pause.py) measures 4 ms for `true` on one host); here, all "
+    "hosts share two CPU cores"
+)
 
 PEERS = [
     Peer(
@@ -23,7 +31,11 @@ PEERS = [
         resume=(RUN,),
         causes={
             "seconds": STARTS,
-            "over_seconds": "Snakemake sees that a job has ended when it asks Slurm the next time, then writes tables",
+            "over_seconds": f"{STARTS}; after the job, another process writes the tables",
+            "over_bound": HANDS_OVER,
+            "overhead_p50_seconds": HANDS_OVER,
+            "overhead_p95_seconds": HANDS_OVER,
+            "repeated_seconds": "trials that run at the kill start again, as they write no checkpoint",
             "first_seconds": f"{STARTS}; and it waits for two GPUs on each of two nodes",
             "gpu_seconds": HOLDS,
             "extra_gpu_seconds": HOLDS,

@@ -3,7 +3,7 @@
 import pytest
 from peers.participants import NOT_WRITTEN_BY_USERS, fill_in, participants
 from peers.records import over_limit_before
-from peers.tables import PAGE, Column, not_first, results, within_noise, work_table, write_page
+from peers.tables import PAGE, Column, not_first, results, summary, within_noise, work_table, write_page
 from peers.works import works
 
 PEERS = participants()
@@ -39,6 +39,19 @@ def test_the_table_has_medians_ranges_and_reasons():
     assert "| srun steps in one job | 70.0; not over after 9 s: 3 of 20 trials finished (1 of 2 runs) |" in table
     assert "| GNU parallel in one job | not over after 9 s: 3 of 20 trials finished |" in table
     assert "Job array" not in table  # it was not run
+
+
+def test_the_summary_has_the_median_of_each_work():
+    failed = {**run("srun-steps", 1, seconds=None, reason="not over"), "work": "short", "trials": 10}
+    short = {**run("sbatch", 1, seconds=30), "work": "short", "trials": 10}
+    runs = [*runs_of("sbatch", 50, 52, 60), *runs_of("srun-steps", 70), short, failed]
+    table = summary({name: WORKS[name] for name in ("depth", "short")}, runs, PEERS, scale=1)
+    assert table == [
+        "|  | Depth sweep | Many short |",
+        "| --- | --- | --- |",
+        "| Separate sbatch jobs | **52.0** | **30.0** |",
+        "| srun steps in one job | 70.0 | not finished |",
+    ]
 
 
 def test_the_page_says_where_trainyard_is_not_first_and_why():
