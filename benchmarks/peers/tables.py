@@ -119,14 +119,15 @@ def not_first(work: Work, runs: RUNS, peers: Mapping[str, Peer]) -> list[str]:
     if not own:
         return []
     complete = {name: _completed(runs, name) for name in peers}
-    lines = []
+    by_cause: dict[str, list[str]] = {}
     for column in columns_of(work):
         if not column.values(own) or OWN in within_noise(column, complete):
             continue
         medians = {name: np.median(values) for name, each in complete.items() if (values := column.values(each))}
         best = min(medians, key=lambda name: medians[name])
         cause = peers[OWN].causes.get(column.key, "not known yet")
-        lines.append(f"- {column.title}: {peers[best].title} is first. Cause: {cause}.")
+        by_cause.setdefault(cause, []).append(f"{column.title} ({peers[best].title} is first)")
+    lines = [f"- {'; '.join(behind)}. Cause: {cause}." for cause, behind in by_cause.items()]
     return lines and ["Trainyard is neither first nor within noise here:", "", *lines]
 
 
@@ -162,16 +163,16 @@ def results(works: Mapping[str, Work], runs: RUNS, peers: Mapping[str, Peer], *,
 def summary(works: Mapping[str, Work], runs: RUNS, peers: Mapping[str, Peer], *, scale: float) -> list[str]:
     """The table of the project's README.md: seconds from the submission to the end of the last trial, in all works."""
     column = COMMON[0]
-    shown = {work.title: runs_of(runs, work, scale=scale) for work in works.values()}
+    shown = {work.title: found for work in works.values() if (found := runs_of(runs, work, scale=scale))}
     done = {title: {name: _completed(found, name) for name in peers} for title, found in shown.items()}
     rows = [["", *done], ["---"] * (len(done) + 1)]
     for name, peer in peers.items():
         cells = []
-        for title, found in done.items():
-            if any(run["peer"] == name and run["reason"] for run in shown[title]) and not found[name]:
-                cells.append("not finished")
-            else:
-                cells.append(cell(column, found[name], is_best=name in within_noise(column, found), has_range=False))
+        for title, completed in done.items():
+            is_best = name in within_noise(column, completed)
+            text = cell(column, completed[name], is_best=is_best, has_range=False)
+            was_run = any(run["peer"] == name for run in shown[title])
+            cells.append("not finished" if was_run and not text else text)
         if any(cells):
             rows.append([peer.title, *cells])
     return ["| " + " | ".join(row) + " |" for row in rows]

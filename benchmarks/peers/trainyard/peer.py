@@ -31,7 +31,7 @@ PEERS = [
         resume=(RUN,),
         causes={
             "seconds": STARTS,
-            "over_seconds": f"{STARTS}; after the job, another process writes the tables",
+            "over_seconds": "as before the first trial; and after the job, another process writes the tables",
             "over_bound": HANDS_OVER,
             "overhead_p50_seconds": HANDS_OVER,
             "overhead_p95_seconds": HANDS_OVER,

@@ -57,7 +57,7 @@ def test_the_summary_has_the_median_of_each_work():
 def test_the_page_says_where_trainyard_is_not_first_and_why():
     runs = [*runs_of("trainyard", 60), *runs_of("sbatch", 50)]
     said = "\n".join(not_first(WORKS["depth"], runs, PEERS))
-    assert "- submit to finish (s): Separate sbatch jobs is first. Cause: " in said
+    assert "- submit to finish (s) (Separate sbatch jobs is first). Cause: " in said
     assert "GPU-seconds" not in said
     assert not_first(WORKS["depth"], runs_of("trainyard", 60), PEERS) == []
 
