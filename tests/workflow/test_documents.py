@@ -30,7 +30,8 @@ from yard import ROOT, Yard
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "config/README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md", ROOT / "benchmarks/peers/README.md"]
 TUTORIAL = "docs/tutorial.md"  # test_tutorial.py runs its commands, one after another
-BLOCK = re.compile(r"(?:^ *<!-- (?P<comment>.*?) -->\n)?^ *```(?P<language>\w*).*?\n(?P<text>.*?)^ *```$", re.M | re.S)
+COMMENT = r"<!-- (?P<comment>(?:(?!-->).)*) -->"
+BLOCK = re.compile(rf"(?:^ *{COMMENT}\n)?^ *```(?P<language>\w*).*?\n(?P<text>.*?)^ *```$", re.M | re.S)
 NAMES = {"<sweep>": "lr", "<study>": "ranks", "<scale>": "1x1", "<dataset>": "tiny", "<job>": "123"}
 
 
