@@ -92,8 +92,10 @@ def main() -> None:
             [pool.submit(partial(row.outcome, work, conditions), seed) for seed in range(arguments.seeds)]
             for row in rows
         ]
-        cells = [[row.rate, row.runs, *summarize([each.result() for each in own])]
-                 for row, own in zip(rows, outcomes, strict=True)]  # fmt: skip
+        cells = []
+        for row, own in zip(rows, outcomes, strict=True):
+            cells.append([row.rate, row.runs, *summarize([each.result() for each in own])])
+            print(*cells[-1], sep=" | ", file=sys.stderr, flush=True)  # all rows may take an hour
     print_table(
         ["failures", "simulated", "nodes, GPUs failed", "jobs", "over the bound", "GPU-hours", "idle", "lost GPU-hours",
          "slots retired", "trials submitted again by hand"],
