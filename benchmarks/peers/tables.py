@@ -76,7 +76,7 @@ def work_table(work: Work, runs: RUNS, peers: Mapping[str, Peer]) -> list[str]:
     """The lines of a work's table: medians and ranges; the best of a column, and those within its range, are bold."""
     columns = columns_of(work)
     done = {peer.name: [run for run in runs if run["peer"] == peer.name] for peer in peers.values()}
-    complete = {name: _completed(each, name) for name, each in done.items()}
+    complete = _completed(runs, peers)
     ties = {column.key: within_noise(column, complete) for column in columns}
     rows = [["", *(column.title for column in columns)], ["---"] * (len(columns) + 1)]
     for name, each in done.items():
@@ -115,10 +115,10 @@ def cell(column: Column, runs: RUNS, *, is_best: bool, has_range: bool = True) -
 
 def not_first(work: Work, runs: RUNS, peers: Mapping[str, Peer]) -> list[str]:
     """Where Trainyard is neither first nor within noise, and who is first; with the cause that its peer.py names."""
-    own = _completed(runs, OWN)
+    complete = _completed(runs, peers)
+    own = complete[OWN]
     if not own:
         return []
-    complete = {name: _completed(runs, name) for name in peers}
     by_cause: dict[str, list[str]] = {}
     for column in columns_of(work):
         if not column.values(own) or OWN in within_noise(column, complete):
@@ -164,22 +164,23 @@ def summary(works: Mapping[str, Work], runs: RUNS, peers: Mapping[str, Peer], *,
     """The table of the project's README.md: seconds from the submission to the end of the last trial, in all works."""
     column = COMMON[0]
     shown = {work.title: found for work in works.values() if (found := runs_of(runs, work, scale=scale))}
-    done = {title: {name: _completed(found, name) for name in peers} for title, found in shown.items()}
-    rows = [["", *done], ["---"] * (len(done) + 1)]
+    complete = {title: _completed(found, peers) for title, found in shown.items()}
+    ties = {title: within_noise(column, found) for title, found in complete.items()}
+    rows = [["", *shown], ["---"] * (len(shown) + 1)]
     for name, peer in peers.items():
         cells = []
-        for title, completed in done.items():
-            is_best = name in within_noise(column, completed)
-            text = cell(column, completed[name], is_best=is_best, has_range=False)
-            was_run = any(run["peer"] == name for run in shown[title])
+        for title, found in shown.items():
+            text = cell(column, complete[title][name], is_best=name in ties[title], has_range=False)
+            was_run = any(run["peer"] == name for run in found)
             cells.append("not finished" if was_run and not text else text)
         if any(cells):
             rows.append([peer.title, *cells])
     return ["| " + " | ".join(row) + " |" for row in rows]
 
 
-def _completed(runs: RUNS, name: str) -> RUNS:
-    return [run for run in runs if run["peer"] == name and not run["reason"]]
+def _completed(runs: RUNS, peers: Mapping[str, Peer]) -> dict[str, RUNS]:
+    """The completed runs of each participant."""
+    return {name: [run for run in runs if run["peer"] == name and not run["reason"]] for name in peers}
 
 
 def described(work: Work, repeats: int) -> str:

@@ -16,9 +16,9 @@ STARTS = (
 )
 HOLDS = "the job holds its GPUs while Snakemake and Ray start and end, and until the last trial has ended"
 HANDS_OVER = (
-    "between two commands, the driver hears of the end, writes it to the journal and sends the next trial, whose "
-    "process is started by a guard ([slot_pause.py](../slot_pause.py) measures 4 ms for `true` on one host); here, all "
-    "hosts share two CPU cores"
+    "between two commands, the worker reports the end to the driver, which writes it to the journal and sends the next "
+    "trial; a guard then starts its process ([slot_pause.py](../slot_pause.py) measures 4 ms for `true` on one host; "
+    "here, all hosts share two CPU cores)"
 )
 
 PEERS = [
@@ -31,7 +31,7 @@ PEERS = [
         resume=(RUN,),
         causes={
             "seconds": STARTS,
-            "over_seconds": "as before the first trial; and after the job, another process writes the tables",
+            "over_seconds": "Snakemake and Ray start first, as above; after the job, another process writes the tables",
             "over_bound": HANDS_OVER,
             "overhead_p50_seconds": HANDS_OVER,
             "overhead_p95_seconds": HANDS_OVER,
