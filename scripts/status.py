@@ -2,37 +2,15 @@
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 
-from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.text import Text
 from trainyard.cli import command_line
-from trainyard.config.config import Config
+from trainyard.cli.status_view import status_view
 from trainyard.config.load import read_config
-from trainyard.config.trial_status import TrialStatus
-from trainyard.packing.live_view import slot_table
-from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal_fold import Fold
-from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.utils.errors import UserError
-from trainyard.utils.terminal_table import Column, TerminalTable, open_console
-from trainyard.utils.text import format_duration
-
-SWEEP_COLUMNS = (
-    Column("sweep", is_cut=True),
-    Column("finished"),
-    Column("stopped", rank=6),
-    Column("diverged", rank=5),
-    Column("running", rank=1),
-    Column("failed", rank=2),
-    Column("pending", rank=3),
-    Column("of"),
-    Column("predicted time left", rank=4),
-)
-STUDY_COLUMNS = (Column("scaling study", is_cut=True), Column("trained"), Column("of"))
+from trainyard.utils.terminal_table import open_console
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -46,57 +24,12 @@ def main(arguments: argparse.Namespace) -> None:
         if arguments.watch and console.is_terminal:
             with Live(console=console, screen=True, auto_refresh=False) as live:
                 while True:
-                    live.update(_view(config, arguments.results, folds, height=console.height), refresh=True)
+                    live.update(status_view(config, arguments.results, folds, height=console.height), refresh=True)
                     time.sleep(arguments.every)
         while arguments.watch:  # not on a terminal, where lines cannot be replaced
-            console.print(_view(config, arguments.results, folds), "")
+            console.print(status_view(config, arguments.results, folds), "")
             time.sleep(arguments.every)
-    console.print(_view(config, arguments.results, folds))
-
-
-def _view(config: Config, results: Path, folds: Mapping[str, Fold], *, height: int | None = None) -> RenderableType:
-    """The progress of all sweeps and studies, in `height` lines; only new events of the journals are read."""
-    plans = [plan_sweep(config, name, results, fold=fold) for name, fold in folds.items()]
-    running = [(plan, attempts) for plan in plans if (attempts := _open_attempts(plan))]
-    blocks: list[list[RenderableType]] = []
-    if plans:
-        blocks.append([TerminalTable(SWEEP_COLUMNS, [list(_row(plan)) for plan in plans])])
-    if config.scaling:
-        blocks.append([TerminalTable(STUDY_COLUMNS, list(_study_rows(config, results)))])
-    lines = len(plans) + len(config.scaling) + 2 * len(blocks) + 3 * len(running)
-    rows = None if height is None else max(1, (height - lines) // max(1, len(running)))
-    for plan, attempts in running:
-        title = f"sweep {plan.state.name}: running, or killed without a final event"
-        line = Text(title, no_wrap=True, overflow="ellipsis")
-        blocks.append([line, slot_table(attempts, plan.state, max_rows=rows)])
-    return Group(*(part for number, block in enumerate(blocks) for part in ([""] if number else []) + block))
-
-
-def _row(plan: Plan) -> Iterator[str]:
-    state, pending = plan.state, plan.forecast.pending
-    outcomes = [last.outcome if (last := state.last_attempt(name)) else None for name in pending]
-    ends = [end.outcome for name in state.trials if (end := state.end(name))]
-    yield state.name
-    yield str(ends.count(TrialStatus.FINISHED))
-    yield str(ends.count(TrialStatus.STOPPED))
-    yield str(ends.count(TrialStatus.DIVERGED))
-    yield str(outcomes.count(TrialStatus.RUNNING))
-    yield str(outcomes.count(TrialStatus.FAILED) + ends.count(TrialStatus.UNREADABLE))
-    yield str(len(outcomes) - outcomes.count(TrialStatus.RUNNING) - outcomes.count(TrialStatus.FAILED))
-    yield str(len(state.trials))
-    left = plan.request.predicted_seconds
-    yield "-" if not pending else "unknown yet" if left is None else format_duration(left)
-
-
-def _study_rows(config: Config, results: Path) -> Iterator[list[str]]:
-    for name, study in config.scaling.items():
-        runs = [results / "scaling" / name / run for scale in study.scales for run in study.runs(scale)]
-        yield [name, str(sum((run / "summary.json").exists() for run in runs)), str(len(runs))]
-
-
-def _open_attempts(plan: Plan) -> list[Attempt]:
-    last = [attempts[-1] for attempts in plan.state.attempts.values()]
-    return [attempt for attempt in last if attempt.outcome == TrialStatus.RUNNING]
+    console.print(status_view(config, arguments.results, folds))
 
 
 def _arguments() -> argparse.Namespace:

@@ -48,7 +48,7 @@ def check_use(
         yield from chain(_patterns(place, study.metrics), _direction(place, study))
         yield from check_script(place, study, has_scheduler=has_scheduler, dry_run=dry_run)
         yield from check_environment(place, study, absent="warns" if has_scheduler and dry_run else "fails")
-    yield from rehearsals.rehearse(config, results, anew=anew)
+    yield from rehearsals.rehearse_config(config, results, anew=anew)
 
 
 def refuse_mistakes(findings: Iterable[Finding], notify: Callable[[str], None]) -> None:

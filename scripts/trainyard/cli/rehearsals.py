@@ -42,7 +42,7 @@ _TRIED: Final = (
 _TOGETHER_WITH: Final = ("model", "model_args", "small_images", "loss", "loss_args", "monitor")
 
 
-def rehearse(config: Config, results: Path, *, anew: bool = False) -> list[Finding]:
+def rehearse_config(config: Config, results: Path, *, anew: bool = False) -> list[Finding]:
     """What the user's code and the trainings of a config are found to be; from the cache, unless `anew`.
 
     With `anew`, all trainings are tried; otherwise at most `MOST` of each study.

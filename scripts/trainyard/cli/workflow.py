@@ -88,10 +88,7 @@ class Workflow:
         self._declared, self._results = results, prefixed or results
         self._deployment, self._before_jobs = {method.name for method in deployment}, before_jobs
         self._profile = Profile(default_resources, executor, set_resources)
-        self._profile.check()
-        used = (Path.cwd(), Path(sys.prefix), *map(Path, config_files))
-        check_paths(SCRIPTS.parent, used, uses_slurm=self._profile.has_scheduler)
-        check_interpreters(self.config)
+        self._check_site(map(Path, config_files))
         self._resolved = self.config.model_dump(mode="json", exclude_unset=True)
         self.config_file = self._results / "configs" / f"{digest_of(self._resolved)}.json"
         self.staging_mem_mb = self._profile.mem_mb(self._staging_memory)
@@ -103,6 +100,12 @@ class Workflow:
 
         self.sweep = SweepJobs(self.config, self._results, self._profile, shows_plans=shows_plans)
         self.train = TrainJobs(self.config, self._results, self._profile, declared=results, submits=is_main)
+
+    def _check_site(self, config_files: Iterable[Path]) -> None:
+        self._profile.check()
+        used = (Path.cwd(), Path(sys.prefix), *config_files)
+        check_paths(SCRIPTS.parent, used, uses_slurm=self._profile.has_scheduler)
+        check_interpreters(self.config)
 
     def program(self, name: str) -> Callable[..., str]:
         """The command line of a program in `scripts/` up to its own options, as a parameter of a rule.

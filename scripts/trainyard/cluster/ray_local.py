@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import importlib
 import logging
 import os
 import secrets
@@ -86,32 +87,34 @@ def local_ray(
         register = stack.enter_context(_watchdog(directory=directory, cleanup=cleanup))
         stack.enter_context(ray_environment(directory, token=token(), networked=address is not None))
         with _timed(into=seconds, name="import_ray_seconds"):
-            import ray
+            importlib.import_module("ray")
         if parent:
             stack.callback(parent.close)
         stack.callback(_end_starting_workers, directory)
         stack.callback(_shut_down)
-        with (
-            _timed(into=seconds, name="ray_init_seconds"),
-            trimmed_ray_init(parent.serve(directory) if parent else ()),
-            job_step.shielded_children(),
-            _handler_of_sigterm_kept(),
-        ):
-            ray.init(
-                address="local",  # otherwise it may connect to a cluster that an earlier job left behind
-                num_gpus=gpus,
-                num_cpus=cpus,
-                object_store_memory=OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _node_ip_address=address,
-                # Ray makes its own directory readable for everyone; the parent has mode 0700.
-                _temp_dir=str(directory / "r"),
-            )
+        with _timed(into=seconds, name="ray_init_seconds"), trimmed_ray_init(parent.serve(directory) if parent else ()):
+            _start(directory, gpus=gpus, cpus=cpus, address=address)
         register()
         _reap_raylet()
         yield LocalRay(directory=directory, startup_seconds=seconds)
+
+
+def _start(directory: Path, *, gpus: int, cpus: int, address: str | None) -> None:
+    import ray
+
+    with job_step.shielded_children(), _handler_of_sigterm_kept():
+        ray.init(
+            address="local",  # otherwise it may connect to a cluster that an earlier job left behind
+            num_gpus=gpus,
+            num_cpus=cpus,
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _node_ip_address=address,
+            # Ray makes its own directory readable for everyone; the parent has mode 0700.
+            _temp_dir=str(directory / "r"),
+        )
 
 
 @contextlib.contextmanager

@@ -117,7 +117,7 @@ def stage_shards(source: DataSource, work: Path, *, cpus: int, name: str) -> Sta
     shards = divide_into_shards(source.sizes, source.shape)
     tasks = {shard: source.block_task(shard.split, shard.start, shard.stop) for shard in shards}
     with jsonl.EventLog.opened(work / SHARDS_FILE) as events:
-        recorded = read_records(work) if allocate_files(source, work) else {}
+        recorded = read_shard_records(work) if allocate_files(source, work) else {}
         done = [shard for shard, task in tasks.items() if shard in recorded and recorded[shard].key == task.key]
         missing = [shard for shard in tasks if shard not in set(done)]
         for shard in missing:
@@ -213,7 +213,7 @@ def make_shard(task: BlockTask, shard: Shard, work: Path) -> ShardRecord:
 # ---- files
 
 
-def read_records(work: Path) -> dict[Shard, ShardRecord]:
+def read_shard_records(work: Path) -> dict[Shard, ShardRecord]:
     """The latest record of each shard that is on the disk."""
     records = dict[Shard, ShardRecord]()
     for event in jsonl.read_events(work / SHARDS_FILE):

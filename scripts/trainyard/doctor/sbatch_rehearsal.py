@@ -49,7 +49,7 @@ class Rehearsal:
 
 
 @dataclass(frozen=True)
-class PlannedJob:
+class WorkflowJob:
     """A job of the config."""
 
     rule: str  # without the suffix for several nodes
@@ -67,15 +67,15 @@ class PlannedJob:
         return f"{self.rule} {self.wildcards}"
 
 
-def planned_jobs(config: Config) -> tuple[list[PlannedJob], list[PlannedJob]]:
+def workflow_jobs(config: Config) -> tuple[list[WorkflowJob], list[WorkflowJob]]:
     """All jobs of a config, including those that are already done: the stagings, and the studies."""
-    stagings = [PlannedJob("stage", name, f"results/data/{name}/meta.json") for name in config.datasets]
+    stagings = [WorkflowJob("stage", name, f"results/data/{name}/meta.json") for name in config.datasets]
     sweeps = [
-        PlannedJob("sweep", name, f"results/sweeps/{name}/trials.csv", sweep.dataset)
+        WorkflowJob("sweep", name, f"results/sweeps/{name}/trials.csv", sweep.dataset)
         for name, sweep in config.sweeps.items()
     ]
     trainings = [
-        PlannedJob(
+        WorkflowJob(
             "train", f"{name}_{run}".replace("/", "_"), f"results/scaling/{name}/{run}/summary.json", study.dataset
         )
         for name, study in config.scaling.items()
@@ -83,19 +83,19 @@ def planned_jobs(config: Config) -> tuple[list[PlannedJob], list[PlannedJob]]:
         for run in study.runs(scale)
     ]
     trees = [
-        PlannedJob("fit_trees", name, f"results/trees/{name}/trees.csv", study.dataset)
+        WorkflowJob("fit_trees", name, f"results/trees/{name}/trees.csv", study.dataset)
         for name, study in config.trees.items()
     ]
     return stagings, [*sweeps, *trainings, *trees]
 
 
-def rehearse(config: Config, config_file: Path, *, profile: Path, results: Path) -> Rehearsal:
+def rehearse_submission(config: Config, config_file: Path, *, profile: Path, results: Path) -> Rehearsal:
     """What becomes of all jobs of a config.
 
     Raises:
         UserError: there is no folder in which a program can be executed.
     """
-    stagings, studies = planned_jobs(config)
+    stagings, studies = workflow_jobs(config)
     with sbatch_stand_in([Path(tempfile.gettempdir()), Path("/var/tmp"), Path("/dev/shm"), Path.cwd()]) as stand_in:
         folders = {"stagings": stagings, "studies": studies}
         for name, jobs in folders.items():
@@ -113,7 +113,7 @@ def rehearse(config: Config, config_file: Path, *, profile: Path, results: Path)
 
 
 def _start_snakemake(
-    jobs: Sequence[PlannedJob], config_file: Path, profile: Path, stand_in: StandIn, folder: Path
+    jobs: Sequence[WorkflowJob], config_file: Path, profile: Path, stand_in: StandIn, folder: Path
 ) -> "subprocess.Popen[str]":
     options = ["--snakefile", str(SNAKEFILE), "--profile", str(profile.absolute()), "--retries", "0", "--keep-going"]
     options += ["--configfile", str(config_file.absolute()), *_partition_file(profile, folder)]
@@ -169,7 +169,7 @@ def _fill(folder: Path, config: Config, results: Path, *, staged: bool) -> None:
             write_json(target / "download.json", {})
     for named in published_weights(*config.sweeps.values(), *config.scaling.values()):
         write_json(folder / "results" / weights_receipt(*named), {})
-    for job in planned_jobs(config)[1]:
+    for job in workflow_jobs(config)[1]:
         study = Path(job.target).parent.relative_to("results")
         _link_files(results / study, folder / "results" / study)
 
@@ -196,7 +196,7 @@ _ADVICE = re.compile(r" *For further error details see .*")
 _WRAPPING = re.compile(r"^(Job submission failed with exception|Exception in run_job for rule \w+): ")
 
 
-def find_words(job: PlannedJob, output: str) -> str:
+def find_words(job: WorkflowJob, output: str) -> str:
     """What Snakemake printed about a job that it did not submit, or its first error."""
     for message, files in _ERROR_OF_JOB.findall(output):
         if job.target in files.split(", "):

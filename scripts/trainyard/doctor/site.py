@@ -9,7 +9,7 @@ from trainyard.cluster import host, slurm_limits, slurm_queries
 from trainyard.cluster.slurm_limits import Limits
 from trainyard.cluster.slurm_queries import Partition, PartitionSettings
 from trainyard.config.config import Config
-from trainyard.doctor.sbatch_rehearsal import Rehearsal, planned_jobs, rehearse
+from trainyard.doctor.sbatch_rehearsal import Rehearsal, rehearse_submission, workflow_jobs
 from trainyard.doctor.sbatch_request import SbatchRequest
 
 
@@ -26,7 +26,7 @@ class Site:
     @cached_property
     def rehearsal(self) -> Rehearsal:
         """What becomes of the jobs of the config."""
-        return rehearse(self.config, self.config_file, profile=self.profile, results=self.results)
+        return rehearse_submission(self.config, self.config_file, profile=self.profile, results=self.results)
 
     @property
     def requests(self) -> Sequence[SbatchRequest]:
@@ -55,7 +55,7 @@ class Site:
 
     def dataset_of(self, request: SbatchRequest) -> str | None:
         """The dataset that a job reads, if any."""
-        return next((each.dataset for each in planned_jobs(self.config)[1] if each.is_of(request.job)), None)
+        return next((each.dataset for each in workflow_jobs(self.config)[1] if each.is_of(request.job)), None)
 
     def limits_of(self, request: SbatchRequest) -> list[Limits]:
         """The limits of the accounting for a job, in Slurm's order of precedence."""

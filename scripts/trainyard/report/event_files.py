@@ -71,7 +71,7 @@ def write_event_files(config: Config, kind: str, name: str, results: Path) -> in
     with hold_lock(folder.with_name(f".{name}.lock"), wait_seconds=60):
         runs = _sweep_runs(config, name, results) if kind == "sweeps" else _scaling_runs(config, name, results)
         for run, content in runs.items():
-            _store(folder / run / FILE, encode(content))
+            _store(folder / run / FILE, encode_run(content))
         for path in list(folder.rglob(FILE)):
             if str(path.parent.relative_to(folder)) not in runs:
                 path.unlink()
@@ -167,7 +167,7 @@ def _last_point(time: float, points: Sequence[Point], metrics: Mapping[str, Any]
 # ---- their encoding
 
 
-def encode(run: Run) -> bytes:
+def encode_run(run: Run) -> bytes:
     """The content of the event file of a run."""
     file = io.BytesIO()
     writer = RecordWriter(file)

@@ -26,14 +26,14 @@ _MARK_CELL: Final = """function (cell, value, row, index) {{
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """A table of a page; `best` is the position of the row to highlight, if any."""
 
     frame: pd.DataFrame
     best: int | None = None
 
 
-Parts = Mapping[str, Table | str]  # headings, and what is below them
+Parts = Mapping[str, ReportTable | str]  # headings, and what is below them
 
 
 def write_page(parts: Parts, path: Path, *, title: str) -> None:
@@ -43,7 +43,7 @@ def write_page(parts: Parts, path: Path, *, title: str) -> None:
     the page has the first ones, and says so.
     """
     bodies = [(heading, _to_html(part, f"table-{number}")) for number, (heading, part) in enumerate(parts.items())]
-    library = _table_library() if any(isinstance(part, Table) for part in parts.values()) else ""
+    library = _table_library() if any(isinstance(part, ReportTable) for part in parts.values()) else ""
     write_template("page.html.jinja2", path, title=title, parts=bodies, library=library)
 
 
@@ -70,7 +70,7 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _to_html(part: Table | str, table_id: str) -> str:
+def _to_html(part: ReportTable | str, table_id: str) -> str:
     if isinstance(part, str):
         return Markup("<p>{}</p>").format(part)
     from itables import JavascriptFunction, to_html_datatable

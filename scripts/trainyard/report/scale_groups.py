@@ -5,7 +5,7 @@ from typing import Final
 
 import pandas as pd
 
-from trainyard.report.pages import Table
+from trainyard.report.pages import ReportTable
 
 QUALITY: Final = "Quality"
 REPEATS: Final = "Repeats"
@@ -24,7 +24,7 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
 }  # fmt: skip
 
 
-def group_scales(scaling: pd.DataFrame) -> dict[str, Table]:
+def group_scales(scaling: pd.DataFrame) -> dict[str, ReportTable]:
     """The columns of scaling.csv by group, each with the scale first; the recommended scale is highlighted.
 
     Metrics of one's own follow those of `Quality`; a group without a value, and that of single repeats, is omitted.
@@ -36,4 +36,4 @@ def group_scales(scaling: pd.DataFrame) -> dict[str, Table]:
     frames = {name: scaling[["scale", *columns]] for name, columns in groups.items()}
     filled = {name for name, frame in frames.items() if frame.drop(columns="scale").notna().any(axis=None)}
     filled -= {REPEATS} if scaling["repeats"].max() <= 1 else set()
-    return {name: Table(frame, best) for name, frame in frames.items() if name in filled}
+    return {name: ReportTable(frame, best) for name, frame in frames.items() if name in filled}

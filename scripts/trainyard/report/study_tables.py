@@ -9,7 +9,7 @@ from trainyard.config.config import Config
 from trainyard.config.sweep import Slots
 from trainyard.planning.accounting import compare_strategies, fetch_records, jobs_table, strategies_table
 from trainyard.planning.plan import read_state
-from trainyard.report.pages import Parts, Table, write_page
+from trainyard.report.pages import Parts, ReportTable, write_page
 from trainyard.report.scale_groups import group_scales
 from trainyard.report.sweep_tables import (
     RESERVED,
@@ -51,10 +51,10 @@ def _write_sweep(config: Config, name: str, results: Path) -> Parts:
     jobs = jobs_table(state, sessions, records)
     write_table(strategies, folder / "strategies.csv")
     write_table(jobs, folder / "jobs.csv")
-    stopped: dict[str, Table | str] = {}
+    stopped: dict[str, ReportTable | str] = {}
     if state.sweep.stop:
         rows = stopping_table(state)
-        stopped = {"Stopped early": Table(rows), "What early stopping saved": summarize_savings(state, rows)}
+        stopped = {"Stopped early": ReportTable(rows), "What early stopping saved": summarize_savings(state, rows)}
     trials = read_table(folder / "trials.csv")
     ranking = rank_sweep(state)
     write_best(config, state, ranking)
@@ -64,11 +64,11 @@ def _write_sweep(config: Config, name: str, results: Path) -> Parts:
     turned = strategies.set_index("strategy").T.rename_axis(index=None, columns=None).reset_index(names="measure")
     return {
         "": "; ".join(describe_ranking(ranking)),
-        **({"Configurations: means over seeds": Table(configurations, best)} if ranking.has_seeds else {}),
+        **({"Configurations: means over seeds": ReportTable(configurations, best)} if ranking.has_seeds else {}),
         "Trials": _arrange_trials(trials, ranking),
         **stopped,
-        "Cost, compared with other strategies": Table(turned),
-        "Jobs: planned and measured": Table(jobs.assign(start=jobs["start"].map(format_time))),
+        "Cost, compared with other strategies": ReportTable(turned),
+        "Jobs: planned and measured": ReportTable(jobs.assign(start=jobs["start"].map(format_time))),
     }
 
 
@@ -77,7 +77,7 @@ def _without_gpus(table: pd.DataFrame, slots: Slots) -> pd.DataFrame:
     return table if slots.has_gpus else table.drop(columns=[name for name in table if "gpu" in name])
 
 
-def _arrange_trials(trials: pd.DataFrame, ranking: Ranking) -> Table:
+def _arrange_trials(trials: pd.DataFrame, ranking: Ranking) -> ReportTable:
     """The trials in the order of the ranking, the best one highlighted; the ranking metric follows the status."""
     ranked = [trial.trial for each in ranking.configurations for trial in each.trials]
     places = {trial: place for place, trial in enumerate(ranked)}
@@ -86,7 +86,7 @@ def _arrange_trials(trials: pd.DataFrame, ranking: Ranking) -> Table:
     if metric in columns and metric not in RESERVED:
         columns.remove(metric)
         columns.insert(columns.index("status") + 1, metric)
-    return Table(ordered[columns], best=places[ranking.best_trial.trial] if ranking.best_trial else None)
+    return ReportTable(ordered[columns], best=places[ranking.best_trial.trial] if ranking.best_trial else None)
 
 
 def _write_scaling(config: Config, name: str, results: Path) -> Parts:
@@ -101,4 +101,4 @@ def _write_scaling(config: Config, name: str, results: Path) -> Parts:
 
 def _read_trees(config: Config, name: str, results: Path) -> Parts:
     trees = read_table(results / "trees" / name / "trees.csv")
-    return {"": describe_best_model(trees), "Models": Table(trees, best=best_model(trees))}
+    return {"": describe_best_model(trees), "Models": ReportTable(trees, best=best_model(trees))}

@@ -29,7 +29,7 @@ def main() -> int:
     block_notices()
     from trainyard.scaling import torchrun  # imports torch, which takes seconds
 
-    place = torchrun.Place(node_rank=node_rank, nodes=len(nodes), ranks_per_node=arguments.ranks)
+    place = torchrun.NodePlace(node_rank=node_rank, nodes=len(nodes), ranks_per_node=arguments.ranks)
     return torchrun.run_ranks(arguments.command, place, endpoint, listener, folder=arguments.folder)
 
 

@@ -59,13 +59,13 @@ def train_scale(config: Config, study_name: str, scale: str, *, results: Path) -
     with rank_failures.record_exception(), process_group(traces=folder.absolute()) as group:
         if not group.is_main:
             logging.getLogger().setLevel(logging.WARNING)
+        _check_world(scale, group)
         _train(config, study, scale, results, group, notice, folder=folder)
 
 
 def _train(
     config: Config, study: Scaling, scale: str, results: Path, group: Group, notice: StopNotice, *, folder: Path
 ) -> None:
-    _check_world(scale, group)
     torch.set_num_threads(study.cpus_per_gpu)
     with ExitStack() as stack:
         if group.is_main:

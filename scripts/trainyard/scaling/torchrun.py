@@ -44,7 +44,7 @@ _TRAINING.add_argument("--config", type=Path)
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePlace:
     """The position of this node in the training."""
 
     node_rank: int
@@ -53,7 +53,7 @@ class Place:
 
 
 def run_ranks(
-    command: Sequence[str], place: Place, endpoint: Endpoint, listener: socket.socket | None, *, folder: Path
+    command: Sequence[str], place: NodePlace, endpoint: Endpoint, listener: socket.socket | None, *, folder: Path
 ) -> int:
     """Run the ranks of this node; returns 1 if one failed, 128 + the number of a signal that ended them, otherwise 0.
 
@@ -83,7 +83,7 @@ class MetRendezvous(RendezvousHandler):
 
     use_agent_store = True  # the ranks, too, connect to this store
 
-    def __init__(self, place: Place, endpoint: Endpoint, listener: socket.socket | None) -> None:
+    def __init__(self, place: NodePlace, endpoint: Endpoint, listener: socket.socket | None) -> None:
         self._place, self._endpoint, self._listener = place, endpoint, listener
 
     def next_rendezvous(self) -> RendezvousInfo:

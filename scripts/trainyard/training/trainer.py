@@ -24,10 +24,10 @@ from trainyard.training.checkpoints.store import CheckpointStore
 from trainyard.training.computation import precision
 from trainyard.training.computation.cuda_graphs import build_step_graph
 from trainyard.training.computation.determinism import choose_kernels
+from trainyard.training.computation.forward_pass import ForwardPass
 from trainyard.training.computation.gradients import compute_gradients
 from trainyard.training.computation.weight_casts import cast_weights_together
 from trainyard.training.epoch_metrics import EpochMetrics
-from trainyard.training.forward_pass import ForwardPass
 from trainyard.training.loaders import ImageBatch, InputData
 from trainyard.training.networks import models
 from trainyard.training.networks.activation_checkpointing import checkpoint_blocks
@@ -67,6 +67,8 @@ class Trainer:
         UserError: the checkpoint belongs to a training with another spec or global batch.
     """
 
+    first_step_time: float | None = None  # Unix seconds at the end of the first step of this run
+
     def __init__(
         self,
         spec: Train,
@@ -84,16 +86,11 @@ class Trainer:
         find_unused_parameters: bool = False,
         cuda_graphs: bool | Literal["auto"] = False,
     ) -> None:
-        # Before the seed: own code may draw random numbers.
         self.objective = Objective(spec, group.device, classes=data.classes, numeric=data.numeric)
-        torch.manual_seed(spec.seed)
+        torch.manual_seed(spec.seed)  # after own code, which may draw random numbers
         self.spec, self.data, self.group, self.batch = spec, data, group, batch
         self.steps = steps_per_epoch(len(data.train), batch)
-        self.precision = precision.resolve_precision(spec.precision, group.device)
-        precision.set_float32(self.precision)
-        choose_kernels(spec, group.device)
-        half_on_gpu = group.device.type == "cuda" and precision.is_half(self.precision)
-        channels_last = half_on_gpu if spec.channels_last == "auto" else spec.channels_last
+        self.precision, channels_last = _choose_numerics(spec, group.device)
         self._save_last = save_last
         self._deadline, self._notice, self._on_halved = deadline, notice or StopNotice(), on_halved
         self._validation = Validation(data.val, self.objective, group)
@@ -104,12 +101,7 @@ class Trainer:
             self.module, spec, data, group, self.objective,
             channels_last=channels_last, find_unused_parameters=find_unused_parameters,
         )  # fmt: skip
-        optimizer = optimizers.build_optimizer(spec, self.module)
-        schedule = LambdaLR(optimizer, optimizers.lr_factor(spec.schedule, self.steps, spec.epochs))
-        scaler = precision.gradient_scaler(self.precision, group.device)
-        loss = self.objective.own_module
-        self.state = TrainingState(self.module, optimizer, schedule, scaler, group, spec, loss)
-        self.first_step_time: float | None = None  # Unix seconds at the end of the first step of this run
+        self.state = self._initial_state()
         self.step_graph = build_step_graph(spec, group, wanted=cuda_graphs)
         self.wrap()  # before a checkpoint is loaded, within an epoch: DDP broadcasts the buffers of rank 0
         if spec.ema_decay is not None:
@@ -117,6 +109,13 @@ class Trainer:
         self.checkpoints = Checkpointer(
             store, self.state, global_batch=batch.images, seed=spec.seed, every_seconds=save_every_seconds
         )
+
+    def _initial_state(self) -> TrainingState:
+        optimizer = optimizers.build_optimizer(self.spec, self.module)
+        schedule = LambdaLR(optimizer, optimizers.lr_factor(self.spec.schedule, self.steps, self.spec.epochs))
+        scaler = precision.gradient_scaler(self.precision, self.group.device)
+        loss = self.objective.own_module
+        return TrainingState(self.module, optimizer, schedule, scaler, self.group, self.spec, loss)
 
     @property
     def model(self) -> nn.Module:
@@ -294,6 +293,15 @@ class Trainer:
     def _means(self, sums: Tensor) -> Means:
         """The metrics over all ranks."""
         return self.objective.means(self.group.all_reduce_sum(sums))
+
+
+def _choose_numerics(spec: Train, device: torch.device) -> tuple[str, bool]:
+    """The precision, and whether images are in channels-last format; sets torch's global options for the spec."""
+    chosen = precision.resolve_precision(spec.precision, device)
+    precision.set_float32(chosen)
+    choose_kernels(spec, device)
+    half_on_gpu = device.type == "cuda" and precision.is_half(chosen)
+    return chosen, half_on_gpu if spec.channels_last == "auto" else spec.channels_last
 
 
 def _build_module(spec: Train, data: InputData, group: Group, *, channels_last: bool, downloads: str) -> nn.Module:

@@ -44,7 +44,7 @@ def rehearse_all(trainings: Iterable[tuple[str, Train, KnownImages]]) -> Iterato
             continue
         signal.alarm(SECONDS)
         try:
-            yield from ((place, verdict, message) for verdict, message in rehearse(spec, images))
+            yield from ((place, verdict, message) for verdict, message in rehearse_training(spec, images))
         except UserError as error:
             yield place, "fails", str(error)
         except _TooLongError:
@@ -63,7 +63,7 @@ def _give_up(number: int, frame: object) -> None:
     raise _TooLongError
 
 
-def rehearse(spec: Train, images: KnownImages) -> Iterator[tuple[str, str]]:
+def rehearse_training(spec: Train, images: KnownImages) -> Iterator[tuple[str, str]]:
     """Try a training on what is known of its images; yields verdicts, with what was tried or why it could not be.
 
     The model is built without memory for its parameters, unless it is a user's that needs them. Weights from a file are

@@ -212,13 +212,13 @@ def test_code_that_ends_the_process_is_named(tmp_path, monkeypatch):
     Path("crashing.py").write_text("import os; print('what it said', flush=True); os._exit(3)")
     config = check_config({"sweeps": {"s": {"function": "crashing:run"}}})
     with pytest.raises(UserError, match=r"the process that tries crashing:run ended \(3\):\nwhat it said"):
-        rehearsals.rehearse(config, tmp_path)
+        rehearsals.rehearse_config(config, tmp_path)
 
 
 def test_code_is_not_tried_where_only_the_jobs_have_torch(tmp_path, monkeypatch):
     config = check_config({"sweeps": {"s": {"function": "absent:run"}}})
     monkeypatch.setattr(rehearsals.importlib.util, "find_spec", lambda name: None)
-    assert [finding.verdict for finding in rehearsals.rehearse(config, tmp_path)] == ["warns"]
+    assert [finding.verdict for finding in rehearsals.rehearse_config(config, tmp_path)] == ["warns"]
 
 
 def test_what_only_a_cluster_may_have_is_a_warning_in_its_plan(mistakes, caplog):

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 from trainyard.doctor import sbatch_rehearsal
-from trainyard.doctor.sbatch_rehearsal import PlannedJob, Refusal
+from trainyard.doctor.sbatch_rehearsal import Refusal, WorkflowJob
 from trainyard.doctor.sbatch_stand_in import sbatch_stand_in
 from trainyard.utils.errors import UserError
 
@@ -93,7 +93,7 @@ For further error details see the cluster/cloud log and the log files of the inv
 
 
 def test_the_plugins_own_words_are_found_for_each_job():
-    one, other = (PlannedJob("train", f"x_{run}", f"results/scaling/x/{run}/summary.json") for run in ("1x1", "2x1"))
+    one, other = (WorkflowJob("train", f"x_{run}", f"results/scaling/x/{run}/summary.json") for run in ("1x1", "2x1"))
     words = "Invalid GPU model format: a100-80gb. Expected format: '<name>' (e.g., 'tesla')"
     assert sbatch_rehearsal.find_words(one, OUTPUT) == words
     crash = (
@@ -106,5 +106,5 @@ def test_the_plugins_own_words_are_found_for_each_job():
 
 
 def test_a_planned_job_is_recognized():
-    assert PlannedJob("train", "x_4x2", "").is_of("train_on_nodes x_4x2")
-    assert not PlannedJob("train", "x_4x2", "").is_of("sweep x_4x2")
+    assert WorkflowJob("train", "x_4x2", "").is_of("train_on_nodes x_4x2")
+    assert not WorkflowJob("train", "x_4x2", "").is_of("sweep x_4x2")
