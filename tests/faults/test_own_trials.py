@@ -193,6 +193,7 @@ def test_a_killed_program_leaves_no_process_and_resumes_from_its_checkpoint(yard
 NUMBERS = """
 def run(config, context):
     context.report(score=config["score"])
+    assert "check" not in config, "it is not finite"
     return {"size": 3}
 """
 
@@ -202,16 +203,17 @@ def run(config, context):
 )
 def test_a_trial_with_a_nan_metric_has_diverged_and_is_not_retried(yard, declared):
     (yard.folder / "mine.py").write_text(NUMBERS)
-    trials = [{"score": 0.5}, {"score": "nan"}, {"score": 0.25}]
+    trials = [{"score": 0.5}, {"score": "nan"}, {"score": "nan", "check": True}, {"score": 0.25}]
     yard.write({"sweeps": {"s": {"function": "mine:run", "trials": trials, **declared}}})
     output = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
     assert "DIVERGED, not retried: score became NaN or infinite" in output
-    assert "1 diverged, 0 failed" in output
+    assert "; then it failed: AssertionError: it is not finite; see " in output
+    assert "2 diverged, 0 failed" in output
     rows = pd.read_csv(yard.results / "sweeps/s/trials.csv")
-    assert rows["status"].tolist() == ["finished", "diverged", "finished"]
-    assert rows["attempts"].tolist() == [1, 1, 1]
-    assert rows["size"].isna().tolist() == [False, True, False], "it takes part in no comparison"
-    assert "0 of 3 trials pending" in yard.run(*yard.script("sweep", "--sweep", "s")).stdout
+    assert rows["status"].tolist() == ["finished", "diverged", "diverged", "finished"]
+    assert rows["attempts"].tolist() == [1, 1, 1, 1]
+    assert rows["size"].isna().tolist() == [False, True, True, False], "it takes part in no comparison"
+    assert "0 of 4 trials pending" in yard.run(*yard.script("sweep", "--sweep", "s")).stdout
     status = yard.run(*yard.script("status")).stdout
     assert "diverged" in status
 

@@ -104,7 +104,8 @@ class LiveView:
                 retry = "will be retried" if event.retried else "no retries left"
                 return f"{head}: FAILED ({retry}): {event.error}; see {event.log}"
             case TrialStatus.DIVERGED:
-                return f"{head}: DIVERGED, not retried: {event.error}"
+                failed = f"; then it failed: {event.failure}; see {event.log}" if event.failure else ""
+                return f"{head}: DIVERGED, not retried: {event.error}{failed}"
             case TrialStatus.UNREADABLE:
                 return f"{head}: {seconds}, without metrics; see {event.log}"
         metric = _metric_text(self._plan.state, event.metrics or {})

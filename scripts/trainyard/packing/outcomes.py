@@ -11,7 +11,7 @@ from typing import Any
 
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import full_seconds
-from trainyard.packing.failure_policy import FailurePolicy, TrialFailure
+from trainyard.packing.failure_policy import MACHINE_ERROR, FailurePolicy, TrialFailure
 from trainyard.packing.gpu_sharing import GpuUse
 from trainyard.packing.messages import TrainingEnded, WorkerSetup
 from trainyard.packing.slot import Phase, Slot
@@ -111,22 +111,46 @@ class OutcomeHandler:
         return True
 
     def handle_failure(self, slot: Slot, end: TrialEnded) -> None:
-        """Record a failed attempt, retry its trial on another slot, and replace the worker of this slot."""
-        assert slot.task is not None
-        task, took, program = slot.task, time.monotonic() - slot.began, end.program
-        exit_code = program.exit_code if program else None
-        is_retried = self._failures.record_failure(
-            TrialFailure(task.trial, slot.place, end.error, took, exit_code, task.values)
-        )
+        """Record a failed attempt, and replace the worker of its slot.
+
+        The trial is retried on another slot, unless it has diverged before: many programs fail then.
+        """
+        program = end.program
         path = program.output if program else self._recorder.write_log(slot, end.traceback or end.error)
-        fields = {"error": end.error, "seconds": _rounded(end.seconds), **end.details()}
-        self._recorder.record_end(slot, end.status, **fields, log=str(path), retried=is_retried)
-        if is_retried:
-            bad = (slot.resumed,) if slot.resumed and failed_by_itself(end.error) else ()
-            self._queue.add([replace(task, bad_checkpoints=(*task.bad_checkpoints, *bad))])
+        fields = {"seconds": _rounded(end.seconds), **end.details(), "log": str(path)}
+        reason = find_divergence(end.metrics, self._monitored)
+        if reason and not MACHINE_ERROR.search(end.error):
+            self._record_diverged(slot, reason, **fields, failure=end.error)
+        else:
+            self._record_failed(slot, end, fields)
         self._pool.replace_worker(slot)
         self._check_common_failure()
         self._pool.wake_idle()
+
+    def _record_failed(self, slot: Slot, end: TrialEnded, fields: Mapping[str, Any]) -> None:
+        """Record a failed attempt, and add its trial to the queue if it is retried."""
+        assert slot.task is not None
+        task, took = slot.task, time.monotonic() - slot.began
+        exit_code = end.program.exit_code if end.program else None
+        is_retried = self._failures.record_failure(
+            TrialFailure(task.trial, slot.place, end.error, took, exit_code, task.values)
+        )
+        self._recorder.record_end(slot, end.status, error=end.error, **fields, retried=is_retried)
+        if is_retried:
+            bad = (slot.resumed,) if slot.resumed and failed_by_itself(end.error) else ()
+            self._queue.add([replace(task, bad_checkpoints=(*task.bad_checkpoints, *bad))])
+
+    def _record_diverged(self, slot: Slot, reason: str, **fields: Any) -> None:
+        """Record an attempt that diverged, also for early stopping, and remove its checkpoints."""
+        assert slot.task is not None
+        task = slot.task
+        self._recorder.record_end(slot, TrialStatus.DIVERGED, error=reason, then=self._removal(task), **fields)
+        if self._rule:
+            self._rule.diverged(task.trial)
+
+    def _removal(self, task: Task) -> Callable[[], object]:
+        """Removes the checkpoints of a trial once its end is on the disk; short trials have none."""
+        return partial(shutil.rmtree, self._setup.checkpoint_folder(task), ignore_errors=True)
 
     def _check_common_failure(self) -> None:
         """Stop the sweep if all its trials fail in the same way."""
@@ -160,25 +184,22 @@ class OutcomeHandler:
         """A trial finished, was stopped early, or diverged."""
         assert slot.task is not None
         task, seconds = slot.task, _rounded(end.seconds) or 0.0
-        checkpoints = self._setup.checkpoint_folder(task)  # until the end is on the disk; short trials have none
-        remove = partial(shutil.rmtree, checkpoints, ignore_errors=True)
-        fields: dict[str, Any] = {"seconds": seconds, "then": remove, **end.details()}
+        fields: dict[str, Any] = {"seconds": seconds, **end.details()}
         is_stopped = end.status is TrialStatus.STOPPED
         is_diverged = end.status is TrialStatus.DIVERGED
         if reason := end.error if is_diverged else find_divergence(end.metrics, self._monitored):
-            early: dict[str, Any] = {"early": slot.stop_reason} if is_stopped else {}
-            self._recorder.record_end(slot, TrialStatus.DIVERGED, error=reason, **early, **fields)
-            if self._rule:
-                self._rule.diverged(task.trial)
+            fields |= {"early": slot.stop_reason if is_stopped else None, "log": end.program and end.program.output}
+            self._record_diverged(slot, reason, **fields)
         elif is_stopped:
             self._failures.record_success(task.trial, slot.place)
-            self._recorder.record_end(slot, end.status, metrics=end.metrics, why=slot.stop_reason, **fields)
+            fields |= {"metrics": end.metrics, "why": slot.stop_reason}
+            self._recorder.record_end(slot, end.status, then=self._removal(task), **fields)
         else:
             self._failures.record_success(task.trial, slot.place)
             self._queue.note_finished(task.trial, full_seconds(task.spec, seconds, end.metrics))
             if isinstance(end, TrainingEnded) and end.gpu_use:
                 self.gpu_uses.append(end.gpu_use)
-            self._recorder.record_end(slot, end.status, metrics=end.metrics, **fields)
+            self._recorder.record_end(slot, end.status, then=self._removal(task), metrics=end.metrics, **fields)
             self._check_required_metrics(task, end.metrics)
         self._update_order()
 

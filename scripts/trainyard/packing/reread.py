@@ -54,4 +54,6 @@ def _judge(state: SweepState, attempt: Attempt, parsed: ParsedOutput) -> tuple[T
         return TrialStatus.UNREADABLE, parsed.missing
     if diverged := find_divergence(parsed.metrics, state.sweep.monitored_metrics):
         return TrialStatus.DIVERGED, diverged
+    if attempt.failure:
+        return TrialStatus.FAILED, attempt.failure
     return (TrialStatus.STOPPED, attempt.early) if attempt.early else (TrialStatus.FINISHED, "")

@@ -47,6 +47,7 @@ class Attempt:
     metrics_digest: str | None = None  # of the `metrics` rules that read its output; None in old journals
     is_halved: bool = False  # whether its micro-batch did not fit into the GPU's memory
     early: str = ""  # why its program was stopped before it diverged; `error` holds the reason of a stopped attempt
+    failure: str = ""  # the error with which it failed after it had diverged
     load_details: "Callable[[Attempt, str], None] | None" = field(default=None, repr=False, compare=False)  # sets one
 
     if not TYPE_CHECKING:
@@ -115,6 +116,7 @@ def _end(attempt: Attempt, event: Ended) -> None:
     attempt.seconds = event.seconds
     attempt.error = event.error or event.why or ""
     attempt.log = event.log or ""
+    attempt.failure = event.failure or ""
     attempt.metrics = event.metrics or {}
     attempt.metrics_digest = event.heard
     if event.status == TrialStatus.DIVERGED:

@@ -119,6 +119,7 @@ class Ended(TrialEvent):
     tail: str | None = None
     heard: str | None = None  # digest of the `metrics` rules that read the output
     log: str | None = None  # file with details
+    failure: str | None = None  # how the attempt failed after it had diverged
     retried: bool | None = None
     ended: float | None = None  # Unix seconds, if a later driver records the end
 
@@ -129,7 +130,7 @@ END_FIELDS: Final[
 ] = {  # in the journal's order; None is omitted, except for `seconds`
     TrialStatus.FINISHED: ("metrics", "seconds", *_PROGRAM),
     TrialStatus.STOPPED: ("metrics", "seconds", "why", *_PROGRAM),
-    TrialStatus.DIVERGED: ("error", "seconds", "early", *_PROGRAM),
+    TrialStatus.DIVERGED: ("error", "seconds", "early", *_PROGRAM, "failure", "log"),
     TrialStatus.UNREADABLE: ("error", "seconds", "log", "output", "precision", "exit_code", "tail", "heard"),
     TrialStatus.FAILED: ("error", "seconds", *_PROGRAM, "log", "retried"),
     TrialStatus.INTERRUPTED: ("error", *_PROGRAM, "ended"),

@@ -91,10 +91,10 @@ def run_command(trial: CommandTrial, guard: ProcessGuard) -> Generator[EpochRepo
     if status is TrialStatus.FINISHED:
         metrics = _earlier_metrics(trial) if collector.missing else metrics
         status, reason = _judge_exit(exit_code, tail, missing_metrics="" if metrics else collector.missing)
-    has_result = status in (TrialStatus.FINISHED, TrialStatus.STOPPED)
+    is_judged = status in (TrialStatus.FINISHED, TrialStatus.STOPPED) or failed_by_itself(reason)
     return TrialEnded(
         status=status,
-        metrics=metrics if has_result else {},
+        metrics=metrics if is_judged else {},
         error=reason,
         seconds=time.monotonic() - began,
         traceback=tail if status is TrialStatus.FAILED else "",

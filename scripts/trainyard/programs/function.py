@@ -91,8 +91,7 @@ def run_function(
     for row in limiter.take_rows(final=True) if report.status is not TrialStatus.STOPPED else ():
         yield EpochReported(row)
     latest.pop("epoch", None)
-    has_result = report.status in (TrialStatus.FINISHED, TrialStatus.STOPPED)
-    metrics = latest | report.metrics if has_result else {}
+    metrics = {} if report.status is TrialStatus.INTERRUPTED else latest | report.metrics
     return replace(report, metrics=metrics, seconds=time.monotonic() - began)
 
 

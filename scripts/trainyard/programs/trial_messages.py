@@ -31,7 +31,7 @@ class TrialEnded:
     """How an attempt at a trial ended."""
 
     status: TrialStatus
-    metrics: Row = field(default_factory=dict)  # the last value of each, if it finished or was stopped
+    metrics: Row = field(default_factory=dict)  # the last value of each, unless something else ended it
     error: str = ""  # why it did not finish
     seconds: float | None = None
     traceback: str = ""

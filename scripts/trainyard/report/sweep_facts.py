@@ -126,7 +126,8 @@ def list_failures(state: SweepState) -> list[str]:
     for reason, count in reasons.most_common(SHOWN_FAILURES):
         status, error = reason
         example = examples[reason]
-        why = f": {error}" * bool(error) + f"; see {example.log}" * bool(example.log)
+        failed = f", then it failed: {example.failure}" * bool(example.failure)
+        why = f": {error}" * bool(error) + failed + f"; see {example.log}" * bool(example.log)
         lines.append(f"{count_of(count, 'trial')} {WORDS.get(status, status)}, as {example.trial}{why}")
     more = sum(reasons.values()) - sum(count for _, count in reasons.most_common(SHOWN_FAILURES))
     return lines + [f"{more} more, for {count_of(len(reasons) - SHOWN_FAILURES, 'other reason')}"] * (more > 0)

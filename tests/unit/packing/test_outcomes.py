@@ -17,7 +17,8 @@ from trainyard.packing.outcomes import AttemptRecorder, OutcomeHandler
 from trainyard.packing.slot import Slot
 from trainyard.packing.time_limits import TimeLimits
 from trainyard.packing.trial_queue import TrialQueue
-from trainyard.planning.journal import Journal, read_journal
+from trainyard.planning.attempts import fold_attempts
+from trainyard.planning.journal import Journal, Started, read_journal
 from trainyard.planning.task import Task
 from trainyard.programs.trial_messages import TrialEnded
 from trainyard.utils.errors import UserError
@@ -51,6 +52,51 @@ def test_the_next_trial_need_not_wait_for_the_disk_but_the_removal_of_checkpoint
         may_sync.set()
         wait_until(journal.is_synced, what="the sync")
         assert not checkpoint.parent.exists()
+
+
+DIVERGED, FAILED = TrialStatus.DIVERGED, TrialStatus.FAILED
+
+
+@pytest.mark.parametrize(
+    ("error", "metrics", "status"),
+    [
+        ("AssertionError: the loss is nan", {"loss": None}, DIVERGED),
+        ("exit code 1: the loss is nan", {"loss": float("inf"), "accuracy": 0.1}, DIVERGED),
+        ("AssertionError: the loss is nan", {"accuracy": None}, FAILED),
+        ("AssertionError: other", {"loss": 0.5}, FAILED),
+        ("CUDA error: an illegal memory access was encountered", {"loss": None}, FAILED),
+    ],
+)
+def test_a_trial_that_fails_because_it_has_diverged_is_not_retried(tmp_path, error, metrics, status):
+    """Many programs end with an error once the loss is NaN."""
+    task = Task("a", UserProgram(function="m:f"), {}, 0, earlier_attempts=0)
+    setup, failures = WorkerSetup(folder=tmp_path, data=Data(), threads=1), FailurePolicy(retries=1)
+    queue = TrialQueue(limits=TimeLimits(None, can_resume=True), failures=failures, source=None, predict=None)
+    replaced, path = [], tmp_path / "journal.jsonl"
+    pool = SimpleNamespace(
+        running_seconds={}, known_places=[], places=[], replace_worker=replaced.append, wake_idle=lambda: None
+    )
+    with Journal.opened(path) as journal:
+        outcomes = OutcomeHandler(
+            setup,
+            recorder=AttemptRecorder(journal, folder=tmp_path, on_event=lambda event: None),
+            queue=queue,
+            pool=pool,
+            failures=failures,
+            rule=None,
+            monitored_metrics={"loss"},
+            required_metrics=set(),
+        )
+        slot = Slot(0, task=task, attempt=1)
+        assert not outcomes.handle(slot, TrialEnded(status=FAILED, error=error, metrics=metrics, seconds=2.0))
+    (attempt,) = fold_attempts([Started(trial="a", attempt=1), *read_journal(path)])
+    assert attempt.outcome == status
+    assert (attempt.error, attempt.failure) == (
+        ("loss became NaN or infinite", error) if status == DIVERGED else (error, "")
+    )
+    assert attempt.log.endswith("a-1.log")
+    assert queue.waiting == (status == FAILED)
+    assert replaced == [slot], "what the failure leaves in the process would fail later trials"
 
 
 @pytest.mark.parametrize("fails_up_to", [14, 1000])
