@@ -170,7 +170,8 @@ def _number_terms(
 
 def _text_terms(key: str, texts: list[str], odds: float) -> Iterator[_Term]:
     """A coefficient for each of few values, or the random effects of many."""
-    values, groups = np.unique(texts, return_inverse=True)
+    values = {text: number for number, text in enumerate(dict.fromkeys(texts))}  # an array would pad all texts
+    groups = np.array([values[text] for text in texts], np.intp)
     if 1 < len(values) <= FEW:
         yield _Term(key, math.log(odds), (groups[:, None] == np.arange(len(values))).astype(np.float64))
     elif len(values) > FEW:

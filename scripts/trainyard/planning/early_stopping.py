@@ -1,7 +1,6 @@
 """Early stopping of trials that are worse than others at the same epoch: ASHA and the median stopping rule."""
 
 import math
-import statistics
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ class EarlyStoppingRule:
     def __init__(self, stop: Stop, tries: Iterable[Attempt] = ()) -> None:
         """`tries` are the earlier attempts that `retrain` has not overruled."""
         self._stop = stop
-        self._curves: dict[str, dict[int, float]] = defaultdict(dict)  # by trial: value of each epoch, higher is better
+        self._curves: dict[str, _Curve] = defaultdict(_Curve)
         self._rungs: dict[int, list[float]] = defaultdict(list)  # by epoch: values of all trials there, ascending
         self._means: dict[int, list[float]] = {}  # by judged epoch: running means of all trials that reached it
         for attempt in tries:
@@ -40,7 +39,7 @@ class EarlyStoppingRule:
 
     def diverged(self, trial: str) -> None:
         """Record that a trial has diverged: it counts as the worst where it would have been judged next."""
-        epoch = max(self._curves[trial], default=0) + 1
+        epoch = max(self._curves[trial].last, 0) + 1
         if self._stop.method == "asha":
             epoch = self._rung_from(epoch)
         self._record(trial, epoch, -math.inf)
@@ -48,17 +47,18 @@ class EarlyStoppingRule:
     def _record(self, trial: str, epoch: int, value: float) -> None:
         """Record a trial's value at an epoch, replacing an earlier one."""
         curve = self._curves[trial]
-        earlier = curve.get(epoch)
+        earlier = curve.values.get(epoch)
         if earlier == value:
             return
-        changed = [at for at in self._means if at >= epoch or at > max(curve, default=-math.inf)]
-        before = {at: _mean(curve, at) for at in changed if _covers(curve, at)}
-        curve[epoch] = value
-        for at in changed:
+        epochs = curve.affected_by(epoch)
+        fewer, others = sorted((epochs, self._means), key=len)
+        affected = [at for at in fewer if at in others]
+        before = {at: curve.mean(at) for at in affected if curve.covers(at)}
+        curve.record(epoch, value)
+        for at in affected:
             if at in before:
                 _remove(self._means[at], before[at])
-            if _covers(curve, at):
-                insort(self._means[at], _mean(curve, at))
+            insort(self._means[at], curve.mean(at))
         if self._stop.method != "asha" or not self._is_rung(epoch):
             return
         reached = self._rungs[epoch]
@@ -81,7 +81,7 @@ class EarlyStoppingRule:
         """
         if not self._is_rung(epoch):
             return ""
-        value, reached = self._curves[trial][epoch], self._rungs[epoch]
+        value, reached = self._curves[trial].values[epoch], self._rungs[epoch]
         places = max(1, len(reached) // self._stop.reduction_factor)
         rank = len(reached) - bisect_right(reached, value) + 1
         if rank <= places:
@@ -103,14 +103,13 @@ class EarlyStoppingRule:
         if epoch < self._stop.grace_period or epoch == self._stop.epochs:
             return ""
         if epoch not in self._means:
-            so_far = (curve for curve in self._curves.values() if _covers(curve, epoch))
-            self._means[epoch] = sorted(_mean(curve, epoch) for curve in so_far)
+            so_far = (curve for curve in self._curves.values() if curve.covers(epoch))
+            self._means[epoch] = sorted(curve.mean(epoch) for curve in so_far)
         curve, means = self._curves[trial], self._means[epoch]
         others = len(means) - 1
         if others < self._stop.min_samples:
             return ""
-        best = max(value for at, value in curve.items() if at <= epoch)
-        median = _median_without(means, _mean(curve, epoch))
+        best, median = max(curve.until(epoch)), _median_without(means, curve.mean(epoch))
         if best >= median:
             return ""
         sign = 1 if self._stop.mode == "max" else -1
@@ -118,14 +117,41 @@ class EarlyStoppingRule:
         return f"median: its best value by epoch {epoch}, {sign * best:.4g}, is worse than {limit}"
 
 
-def _covers(curve: Mapping[int, float], epoch: int) -> bool:
-    """Whether a trial reached an epoch and had reported a value by then."""
-    return bool(curve) and min(curve) <= epoch <= max(curve)
+class _Curve:
+    """The values that a trial has reported by epoch, higher is better."""
 
+    def __init__(self) -> None:
+        self.values: dict[int, float] = {}
+        self.first = self.last = -1  # epochs; -1 without values
 
-def _mean(curve: Mapping[int, float], epoch: int) -> float:
-    """Mean of the values up to an epoch."""
-    return statistics.fmean(value for at, value in curve.items() if at <= epoch)
+    def record(self, epoch: int, value: float) -> None:
+        """Set the value of an epoch."""
+        self.first = min(epoch, self.first) if self.values else epoch
+        self.last = max(epoch, self.last)
+        self.values[epoch] = value
+
+    def covers(self, epoch: int) -> bool:
+        """Whether the trial reached an epoch and had reported a value by then."""
+        return bool(self.values) and self.first <= epoch <= self.last
+
+    def affected_by(self, epoch: int) -> range:
+        """The epochs up to which the mean changes, or becomes known, with a value at this epoch."""
+        start = min(epoch, self.last + 1) if self.values else epoch
+        return range(start, max(epoch, self.last) + 1)
+
+    def until(self, epoch: int) -> Sequence[float]:
+        """The values up to an epoch."""
+        if epoch >= self.last:  # nearly always: of trials with thousands of epochs, this is called for each
+            return list(self.values.values())
+        return [value for at, value in self.values.items() if at <= epoch]
+
+    def mean(self, epoch: int) -> float:
+        """Mean of the values up to an epoch, rounded once: equal values have this mean."""
+        values = self.until(epoch)
+        try:
+            return math.fsum(values) / len(values)
+        except OverflowError:  # values near the largest float
+            return math.fsum(value / len(values) for value in values)
 
 
 def _remove(ascending: list[float], value: float) -> None:
@@ -136,4 +162,4 @@ def _median_without(ascending: Sequence[float], one: float) -> float:
     """The median of all values but `one`, which is one of them."""
     place, count = bisect_left(ascending, one), len(ascending) - 1
     low, high = ((middle + (middle >= place)) for middle in ((count - 1) // 2, count // 2))
-    return ascending[low] if low == high else (ascending[low] + ascending[high]) / 2
+    return ascending[low] / 2 + ascending[high] / 2  # without overflow

@@ -173,12 +173,23 @@ def test_the_median_rule_is_the_formula_whatever_is_told_in_whatever_order(told,
         assert why == words
 
 
-def test_the_median_rule_looks_at_few_curves_for_each_verdict(monkeypatch):
-    calls = []
-    mean = statistics.fmean
-    monkeypatch.setattr(statistics, "fmean", lambda values: calls.append(1) or mean(values))
-    judge, trials, epochs = rule(method="median", grace_period=1), 300, 5
-    for epoch in range(1, epochs + 1):
-        for trial in range(trials):
-            judge.verdict(f"{trial}", {"epoch": epoch, "val_accuracy": trial})
-    assert len(calls) <= 3 * trials * epochs
+@pytest.mark.parametrize(("trials", "epochs"), [(300, 5), (5, 300)])
+@pytest.mark.parametrize("by", ["epoch", "trial"])
+def test_the_median_rule_looks_at_few_curves_for_each_verdict(monkeypatch, trials, epochs, by):
+    calls, fsum = [], math.fsum
+    monkeypatch.setattr(math, "fsum", lambda values: calls.append(1) or fsum(values))
+    judge = rule(method="median", grace_period=1, epochs=None)
+    rows = [(trial, epoch) for epoch in range(1, epochs + 1) for trial in range(trials)]
+    for trial, epoch in rows if by == "epoch" else sorted(rows):
+        judge.verdict(f"{trial}", {"epoch": epoch, "val_accuracy": trial})
+    assert 0 < len(calls) <= 3 * len(rows)
+
+
+def test_the_median_rule_takes_values_whose_sum_overflows_and_epochs_that_are_far_apart():
+    judge = rule(method="median", metric="loss", mode="min", min_samples=2, epochs=None)
+    for trial, loss in {"a": 1e308, "b": 1.5e308, "c": 1.2e308}.items():
+        for epoch in (1, 2, 10**12):
+            assert judge.verdict(trial, {"epoch": epoch, "loss": loss}) == ""
+    assert judge.verdict("d", {"epoch": 10**12, "loss": 1.7e308}).endswith(
+        "1.2e+308, the median of the means of 3 others"
+    )
