@@ -73,7 +73,7 @@ def check_data(rig: Rig) -> None:
     splits: dict[str, Split] = {
         "resident": ResidentSplit(images, labels, rig.device),
         "prefetched": MappedSplit(images, labels, rig.device, prefetch=2),
-        "loaded": LoaderSplit(_OwnDataset(images, labels), rig.device, Data(workers=2)),
+        "loaded": LoaderSplit(_OwnDataset(images, labels), rig.device, Data(workers=2), outputs=10),
     }
     for name, split in splits.items():
         pairs = zip(expected, _augmented(split), strict=True)

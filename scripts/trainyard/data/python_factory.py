@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from trainyard.config.datasets import Python
 from trainyard.data.sources import Block, BlockTask, DataSource
 from trainyard.data.staged import SPLITS, DataError
 from trainyard.utils.files import digest_of, file_digest
-from trainyard.utils.import_path import import_object
+from trainyard.utils.import_path import error_line, import_object
 
 SAMPLE_IMAGES: Final = 1024  # for the mean and standard deviation of images that are made on the fly
 
@@ -60,6 +61,32 @@ def as_numbers(label: Any, index: int, count: int) -> NDArray[np.float32]:
     if len(numbers) != count or not np.isfinite(numbers).all():
         raise DataError(f"the label of image {index} is {label!r}, but `targets` names {count}, which must be finite")
     return numbers
+
+
+def as_class(label: Any, index: int, count: int | None = None) -> int:
+    """A label of a user's dataset as the number of a class, below `count` if that is known.
+
+    Raises:
+        DataError: it is none. A loss would ignore the image or, on a GPU, end the process.
+    """
+    with suppress(TypeError, ValueError):
+        if (number := int(label)) >= 0 and (count is None or number < count):
+            return number
+    known = "" if count is None else f", but `classes` has {count} names"
+    raise DataError(f"the label of image {index} is {label!r}{known}: return the number of a class, from 0 on")
+
+
+def read_item(dataset: Any, index: int) -> tuple[Any, Any]:
+    """An image of a user's dataset and its label.
+
+    Raises:
+        DataError: the dataset raises an error, or returns something else; the message has the place in its code.
+    """
+    try:
+        image, label = dataset[index]
+    except Exception as error:
+        raise DataError(f"item {index} of the dataset: {error_line(error)}") from error
+    return image, label
 
 
 def module_digest(dataset: Python) -> str:
@@ -131,7 +158,8 @@ class _ReadImages:
         images = np.empty((self.stop - self.start, *self.shape), np.uint8)
         labels = np.empty(len(images), np.int64)
         for row, index in enumerate(range(self.start, self.stop)):
-            image, labels[row] = dataset[index]
+            image, label = read_item(dataset, index)
+            labels[row] = as_class(label, index)
             pixels = as_pixels(image, index)
             if pixels.shape != self.shape:
                 factory = json.loads(self.source)["factory"]
@@ -149,8 +177,11 @@ def describe_on_the_fly(dataset: Python) -> dict[str, Any]:
     outputs = dataset.targets or dataset.classes
     if outputs is None:
         raise DataError(f"{dataset.factory!r}: `on_the_fly: true` needs the names of the `classes`")
-    for split in (train, val) if dataset.targets else ():
-        as_numbers(split[0][1], 0, len(outputs))
+    for name, split in (("training", train), ("validation", val)):
+        if not len(split):
+            raise DataError(f"{dataset.factory!r}: the {name} dataset is empty")
+        as_label = as_numbers if dataset.targets else as_class
+        as_label(split[0][1], 0, len(outputs))
     sample = [train[index][0] for index in range(0, len(train), -(-len(train) // SAMPLE_IMAGES))]
     if getattr(sample[0], "is_floating_point", lambda: False)():
         channels, height, width = sample[0].shape

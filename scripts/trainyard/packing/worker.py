@@ -38,6 +38,7 @@ from trainyard.programs.function import Context, run_function
 from trainyard.programs.process import FolderClaim, ProcessGuard, claim_folder
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.utils.errors import Diverged, UserError
+from trainyard.utils.import_path import error_line, import_object
 from trainyard.utils.stop_notice import stop_notice_of_signals
 
 if TYPE_CHECKING:  # here and in functions: importing torch takes seconds, and only a training needs it
@@ -158,10 +159,9 @@ class Worker:
             seconds = time.perf_counter() - began
             return TrialEnded(status=TrialStatus.DIVERGED, error=str(error), seconds=seconds)
         except Exception as error:
-            message = f"{type(error).__name__}: {error}".splitlines()[0]
             return TrialEnded(
                 status=TrialStatus.FAILED,
-                error=str(error) if isinstance(error, UserError) else message,
+                error=str(error) if isinstance(error, UserError) else error_line(error),
                 traceback=traceback.format_exc(),
                 seconds=time.perf_counter() - began,
             )
@@ -217,8 +217,6 @@ class Worker:
         )
 
     def _run_function(self, request: TrialRequest) -> TrialRun:
-        from trainyard.utils.import_path import import_object
-
         spec = UserProgram.model_validate(request.spec)
         assert spec.function is not None
         for folder in (request.folder, request.checkpoints):

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainyard.config.config import Data
-from trainyard.data.python_factory import as_numbers, as_pixels, call_factory
-from trainyard.data.staged import SPLITS, Staged
+from trainyard.data.python_factory import as_class, as_numbers, as_pixels, call_factory, read_item
+from trainyard.data.staged import SPLITS, DataError, Staged
 
 _Item = TypeVar("_Item")
 RESIDENT_SHARE = (
@@ -74,17 +74,16 @@ def load_input_data(staged: Staged, device: torch.device, how: Data | None = Non
         DataError: the dataset cannot be opened, or is a table.
     """
     how, meta = how or Data(), staged.meta
+    classes, numeric = len(meta["classes"]), bool(meta["source"].get("targets"))
     splits: list[Split]
     if meta["kind"] == "python":
-        targets = len(meta["source"].get("targets") or ())
-        splits = [LoaderSplit(dataset, device, how, targets=targets) for dataset in call_factory(meta["source"])]
+        factory = call_factory(meta["source"])
+        splits = [LoaderSplit(each, device, how, outputs=classes, numeric=numeric) for each in factory]
     else:
         splits = [_staged_split(staged, name, device, how) for name in SPLITS]
     train, val = splits
     mean, std = (torch.tensor(meta[name], device=device).view(1, -1, 1, 1) for name in ("mean", "std"))
     height, width, channels = meta["shape"]
-    classes = len(meta["classes"])
-    numeric = bool(meta["source"].get("targets"))
     shape = (height, width, channels)
     return InputData(train=train, val=val, mean=mean, std=std, classes=classes, shape=shape, numeric=numeric)
 
@@ -156,14 +155,14 @@ class MappedSplit:
 class LoaderSplit:
     """Images of a user's own dataset, loaded by the persistent workers of a DataLoader.
 
-    With `targets`, a label is that many numbers instead of a class.
+    With `numeric`, a label is `outputs` numbers, instead of one of as many classes.
     """
 
-    def __init__(self, dataset: Any, device: torch.device, how: Data, *, targets: int = 0) -> None:
+    def __init__(self, dataset: Any, device: torch.device, how: Data, *, outputs: int, numeric: bool = False) -> None:
         self._dataset, self._device = dataset, device
         self._order = _Order()
         self._loader = torch.utils.data.DataLoader(
-            _WithIndex(dataset, targets),
+            _WithIndex(dataset, outputs, numeric),
             batch_sampler=self._order,
             num_workers=how.workers or max(1, torch.get_num_threads() - 1),
             persistent_workers=True,
@@ -177,9 +176,10 @@ class LoaderSplit:
     def batches(self, order: Iterable[Tensor]) -> Generator[ImageBatch, None, None]:
         """See `Split`."""
         self._order.batches = [indices.tolist() for indices in order]
-        for pixels, labels, indices in self._loader:
-            there = {"device": self._device, "non_blocking": True}
-            yield ImageBatch(pixels.to(**there), labels.to(**there), indices)
+        there = {"device": self._device, "non_blocking": True}
+        with _one_line_errors():
+            for pixels, labels, indices in self._loader:
+                yield ImageBatch(pixels.to(**there), labels.to(**there), indices)
 
 
 class _Order:
@@ -198,14 +198,28 @@ class _Order:
 class _WithIndex(torch.utils.data.Dataset[tuple[Any, Any, int]]):
     """The items of a dataset as (image tensor, label, index)."""
 
-    def __init__(self, dataset: Any, targets: int) -> None:
-        self._dataset, self._targets = dataset, targets
+    def __init__(self, dataset: Any, outputs: int, numeric: bool) -> None:
+        self._dataset, self._outputs, self._numeric = dataset, outputs, numeric
 
     def __getitem__(self, index: int) -> tuple[Any, Any, int]:
-        image, label = self._dataset[index]
+        image, label = read_item(self._dataset, index)
         if not (isinstance(image, Tensor) and image.is_floating_point()):
             image = torch.from_numpy(as_pixels(image, index))
-        return image, as_numbers(label, index, self._targets) if self._targets else int(label), index
+        as_label = as_numbers if self._numeric else as_class
+        return image, as_label(label, index, self._outputs), index
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Raise errors of a DataLoader's worker as a `DataError` of one line: torch adds the worker's stack trace."""
+    try:
+        yield
+    except (DataError, RuntimeError) as error:
+        message = str(error).strip()
+        if "in DataLoader worker process" not in message:
+            raise
+        ours = f"{DataError.__module__}.{DataError.__name__}: "
+        raise DataError(message.splitlines()[-1].removeprefix(ours)) from None
 
 
 class _Sender:

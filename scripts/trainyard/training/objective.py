@@ -3,14 +3,22 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from trainyard.config.train import Train
 from trainyard.training.networks.running_statistics import unchanged_buffers
-from trainyard.training.own_metrics import ObjectiveError, check_loss, load_loss, load_metric, naming
+from trainyard.training.own_metrics import (
+    Loss,
+    ObjectiveError,
+    check_loss,
+    check_sums,
+    load_loss,
+    load_metric,
+    naming,
+)
 
 SUMS: Final = 3  # loss sum, correct, images
 _TRIED: Final = 2  # images of zeros, on which own code is tried before the training
@@ -41,7 +49,7 @@ class Objective:
     def __init__(self, spec: Train, device: torch.device, *, classes: int, numeric: bool) -> None:
         self._smoothing, self._classes, self._numeric = spec.label_smoothing, classes, numeric
         self._own_loss = load_loss(spec.loss, spec.loss_args, device) if spec.has_own_loss else None
-        self._paths = dict(spec.metrics)
+        self._loss_path, self._paths = spec.loss, dict(spec.metrics)
         self._metrics = {name: load_metric(path) for name, path in spec.metrics.items()}
         self._sizes = self._try(spec, device) if self._own_loss is not None or self._metrics else []
 
@@ -66,9 +74,12 @@ class Objective:
         for name, metric in self._metrics.items():
             with naming("metric", spec.metrics[name]):
                 sums = metric.sums(outputs.detach(), targets)
+                check_sums(sums, outputs.device, size=None)
                 sizes.append(len(sums))
-                with suppress(ZeroDivisionError):  # by counts that only a batch of zeros lacks
-                    float(metric.value(sums.double().cpu()))
+                value: Any = 0.0
+                with suppress(ArithmeticError, ValueError):  # a division by 0, or the logarithm of it
+                    value = metric.value(sums.double().cpu())
+                float(value)
         return sizes
 
     def zero_targets(self, count: int, device: torch.device) -> Tensor:
@@ -83,9 +94,17 @@ class Objective:
             shapes = f"outputs of the shape {tuple(outputs.shape)}, but the labels have {tuple(targets.shape)}"
             raise ObjectiveError(f"the model returns {shapes}")
         if self._own_loss is not None:
-            return self._own_loss(outputs.float(), targets)
+            return self._own_loss_of(outputs.float(), targets, self._own_loss)
         smoothing = self._smoothing if training else 0.0
         return nn.functional.cross_entropy(outputs, targets, label_smoothing=smoothing)
+
+    def _own_loss_of(self, outputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
+        if torch.compiler.is_compiling():  # which reports errors with a stack trace of its own
+            return loss(outputs, targets)
+        with naming("loss", self._loss_path):
+            value = loss(outputs, targets)
+            check_loss(value)
+        return value
 
     def zeros(self, device: torch.device) -> Tensor:
         """The sums of no validation images."""
@@ -103,11 +122,14 @@ class Objective:
         sums = torch.stack([loss.detach().double() * count, correct.double(), counted.double()])
         if training or not self._metrics:
             return sums
-        return torch.cat([sums, *(self._own_sums(name, outputs.float(), targets) for name in self._metrics)])
+        sizes = zip(self._metrics, self._sizes, strict=True)
+        return torch.cat([sums, *(self._own_sums(name, outputs.float(), targets, size=size) for name, size in sizes)])
 
-    def _own_sums(self, name: str, outputs: Tensor, targets: Tensor) -> Tensor:
+    def _own_sums(self, name: str, outputs: Tensor, targets: Tensor, *, size: int) -> Tensor:
         with naming("metric", self._paths[name]):
-            return self._metrics[name].sums(outputs, targets).double()
+            sums = self._metrics[name].sums(outputs, targets)
+            check_sums(sums, outputs.device, size=size)
+            return sums.double()
 
     def means(self, sums: Tensor) -> Means:
         """The metrics of all images whose `sums` were added up, over all batches and ranks."""

@@ -1,11 +1,9 @@
 """Losses and metrics by name or by the import path of a user's own code."""
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 
 from trainyard.training.out_of_memory import is_out_of_memory
 from trainyard.utils.errors import UserError
-from trainyard.utils.import_path import SCRIPTS, import_object
+from trainyard.utils.import_path import error_line, import_object
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -41,9 +39,9 @@ class MeanMetric:
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """[sum of the values, images] of a batch."""
         values = self.function(outputs, targets)
-        if values.shape != (len(targets),):
+        if not isinstance(values, Tensor) or values.shape != (len(targets),):
             raise ObjectiveError(
-                f"it returns the shape {tuple(values.shape)} for {len(targets)} images: return one value per image; a "
+                f"it returns {_kind(values)} for {len(targets)} images: return a tensor with one value per image; a "
                 "metric that is not a mean over images is a class with the methods `sums` and `value`"
             )
         total = values.double().sum()
@@ -56,6 +54,8 @@ class MeanMetric:
 
 def top5_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Whether the class of each image is among the five with the largest outputs: bool (B,)."""
+    if targets.is_floating_point():
+        raise ObjectiveError("it is for classes, but the labels of the dataset are numbers (`targets`)")
     if outputs.shape[1] < 5:
         raise ObjectiveError(f"it needs at least 5 classes, but the dataset has {outputs.shape[1]}")
     return (outputs.topk(5, dim=1).indices == targets.view(-1, 1)).any(1)
@@ -91,10 +91,27 @@ def check_loss(loss: Any) -> None:
         ObjectiveError: it is not a scalar with a gradient.
     """
     if not isinstance(loss, Tensor) or loss.ndim:
-        got = f"the shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise ObjectiveError(f"it returns {got}: return the mean over the images of a batch, a scalar tensor")
-    if not loss.requires_grad:
+        raise ObjectiveError(f"it returns {_kind(loss)}: return the mean over the images of a batch, a scalar tensor")
+    if torch.is_grad_enabled() and not loss.requires_grad:
         raise ObjectiveError("it has no gradient: compute it from `outputs` with differentiable operations")
+
+
+def check_sums(sums: Any, device: torch.device, *, size: int | None) -> None:
+    """Check what the method `sums` of a metric returned for a batch; None as `size` for the first one.
+
+    Raises:
+        ObjectiveError: it is not a vector on the device, or has another size than for the first batch.
+    """
+    if not isinstance(sums, Tensor) or sums.ndim != 1:
+        raise ObjectiveError(f"`sums` returns {_kind(sums)}: return a tensor with one dimension")
+    if sums.device != device:
+        raise ObjectiveError(f"`sums` returns a tensor on {sums.device}: return one on the device of `outputs`")
+    if size is not None and len(sums) != size:
+        raise ObjectiveError(f"`sums` returns {len(sums)} values, but {size} for another batch: return the same number")
+
+
+def _kind(value: Any) -> str:
+    return f"the shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 @contextmanager
@@ -105,13 +122,5 @@ def naming(role: str, path: str) -> Iterator[None]:
     except Exception as error:  # own code may raise anything
         if is_out_of_memory(error):
             raise
-        reason = error if isinstance(error, ObjectiveError) else f"{type(error).__name__}: {error}{_line(error)}"
+        reason = error if isinstance(error, ObjectiveError) else error_line(error)
         raise ObjectiveError(f"{role} {path!r}: {reason}") from error
-
-
-def _line(error: Exception) -> str:
-    """The line of the user's code that an error comes from, as the end of a message."""
-    frames = traceback.extract_tb(error.__traceback__)
-    places = [(each, Path(each.filename)) for each in frames]
-    own = [each for each, path in places if SCRIPTS not in path.parents and "site-packages" not in path.parts]
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""

@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json
+from trainyard.utils.import_path import error_line
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,9 @@ def record_exception() -> Iterator[None]:
         yield
     except Exception as error:
         if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-            write_json(Path(path), {"message": f"{type(error).__name__}: {error}", "timestamp": time.time()})
+            is_whole = isinstance(error, UserError)
+            message = f"{type(error).__name__}: {error}" if is_whole else error_line(error)
+            write_json(Path(path), {"message": message, "timestamp": time.time()})
         raise
 
 

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -21,13 +20,12 @@ from typing import Any, Final
 from trainyard.config.train import Train
 from trainyard.data.known_images import KnownImages
 from trainyard.utils.errors import UserError
-from trainyard.utils.import_path import SCRIPTS, check_call, import_object
+from trainyard.utils.import_path import check_call, import_object, is_own_file
 
 Finding = tuple[str, str, str]  # place, verdict, message
 SEARCHED: Final = " (searched: the working directory and PYTHONPATH)"
 DRIVERS: Final = ("/dev/nvidiactl", "/dev/kfd")  # of NVIDIA and AMD
 _OF_GPUS: Final = re.compile(r"\b(lib)?cuda|nvidia|\bhip\b", re.IGNORECASE)
-INSTALLED: Final = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -62,9 +60,6 @@ def _imports(requested: list[Any], failed: set[str]) -> Iterator[Finding]:
             failed.add(path)
             where = SEARCHED if isinstance(error.__cause__, ImportError) else ""
             yield place, "fails", f"{error}{where}"
-        except SystemExit as error:
-            failed.add(path)
-            yield place, "fails", f"{role} {path!r} cannot be imported: it calls sys.exit({error.code!r})"
         else:
             yield place, "ok", f"{role} {path!r} is imported"
 
@@ -74,7 +69,7 @@ def _own_files() -> Iterator[str]:
     for module in list(sys.modules.values()):
         if file := getattr(module, "__file__", None):
             path = Path(file).absolute()
-            if SCRIPTS not in path.parents and not any(folder in path.parents for folder in INSTALLED):
+            if is_own_file(path):
                 yield str(path)
 
 

@@ -3,6 +3,8 @@
 import inspect
 import pkgutil
 import sys
+import sysconfig
+import traceback
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any, Final
 from trainyard.utils.errors import UserError
 
 SCRIPTS: Final = Path(__file__).resolve().parents[2]  # the folder that `trainyard` is imported from
+_INSTALLED: Final = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 
 
 def import_object(path: str, *, role: str) -> Any:
@@ -25,11 +28,33 @@ def import_object(path: str, *, role: str) -> Any:
         sys.path.append(here)
     try:
         return pkgutil.resolve_name(path)
+    except SystemExit as error:
+        reason = f"it calls sys.exit({error.code!r}){own_place(error)}"
+        raise UserError(f"{role} {path!r} cannot be imported: {reason}") from error
     except Exception as error:  # a module may raise anything while it is imported
-        kind = "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
+        is_missing = isinstance(error, (ImportError, AttributeError))
+        reason = f"{error}{own_place(error)}" if is_missing else error_line(error)
         close = get_close_matches(str(error.name), dir(error.obj), n=1) if isinstance(error, AttributeError) else []
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UserError(f"{role} {path!r} cannot be imported: {kind}{error}{hint}") from error
+        raise UserError(f"{role} {path!r} cannot be imported: {reason}{hint}") from error
+
+
+def error_line(error: BaseException) -> str:
+    """An error of a user's code in one line: its type, the first line of its message, and the place in that code."""
+    message = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}{': ' if message else ''}{message}{own_place(error)}"
+
+
+def own_place(error: BaseException) -> str:
+    """The file and line of the user's code that an error comes from, as the end of a message; empty without one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if not each.filename.startswith("<") and is_own_file(Path(each.filename))]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether a file belongs to a user: neither to Trainyard, nor to Python, nor to an installed package."""
+    return not any(folder in path.parents for folder in (SCRIPTS, *_INSTALLED))
 
 
 def check_call(found: Any, path: str, *, role: str, args: Sequence[str], kwargs: Mapping[str, Any]) -> None:

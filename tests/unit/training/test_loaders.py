@@ -11,7 +11,7 @@ from loops import LEARNER, SPEC, changed, numbers, start, train
 from trainyard.config.config import Data
 from trainyard.config.datasets import Python
 from trainyard.config.train import Augment
-from trainyard.data.staged import Staged
+from trainyard.data.staged import DataError, Staged
 from trainyard.data.staging import stage
 from trainyard.training import loaders
 from trainyard.training.augmentation.augment import Augmenter, shift_images
@@ -105,14 +105,16 @@ class Blocks(torch.utils.data.Dataset):
     def __len__(self):
         return self.count
     def __getitem__(self, index):
-        label = index % 3
+        if self.kind == "raises" and index == 3:
+            raise KeyError(index)
+        label = -1 if self.kind == "negative" and index == 3 else index % 3
         image = np.full((6, 5, 3), 80 * label + index % 7, np.uint8)
         if self.kind == "float":
             image = torch.from_numpy(image).permute(2, 0, 1) / 255 - 0.5
         return image, label
 
 def build(count, kind="uint8"):
-    return Blocks(count, kind), Blocks(count // 2, kind)
+    return Blocks(count, kind), Blocks(0 if kind == "alone" else count // 2, kind)
 
 def odd():
     return 3
@@ -187,6 +189,49 @@ def test_own_code_that_cannot_be_used_is_explained(own, tmp_path, section, messa
     own()
     with pytest.raises(UserError, match=message):
         stage(Python(source="python", **section), tmp_path / "data")
+
+
+class Faulty(torch.utils.data.Dataset):
+    """Images of which the fourth is faulty."""
+
+    def __init__(self, fault):
+        self._fault = fault
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if index == 3 and self._fault == "raises":
+            raise KeyError("no annotation")
+        width = 9 if index == 3 and self._fault == "wide" else 8
+        return np.zeros((8, width, 3), np.uint8), {"negative": -1, "high": 3}.get(self._fault, 0) if index == 3 else 2
+
+
+FAULTS = {
+    "raises": r"^item 3 of the dataset: KeyError: 'no annotation' \(.*test_loaders.py, line \d+\)$",
+    "negative": "^the label of image 3 is -1, but `classes` has 3 names: return the number of a class, from 0 on$",
+    "high": "^the label of image 3 is 3, but",
+    "wide": r"^RuntimeError: .* \[8, 9, 3\] at entry 1$",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_item_of_own_images_is_one_line(fault):
+    split = LoaderSplit(Faulty(fault), CPU, Data(workers=1), outputs=3)
+    with pytest.raises(DataError, match=FAULTS[fault]):
+        list(split.batches([torch.tensor([0, 1]), torch.tensor([2, 3])]))
+
+
+@pytest.mark.parametrize("fault", ["raises", "negative"])
+def test_a_faulty_item_is_found_when_own_images_are_staged(own, tmp_path, fault):
+    dataset = own(args={"count": 6, "kind": fault})
+    with pytest.raises(DataError, match=r"image 3 is -1: return|item 3 of the dataset: .*own_blocks.py, line"):
+        stage(dataset, tmp_path / "data")
+
+
+def test_own_images_without_validation_are_an_error(own, tmp_path):
+    with pytest.raises(DataError, match="the validation dataset is empty"):
+        stage(own(args={"count": 6, "kind": "alone"}, on_the_fly=True, classes=["a", "b", "c"]), tmp_path / "data")
 
 
 # ---- crops and flips

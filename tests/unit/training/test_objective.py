@@ -19,6 +19,8 @@ from trainyard.training.trainer import Trainer
 from trainyard.training.warmup import warm_up
 
 OWN = """
+import json
+import math
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -94,6 +96,43 @@ class NoValue:
 
     def value(self, sums):
         return None
+
+def library(outputs, targets):
+    return json.loads("{")
+
+def a_float(outputs, targets):
+    return 0.5
+
+def none_of_a_class(outputs, targets):
+    if targets.any():
+        raise IndexError("no such class\\nand more")
+    return cross_entropy(outputs, targets)
+
+def ends(outputs, targets):
+    assert not targets.any()
+    return cross_entropy(outputs, targets)
+
+def per_image_later(outputs, targets):
+    return cross_entropy(outputs, targets, reduction="none" if targets.any() else "mean")
+
+class LogOfPositives:
+    def sums(self, outputs, targets):
+        return (targets > 0).sum().view(1)
+
+    def value(self, sums):
+        return math.log(sums[0])
+
+class AsManyAsImages(LogOfPositives):
+    def sums(self, outputs, targets):
+        return outputs.new_zeros(len(targets))
+
+class Matrix(LogOfPositives):
+    def sums(self, outputs, targets):
+        return outputs.new_zeros(3, 3)
+
+class Numbers(LogOfPositives):
+    def sums(self, outputs, targets):
+        return [1.0, 2.0]
 
 class Halves(torch.utils.data.Dataset):
     # The targets are the brightness of the top and of the bottom of an image, as numbers or as yes and no.
@@ -189,6 +228,13 @@ def test_a_top5_accuracy_is_that_of_sorted_outputs(data):
             r"metric 'own_objective:broken': RuntimeError: no kernel for that \(.*own_objective.py, line \d+\)",
         ),
         ({"metrics": ["own_objective:NoValue"]}, "metric 'own_objective:NoValue': TypeError"),
+        ({"metrics": ["own_objective:library"]}, r"JSONDecodeError: .* \(.*own_objective.py, line \d+\)"),
+        ({"metrics": ["own_objective:a_float"]}, "it returns a float for 2 images: return a tensor with one value"),
+        (
+            {"metrics": ["own_objective:Matrix"]},
+            r"`sums` returns the shape \(3, 3\): return a tensor with one dimension",
+        ),
+        ({"metrics": ["own_objective:Numbers"]}, "`sums` returns a list: return a tensor with one dimension"),
     ],
 )
 def test_an_own_loss_or_metric_that_does_not_fit_is_named_before_the_training(data, own_code, values, message):
@@ -200,6 +246,33 @@ def test_a_metric_that_fails_in_validation_is_named(data, own_code):
     training = start(changed(SPEC, metrics=["own_objective:of_real_images"]), data)
     with pytest.raises(ObjectiveError, match=r"metric 'own_objective:of_real_images': IndexError: .* line \d+\)"):
         list(training.epochs())
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"loss": "own_objective:none_of_a_class"},
+            r"loss '.*': IndexError: no such class \(.*own_objective.py, line \d+\)$",
+        ),
+        ({"loss": "own_objective:ends"}, r"loss '.*': AssertionError \(.*own_objective.py, line \d+\)$"),
+        ({"loss": "own_objective:per_image_later"}, r"loss '.*': it returns the shape \(16,\): return the mean"),
+        (
+            {"metrics": ["own_objective:AsManyAsImages"]},
+            "metric '.*': `sums` returns 16 values, but 2 for another batch: return the same number",
+        ),
+    ],
+)
+def test_own_code_that_fails_for_real_images_is_one_line_with_its_place(data, own_code, values, message):
+    training = start(changed(SPEC, **values), data)
+    with pytest.raises(ObjectiveError, match=message) as caught:
+        list(training.epochs())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_metric_may_be_undefined_for_the_images_of_zeros_on_which_it_is_tried(data, own_code):
+    (row,) = start(changed(SPEC, metrics=["own_objective:LogOfPositives"], epochs=1), data).epochs()
+    assert row.own["val_LogOfPositives"] > 0
 
 
 def test_own_code_that_draws_random_numbers_does_not_change_the_initial_weights(data, tmp_path, monkeypatch):
@@ -241,6 +314,12 @@ def test_regression_and_multi_label_learn_and_are_judged_by_their_own_metric(tmp
 def test_labels_with_other_numbers_than_the_config_names_are_found_when_staging(tmp_path, own_code):
     with pytest.raises(DataError, match=r"the label of image 0 is .*, but `targets` names 1, which must be finite"):
         numeric_data(tmp_path, "regression", targets=["top"])
+
+
+def test_a_top5_accuracy_of_numbers_is_an_error(tmp_path, own_code):
+    spec = changed(LEARNER, loss="torch.nn.functional:mse_loss", metrics=["top5_accuracy"])
+    with pytest.raises(ObjectiveError, match="it is for classes, but the labels of the dataset are numbers"):
+        start(spec, numeric_data(tmp_path, "regression"))
 
 
 def test_outputs_that_do_not_match_the_numbers_of_a_label_are_an_error(tmp_path, own_code):

@@ -20,6 +20,7 @@ from trainyard.config.train import Train
 from trainyard.training.loaders import ImageBatch
 from trainyard.training.networks import models
 from trainyard.training.process_group import Group
+from trainyard.utils.errors import UserError
 
 EAGER_STEPS: Final = 3  # they initialize libraries and select kernels, which a capture must not do
 Gradients = Callable[[Sequence[ImageBatch]], Tensor]
@@ -102,7 +103,8 @@ class StepGraph:
         try:
             self._replay = capture(compute_static)
             log.info("CUDA graph of a step captured in %.3f s", time.perf_counter() - began)
-        except RuntimeError as error:  # out of memory, or an operation that is not permitted in a capture
+        # Out of memory, or an operation that is not permitted in a capture; in an own loss, it is an ObjectiveError.
+        except (RuntimeError, UserError) as error:
             self._give_up(str(error).splitlines()[0])
 
     def _fit(self, batches: Sequence[ImageBatch]) -> bool:

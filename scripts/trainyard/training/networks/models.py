@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from trainyard.config.train import Train
 from trainyard.utils.errors import UserError
-from trainyard.utils.import_path import import_object
+from trainyard.utils.import_path import import_object, own_place
 
 
 class ModelError(UserError):
@@ -89,7 +89,7 @@ def build_model(spec: Train, *, shape: tuple[int, int, int], classes: int) -> nn
             name, shape=shape, classes=classes, arguments=arguments, small_images=spec.small_images
         )
     except (TypeError, ValueError) as error:
-        raise ModelError(f"model {name!r} cannot be built with {arguments}: {error}") from error
+        raise ModelError(f"model {name!r} cannot be built with {arguments}: {error}{own_place(error)}") from error
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:
