@@ -141,7 +141,7 @@ def participants_table(peers: Mapping[str, Peer], versions: Mapping[str, str]) -
         for work, reason in peer.cannot.items():
             reasons.setdefault(reason, []).append(work)
         cannot = "".join(f" Not done: {', '.join(works)} ({reason})." for reason, works in reasons.items())
-        version = versions.get(peer.name, "")
+        version = versions.get(peer.name, "not measured yet")
         lines.append(f"| {peer.title} | {version} | [{folder}/]({folder}) | {pages} | {peer.note}{cannot} |")
     return lines
 

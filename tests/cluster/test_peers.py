@@ -64,7 +64,7 @@ PACKAGES = [peer.name for peer in PEERS.values() if peer.programs and peer.name 
 @pytest.mark.slow
 @pytest.mark.usefixtures("packages")
 @pytest.mark.parametrize("work", ["short", "trouble"])
-@pytest.mark.parametrize("peer", PACKAGES)
+@pytest.mark.parametrize("peer", [*PACKAGES, "trainyard-function"])
 def test_the_same_work_by_python_packages(cluster, shared_dir, peer, work):
     result = measured(cluster, shared_dir, peer, work)
     lines = [line.split() for line in (shared_dir / peer / "trials.log").read_text().splitlines()]

@@ -18,6 +18,7 @@ PEERS = [
         submit=(RUN,),
         resume=(RUN,),
         note="One on each node, with every second or fourth trial of the list, the longest first: the nodes share no "
-        "queue. A trial that fails is tried once more, and `--joblog --resume-failed` skips what had finished.",
+        "queue, as they would by `--sshlogin` where nodes accept ssh. A trial that fails is tried once more, and "
+        "`--joblog --resume-failed` skips what had finished.",
     )
 ]

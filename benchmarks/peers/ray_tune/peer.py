@@ -19,6 +19,7 @@ PEERS = [
         resume=(RUN,),
         note="The longest first, by a grid search over the list; `reuse_actors=True`, since each trial starts a "
         "process otherwise; `max_failures=1`. After a kill, the same job calls `Tuner.restore`, which knows what Tune "
-        "had saved.",
+        "had saved. The job holds its GPUs for a while after the last trial: `ray symmetric-run` stops Ray on the head "
+        "node only.",
     )
 ]

@@ -3,7 +3,7 @@
 from peers.participants import Peer
 
 RUN = (
-    "snakemake --executor slurm --jobs 100 --retries 1 --slurm-init-seconds-before-status-checks 5"
+    "snakemake --executor slurm --jobs unlimited --retries 1 --slurm-init-seconds-before-status-checks 5"
     " --group-components trials={gpus}"
 )
 
@@ -19,6 +19,7 @@ PEERS = [
         version="snakemake --version",
         submit=(RUN,),
         resume=("snakemake --unlock", f"{RUN} --rerun-incomplete"),
-        note="As many trials in a group as a node has GPUs: a group requests the GPUs of its members together.",
+        note="As one rule per trial, with as many trials in a group as a node has GPUs: a group requests the GPUs of "
+        "its members together. Under this executor, the members run one after another.",
     )
 ]

@@ -3,7 +3,17 @@
 import pytest
 from peers.participants import NOT_WRITTEN_BY_USERS, fill_in, participants
 from peers.records import over_limit_before
-from peers.tables import PAGE, Column, not_first, results, summary, within_noise, work_table, write_page
+from peers.tables import (
+    PAGE,
+    Column,
+    not_first,
+    participants_table,
+    results,
+    summary,
+    within_noise,
+    work_table,
+    write_page,
+)
 from peers.works import works
 
 PEERS = participants()
@@ -100,6 +110,12 @@ def test_participants_say_what_they_do(name):
             assert fill_in((*peer.submit, *peer.resume), work)
             assert peer.files(work), "what a user writes is in a file"
             assert not {path.name for path in peer.files(work)} & NOT_WRITTEN_BY_USERS
+
+
+def test_participants_without_runs_are_not_measured_yet():
+    table = participants_table({name: PEERS[name] for name in ("sbatch", "trainyard-function")}, {"sbatch": "22.05"})
+    assert "| Separate sbatch jobs | 22.05 |" in table[2]
+    assert "| Trainyard, a function | not measured yet |" in table[3]
 
 
 def test_the_page_lists_all_participants():
