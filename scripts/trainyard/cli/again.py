@@ -1,4 +1,4 @@
-"""Command lines to paste, made from the one of this run."""
+"""Command lines to paste, derived from the command line of this run."""
 
 import shlex
 from collections.abc import Collection, Sequence
@@ -17,7 +17,7 @@ def call_again(argv: Sequence[str], *options: str) -> str:
 
 
 def call_with_config(argv: Sequence[str], config: Path, *targets: str, but: Collection[str] = ()) -> str:
-    """The command of this run with another config file and other targets; `but` are those of this run."""
+    """The command of this run with another config file and other targets; `but` are the targets of this run."""
     words, is_value = list[str](), False
     for word in argv[1:]:
         if word == "--":

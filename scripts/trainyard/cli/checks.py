@@ -80,7 +80,7 @@ def _trials(place: str, sweep: Sweep) -> Finding:
 
 
 def _model_arguments(place: str, specs: Iterable[Train]) -> Iterator[Finding]:
-    """Arguments that Trainyard's own models do not have; those of other models are tried in another process."""
+    """Arguments that Trainyard's own models do not have; other models are tried in another process."""
     for key, value, model in dict.fromkeys(_wrong_arguments(specs)):
         known = OWN_MODEL_ARGS[model]
         problem = "must be a positive integer" if key in known else f"is no argument of {model}"

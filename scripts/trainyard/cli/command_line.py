@@ -91,7 +91,7 @@ def _end_rank(code: int) -> NoReturn:
     After a collective has completed, a thread of gloo's ProcessGroup holds its tensors for a moment, and needs the GIL
     to release them. If the interpreter is finalized while the thread waits for the GIL, Python terminates the thread
     inside that C++ destructor, and with it the process: SIGABRT, "terminate called without an active exception". torch
-    joins the thread when the last reference to the group is released, but DDP models, including those of users, hold
+    joins the thread when the last reference to the group is released, but DDP models, also in users' code, hold
     references. multiprocessing exits its child processes in the same way.
     """
     try:

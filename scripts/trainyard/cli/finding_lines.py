@@ -26,7 +26,7 @@ def log_console() -> Console:
 def finding_line(finding: Finding, *, last_remedy: str = "", notes: bool = False, name_width: int = 22) -> Table:
     """A finding as a row; below it the remedy, unless the row before has the same.
 
-    With `notes`, also those of passed checks.
+    With `notes`, also the remedies of passed checks.
     """
     row = Table.grid(padding=(0, 2))
     row.add_column(width=name_width, overflow="fold")

@@ -153,7 +153,7 @@ class Profile:
         return f"nodes: {nodes}, GPUs per node: {f'{gpus} {self.gpu_type}'.rstrip() if gpus else 'none'}"
 
     def slurm_extra(self, rule: str, gpus: int, *options: str) -> str | None:
-        """Options of sbatch: those given, those of the profile, and GPUs that the plugin refuses; None for none.
+        """Options of sbatch: given ones, the profile's, and GPUs that the plugin refuses; None for none.
 
         Raises:
             UserError: what is set for the rule conflicts with these options.

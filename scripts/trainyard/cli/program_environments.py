@@ -36,7 +36,7 @@ def check_interpreters(config: Config) -> None:
 
 
 def check_environment(place: str, study: Sweep | Scaling, *, absent: Verdict) -> Iterator[Finding]:
-    """Whether the environment of a program has an interpreter, and that of a distributed script its launcher.
+    """Whether a program's environment has an interpreter, and for a distributed script its launcher.
 
     What is missing gets the verdict `absent`.
     """
@@ -76,7 +76,8 @@ def _describe(study: Sweep | Scaling) -> str:
 
 
 def _where(name: str, path: Path) -> str:
-    return f"; {name}: {'that of Trainyard' if path.parent == Path(sys.executable).parent else path}"
+    is_own = path.parent == Path(sys.executable).parent
+    return f"; {name}: Trainyard's own" if is_own else f"; {name}: {path}"
 
 
 def _first_word(command: Command) -> str:

@@ -59,7 +59,7 @@ def register() -> None:
 
 
 class SlurmExecutor(Executor):  # type: ignore[misc]
-    """Submits jobs to Slurm and follows them. Its public methods are those of the interface of executor plugins."""
+    """Submits jobs to Slurm and follows them. Its public methods are the interface of executor plugins."""
 
     def __init__(self, workflow: Any, logger: Any) -> None:
         self._to_submit: list[Any] = []  # jobs, at the end of a check; no retry counts for them
@@ -96,7 +96,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
 
     @property
     def cores(self) -> str:
-        """The CPUs that the Snakemake in a job may use: those of its step."""
+        """The CPUs that the Snakemake in a job may use: all CPUs of its step."""
         return "all"
 
     def additional_general_args(self) -> str:

@@ -125,7 +125,7 @@ class Workflow:
     def _python(self) -> str:
         """The Python that runs Snakemake, unless Snakemake activates another environment for each rule (`--sdm`).
 
-        In that of conda, users' programs still run in the user's own. A container has other paths.
+        With conda, users' programs still run in the user's own environment. A container has other paths.
         """
         if "APPTAINER" in self._deployment:
             return "exec python"

@@ -56,9 +56,9 @@ def source_interface(destination: str) -> str:
 
 
 def file_system_type(path: Path, mounts: Sequence[Any] | None = None) -> str:
-    """The type of the file system that contains a path, such as `ext4`: that of the innermost mount point above it.
+    """The type of the file system that contains a path, such as `ext4`, from the innermost mount point above it.
 
-    Of an overlay, it is that of its writable layer: on nodes without a disk often a tmpfs.
+    For an overlay, the type of its writable layer: on nodes without a disk often a tmpfs.
     """
     mounts = psutil.disk_partitions(all=True) if mounts is None else mounts
     innermost = innermost_mount(path, mounts)

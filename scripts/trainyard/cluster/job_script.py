@@ -1,7 +1,7 @@
 """Run a command of a batch job without the variables that would set options of its srun: `job_script.py COMMAND...`.
 
 sbatch exports its own options, such as SLURM_NTASKS or SLURM_MEM_PER_NODE, to the job, and srun reads them as defaults
-that may contradict those of its command line. Variables that name the job stay. This file runs first in each job, so it
+that may contradict its command line. Variables that name the job stay. This file runs first in each job, so it
 imports nothing of Trainyard.
 """
 

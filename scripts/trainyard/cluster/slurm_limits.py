@@ -34,7 +34,7 @@ def list_limits(user: str, *, account: str = "", qos: str = "", partition: str =
     """The limits for a user's jobs in Slurm's order of precedence; empty if the site enforces none.
 
     That is: of the partition's QOS, of the job's QOS, of the user's association, of the account and those above it.
-    Without an account, the user's default applies. Without a `qos`, that of the association applies: its default, or
+    Without an account, the user's default applies. Without a `qos`, the QOS of the association applies: its default, or
     the only one that it allows, or else `normal`.
 
     Raises:
@@ -85,7 +85,7 @@ class _Accounts:
 
 
 def first_limit(levels: Sequence[Limits], value: Callable[[Limits], float]) -> tuple[float, str]:
-    """The limit that applies, and its origin: that of the first level that sets it, as in Slurm; infinite without."""
+    """The limit that applies, and its origin: the first level that sets it, as in Slurm; infinite without."""
     found = ((value(each), each.origin) for each in levels)
     return next(((limit, origin) for limit, origin in found if math.isfinite(limit)), (math.inf, ""))
 

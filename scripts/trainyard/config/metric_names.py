@@ -1,11 +1,11 @@
-"""The names of metrics: those of Trainyard's training loop, and what a name says about the direction of improvement."""
+"""The metrics of Trainyard's training loop, and whether a metric's name says that lower or higher is better."""
 
 import re
 from typing import Final, Literal
 
 Mode = Literal["max", "min"]
 
-# Metrics of Trainyard's training loop: those of each epoch, and those of a whole training.
+# Metrics of Trainyard's training loop: of each epoch, and of a whole training.
 EPOCH_METRICS: Final = (
     "epoch", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second", "seconds",
     "step_ms_p50", "step_ms_p95", "data_wait_fraction",

@@ -107,7 +107,7 @@ class Scaling(ProgramOptions, LaunchedScript):
         return [scale, *(f"{scale}/repeat-{number}" for number in range(2, self.repeats + 1))]
 
     def lr_at(self, run: str) -> float:
-        """The learning rate of a run such as `4x2`: by `lr_scaling`, that of one GPU is `train.lr`."""
+        """The learning rate of a run such as `4x2`: `train.lr`, which is for one GPU, scaled by `lr_scaling`."""
         nodes, gpus = split_scale(run)
         factor = {"none": 1.0, "linear": float(nodes * gpus), "sqrt": math.sqrt(nodes * gpus)}
         return self.train.lr * factor[self.lr_scaling]

@@ -147,7 +147,7 @@ RENAMED: Final = {"grace": "grace_period", "reduction": "reduction_factor", "lea
 
 
 class Stop(Section):
-    """Early stopping: ends trials whose metric is worse than that of other trials at the same epoch."""
+    """Early stopping: ends trials whose metric is worse than in other trials at the same epoch."""
 
     method: Literal["asha", "median"] = Field(
         description="`asha`: at epochs `grace_period`, `grace_period` x `reduction_factor`, ... a trial continues only "
@@ -451,7 +451,7 @@ class Sweep(ProgramOptions, Workload):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_target(cls, given: Any) -> Any:
-        """Set the metric and mode of `search` and `stop` to those of the sweep if they are missing."""
+        """Set the metric and mode of `search` and `stop` to the sweep's if they are missing."""
         if not isinstance(given, dict):
             return given
         parts = {name: given[name] for name in ("search", "stop") if isinstance(given.get(name), dict)}
@@ -463,7 +463,7 @@ class Sweep(ProgramOptions, Workload):
             for key in ("metric", "mode"):
                 own, other = getattr(self, key), getattr(part, key, None)
                 if part and own is not None and own != other:
-                    message = "the sweep's {key} is {own}, but that of {name} is {other}: set it once"
+                    message = "{key} is {own} for the sweep, but {other} for {name}: set it once"
                     raise PydanticCustomError("target", message, {"key": key, "own": own, "name": name, "other": other})
         return self
 
@@ -517,7 +517,7 @@ class Sweep(ProgramOptions, Workload):
 
     @property
     def _training_metrics(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The metrics that a training reports at its end, and those of each epoch."""
+        """The metrics that a training reports at its end, and after each epoch."""
         own = self.train.own_metrics
         return (*TRAINING_METRICS, *own, self.train.best_metric), (*EPOCH_METRICS, *own)
 

@@ -302,7 +302,7 @@ class Train(Section):
         return self.monitor_mode or guess_mode(self.monitor)
 
     def images_per_step(self, *, gpus: int = 1, is_strong: bool = False) -> int:
-        """The global batch; under strong scaling, `batch_size` is that of all GPUs."""
+        """The global batch; under strong scaling, `batch_size` is the batch size of all GPUs together."""
         whole = self.global_batch_size or (self.batch_size if is_strong else None)
         return whole or self.batch_size * self.accumulation * gpus
 

@@ -83,7 +83,7 @@ _expanded: dict[int, tuple[Sweep, Expansion]] = {}  # by the `id` of the sweep, 
 
 
 def expand(sweep: Sweep) -> Expansion:
-    """All trials of a sweep without duplicates: those of `grid`, then of `trials`, then of `sample`.
+    """All trials of a sweep without duplicates: from `grid`, then `trials`, then `sample`.
 
     A search has no trials beforehand, only examples. The result is cached: do not modify it.
     """

@@ -17,7 +17,7 @@ class _Position(NamedTuple):
 
 
 def find_duplicates(work: Path, name_of: Callable[[str, int], str]) -> list[Problem]:
-    """Images whose file equals that of an earlier one, from the staged arrays in the folder `work`.
+    """Images whose file equals the file of an earlier one, from the staged arrays in the folder `work`.
 
     Files with the same hash (length and CRC-32) are candidates; their pixels are compared.
     """

@@ -337,7 +337,7 @@ class _ImageDigests:
             self._rows[ready.split] = ready.stop
 
     def finish(self) -> dict[str, str]:
-        """The digests by file name, equal to those of `files.file_digest`."""
+        """The digests by file name, equal to what `files.file_digest` returns."""
         with self._thread:
             for update in self._updates:
                 update.result()

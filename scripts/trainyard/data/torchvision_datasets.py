@@ -22,7 +22,7 @@ from trainyard.data.staged import SPLITS, DataError
 from trainyard.utils.errors import storage_errors
 from trainyard.utils.files import file_digest
 
-WRONG_CHECKSUM: Final = "its checksum is not that of the published file: replace it, or leave out `root` to download it"
+WRONG_CHECKSUM: Final = "its checksum differs from the published one: replace it, or leave out `root` to download it"
 
 
 def published_files(dataset: Torchvision) -> list[RemoteFile]:

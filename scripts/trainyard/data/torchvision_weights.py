@@ -32,5 +32,5 @@ def remote_weights(model: str, weights: str) -> RemoteFile:
 
 
 def weights_folder(downloads: str) -> Path:
-    """The folder of downloaded weights below that of all downloads."""
+    """The folder of downloaded weights, in the folder of all downloads."""
     return expand_path(downloads) / "weights"

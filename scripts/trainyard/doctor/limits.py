@@ -89,7 +89,7 @@ def check_preemption(site: Site) -> Iterator[Finding]:
     for name in sorted({site.partition_of(each) for each in site.requests} & set(site.partition_settings)):
         if "qos" in kind:
             remedy = "`sacctmgr show qos format=name,preempt,preemptmode` lists which and how"
-            yield Finding("preemption", "unknown", "jobs of one QOS may preempt those of another", remedy)
+            yield Finding("preemption", "unknown", "jobs of one QOS may preempt jobs of another", remedy)
             return
         partition = site.partition_settings[name]
         mode = partition.preempt_mode if "partition_prio" in kind else "OFF"

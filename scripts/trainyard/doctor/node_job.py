@@ -56,7 +56,7 @@ def _read_reports(folder: Path, job: str, nonce: str, lock_error: str, waited_mi
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[str]:
-    """Hold a lock as that of a sweep's journal; yields why that is impossible, or ""."""
+    """Hold a lock like the lock of a journal; yields the reason if that is impossible, or ""."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(hold_lock(path))

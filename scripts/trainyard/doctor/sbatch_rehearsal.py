@@ -1,8 +1,8 @@
 """The sbatch lines that Snakemake would submit, and Slurm's response to each; no job is submitted.
 
 Snakemake runs with the user's profile in a copy of the working directory in which nothing is done yet, and finds a
-stand-in for sbatch. So the account, partition and GPUs are those of a real run, whichever setting they come from. The
-staging of datasets and the studies are rehearsed side by side, since a study waits until its dataset is staged.
+stand-in for sbatch. So the account, partition and GPUs are the same as in a real run, whichever setting they come from.
+Staging and studies are rehearsed side by side, since a study waits until its dataset is staged.
 """
 
 import json

@@ -85,7 +85,7 @@ class Packer:
         return self._outcomes.gpu_uses
 
     def run(self, tasks: list[Task]) -> None:
-        """Run all tasks in this order, then those of the source. Each slot takes the next one as soon as it is free.
+        """Run all tasks in this order, then the source's tasks. Each slot takes the next one as soon as it is free.
 
         If there is a deadline, a trial starts only if it is expected to end before it, or if it can resume
         and has time to make progress; otherwise a shorter one starts. At the deadline, running trials stop.

@@ -193,7 +193,7 @@ def whole_seconds(attempts: Iterable[Attempt], last: Attempt) -> float | None:
 
 
 def whole_epochs(attempts: Iterable[Attempt], last: Attempt) -> list[dict[str, Any]]:
-    """The rows of an attempt, after those of earlier epochs in the attempts it continued."""
+    """The rows of an attempt, after the rows of the attempts that it continued."""
     rows = list(last.epochs)
     for attempt, _ in reversed(find_continued(attempts, last)):
         first = rows[0].get("epoch", 1) if rows else math.inf

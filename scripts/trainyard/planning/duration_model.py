@@ -9,8 +9,8 @@ it); the relative cost (`cost:` or FLOPs) is one more number. Each choice of ter
 regression with a normal-inverse-gamma prior, whose posterior and probability have closed forms (Murphy, Machine
 Learning: A Probabilistic Perspective, 7.6.3). A prediction averages over the models by their posterior probabilities
 (Hoeting et al., Bayesian Model Averaging: A Tutorial, 1999), so open questions widen the interval. The values of a text
-are random effects: the effect of an observed value is shrunk towards the mean, that of a new value is drawn. Any trial
-may be a straggler, which takes longer for reasons that no key explains.
+are random effects: the effect of an observed value is shrunk towards the mean, the effect of a new value is drawn. Any
+trial may be a straggler, which takes longer for reasons that no key explains.
 """
 
 import math

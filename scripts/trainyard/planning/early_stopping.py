@@ -12,7 +12,7 @@ from trainyard.planning.attempts import Attempt
 
 
 class EarlyStoppingRule:
-    """Decides which trials to stop, from the metrics of all trials, including those of earlier sessions."""
+    """Decides which trials to stop, from the metrics of all trials, also in earlier sessions."""
 
     def __init__(self, stop: Stop, tries: Iterable[Attempt] = ()) -> None:
         """`tries` are the earlier attempts that `retrain` has not overruled."""

@@ -304,7 +304,7 @@ def read_journal(path: Path, *, until: int | None = None) -> list[Event]:
 
 
 def decode_all(records: Iterable[dict[str, Any]]) -> list[Event]:
-    """The events of JSON objects, without those of unknown kinds."""
+    """The events of JSON objects; unknown kinds are skipped."""
     return [event for record in records if (event := decode(record)) is not None]
 
 

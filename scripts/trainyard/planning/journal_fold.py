@@ -180,7 +180,7 @@ class Fold:
         attempt.load_details = self._load_details
 
     def _load_details(self, attempt: Attempt, name: str) -> None:
-        """Read a detail of an attempt from the journal, together with that of all others that will be needed, too.
+        """Read a detail of an attempt from the journal, and of all other attempts that will need it too.
 
         The last metrics of all trials take a fraction of the memory of all epochs. The epochs of trials with several
         attempts show what these continued. Details are empty if the journal does not exist any more.
@@ -282,7 +282,7 @@ class Fold:
             if id(attempt) not in is_open:
                 self._unload(attempt, *DETAILS)
         for each in self._open.values():
-            end = each.attempt.end  # may be that of another event
+            end = each.attempt.end  # may come from another event
             each.parse()
             each.attempt.end = end
         self._fill_sessions(cached["sessions"])

@@ -77,7 +77,7 @@ def _as_known(
 
 
 def _worse_than_all(search: Search, ends: Iterable[Attempt]) -> float:
-    """A value that is clearly worse than those of all trials so far."""
+    """A value that is clearly worse than the values of all trials so far."""
     reported = [end.metrics.get(search.metric) for end in ends if end.outcome in WITH_RESULT]
     values = [value for value in reported if value is not None and math.isfinite(value)] or [0.0]
     spread = (max(values) - min(values)) or abs(values[0]) or 1.0

@@ -112,7 +112,7 @@ class SweepState:
         return self.sweep.stop is not None or self.has_patience
 
     def epochs_of(self, attempt: Attempt) -> list[dict[str, Any]]:
-        """Metrics of each epoch of an attempt and of those of earlier ones that it continued."""
+        """Metrics of each epoch of an attempt, after the epochs of the attempts that it continued."""
         return whole_epochs(self.attempts[attempt.trial], attempt)
 
     def output_of(self, attempt: Attempt) -> Path:

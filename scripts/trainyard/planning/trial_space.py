@@ -1,4 +1,4 @@
-"""The trials of a sweep: those of its config, those that a search has drawn, and those that it will draw."""
+"""The trials of a sweep: from its config, and drawn, now or later, by a search."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The environment of a user's program: that of the shell in which Snakemake was started, or another one by its name.
+"""The environment of a user's program: the one in which Snakemake was started, or another one by its name.
 
 Ray sets variables for its workers, `make` for Snakemake, and `--sdm conda` activates another environment for Trainyard
 itself. The user's values of the variables that these change are therefore recorded in a variable before.
@@ -84,7 +84,7 @@ def script_interpreter(options: ProgramOptions) -> Path:
 def _executable(path: Path, name: str) -> Path:
     """The absolute path of an interpreter, given by itself or by the folder of its environment.
 
-    Links are not followed: that of a virtual environment leads out of it.
+    Links are not followed: the `python` of a virtual environment is a link to one outside of it.
     """
     python = Path.cwd() / (path / "bin/python" if path.is_dir() else path)
     if not (python.is_file() and os.access(python, os.X_OK)):

@@ -123,7 +123,7 @@ def plot_waste(axes: Axes, strategies: pd.DataFrame, *, unit: Unit = "GPU") -> N
 
 
 def plot_predictions(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame) -> None:
-    """Measured over predicted seconds of each trial, as predicted at its start; the title has those of the last job."""
+    """Draw measured over predicted seconds of each trial, as predicted at its start; the title has the last job."""
     done = timeline[(timeline["outcome"] == TrialStatus.FINISHED) & (timeline["expected_seconds"] > 0)]
     measured, predicted = done["end"] - done["start"], done["expected_seconds"]
     if done.empty:

@@ -98,7 +98,7 @@ def _plot_points(axes: Axes, ranked: PlottedTrials, key: str) -> None:
 
 
 def _plot_medians(axes: Axes, values: pd.Series, metric: "pd.Series[float]", limits: tuple[float, float]) -> None:
-    """Draw the median of the metric at each value of a key, if most values are those of several trials."""
+    """Draw the median of the metric at each value of a key, if most values occur in several trials."""
     x = style.to_numbers(values)
     count = x.nunique()
     if not 1 < count <= min(MAX_MEDIANS, len(x) / 2):
@@ -159,7 +159,7 @@ def _name_ticks(axes: Axes, names: list[str]) -> None:
 def plot_epochs(axes: Axes, epochs: pd.DataFrame, ranked: PlottedTrials, curve: str) -> None:
     """A metric over epochs: a line per trial; the best trial's is black.
 
-    The color of the others is that of the value of the key, or of the metric if there are several keys or many names.
+    The color of the others stands for the value of the key, or for the metric if there are several keys or many names.
     """
     epochs = epochs[epochs[curve].notna()] if curve in epochs else epochs.head(0)
     if epochs.empty:

@@ -54,7 +54,7 @@ def write_overview(config: Config, results: Path) -> Path:
 
 
 def summarize_studies(config: Config, results: Path) -> Iterator[Summary]:
-    """The summaries of all studies of the config; those of unfinished ones say what is missing."""
+    """The summaries of all studies of the config; an unfinished study's says what is missing."""
     for name in config.sweeps:
         yield _summarize_sweep(config, name, results)
     for name in config.scaling:

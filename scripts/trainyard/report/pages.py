@@ -15,7 +15,7 @@ from markupsafe import Markup
 from trainyard.utils.files import atomic_write
 
 ROWS_PER_PAGE: Final = 25
-MAX_ROWS: Final = 10_000  # of a table: 3.6 MB for those of a sweep, which a browser reads before it shows any
+MAX_ROWS: Final = 10_000  # of a table: 3.6 MB for trials of a sweep, which a browser reads before it shows any
 LONG_TEXT: Final = 32  # letters, above which the texts of a column are wrapped
 MIN_FILTERED: Final = 5  # rows, from which on each column has a filter; a larger table also has a search field
 # Of DataTables, called for each cell: marks the row to highlight, and empties cells without a value.

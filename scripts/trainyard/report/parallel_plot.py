@@ -41,7 +41,7 @@ def plot_parallel(axes: Axes, ranked: PlottedTrials) -> None:
     """A line per trial through its values of the varied keys to its metric: the better, the darker, the best on top.
 
     The axis of the metric has the best value at the top. Trials that were stopped early are gray, because their metric
-    is that of fewer epochs. Trials without the metric end below its axis.
+    is from fewer epochs. Trials without the metric end below its axis.
     """
     ranked, keys = ranked.ended, _shown_keys(ranked)
     if len(ranked.keys) < 2 or ranked.values.isna().all():

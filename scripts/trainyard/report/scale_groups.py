@@ -27,7 +27,7 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
 def group_scales(scaling: pd.DataFrame) -> dict[str, ReportTable]:
     """The columns of scaling.csv by group, each with the scale first; the recommended scale is highlighted.
 
-    Metrics of one's own follow those of `Quality`; a group without a value, and that of single repeats, is omitted.
+    Own metrics follow the columns of `Quality`. A group without a value is omitted, and `Repeats` if there are none.
     """
     best = next((index for index, flag in enumerate(scaling["recommended"]) if flag), None)
     grouped = {"scale", "recommended", *(column for columns in GROUPS.values() for column in columns)}

@@ -24,7 +24,7 @@ History = tuple[str, pd.DataFrame]  # a scale and the history.csv of its first r
 def plot_speedup(left: Axes, right: Axes, scaling: pd.DataFrame) -> None:
     """Speedup and efficiency over the number of GPUs, and their ideal; error bars span the repeats.
 
-    A line joins the scales of one node, another one those of several nodes; the recommended scale has a ring.
+    One line joins the scales on one node, another the scales on several nodes; the recommended scale has a ring.
     """
     base = scaling.iloc[0]
     gpus, ratio = scaling["gpus"], scaling["gpus"] / base["gpus"]
@@ -52,7 +52,7 @@ def plot_speedup(left: Axes, right: Axes, scaling: pd.DataFrame) -> None:
 
 
 def _plot_measured(axes: Axes, scaling: pd.DataFrame, over: Any) -> None:
-    """Draw the speedups, divided by `over`: the scales of one node and those of several as two lines."""
+    """Draw the speedups, divided by `over`: one line for the scales on one node, another for several nodes."""
     value = scaling["speedup"].astype(float) / over
     low, high = scaling["speedup_low"] / over, scaling["speedup_high"] / over
     single = scaling["nodes"] == 1
@@ -90,7 +90,7 @@ def _apart(counts: Sequence[int], *, is_log: bool) -> list[int]:
 
 
 def _name_scales(axes: Axes, scaling: pd.DataFrame) -> None:
-    """Write the names of scales above their points, those of several nodes below them."""
+    """Write the names of scales above their points, or below them for several nodes."""
     is_log = scaling["gpus"].max() > 8
     for is_single, rows in scaling.dropna(subset=["speedup"]).groupby(scaling["nodes"] == 1):
         counts = _apart(sorted(set(rows["gpus"])), is_log=is_log)
@@ -112,7 +112,7 @@ def _repeats(scaling: pd.DataFrame) -> str:
 def plot_losses(left: Axes, right: Axes, histories: Sequence[History], scaling: pd.DataFrame) -> None:
     """Training and validation loss over epochs and over the GPU time, with a color for each scale.
 
-    The GPU time is that of the epochs and of the checkpoints, which are spread evenly over the epochs.
+    The GPU time includes the checkpoints, whose time is spread evenly over the epochs.
     """
     on_gpu = (scaling["device"] != "cpu").all()
     gpus = scaling.set_index("scale")["gpus"]

@@ -84,7 +84,7 @@ def epochs_table(state: SweepState) -> pd.DataFrame:
     """One row per epoch of each trial's result: trial, varied keys, and the epoch's metrics.
 
     The result of a resumed trial includes the epochs before it was resumed. Metrics have the column names of
-    `trials_table`, except that `seconds` of Trainyard's own loop are those of the epoch.
+    `trials_table`, except that `seconds` of Trainyard's own loop is the time of the epoch.
     """
     keys = varied_keys(list(state.trials.values()))
     reserved = {*(["trial"] if state.sweep.is_training else RESERVED), *keys}

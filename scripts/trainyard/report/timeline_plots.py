@@ -23,8 +23,8 @@ MIN_LABELED: Final = 0.015  # of the whole time: no text fits into a shorter bar
 def plot_gantt(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame, ranked: PlottedTrials) -> None:
     """The slots over time: a bar per attempt, labeled with the values of all varied keys; the gaps are idle time.
 
-    The color is that of the value of the varied key, or of the metric if there are several keys or many names. The time
-    between the last trial of a job and the first trial of the next job is omitted.
+    The color stands for the value of the varied key, or for the metric if there are several keys or many names. The
+    time between the last trial of a job and the first trial of the next job is omitted.
     """
     if timeline.empty:
         style.write_in_center(axes, "no trial has started")

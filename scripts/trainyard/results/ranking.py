@@ -171,7 +171,7 @@ def _status(state: SweepState, trial: str) -> TrialStatus:
 def _score(state: SweepState, trial: str, metric: str) -> float | None:
     """The value of the metric in a trial's result: NaN if it was no finite number, None if the trial has none.
 
-    `seconds` are those of the whole trial, unless a program reports them. Trainyard's loop reports those of an epoch.
+    `seconds` is the duration of the whole trial, unless a program reports it. Trainyard's loop reports it per epoch.
     """
     result = state.result(trial)
     if result is None:

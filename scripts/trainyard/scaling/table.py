@@ -40,7 +40,7 @@ def scaling_table(
     from launch to end.
 
     - `speedup`: strong scaling (the same work) T0 / T, weak scaling (G times the work) I / I0; `speedup_low` and
-      `speedup_high` are those of the slowest and the fastest repeat. After `patience`, T is that of an epoch.
+      `speedup_high` are those of the slowest and the fastest repeat. After `patience`, T is the time of an epoch.
     - `efficiency`: speedup / G. `throughput_scaling`: I / I0. `memory_avg_scaling`: ratio of `gpu0_avg_mib`.
     - `gpu_hours`: GPUs x T. `gpu_hours_increase`: for the same number of images, 1 / efficiency - 1.
     - `cost`: `gpu_hours` at the price `gpu_hour`; `cost_per_million_images` at the throughput I.

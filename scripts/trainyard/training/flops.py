@@ -88,8 +88,8 @@ _FREE = {torch.ops.aten.detach, torch.ops.aten.zeros, torch.ops.aten.empty, torc
 _READ_AGAIN = {
     torch.ops.aten.native_batch_norm: (0,),  # the input: for the statistics, and to normalize it
     torch.ops.aten.native_batch_norm_backward: (0, 1),  # gradient and input: for their sums, and for the gradient
-    torch.ops.aten.native_layer_norm_backward: (0, 1),  # gradient and input: for those of the input and of the weight
-    torch.ops.aten.convolution_backward: (0,),  # the gradient: for those of the input and of the weight
+    torch.ops.aten.native_layer_norm_backward: (0, 1),  # gradient and input: for the gradients of input and weight
+    torch.ops.aten.convolution_backward: (0,),  # the gradient: for the gradients of input and weight
 }
 
 
@@ -110,7 +110,7 @@ def gpu_utilization(
     """TFLOP/s per GPU, model FLOPs utilization (MFU, Chowdhery et al. 2022), and the roofline in images per second.
 
     The roofline (Williams et al. 2009) is the throughput at which arithmetic or, without fused kernels, memory
-    bandwidth becomes the bottleneck. `peak` is that of one GPU. None where the cost or the peak is unknown.
+    bandwidth becomes the bottleneck. `peak` is the peak of one GPU. None where the cost or the peak is unknown.
     """
     none: dict[str, float | None] = {"tflops_per_gpu": None, "mfu": None, "roofline_images_per_second": None}
     if cost is None:

@@ -32,7 +32,7 @@ class ImageBatch:
     """A batch on the training device."""
 
     pixels: Tensor  # uint8 (B, H, W, C); from a user's dataset also float32 (B, C, H, W), normalized
-    labels: Tensor  # int64 (B,); mixed ones are float32 (B, classes), and those of `targets` float32 (B, targets)
+    labels: Tensor  # int64 (B,); float32 (B, classes) if mixed, and float32 (B, targets) for `targets`
     indices: Tensor  # int64 (B,), on the CPU: positions of the images in the split
 
 

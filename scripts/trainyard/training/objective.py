@@ -37,7 +37,7 @@ class Means:
 class Objective:
     """The loss and the metrics of a training.
 
-    Outputs are those of the model, float (B, classes). Targets are the labels of a batch: classes, int64 (B,); after
+    `outputs` come from the model, float (B, classes). Targets are the labels of a batch: classes, int64 (B,); after
     mixing their probabilities, float32 (B, classes); or if the dataset has numbers as labels, float32 (B, classes). Own
     losses and metrics get the outputs as float32.
 

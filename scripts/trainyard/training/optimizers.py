@@ -66,7 +66,7 @@ def current_lr(optimizer: Optimizer) -> float:
 def lr_factor(schedule: Schedule, steps: int, epochs: int) -> Callable[[int], float]:
     """The learning-rate factor as a function of the step, counted from 0 over the whole training.
 
-    Linear warm-up; then `cosine` is that of Loshchilov and Hutter 2016 without restarts, over the remaining steps.
+    Linear warm-up, then for `cosine` the schedule of Loshchilov and Hutter 2016 without restarts.
     """
     total = steps * epochs
     warmup = round(schedule.warmup_fraction * total)

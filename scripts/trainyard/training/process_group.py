@@ -91,7 +91,7 @@ class Group:
         return values
 
     def broadcast(self, values: Tensor) -> Tensor:
-        """Replace `values` by those of rank 0, in place; returns the same tensor."""
+        """Broadcast `values` from rank 0, in place; returns the same tensor."""
         if self.world_size > 1:
             dist.broadcast(values, src=0)
         return values
@@ -144,7 +144,7 @@ def process_group(*, traces: Path | None = None) -> Iterator[Group]:
     `destroy_process_group`.
 
     Raises:
-        UserError: the GPU of this rank is missing, or is that of another rank; or a collective of gloo has timed out.
+        UserError: the GPU of this rank is missing, or belongs to another rank; or a collective of gloo has timed out.
             NCCL aborts the process then.
     """
     if not is_rank():

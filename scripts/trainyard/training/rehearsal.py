@@ -4,7 +4,7 @@ It reads a request as JSON from stdin:
 
     {"imports": [[place, path, role, arguments]], "trainings": [[place, spec, images]]}
 
-`arguments` are those of the later call, `{"args": [...], "kwargs": {...}}`, or null; `images` is a `KnownImages`. It
+`arguments` are what the later call passes, `{"args": [...], "kwargs": {...}}`, or null; `images` is a `KnownImages`. It
 writes one line of JSON to stdout, `{"findings": [[place, verdict, message]], "files": [path]}`, with the verdicts
 "ok", "fails" and "unknown", and the files of the user's code.
 """

@@ -82,7 +82,7 @@ class StepFlags:
         self._pending.append(_PendingStep(step, flags, work=self._group.all_reduce_min(flags)))
 
     def finish(self, optimizer: Optimizer) -> list[StepStatus]:
-        """The status of this step on a CPU; on a GPU, those of some earlier steps, and a bad step is cancelled."""
+        """On a CPU, the status of this step. On a GPU, the status of some earlier steps; a bad step is cancelled."""
         newest = self._pending[-1]
         if newest.work is not None:
             newest.work.wait()

@@ -107,7 +107,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def launch_time() -> float:
-    """Start of this run in Unix seconds: that of torchrun, or of this process without it."""
+    """Start of this run in Unix seconds: when torchrun started, or without it this process."""
     process = psutil.Process()
     launcher = process.parent() if is_rank() else None
     return (launcher or process).create_time()

@@ -38,7 +38,7 @@ def write_results(trainer: Trainer, probe: WarmUpResult | None, folder: Path, *,
     total = sum(row.seconds for row in trainer.history) + spent
     log.info("trained %s in %.1f s, %.1f s of it for checkpoints", count_of(len(rows), "epoch"), total, spent)
     if len(rows) < trainer.spec.epochs:
-        ended = "ended by patience, %d epochs early: the best %s is that of epoch %d"
+        ended = "ended by patience, %d epochs early: the best %s was in epoch %d"
         log.info(ended, trainer.spec.epochs - len(rows), trainer.spec.monitor, trainer.state.best_epoch)
 
 

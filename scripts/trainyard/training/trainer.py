@@ -128,7 +128,7 @@ class Trainer:
 
     @property
     def history(self) -> list[EpochMetrics]:
-        """The complete epochs, including those of previous runs."""
+        """The complete epochs, including previous runs."""
         return self.state.history
 
     @property

@@ -27,7 +27,7 @@ SECONDS: Final = 60  # for one training
 TOTAL_SECONDS: Final = 300  # after which no further training is tried
 MOST_PARAMETERS: Final = 100_000_000  # of a model that is built on the CPU
 _IMAGES: Final = 2  # of the batch
-# In place of those of a dataset that is not staged yet, for models whose parameters have the same names with any data.
+# Used while a dataset is not staged, for models whose parameters have the same names with any data.
 _SHAPE: Final[Shape] = (64, 64, 3)
 _OUTPUTS: Final = 7
 Finding = tuple[str, str, str]  # place, verdict, message

@@ -31,7 +31,7 @@ def atomic_write(path: Path, mode: str = "w", *, name: Callable[[], str] | None 
     """A temporary file beside `path`; at the end of the block, it is fsynced and replaces `path`.
 
     Readers see the complete old file or the complete new one, even after a power failure. If the block raises, the old
-    file stays. `name`: called at the end of the block for the file's name, in place of that of `path`.
+    file stays. `name`: called at the end of the block for the file's name, which replaces the name of `path`.
 
     Raises:
         StorageError: the file system does not store it.

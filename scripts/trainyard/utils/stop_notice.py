@@ -28,7 +28,7 @@ def stop_notice_of_signals() -> StopNotice:
     for number in NOTICES:
         signal.signal(number, notice.give)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)  # whoever started this process may have blocked them
-    os.register_at_fork(after_in_child=_reset_signals)  # the notice is not for children, such as those of a data loader
+    os.register_at_fork(after_in_child=_reset_signals)  # the notice is not for children, such as data loader workers
     return notice
 
 

@@ -166,12 +166,12 @@ MISTAKES = [
     (
         "sweeps.own",
         {"function": "os:getcwd", "metric": "rmse", "search": {"trials": 2, "values": {"x": [1]}, "metric": "mae"}},
-        "sweeps.own: the sweep's metric is rmse, but that of search is mae: set it once",
+        "sweeps.own: metric is rmse for the sweep, but mae for search: set it once",
     ),
     (
         "sweeps.own",
         {"function": "os:getcwd", "metric": "r", "mode": "min", "stop": {"method": "asha", "mode": "max"}},
-        "sweeps.own: the sweep's mode is min, but that of stop is max: set it once",
+        "sweeps.own: mode is min for the sweep, but max for stop: set it once",
     ),
     ("sweeps.depth.search", {"trials": 2, "values": {"lr": [1]}}, "give search, or grid, trials and sample"),
     ("sweeps.own", {"command": "./x {lr}"}, "the command has {lr}, which is neither varied nor in `args`; known: "),

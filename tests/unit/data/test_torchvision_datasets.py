@@ -113,7 +113,7 @@ def test_svhn_and_usps_are_read_and_verified(tmp_path, monkeypatch, name, write,
     assert staged.meta["classes"] == [str(digit) for digit in range(10)]
     first = min((tmp_path / "copy").iterdir())
     first.write_bytes(first.read_bytes() + b"?")
-    with pytest.raises(DataError, match=f"{first}: its checksum is not that of the published file"):
+    with pytest.raises(DataError, match=f"{first}: its checksum differs from the published one"):
         stage_copy(name, tmp_path / "copy", tmp_path / "again")
 
 
@@ -253,9 +253,9 @@ BAD_CIFAR = [
         "data_batch_3 of CIFAR10 is missing; .* cifar-10-python.tar.gz",
     ),
     (lambda folder: (folder / "batches.meta").unlink(), "batches.meta of CIFAR10 is missing"),
-    (lambda folder: cut(folder / "data_batch_1", 4000), "data_batch_1: its checksum is not that of the published file"),
-    (evil_pickle, "data_batch_2: its checksum is not that of the published file"),
-    (evil_meta, "batches.meta: its checksum is not that of the published file"),
+    (lambda folder: cut(folder / "data_batch_1", 4000), "data_batch_1: its checksum differs from the published one"),
+    (evil_pickle, "data_batch_2: its checksum differs from the published one"),
+    (evil_meta, "batches.meta: its checksum differs from the published one"),
 ]
 
 

@@ -165,7 +165,7 @@ class PreemptingSite:
             "requeued, and continue from their durable state (grace period: 120 s)",
         ),
         (("preempt/partition_prio", "GANG,SUSPEND"), "warns", "jobs take turns"),
-        (("preempt/qos", "REQUEUE"), "unknown", "jobs of one QOS may preempt those of another"),
+        (("preempt/qos", "REQUEUE"), "unknown", "jobs of one QOS may preempt jobs of another"),
     ],
 )
 def test_preemption_is_described(site, verdict, message):

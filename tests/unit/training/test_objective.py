@@ -433,7 +433,7 @@ def test_a_training_ends_when_its_metric_does_not_improve(data, tmp_path, caplog
     assert list(again.epochs()) == []
     caplog.set_level(logging.INFO)
     write_results(again, None, tmp_path, scale="1x1")
-    assert f"patience, {spec.epochs - 3} epochs early: the best train_loss is that of epoch 1" in caplog.messages[-1]
+    assert f"patience, {spec.epochs - 3} epochs early: the best train_loss was in epoch 1" in caplog.messages[-1]
 
 
 def test_a_training_that_improves_is_not_ended(data):

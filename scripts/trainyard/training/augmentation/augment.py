@@ -10,8 +10,8 @@ from trainyard.training.augmentation.random_boxes import ERASED, draw_boxes, dra
 from trainyard.training.sampler import derived_seed
 from trainyard.utils.errors import UserError
 
-_STREAM = 0x617567  # keeps these seeds apart from those of the shuffling
-_CROPS, _OPERATIONS, _ERASED = range(3)  # and those of the parts apart from each other
+_STREAM = 0x617567  # so that the shuffling has other seeds
+_CROPS, _OPERATIONS, _ERASED = range(3)  # each with its own seeds
 
 
 class Augmenter:

@@ -8,7 +8,7 @@ from trainyard.config.train import Augment
 from trainyard.training.loaders import ImageBatch, InputData
 from trainyard.training.sampler import derived_seed
 
-_STREAM = 0x6D6978  # keeps these seeds apart from those of the shuffling and the augmentation
+_STREAM = 0x6D6978  # so that shuffling and augmentation have other seeds
 
 
 class Mixer:

@@ -32,7 +32,7 @@ class CheckpointStore:
         self.folder, self.spec = folder, dict(spec or {})
 
     def save(self, state: dict[str, Any], *, epoch: int, step: int = 0, best_epoch: int | None = None) -> Path:
-        """Write a state, then delete all checkpoints but the latest `KEEP` and that of the best epoch.
+        """Write a state, then delete all checkpoints but the latest `KEEP` and the best epoch's.
 
         Also deletes what a process that was killed within a save has left. Only one process may save at a time.
 

@@ -2,8 +2,8 @@
 
 A graph runs the same kernels on the same memory again, with a single launch. Into it go the normalization, the forward
 passes, the loss and the backward passes of a step. What the host decides anew in each step stays outside: batches,
-augmentation, the check of the loss, clipping, optimizer and learning rate. So the numbers are those of the eager step,
-and checkpoints do not differ. See https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
+augmentation, the check of the loss, clipping, optimizer and learning rate. So the results are the same as in eager mode, and
+checkpoints do not differ. See https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
 """
 
 import logging

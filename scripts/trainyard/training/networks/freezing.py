@@ -49,7 +49,7 @@ def _stay_in_evaluation(norm: nn.Module, mode: bool = True) -> nn.Module:
 
 
 def lr_scales(names: Sequence[str], scales: Mapping[str, float]) -> dict[str, float]:
-    """The factor of the learning rate of each parameter: that of the longest pattern that matches (without `*`), or 1.
+    """The learning rate factor of each parameter, from the longest matching pattern (not counting `*`), or 1.
 
     Raises:
         ModelError: a pattern matches none of the names, or two of the same length match one.

@@ -20,7 +20,7 @@ def reduce_buffers(module: nn.Module, group: Group) -> None:
 
     Running statistics become those of the images of all ranks together: the mean of the means, and by the law of total
     variance, the mean of the variances plus the variance of the means. All ranks have trained on equally many images.
-    Statistics that are equal on all ranks do not change by a bit. Other buffers become those of rank 0, as in DDP.
+    Statistics that are equal on all ranks do not change by a bit. Rank 0 broadcasts its other buffers, as in DDP.
     """
     if group.world_size == 1:
         return

@@ -11,7 +11,7 @@ from trainyard.training.networks.running_statistics import running_statistics
 
 
 class WeightAverage:
-    """The average of a model's weights and running statistics; other buffers are those of the model.
+    """The average of a model's weights and running statistics; other buffers are copied from the model.
 
     It starts at the initial weights. torch's `AveragedModel` does the same, but copies its counter to the GPU in each
     step, for which the host waits.
