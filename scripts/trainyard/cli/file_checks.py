@@ -21,7 +21,7 @@ from trainyard.utils.text import suggest
 _SHELL: Final = re.compile(r"[;|&$<>()`\n]")  # a command that may change folders or make files
 _SCRIPT: Final = (".py", ".sh")
 _INTERPRETER: Final = re.compile(r"python[\d.]*|(ba)?sh")
-_CODE_OPTION: Final = re.compile(r"-[a-z]*[cm]|--module")  # a module or code follows, no script
+_CODE_OPTION: Final = re.compile(r"-[a-z]*[cm]|--module")  # followed by a module or code, not by a script
 
 
 def check_source(place: str, dataset: Dataset, known: KnownImages, *, has_scheduler: bool) -> Finding:
@@ -77,7 +77,7 @@ def _columns(path: Path) -> Sequence[str]:
 
 
 def check_script(place: str, study: Sweep | Scaling, *, has_scheduler: bool, dry_run: bool) -> Iterator[Finding]:
-    """Whether the script that a study starts is there, if its command tells its path.
+    """Whether the script that a study starts exists, if its command names it.
 
     It is a warning if another program gets the path as an argument: it may be one in a container, or of an output.
     """
@@ -95,7 +95,7 @@ def check_script(place: str, study: Sweep | Scaling, *, has_scheduler: bool, dry
 
 
 def _words(command: Command | None) -> list[str]:
-    """The words of a command; none if only a shell can tell them."""
+    """The words of a command; none if only a shell can split it."""
     if not isinstance(command, str):
         return command or []
     line = command.replace("\\\n", " ").strip()  # without continued lines
@@ -106,7 +106,7 @@ def _words(command: Command | None) -> list[str]:
 
 
 def _find_script(words: Sequence[str]) -> tuple[str, bool] | None:
-    """The first word that ends as scripts do, and whether the command itself starts it; None if that is not clear."""
+    """The first word that looks like a script, and whether the command itself starts it; None if that is not clear."""
     number = next((number for number, word in enumerate(words) if word.endswith(_SCRIPT)), None)
     if number is None:
         return None

@@ -1,4 +1,4 @@
-"""A user's code and the trainings of a config, tried in one other process before anything is submitted.
+"""Tries a user's code and the trainings of a config in another process before anything is submitted.
 
 What has passed is not tried again until the config, the code or the environment changes: the verdict is kept in the
 user's cache folder.
@@ -43,7 +43,7 @@ _TOGETHER_WITH: Final = ("model", "model_args", "small_images", "loss", "loss_ar
 
 
 def rehearse_config(config: Config, results: Path, *, anew: bool = False) -> list[Finding]:
-    """What the user's code and the trainings of a config are found to be; from the cache, unless `anew`.
+    """The findings about the user's code and the trainings of a config; from the cache, unless `anew`.
 
     With `anew`, all trainings are tried; otherwise at most `MOST` of each study.
 
@@ -70,7 +70,7 @@ def rehearse_config(config: Config, results: Path, *, anew: bool = False) -> lis
 
 
 def _imports(config: Config) -> Iterator[tuple[str, str, str, dict[str, Any] | None]]:
-    """Place, import path, role and the arguments of the later call of everything that is a user's own."""
+    """Place, import path, role and the arguments of the later call for all code of the user."""
     for name, dataset in config.datasets.items():
         if isinstance(dataset, Python):
             called = {"args": [], "kwargs": dataset.model_dump(mode="json")["args"]}
@@ -169,7 +169,7 @@ def _cache_file(request: dict[str, Any]) -> Path:
     """
     where = [str(Path.cwd()), os.environ.get("PYTHONPATH")] if request["imports"] else []
     installed = _state(sysconfig.get_path("purelib"))  # changes when packages are installed
-    has_gpu = any(map(os.path.exists, DRIVERS))  # errors that only a machine without one has are no mistakes
+    has_gpu = any(map(os.path.exists, DRIVERS))  # errors for the lack of a GPU are no mistakes
     digest = digest_of([CHECKS_VERSION, request, where, str(SCRIPTS), sys.version, installed, has_gpu])
     home = os.environ.get("HOME") or "/nonexistent"
     return Path(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache") / "trainyard" / "checks" / f"{digest}.json"

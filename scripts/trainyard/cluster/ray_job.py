@@ -36,7 +36,7 @@ def start_ray(
 ) -> Iterator[LocalRay]:
     """Run a private Ray with all slots, on this machine or on several nodes of this job.
 
-    Workers are forked from `parent`, and on the other nodes from one like it.
+    Workers are forked from `parent`, and on the other nodes from a similar process.
 
     The output of the other nodes is written to `ray-nodes.log` in `folder`, and their memory is recorded there, by
     `processes` per node; `local` is `data.local` of the config.

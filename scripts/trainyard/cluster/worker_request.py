@@ -15,7 +15,7 @@ import socket
 import sys
 
 FORKED = b"\1"  # the answer
-# Options for Ray's setup_worker.py, which imports Ray to prepare a runtime environment. Sweeps use none.
+# Options for Ray's setup_worker.py, which imports Ray to prepare a runtime environment. Sweeps have none.
 OF_SETUP = ("--language=", "--serialized-runtime-env-context=")
 
 

@@ -88,7 +88,7 @@ def _is_staged(staged: Staged, source: dict[str, Any]) -> bool:
 
 
 def _other_state(dataset: Dataset) -> dict[str, Any]:
-    """The state of a source without images to stage; if it changes, the dataset is staged again."""
+    """The state of a source without images to stage: the dataset is staged again when it changes."""
     if isinstance(dataset, Table):
         return {"source_digest": table_digest(dataset)}
     return {"module_digest": module_digest(dataset)} if isinstance(dataset, Python) else {}

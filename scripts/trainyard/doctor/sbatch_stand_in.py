@@ -32,7 +32,7 @@ exit 1
 
 @dataclass(frozen=True)
 class StandIn:
-    """A program that answers as sbatch, in an environment without the true one."""
+    """A program that responds like sbatch, in an environment without the real one."""
 
     folder: Path  # on a file system that permits execution
     environment: dict[str, str]

@@ -15,7 +15,7 @@ from trainyard.config.arguments import format_argument
 
 # A GPU is checked each time this many different trials in a row have failed on it. Its slot is retired if the check
 # finds a fault, or if this many of these trials finished elsewhere, or survived there. A trial that fails on two GPUs
-# counts for neither.
+# counts for neither GPU.
 SLOT_FAILURES: Final = 3
 SURVIVED: Final = 2.0  # a trial survives if it runs this many times as long as on the GPU where it failed,
 SURVIVED_SECONDS: Final = 60.0  # and at least this much longer

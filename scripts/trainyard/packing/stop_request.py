@@ -1,4 +1,4 @@
-"""The driver's request to all workers, on all nodes, to end what they run: a key in the store of Ray."""
+"""The driver's request to all workers, on all nodes, to end what they run: a key in Ray's key-value store."""
 
 from typing import Final
 

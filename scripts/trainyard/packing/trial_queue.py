@@ -15,7 +15,7 @@ from trainyard.planning.duration_model import Prediction
 from trainyard.planning.order import remaining_seconds, start_order
 from trainyard.planning.task import Task, TaskSource
 
-# The durations of trials, from the seconds of finished ones; None if these tell nothing.
+# Predicts the durations of trials from the seconds of finished ones; None if they are no evidence.
 Predict = Callable[[list[str], dict[str, float]], Prediction | None]
 PREDICT_FRACTION: Final = 0.02  # of the time, at most: the slots of short trials would wait for predictions
 
@@ -93,7 +93,7 @@ class TrialQueue:
         return not self.is_closed and self._limits.is_worthwhile(self.longest_seconds)
 
     def awaits_probe(self, failed: str) -> bool:
-        """Whether a trial from the end of the order has yet to fail as the first have; `failed` is the last of these.
+        """Whether a trial from the end of the order must still run; `failed` is the last of the trials that failed.
 
         The trials at the end differ most from those that have run: the first may all have too large a learning rate.
         Until one has failed, each call lets another one start next.

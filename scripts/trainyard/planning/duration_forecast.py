@@ -31,8 +31,8 @@ class DurationForecast:
     def order(self, slots: int, *, limit_seconds: float = math.inf) -> list[str]:
         """The pending trials in the order in which they start on a number of slots: see `start_order`.
 
-        It is that of `pending` without evidence, and if it must be measured how many trials share a GPU: the first
-        ones tell how much memory a trial needs at most, and the number of slots changes after them.
+        It equals `pending` without evidence, and while the number of trials per GPU must be measured: the first
+        trials show how much memory a trial needs at most, and the number of slots changes after them.
         """
         key = slots, limit_seconds
         if key not in self._orders:

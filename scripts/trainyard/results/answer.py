@@ -1,4 +1,4 @@
-"""The answer of a sweep: its best configuration and the runner-up in words, and as the file best.yaml."""
+"""The result of a sweep: its best configuration and the runner-up in words, and the file best.yaml."""
 
 from pathlib import Path
 from typing import Any, Final

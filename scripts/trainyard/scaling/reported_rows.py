@@ -1,4 +1,4 @@
-"""The rows of metrics that a user's script reports, over all its launches: a resumed one continues those before it.
+"""The rows of metrics that a user's script reports over all its launches: a resumed one continues the previous ones.
 
 <folder>/rows.jsonl       a line for each launch and each row
 <folder>/output.log       the output of the last launch
@@ -30,7 +30,7 @@ class Report:
 
     rows: list[Row]
     row_seconds: list[float]  # of each row: since the row before it, or since its launch
-    seconds: float  # of the last launch, and of those rows of earlier launches
+    seconds: float  # of the last launch, and of these rows of earlier launches
 
 
 class ReportedRows:
@@ -43,7 +43,7 @@ class ReportedRows:
 
     @contextmanager
     def launch(self, *, resumes: bool) -> Iterator[None]:
-        """Record a launch, which continues those before it or replaces them; `add` its rows within the block.
+        """Record a launch, which continues or replaces the previous ones; `add` its rows within the block.
 
         Raises:
             StorageError: the file cannot be written.
@@ -116,7 +116,7 @@ def _launches(events: Iterable[Event]) -> Iterator[tuple[float, list[dict[str, A
 
 
 def _join(launches: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The rows of consecutive launches; each repeats the epochs of those before it from its first epoch on."""
+    """The rows of consecutive launches; each repeats earlier epochs from its own first epoch on."""
     joined: list[dict[str, Any]] = []
     for rows in launches:
         first = rows[0]["epoch"] if rows else math.inf

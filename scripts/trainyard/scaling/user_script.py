@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class ScriptRun:
-    """What the output of a completed run does not tell: the file `ended.json` beside it."""
+    """Facts about a completed run that its output does not contain: the file `ended.json` beside it."""
 
     what: str  # digest of what changes the result
     train_seconds: float  # from the launch to the end, and of the epochs of the launches that this one resumed

@@ -57,7 +57,7 @@ class Trainer:
     """A training in progress: iterating over `epochs()` runs it.
 
     With a `store`, rank 0 saves a checkpoint after each epoch (at most every `save_every_seconds`), after the last one
-    if `save_last`, and within a step when the `deadline` (Unix seconds) comes or a rank has got a `notice`. A new
+    if `save_last`, and within a step when the `deadline` (Unix seconds) comes or a rank has received a `notice`. A new
     `Trainer` continues from the last checkpoint, on any number of ranks if the global batch is the same. When a step
     does not fit the memory of a single rank, its micro-batches are halved; `on_halved` is called with the new sizes.
 

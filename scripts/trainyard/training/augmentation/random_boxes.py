@@ -1,4 +1,4 @@
-"""Random boxes as of torchvision's RandomResizedCrop and RandomErasing, but one for each image, all at once."""
+"""Random boxes as in torchvision's RandomResizedCrop and RandomErasing, drawn for all images of a batch at once."""
 
 import math
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def draw_crops(count: int, least_area: float, *, height: int, width: int, genera
 
 
 def resize_crops(images: Tensor, boxes: Tensor) -> Tensor:
-    """Each image's box, enlarged to the size of the image: uint8 (B, H, W, C); bilinear, as of `resized_crop`."""
+    """Each image's box, enlarged to the image's size: uint8 (B, H, W, C); bilinear, as torchvision's `resized_crop`."""
     top, left, heights, widths = boxes.float().view(-1, 4, 1).unbind(1)
     _, height, width, _ = images.shape
     rows, columns = _positions(top, heights, height), _positions(left, widths, width)

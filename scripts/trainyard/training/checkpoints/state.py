@@ -101,7 +101,7 @@ class TrainingState:
         """
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
-        create_momentum(self.optimizer)  # what a checkpoint of an earlier version lacks
+        create_momentum(self.optimizer)  # missing in checkpoints of earlier versions
         self.history[:] = [EpochMetrics.from_row(row) for row in state["history"]]
         self.begin_epoch()
         ranks, group = state["ranks"], self.group
@@ -127,7 +127,7 @@ class TrainingState:
 
     @property
     def _parts(self) -> dict[str, Any]:
-        """What has a state of its own, by its key in a checkpoint."""
+        """The objects that have a state, by their keys in a checkpoint."""
         parts = {"module": self.module, "optimizer": self.optimizer, "schedule": self.schedule, "scaler": self.scaler}
         return parts | ({"average": self.average} if self.average else {})
 

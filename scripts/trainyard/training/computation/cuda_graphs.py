@@ -1,9 +1,9 @@
 """The gradients of a step as one CUDA graph, for models whose kernels are shorter than their launches by the host.
 
-A graph runs the same kernels on the same memory again, with a single launch. Into it go the normalization, the forward
-passes, the loss and the backward passes of a step. What the host decides anew in each step stays outside: batches,
-augmentation, the check of the loss, clipping, optimizer and learning rate. So the results are the same as in eager mode, and
-checkpoints do not differ. See https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
+A graph replays the same kernels on the same memory with a single launch. It captures the normalization, the forward
+passes, the loss and the backward passes of a step. What the host decides in each step stays outside: batches,
+augmentation, the check of the loss, clipping, optimizer and learning rate. So results and checkpoints are the same as
+in eager mode. See https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
 """
 
 import logging

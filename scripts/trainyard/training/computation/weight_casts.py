@@ -1,4 +1,4 @@
-"""The weights in 16 bits that autocast computes with, cast from float32 with one operation for all layers."""
+"""16-bit copies of the weights for autocast, cast from float32 with one operation for all layers."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -36,7 +36,7 @@ class _Casts:
         return self.__dict__ | {"_pairs": None}  # for copies of the model: those tensors belong to its autograd graph
 
     def refresh(self, model: nn.Module, inputs: Any) -> None:
-        """Cast them anew where autograd needs them; otherwise autocast does it. A hook."""
+        """A forward hook: cast them again if autograd needs them; otherwise autocast does it."""
         self._pairs = None
         kind = inputs[0].device.type
         if torch.is_grad_enabled() and torch.is_autocast_enabled(kind):
@@ -74,7 +74,7 @@ def _cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tens
 
 
 def _is_cast(module: nn.Module) -> bool:
-    """Whether a layer is exactly one of those below, with its default padding, and trained."""
+    """Whether a layer is exactly of one of these types, with its default padding, and trained."""
     is_plain = type(module) in _FORWARD and getattr(module, "padding_mode", "zeros") == "zeros"
     return is_plain and all(parameter.requires_grad for parameter in module.parameters())
 

@@ -1,6 +1,6 @@
 """The buffers of a model on several ranks.
 
-Between two reductions, each rank has running statistics of its own images. DDP would broadcast those of rank 0 in every
+Between two reductions, each rank has running statistics of its own images. DDP would broadcast rank 0's in every
 forward pass, but ranks would still differ after the last one, and the other ranks' images would not count.
 """
 
@@ -18,7 +18,7 @@ from trainyard.training.process_group import Group
 def reduce_buffers(module: nn.Module, group: Group) -> None:
     """Give all ranks the same buffers. Collective.
 
-    Running statistics become those of the images of all ranks together: the mean of the means, and by the law of total
+    Running statistics then cover the images of all ranks: the mean of the means, and by the law of total
     variance, the mean of the variances plus the variance of the means. All ranks have trained on equally many images.
     Statistics that are equal on all ranks do not change by a bit. Rank 0 broadcasts its other buffers, as in DDP.
     """
