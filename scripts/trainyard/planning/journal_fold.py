@@ -1,9 +1,9 @@
 """The fold of a sweep's journal, updated as the journal grows and cached in a file beside it.
 
-The cache is a file that may be deleted at any time. It is valid if the same code wrote it, and if the journal is
-unchanged up to the cached position: by inode, size and modification time, or else by digest. It does not hold the
-metrics and epochs of ended attempts, which are most of a journal and not needed for a plan; they are read from the
-journal on first access.
+The cache is a file that may be deleted at any time. It is valid if the same code wrote it as it is, by the signature in
+its first line, and if the journal is unchanged up to the cached position: by inode, size and modification time, or else
+by digest. It does not hold the metrics and epochs of ended attempts, which are most of a journal and not needed for a
+plan; they are read from the journal on first access.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ from trainyard.utils.jsonl import BLOCK_BYTES, Reader
 
 MIN_CACHED_BYTES: Final = 1 << 20  # new bytes that make a new cache worthwhile: fewer are read as fast as the cache
 # Most lines have this form, in which `Journal` writes them. Unless their rows are needed, they are not parsed.
-_ROW: Final = re.compile(rb'{"event":"epoch","time":([0-9.]+),"trial":"([^"\\]*)","attempt":([0-9]+),.*}$')
+_ROW: Final = re.compile(rb'{"event":"epoch","time":([0-9]+(?:\.[0-9]+)?),"trial":"([^"\\]*)","attempt":([0-9]+),.*}$')
 _CACHED: Final = [each.name for each in fields(Attempt) if each.name not in (*DETAILS, "load_details")]
 
 
@@ -100,6 +100,7 @@ class Fold:
         self.share: Share | None = None  # for `gpus_per_trial: auto`
         self._open: dict[tuple[bytes, bytes], _Open] = {}  # by trial and number
         self._position, self._cached_bytes = JournalPosition(), 0
+        self._digest: hashlib._Hash | None = hashlib.sha256()  # of what was read; None if it is not computed
 
     def update(self) -> "Fold":
         """Read the new lines; all lines, if the journal was replaced."""
@@ -112,9 +113,9 @@ class Fold:
         ended_here = found.st_size == position.offset and position.changed
         if ended_here and found.st_ino == position.inode and found.st_mtime_ns == position.changed:
             return self
-        if ended_here or found.st_ino != position.inode or found.st_size < position.offset:
+        if ended_here or found.st_ino != position.inode or found.st_size < position.offset or not self._has_digest():
             self._reset()
-        reader = Reader(self.path, offset=self._position.offset, lines=self._position.lines)
+        reader = Reader(self.path, offset=self._position.offset, lines=self._position.lines, digest=self._digest)
         with pause_garbage_collection():
             for first, lines in reader.blocks():
                 for number, line in enumerate(lines, start=first):
@@ -127,6 +128,13 @@ class Fold:
         if reader.offset - self._cached_bytes > max(MIN_CACHED_BYTES, reader.offset // 10):
             self._write_cache()
         return self
+
+    def _has_digest(self) -> bool:
+        """Whether the digest of what was read is known; compute that of a journal which had not changed until now."""
+        if self._digest is None:
+            self._digest = _digest(self.path, self._position.offset)
+            return self._digest.hexdigest() == self._position.digest
+        return True
 
     def _read_line(self, reader: Reader, number: int, line: bytes) -> None:
         row = _ROW.match(line)
@@ -219,7 +227,11 @@ class Fold:
     # ---- the cache
 
     def _write_cache(self) -> None:
-        """Write the fold beside the journal; if that fails, the next program reads the journal again."""
+        """Write the fold beside the journal; if that fails, the next program reads the journal again.
+
+        The digest is that of the lines as they were read: the journal may have been replaced since.
+        """
+        assert self._digest
         locations: dict[Location, int] = {}
         rows = []
         for attempt in self.attempts.values():
@@ -227,8 +239,7 @@ class Fold:
             row[_LOCATION] = locations.setdefault(attempt.location, len(locations))
             rows.append(row)
         content = {
-            "code": _code(),
-            "position": asdict(replace(self._position, digest=_digest(self.path, self._position.offset))),
+            "position": asdict(replace(self._position, digest=self._digest.hexdigest())),
             "attempts": dict(zip(_CACHED, zip(*rows, strict=True), strict=False)),
             "locations": list(locations),
             "open": [[*_key(each.attempt), [line.decode(errors="replace") for line in each.lines]]
@@ -238,20 +249,24 @@ class Fold:
             "work": self.work,
             "share": [encode(self.share)] if self.share else [],
         }  # fmt: skip
-        with suppress(OSError), atomic_write(self._cache) as file:
-            file.write(json.dumps(content, separators=(",", ":")))
+        body = json.dumps(content, separators=(",", ":")).encode()
+        with suppress(OSError), atomic_write(self._cache, "wb") as file:
+            file.write(_signature(body) + b"\n" + body)
         self._cached_bytes = self._position.offset
 
     def _restore(self) -> bool:
         """Load the cache if it is valid; returns whether it is."""
         try:
             with pause_garbage_collection():
-                cached = json.loads(self._cache.read_bytes())
+                signature, _, body = self._cache.read_bytes().partition(b"\n")
+                if signature != _signature(body):  # damaged, or of another version
+                    return False
+                cached = json.loads(body)
                 position = JournalPosition(**cached["position"])
-                if cached["code"] != _code() or not self._is_at(position):
+                if not self._is_at(position):
                     return False
                 self._fill(cached)
-        except (OSError, ValueError, TypeError, LookupError, AttributeError):  # missing, damaged, or of another version
+        except (OSError, ValueError, TypeError, LookupError, AttributeError):  # missing, or not to be restored
             return False
         self._cached_bytes = position.offset
         return True
@@ -260,7 +275,10 @@ class Fold:
         """Whether the journal is the one that was read up to this position, from which the fold can then continue."""
         found = self.path.stat()
         same = (found.st_size, found.st_ino, found.st_mtime_ns) == (position.offset, position.inode, position.changed)
-        if found.st_size < position.offset or not (same or _digest(self.path, position.offset) == position.digest):
+        if found.st_size < position.offset:
+            return False
+        self._digest = None if same else _digest(self.path, position.offset)
+        if self._digest and self._digest.hexdigest() != position.digest:
             return False
         changed = found.st_mtime_ns if found.st_size == position.offset else 0
         self._position = replace(position, inode=found.st_ino, changed=changed)
@@ -315,10 +333,15 @@ def _code() -> str:
     return digest_of([file_digest(Path(file)) for file in (__file__, *(str(each.__file__) for each in modules))])
 
 
-def _digest(path: Path, size: int) -> str:
+def _signature(body: bytes) -> bytes:
+    """Changes with the content of the cache, and with the code that wrote it."""
+    return hashlib.sha256(_code().encode() + body).hexdigest().encode()
+
+
+def _digest(path: Path, size: int) -> "hashlib._Hash":
     """Of the first bytes of a file."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(min(BLOCK_BYTES, size - file.tell())):
             digest.update(block)
-    return digest.hexdigest()
+    return digest

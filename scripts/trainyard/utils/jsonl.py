@@ -1,5 +1,6 @@
 """Files of JSON lines, one per event: appended under a lock, repaired after a crash, read as they grow."""
 
+import hashlib
 import json
 import logging
 import os
@@ -218,8 +219,10 @@ def _repair_tail(path: Path) -> None:
 class Reader:
     """Reads a growing file of JSON lines: each call of `blocks` yields the lines that were added since the last."""
 
-    def __init__(self, path: Path, *, offset: int = 0, lines: int = 0) -> None:
+    def __init__(self, path: Path, *, offset: int = 0, lines: int = 0, digest: "hashlib._Hash | None" = None) -> None:
+        """`digest` is updated with all that is read."""
         self.path, self.offset, self.lines = path, offset, lines  # bytes and lines that were read
+        self._digest = digest
         self._damaged: list[int] = []
 
     def blocks(self, *, until: int | None = None) -> Iterator[tuple[int, list[bytes]]]:
@@ -239,6 +242,8 @@ class Reader:
 
     def _taken(self, block: bytes) -> tuple[int, list[bytes]]:
         first = self.lines + 1
+        if self._digest:
+            self._digest.update(block)
         self.offset, self.lines = self.offset + len(block), self.lines + block.count(b"\n")
         return first, block.removesuffix(b"\n").split(b"\n")
 

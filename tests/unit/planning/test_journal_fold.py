@@ -202,17 +202,46 @@ def test_a_repaired_tail_is_read_on(path):
     check(Fold(path).update(), path)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"code": 1}', '{"position": {"offset": "x"}}', "\x00"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"code": 1}', b'{"position": {"offset": "x"}}', b"\x00"])
 def test_what_was_kept_and_is_damaged_does_not_count(path, content):
-    (path.parent / KEPT).write_text(content)
+    (path.parent / KEPT).write_bytes(content)
     check(Fold(path).update(), path)
 
 
-def test_what_other_code_has_kept_does_not_count(path, monkeypatch):
+@pytest.mark.parametrize(("was", "becomes"), [(b"finished", b"diverged"), (b'"seconds":[1.0', b'"seconds":[9.0'),
+                                              (b'"t0"', b'"t9"'), (b'"slots":2', b'"slots":3')])  # fmt: skip
+def test_a_cache_with_one_value_changed_does_not_count(path, was, becomes):
+    content = (path.parent / KEPT).read_bytes()
+    assert was in content
+    (path.parent / KEPT).write_bytes(content.replace(was, becomes, 1))
+    check(Fold(path).update(), path)
+
+
+def test_what_other_code_has_kept_does_not_count(path, monkeypatch, parsed):
     monkeypatch.setattr(journal_fold, "_code", lambda: "of tomorrow")
-    text = json.loads((path.parent / KEPT).read_text())
-    text["attempts"]["outcome"] = ["pending"] * 5
-    (path.parent / KEPT).write_text(json.dumps(text))
+    check(Fold(path).update(), path)
+    assert len(parsed) > len(read_journal(path)), "once for the fold, and once to check"
+
+
+def test_a_journal_that_is_replaced_before_its_fold_is_kept_is_read_again(path, monkeypatch):
+    (path.parent / KEPT).unlink()
+    write = Fold._write_cache
+
+    def replace_and_write(fold):
+        edited_in_place(path)
+        write(fold)
+
+    monkeypatch.setattr(Fold, "_write_cache", replace_and_write)
+    Fold(path).update()
+    monkeypatch.undo()
+    with Journal.opened(path) as file:
+        file.append("finished", trial="t4", attempt=1, seconds=1.0, metrics={})
+    check(Fold(path).update(), path)
+
+
+def test_a_damaged_row_stops_nothing(path):
+    with open(path, "a") as file:
+        file.write('{"event":"epoch","time":17.0.1,"trial":"t4","attempt":1,"metrics":{"epoch":4}}\n')
     check(Fold(path).update(), path)
 
 
