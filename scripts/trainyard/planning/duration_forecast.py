@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import cycle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from trainyard.config.trials import relative_cost
 from trainyard.planning.schedule import makespan
@@ -13,6 +13,8 @@ from trainyard.planning.trial_space import is_placeholder
 
 if TYPE_CHECKING:
     from trainyard.planning.duration_model import Prediction
+
+UNFINISHED: Final = (1.05, 2.0)  # assumed range of the duration of an interrupted trial, relative to what it ran
 
 
 class DurationForecast:
@@ -73,10 +75,21 @@ class DurationForecast:
 
     @cached_property
     def min_seconds(self) -> dict[str, float]:
-        """Seconds that the unfinished trials exceed with 95 % probability; empty without evidence."""
+        """Seconds that unfinished trials exceed with 95 % probability; without evidence, of interrupted ones only."""
         if self._prediction is None:
-            return {}
+            return {name: least for name in self._state.unfinished if (least := self._if_interrupted([name])[0][0])}
         return dict(zip(self._state.unfinished, self._prediction.lower_bounds().tolist(), strict=True))
+
+    @property
+    def longest_interrupted_seconds(self) -> float:
+        """What a job must have for the trials that were interrupted and cannot resume, if nothing else is known."""
+        return max(self._if_interrupted(self._state.unfinished)[1], default=0.0)
+
+    def _if_interrupted(self, names: Sequence[str]) -> tuple[list[float], list[float]]:
+        """The assumed ranges of the durations of trials that were interrupted and cannot resume; 0 for the others."""
+        seconds = [self._state.interrupted_seconds(name) for name in names]
+        least, most = ([ratio * each for each in seconds] for ratio in UNFINISHED)
+        return least, most
 
     def durations(self, names: Iterable[str]) -> list[float]:
         """Expected seconds of pending trials; without evidence, relative durations."""
@@ -120,14 +133,16 @@ class DurationForecast:
             return None
         from trainyard.planning.duration_model import predict  # numpy: not for a dry run without evidence
 
+        least, most = self._if_interrupted(names)
         drawn = cycle(name for name in known if not is_placeholder(name))  # stand in for configurations not drawn yet
         names = [next(drawn) if is_placeholder(name) else name for name in names]
         relative = self._relative_costs([*names, *known])
-        return predict(
+        prediction = predict(
             [state.trials[name] for name in names],
             [(state.trials[name], seconds) for name, seconds in known.items() if seconds],
             relative=[relative[name] for name in (*names, *known)] if relative else None,
         )
+        return prediction.longer_than(least, most) if prediction and any(least) else prediction
 
     def _relative_costs(self, names: Sequence[str]) -> dict[str, float]:
         """Relative costs by the sweep's `cost`, or else FLOPs; empty unless all are known."""

@@ -74,6 +74,14 @@ class Prediction:
         """Seconds that each trial exceeds with 95 % probability (5 % quantiles)."""
         return np.quantile(self.draws, 0.05, axis=0)
 
+    def longer_than(self, least: Sequence[float], most: Sequence[float]) -> "Prediction":
+        """The prediction if each trial takes longer than `least` seconds; where this predicts less, up to `most`."""
+        between = np.linspace(least, most, len(self.draws))
+        return Prediction(
+            np.where(self.seconds > least, self.seconds, between.mean(axis=0)),
+            np.where(self.draws > least, self.draws, between),
+        )
+
 
 def predict(
     trials: Sequence[Trial], evidence: Sequence[tuple[Trial, float]], *, relative: Sequence[float] | None = None

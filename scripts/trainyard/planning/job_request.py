@@ -105,9 +105,9 @@ class JobRequest:
         """The walltime to request without a limit."""
         if not self._forecast.pending:
             return TABLES_MINUTES
-        if self.sure_seconds is None:
-            return UNPROVEN_MINUTES
-        return math.ceil((self.sure_seconds + self._state.startup_seconds + self.margin_seconds) / 60)
+        training = self._forecast.longest_interrupted_seconds if self.sure_seconds is None else self.sure_seconds
+        minutes = math.ceil((training + self._state.startup_seconds + self.margin_seconds) / 60)
+        return max(UNPROVEN_MINUTES, minutes) if self.sure_seconds is None else minutes
 
     @property
     def walltime_minutes(self) -> int:

@@ -179,6 +179,16 @@ class SweepState:
         """Seconds in which the worker process of each slot started."""
         return [seconds for run in self.sessions for seconds in run.slot_startups]
 
+    def interrupted_seconds(self, trial: str) -> float:
+        """The longest that an attempt at a trial ran until it was interrupted; 0 if the trial can resume or has ended.
+
+        From the beginning and with the same share of a GPU, the trial takes longer.
+        """
+        if self.sweep.can_resume or self.evidence(trial):
+            return 0.0
+        tries = [each for each in self.attempts_at(trial) if each.outcome == TrialStatus.INTERRUPTED]
+        return max((each.end - each.start for each in tries if each.gpus_per_trial == self.share), default=0.0)
+
     def evidence(self, trial: str) -> Attempt | None:
         """A finished attempt with a duration, including one that `retrain` has overruled.
 

@@ -409,6 +409,44 @@ def test_trials_that_cannot_resume_are_planned_as_jobs_in_which_each_can_end(tmp
     assert resumed.request.jobs >= 4, "15 h of work on each slot"
 
 
+def interrupt(results, names, *, hours):
+    """An attempt at each of these trials that ran so long, and did not end."""
+    with Journal.opened(results / "sweeps/depth/journal.jsonl") as journal:
+        for name in names:
+            of_trial = {"trial": name, "attempt": 1}
+            journal.write({"event": "started", "time": 0.0, **of_trial})
+            journal.write({"event": "interrupted", "time": hours * 3600.0, **of_trial}, durable=True)
+
+
+def test_a_trial_that_was_interrupted_and_cannot_resume_is_known_to_take_longer(tmp_path):
+    (tmp_path / "sweeps/depth").mkdir(parents=True)
+    first = own_plan(tmp_path, limit_minutes=24 * 60)
+    assert first.request.walltime_minutes == 60
+    interrupt(tmp_path, first.forecast.pending[:2], hours=0.97)
+    assert own_plan(tmp_path, limit_minutes=24 * 60).request.walltime_minutes >= 116, "an hour would not do again"
+    assert own_plan(tmp_path, limit_minutes=24 * 60, checkpoint="*.pt").request.walltime_minutes == 60
+    assert own_plan(tmp_path, limit_minutes=90).request.too_long == []
+    short = own_plan(tmp_path, limit_minutes=60)
+    assert "2 of 8 pending trials can never end: trial" in summarize_cost(short)
+    assert "takes at least 1 h 1 min" in summarize_cost(short)
+
+
+def test_an_interrupted_trial_is_predicted_to_take_longer_than_others_that_finished(tmp_path):
+    own = own_plan(tmp_path, limit_minutes=24 * 60)
+    odd, *others = own.forecast.pending
+    interrupt(tmp_path, [odd], hours=8)
+    plan = own_plan(tmp_path, limit_minutes=24 * 60)
+    assert plan.forecast.min_seconds[odd] > 8 * 3600
+    assert plan.forecast.seconds[odd] == pytest.approx(1.525 * 8 * 3600)
+    assert max(plan.forecast.seconds[name] for name in others) < 6 * 3600
+    assert plan.request.walltime_minutes > 15 * 60
+    with Journal.opened(tmp_path / "sweeps/depth/journal.jsonl") as journal:
+        journal.append("started", trial=odd, attempt=2)
+        journal.append("finished", trial=odd, attempt=2, seconds=5 * 3600.0, metrics={})
+    again = own_plan(tmp_path, limit_minutes=24 * 60, retrain=1)
+    assert again.forecast.seconds[odd] < 6 * 3600, "it was not longer after all"
+
+
 def test_retrain_names_trials_of_the_sweep_once_these_are_known(tmp_path):
     unknown = {"deadbeef00": 1}
     plan(tmp_path, retrain=unknown).state.space.check_retrain(
