@@ -8,14 +8,15 @@ from typing import Any, Literal
 from trainyard.cli.profile import Profile
 from trainyard.cli.program_environments import describe_environment
 from trainyard.config.config import Config
-from trainyard.config.scaling import split_scale
+from trainyard.config.scaling import Scaling, split_scale
 from trainyard.config.trials import RESULT_VERSION
 from trainyard.config.weights import identifying
-from trainyard.planning.forecast import describe_scale, plan_scale, summarize_cost, summarize_plan
+from trainyard.planning.forecast import PlannedJob, describe_scale, plan_scale, summarize_cost, summarize_plan
 from trainyard.planning.memory_request import MemoryRequest, scale_memory, sweep_memory
 from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
 from trainyard.scaling.user_script import UserScript
 from trainyard.utils.files import digest_of
+from trainyard.utils.text import format_duration
 
 Wildcards = Any  # snakemake.io.Wildcards: an attribute per wildcard
 _ON_NODES = ("--ntasks-per-node=1", "--no-kill")  # options of sbatch for a sweep on several nodes
@@ -198,8 +199,24 @@ class TrainJobs:
             return what
         row = plan_scale(self._config, wildcards.name, wildcards.scale, self._results, runtime_minutes=None)
         gpus = self.nodes(wildcards) * self._ranks(wildcards)
-        limits = self._profile.limits(self.rule_of(wildcards.scale))
-        return f"{what}; {describe_scale(row)}{limits.describe(0, gpus=gpus, max_gpus=gpus)}"
+        effect = self._profile.limits(rule := self.rule_of(wildcards.scale)).describe(0, gpus=gpus, max_gpus=gpus)
+        return f"{what}; {describe_scale(row)}{effect}{self._describe_walltime(rule, study, row)}"
+
+    def _describe_walltime(self, rule: str, study: Scaling, row: PlannedJob) -> str:
+        """Why the walltime that the profile sets for a rule is not enough, or too much; "" if it suits."""
+        minutes, longest = self._profile.walltime_minutes(rule), self._profile.limit_minutes(rule)
+        if minutes is None:
+            return ""
+        walltime = format_duration(60 * minutes)
+        if minutes > longest:
+            most = format_duration(60 * longest)
+            return f"; above the limit: {walltime} of walltime, but a job may take {most} at most: set `runtime`"
+        if not row.predicted_seconds or row.predicted_seconds <= 60 * minutes:
+            return ""
+        if study.script is not None and study.checkpoint is None:
+            return f"; longer than the walltime of {walltime}, and it cannot resume: set `runtime`"
+        jobs = math.ceil(row.predicted_seconds / (60 * minutes))
+        return f"; at least {jobs} jobs one after another, which `retries` must allow, with a walltime of {walltime}"
 
     def cpus(self, wildcards: Wildcards) -> int:
         """CPUs per node."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Final
 
+from snakemake_interface_common.exceptions import WorkflowError
+
 from trainyard.cli.job_limits import JobLimits, find_limits
 from trainyard.cluster.slurm_queries import (
     Partition,
@@ -36,8 +38,7 @@ class Profile:
     ) -> None:
         self._defaults, self._set = default_resources or {}, set_resources or {}
         self._executor = executor  # its settings, which Snakemake sets after it has read the Snakefile
-        self.gpu_type, self.runtime_minutes = self.default("gpu_type"), self.default("runtime")
-        self.has_scheduler = bool(self.runtime_minutes)
+        self.gpu_type, self.has_scheduler = self.default("gpu_type"), bool(self.default("runtime"))
 
     def default(self, name: str) -> str:
         """A resource of `default-resources`; "" if it is not there."""
@@ -81,6 +82,17 @@ class Profile:
         settings.status_command = "squeue"
 
     # ---- partitions
+
+    def walltime_minutes(self, rule: str = "") -> float | None:
+        """The walltime that is set for a rule, or else for all jobs; None if it is not known before a job runs."""
+        resource: Any = self._set.get(rule, {}).get("runtime") or self._defaults.get("runtime")
+        if (text := _text(resource)).isdigit():
+            return float(text)
+        try:  # an expression, such as `60 * attempt`
+            context = {"input": [], "attempt": 1, "threads": 1, "rulename": rule, "async_run": None}
+            return float(resource.evaluate(None, **context).value)
+        except (WorkflowError, ValueError, TypeError, AttributeError):
+            return None
 
     def limit_minutes(self, rule: str) -> float:
         """The longest walltime that a job of a rule can request; infinite without a scheduler, or if it is unknown."""

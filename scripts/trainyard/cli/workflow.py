@@ -168,12 +168,12 @@ class Workflow:
         if not self._profile.has_scheduler:
             return ""
         rules = {self.sweep.rule_of(name) for name in self.config.sweeps}
-        options = f"--runtime-minutes {self._profile.runtime_minutes}"
         limits = {
+            "--runtime-minutes": self._profile.walltime_minutes() or math.inf,
             "--limit-minutes": min(map(self._profile.limit_minutes, rules), default=math.inf),
             "--limit-gpus": min((self._profile.limits(rule).gpus for rule in rules), default=math.inf),
         }
-        return " ".join([options, *(f"{name} {value:g}" for name, value in limits.items() if math.isfinite(value))])
+        return " ".join(f"{name} {value:g}" for name, value in limits.items() if math.isfinite(value))
 
     def cpu_hardware(self, wildcards: Wildcards) -> str:
         """Nodes and GPUs of a job without GPUs, for messages."""

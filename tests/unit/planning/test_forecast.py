@@ -2,9 +2,12 @@
 
 import io
 import json
+import re
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from snakemake.resources import Resources
 from trainyard.cli import profile
 from trainyard.cli.workflow import Workflow
 from trainyard.cluster.slurm_queries import parse_partition
@@ -139,6 +142,34 @@ def test_a_partitions_limit_becomes_retries_enough_and_options_of_the_plan(tmp_p
     moved = Workflow(CONFIG, results=tmp_path, default_resources=defaults, set_resources=long)
     assert moved.sweep.retries() is None
     assert moved.plan_options(None) == "--runtime-minutes 60 --limit-minutes 1440", "the partition of the rule"
+
+
+SCRIPT = {"script": "train.py", "scales": ["1x1", "1x4"]}
+
+
+@pytest.mark.parametrize(("study", "runtime", "words"), [
+    ({}, 120, ""),
+    ({}, 40, "; at least 2 jobs one after another, which `retries` must allow, with a walltime of 40 min 0 s"),
+    (SCRIPT, 40, "; longer than the walltime of 40 min 0 s, and it cannot resume: set `runtime`"),
+    (SCRIPT | {"checkpoint": "*.pt"}, 40, "; at least 2 jobs one after another, which `retries` must allow, with a "
+                                          "walltime of 40 min 0 s"),
+    ({}, 180, "; above the limit: 3 h 0 min of walltime, but a job may take 2 h 0 min at most: set `runtime`"),
+])  # fmt: skip
+def test_a_scale_that_its_walltime_does_not_suit_says_so(tmp_path, monkeypatch, study, runtime, words):
+    monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition("gpu*|up|2:00:00|1|8|1000|gpu:4|(null)")])
+    config = CONFIG if not study else {"scaling": {"s": study}}
+    trained(tmp_path, "1x1", gpus=1, seconds=3600 if study else 4 * 3600, epochs=1)
+    yard = Workflow(config, results=tmp_path, default_resources={"runtime": Resource(runtime)})
+    said = yard.train.summary(SimpleNamespace(name="s", scale="1x4"))
+    assert re.sub(r".*GPU-hours( \(costs [0-9.]+\))?", "", said) == words
+
+
+def test_a_walltime_that_is_an_expression_is_that_of_the_first_attempt(tmp_path, monkeypatch):
+    monkeypatch.setattr(profile, "list_partitions", list)
+    defaults = dict(Resources.parse(["runtime=90 * attempt"], allow_expressions=True))
+    assert Workflow(CONFIG, results=tmp_path, default_resources=defaults).plan_options(None) == "--runtime-minutes 90"
+    defaults = dict(Resources.parse(["runtime=input.size_mb"], allow_expressions=True))
+    assert Workflow(CONFIG, results=tmp_path, default_resources=defaults).plan_options(None) == ""
 
 
 def test_a_partition_file_limits_the_walltime_and_the_memory(tmp_path, monkeypatch):
