@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from trainyard.cluster import host
 from trainyard.cluster.slurm_limits import Limits, first_limit, list_limits
@@ -17,6 +17,7 @@ class JobLimits:
     """The limits on one job, in Slurm's order of precedence; the first level that has a limit counts."""
 
     levels: tuple[Limits, ...] = ()
+    gpu_type: str = ""  # that the job requests; "" for any
 
     @property
     def minutes(self) -> float:
@@ -26,14 +27,19 @@ class JobLimits:
     @property
     def gpus(self) -> float:
         """The most GPUs on all nodes; infinite without a limit. A job with more would wait forever."""
-        return first_limit(self.levels, _gpus)[0]
+        return self._find_gpus()[0]
+
+    def _find_gpus(self) -> tuple[float, str]:
+        """The most GPUs, by the limit on all types or by that on the requested type, and its origin."""
+        names = ["gres/gpu", *([f"gres/gpu:{self.gpu_type}"] if self.gpu_type else [])]
+        return min(first_limit(self.levels, partial(_amount, name=name)) for name in names)
 
     def describe(self, minutes: float, *, gpus: int, max_gpus: int) -> str:
         """How the limits affect a job that needs `minutes`, and requests `gpus` of at most `max_gpus`; "" for not."""
         return "".join(f"; {text}" for text in self._effects(minutes, gpus, max_gpus))
 
     def _effects(self, minutes: float, gpus: int, max_gpus: int) -> Iterator[str]:
-        (longest, of_time), (most, of_gpus) = (first_limit(self.levels, value) for value in (_minutes, _gpus))
+        (longest, of_time), (most, of_gpus) = first_limit(self.levels, _minutes), self._find_gpus()
         if minutes > longest:
             yield f"limited by {of_time}: {format_duration(60 * longest)} of walltime"
         if gpus > most:
@@ -46,18 +52,18 @@ def _minutes(limits: Limits) -> float:
     return limits.walltime_minutes
 
 
-def _gpus(limits: Limits) -> float:
-    """The strictest limit on the GPUs of a job, of whichever type: per job, or of all running jobs together."""
-    amounts = [*limits.job_resources.items(), *limits.total_resources.items()]
-    return min((amount for name, amount in amounts if name == "gres/gpu"), default=math.inf)
+def _amount(limits: Limits, name: str) -> float:
+    """The strictest limit on a resource: per job, or of all running jobs together."""
+    return min(each.get(name, math.inf) for each in (limits.job_resources, limits.total_resources))
 
 
 @cache
-def find_limits(account: str, qos: str, partition: str) -> JobLimits:
+def find_limits(account: str, qos: str, partition: str, gpu_type: str = "") -> JobLimits:
     """The limits on this user's jobs; none away from a cluster, without accounting, or in a job, which submits none."""
     if "SLURM_JOB_ID" in os.environ:
         return JobLimits()
     try:
-        return JobLimits(tuple(list_limits(host.user_name(), account=account, qos=qos, partition=partition)))
+        levels = list_limits(host.user_name(), account=account, qos=qos, partition=partition)
+        return JobLimits(tuple(levels), gpu_type)
     except (UserError, ValueError):
         return JobLimits()

@@ -112,7 +112,7 @@ class Profile:
             return JobLimits()
         default = next((each.name for each in self._partitions if each.default), "")
         partition = (self.setting(rule, "slurm_partition") or default).split(",")[0]
-        return find_limits(self.setting(rule, "slurm_account"), self.setting(rule, "qos"), partition)
+        return find_limits(self.setting(rule, "slurm_account"), self.setting(rule, "qos"), partition, self.gpu_type)
 
     def node_memory(self, rule: str, gpus: int) -> NodeMemory:
         """The memory of the nodes with enough GPUs of the right type in the partition of a rule."""

@@ -226,7 +226,9 @@ def summarize_plan(plan: Plan) -> str:
     requested = f"{count_of(slots.count, 'slot')} of {_describe_slot(plan)}"
     nodes = f" on {slots.nodes} nodes" if slots.nodes > 1 else ""
     limit = state.sweep.slots
-    chosen = f" ({state.sweep.goal}, of at most {limit.count})" if limit.auto else ""
+    most = f"of at most {limit.count}"
+    among = f"which none {most} is sure to meet" if plan.request.misses_deadline else most
+    chosen = f" ({state.sweep.goal}, {among})" if limit.auto else ""
     measured = state.measured
     why = f"; {measured.why}" if measured and measured.why and measured.gpus_per_trial == slots.share else ""
     return f"sweep {state.name}: {what}; requests {requested}{nodes}{chosen}; {_describe_prediction(plan)}{why}"

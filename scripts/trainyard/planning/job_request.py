@@ -51,6 +51,14 @@ class JobRequest:
         deadline = sweep.deadline_seconds if self._forecast.seconds else None
         return choose_option(self.options, sweep.goal, deadline=deadline, max_seconds=self._max_seconds).slots
 
+    @property
+    def misses_deadline(self) -> bool:
+        """Whether the goal is a deadline that no number of GPUs or CPUs is sure to meet."""
+        deadline = self._state.sweep.deadline_seconds
+        if deadline is None or not self._samples:
+            return False
+        return self._state.startup_seconds + _quantile(self._samples, WALLTIME_QUANTILE) > deadline
+
     @cached_property
     def options(self) -> list[GpuOption]:
         """Numbers of GPUs or CPUs that can be requested; without evidence, with relative durations.

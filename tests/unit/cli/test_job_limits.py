@@ -18,6 +18,14 @@ def test_the_first_level_with_a_limit_decides():
     assert (JobLimits().minutes, JobLimits().gpus) == (math.inf, math.inf)
 
 
+def test_a_limit_on_a_type_of_gpus_counts_for_jobs_that_request_it():
+    typed = (Limits(origin="QOS a", job_resources={"gres/gpu:a100": 2}), *LEVELS)
+    assert [JobLimits(typed, kind).gpus for kind in ("", "a100", "h100")] == [4, 2, 4]
+    assert JobLimits(typed, "a100").describe(60, gpus=4, max_gpus=4) == (
+        "; above the limit of QOS a: 2 GPUs, so that Slurm would never start it"
+    )
+
+
 def test_only_limits_that_affect_a_request_are_described():
     limits = JobLimits(LEVELS)
     assert limits.describe(120, gpus=4, max_gpus=4) == ""

@@ -334,6 +334,9 @@ def test_slots_are_chosen_once_there_is_evidence_and_before_it_by_cost(tmp_path)
     finish(tmp_path, *[name for name in names if name in plan(tmp_path).state.trials], seconds_per_block=100)
     known = plan(tmp_path, **limit, goal="deadline 5h")
     assert known.request.predicted_range[1] + known.state.startup_seconds <= 5 * 3600
+    assert "(deadline 9h, of at most 20)" in summarize_plan(plan(tmp_path, **limit, goal="deadline 9h"))
+    impossible = summarize_plan(plan(tmp_path, **limit, goal="deadline 1h"))
+    assert "(deadline 1h, which none of at most 20 is sure to meet)" in impossible
     cheaper = [
         option
         for option in known.request.options
