@@ -1,49 +1,81 @@
 """Parses the saved output of commands again after a change of `metrics` in the config."""
 
 import logging
+from dataclasses import replace
 
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import metrics_digest
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal import Journal, Reread
 from trainyard.planning.sweep_state import SweepState
-from trainyard.programs.metrics import ParsedOutput, find_divergence, parse_saved_output
+from trainyard.programs.metrics import ParsedOutput, find_divergence, latest_saved_metrics, parse_saved_output
 
 log = logging.getLogger(__name__)
 
 
 def reread_outputs(journal: Journal, state: SweepState) -> None:
     """Apply the current `metrics` to the saved outputs, without running anything."""
-    digest, warnings, readable = metrics_digest(state.sweep.metrics), dict[str, str](), 0
+    warnings, readable = dict[str, str](), 0
     for attempt in state.to_reread:
-        output = state.output_of(attempt)
-        parsed = parse_saved_output(state.sweep.metrics, output.parent, output, seconds=attempt.seconds or 0.0)
+        parsed = _parse(state, attempt)
         readable += not parsed.missing
         if parsed.warning:
             warnings.setdefault("pattern", f"trial {attempt.trial}: {parsed.warning}")
         if parsed.missing and attempt.outcome != TrialStatus.UNREADABLE:
             warnings.setdefault(
                 "kept",
-                f"trial {attempt.trial}, read again: {parsed.missing}; see {output}. The metrics that were read "
-                "before are kept, also those of similar trials",
+                f"trial {attempt.trial}, read again: {parsed.missing}; see {state.output_of(attempt)}. The metrics "
+                "that were read before are kept, also those of similar trials",
             )
             continue
         outcome, error = _judge(state, attempt, parsed)
-        if (outcome, error, digest) != (attempt.outcome, attempt.error, attempt.metrics_digest):
-            journal.record(
-                Reread(
-                    trial=attempt.trial,
-                    attempt=attempt.number,
-                    outcome=outcome,
-                    error=error,
-                    rows=parsed.rows,
-                    metrics=parsed.metrics,
-                    heard=digest,
-                )
-            )
+        is_same = attempt.metrics_digest == metrics_digest(state.sweep.metrics)
+        if not is_same or (outcome, error) != (attempt.outcome, attempt.error):
+            _record(journal, state, attempt, parsed, outcome=outcome, error=error)
+            for earlier in state.continued_by(attempt) if not is_same else ():
+                _reread_rows(journal, state, earlier)
     for warning in warnings.values():
         log.warning("%s", warning)
     log.info("%d of %d saved outputs could be read again; no trial was run", readable, len(state.to_reread))
+
+
+def _reread_rows(journal: Journal, state: SweepState, attempt: Attempt) -> None:
+    """Read the epochs of an attempt that a later one has continued. Its file of metrics is that of the later one."""
+    metrics = state.sweep.metrics
+    if metrics and metrics.patterns and state.output_of(attempt).exists():
+        parsed = replace(_parse_own(state, attempt), metrics={})  # without a result
+        _record(journal, state, attempt, parsed, outcome=attempt.outcome, error=attempt.error)
+
+
+def _record(
+    journal: Journal, state: SweepState, attempt: Attempt, parsed: ParsedOutput, *, outcome: str, error: str
+) -> None:
+    journal.record(
+        Reread(
+            trial=attempt.trial,
+            attempt=attempt.number,
+            outcome=outcome,
+            error=error,
+            rows=parsed.rows,
+            metrics=parsed.metrics,
+            heard=metrics_digest(state.sweep.metrics),
+        )
+    )
+
+
+def _parse(state: SweepState, attempt: Attempt) -> ParsedOutput:
+    """The output of an attempt; with the metrics of those that it continued if nothing was left to do for it."""
+    parsed, metrics = _parse_own(state, attempt), state.sweep.metrics
+    earlier = [each for each in map(state.output_of, state.continued_by(attempt)) if each.exists()]
+    latest = latest_saved_metrics(metrics, state.output_of(attempt).parent, earlier) if parsed.missing else {}
+    return replace(parsed, metrics=latest, missing="") if latest else parsed
+
+
+def _parse_own(state: SweepState, attempt: Attempt) -> ParsedOutput:
+    output, resumed = state.output_of(attempt), attempt.resumed is not None
+    return parse_saved_output(
+        state.sweep.metrics, output.parent, output, seconds=attempt.seconds or 0.0, resumed=resumed
+    )
 
 
 def _judge(state: SweepState, attempt: Attempt, parsed: ParsedOutput) -> tuple[TrialStatus, str]:

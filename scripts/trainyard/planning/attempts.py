@@ -100,7 +100,7 @@ def _apply(attempt: Attempt, event: TrialEvent) -> None:
             attempt.epochs, attempt.metrics, attempt.metrics_digest = event.rows, event.metrics, event.heard
         case Epoch(metrics=row):
             attempt.end = event.time
-            merge_row(attempt.epochs, row)
+            merge_row(attempt.epochs, row, resumed=attempt.resumed is not None)
             attempt.epoch_times.setdefault(row.get("epoch", len(attempt.epochs)), event.time)
         case Halved():
             attempt.end, attempt.is_halved = event.time, True

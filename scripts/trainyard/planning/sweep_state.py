@@ -119,14 +119,24 @@ class SweepState:
         """The file with the output of a user's program."""
         return self.folder / "trials" / folder_name(attempt.trial, attempt.generation) / output_name(attempt.number)
 
+    def continued_by(self, attempt: Attempt) -> list[Attempt]:
+        """The attempts that an attempt has continued from a checkpoint, the latest first."""
+        before = [each for each in self.attempts_at(attempt.trial)
+                  if each.number < attempt.number and each.generation == attempt.generation]  # fmt: skip
+        return before[::-1] if attempt.resumed else []
+
     @cached_property
     def to_reread(self) -> list[Attempt]:
         """Ended attempts whose kept output must be read again: it had no metrics, or the `metrics` rules have changed.
 
-        This includes attempts that diverged at their end by a metric that is no longer monitored.
+        This includes attempts that diverged at their end by a metric that is no longer monitored. A file of metrics is
+        that of the last attempt.
         """
         ended = [self.end(name) for name in self.trials if self.sweep.command]
-        return [each for each in ended if each and self._is_outdated(each) and self.output_of(each).exists()]
+        has_file = self.sweep.metrics is not None and self.sweep.metrics.file is not None
+        return [each for each in ended
+                if each and self._is_outdated(each) and self.output_of(each).exists()
+                and not (has_file and each is not self.last_attempt(each.trial))]  # fmt: skip
 
     def _is_outdated(self, end: Attempt) -> bool:
         if end.outcome == TrialStatus.UNREADABLE or end.metrics_digest != metrics_digest(self.sweep.metrics):

@@ -29,11 +29,10 @@ from trainyard.config.user_programs import (
     metrics_digest,
 )
 from trainyard.programs.environment import program_environment, thread_variables
-from trainyard.programs.metrics import MetricsCollector, parse_saved_output
+from trainyard.programs.metrics import MetricsCollector, latest_saved_metrics
 from trainyard.programs.output_file import OutputFile
 from trainyard.programs.output_lines import LineSplitter
 from trainyard.programs.process import FolderClaim, ProcessGuard
-from trainyard.programs.row_limiter import Row
 from trainyard.programs.trial_messages import EpochReported, ProgramOutput, TrialEnded, timeout_error
 from trainyard.utils.errors import UserError
 from trainyard.utils.stop_notice import StopNotice
@@ -89,7 +88,8 @@ def run_command(trial: CommandTrial, guard: ProcessGuard) -> Generator[EpochRepo
         exit_code = program.end()
     tail, metrics = program.tail(), collector.latest
     if status is TrialStatus.FINISHED:
-        metrics = _earlier_metrics(trial) if collector.missing else metrics
+        if collector.missing:  # an earlier attempt was ended after its last checkpoint: nothing was left to do
+            metrics = latest_saved_metrics(trial.metrics, trial.folder, trial.earlier_outputs)
         status, reason = _judge_exit(exit_code, tail, missing_metrics="" if metrics else collector.missing)
     is_judged = status in (TrialStatus.FINISHED, TrialStatus.STOPPED) or failed_by_itself(reason)
     return TrialEnded(
@@ -101,12 +101,6 @@ def run_command(trial: CommandTrial, guard: ProcessGuard) -> Generator[EpochRepo
         warning=collector.take_warning(),
         program=ProgramOutput(exit_code, str(trial.output), tail, metrics_digest(trial.metrics)),
     )
-
-
-def _earlier_metrics(trial: CommandTrial) -> Row:
-    """What earlier attempts reported, if the last one was ended after its last checkpoint: nothing was left to do."""
-    read = (parse_saved_output(trial.metrics, trial.folder, each, seconds=0.0) for each in trial.earlier_outputs)
-    return next((each.metrics for each in read if each.metrics), {})
 
 
 def _check_limits(trial: CommandTrial, began: float) -> tuple[TrialStatus, str]:

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,11 +13,12 @@ CHECKED_BYTES: Final = 4096  # at both ends of what was read: if they change, th
 
 
 class JsonMetricsFile:
-    """A `.json` file: one row, which the program overwrites, or a growing list of rows."""
+    """A `.json` file: one row, which the program overwrites, or a list of rows, which grows or is written anew."""
 
     def __init__(self, path: Path) -> None:
         self.error = ""  # why a part of the file cannot be read
-        self._path, self._content, self._row_count = path, b"", 0
+        self._path, self._content = path, b""
+        self._rows: list[dict[str, Any]] = []  # at the last call
         self._state: tuple[int, ...] = ()
 
     def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
@@ -37,9 +39,11 @@ class JsonMetricsFile:
                 self.error = f"{self._path} cannot be read as json: {error}"
             return []
         self._content = content
-        new = rows if isinstance(parsed, dict) else rows[self._row_count :]
-        self._row_count = len(rows)
-        return new
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(self._rows, rows, strict=False))
+        known = sum(1 for _ in same)
+        is_changed = known < len(self._rows) and isinstance(parsed, list)  # then numbers do not go on
+        self._rows = rows
+        return [({"epoch": place} if is_changed else {}) | row for place, row in enumerate(rows[known:], known + 1)]
 
 
 class LineMetricsFile:

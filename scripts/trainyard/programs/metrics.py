@@ -106,8 +106,13 @@ class ParsedOutput:
     warning: str = ""
 
 
-def parse_saved_output(metrics: Metrics | None, folder: Path, output: Path, *, seconds: float) -> ParsedOutput:
-    """The metrics of a program that ran for `seconds`, parsed again from its saved files."""
+def parse_saved_output(
+    metrics: Metrics | None, folder: Path, output: Path, *, seconds: float, resumed: bool = False
+) -> ParsedOutput:
+    """The metrics of a program that ran for `seconds`, parsed again from its saved files.
+
+    `resumed` is as in `merge_row`.
+    """
     if metrics is None:
         return ParsedOutput()
     collector = MetricsCollector(metrics, folder, resumes=True, burst=math.inf)
@@ -120,9 +125,15 @@ def parse_saved_output(metrics: Metrics | None, folder: Path, output: Path, *, s
         collector.add_line(line)
     rows = list[Row]()
     for row in collector.new_rows(final=True):
-        merge_row(rows, row)
+        merge_row(rows, row, resumed=resumed)
     rows = thin_rows(rows, int(BURST_ROWS + seconds * ROWS_PER_SECOND))
     return ParsedOutput(rows, collector.latest, collector.missing, collector.take_warning())
+
+
+def latest_saved_metrics(metrics: Metrics | None, folder: Path, outputs: Iterable[Path]) -> Row:
+    """The metrics in the first of these saved outputs that has any; {} if none has."""
+    read = (parse_saved_output(metrics, folder, output, seconds=0.0) for output in outputs)
+    return next((each.metrics for each in read if each.metrics), {})
 
 
 _NOT_A_NUMBER: Final = object()
@@ -155,9 +166,16 @@ def find_divergence(metrics: Mapping[str, Any], names: Iterable[str]) -> str:
     return f"{bad[0]} became NaN or infinite" if bad else ""
 
 
-def merge_row(epochs: list[dict[str, Any]], row: dict[str, Any]) -> None:
-    """Append a row; if it is of the last epoch, its values replace that epoch's."""
-    if epochs and "epoch" in row and epochs[-1].get("epoch") == row["epoch"]:
+def merge_row(epochs: list[dict[str, Any]], row: dict[str, Any], *, resumed: bool = False) -> None:
+    """Append a row; if it is of the last epoch, its values replace that epoch's.
+
+    The file of a program that `resumed` may still have rows of the attempt before, beyond the checkpoint. Once the
+    program repeats one of their epochs, they are dropped from there on.
+    """
+    epoch = row.get("epoch")
+    while resumed and epoch is not None and epochs and epochs[-1].get("epoch", epoch) > epoch:
+        del epochs[-1]
+    if epochs and epoch is not None and epochs[-1].get("epoch") == epoch:
         epochs[-1] = epochs[-1] | row
     else:
         epochs.append(row)

@@ -67,6 +67,13 @@ class ReportedRows:
         except StorageError as error:
             log.warning("a row of metrics is not kept for a later launch: %s", error)
 
+    def add_kept(self, rows: Iterable[Row]) -> None:
+        """Record rows that the metrics file already has at a launch, unless earlier launches reported their epochs."""
+        known = max((row["epoch"] for _, earlier in _launches(self._events) for row in earlier), default=-math.inf)
+        for row in rows:
+            if (row["epoch"] or 0) > known:
+                self._append("kept", row=row)
+
     def _append(self, event: str, **fields: Any) -> None:
         assert self._log is not None
         self._events.append({"event": event, "time": time.time(), **fields})
@@ -85,7 +92,10 @@ class ReportedRows:
     def parse_outputs(self, metrics: Metrics | None, *, seconds: float) -> tuple[list[Row], str]:
         """The rows in the saved outputs, parsed again, and why there are none, or "". `seconds`: of all launches."""
         outputs = [*self._earlier_outputs(), self.output]
-        parsed = [parse_saved_output(metrics, self._folder, output, seconds=seconds) for output in outputs]
+        parsed = [
+            parse_saved_output(metrics, self._folder, output, seconds=seconds, resumed=place > 0)
+            for place, output in enumerate(outputs)
+        ]
         for each in parsed:
             if each.warning:
                 log.warning("%s", each.warning)
@@ -105,6 +115,9 @@ def _launches(events: Iterable[Event]) -> Iterator[tuple[float, list[dict[str, A
     for event in events:
         if event["event"] == "launched":
             found.append((event["time"], []))
+        elif event["event"] == "kept" and found:  # of the launch before, which ended before it could be recorded
+            began, rows = found[-2:][0]
+            merge_row(rows, {**event["row"], "_time": rows[-1]["_time"] if rows else began})
         elif found:
             merge_row(found[-1][1], {**event["row"], "_time": event["time"]})
     for began, rows in found:

@@ -217,6 +217,7 @@ class UserScript:
         Returns the exit code, why the command was ended, and why it reported no metrics, or "".
         """
         reported = MetricsCollector(self._study.metrics, self._out, resumes=resumed, hold_first_row=False)
+        self._reported.add_kept(reported.new_rows())
         grace = self._study.grace_seconds
         try:
             process = ProcessGuard().start(

@@ -68,6 +68,25 @@ def test_a_json_file_is_one_row_or_a_growing_list(tmp_path):
     assert found.new_rows() == [{"epoch": 3, "acc": 3}]
 
 
+def test_a_list_that_is_written_anew_reports_the_rows_that_changed(tmp_path):
+    found, path = reported(tmp_path, file="m.json"), tmp_path / "m.json"
+    path.write_text('[{"acc": 1}, {"acc": 2}, {"acc": 3}]')
+    assert [row["acc"] for row in found.new_rows()] == [1, 2, 3]
+    path.write_text('[{"acc": 1}, {"acc": 4}]')  # resumed after the first one
+    assert found.new_rows() == [{"epoch": 2, "acc": 4}]
+    path.write_text('[{"acc": 1}, {"acc": 5}]')  # the last epoch runs on
+    assert found.new_rows(final=True) == [{"epoch": 2, "acc": 5}]
+
+
+def test_rows_that_a_resumed_program_repeats_replace_those_in_its_file(tmp_path):
+    output, lines = tmp_path / "output-2.log", [(1, 0.1), (2, 0.2), (3, 0.3), (2, 0.7), (3, 0.8), (4, 0.9)]
+    (tmp_path / "m.csv").write_text("epoch,acc\n" + "".join(f"{epoch},{acc}\n" for epoch, acc in lines))
+    output.touch()
+    read = functools.partial(parse_saved_output, Metrics(file="m.csv"), tmp_path, output, seconds=1)
+    assert [row["epoch"] for row in read().rows] == [1, 2, 3, 2, 3, 4], "an epoch of each fold, for example"
+    assert read(resumed=True).rows == [{"epoch": e, "acc": a} for e, a in [lines[0], *lines[3:]]]
+
+
 def test_rows_of_an_earlier_attempt_count_only_if_it_is_resumed(tmp_path):
     (tmp_path / "m.jsonl").write_text('{"acc": 1}\n')
     assert MetricsCollector(Metrics(file="m.jsonl"), tmp_path, resumes=True).new_rows() == [{"epoch": 1, "acc": 1}]

@@ -36,6 +36,25 @@ def test_a_resumed_launch_replaces_the_epochs_that_it_repeats(tmp_path, clock):
     assert reported.parse_outputs(METRICS, seconds=60) == (rows, "")
 
 
+def test_rows_that_the_file_of_a_resumed_script_still_has_count_once(tmp_path, clock):
+    launch(tmp_path, 1, 2, 3, resumes=False)  # launched at 0, reported at 10, 20 and 30
+    reported = ReportedRows(tmp_path)
+    with reported.launch(resumes=True):  # at 40
+        reported.add_kept([{"epoch": epoch, "val_loss": 0.5} for epoch in (1, 2, 3, 4)])  # the last one at 50
+        reported.add({"epoch": 4, "val_loss": 0.1})
+        reported.add({"epoch": 5, "val_loss": 0.1})
+    found = reported.report(ended=85.0)
+    assert [(row["epoch"], row["val_loss"]) for row in found.rows] == [
+        *((e, 0.5) for e in (1, 2, 3)),
+        (4, 0.1),
+        (5, 0.1),
+    ]
+    assert found.seconds == 30 + 45, "the first launch took time, too"
+    with reported.launch(resumes=True):
+        reported.add_kept([{"epoch": 6, "val_loss": 0.1}])
+    assert [row["epoch"] for row in reported.report(ended=200.0).rows] == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_launch_from_the_beginning_forgets_those_before_it(tmp_path, clock):
     launch(tmp_path, 1, 2, resumes=False)
     launch(tmp_path, 3, resumes=True)

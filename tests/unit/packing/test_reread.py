@@ -1,0 +1,71 @@
+"""Corrected `metrics` apply to the kept output of all attempts, also of those that a later one continued."""
+
+import pytest
+from trainyard.config.load import check_config
+from trainyard.config.trial_status import TrialStatus
+from trainyard.packing.reread import reread_outputs
+from trainyard.planning.journal import Ended, Journal, Resumed, Started
+from trainyard.planning.plan import plan_sweep
+from trainyard.programs.command import CheckpointFile
+
+# The second attempt resumes from epoch 2.
+OUTPUTS = ("epoch 1 acc=0.1\nepoch 2 acc=0.2\nepoch 3 acc=0.3\n", "epoch 3 acc=0.5\nepoch 4 acc=0.6\n")
+PATTERN = r"epoch (?P<epoch>\d+) acc=(?P<acc>{number})"
+
+
+def state_with(results, **metrics):
+    sweep = {"command": "python3 p.py", "checkpoint": "*.pt", "resume": "{resume_from}", "metrics": metrics}
+    return plan_sweep(check_config({"sweeps": {"s": sweep}}), "s", results).state
+
+
+def swept(results, *outputs, **metrics):
+    """A sweep of a trial whose first attempt was interrupted and continued by the second; returns its identity."""
+    state = state_with(results, **metrics)
+    (trial,) = state.trials
+    with Journal.opened(results / "sweeps/s/journal.jsonl") as journal:
+        first, second = {"trial": trial, "attempt": 1}, {"trial": trial, "attempt": 2}
+        started = journal.record(Started(**first))
+        journal.record(Ended(**first, status=TrialStatus.INTERRUPTED))
+        journal.record(Started(**second))
+        kept = CheckpointFile("c.pt", int(started.time * 1e9) + 1_000_000, 1)
+        journal.record(Resumed(**second, checkpoint=kept._asdict()))
+        journal.record(Ended(**second, status=TrialStatus.UNREADABLE, error="it reported no metrics", seconds=9.0))
+    for number, text in enumerate(outputs, 1):
+        path = results / "sweeps/s/trials" / trial / f"output-{number}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return trial
+
+
+def reread(results, **metrics):
+    """The state after the outputs were read again."""
+    with Journal.opened(results / "sweeps/s/journal.jsonl") as journal:
+        reread_outputs(journal, state_with(results, **metrics))
+    return state_with(results, **metrics)
+
+
+def test_the_epochs_of_continued_attempts_are_read_again_too(tmp_path):
+    trial = swept(tmp_path, *OUTPUTS, pattern="acc:(?P<acc>{number})")
+    state = reread(tmp_path, pattern=PATTERN)
+    result = state.result(trial)
+    assert result.metrics == {"acc": 0.6}
+    assert state.epochs_of(result) == [{"epoch": e, "acc": a} for e, a in [(1, 0.1), (2, 0.2), (3, 0.5), (4, 0.6)]]
+    assert [each.outcome for each in state.attempts_at(trial)] == [TrialStatus.INTERRUPTED, TrialStatus.FINISHED]
+    assert not state.to_reread
+
+
+def test_a_program_with_nothing_left_to_do_has_the_metrics_of_the_attempt_that_it_continued(tmp_path):
+    trial = swept(tmp_path, OUTPUTS[0], "nothing left to do\n", pattern="acc:(?P<acc>{number})")
+    assert reread(tmp_path, pattern=PATTERN).result(trial).metrics == {"acc": 0.3}
+
+
+@pytest.mark.parametrize("repeated", [OUTPUTS[1], ""], ids=["appends", "has nothing left to do"])
+def test_a_file_that_a_resumed_program_appends_to_has_each_epoch_once(tmp_path, repeated):
+    trial = swept(tmp_path, "", "", file="wrong.csv")
+    rows = [line.split() for line in (OUTPUTS[0] + repeated).splitlines()]
+    text = "".join(f"{row[1]},{row[2][4:]}\n" for row in rows)
+    (tmp_path / "sweeps/s/trials" / trial / "m.csv").write_text("epoch,acc\n" + text)
+    state = reread(tmp_path, file="m.csv")
+    epochs = state.epochs_of(state.result(trial))
+    assert [row["epoch"] for row in epochs] == list(range(1, len(epochs) + 1))
+    assert epochs[-1]["acc"] == (0.6 if repeated else 0.3)
