@@ -18,6 +18,10 @@ own end, Snakemake would wait for the time of the next check.
 
 Without accounting, the plugin would wait for a job forever, unless its jobs are followed with squeue.
 
+A job whose program ended in an error that it would meet again is not submitted again.
+
+Jobs read the config from the results: the files of --configfile may be edited meanwhile, or be on no node.
+
 The plugin starts Snakemake twice in each job: one that only starts a step, and in the step the one that runs the rule.
 Here, the job's script starts the step itself.
 """
@@ -37,6 +41,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
+from trainyard.cli.command_line import final_mark
 from trainyard.cli.profile import Profile
 from trainyard.cluster import job_script
 from trainyard.cluster.user_jobs import LiveJob, final_state, list_live_jobs
@@ -52,14 +57,20 @@ POLL_SECONDS: Final = 0.5  # between looks at the output files of jobs
 END_SECONDS: Final = 1.5  # from the last output file of a job until Slurm reports its end
 
 
-def register() -> None:
-    """Make `executor: slurm` use this executor, and a requeued job append to its log."""
+def register(config_file: Path | None = None) -> None:
+    """Make `executor: slurm` use this executor, and a requeued job append to its log.
+
+    Jobs read `config_file` in place of those of the command line; with None, they read the same.
+    """
+    SlurmExecutor.config_file = config_file
     os.environ.setdefault("SBATCH_OPEN_MODE", "append")
     ExecutorPluginRegistry().get_plugin("slurm").executor = SlurmExecutor
 
 
 class SlurmExecutor(Executor):  # type: ignore[misc]
     """Submits jobs to Slurm and follows them. Its public methods are the interface of executor plugins."""
+
+    config_file: Path | None = None
 
     def __init__(self, workflow: Any, logger: Any) -> None:
         self._to_submit: list[Any] = []  # jobs, at the end of a check; no retry counts for them
@@ -84,6 +95,8 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         live = self._find_live_job(job)
         if live is None:
             self._record_parameters(job)
+            for log in job.log:
+                final_mark(Path(log)).unlink(missing_ok=True)
             super().run_job(job)
             return
         self.logger.info(
@@ -107,6 +120,8 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
     def format_job_exec(self, job: Any) -> str:
         """The script of a job: Snakemake in a step on the first node, with the options that the plugin would use."""
         command: str = super().format_job_exec(job)
+        if given := self.config_file and self.workflow.spawned_job_args_factory.get_configfiles_arg():
+            command = command.replace(given, f"--configfiles {shlex.quote(str(self.config_file))}")
         if self.array_jobs:
             return command
         step = [self.get_python_executable(), shlex.quote(job_script.__file__)]
@@ -216,6 +231,13 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             self._to_submit.append(job_info.job)
         else:
             super().report_job_error(job_info, msg=msg, **kwargs)
+
+    def handle_job_error(self, job: Any) -> None:
+        """Use up the retries of a job that would end in the same way. Snakemake calls this before it retries one."""
+        super().handle_job_error(job)
+        if not job.is_group() and any(final_mark(Path(log)).exists() for log in job.log):
+            self.logger.info(f"Job {job.jobid} would end in the same way again: it is not submitted again.")
+            job._attempt = max(job.attempt, job.restart_times + 1)  # `attempt` would also change its resources
 
     def _submit_again(self, info: Any, reason: str) -> None:
         self.logger.info(f"Slurm job {info.external_jobid} {reason}: submitting job {info.job.jobid} again (no retry).")

@@ -54,7 +54,7 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
     if importlib.util.find_spec("snakemake_executor_plugin_slurm"):
         from trainyard.cli import slurm_executor
 
-        slurm_executor.register()
+        slurm_executor.register(None if is_module else workflow.config_file.absolute())
     return workflow
 
 

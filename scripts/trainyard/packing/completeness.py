@@ -8,7 +8,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.sweep_state import SweepState
 from trainyard.programs.metrics import UNREADABLE_REMEDY
-from trainyard.utils.errors import UserError, mentions_full_disk, mentions_held_folder
+from trainyard.utils.errors import FinalError, UserError, mentions_full_disk, mentions_held_folder
 from trainyard.utils.text import count_of
 
 SHOWN_FAILURES = 5
@@ -111,5 +111,5 @@ def warn_unreadable(state: SweepState) -> None:
         f"{state.output_of(first)}. {UNREADABLE_REMEDY}"
     )
     if state.sweep.on_failed_trial == "stop" or not any(state.result(name) for name in state.trials):
-        raise UserError(message)
+        raise FinalError(message)
     log.warning("%s", message)

@@ -23,7 +23,7 @@ from trainyard.planning.task import Task
 from trainyard.programs.command import failed_by_itself
 from trainyard.programs.metrics import UNREADABLE_REMEDY, find_divergence
 from trainyard.programs.trial_messages import TrialEnded
-from trainyard.utils.errors import UserError, storage_error
+from trainyard.utils.errors import FinalError, storage_error
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class OutcomeHandler:
         running = self._pool.running_seconds.values()
         failure = self._failures.common_failure(self._pool.known_places, running)
         if failure and (failure.is_of_start or not self._queue.awaits_probe(failure.trial)):
-            raise UserError(
+            raise FinalError(
                 "stopped: the first trials failed in the same way, and none has succeeded: "
                 f"{failure.error}. Correct it and run the same command; with `max_failed_fraction: 1`, all trials run "
                 "anyway"
@@ -177,7 +177,7 @@ class OutcomeHandler:
         fields: dict[str, Any] = {"error": end.error, "seconds": seconds, "log": output, **end.details()}
         self._recorder.record_end(slot, end.status, **fields)
         if is_needed:
-            raise UserError(f"search and early stopping need the metrics of trial {trial}: {warning}")
+            raise FinalError(f"search and early stopping need the metrics of trial {trial}: {warning}")
         self._update_order()
 
     def _handle_result(self, slot: Slot, end: TrialEnded) -> None:
@@ -213,7 +213,7 @@ class OutcomeHandler:
             return
         missing, reported = ", ".join(sorted(self._required)), ", ".join(metrics) or "no metrics"
         remedy = "let the function report or return it" if task.is_function else "let `metrics` find it"
-        raise UserError(
+        raise FinalError(
             f"trial {task.trial} has finished, but does not report {missing}, by which trials are compared; it "
             f"reports {reported}: {remedy}, or name a reported one as `metric`"
         )

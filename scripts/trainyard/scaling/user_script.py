@@ -32,7 +32,7 @@ from trainyard.programs.row_limiter import Row
 from trainyard.scaling import rendezvous
 from trainyard.scaling.launchers import check_allocation, script_command
 from trainyard.scaling.reported_rows import ReportedRows
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import FinalError, UserError
 from trainyard.utils.files import atomic_write, digest_of, hold_lock, write_json
 from trainyard.utils.stop_notice import NOTICES
 from trainyard.utils.text import count_of
@@ -92,7 +92,7 @@ class UserScript:
             run.heard, run.told = metrics_digest(self._study.metrics), not problem
             write_json(self._record, asdict(run))
             if problem:
-                raise UserError(f"{self._run}: {problem}; see {self._reported.output}. {UNREADABLE_REMEDY}")
+                raise FinalError(f"{self._run}: {problem}; see {self._reported.output}. {UNREADABLE_REMEDY}")
             self._write(run, rows)
         return 0
 
@@ -218,13 +218,12 @@ class UserScript:
         """
         reported = MetricsCollector(self._study.metrics, self._out, resumes=resumed, hold_first_row=False)
         self._reported.add_kept(reported.new_rows())
-        grace = self._study.grace_seconds
         try:
             process = ProcessGuard().start(
                 line,
                 cwd=str(Path.cwd()),
                 environment=os.environ,
-                grace_seconds=grace,
+                grace_seconds=self._study.grace_seconds,
                 claim=claimed,
                 log=self._reported.output,
             )
@@ -239,7 +238,7 @@ class UserScript:
         running = True
         while running:
             if not reason and (reason := self._reason_to_end(signalled)):
-                ending = {"grace_seconds": grace, "through_srun": line[0] == "srun"}
+                ending = {"grace_seconds": self._study.grace_seconds, "through_srun": line[0] == "srun"}
                 threading.Thread(target=_end, args=(process,), kwargs=ending, daemon=True).start()
             with suppress(queue.Empty):
                 text = lines.get(timeout=OUTPUT_TIMEOUT_SECONDS)

@@ -12,6 +12,10 @@ class UserError(Exception):
     """The request cannot be carried out; the message says what happened, where, and what to do."""
 
 
+class FinalError(UserError):
+    """An error that the same job would meet again: Snakemake's retries would not help."""
+
+
 class Diverged(UserError):
     """The loss became NaN or infinite."""
 

@@ -18,7 +18,7 @@ from trainyard.cluster import slurm_allocation, slurm_queries
 from trainyard.config.load import check_config
 from trainyard.report.study_plots import draw_plots
 from trainyard.report.study_tables import write_tables
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import FinalError, UserError
 from trainyard.utils.typed_commands import snakemake_call
 from yard import ROOT
 
@@ -96,7 +96,7 @@ def test_a_background_program_handles_sigint_and_under_nohup_ignores_sighup():
 ENDING = """
 import argparse
 from trainyard.cli import command_line
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import FinalError, UserError
 
 def main(arguments):
     if arguments.error:
@@ -162,3 +162,13 @@ def test_a_job_does_not_wait_until_the_accounting_knows_it(monkeypatch, caplog):
     with caplog.at_level("INFO"):
         assert command_line._exit_code(lambda _: began.set(), Namespace()) == 0
         wait_until(lambda: "submitted with: sbatch job-7.sh" in caplog.messages, what="the line")
+
+
+@pytest.mark.parametrize("error", [UserError, FinalError])
+def test_an_error_that_would_occur_again_is_marked_beside_the_log(tmp_path, error):
+    def fail(arguments):
+        raise error("all trials fail alike")
+
+    log = tmp_path / "s.log"
+    assert command_line._exit_code(fail, Namespace(log_file=log)) == 1
+    assert command_line.final_mark(log).exists() is (error is FinalError)

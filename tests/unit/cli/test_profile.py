@@ -204,5 +204,5 @@ def test_only_nodes_that_the_user_names_are_excluded(monkeypatch):
     monkeypatch.setattr(executor, "_find_live_job", lambda job: None)
     monkeypatch.setattr(executor, "_record_parameters", lambda job: None)
     monkeypatch.setattr(Executor, "run_job", lambda self, job: submitted.append(self._failed_nodes))
-    executor.run_job(SimpleNamespace(is_group=lambda: False))
+    executor.run_job(SimpleNamespace(is_group=lambda: False, log=[]))
     assert submitted == [{"n7", "n8"}]

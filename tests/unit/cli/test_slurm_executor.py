@@ -7,7 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 from snakemake.jobs import GroupJob
+from snakemake.settings.types import SharedFSUsage
+from snakemake.spawn_jobs import SpawnedJobArgsFactory
 from snakemake_executor_plugin_slurm import Executor
+from trainyard.cli.command_line import final_mark
 from trainyard.cli.slurm_executor import SlurmExecutor
 
 
@@ -20,6 +23,40 @@ def test_a_group_of_jobs_which_has_no_wildcards_is_submitted(monkeypatch):
     executor.workflow = SimpleNamespace(executor_settings=SimpleNamespace(exclude_failed_nodes=None))
     executor.run_job(job)
     assert submitted == [job]
+
+
+@pytest.mark.parametrize("is_final", [True, False])
+def test_a_job_that_would_end_in_the_same_way_again_is_not_retried(tmp_path, monkeypatch, is_final):
+    monkeypatch.setattr(Executor, "run_job", lambda self, job: None)
+    monkeypatch.setattr(SlurmExecutor, "_find_live_job", lambda self, job: None)
+    monkeypatch.setattr(SlurmExecutor, "_record_parameters", lambda self, job: None)
+    executor, log = SlurmExecutor.__new__(SlurmExecutor), tmp_path / "s.log"
+    executor.workflow = SimpleNamespace(executor_settings=SimpleNamespace(exclude_failed_nodes=None))
+    executor.logger = SimpleNamespace(info=print)
+    job = SimpleNamespace(is_group=lambda: False, log=[str(log)], restart_times=2, attempt=1, _attempt=1, jobid=4)
+    final_mark(log).touch()
+    executor.run_job(job)
+    assert not final_mark(log).exists(), "it is of an earlier job"
+    if is_final:
+        final_mark(log).touch()
+    executor.handle_job_error(job)
+    is_retried = job.restart_times > job._attempt - 1  # as Snakemake's scheduler decides
+    assert is_retried is not is_final
+
+
+def test_jobs_read_the_config_of_this_run(tmp_path, monkeypatch):
+    workflow = SimpleNamespace(
+        overwrite_configfiles=["/only here/my.yaml"],
+        storage_settings=SimpleNamespace(shared_fs_usage=SharedFSUsage.all()),
+    )
+    workflow.spawned_job_args_factory = SpawnedJobArgsFactory(workflow)
+    given = workflow.spawned_job_args_factory.get_configfiles_arg()
+    assert "only here" in given
+    monkeypatch.setattr(Executor, "format_job_exec", lambda self, job: f"python -m snakemake {given} --cores all")
+    executor = SlurmExecutor.__new__(SlurmExecutor)
+    executor.workflow, executor.array_jobs = workflow, True
+    monkeypatch.setattr(SlurmExecutor, "config_file", tmp_path / "a b.json")
+    assert executor.format_job_exec(None) == f"python -m snakemake --configfiles '{tmp_path}/a b.json' --cores all"
 
 
 def test_the_end_of_a_job_is_noticed_within_a_tenth_of_its_time(monkeypatch):

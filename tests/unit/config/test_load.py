@@ -20,6 +20,7 @@ from trainyard.config.parser import read_file
 from trainyard.config.sweep import Slots, Sweep
 from trainyard.config.trials import expand
 from trainyard.planning.trial_space import TrialSpace
+from trainyard.utils.files import write_json
 
 ROOT = Path(__file__).parents[3]
 
@@ -737,3 +738,13 @@ def test_the_old_names_of_the_stopping_rule_still_work(caplog):
     ]
     assert sweeps[0].model_dump(exclude_unset=True)["stop"].keys() >= new.keys(), "programs read the new names"
     assert sweeps[0].stop.content.keys() >= old.keys(), "the digest of a plan is that of earlier versions"
+
+
+@pytest.mark.parametrize("given", [{}, {"sweeps": "all", "scaling": "none"}], ids=["all", "sweeps"])
+@pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_resolved_config_resolves_to_itself(tmp_path, path, given):
+    """Jobs read the one that Snakemake writes at its start, and get the same `--config`."""
+    resolved = check_config(compose([path], given)).model_dump(mode="json", exclude_unset=True)
+    again = tmp_path / "resolved.json"
+    write_json(again, resolved)
+    assert check_config(compose([again], given)).model_dump(mode="json", exclude_unset=True) == resolved

@@ -8,7 +8,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.completeness import check_sweep
 from trainyard.planning.journal import Ended, Journal, Started
 from trainyard.planning.plan import plan_sweep
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import FinalError, UserError
 from trainyard.utils.files import held_error
 
 SWEEP = {"function": "os:getcwd", "grid": {"lr": [0.1, 0.2, 0.3]}}
@@ -44,4 +44,19 @@ def test_a_sweep_with_a_few_failed_trials_is_complete(tmp_path):
 def test_a_sweep_is_not_complete_if_a_trial_failed_for_a_reason_that_is_not_its_own(tmp_path, error, says):
     state = swept(tmp_path, error)
     with pytest.raises(UserError, match=rf"sweep s: 1 of 3 trials {says}; .*, then run the same command"):
+        check_sweep(state)
+
+
+def test_a_sweep_without_any_metrics_would_end_in_the_same_way_again(tmp_path):
+    config = check_config({"sweeps": {"s": {"command": "true", "metrics": {"pattern": "acc=(?P<acc>{number})"}}}})
+    state = plan_sweep(config, "s", tmp_path).state
+    (trial,) = state.trials
+    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+        journal.record(Started(trial=trial, attempt=1))
+        journal.record(Ended(trial=trial, attempt=1, status=TrialStatus.UNREADABLE, error="none were found"))
+    state = plan_sweep(config, "s", tmp_path).state
+    output = state.output_of(state.attempts[trial][0])
+    output.parent.mkdir(parents=True)
+    output.touch()
+    with pytest.raises(FinalError, match="1 of 1 trials have no metrics"):
         check_sweep(state)
