@@ -1,8 +1,8 @@
 """Show the progress of all sweeps and scaling studies; with --watch, while another process runs them."""
 
 import argparse
-import time
-from contextlib import suppress
+import signal
+from contextlib import nullcontext
 
 from rich.live import Live
 from trainyard.cli import command_line
@@ -10,6 +10,7 @@ from trainyard.cli.status_view import status_view
 from trainyard.config.load import read_config
 from trainyard.planning.journal_fold import Fold
 from trainyard.utils.errors import UserError
+from trainyard.utils.stop_notice import StopNotice
 from trainyard.utils.terminal_table import open_console
 
 
@@ -20,15 +21,16 @@ def main(arguments: argparse.Namespace) -> None:
         raise UserError(f"{arguments.config} has no sweeps and no scaling studies")
     console = open_console()
     folds = {name: Fold(arguments.results / "sweeps" / name / "journal.jsonl") for name in config.sweeps}
-    with suppress(KeyboardInterrupt):
-        if arguments.watch and console.is_terminal:
-            with Live(console=console, screen=True, auto_refresh=False) as live:
-                while True:
+    if arguments.watch:
+        interrupt = StopNotice()  # an exception while a picture is drawn would leave half of it
+        signal.signal(signal.SIGINT, interrupt.give)
+        with Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else nullcontext() as live:
+            while not interrupt.is_given:
+                if live:
                     live.update(status_view(config, arguments.results, folds, height=console.height), refresh=True)
-                    time.sleep(arguments.every)
-        while arguments.watch:  # not on a terminal, where lines cannot be replaced
-            console.print(status_view(config, arguments.results, folds), "")
-            time.sleep(arguments.every)
+                else:  # lines cannot be replaced
+                    console.print(status_view(config, arguments.results, folds), "")
+                interrupt.wait(arguments.every)
     console.print(status_view(config, arguments.results, folds))
 
 

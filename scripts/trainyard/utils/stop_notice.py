@@ -3,11 +3,13 @@
 import contextlib
 import os
 import signal
+import time
 from typing import Final, NoReturn
 
 # Slurm sends SIGTERM before SIGKILL; with sbatch's `--signal`, also a signal of the user's choice ahead of the end.
 # A terminal that is closed sends SIGHUP, which `nohup` has ignored.
 _HANGUPS: Final = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+POLL_SECONDS: Final = 0.1  # after which a process that waits sees a notice
 NOTICES: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, *_HANGUPS)
 
 
@@ -20,6 +22,12 @@ class StopNotice:
     def give(self, *_: object) -> None:
         """Note that the notice has arrived. It is also a signal handler."""
         self.is_given = True
+
+    def wait(self, seconds: float) -> None:
+        """Sleep for this time, or until the notice arrives."""
+        end = time.monotonic() + seconds
+        while not self.is_given and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, POLL_SECONDS))
 
 
 def stop_notice_of_signals() -> StopNotice:

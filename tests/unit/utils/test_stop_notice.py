@@ -1,10 +1,15 @@
 """Which signals are a notice to end."""
 
+import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
+from slurm_cluster.waiting import PATIENCE_SECONDS
+from trainyard.utils.stop_notice import StopNotice
 from yard import ROOT
 
 HANGS_UP = """
@@ -19,3 +24,14 @@ os.kill(os.getpid(), signal.SIGHUP)
 def test_a_closed_terminal_interrupts_a_program_unless_it_was_started_by_nohup(option, code):
     program = ["env", option, sys.executable, "-c", HANGS_UP]
     assert subprocess.run(program, cwd=ROOT / "scripts", capture_output=True, check=False).returncode == code
+
+
+def test_a_notice_ends_a_wait():
+    notice = StopNotice()
+    before = signal.signal(signal.SIGUSR1, notice.give)
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    began = time.monotonic()
+    notice.wait(PATIENCE_SECONDS)
+    signal.signal(signal.SIGUSR1, before)
+    assert notice.is_given
+    assert time.monotonic() - began < PATIENCE_SECONDS, "it did not wait to the end"
