@@ -110,7 +110,33 @@ fi
 
 def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     """Those that have not ended."""
-    return [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    return [each for each in processes if is_alive(each)]
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process has not ended, also if it does so meanwhile."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def child_named(name: str, process: psutil.Process) -> psutil.Process | None:
+    """A living descendant of a process whose name begins so."""
+    for each in process.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            if each.name().startswith(name):
+                return each
+    return None
+
+
+def with_words(words: str, processes: Iterable[psutil.Process] | None = None) -> list[psutil.Process]:
+    """Those of the processes, by default of all, that are alive and have these words in their command line."""
+    found = []
+    for process in psutil.process_iter() if processes is None else processes:
+        with contextlib.suppress(psutil.Error):  # it has just ended, or belongs to another user
+            if words in " ".join(process.cmdline()) and is_alive(process):
+                found.append(process)
+    return found
 
 
 class Yard:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from contextlib import suppress
 
 import pandas as pd
 import psutil
@@ -10,7 +11,7 @@ from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import decode_all, read_journal
 from trainyard.utils.jsonl import read_events
-from yard import Yard, alive
+from yard import Yard, alive, child_named, with_words
 
 # Each trial takes a moment, so that one is running when the sweep is killed.
 FUNCTION = """
@@ -27,11 +28,12 @@ SEARCH = {
 }
 # A program that counts to sixty and resumes from the number in its file.
 COUNTING = """
-import sys, time
+import os, sys, time
 path, start = sys.argv[1], int(open(sys.argv[2]).read()) if sys.argv[2:] else 0
 for step in range(start + 1, 61):
     time.sleep(0.05 if start or step < 10 else 600)
-    open(path, "w").write(str(step))
+    open(path + ".new", "w").write(str(step))
+    os.replace(path + ".new", path)
     print("step", step, "score", step / 60, flush=True)
 """
 
@@ -175,12 +177,7 @@ def test_a_killed_program_leaves_no_process_and_resumes_from_its_checkpoint(yard
     driver.kill()
     started.wait()
 
-    def counting():
-        return [
-            process for process in psutil.process_iter(["cmdline"]) if "count.py" in (process.info["cmdline"] or [])
-        ]
-
-    wait_until(lambda: not counting(), what="the program to end with the driver")
+    wait_until(lambda: not with_words(f"count.py {yard.results}"), what="the program to end with the driver")
     yard.run(*yard.script("sweep", "--sweep", "s"))
     first, second = fold_attempts(read_journal(yard.results / "sweeps/s/journal.jsonl"))
     assert first.outcome == "interrupted"
@@ -454,8 +451,8 @@ def test_checkpoints_of_programs_that_are_terminated_with_their_job_are_used(yar
             what="the first step",
             while_running=started,
         )
-        for process in psutil.process_iter(["cmdline"]):
-            if f"{yard.folder}/heedless.py" in " ".join(process.info["cmdline"] or []):
+        for process in with_words(f"{yard.folder}/heedless.py"):
+            with suppress(psutil.NoSuchProcess):  # its guard has ended it since
                 process.terminate()
         started.terminate()
         started.communicate(timeout=PATIENCE_SECONDS)
@@ -474,11 +471,6 @@ def test_running_programs_have_their_grace_period_when_a_sweep_stops_for_a_mista
     assert "it was interrupted" in interrupted
 
 
-def process_of(name, below):
-    """A process with this name among the descendants of `below`."""
-    return next((each for each in below.children(recursive=True) if each.name().startswith(name)), None)
-
-
 def test_no_process_of_a_command_outlives_a_killed_guard_worker_or_raylet(yard):
     """After the guard or the worker was killed, the next attempt starts when no process of the last one is left."""
     (yard.folder / "hold.py").write_text(HOLD)
@@ -488,25 +480,20 @@ def test_no_process_of_a_command_outlives_a_killed_guard_worker_or_raylet(yard):
 
     def holding(attempt):
         """The processes of an attempt: shell, program, the process in another session, daemon."""
-        words = f"hold.py {attempt} {yard.results}"
-        found = []
-        for process in psutil.process_iter(["cmdline", "status"]):
-            output = " ".join(process.info["cmdline"] or [])
-            found += [process] if words in output and process.info["status"] != psutil.STATUS_ZOMBIE else []
-        return found
+        return with_words(f"hold.py {attempt} {yard.results}")
 
     def is_up(attempt):
         wait_until(lambda: len(holding(attempt)) == 4, what=f"attempt {attempt}", while_running=started)
-        return holding(attempt)
 
-    shell = min(is_up(1), key=lambda process: process.pid)
+    is_up(1)
+    (shell,) = with_words("&& true", holding(1))
     shell.parent().kill()
     is_up(2)
     assert not holding(1), "no attempt runs beside processes of another one"
-    process_of("ray::Worker", driver).kill()
+    child_named("ray::Worker", driver).kill()
     is_up(3)
     assert not holding(2)
-    raylet, worker = process_of("raylet", driver), process_of("ray::Worker", driver)
+    raylet, worker = child_named("raylet", driver), child_named("ray::Worker", driver)
     raylet.kill()
     wait_until(lambda: not raylet.is_running(), what="the raylet's process to be gone, not to remain as a zombie")
     wait_until(lambda: not alive([worker]), what="the end of the worker")
@@ -546,11 +533,7 @@ def test_a_scaling_script_has_a_grace_period_skips_torn_checkpoints_and_ends_wit
     killed.kill()
     killed.wait()
 
-    def left():
-        lines = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
-        return [line for line in lines if "scale.py" in line and str(yard.results) in " ".join(line)]
-
-    wait_until(lambda: not left(), what="the end of launcher and ranks")
+    wait_until(lambda: not with_words(f"scale.py {yard.results}"), what="the end of launcher and ranks")
 
 
 # The third trial fills the disk; all report epochs until they are done.

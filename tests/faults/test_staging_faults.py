@@ -11,6 +11,7 @@ from imagesets import pixels, write_tree
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from small_disk import mount_small_disk
 from trainyard.utils.files import file_digest
+from yard import alive
 
 SHARDS = 5
 # Datasets whose third shard and those after it wait for a file, so that a test can break something meanwhile.
@@ -93,7 +94,7 @@ def test_a_killed_staging_leaves_no_process_and_continues(waiting, expected):
         started.kill()
         started.communicate()
         psutil.wait_procs(helpers, timeout=PATIENCE_SECONDS)
-        assert not any(helper.is_running() and helper.status() != "zombie" for helper in helpers)
+        assert not alive(helpers)
         assert not list((waiting.results / "data/set").glob("[!.]*")), "nothing is taken for complete"
     done = shards_done(waiting.results)
     (waiting.folder / "go").touch()

@@ -14,7 +14,7 @@ import pytest
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
-from yard import TINY, Yard, alive
+from yard import TINY, Yard, alive, child_named
 
 # A model that writes a line per step and rank. From step `waits_at` on, each step waits for a file `go`, or until this
 # process has been told to stop.
@@ -247,14 +247,10 @@ def test_snakemake_and_its_sweep_end_and_continue_together(gated, number):
 
 STARTING: dict[str, Callable[[Yard, Path, psutil.Process], bool]] = {
     "before Ray": lambda yard, temporary, driver: any(temporary.glob("ty-ray-*")),
-    "with Ray's head": lambda yard, temporary, driver: "gcs_server" in names_below(driver),
-    "with Ray's raylet": lambda yard, temporary, driver: "raylet" in names_below(driver),
+    "with Ray's head": lambda yard, temporary, driver: child_named("gcs_server", driver) is not None,
+    "with Ray's raylet": lambda yard, temporary, driver: child_named("raylet", driver) is not None,
     "after Ray": lambda yard, temporary, driver: "ray_up" in journal_file(yard, "s").read_text(),
 }
-
-
-def names_below(process: psutil.Process) -> set[str]:
-    return {each.name() for each in process.children(recursive=True)}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from slurm_cluster.waiting import wait_until
 from trainyard.cluster import cuda_mps
 from trainyard.cluster.cuda_mps import CONTROL, LOGS, PIPES, PROBE, run_mps
-from yard import FAKE_MPS, ROOT
+from yard import FAKE_MPS, ROOT, is_alive
 
 RUN = """
 import os, time
@@ -47,7 +47,7 @@ def daemon():
 
 
 def has_ended(process):
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    return not is_alive(process)
 
 
 def test_the_daemon_runs_within_the_block(told, caplog):

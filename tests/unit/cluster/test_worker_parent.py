@@ -14,7 +14,7 @@ from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.cluster.worker_parent import ANSWER_SECONDS, FIRST_JOB, worker_parent
 from trainyard.packing.messages import TRAINING_MODULES, WORKER_MODULES
 from trainyard.utils.fast_start import SWITCH
-from yard import ROOT
+from yard import ROOT, alive, child_named, with_words
 
 # Prints what two actors see, and again after each line of standard input, which says which of them to replace.
 ACTORS = """
@@ -98,7 +98,7 @@ def replace(program, *actors):
 
 
 def has_ended(*numbers):
-    return all(not psutil.pid_exists(number) or psutil.Process(number).status() == "zombie" for number in numbers)
+    return not alive(each for each in psutil.process_iter() if each.pid in numbers)
 
 
 def test_a_worker_of_a_training_is_one_of_rays_that_has_imported_torch_and_can_use_a_gpu(start):
@@ -146,7 +146,7 @@ def test_a_request_to_a_parent_that_hangs_becomes_the_only_worker(tmp_path, monk
     monkeypatch.setenv("RAY_RAYLET_PID", str(os.getpid()))
     (tmp_path / "worker.py").write_text(WORKER)
     with worker_parent([], threads=1) as parent:
-        (process,) = (each for each in psutil.Process().children() if "cluster.worker_parent" in each.cmdline())
+        (process,) = with_words("cluster.worker_parent", psutil.Process().children())
         process.suspend()
         with monkeypatch.context() as impatient:
             impatient.setattr("trainyard.cluster.worker_parent.ANSWER_SECONDS", 0.5)
@@ -165,8 +165,7 @@ def test_a_request_to_a_parent_that_hangs_becomes_the_only_worker(tmp_path, monk
 
 def test_when_the_parent_hangs_workers_start_without_it_and_remain_the_only_ones(start):
     program, _ = start(*WORKER_MODULES, seconds=5)
-    children = psutil.Process(program.pid).children()
-    (parent,) = (each for each in children if "cluster.worker_parent" in each.cmdline())
+    (parent,) = with_words("cluster.worker_parent", psutil.Process(program.pid).children())
     parent.suspend()
     seen = replace(program, 0, 1)
     assert {each["parent_name"] for each in seen} == {"raylet"}
@@ -184,7 +183,6 @@ def test_there_is_no_parent_if_the_patches_of_ray_are_turned_off(monkeypatch):
 @pytest.mark.parametrize("victim", ["driver", "raylet"])
 def test_no_worker_outlives_the_driver_or_the_raylet(start, victim):
     program, (first, second) = start(*WORKER_MODULES)
-    children = psutil.Process(program.pid).children()
-    numbers = {"driver": program.pid, "raylet": next(each.pid for each in children if each.name() == "raylet")}
-    os.kill(numbers[victim], signal.SIGKILL)
+    ended = program if victim == "driver" else child_named("raylet", psutil.Process(program.pid))
+    ended.kill()
     wait_until(lambda: has_ended(first["pid"], second["pid"], first["parent"]), what="their end")

@@ -230,8 +230,8 @@ def test_a_stopped_or_interrupted_command_has_a_grace_period(tmp_path, guard):
 
 def sleeping(folder):
     """The processes that sleep in this folder; other runs of these tests may run at the same time."""
-    processes = psutil.process_iter(["cmdline", "cwd"])
-    return [each for each in processes if each.info["cwd"] == str(folder) and each.info["cmdline"][:1] == ["sleep"]]
+    lines = ((each.info["cmdline"] or [], each.info["cwd"]) for each in psutil.process_iter(["cmdline", "cwd"]))
+    return [line for line, cwd in lines if line[:1] == ["sleep"] and cwd == str(folder)]
 
 
 def test_no_process_that_a_command_started_outlives_it(tmp_path, guard):
