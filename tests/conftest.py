@@ -23,6 +23,7 @@ GROUPS = {
     "faults": None,
     "workflow": None,
     "integration": None,
+    "unit/training/test_gpu_check.py": None,
     "unit": None,
 }
 

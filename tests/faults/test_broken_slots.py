@@ -8,7 +8,7 @@ from trainyard.packing import gpu_health, gpu_sharing
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import decode_all, read_journal
 from trainyard.utils.jsonl import read_events
-from yard import ROOT
+from yard import ROOT, child_named
 
 # There are no GPUs here, but the process of each slot gets the index of one. Trials wait for events in the journal.
 TRIALS = """
@@ -120,7 +120,11 @@ from trainyard.packing.live_view import LiveView
 show = LiveView.show
 def show_impatiently(view):
     from trainyard.packing import slot_pool  # it imports Ray, which reads its environment then: not before it is up
-    slot_pool.START_SECONDS = 5.0
+    replace = slot_pool.SlotPool.replace_worker
+    def replace_impatiently(pool, slot):
+        slot_pool.START_SECONDS = 5.0  # not for the first workers, which may take long on a busy machine
+        return replace(pool, slot)
+    slot_pool.SlotPool.replace_worker = replace_impatiently
     return show(view)
 LiveView.show = show_impatiently
 sys.argv = sys.argv[1:]
@@ -138,8 +142,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
         what="two trials to run",
         while_running=driver,
     )
-    (raylet,) = (each for each in psutil.Process(driver.pid).children(recursive=True) if each.name() == "raylet")
-    raylet.kill()
+    child_named("raylet", psutil.Process(driver.pid)).kill()
     output, _ = driver.communicate(timeout=PATIENCE_SECONDS)
     assert driver.returncode == 1
     assert "Ray does not start workers any more" in output

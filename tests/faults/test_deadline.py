@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from trainyard.config.load import check_config
+from trainyard.packing.time_limits import STOP_SECONDS
 from trainyard.planning.attempts import fold_attempts
-from trainyard.planning.journal import read_journal
+from trainyard.planning.journal import Journal, read_journal
+from trainyard.planning.plan import plan_sweep
 from yard import ONE_RANK, ROOT, TINY, Yard
 
-# Runs a program of scripts/ in a job whose walltime ends so many seconds after trial {after_trial} has started, as the
-# time before depends on the load of the machine; for 0, after the program has started.
+# Runs a program of scripts/ in a job whose walltime ends so many seconds after the first event of a kind, as the time
+# before depends on the load of the machine; without a kind, after the program has started.
 DRIVER = """
 import math, sys, time
 from pathlib import Path
@@ -26,9 +29,8 @@ class Job(slurm_allocation.Allocation):
 
     @property
     def deadline(self):
-        events = jsonl.read_events(Path({journal!r}))
-        starts = [self.began, *(each["time"] for each in events if each["event"] == "started")]
-        return starts[{after_trial}] + {seconds} if len(starts) > {after_trial} else math.inf
+        events = jsonl.read_events(Path({journal!r})) if {after!r} else [{{"event": None, "time": self.began}}]
+        return next((each["time"] + {seconds} for each in events if each["event"] == {after!r}), math.inf)
 
 job = Job(job="7", nodes=("here",), end_time=math.inf, gpu_model="a100")
 slurm_allocation.current_allocation = lambda: job
@@ -68,11 +70,9 @@ def lasting(*seconds):
     return {"sweeps": {"s": {"function": "plain:run", "trials": trials, "cost": "lasts"}}}
 
 
-def run_for(yard, seconds, *options, program="sweep", after_trial=0, check):
+def run_for(yard, seconds, *options, program="sweep", after=None, check):
     journal = str(yard.results / "sweeps/s/journal.jsonl")
-    code = DRIVER.format(
-        scripts=str(ROOT / "scripts"), seconds=seconds, program=program, after_trial=after_trial, journal=journal
-    )
+    code = DRIVER.format(scripts=str(ROOT / "scripts"), seconds=seconds, program=program, after=after, journal=journal)
     (yard.folder / "driver.py").write_text(code)
     yard.environment["PYTHONPATH"] += f":{ROOT / 'scripts'}"  # Ray's workers import from the folder of the program
     if program == "train":
@@ -87,8 +87,8 @@ def journal_of(yard):
 
 def test_no_trial_starts_that_cannot_end_in_time_and_the_next_run_continues(slow):
     (slow.folder / "plain.py").write_text("import time\ndef run(config, context):\n    time.sleep(config['lasts'])\n")
-    slow.write(lasting(9, 9, 9))
-    done = run_for(slow, 20, after_trial=1, check=False)  # enough for one trial of 9 to 15 s, not for two
+    slow.write(lasting(3, 3, 3))
+    done = run_for(slow, STOP_SECONDS + 2, after="finished", check=False)
     assert done.returncode == 1
     rows = journal_of(slow)
     assert {attempt.outcome for attempt in rows} == {"finished"}, "no trial was started in vain"
@@ -102,30 +102,32 @@ def test_no_trial_starts_that_cannot_end_in_time_and_the_next_run_continues(slow
 def test_no_trial_starts_that_can_neither_end_nor_resume(slow):
     """Ten minutes are left. A trial of two hours could start, but all of its progress would be lost."""
     (slow.folder / "plain.py").write_text("import time\ndef run(config, context):\n    time.sleep(config['lasts'])\n")
-    with_evidence = lasting(0.5, 0.6, 0.7)
-    slow.write(with_evidence)
-    slow.run(*slow.script("sweep", "--sweep", "s"))
     config = lasting(0.5, 0.6, 0.7, 7200)
     config["sweeps"]["s"]["resumable"] = False
     slow.write(config)
-    done = run_for(slow, 600, after_trial=2, check=False)
+    trials = plan_sweep(check_config(config), "s", slow.results).state.trials
+    with Journal.opened(slow.results / "sweeps/s/journal.jsonl") as journal:  # measured on a machine that is not busy
+        for name, seconds in zip(trials, (0.5, 0.6, 0.7), strict=False):
+            journal.append("started", trial=name, attempt=1)
+            journal.append("finished", trial=name, attempt=1, seconds=seconds, metrics={})
+    done = run_for(slow, 600, check=False)
     assert done.returncode == 1
     assert "none could end in time" in done.stdout
     assert [attempt.outcome for attempt in journal_of(slow)] == ["finished"] * 3
 
 
 def test_a_trial_stops_and_resumes_from_the_same_step_and_one_that_hangs_is_killed(slow):
-    """One trial has epochs of two steps of 0.5 s each; building the model of the other one takes a minute, once.
+    """One trial has epochs of two steps of 0.6 s each; building the model of the other one takes an hour, once.
 
-    17 s after the start of the first one, both must stop: the first one is then within its epochs.
+    30 s after the start of the first one, both must stop: the first one is then within its epochs.
     """
     files = {"hanging": str(slow.folder / "hung"), "steps": str(slow.folder / "steps")}
-    long = {"epochs": 30, "batch_size": 32, "model_args": {"step_seconds": 0.5, "steps_file": files["steps"]}}
-    hanging = {"batch_size": 32, "model_args": {"seconds": 60, "only_once": files["hanging"]}}
+    long = {"epochs": 30, "batch_size": 32, "model_args": {"step_seconds": 0.6, "steps_file": files["steps"]}}
+    hanging = {"batch_size": 32, "model_args": {"seconds": 3600, "only_once": files["hanging"]}}
     sweep = {"dataset": "tiny", "train": {"model": "slow:build"}, "trials": [long, hanging]}
     slow.write({**TINY, "sweeps": {"s": {**sweep, "slots": {"gpus_per_node": 2}}}})
     slow.stage()
-    done = run_for(slow, 22, after_trial=1, check=False)
+    done = run_for(slow, STOP_SECONDS + 30, after="started", check=False)
     assert "with 2 trials left: the same command continues from here" in done.stdout
     tries = journal_of(slow)
     assert [attempt.outcome for attempt in tries] == ["interrupted"] * 2
@@ -137,7 +139,7 @@ def test_a_trial_stops_and_resumes_from_the_same_step_and_one_that_hangs_is_kill
     finished = [attempt for attempt in journal_of(slow) if attempt.outcome == "finished"]
     again = next(attempt for attempt in finished if attempt.trial == stopped.trial)
     assert [row["epoch"] for row in again.epochs] == list(range(1, 31)), "its history has all epochs"
-    assert again.seconds >= 30, "the total time, for the next plan"
+    assert again.seconds >= 36, "the total time, for the next plan"
     assert not list((slow.results / "sweeps/s/checkpoints").iterdir())
 
 

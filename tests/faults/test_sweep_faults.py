@@ -4,7 +4,6 @@ import json
 import shutil
 import signal
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -257,20 +256,16 @@ def test_two_drivers_never_run_at_once(plain):
 
 def test_a_sweep_leaves_no_process_or_file_of_ray(plain):
     plain.environment["TMPDIR"] = temporary = tempfile.mkdtemp(prefix="t-")  # the paths of Ray's sockets must be short
-    plain.write(lasting(1, 1))
+    plain.write(lasting(0, 0, args={"gated_after": 0}))
     driver = plain.start(*sweep_command(plain))
-    family, files = [], set()
-    while driver.poll() is None:
-        files |= set(Path(temporary).glob("ty-*"))
-        try:
-            family += descendants(driver.pid)
-        except psutil.NoSuchProcess:
-            break
-        time.sleep(0.2)
-    assert driver.wait() == 0
-    assert len(set(family)) >= 4, "Ray and two workers ran"
+    wait_until(lambda: outcomes(plain)["running"] == 2, what="both trials to run", while_running=driver)
+    family = descendants(driver.pid)
+    assert len(family) >= 4, "Ray and two workers run"
+    assert list(Path(temporary).glob("ty-*")), "Ray has a folder"
+    (plain.folder / "open").touch()
+    output, _ = driver.communicate(timeout=PATIENCE_SECONDS)
+    assert driver.returncode == 0, output
     wait_until(lambda: not alive(family), what="all processes to end")
-    assert files, "Ray had a folder"
     assert list(Path(temporary).glob("ty-*")) == []
     shutil.rmtree(temporary)
 
@@ -346,11 +341,14 @@ def test_trials_run_longest_first_on_all_slots_at_once(plain):
 
 
 def test_measured_durations_correct_the_order_of_pending_trials(plain):
-    """By its `cost` expression, the shortest trials would run first; one finished trial contradicts it."""
-    plain.write(lasting(0.3, 1.3, 1.9, 2.5, slots=1, cost="-lasts"))
+    """By its `cost` expression, the shortest trials would run first; one finished trial contradicts it.
+
+    After the second one, nothing is left to decide: on a busy machine, the first one may have taken longer.
+    """
+    plain.write(lasting(0.3, 1.3, 2.5, slots=1, cost="-lasts"))
     plain.run(*sweep_command(plain))
     rows = table(plain, "timeline").merge(table(plain, "trials"), on="trial").sort_values("start")
-    assert rows["lasts"].tolist() == [0.3, 2.5, 1.9, 1.3]
+    assert rows["lasts"].tolist() == [0.3, 2.5, 1.3]
 
 
 def test_several_slots_share_a_gpu(plain):

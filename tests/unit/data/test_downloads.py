@@ -16,6 +16,7 @@ import torchvision
 import weights
 from httpserver import Faulty
 from imagesets import pack, pixels, write_mnist, write_tree
+from slurm_cluster.waiting import PATIENCE_SECONDS
 from trainyard.config.config import Data
 from trainyard.config.datasets import ImageFolder, Torchvision
 from trainyard.data import torchvision_datasets
@@ -175,7 +176,7 @@ def test_concurrent_processes_download_a_file_once(server, tmp_path):
         scripts=str(ROOT / "scripts"), url=wanted.urls[0], checksum=wanted.checksum, folder=str(tmp_path)
     )
     started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL) for _ in range(4)]
-    assert [process.wait(60) for process in started] == [0] * 4
+    assert [process.wait(PATIENCE_SECONDS) for process in started] == [0] * 4
     assert len(server.requests) == 1
 
 

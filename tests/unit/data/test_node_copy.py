@@ -173,10 +173,9 @@ def test_concurrent_processes_make_one_copy_and_a_job_removes_it_at_its_end(stag
         assert said == ["found", "found", "found", "made"]
         for process in started:
             process.send_signal(signal.SIGKILL)
+            process.communicate()
         assert len(list(disk.iterdir())) == 1, "no process was left to remove it"
     assert list(disk.iterdir()) == []
-    for process in started:
-        process.communicate()
 
 
 def test_copies_of_earlier_jobs_are_removed_unless_they_are_in_use(staged, disk, monkeypatch):

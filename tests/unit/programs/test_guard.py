@@ -20,7 +20,7 @@ from trainyard.utils import files
 from trainyard.utils.files import LockHeldError
 from yard import ROOT
 
-PATIENCE = 30.0  # seconds for what takes milliseconds on a quiet machine
+PATIENCE = 300.0  # seconds for what takes milliseconds on a quiet machine
 # It starts a process in its own session, and a daemon that is detached from its parent and has closed all files. All of
 # them ignore SIGTERM.
 HOLD = """

@@ -1,13 +1,14 @@
 """The device of a process, and how ranks join and leave their process group."""
 
 import os
-import socket
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from slurm_cluster.waiting import PATIENCE_SECONDS
+from trainyard.cluster.ports import reserved_port
 from trainyard.training import process_group
 from trainyard.training.process_group import single_process
 from trainyard.utils.errors import UserError
@@ -63,9 +64,16 @@ def test_rank_alone_does_not_make_a_process_a_rank(monkeypatch):
 
 
 def test_a_rank_leaves_after_a_timeout_while_another_operation_waits_for_longer(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     (tmp_path / "program.py").write_text(PROGRAM)
+    with reserved_port() as port:
+        said, code = end_of_rank_1(tmp_path, port)
+    assert code == 1
+    assert "rank 1 timed out in a collective operation: another rank hangs" in said
+    assert "Traceback" not in said
+
+
+def end_of_rank_1(tmp_path, port):
+    """The output and the exit code of rank 1, after which rank 0 is killed."""
     common = {"PYTHONPATH": str(ROOT / "scripts"), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1",
               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "0"}  # fmt: skip
     ranks = [
@@ -78,14 +86,11 @@ def test_a_rank_leaves_after_a_timeout_while_another_operation_waits_for_longer(
         for rank in range(2)
     ]
     try:
-        said, _ = ranks[1].communicate(timeout=120)
+        return ranks[1].communicate(timeout=PATIENCE_SECONDS)[0], ranks[1].returncode
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
-    assert ranks[1].returncode == 1
-    assert "rank 1 timed out in a collective operation: another rank hangs" in said
-    assert "Traceback" not in said
 
 
 @pytest.fixture
