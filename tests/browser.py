@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Frame, Page, Route, sync_playwright
+from playwright.sync_api import Browser, Frame, Page, Route, expect, sync_playwright
 from slurm_cluster.prerequisites import SYSTEM_PATH, PrerequisiteMissing, install_packages
+from slurm_cluster.waiting import PATIENCE_SECONDS
 
 NO_BROWSER = "no browser: "
 LOCAL = ("file:", "data:", "blob:", "about:")
+PATIENCE_MS = 1000 * PATIENCE_SECONDS
 WIDTHS = (1400, 420)  # pixels: a screen, and a telephone
 
 
@@ -36,7 +38,8 @@ def browser_or_skip() -> Iterator[Browser]:
         refuse = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
         refuse(f"{NO_BROWSER}{missing}")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--disable-gpu"])
+        expect.set_options(timeout=PATIENCE_MS)  # otherwise 5 s
+        browser = playwright.chromium.launch(executable_path=program, args=["--disable-gpu"], timeout=PATIENCE_MS)
         yield browser
         browser.close()
 
@@ -45,6 +48,7 @@ def browser_or_skip() -> Iterator[Browser]:
 def opened(browser: Browser, path: Path, *, width: int) -> Iterator[Page]:
     """A page from a file; at the end, verify that it requested nothing from a network and logged no error."""
     context = browser.new_context(viewport={"width": width, "height": 900}, offline=True)
+    context.set_default_timeout(PATIENCE_MS)
     page, remote, errors = context.new_page(), [], []
 
     def handle(route: Route) -> None:

@@ -67,7 +67,7 @@ def test_the_example_notebook_runs_on_the_demo(demo, monkeypatch):
     (demo.folder / "scripts").symlink_to(ROOT / "scripts")
     notebook = nbformat.read(ROOT / "examples/results.ipynb", as_version=4)
     resources = {"metadata": {"path": str(examples)}}
-    NotebookClient(notebook, timeout=PATIENCE_SECONDS, resources=resources).execute()
+    NotebookClient(notebook, timeout=PATIENCE_SECONDS, startup_timeout=PATIENCE_SECONDS, resources=resources).execute()
     trials = pd.read_csv(demo.results / "sweeps/depth/trials.csv")
     best = trials.loc[trials["val_accuracy"].idxmax(), "trial"]
     assert best in str(notebook.cells), "the best trial, from load_sweep"
