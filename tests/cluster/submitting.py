@@ -14,6 +14,7 @@ from slurm_cluster.cluster import Cluster
 from slurm_cluster.hosts import job_environment
 from slurm_cluster.prerequisites import PrerequisiteMissing
 from slurm_cluster.site import FIRST, Site
+from slurm_cluster.waiting import wait_until
 from yard import ROOT
 
 NO_CLUSTER = "no Slurm cluster: "
@@ -130,5 +131,7 @@ def run_on_two_nodes(cluster: Cluster, folder: Path, script: str, *, cpus: int) 
 
 
 def nothing_is_left(cluster: Cluster) -> None:
-    assert not any(cluster.processes_left().values())
+    """Wait until Slurm has released all hosts: it records the end of a job before its last processes have ended."""
+    wait_until(lambda: set(cluster.host_states().values()) == {"idle"}, what="all hosts to be idle")
+    wait_until(lambda: not cluster.processes_left(), what="all processes to end")
     assert cluster.gpus_allocated() == 0

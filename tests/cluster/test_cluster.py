@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from slurm_cluster.cluster import Cluster
 from slurm_cluster.hosts import job_environment
+from slurm_cluster.namespaces import Process
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 
 
@@ -31,7 +32,7 @@ def test_a_job_on_two_hosts_sees_its_gpus_and_is_accounted_for(cluster: Cluster,
 
     assert sorted(lines_of(shared_dir / "seen")) == ["n1 0,1", "n2 0,1"]
     assert cluster.gpus_allocated() == 4
-    assert set(cluster.processes_left()) == {"n1"}  # the batch script
+    wait_until(lambda: set(cluster.processes_left()) == {"n1"}, what="only the batch script to be left")
 
     (shared_dir / "go").touch()
     assert cluster.wait_for_job(job_id).state == "COMPLETED"
@@ -112,9 +113,12 @@ def test_processes_that_outlive_their_job_are_found(cluster: Cluster, shared_dir
     """proctrack/linuxproc ends the descendants of a job step, but not a daemon in another session."""
     job_id = cluster.submit("setsid --fork sleep 1234", "--nodelist=n2", cwd=shared_dir)
     cluster.wait_for_job(job_id)
-    left = cluster.processes_left()
-    assert [process.name for process in left["n2"]] == ["sleep"]
-    left["n2"][0].signal(signal.SIGKILL)
+
+    def left() -> list[Process]:
+        return cluster.processes_left().get("n2", [])
+
+    wait_until(lambda: [process.name for process in left()] == ["sleep"], what="only the daemon to be left")
+    left()[0].signal(signal.SIGKILL)
     wait_until(lambda: not cluster.processes_left(), what="all processes to end")
 
 
@@ -138,7 +142,7 @@ def test_a_job_does_not_survive_its_host(cluster: Cluster, shared_dir: Path) -> 
 
 def test_a_disconnected_host_cannot_be_reached(cluster: Cluster) -> None:
     probe = ["python3", "-c", "import socket; socket.create_connection(('n2', 6818), timeout=1)"]
-    cluster.host(1).run(probe)
+    wait_until(lambda: cluster.host(1).run(probe, check=False).returncode == 0, what="n2 to be reachable")
     cluster.host(2).disconnect()
     assert cluster.host(1).run(probe, check=False).returncode != 0
     cluster.host(2).reconnect()

@@ -1,6 +1,7 @@
 """Taking the cluster down, also after it was killed, restores the state of the machine."""
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from slurm_cluster.waiting import wait_until
 from yard import ROOT
 
 KINDS_OF_NAMESPACE = ("mnt", "net", "uts", "ipc", "pid")
-OF_OTHERS = ("sem.mp-", "psm_", "torch_", "plasma")  # names in /dev/shm of Python, PyTorch and Ray
+OF_THE_CLUSTER = "slurm|munge|mysql|mariadb|trainyard|ty-"
 PROGRAM = [sys.executable, "-m", "slurm_cluster"]
 WITH_CLUSTER = "import time; from slurm_cluster.cluster import Cluster\nwith Cluster(): time.sleep(600)"
 
@@ -34,21 +35,22 @@ def state(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def machine() -> dict[str, object]:
     """The state of the machine that the cluster must not change."""
-    etc = [Path("/etc"), Path("/etc/hosts"), *Path("/etc").glob("slurm/**/*"), *Path("/etc").glob("munge/**/*")]
+    etc = [Path("/etc/hosts"), *Path("/etc").glob("slurm/**/*"), *Path("/etc").glob("munge/**/*")]
+    addresses = subprocess.run(["ip", "-oneline", "address"], capture_output=True, text=True, check=True).stdout
     return {
         "mounts": Path("/proc/self/mounts").read_text(),
-        "addresses": subprocess.run(["ip", "-oneline", "address"], capture_output=True, text=True, check=True).stdout,
+        "addresses": re.sub(r"\b(valid|preferred)_lft \S+", "", addresses),  # the time for which they are leased
         "routes": subprocess.run(["ip", "route"], capture_output=True, text=True, check=True).stdout,
         "name": os.uname().nodename,
         "etc": {str(path): (path.stat().st_mtime_ns, path.stat().st_ino) for path in etc},
-        "folders": [names(folder) for folder in ("/run", "/dev/shm", "/var/log", "/var/lib")],
+        "folders": [names(folder) for folder in ("/etc", "/run", "/dev/shm", "/var/log", "/var/lib")],
         "clusters": sorted(path.name for path in Path("/tmp").glob("trainyard-*")),
     }
 
 
 def names(folder: str) -> list[str]:
-    """The files of a folder except semaphores and shared memory of tests that run at the same time."""
-    return sorted(name for name in os.listdir(folder) if not name.startswith(OF_OTHERS))
+    """The files of a folder that may be the cluster's: other tests and an apt-get run at the same time."""
+    return sorted(name for name in os.listdir(folder) if re.search(OF_THE_CLUSTER, name))
 
 
 def namespaces(mark: str | None = None) -> set[str | None]:

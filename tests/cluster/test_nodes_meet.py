@@ -7,7 +7,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import yaml
@@ -65,7 +65,12 @@ def start(site: Cluster, folder: Path, **environment: str) -> int:
 def listening(host: Host) -> set[tuple[str, int]]:
     """Addresses and ports at which the programs of a job listen on a host, over IPv4; over IPv6, they must not."""
     programs = [process.pid for process in host.processes_left() if process.name != "srun"]
-    sockets = {os.readlink(path) for pid in programs for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
+    sockets = set()
+    for pid in programs:
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            for path in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(FileNotFoundError):  # it has just been closed
+                    sockets.add(os.readlink(path))
     found = set()
     for file in ("tcp", "tcp6"):
         for line in Path(f"/proc/{host.inside.first.pid}/net/{file}").read_text().splitlines()[1:]:
@@ -133,7 +138,7 @@ def test_a_node_that_cannot_connect_ends_the_training_with_the_address_that_it_t
     firewall = ["to", "10.77.0.1", "ipproto", "tcp", "dport", f"{PORTS.start}-{PORTS.stop - 1}", "blackhole"]
     cluster.host(2).run(["ip", "rule", "add", *firewall], cwd="/")
     try:
-        job = start(cluster, shared_dir, **{SECONDS: "1"})
+        job = start(cluster, shared_dir, **{SECONDS: "6"})  # 30 s for the program of n2 to start
         state = cluster.wait_until_out_of_queue(job)
     finally:
         cluster.host(2).run(["ip", "rule", "delete", *firewall], cwd="/")

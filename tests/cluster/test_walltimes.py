@@ -7,7 +7,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from slurm_cluster.site import FIRST
-from submitting import GATED_JOBS, cluster_or_skip, depth_sweep_twice, nothing_is_left, snakemake, snakemake_command
+from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
+from submitting import (
+    GATED_JOBS,
+    cluster_or_skip,
+    depth_sweep_twice,
+    nothing_is_left,
+    snakemake,
+    snakemake_in_background,
+)
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
 
@@ -76,13 +84,14 @@ def test_retries_complete_a_sweep_whose_walltime_is_too_short(cluster, shared_di
 
 def test_jobs_above_a_limit_on_the_queue_are_submitted_later(cluster, shared_dir):
     (shared_dir / "Snakefile").write_text(GATED_JOBS)
-    names = ["one", "two"]
-    for name in names:
-        (shared_dir / f"go-{name}").touch()
-    options = ["--retries", "0", "--set-resources", "work:runtime=5", "--", *names]
-    command = snakemake_command(shared_dir, {}, *options, snakefile=shared_dir / "Snakefile")
-    done = cluster.run(command, cwd=shared_dir)
-    assert "sbatch refuses jobs for now (QOSMaxSubmitJobPerUserLimit)" in done.stdout + done.stderr
+    names, refused = ["one", "two"], "sbatch refuses jobs for now (QOSMaxSubmitJobPerUserLimit)"
+    options = ["--retries", "0", "--set-resources", "work:runtime=30", "--", *names]
+    with snakemake_in_background(cluster, shared_dir, {}, *options, snakefile=shared_dir / "Snakefile") as running:
+        output = (shared_dir / "snakemake.out").read_text
+        wait_until(lambda: refused in output(), what="the second job to be refused", while_running=running)
+        for name in names:
+            (shared_dir / f"go-{name}").touch()
+        assert running.wait(PATIENCE_SECONDS) == 0, output()
     assert sorted((shared_dir / "starts").read_text().split()) == sorted(names)
 
 

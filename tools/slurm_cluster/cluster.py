@@ -218,10 +218,10 @@ class Cluster(Client):
     # Parts of attaching and ending
 
     def _resumed(self) -> bool:
-        """Whether all hosts are idle; resumes those that are down."""
+        """Whether all hosts are idle; resumes those that are down or, as a process was slow to end, drained."""
         states = self.host_states()
-        if down := [name for name, state in states.items() if "down" in state]:
-            self.run(["scontrol", "update", f"nodename={','.join(down)}", "state=resume"], check=False)
+        if unused := [name for name, state in states.items() if "down" in state or "drain" in state]:
+            self.run(["scontrol", "update", f"nodename={','.join(unused)}", "state=resume"], check=False)
         return set(states.values()) == {"idle"}
 
     def _save_record(self) -> None:
