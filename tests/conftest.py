@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from small_disk import SmallDisk, mount_small_disk
 from xdist.scheduler import LoadScopeScheduling
 from yard import Yard
 
 TESTS = Path(__file__).parent
+settings.load_profile("ci")  # no time limit of an example (otherwise 200 ms), and the same examples in each run
 
 # Where tests run with `-n`: the first path (below tests/) that a test's own begins with decides. The tests of a named
 # group run one after another in one process; without a name, each file is a group. Groups start in this order.
