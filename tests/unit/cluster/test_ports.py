@@ -1,5 +1,6 @@
 """Ports for users' programs: free, and never the same for two programs at once."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -22,7 +23,9 @@ with ports.reserved_port() as first, ports.reserved_port() as second:
 
 @pytest.fixture
 def few_ports(monkeypatch):
-    monkeypatch.setattr(ports, "PORTS", range(20100, 20104))
+    first = 20100 + 4 * (os.getpid() % 3000)  # not those of other runs of these tests
+    monkeypatch.setattr(ports, "PORTS", range(first, first + 4))
+    return list(ports.PORTS)
 
 
 def test_processes_that_reserve_ports_at_the_same_time_get_different_ones():
@@ -45,12 +48,12 @@ def test_a_port_can_be_reserved_again_when_its_program_has_ended(few_ports):
 
 def test_ports_that_listen_or_have_a_connection_left_are_not_free(few_ports):
     with ExitStack() as stack:
-        stack.enter_context(socket.create_server(("127.0.0.1", 20100)))
-        stack.enter_context(socket.create_server(("::1", 20101), family=socket.AF_INET6))
-        left_in_time_wait(20102)
+        stack.enter_context(socket.create_server(("127.0.0.1", few_ports[0])))
+        stack.enter_context(socket.create_server(("::1", few_ports[1]), family=socket.AF_INET6))
+        left_in_time_wait(few_ports[2])
         for _ in range(5):
             with reserved_port() as port:
-                assert port == 20103
+                assert port == few_ports[3]
 
 
 def left_in_time_wait(port):

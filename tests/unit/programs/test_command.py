@@ -70,13 +70,14 @@ def test_values_with_special_characters_reach_the_program_unchanged(tmp_path, gu
 
 
 def test_a_command_has_a_port_of_its_own_until_it_ends(tmp_path, guard, monkeypatch):
-    monkeypatch.setattr(ports, "PORTS", range(20200, 20202))
+    two = 20200 + 2 * (os.getpid() % 5000)  # not those of other runs of these tests
+    monkeypatch.setattr(ports, "PORTS", range(two, two + 2))
     wait = "echo epoch 1: acc {port}; echo epoch 2: acc 0; while [ ! -e go ]; do sleep 0.05; done"
     waiting = run_command(call(tmp_path, wait, metrics=PATTERN), guard)
     first = next(waiting).row["val_accuracy"]
     for _ in range(3):
         tail = end_of(call(tmp_path, ["echo", "{port}"]), guard).program.tail
-        assert {first, int(tail)} == {20200, 20201}
+        assert {first, int(tail)} == {two, two + 1}
     (tmp_path / "go").touch()
     assert [each.row["epoch"] for each in waiting] == [2]
     assert end_of(call(tmp_path, "echo {port} {args}", args={"port": 1, "n": 2}), guard).program.tail == "1 --n 2"
