@@ -7,6 +7,7 @@
     python -m gpu_check whatif              # a profile, fused models, trainings that share the GPU
     python -m gpu_check one NAME [NAME...]  # single checks; `one` without a name lists them
 
+It takes --minutes and half a minute at most: a check that runs when the time is up is interrupted, and has failed.
 Without a GPU it ends with exit code 2, unless --toy is given: then everything runs at toy size on the CPU, which tests
 only this program. The exit code is 1 if a check fails or has no time left. Missed goals of speed do not change it. All
 findings are also in <out>/gpu_check_<what>.json, and as Markdown tables at the end of the output.
@@ -16,12 +17,14 @@ import argparse
 import datetime
 import faulthandler
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import torch
 from trainyard.training.computation.determinism import fix_cublas_workspace
@@ -41,7 +44,7 @@ from gpu_check import (
     whatif,
 )
 from gpu_check.report import Report
-from gpu_check.rig import Rig, free_memory
+from gpu_check.rig import Rig, first_line, free_memory
 
 Check = Callable[[Rig], None]
 # In the order in which they run: what is cheap and what others build on comes first.
@@ -80,12 +83,15 @@ WHATIF: Final[dict[str, Check]] = {
 LONG: Final[dict[str, Check]] = {"auto_share": sharing.measure_auto_share}  # in no group
 GROUPS: Final = {"all": CORRECT | SPEED, "correct": CORRECT, "speed": SPEED, "whatif": WHATIF}
 ALL: Final = CORRECT | SPEED | WHATIF | LONG
-HANG_SECONDS: Final = 30  # after the time limit, a check that hangs ends the program with a stack trace
+HANG_SECONDS: Final = 20  # after the time limit, until a check that cannot be interrupted ends the program
+LAST_SECONDS: Final = 10  # after these, until the program ends without its tables
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the checks or measurements; returns the exit code."""
     arguments = _parser().parse_args(argv)
+    if arguments.names and arguments.what != "one":
+        _parser().error(f"names of checks follow `one`, not `{arguments.what}`")
     if arguments.what == "one" and not arguments.names:
         print(*ALL, sep="\n")
         return 0
@@ -99,12 +105,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     report = Report(arguments.out / f"gpu_check_{arguments.what}.json", seconds=seconds)
     rig = Rig(torch.device("cpu") if arguments.toy else torch.device("cuda", 0), report)
     checks = {name: ALL[name] for name in arguments.names} if arguments.what == "one" else GROUPS[arguments.what]
-    with _time_limit(seconds + HANG_SECONDS):
+    with _time_limit(rig, seconds + HANG_SECONDS):
         for name, check in checks.items():
             _run(name, check, rig)
-    print(f"\n{_title(rig)}\n\n{report.markdown()}\n")
-    print(f"{len(report.failed)} checks failed", *report.failed, sep="\n  ")
+    _print_summary(rig)
     return 1 if report.failed else 0
+
+
+def _print_summary(rig: Rig) -> None:
+    """Print the tables, and what has failed."""
+    failed = rig.report.failed
+    print(f"\n{_title(rig)}\n\n{rig.report.markdown()}\n")
+    print(f"{len(failed)} checks failed or had no time left", *failed, sep="\n  ", flush=True)
 
 
 def _title(rig: Rig) -> str:
@@ -114,25 +126,64 @@ def _title(rig: Rig) -> str:
 
 
 @contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """End the program with a stack trace if the block takes longer, as when a GPU hangs."""
-    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
+def _time_limit(rig: Rig, seconds: float) -> Iterator[None]:
+    """End the program with a stack trace and its tables if the block takes longer, as when a GPU hangs."""
+    output = sys.__stderr__ or sys.stderr
+
+    def give_up() -> NoReturn:
+        faulthandler.dump_traceback(output)
+        rig.report.check(rig.report.running, False, "it hangs: the stack trace says where")
+        _print_summary(rig)
+        os._exit(1)
+
+    watch = threading.Timer(seconds, give_up)
+    watch.daemon = True
+    watch.start()
+    faulthandler.dump_traceback_later(seconds + LAST_SECONDS, exit=True, file=output)  # if no thread can run
     try:
         yield
     finally:
+        watch.cancel()
         faulthandler.cancel_dump_traceback_later()
 
 
-def _run(name: str, check: Check, rig: Rig) -> None:
-    """Run one check; an exception is its failure."""
-    if rig.report.remaining_seconds < 0:
-        rig.report.skip(name)
-        return
+class _TimeIsUpError(BaseException):
+    """The time limit has come; the `except Exception` of a check does not catch it."""
+
+
+@contextmanager
+def _interrupted_after(seconds: float) -> Iterator[None]:
+    """Raise `_TimeIsUpError` in the block when this time has passed."""
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        raise _TimeIsUpError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        check(rig)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _run(name: str, check: Check, rig: Rig) -> None:
+    """Run one check; an exception is its failure, and so is a check that finds nothing."""
+    report = rig.report
+    if (seconds := report.remaining_seconds) <= 0:
+        report.skip(name)
+        return
+    before, report.running = report.size, name
+    try:
+        with _interrupted_after(seconds):
+            check(rig)
+    except _TimeIsUpError:
+        report.check(name, False, "not finished when the time was up")
     except Exception as error:
         traceback.print_exc()
-        rig.report.check(name, False, f"{type(error).__name__}: {error}".splitlines()[0])
+        report.check(name, False, first_line(error))
+    if report.size == before:
+        report.check(name, False, "the check has found nothing")
     free_memory()
 
 
@@ -143,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("what", nargs="?", choices=[*GROUPS, "one"], default="all", help="default: all")
     parser.add_argument("names", nargs="*", choices=[*ALL, []], metavar="NAME", help="checks of `one`")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")), metavar="DIR")
-    parser.add_argument("--minutes", type=float, default=9.0, help="time limit; what is left then is not run")
+    parser.add_argument("--minutes", type=float, default=8.5, help="time limit; what is left then is not run")
     parser.add_argument("--toy", action="store_true", help="toy size on the CPU, to test this program")
     return parser
 

@@ -6,13 +6,15 @@ import torch
 from trainyard.training.computation.compilation import release_compiled_code
 from trainyard.training.warmup import warm_up
 
-from gpu_check.rig import SMALL, Rig, changed, free_memory, start
+from gpu_check.rig import SMALL, Rig, changed, first_line, free_memory, start
 
 TOLERANCE = 0.05  # of the mean loss of an epoch, between compiled and eager kernels in bf16
 
 
 def check_compile(rig: Rig) -> None:
     """A compiled training has the loss of an eager one, with each option."""
+    from torch._dynamo.utils import counters
+
     batch_size = rig.size(128, 16)
     data = rig.images(count=rig.size(1024, 64), val_count=rig.size(256, 16))
     spec = changed(SMALL, batch_size=batch_size, precision="bf16")
@@ -28,6 +30,7 @@ def check_compile(rig: Rig) -> None:
     }
     for name, options in cases.items():
         torch._dynamo.reset()
+        counters.clear()
         try:
             with rig.compiler():
                 trainer = start(changed(spec, compile=True, **options), data)
@@ -36,9 +39,11 @@ def check_compile(rig: Rig) -> None:
                     trainer.halve_micro_batch()
                 loss = next(trainer.epochs()).train_loss
         except Exception as error:
-            rig.report.check(f"compile {name}", False, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+            rig.report.check(f"compile {name}", False, first_line(error))
         else:
-            rig.report.check(f"compile {name}", abs(loss - eager) < TOLERANCE, f"loss {loss:.4f}, eager {eager:.4f}")
+            graphs = counters["stats"].get("unique_graphs", 0)
+            seen = f"loss {loss:.4f}, eager {eager:.4f}, graphs compiled {graphs}"
+            rig.report.check(f"compile {name}", graphs > 0 and abs(loss - eager) < TOLERANCE, seen)
     torch._dynamo.reset()
 
 

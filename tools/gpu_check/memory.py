@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from trainyard.data.staged import Staged
 from trainyard.packing import gpu_sharing
-from trainyard.training.loaders import load_input_data
+from trainyard.training.loaders import MappedSplit, load_input_data
 from trainyard.training.trainer import Trainer
 
 from gpu_check.rig import SMALL, Rig, changed, free_memory, start
@@ -54,13 +54,13 @@ def check_memory_share(rig: Rig) -> None:
     gpu_sharing.limit_gpu_memory(SHARE)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            load_input_data(_black_images(Path(folder), size_bytes=1.2 * share), rig.device)
+            data = load_input_data(_black_images(Path(folder), size_bytes=1.2 * share), rig.device)
     except torch.OutOfMemoryError as error:
         rig.report.check("memory share", False, error)
     else:
-        rig.report.check(
-            "memory share", True, f"images larger than the share of {share / 2**30:.1f} GiB are prefetched"
-        )
+        kind = type(data.train).__name__
+        seen = f"images larger than the share of {share / 2**30:.1f} GiB are in a {kind}"
+        rig.report.check("memory share", isinstance(data.train, MappedSplit), seen)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
 

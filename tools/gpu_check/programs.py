@@ -13,6 +13,7 @@ from gpu_check.rig import Rig
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 TIMEOUT_SECONDS = 150
+EPOCHS = 3
 SHOWN = ("images_per_second", "step_ms_p50", "data_wait_fraction", "mfu", "roofline_images_per_second", "gpu0_peak_mib",
          "startup_seconds", "warmup_seconds", "train_seconds", "checkpoint_seconds", "device")  # fmt: skip
 
@@ -30,7 +31,8 @@ def check_programs(rig: Rig) -> None:
                 rig.report.check(f"program {program}", False, (done.stdout + done.stderr)[-600:])
                 return
         summary = json.loads((folder / "results/scaling/s/1x1/summary.json").read_text())
-        rig.report.check("programs", True, {name: summary[name] for name in SHOWN})
+        passed = summary["device"] == rig.gpu_name and summary["epochs"] == EPOCHS
+        rig.report.check("programs", passed, {name: summary[name] for name in SHOWN})
 
 
 def _config(rig: Rig) -> dict[str, Any]:
@@ -39,5 +41,5 @@ def _config(rig: Rig) -> dict[str, Any]:
         {"images": 64, "val_images": 16, "height": 8, "width": 8},
     )
     train = rig.size({"model": "resnet50", "batch_size": 512, "precision": "bf16"}, {"batch_size": 16})
-    study = {"dataset": "d", "train": {**train, "epochs": 3}, "scales": ["1x1"], "cpus_per_gpu": rig.size(8, 1)}
+    study = {"dataset": "d", "train": {**train, "epochs": EPOCHS}, "scales": ["1x1"], "cpus_per_gpu": rig.size(8, 1)}
     return {"datasets": {"d": {"source": "synthetic", "classes": 20, **images}}, "scaling": {"s": study}}

@@ -29,6 +29,7 @@ class Report:
     def __init__(self, path: Path, *, seconds: float) -> None:
         self.findings: list[Finding] = []
         self.tables: dict[str, list[dict[str, str]]] = {}
+        self.running = ""  # the check that runs, or the last one
         self._path, self._seconds, self._began = path, seconds, time.monotonic()
 
     @property
@@ -55,6 +56,11 @@ class Report:
         self._print(f"{table}: " + ", ".join(f"{name} {value}" for name, value in cells.items() if value))
 
     @property
+    def size(self) -> int:
+        """The number of findings, and of rows of tables."""
+        return len(self.findings) + sum(map(len, self.tables.values()))
+
+    @property
     def failed(self) -> list[str]:
         """The checks that have failed or were not run."""
         return [finding.check for finding in self.findings if finding.result in (FAIL, NOT_RUN)]
@@ -62,7 +68,7 @@ class Report:
     def markdown(self) -> str:
         """The tables of all findings, as in benchmarks/README.md."""
         tables = {"checks": [finding._asdict() for finding in self.findings], **self.tables}
-        return "\n\n".join(_markdown_table(rows) for rows in tables.values() if rows)
+        return "\n\n".join(f"### {name}\n\n{_markdown_table(rows)}" for name, rows in tables.items() if rows)
 
     def _add(self, finding: Finding) -> None:
         self.findings.append(finding)

@@ -16,7 +16,7 @@ from trainyard.training.trainer import Trainer
 from trainyard.training.warmup import warm_up
 
 from gpu_check.machine import wait_for
-from gpu_check.rig import Rig, changed, free_memory, start
+from gpu_check.rig import Rig, changed, first_line, free_memory, start
 
 GOALS = {"NVIDIA H200": 40_000, "NVIDIA H100 80GB HBM3": 27_000}  # img/s of ResNet-50 in bf16, by the GPU's name
 GRAPH_SPEEDUP = 5  # goal for the small ResNets, relative to eager steps
@@ -78,7 +78,7 @@ def measure_small_resnets(rig: Rig) -> None:
 def measure(rig: Rig, what: Measurement, *, table: str = "speed") -> float:
     """Add a row: images per second of all epochs but the first, and what limits them. Returns the images per second."""
     if rig.report.remaining_seconds < 0:
-        rig.report.inform(what.name, "not measured: no time was left")
+        rig.report.skip(what.name)
         return 0.0
     free_memory()
     if what.spec.compile:
@@ -87,7 +87,7 @@ def measure(rig: Rig, what: Measurement, *, table: str = "speed") -> float:
         with rig.compiler():
             rate, row = _row(rig, what)
     except Exception as error:
-        rig.report.check(what.name, False, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        rig.report.check(what.name, False, first_line(error))
         return 0.0
     rig.report.add_row(table, row)
     return rate

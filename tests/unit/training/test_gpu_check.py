@@ -1,9 +1,15 @@
 """The GPU check runs without a GPU at toy size, so that it keeps up with the code."""
 
 import json
+import os
+import subprocess
+import sys
+import threading
+from unittest import mock
 
 import pytest
 from gpu_check import __main__ as gpu_check
+from gpu_check import correctness, endings, objective, rig
 
 # These start programs or compile, which takes ten seconds each. What they check has unit tests, too.
 LONG = ["one_rank", "two_ranks", "failing_rank", "launch", "compile", "compiled_sweep"]
@@ -53,3 +59,116 @@ def test_a_check_that_raises_has_failed(tmp_path, monkeypatch):
     assert status == 1
     assert [result for _, result, _ in found["checks"]] == ["FAIL", "info"]
     assert "ZeroDivisionError" in found["checks"][0][2]
+
+
+def test_a_check_that_finds_nothing_has_failed(tmp_path, monkeypatch):
+    monkeypatch.setitem(gpu_check.ALL, "data", lambda rig: None)
+    status, found = run(tmp_path, "data")
+    assert status == 1
+    assert found["checks"] == [["data", "FAIL", "the check has found nothing"]]
+
+
+def test_a_check_that_runs_when_the_time_is_up_is_interrupted(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(gpu_check.ALL, "data", lambda rig: threading.Event().wait())
+    status, found = run(tmp_path, "data", "syncs", "--minutes", "0.01")
+    assert status == 1
+    assert found["checks"] == [
+        ["data", "FAIL", "not finished when the time was up"],
+        ["syncs", "not run", "no time was left"],
+    ]
+    assert capsys.readouterr().out.endswith("\n2 checks failed or had no time left\n  data\n  syncs\n")
+
+
+HANGING = """
+import threading
+from gpu_check import __main__ as gpu_check
+
+def hang(rig):
+    while True:
+        try:
+            threading.Event().wait()
+        except BaseException:
+            pass
+
+gpu_check.ALL["telemetry"] = hang
+gpu_check.HANG_SECONDS = 2
+gpu_check.main(["one", "telemetry", "--toy", "--minutes", "0.05"])
+"""
+
+
+def test_a_check_that_hangs_ends_the_program_with_its_place_and_the_tables(tmp_path):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OUT": str(tmp_path)}
+    command = [sys.executable, "-c", HANGING]
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=600)
+    assert done.returncode == 1
+    assert "in hang\n" in done.stderr
+    assert "| telemetry | FAIL | it hangs: the stack trace says where |" in done.stdout
+
+
+# ---- each check can fail
+
+
+def other_training(monkeypatch, module, number, **values):
+    """Let a check start its `number`-th training, counted from 1, with other values of the spec."""
+    started = []
+
+    def start(spec, data, **options):
+        started.append(spec)
+        return rig.start(rig.changed(spec, **values) if len(started) == number else spec, data, **options)
+
+    monkeypatch.setattr(module, "start", start)
+
+
+def test_a_training_that_learns_nothing_fails_the_check_of_numerics(tmp_path, monkeypatch):
+    other_training(monkeypatch, correctness, 2, lr=1e-9)
+    _, found = run(tmp_path, "numerics")
+    assert [result for _, result, _ in found["checks"]] == ["FAIL", "PASS"]
+
+
+@pytest.mark.parametrize("values", [{"freeze": []}, {"lr_scale": {}}, {"augment": {}}])
+def test_a_training_that_is_not_fine_tuned_fails_its_check(tmp_path, monkeypatch, values):
+    other_training(monkeypatch, correctness, 1, **values)
+    _, found = run(tmp_path, "augmentation")
+    assert found["checks"][1][:2] == ["mixed and fine-tuned", "FAIL"]
+
+
+def test_weights_without_an_average_fail_the_check_of_the_objective(tmp_path, monkeypatch):
+    other_training(monkeypatch, objective, 1, ema_decay=None)
+    _, found = run(tmp_path, "objective")
+    assert found["checks"][0][1] == "FAIL"
+
+
+def without(monkeypatch, module, *names):
+    """Let a check start its trainings without these options."""
+
+    def start(spec, data, **options):
+        return rig.start(spec, data, **{name: value for name, value in options.items() if name not in names})
+
+    monkeypatch.setattr(module, "start", start)
+
+
+def test_a_training_that_begins_again_or_is_not_stopped_fails_the_check_of_resuming(tmp_path, monkeypatch):
+    for missing in ("store", "notice"):
+        without(monkeypatch, correctness, missing)
+        _, found = run(tmp_path, "resume")
+        assert found["checks"][1][:2] == ["resume, deterministic", "FAIL"]
+
+
+def test_a_training_without_a_deadline_or_a_checkpoint_fails_the_check_of_stopping(tmp_path, monkeypatch):
+    monkeypatch.setattr(endings, "GRACE_SECONDS", 0)
+    for missing in ("deadline", "store"):
+        without(monkeypatch, endings, missing)
+        _, found = run(tmp_path, "stop")
+        assert [result for _, result, _ in found["checks"]] == ["FAIL", "FAIL"], missing
+
+
+def test_gradients_that_do_not_overflow_fail_the_check_of_overflows(tmp_path, monkeypatch):
+    monkeypatch.setattr(correctness, "FIRST_SCALE", 1.0)
+    _, found = run(tmp_path, "fp16")
+    assert [result for _, result, _ in found["checks"]] == ["FAIL", "FAIL"]
+
+
+def test_a_training_that_is_not_compiled_fails_the_check_of_compilation(tmp_path, monkeypatch):
+    monkeypatch.setattr(rig.Rig, "compiler", lambda self: mock.patch("torch.compile", lambda step, **options: step))
+    _, found = run(tmp_path, "compile")
+    assert {result for _, result, _ in found["checks"]} == {"FAIL"}
