@@ -7,9 +7,8 @@ from trainyard.training.computation import precision
 
 @pytest.fixture(autouse=True)
 def _restored():
-    matmul, convolution = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     yield
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, convolution
+    precision.set_float32("fp32")
 
 
 @pytest.mark.parametrize("first", ["fp32", "tf32", "bf16"])
@@ -29,4 +28,34 @@ def test_both_ways_to_ask_for_tf32_agree(first, name):
 
 def test_cpus_multiply_exactly():
     precision.set_float32("tf32")
+    assert torch.backends.mkldnn.matmul.fp32_precision == "none"
+
+
+def _set(backend, value):
+    backend.fp32_precision = value
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "by_user",
+    [
+        pytest.param(lambda: None, id="none"),
+        pytest.param(lambda: torch.set_float32_matmul_precision("medium"), id="matmul precision"),
+        pytest.param(lambda: _set(torch.backends, "tf32"), id="all"),
+        pytest.param(lambda: _set(torch.backends.cuda.matmul, "tf32"), id="matmul"),
+        pytest.param(lambda: _set(torch.backends.cudnn.conv, "tf32"), id="convolutions in TF32"),
+        pytest.param(lambda: _set(torch.backends.cudnn, "ieee"), id="cuDNN in float32"),
+    ],
+)
+@pytest.mark.parametrize("before", ["fp32", "tf32"])
+def test_what_the_code_of_a_user_has_set_does_not_change_later_trainings(by_user, name, before):
+    """In the same worker. torch raises where a setting is read that contradicts another one, as torch.compile does."""
+    precision.set_float32(before)
+    by_user()
+    precision.set_float32(name)
+    in_tf32 = name != "fp32"
+    assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == in_tf32
+    assert torch.get_float32_matmul_precision() == ("high" if in_tf32 else "highest")
+    settings = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul
+    assert all((setting.fp32_precision == "tf32") == in_tf32 for setting in settings)
     assert torch.backends.mkldnn.matmul.fp32_precision == "none"

@@ -1,10 +1,15 @@
 """The `precision` of a training: data types, autocast and loss scaling on its device."""
 
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+_BACKENDS: Any = torch.backends  # its stubs lack some of what follows
+_FLOAT32_SETTINGS = (
+    _BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn, _BACKENDS.cudnn, _BACKENDS.cuda.matmul, _BACKENDS
+)  # fmt: skip
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -24,9 +29,14 @@ def resolve_precision(precision: str, device: torch.device) -> str:
 def set_float32(precision: str) -> None:
     """Set how this process multiplies float32 matrices on GPUs: exactly for `fp32`, otherwise in TF32.
 
-    `allow_tf32` also sets `fp32_precision`, but not the other way round: after `fp32_precision`, torch raises wherever
-    `allow_tf32` is read, as torch.compile does in torch 2.10 (https://github.com/pytorch/pytorch/issues/166387).
+    torch has three settings of this, and raises wherever one is read that contradicts another, as torch.compile does in
+    torch 2.10 (https://github.com/pytorch/pytorch/issues/166387). `allow_tf32` also sets `fp32_precision`, but not the
+    other way round, and not where a user's code has set it for some operations: so these are reset first.
     """
+    for backend in _FLOAT32_SETTINGS:
+        backend.fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+    _BACKENDS.mkldnn.matmul.fp32_precision = "none"  # CPUs multiply exactly
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 
