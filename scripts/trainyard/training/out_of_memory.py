@@ -9,9 +9,14 @@ from trainyard.utils.errors import UserError
 
 _Result = TypeVar("_Result")
 # torch's own allocator says "CUDA out of memory", and on a CPU "can't allocate memory". The libraries below say "CUDA
-# error: out of memory" (the driver), "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", and "GET was unable to
-# find an engine to execute this computation" (cuDNN, without memory for the workspace of any algorithm).
-_MESSAGES: Final = re.compile(r"out of memory|_ALLOC_FAILED|unable to find an engine|can't allocate memory", re.I)
+# error: out of memory" (the driver), "CUBLAS_STATUS_ALLOC_FAILED" or, for the memory of a handle, "NOT_INITIALIZED",
+# "CUDNN_STATUS_ALLOC_FAILED", since cuDNN 9 "INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", and "GET was unable to find an
+# engine to execute this computation" (cuDNN, without memory for the workspace of any algorithm).
+_MESSAGES: Final = re.compile(
+    r"out of memory|_ALLOC(ATION)?_FAILED|_NOT_INITIALIZED when calling `(cublas|cusolverDn)Create|"
+    r"unable to find an engine|can't allocate memory",
+    re.I,
+)
 log = logging.getLogger(__name__)
 
 
