@@ -148,22 +148,22 @@ class Worker:
 
     def _run_trial(self, request: TrialRequest) -> TrialRun:
         """Run a trial; an exception is a failure."""
-        began = time.perf_counter()
+        self._began = time.perf_counter()  # of the trial, as if it had not been interrupted
         try:
             if self._setup.is_training:
-                return (yield from self._train(request, began))
+                return (yield from self._train(request))
             if request.spec.get("command"):
                 return (yield from self._run_command(request))
             return (yield from self._run_function(request))
         except Diverged as error:
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - self._began
             return TrialEnded(status=TrialStatus.DIVERGED, error=str(error), seconds=seconds)
         except Exception as error:
             return TrialEnded(
                 status=TrialStatus.FAILED,
                 error=str(error) if isinstance(error, UserError) else error_line(error),
                 traceback=traceback.format_exc(),
-                seconds=time.perf_counter() - began,
+                seconds=time.perf_counter() - self._began,
             )
         finally:
             if self._setup.is_training and request.spec.get("compile"):
@@ -228,20 +228,20 @@ class Worker:
         with claim_folder(request.folder, owner=f"trial {request.trial}", grace_seconds=0.0):
             return (yield from run_function(import_object(spec.function, role="function"), spec.args, context))
 
-    def _train(self, request: TrialRequest, began: float) -> TrialRun:
+    def _train(self, request: TrialRequest) -> TrialRun:
         from trainyard.training.trainer import Stopped
         from trainyard.training.warmup import warm_up
 
         halvings = list[MicroBatchHalved]()
         trainer = self._create_trainer(request, halvings)
-        earlier = sum(row.seconds for row in trainer.history) + trainer.state.progress.seconds
-        earlier += trainer.checkpoints.total_seconds
+        self._began -= sum(row.seconds for row in trainer.history) + trainer.state.progress.seconds
+        self._began -= trainer.checkpoints.total_seconds
         for row in trainer.history:
             yield EpochReported(row.as_row())
-        if trainer.spec.compile:
-            warm_up(trainer)
         status = TrialStatus.FINISHED
         try:
+            if trainer.spec.compile:
+                warm_up(trainer)
             with ExitStack() as measuring:
                 uses = measuring.enter_context(gpu_sharing.measure_gpu()) if request.measures_gpu else []
                 for row in trainer.epochs():
@@ -256,7 +256,7 @@ class Worker:
             status=status,
             metrics=_training_metrics(trainer),
             precision=trainer.precision,
-            seconds=earlier + time.perf_counter() - began,
+            seconds=time.perf_counter() - self._began,
             gpu_use=uses[0] if uses else None,
         )
 

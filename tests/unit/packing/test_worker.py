@@ -1,10 +1,13 @@
 """The process of a slot, between its trials."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from loops import SPEC, start, train
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.worker import Worker
+from trainyard.training.checkpoints.store import CheckpointStore
 from trainyard.training.computation import compilation
 from trainyard.utils.errors import Diverged
 
@@ -17,7 +20,7 @@ def test_compiled_code_is_released_after_each_trial_however_it_ends(monkeypatch,
     worker = Worker()
     worker._setup = SimpleNamespace(is_training=True)
 
-    def train(request, began):
+    def train(request):
         if error is not None:
             raise error
         return SimpleNamespace(status=TrialStatus.FINISHED)
@@ -27,3 +30,18 @@ def test_compiled_code_is_released_after_each_trial_however_it_ends(monkeypatch,
     for compiles in (True, False):
         worker.begin(SimpleNamespace(spec={"compile": compiles}))
     assert len(released) == 1
+
+
+def test_a_trial_that_resumes_and_diverges_counts_the_seconds_before(data, tmp_path, monkeypatch):
+    checkpoints = CheckpointStore(tmp_path)
+    train(SPEC, data, store=checkpoints, epochs=1)
+    trainer = start(SPEC, data, store=checkpoints)
+    trainer.history[0] = replace(trainer.history[0], seconds=1000.0)
+    trainer.module.register_forward_hook(lambda module, images, output: output * float("nan"))
+    worker = Worker()
+    worker._setup = SimpleNamespace(is_training=True)
+    monkeypatch.setattr(worker, "_create_trainer", lambda request, halvings: trainer)
+    worker.begin(SimpleNamespace(spec={}, measures_gpu=False))
+    end = worker.resume(False)
+    assert end.status is TrialStatus.DIVERGED
+    assert end.seconds > 1000
