@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, replace
@@ -163,9 +164,10 @@ def _telemetry(folder: Path, study: Scaling, *, overwrite: bool) -> AbstractCont
 
 
 def _deadline(group: Group) -> float:
-    """Deadline in Unix seconds; infinite on all ranks but rank 0, whose clock decides."""
+    """Deadline in Unix seconds by the clock of this node. Collective: rank 0 asks Slurm for the time that is left."""
     given = slurm_allocation.current_allocation() if group.is_main else None
-    return given.deadline if given else math.inf
+    left = given.deadline - time.time() if given else math.inf
+    return time.time() + float(group.broadcast(torch.tensor(left, dtype=torch.float64, device=group.device)))
 
 
 def _check_world(scale: str, group: Group) -> None:

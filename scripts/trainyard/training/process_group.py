@@ -106,6 +106,12 @@ class Group:
             work.wait()
         return values
 
+    def any(self, value: bool) -> bool:
+        """Whether `value` is true on any rank. Collective."""
+        if self.world_size == 1:
+            return value
+        return not self.minimum(torch.tensor(not value, dtype=torch.int64, device=self.device))
+
     def limit_collectives(self, minutes: float) -> None:
         """Let the collectives from now on fail if a rank does not take part within so many minutes."""
         if self.world_size > 1:

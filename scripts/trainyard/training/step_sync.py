@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainyard.training.process_group import Group
-from trainyard.training.step_timing import Moment, milliseconds, moment
+from trainyard.training.step_timing import Moment, milliseconds, moment, wait_until_reached
 
 # The host runs ahead of the GPU, which would be idle if the host waited for each result: by MAX_LAG steps, or by those
 # that the GPU takes in LAG_SECONDS. If this is less than one step, the host waits for each.
@@ -101,8 +101,7 @@ class StepFlags:
 
     def _oldest(self) -> StepStatus:
         oldest = self._pending.popleft()
-        if not isinstance(oldest.ended, float):
-            oldest.ended.synchronize()
+        wait_until_reached(oldest.ended)
         self._seconds.append(milliseconds(self._known_at, oldest.ended) / 1000)
         self._known_at = oldest.ended
         bad_rank, keep_going, self._lag = oldest.flags.tolist()

@@ -100,6 +100,12 @@ def milliseconds(start: Moment, end: Moment) -> float:
     return float(start.elapsed_time(end))
 
 
+def wait_until_reached(moment: Moment) -> None:
+    """Wait until the device gets to a moment."""
+    if not isinstance(moment, float):
+        moment.synchronize()
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until the device has finished all work."""
     if device.type != "cpu":

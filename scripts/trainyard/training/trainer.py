@@ -39,7 +39,7 @@ from trainyard.training.networks.weight_average import WeightAverage
 from trainyard.training.objective import Means, Objective
 from trainyard.training.out_of_memory import OutOfMemory, is_out_of_memory
 from trainyard.training.process_group import Group
-from trainyard.training.sampler import BatchSizes, derived_seed, steps_per_epoch, training_batches
+from trainyard.training.sampler import BatchSizes, steps_per_epoch, training_batches
 from trainyard.training.step_sync import StepFlags, StepStatus
 from trainyard.training.step_timing import StepRate, StepTimer
 from trainyard.training.validation import Validation
@@ -92,7 +92,7 @@ class Trainer:
         self.steps = steps_per_epoch(len(data.train), batch)
         self.precision, channels_last = _choose_numerics(spec, group.device)
         self._save_last = save_last
-        self._deadline, self._notice, self._on_halved = deadline, notice or StopNotice(), on_halved
+        self._deadline, self.notice, self._on_halved = deadline, notice or StopNotice(), on_halved
         self._validation = Validation(data.val, self.objective, group)
         self._flags = StepFlags(group)
         self.mix = Mixer(spec.augment, data, seed=spec.seed, channels_last=channels_last)
@@ -149,9 +149,10 @@ class Trainer:
                 row = self._epoch(len(self.history) + 1)
                 self.history.append(row)
                 self.state.begin_epoch()
-                is_last = self._save_last and self.is_complete
-                if self.checkpoints.is_due() or is_last:
-                    self.checkpoints.save(wait=is_last)
+                if self.is_complete and not self._save_last:
+                    self.checkpoints.give_up()
+                elif self.is_complete or self.checkpoints.is_due():
+                    self.checkpoints.save(wait=self.is_complete)
                 yield row
 
     def halve_micro_batch(self) -> None:
@@ -173,11 +174,25 @@ class Trainer:
     def _epoch(self, number: int) -> EpochMetrics:
         """Train and validate one epoch, or the rest of it."""
         progress, began = self.state.progress, time.perf_counter()
-        self._seed(number, progress)
+        set_random_state(progress, self.group, seed=self.spec.seed, epoch=number)
+        try:
+            self._train_steps_that_fit(number, progress)
+            for module in self.state.modules.values():
+                reduce_buffers(module, self.group)
+            train, val = self._means(progress.sums.clone()), self._means(self._validate())
+        except Stopped:
+            progress.seconds += time.perf_counter() - began
+            self.checkpoints.save(wait=True)
+            raise
+        seconds = progress.seconds + time.perf_counter() - began
+        return EpochMetrics.measured(train, val, progress.times, epoch=number, lr=progress.lr, seconds=seconds)
+
+    def _train_steps_that_fit(self, number: int, progress: EpochProgress) -> None:
+        """Take the remaining steps of an epoch, with smaller micro-batches where memory does not suffice."""
         timer = StepTimer(self.group.device)
         while progress.step < self.steps:
             try:
-                self._train_steps(number, progress, timer)
+                return self._train_steps(number, progress, timer)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -185,30 +200,10 @@ class Trainer:
                     where = f"epoch {number}, step {progress.step + 1}"
                     raise OutOfMemory(where, rank=self.group.rank, micro=self.batch.micro, error=error) from None
                 log.info("%s", error)
-            except Stopped:
-                progress.seconds += time.perf_counter() - began
-                progress.times += timer.times()
-                self.checkpoints.save(wait=True)
-                raise
-            else:
-                break
             self.halve_micro_batch()  # outside of `except`, where the traceback keeps the tensors of the step alive
-        times = progress.times + timer.times()
-        for module in self.state.modules.values():
-            reduce_buffers(module, self.group)
-        train, val = self._means(progress.sums.clone()), self._means(self._validate())
-        seconds = progress.seconds + time.perf_counter() - began
-        return EpochMetrics.measured(train, val, times, epoch=number, lr=progress.lr, seconds=seconds)
-
-    def _seed(self, number: int, progress: EpochProgress) -> None:
-        """Seed the generators for this epoch and rank, or restore them within an interrupted epoch."""
-        steps_taken = [progress.step] if progress.step else []
-        torch.manual_seed(derived_seed(self.spec.seed, number, self.group.rank, *steps_taken))
-        if progress.random is not None:
-            set_random_state(progress.random, self.group.device)
 
     def _train_steps(self, number: int, progress: EpochProgress, timer: StepTimer) -> None:
-        """Take the remaining steps of an epoch."""
+        """Take the remaining steps of an epoch, until a rank asks to stop."""
         self.model.train()
         size, seed = len(self.data.train), self.spec.seed
         order = training_batches(
@@ -221,18 +216,20 @@ class Trainer:
         self._flags.begin()
         with closing(self.data.train.batches(order)) as batches:
             images = timer.waiting(batches)
-            while progress.step < self.steps:
+            stops = False
+            while progress.step < self.steps and not stops:
                 stops = self._step(images, augment)
                 timer.mark()
                 self.first_step_time = self.first_step_time or time.time()
                 if steps_per_second := rate.poll(progress.step):
                     speed = steps_per_second * self.batch.images
                     log.info("epoch %d: step %d of %d, %.1f img/s", number, progress.step, self.steps, speed)
-                if stops:
-                    where = f"epoch {number} of {self.spec.epochs}, after step {progress.step} of {self.steps}"
-                    raise Stopped(f"stopped {self._stop_reason()}, in {where}")
         for status in self._flags.finish_all():
             self._check(status)
+            stops |= status.stop
+        progress.times += timer.times()
+        if stops:
+            raise self._stopped()
 
     def _step(self, images: Iterator[ImageBatch], augment: Augmenter) -> bool:
         """Update the parameters once, from one or more micro-batches; returns whether all ranks stop now."""
@@ -271,10 +268,17 @@ class Trainer:
     def _is_late(self) -> bool:
         """Whether this rank must stop: it was told to, or the time only suffices for a checkpoint and a validation."""
         needed = self.checkpoints.stop_seconds + self._validation.seconds + self._flags.stop_seconds
-        return self._notice.is_given or time.time() + needed > self._deadline
+        return self.notice.is_given or time.time() + needed > self._deadline
 
-    def _stop_reason(self) -> str:
-        return "by a signal" if self._notice.is_given else "before the end of the walltime"
+    def _must_stop_validation(self) -> bool:
+        """Whether this rank must stop now. After the deadline, a run that has taken no step validates all the same."""
+        is_late = time.time() + self.checkpoints.stop_seconds > self._deadline
+        return self.notice.is_given or (is_late and self.first_step_time is not None)
+
+    def _stopped(self) -> Stopped:
+        reason = "by a signal" if self.notice.is_given else "before the end of the walltime"
+        epoch, step = len(self.history) + 1, self.state.progress.step
+        return Stopped(f"stopped {reason}, in epoch {epoch} of {self.spec.epochs}, after step {step} of {self.steps}")
 
     def _check(self, status: StepStatus) -> None:
         """Raise `Diverged` on all ranks if the loss of one was not finite."""
@@ -284,11 +288,16 @@ class Trainer:
             raise Diverged(f"the loss became NaN or infinite in {where}, before the update: {remedy}")
 
     def _validate(self) -> Tensor:
-        """The sums of this rank's share of the validation images."""
+        """The sums of this rank's share of the validation images. Raises `Stopped` on all ranks if one must stop."""
         model = (self.state.average.for_validation() if self.state.average else self.module).eval()
-        return self._validation.sums(
-            lambda images: self.forward.compute_loss(images, model=model)[1], micro=self.batch.micro
+        sums = self._validation.sums(
+            lambda images: self.forward.compute_loss(images, model=model)[1],
+            micro=self.batch.micro,
+            must_stop=self._must_stop_validation,
         )
+        if self.group.any(sums is None) or sums is None:
+            raise self._stopped()
+        return sums
 
     def _means(self, sums: Tensor) -> Means:
         """The metrics over all ranks."""

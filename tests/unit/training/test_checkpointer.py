@@ -10,9 +10,10 @@ from loops import SPEC, assert_equal_states, changed, start, train
 from slurm_cluster.waiting import wait_until
 from trainyard.training.checkpoints import checkpointer
 from trainyard.training.checkpoints.checkpointer import host_copy
-from trainyard.training.checkpoints.store import CheckpointStore
+from trainyard.training.checkpoints.store import CheckpointStore, _tensors
+from trainyard.training.process_group import Group
 from trainyard.training.trainer import Diverged, Stopped
-from trainyard.utils.errors import StorageError
+from trainyard.utils.errors import StorageError, UserError
 
 
 class HeldStore(CheckpointStore):
@@ -85,14 +86,66 @@ def test_a_training_without_a_last_checkpoint_leaves_none(data, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_an_error_of_the_writing_ends_the_training(data, store, epochs):
-    """At the end of the next epoch, or at the end of the training."""
+@pytest.mark.parametrize(("epochs", "tries"), [(1, [1]), (2, [1, 2]), (3, [1])])
+def test_an_error_of_the_writing_ends_the_training(data, store, epochs, tries):
+    """At the end of the next epoch, or at the end of the training, where the last checkpoint is tried all the same."""
     store.error = StorageError("a checkpoint of 0.1 MiB cannot be written: no space left")
     store.release.set()
     with pytest.raises(StorageError, match="no space left"):
         train(changed(SPEC, epochs=epochs), data, store=store)
-    assert store.started == [1]
+    assert store.started == tries
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_an_error_of_the_writing_does_not_keep_the_last_checkpoint_from_being_written(data, store, caplog, stopped):
+    """For the space that it lacked may be there again."""
+    store.error = StorageError("no space left")
+    store.release.set()
+    training = start(changed(SPEC, epochs=2), data, store=store)
+    next(epochs := training.epochs())
+    wait_until(training.checkpoints._writing.done, what="the failure")
+    store.error = None
+    if stopped:
+        training._deadline = 0.0
+        with pytest.raises(Stopped):
+            next(epochs)
+    else:
+        list(epochs)
+    assert "no space left" in caplog.text
+    assert store.latest()["progress"]["step"] == (1 if stopped else 0)
+    assert len(store.latest()["history"]) == (1 if stopped else 2)
+
+
+def test_a_trial_that_is_complete_needs_no_checkpoint(data, store, caplog):
+    """Its results are in the journal."""
+    store.error = StorageError("no space left")
+    training = start(changed(SPEC, epochs=2), data, store=store, save_last=False)
+    next(epochs := training.epochs())
+    training.checkpoints._every_seconds = 3600.0
+    store.release.set()
+    assert len(list(epochs)) == 1
+    assert "no space left" in caplog.text
+
+
+class LateStore(CheckpointStore):
+    """Shows the checkpoint of the last epoch at the third look only, as a file system with a cache."""
+
+    looks = 0
+
+    def latest(self):
+        self.looks += 1
+        return super().latest() if self.looks > 2 else None
+
+
+def test_all_ranks_resume_from_the_same_checkpoint(data, tmp_path, monkeypatch):
+    train(SPEC, data, store=CheckpointStore(tmp_path), epochs=1)
+    monkeypatch.setattr(checkpointer.time, "sleep", lambda seconds: None)
+    seen_by_another = -checkpointer._position(CheckpointStore(tmp_path).latest())
+    monkeypatch.setattr(Group, "minimum", lambda group, values: torch.minimum(values, torch.tensor(seen_by_another)))
+    assert len(start(SPEC, data, store=LateStore(tmp_path)).history) == 1
+    monkeypatch.setattr(checkpointer, "VISIBLE_SECONDS", -1.0)
+    with pytest.raises(UserError, match="rank 0 does not find the checkpoint from which others resume"):
+        start(SPEC, data, store=LateStore(tmp_path))
 
 
 def test_an_error_of_the_writing_does_not_hide_why_a_training_ended(data, store, caplog):
@@ -120,7 +173,17 @@ def test_a_stop_waits_until_its_checkpoint_is_complete(data, tmp_path):
     assert store.latest()["progress"]["step"] == 1
     assert training.checkpoints.last_seconds >= 0.05
     assert training.checkpoints.stop_seconds >= 2 * 0.05, "the next stop leaves time for two"
-    assert start(SPEC, data, store=store).checkpoints.stop_seconds == 0.0, "which its first checkpoint cannot know"
+    assert 0 < start(SPEC, data, store=store).checkpoints.stop_seconds < 0.05, "which its first checkpoint cannot know"
+
+
+def test_a_training_leaves_time_for_its_first_checkpoint(data, tmp_path):
+    """By its size, at the speed of a slow file system."""
+    training = start(changed(SPEC, optimizer="adam", ema_decay=0.9, epochs=1), data, store=CheckpointStore(tmp_path))
+    assumed = training.checkpoints.stop_seconds
+    list(training.epochs())
+    tensors = sum(each.nbytes for each in _tensors(CheckpointStore(tmp_path).latest()))
+    assert assumed / 2 * checkpointer.ASSUMED_BYTES_PER_SECOND == pytest.approx(tensors, rel=0.5)
+    assert start(SPEC, data).checkpoints.stop_seconds == 0, "there is none"
 
 
 def test_a_write_in_progress_leaves_time_for_itself_before_a_stop(data, store):

@@ -1,11 +1,12 @@
 """The batches of the validation."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from trainyard.training import validation
-from trainyard.training.process_group import Group
+from trainyard.training.process_group import Group, single_process
 from trainyard.training.validation import Validation
 
 
@@ -24,6 +25,7 @@ def test_batches_are_larger_than_those_of_the_training_on_a_gpu_as_far_as_they_f
     split = type("Split", (), {"__len__": lambda self: 20, "batches": lambda self, order: (each for each in order)})()
     objective = SimpleNamespace(zeros=lambda device: torch.zeros(()))
     monkeypatch.setattr(validation, "synchronize", lambda device: None)
+    monkeypatch.setattr(validation, "moment", lambda device: 0.0)
     used = []
 
     def measure(images):
@@ -37,3 +39,24 @@ def test_batches_are_larger_than_those_of_the_training_on_a_gpu_as_far_as_they_f
         assert validating.sums(measure, micro=micro) == 20
         assert used == expected
         used.clear()
+
+
+def test_the_host_is_ahead_of_a_gpu_by_one_batch(monkeypatch):
+    """So that it sees a request to stop in time: it could launch a whole validation before the GPU begins it."""
+    split = type("Split", (), {"__len__": lambda self: 6, "batches": lambda self, order: (each for each in order)})()
+    launched, waited = [], []
+    monkeypatch.setattr(
+        validation, "moment", lambda device: SimpleNamespace(synchronize=partial(waited.append, len(launched)))
+    )
+    monkeypatch.setattr(validation, "synchronize", lambda device: None)
+    validating = Validation(split, SimpleNamespace(zeros=lambda device: torch.zeros(())), single_process())
+    ahead = []
+
+    def measure(images):
+        ahead.append(len(launched) - max(waited, default=0))
+        launched.append(images)
+        return torch.tensor(1.0)
+
+    assert validating.sums(measure, micro=1) == 6
+    assert ahead == [0, 1, 1, 1, 1, 1]
+    assert validating.sums(measure, micro=1, must_stop=lambda: len(launched) == 8) is None

@@ -5,16 +5,21 @@ import logging
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from trainyard.training.checkpoints.state import TrainingState
 from trainyard.training.checkpoints.store import CheckpointStore
+from trainyard.training.computation.gradients import gradient_bytes
+from trainyard.training.process_group import Group
 from trainyard.training.step_timing import synchronize
 from trainyard.utils.errors import UserError
 
+# To a slow shared file system: before the first checkpoint has been written, a stop leaves time for this.
+ASSUMED_BYTES_PER_SECOND: Final = 100e6
+VISIBLE_SECONDS: Final = 90.0  # until a node sees a file of another one; NFS caches folders for up to a minute
 log = logging.getLogger(__name__)
 
 
@@ -22,10 +27,10 @@ class Checkpointer:
     """Resumes a training from its store, saves it there, and measures the time for which the training waits.
 
     Without a store, it does nothing. At the end of its `with` block, the last checkpoint is complete. An error of the
-    thread is raised by the next save, the next `is_due`, or at the end of the block.
+    thread is raised by the next save, the next `is_due`, or at the end of the block. A save with `wait` tries again.
 
     Raises:
-        UserError: the last checkpoint has another spec or global batch.
+        UserError: the last checkpoint has another spec or global batch, or not all ranks see it.
     """
 
     def __init__(
@@ -43,8 +48,9 @@ class Checkpointer:
         self._writing: Future[float] | None = None  # on rank 0: the end of the write in progress
         self._blocked_seconds = 0.0  # for which the training waited in the last save
         self.last_seconds = 0.0  # from the start of the last save until it was written
+        self._assumed_seconds = _checkpoint_bytes(state) / ASSUMED_BYTES_PER_SECOND if store else 0.0  # of the first
         self.total_seconds = 0.0  # for which the training waited, including previous runs
-        if store and (found := store.latest()):
+        if store and (found := _latest(store, state.group)):
             _check_global_batch(found["global_batch"], global_batch)
             state.load_state_dict(found)
             self._blocked_seconds = found.get("saving_seconds", 0.0)
@@ -58,18 +64,23 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None:
+            self._wait()
+        else:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Wait for the write in progress. An error is only logged: the checkpoint is not needed any more."""
         try:
             self._wait()
         except Exception as lost:
-            if error is None:
-                raise
             log.warning("%s", lost)
 
     @property
     def stop_seconds(self) -> float:
         """Seconds that a stop needs: for the write in progress, and for a last checkpoint."""
         running = time.monotonic() - self._began if self._writing else 0.0
-        return 2 * max(self.last_seconds, running)
+        return 2 * max(self.last_seconds or self._assumed_seconds, running)
 
     def is_due(self) -> bool:
         """Whether the last checkpoint is older than the interval. Collective: the clock of rank 0 decides."""
@@ -88,7 +99,10 @@ class Checkpointer:
         if self._store is None:
             return
         before = self.total_seconds
-        self._wait()  # for the previous one: there is one copy of the state at a time
+        if wait:
+            self.give_up()  # this one takes its place
+        else:
+            self._wait()  # for the previous one: there is one copy of the state at a time
         began, self._began = time.perf_counter(), time.monotonic()
         expected = self.last_seconds if wait else self._blocked_seconds
         state = self._state.state_dict() | self._facts | {"checkpoint_seconds": self.total_seconds}
@@ -120,6 +134,29 @@ class Checkpointer:
             self.total_seconds += time.perf_counter() - began
 
 
+def _latest(store: CheckpointStore, group: Group) -> dict[str, Any] | None:
+    """The latest state, the same on all ranks. Collective.
+
+    Shared file systems cache folders: a node may not see a file yet that another one has written.
+
+    Raises:
+        UserError: this rank does not see the checkpoint that another one sees.
+    """
+    found, give_up_at = store.latest(), time.monotonic() + VISIBLE_SECONDS
+    latest = -int(group.minimum(torch.tensor(-_position(found), device=group.device)))
+    while _position(found) != latest:
+        if time.monotonic() > give_up_at:
+            raise UserError(f"{store.folder}: rank {group.rank} does not find the checkpoint from which others resume")
+        time.sleep(1)
+        found = store.latest()
+    return found
+
+
+def _position(state: dict[str, Any] | None) -> int:
+    """A number that is larger for a later state; -1 for none."""
+    return -1 if state is None else (len(state["history"]) << 32) + int(state["progress"]["step"])
+
+
 def _write(store: CheckpointStore, state: dict[str, Any], epoch: int, step: int, best_epoch: int | None) -> float:
     """Write a checkpoint; returns the time of its end, on the monotonic clock."""
     store.save(state, epoch=epoch, step=step, best_epoch=best_epoch)
@@ -140,6 +177,12 @@ def host_copy(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(map(host_copy, value))
     return value
+
+
+def _checkpoint_bytes(state: TrainingState) -> int:
+    """The size of a checkpoint at most: the weights, their average, and the two averages of Adam."""
+    weights = [each.nbytes for module in state.modules.values() for each in (*module.parameters(), *module.buffers())]
+    return sum(weights) + 2 * gradient_bytes(state.module)
 
 
 def _check_global_batch(saved: int, ours: int) -> None:

@@ -17,6 +17,7 @@ from trainyard.training.networks.weight_average import WeightAverage
 from trainyard.training.objective import SUMS
 from trainyard.training.optimizers import create_momentum, current_lr
 from trainyard.training.process_group import Group
+from trainyard.training.sampler import derived_seed
 from trainyard.training.step_timing import StepTimes
 
 
@@ -153,8 +154,11 @@ def _random_state(device: torch.device) -> dict[str, Tensor]:
     return state
 
 
-def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Restore the state of the generators of the CPU and of `device`."""
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
+def set_random_state(progress: EpochProgress, group: Group, *, seed: int, epoch: int) -> None:
+    """Seed the generators for this epoch and rank, or restore them within an interrupted epoch."""
+    steps_taken = [progress.step] if progress.step else []
+    torch.manual_seed(derived_seed(seed, epoch, group.rank, *steps_taken))
+    if progress.random is not None:
+        torch.set_rng_state(progress.random["cpu"])
+        if group.device.type == "cuda" and "cuda" in progress.random:
+            torch.cuda.set_rng_state(progress.random["cuda"], group.device)

@@ -1,0 +1,113 @@
+"""A training that is told to stop does so soon, whatever it is doing, and loses nothing."""
+
+import time
+
+import pytest
+from loops import SPEC, assert_equal_states, changed, numbers, start, train
+from trainyard.training import step_sync
+from trainyard.training.checkpoints.store import CheckpointStore
+from trainyard.training.trainer import Diverged, Stopped
+from trainyard.training.warmup import warm_up
+from trainyard.utils.stop_notice import StopNotice
+
+
+@pytest.fixture
+def behind(monkeypatch):
+    """Lets the host of a training know the flags of a step eight steps later, as with a fast GPU."""
+    monkeypatch.setattr(step_sync, "LAG_SECONDS", 1e9)
+
+    def let_lag(training):
+        training._flags._max_lag = step_sync.MAX_LAG
+        return training
+
+    return let_lag
+
+
+def after_forward(training, act):
+    """Call `act` in each forward pass, with the number of the epoch and whether it trains."""
+    training.module.register_forward_hook(
+        lambda module, images, output: act(len(training.history) + 1, module.training, output)
+    )
+
+
+def test_a_stop_is_seen_in_epochs_that_are_shorter_than_the_lag(data, behind, tmp_path):
+    """At the end of the epoch, before its validation. An epoch has four steps."""
+    notice, validated = StopNotice(), []
+    training = behind(start(SPEC, data, store=CheckpointStore(tmp_path), notice=notice))
+
+    def act(epoch, trains, output):
+        if epoch == 2 and trains:
+            notice.give()
+        if epoch == 2 and not trains:
+            validated.append(epoch)
+
+    after_forward(training, act)
+    with pytest.raises(Stopped, match="stopped by a signal, in epoch 2 of 4, after step 4 of 4"):
+        list(training.epochs())
+    assert not validated
+    resumed, state = train(SPEC, data, store=CheckpointStore(tmp_path))
+    whole, same = train(SPEC, data)
+    assert resumed == whole
+    assert_equal_states(state, same)
+
+
+def test_a_bad_loss_after_the_request_to_stop_is_not_saved(data, behind, tmp_path):
+    """The host has launched these steps already when it reads the request."""
+    notice, steps = StopNotice(), []
+    spec = changed(SPEC, batch_size=4, epochs=1)
+    training = behind(start(spec, data, store=CheckpointStore(tmp_path), notice=notice))
+
+    def act(epoch, trains, output):
+        steps.append(1)
+        if len(steps) == 3:
+            notice.give()
+        return output * float("nan") if len(steps) == 5 else output
+
+    after_forward(training, act)
+    with pytest.raises(Diverged, match="step 5 of 17"):
+        list(training.epochs())
+    assert CheckpointStore(tmp_path).latest() is None
+
+
+@pytest.mark.parametrize("by", ["a signal", "its deadline"])
+def test_a_training_stops_within_its_validation(data, tmp_path, by):
+    """Of several batches; the next run validates again, and ends bit-identical."""
+    notice, validated = StopNotice(), []
+    store = CheckpointStore(tmp_path)
+    training = start(SPEC, data, store=store, notice=notice)
+
+    def act(epoch, trains, output):
+        if epoch == 2 and not trains:
+            validated.append(len(output))
+            if by == "a signal":
+                notice.give()
+            training._deadline = time.time() if by == "its deadline" else training._deadline
+
+    after_forward(training, act)
+    with pytest.raises(Stopped, match="in epoch 2 of 4, after step 4 of 4"):
+        list(training.epochs())
+    assert validated == [16], "of 23 images"
+    assert (len(store.latest()["history"]), store.latest()["progress"]["step"]) == (1, 4)
+    resumed, state = train(SPEC, data, store=store)
+    whole, same = train(SPEC, data)
+    assert resumed == whole
+    assert_equal_states(state, same)
+
+
+def test_a_run_that_has_only_to_validate_does_so_after_its_deadline(data, tmp_path):
+    """Otherwise, runs with too little time would never get further."""
+    store = CheckpointStore(tmp_path)
+    training = start(SPEC, data, store=store)
+    training._is_late = lambda: training.state.progress.step == training.steps - 1
+    with pytest.raises(Stopped, match="after step 4 of 4"):
+        list(training.epochs())
+    late = start(SPEC, data, store=store, deadline=time.time())
+    assert numbers(next(late.epochs())) == train(SPEC, data, epochs=1)[0][0]
+
+
+def test_a_notice_in_the_warm_up_ends_it(data):
+    notice = StopNotice()
+    training = start(SPEC, data, notice=notice)
+    after_forward(training, lambda epoch, trains, output: notice.give())
+    with pytest.raises(Stopped, match="stopped by a signal, in the warm-up"):
+        warm_up(training)
