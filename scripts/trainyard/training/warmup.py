@@ -11,13 +11,14 @@ from types import MethodType
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import SGD, Optimizer
 
 from trainyard.training.computation.gradients import gradient_bytes
 from trainyard.training.loaders import ImageBatch
 from trainyard.training.networks.running_statistics import unchanged_buffers
 from trainyard.training.out_of_memory import OutOfMemory, is_out_of_memory
 from trainyard.training.step_timing import synchronize
-from trainyard.training.trainer import Trainer
+from trainyard.training.trainer import Stopped, Trainer
 
 STEPS = 3  # with and without gradient sync each; their median counts
 log = logging.getLogger(__name__)
@@ -39,15 +40,19 @@ def warm_up(trainer: Trainer) -> WarmUpResult:
 
     Raises:
         OutOfMemory: one of several ranks ran out of memory in a step that the others took with it.
+        Stopped: a rank was told to stop.
         UserError: a micro-batch of one image does not fit.
     """
     began, group = time.perf_counter(), trainer.group
     with _unchanged(trainer):
         while not _fits(trainer):
             trainer.halve_micro_batch()
+        if group.any(trainer.notice.is_given):  # compiling takes long
+            raise Stopped("stopped by a signal, in the warm-up")
         try:
             _find_unused_parameters(trainer)
             exposed = _exposed_communication(trainer)
+            _wrap_for_training(trainer)
         except RuntimeError as error:
             if group.world_size == 1 or not is_out_of_memory(error):
                 raise
@@ -67,6 +72,20 @@ def _exposed_communication(trainer: Trainer) -> float | None:
     return float(trainer.group.all_reduce_sum(mine)) / trainer.group.world_size
 
 
+def _wrap_for_training(trainer: Trainer) -> None:
+    """Wrap the model for the training, and let DDP put the gradients into their buckets for good.
+
+    After its first backward pass, with a static graph after the second, DDP orders them as they came. The last bits of
+    a sum over three ranks or more depend on the place in a bucket, so a resumed training would differ from the others.
+    """
+    if trainer.spec.compile:
+        return
+    trainer.wrap()
+    if trainer.group.world_size > 1:
+        for _ in range(2):
+            _pass(trainer, trainer.model)
+
+
 @contextmanager
 def _unchanged(trainer: Trainer) -> Iterator[None]:
     """Restore the buffers of the model and of an own loss at the end of the block.
@@ -78,8 +97,6 @@ def _unchanged(trainer: Trainer) -> Iterator[None]:
         if not trainer.spec.compile:
             trainer.wrap(for_warm_up=True)
         yield
-        if not trainer.spec.compile:
-            trainer.wrap()
         trainer.state.optimizer.zero_grad(set_to_none=True)
 
 
@@ -89,11 +106,12 @@ def _fits(trainer: Trainer) -> bool:
     On several ranks, the pass has no collectives, in which the others would wait for a rank that runs out of memory.
     """
     device = trainer.group.device
-    size = gradient_bytes(trainer.module)
-    states = 0 if trainer.spec.optimizer == "sgd" else 2  # the momentum of SGD exists already
+    reserve = _missing_state_bytes(trainer.state.optimizer)
+    if trainer.group.world_size > 1:
+        reserve += gradient_bytes(trainer.module)  # of DDP's buckets
     fits = torch.ones((), dtype=torch.int64, device=device)
     try:
-        reserved = torch.empty((states + (trainer.group.world_size > 1)) * size, dtype=torch.uint8, device=device)
+        reserved = torch.empty(reserve, dtype=torch.uint8, device=device)
         if trainer.group.world_size == 1:
             _pass(trainer, trainer.model)
         else:
@@ -106,6 +124,17 @@ def _fits(trainer: Trainer) -> bool:
         log.info("%s", error)
         fits.zero_()
     return bool(trainer.group.minimum(fits))
+
+
+def _missing_state_bytes(optimizer: Optimizer) -> int:
+    """The size of what the first update creates: two averages of Adam; the momentum of SGD exists already.
+
+    It also exists for the parameters of a training that resumes.
+    """
+    if isinstance(optimizer, SGD):
+        return 0
+    parameters = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
+    return sum(2 * each.nbytes for each in parameters if not optimizer.state.get(each))
 
 
 def _find_unused_parameters(trainer: Trainer) -> None:

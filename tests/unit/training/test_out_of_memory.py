@@ -4,12 +4,15 @@ import pytest
 import torch
 from loops import LEARNER, assert_close, changed, start, train
 from trainyard.training.out_of_memory import halve_until_it_fits, is_out_of_memory
+from trainyard.training.warmup import _missing_state_bytes
 
 OUT_OF_MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB"),
     torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
     RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
     RuntimeError("GET was unable to find an engine to execute this computation"),
     RuntimeError("FIND was unable to find an engine to execute this computation"),
     RuntimeError("Unable to find an engine to execute this computation"),
@@ -18,6 +21,7 @@ OUT_OF_MEMORY = [
 OTHER_ERRORS = [
     torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
     RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasSgemm(...)`"),
     RuntimeError("cuDNN error: CUDNN_STATUS_BAD_PARAM"),
     RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
     ValueError("the user's sensor ran out of memory"),
@@ -112,3 +116,12 @@ def test_an_update_that_did_not_fit_is_repeated_with_the_same_loss_scale(data, c
     assert training.batch.accumulation == 2
     assert rows[0].train_loss == pytest.approx(expected[0].train_loss, rel=1e-4)
     assert rows[0].val_loss == pytest.approx(expected[0].val_loss, rel=1e-4)
+
+
+def test_a_training_that_resumes_reserves_no_memory_for_averages_that_it_has(data):
+    training = start(changed(LEARNER, optimizer="adam", epochs=1), data)
+    weights = sum(each.nbytes for each in training.module.parameters())
+    assert _missing_state_bytes(training.state.optimizer) == 2 * weights
+    list(training.epochs())
+    assert _missing_state_bytes(training.state.optimizer) == 0
+    assert _missing_state_bytes(start(changed(LEARNER, optimizer="sgd"), data).state.optimizer) == 0
