@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import yaml
-from slurm_cluster.waiting import finished
+from slurm_cluster.waiting import finished, wait_until
 
 ROOT = Path(__file__).parents[1]
 
@@ -184,9 +184,10 @@ class Yard:
         return done.stdout + done.stderr
 
     def kill_session(self, started: subprocess.Popen) -> None:
-        """Send SIGKILL to a process started by `start` and to all its descendants."""
+        """Kill a process started by `start` and all its descendants, and wait for their end."""
         family = [*psutil.Process(started.pid).children(recursive=True), psutil.Process(started.pid)]
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         started.wait()
+        wait_until(lambda: not alive(family), what="their end")

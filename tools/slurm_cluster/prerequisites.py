@@ -108,7 +108,7 @@ def _no_service_starts() -> Iterator[None]:
     try:
         yield
     finally:
-        POLICY.unlink()
+        POLICY.unlink(missing_ok=True)  # another process may have begun at the same time
 
 
 def _check_namespaces() -> None:

@@ -103,7 +103,7 @@ def has_ended(*numbers):
 
 def test_a_worker_of_a_training_is_one_of_rays_that_has_imported_torch_and_can_use_a_gpu(start):
     _, (plain, _) = start()
-    _, (forked, other) = start(*WORKER_MODULES, *TRAINING_MODULES)
+    _, (forked, other) = start(*WORKER_MODULES, *TRAINING_MODULES, seconds=PATIENCE_SECONDS)
     assert forked["same"] == plain["same"]
     assert (plain["parent_name"], "torch" in plain["modules"]) == ("raylet", False)
     assert {*TRAINING_MODULES} <= {*forked["modules"]}
@@ -117,7 +117,7 @@ def test_a_worker_of_a_training_is_one_of_rays_that_has_imported_torch_and_can_u
 
 
 def test_a_worker_of_users_programs_has_nothing_of_theirs_and_is_replaced_by_one_like_it(start):
-    program, (_, ended) = start(*WORKER_MODULES)
+    program, (_, ended) = start(*WORKER_MODULES, seconds=PATIENCE_SECONDS)
     first, second = replace(program, 1)
     assert second["pid"] != ended["pid"]
     assert second["parent"] == first["parent"] == ended["parent"]

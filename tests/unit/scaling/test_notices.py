@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -91,8 +92,10 @@ def test_no_thread_of_a_library_takes_the_notice_of_an_agent(programs):
     options = ["--folder", str(programs), "--nodes", "here", "--ranks", "1", "--", "rank.py", "--config", "config.json"]
     with start(programs, str(ROOT / "scripts/trainyard"), "scaling.agent", *options, OMP_NUM_THREADS="4") as agent:
         assert agent.stdout.readline() == "ready\n"
-        states = [path.read_text() for path in Path(f"/proc/{agent.pid}/task").glob("*/status")]
-        masks = [int(line.split()[1], 16) for state in states for line in state.splitlines() if "SigBlk" in line]
+        masks = []
+        for path in Path(f"/proc/{agent.pid}/task").glob("*/status"):
+            with suppress(OSError):  # a thread that has just ended
+                masks += [int(line.split()[1], 16) for line in path.read_text().splitlines() if "SigBlk" in line]
         agent.terminate()
         agent.wait(PATIENCE_SECONDS)
         takers = [mask for mask in masks if not mask >> (signal.SIGTERM - 1) & 1]
