@@ -1,4 +1,4 @@
-"""What is checked of a config before a job is queued, by `snakemake -n`, by `make check` and at the start of a run.
+"""Checks of a config before a job is queued, by `snakemake -n`, by `make check` and at the start of a run.
 
 What the config alone decides is checked when it is read (`config/load.py`). Here follows what depends on files, on the
 data and on a user's code. The state of a cluster is checked by `make doctor`.
@@ -83,7 +83,7 @@ def _model_arguments(place: str, specs: Iterable[Train]) -> Iterator[Finding]:
     """Arguments that Trainyard's own models do not have; other models are tried in another process."""
     for key, value, model in dict.fromkeys(_wrong_arguments(specs)):
         known = OWN_MODEL_ARGS[model]
-        problem = "must be a positive integer" if key in known else f"is no argument of {model}"
+        problem = "must be a positive integer" if key in known else f"is not an argument of {model}"
         remedy = f"it is {value}" if key in known else suggest(key, known)
         yield Finding(f"{place}.train.model_args.{key}", "fails", problem, remedy)
 
@@ -108,7 +108,7 @@ def _batches(place: str, study: Sweep | Scaling, specs: Iterable[Train], images:
         batch = study.train.images_per_step(gpus=gpus[largest], is_strong=study.mode == "strong")
         where = f" at {largest}"
     if images.training_images is None:
-        message = f"whether {batch:,} images per step{where} are fewer than there are is known once they are staged"
+        message = f"{batch:,} images per step{where}: the number of images is known once they are staged"
         return Finding(place, "unknown", message, "Snakemake's target `data` stages them")
     if batch > images.training_images:
         message = f"the global batch of {batch:,} images{where} is larger than the {images.training_images:,} images"
@@ -122,7 +122,7 @@ def _patterns(place: str, metrics: Metrics | None) -> Iterator[Finding]:
     if metrics is None or not metrics.patterns:
         return
     if not metrics.sample_lines:
-        message = "whether it matches what your program prints is known once it runs"
+        message = "not compared with the output of your program before it runs"
         yield Finding(place, "unknown", message, "give `sample`, lines of its output")
         return
     parser = PatternParser(metrics.compiled)
@@ -133,7 +133,7 @@ def _patterns(place: str, metrics: Metrics | None) -> Iterator[Finding]:
     if parser.warning:
         yield Finding(place, "fails", parser.warning)
     elif words := [name for name in found if name not in numbers]:
-        message = f"finds {found[words[0]]!r} for {words[0]}, which is no number"
+        message = f"finds {found[words[0]]!r} for {words[0]}, which is not a number"
         yield Finding(place, "fails", message, f"write (?P<{words[0]}>{{number}})")
     else:
         listed = ", ".join(f"{name} = {value}" for name, value in numbers.items())

@@ -36,7 +36,7 @@ def check_source(place: str, dataset: Dataset, known: KnownImages, *, has_schedu
             return Finding(f"{place}.root", verdict, f"{root}: no such file or folder", _remedy(root))
     if known.shape and known.outputs and known.training_images:
         return Finding(place, "ok", f"not staged yet: {known}")
-    message = f"{f'{known}; ' if str(known) else ''}what else its images are is known once they are staged"
+    message = f"{f'{known}; ' if str(known) else ''}the rest is known once its images are staged"
     return Finding(place, "unknown", message, "Snakemake's target `data` stages them")
 
 

@@ -51,7 +51,7 @@ class Profile:
     def check(self) -> None:
         """Raise a UserError if a setting cannot be passed to Slurm."""
         if self.gpu_type and not GPU_TYPE.fullmatch(self.gpu_type):
-            raise UserError(f"gpu_type: {self.gpu_type!r} is no type of GPU: `sinfo -o %G` prints gpu:<type>:<count>")
+            raise UserError(f"gpu_type: {self.gpu_type!r} is not a GPU type: `sinfo -o %G` prints gpu:<type>:<count>")
         for rule, settings in self._set.items():
             for name in ("gpu_model", "gres"):
                 if "-" in (value := _text(settings.get(name))):
@@ -173,8 +173,8 @@ class Profile:
         needed = [*options, *([f"--gpus-per-node={self.gpu_type}:{gpus}"] if self.needs_own_option(gpus) else [])]
         if self.needs_own_option(gpus) and not self.setting(rule, "slurm_partition") and self._partition_file():
             raise UserError(
-                f"gpu_type: {self.gpu_type} does not work with a partition file, for Snakemake's Slurm plugin refuses "
-                f"the hyphens: set slurm_partition for {rule}"
+                f"gpu_type: {self.gpu_type} does not work with a partition file, because Snakemake's Slurm plugin "
+                f"refuses the hyphens: set slurm_partition for {rule}"
             )
         given = _text(self._set.get(rule, {}).get("slurm_extra")).split()
         if given and (missing := [word for word in needed if word not in given]):

@@ -1,4 +1,4 @@
-"""Free TCP ports of this host for programs that listen at a port which they are told, such as torchrun."""
+"""Free TCP ports of this host for programs that are told at which port to listen, such as torchrun."""
 
 import errno
 import secrets

@@ -1,6 +1,6 @@
-"""Reads and writes config files: YAML 1.1 with the numbers of YAML 1.2, or JSON; refuses what no config needs.
+"""Reads and writes config files: YAML 1.1 with the numbers of YAML 1.2, or JSON; unsafe content is refused.
 
-A file is data from anywhere. Its size, the nesting and the aliases are limited, and its text can be written to files
+A file is untrusted. Its size, nesting and aliases are limited, and its text can be written to files
 and passed to programs.
 """
 

@@ -350,13 +350,13 @@ class Train(Section):
 def _pretrained_problem(weights: str, train: Train) -> str | None:
     """Why `pretrained` cannot be used with the rest of the section, as far as the config tells."""
     if name := re.fullmatch(r"\w+_Weights\.(\w+)", weights):
-        return f"pretrained: {weights} has the name of the model in it: write {name[1]}"
+        return f"pretrained: {weights} includes the name of the model: write {name[1]}"
     if not is_published(weights):
         return None
     if weights == "DEFAULT":
-        return "pretrained: DEFAULT means other weights in another version of torchvision: write, say, IMAGENET1K_V1"
+        return "pretrained: DEFAULT depends on the version of torchvision: write a name such as IMAGENET1K_V1"
     if train.model in OWN_MODELS or ":" in train.model:
-        return f"pretrained: {weights} names weights of torchvision's models, and {train.model} is none: give a file"
+        return f"pretrained: {weights} belongs to a torchvision model, and {train.model} is not one: give a file"
     if train.small_images:
         return f"pretrained: {weights} has a stem for large images: leave out small_images"
     return None

@@ -32,7 +32,7 @@ class RemoteFile:
 
     name: str
     urls: tuple[str, ...]  # mirrors, tried in this order
-    checksum: str  # md5:... or sha256:..., or the begin of one
+    checksum: str  # md5:... or sha256:..., or a prefix of one
     alternative: str = "set `root` to a local copy"
 
 
@@ -66,7 +66,7 @@ def download(remote: RemoteFile, folder: Path) -> Path:
 
 
 def has_checksum(path: Path, checksum: str) -> bool:
-    """Whether a file has this checksum, `md5:...` or `sha256:...`, of which the begin suffices."""
+    """Whether a file has this checksum, `md5:...` or `sha256:...`, or begins with it."""
     algorithm, _, expected = checksum.partition(":")
     return file_digest(path, algorithm).startswith(expected)
 

@@ -9,7 +9,7 @@ from trainyard.utils.files import expand_path
 
 
 def remote_weights(model: str, weights: str) -> RemoteFile:
-    """The file of `weights`, such as IMAGENET1K_V1, for a model; the name of the file has the begin of its SHA-256.
+    """The file of `weights`, such as IMAGENET1K_V1, for a model; its name contains the first digits of its SHA-256.
 
     Raises:
         WeightsError: torchvision has no such model, or no such weights for it.

@@ -58,7 +58,7 @@ def check_home() -> Iterator[Finding]:
 
 
 def free_space(folder: Path) -> Space:
-    """What the user can still write into a folder, by its file system and the quota, if one is found."""
+    """The space that a user has in a folder, by its file system and the quota, if one is found."""
     space, files = shutil.disk_usage(folder), os.statvfs(folder)
     free_files = files.f_favail if files.f_files else math.inf
     if quota := parse_quota(_quota_output(folder), _device(folder)):

@@ -1,4 +1,4 @@
-"""The GPU of a trial: what it uses of one, measured with NVML, and the limit of its memory on a shared one."""
+"""The GPU of a trial: its use, measured with NVML, and the limit of its memory on a shared GPU."""
 
 import logging
 import os

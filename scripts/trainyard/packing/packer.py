@@ -62,7 +62,7 @@ class Packer:
     ) -> None:
         self._setup, self._rule, self._gpu_share, self._measures_gpu = setup, rule, slots.share, measures_gpu
         self._journal, self._limits = journal, limits
-        self._awaited = set[Any]()  # answers that had arrived when the packer had last waited for a signal
+        self._awaited = set[Any]()  # answers that had arrived when the packer last waited for a signal
         self._queue = TrialQueue(
             limits=limits, failures=failures, source=source, predict=predict, may_end_early=may_end_early
         )

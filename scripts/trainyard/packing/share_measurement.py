@@ -19,7 +19,7 @@ from trainyard.planning.task import Task
 
 MEASURED_SECONDS: Final = 60.0  # with each number of trials, at least: a few seconds of bad luck must not decide
 MIN_GAIN: Final = 1.1  # in trials per hour, for which more of them share a GPU
-NOT_MEASURED: Final = "NVML did not tell how much memory they use"
+NOT_MEASURED: Final = "NVML did not report their memory use"
 RunTrials = Callable[[Slots, "MeasuredTasks"], Sequence[GpuUse]]  # returns what trials used of their GPUs
 
 

@@ -113,7 +113,7 @@ class EarlyStoppingRule:
         if best >= median:
             return ""
         sign = 1 if self._stop.mode == "max" else -1
-        limit = f"{sign * median:.4g}, the median of the means of {others} others"
+        limit = f"{sign * median:.4g}, the median of the means of {others} other trials"
         return f"median: its best value by epoch {epoch}, {sign * best:.4g}, is worse than {limit}"
 
 

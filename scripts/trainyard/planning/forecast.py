@@ -267,7 +267,7 @@ def summarize_cost(plan: Plan) -> str:
         parts.append(f"{count}: {request.too_long_message}")
     if request.jobs > 1:
         limit = format_duration(60 * plan.limit_minutes)
-        parts.append(f"{request.jobs} jobs one after another, for a job may take {limit} at most")
+        parts.append(f"{request.jobs} jobs one after another, because a job may take at most {limit}")
     for each in compare_planned_strategies(plan)[:-1]:
         kind = count_of(each.jobs, "separate job") if each.strategy == "separate_jobs" else _array(each.jobs)
         startup = each.startup_unit_seconds / 3600

@@ -85,7 +85,7 @@ class SweepState:
         return whole_seconds(self.attempts[attempt.trial], attempt)
 
     def present_seconds_of(self, attempt: Attempt) -> float | None:
-        """`full_seconds_of` an attempt at the present share of a GPU, if it was measured how that slows trials."""
+        """`full_seconds_of` an attempt at the present share of a GPU, if the slowdown by sharing was measured."""
         seconds = self.full_seconds_of(attempt)
         then, now = self._slowdown(attempt.gpus_per_trial), self._slowdown(self.share)
         return seconds * now / then if seconds and then and now else seconds

@@ -131,7 +131,7 @@ class Keeper:
         A request that it has not read is handed to another one.
         """
         ended = []
-        self._hear(watcher)  # what it said last
+        self._hear(watcher)  # its last message
         self._watchers.pop(watcher).close()
         if status:
             ended = kill_descendants(spare=self._watchers)
@@ -145,7 +145,7 @@ class Keeper:
         return ended
 
     def _hear(self, watcher: int) -> None:
-        """Release what is not needed any more for the program of a watcher, and keep it for the next one."""
+        """Handle a watcher's message: release descriptors of its program, and keep the watcher for the next one."""
         while is_ready(self._watchers[watcher].fileno()):
             try:
                 message = self._watchers[watcher].recv(1)

@@ -45,7 +45,7 @@ def plot_parallel(axes: Axes, ranked: PlottedTrials) -> None:
     """
     ranked, keys = ranked.ended, _shown_keys(ranked)
     if len(ranked.keys) < 2 or ranked.values.isna().all():
-        fewer = "varies one key: the metric against it shows all" if ranked.keys else "varies no key"
+        fewer = "varies one key: see the plot of the metric against it" if ranked.keys else "varies no key"
         style.write_in_center(axes, f"this sweep {fewer}" if len(ranked.keys) < 2 else ranked.describe_best())
         return
     columns = [key_coordinate(ranked.table[key], log=ranked.log.get(key)) for key in keys]

@@ -1,4 +1,4 @@
-"""Writes trials.csv, timeline.csv, epochs.csv and stopping.csv of a sweep, and summarizes its best trial.
+"""The tables of a sweep: trials.csv, timeline.csv, epochs.csv and stopping.csv.
 
 Every row is computed from the sweep's journal.
 """

@@ -113,7 +113,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def launch_time() -> float:
-    """Start of this run in Unix seconds: when torchrun started, or without it this process."""
+    """Start of this run in Unix seconds: when torchrun, or else this process, started."""
     process = psutil.Process()
     launcher = process.parent() if is_rank() else None
     return (launcher or process).create_time()

@@ -40,7 +40,7 @@ def rehearse_all(trainings: Iterable[tuple[str, Train, KnownImages]]) -> Iterato
     end = time.monotonic() + TOTAL_SECONDS
     for place, spec, images in trainings:
         if time.monotonic() > end:
-            yield place, "unknown", f"model {spec.model!r} is not tried: those before it took {TOTAL_SECONDS} s"
+            yield place, "unknown", f"model {spec.model!r} is not tried: the previous ones took {TOTAL_SECONDS} s"
             continue
         signal.alarm(SECONDS)
         try:
@@ -48,7 +48,7 @@ def rehearse_all(trainings: Iterable[tuple[str, Train, KnownImages]]) -> Iterato
         except UserError as error:
             yield place, "fails", str(error)
         except _TooLongError:
-            yield place, "unknown", f"model {spec.model!r} is not tried to the end: it takes more than {SECONDS} s"
+            yield place, "unknown", f"model {spec.model!r} is tried only in part: it takes more than {SECONDS} s"
         except Exception as error:  # of a user's code
             yield place, "fails", f"{type(error).__name__}: {error}"
         finally:

@@ -20,7 +20,7 @@ from trainyard.utils.files import atomic_write, digest_of, write_json
 Array = np.ndarray[Any, np.dtype[Any]]
 log = logging.getLogger(__name__)
 
-# Threads of OpenMP that wait in a loop take the CPU from those that they wait for, if other processes use it, too:
+# OpenMP threads that wait in a loop take CPU time from the threads they wait for, if other processes use it, too:
 # LightGBM then took 86 s for what takes 1 s. Libraries read this when they are loaded, which is later.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

@@ -67,10 +67,10 @@ def test_wrong_files_columns_arguments_and_batches_are_all_named(mistakes, monke
         f"datasets.absent.path: absent.csv: no such file: {RELATIVE}",
         "sweeps.large.train.batch_size: the global batch of 1,500 images is larger than the 1,437 images for training: "
         "lower it",
-        "sweeps.spelled.train.model_args.block: is no argument of resnet: did you mean 'blocks'?",
+        "sweeps.spelled.train.model_args.block: is not an argument of resnet: did you mean 'blocks'?",
         "sweeps.spelled.train.model_args.width: must be a positive integer: it is '8'",
         f"sweeps.command.command: absent.py: no such file: {RELATIVE}",
-        "sweeps.words.metrics.pattern: finds 'high' for acc, which is no number: write (?P<acc>{number})",
+        "sweeps.words.metrics.pattern: finds 'high' for acc, which is not a number: write (?P<acc>{number})",
         "scaling.many.train.batch_size: the global batch of 2,048 images at 1x4 is larger than the 1,437 images for "
         "training: lower it",
     ]

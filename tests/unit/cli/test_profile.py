@@ -102,7 +102,7 @@ def test_options_of_a_rule_that_replace_ours_must_contain_them(tmp_path):
 @pytest.mark.parametrize(
     ("default", "rule", "message"),
     [
-        ("gpu_type=a100:4", [], "gpu_type: 'a100:4' is no type of GPU"),
+        ("gpu_type=a100:4", [], "gpu_type: 'a100:4' is not a GPU type"),
         ("qos=normal", [f"gpu_model={HYPHENS}"], "set `gpu_type` in default-resources"),
     ],
 )

@@ -62,12 +62,16 @@ MISTAKES = [
     ("sweeps.depth.train.pretrained", __file__, "test_load.py: is not a file of torch.save: it begins with b'"),
     ("scaling.study.train.pretrained", str(Path(__file__).parent), "config: cannot be read (Is a directory)"),
     ("scaling.study.train.pretrained", "no.pt", "scaling.study.train.pretrained: /"),
-    ("sweeps.depth.train.pretrained", "DEFAULT", "DEFAULT means other weights in another version of torchvision"),
-    ("sweeps.depth.train.pretrained", "IMAGENET1K_V1", "torchvision's models, and resnet is none: give a file"),
+    ("sweeps.depth.train.pretrained", "DEFAULT", "DEFAULT depends on the version of torchvision"),
+    (
+        "sweeps.depth.train.pretrained",
+        "IMAGENET1K_V1",
+        "a torchvision model, and resnet is not one: give a file",
+    ),
     (
         "sweeps.depth.train.pretrained",
         "VGG11_Weights.IMAGENET1K_V1",
-        "the name of the model in it: write IMAGENET1K_V1",
+        "includes the name of the model: write IMAGENET1K_V1",
     ),
     (
         "sweeps.depth.train",

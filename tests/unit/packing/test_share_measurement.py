@@ -130,7 +130,7 @@ def test_the_number_that_ends_most_trials_per_hour_is_kept(yard, seconds, gpus, 
     (4000, 2, "2 trials share a GPU (trials per hour, relative to one at a time: 2.0 with 2; the largest used 4000 of "
               "10000 MiB)"),
     (9500, 1, "each trial has a GPU of its own (the largest used 9500 of 10000 MiB)"),
-    (None, 1, "each trial has a GPU of its own (NVML did not tell how much memory they use)"),
+    (None, 1, "each trial has a GPU of its own (NVML did not report their memory use)"),
 ])  # fmt: skip
 def test_memory_limits_the_number_and_the_reason_is_said(yard, peak, best, why):
     own = yard()

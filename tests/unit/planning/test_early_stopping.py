@@ -138,7 +138,7 @@ def test_the_median_rule_ends_what_is_worse_than_the_mean_of_half_of_the_others(
             assert judge.verdict(name, {"epoch": epoch, "val_accuracy": value}) == "", "fewer than three others so far"
     assert judge.verdict("d", {"epoch": 1, "val_accuracy": 0.1}) == "", "not before `grace_period`"
     assert judge.verdict("d", {"epoch": 2, "val_accuracy": 0.49}) == (
-        "median: its best value by epoch 2, 0.49, is worse than 0.5, the median of the means of 3 others"
+        "median: its best value by epoch 2, 0.49, is worse than 0.5, the median of the means of 3 other trials"
     )
     assert judge.verdict("e", {"epoch": 1, "val_accuracy": 0.51}) == ""
     assert judge.verdict("e", {"epoch": 2, "val_accuracy": 0.0}) == "", "its best value counts"
@@ -169,7 +169,7 @@ def test_the_median_rule_is_the_formula_whatever_is_told_in_whatever_order(told,
         if expected:
             best, median, others = expected
             words = (f"median: its best value by epoch {epoch}, {best:.4g}, is worse than {median:.4g}, the median of "
-                     f"the means of {others} others")  # fmt: skip
+                     f"the means of {others} other trials")  # fmt: skip
         assert why == words
 
 
@@ -191,5 +191,5 @@ def test_the_median_rule_takes_values_whose_sum_overflows_and_epochs_that_are_fa
         for epoch in (1, 2, 10**12):
             assert judge.verdict(trial, {"epoch": epoch, "loss": loss}) == ""
     assert judge.verdict("d", {"epoch": 10**12, "loss": 1.7e308}).endswith(
-        "1.2e+308, the median of the means of 3 others"
+        "1.2e+308, the median of the means of 3 other trials"
     )

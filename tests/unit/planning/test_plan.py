@@ -363,7 +363,7 @@ def test_what_takes_longer_than_a_partition_allows_is_planned_as_several_jobs(tm
     usable = 3600 - limited.state.startup_seconds - 60
     assert limited.request.jobs == math.ceil(whole.request.predicted_range[1] / usable) >= 3
     assert limited.request.walltime_minutes == 60
-    assert f"{limited.request.jobs} jobs one after another, for a job may take 1 h 0 min at most" in summarize_cost(
+    assert f"{limited.request.jobs} jobs one after another, because a job may take at most 1 h 0 min" in summarize_cost(
         limited
     )
     assert limited.request.requested_hours == 2 * limited.request.jobs

@@ -145,7 +145,7 @@ def unfitting(tmp_path):
         ("empty.pt", "empty.pt: has no state_dict, neither itself nor in state, average, module"),
         ("other.pt", "other.pt: has none of the names of shufflenet_v2_x0_5: weight, bias, not conv1.0.weight, conv1"),
         ("wide.pt", "wide.pt: does not fit shufflenet_v2_x0_5: size mismatch for conv5.0.weight: copying a param"),
-        ("part.pt", "part.pt: does not fit shufflenet_v2_x0_5: conv1.0.weight of the model not in it"),
+        ("part.pt", "part.pt: does not fit shufflenet_v2_x0_5: it lacks conv1.0.weight of the model"),
     ],
 )
 def test_an_unfitting_file_is_an_error_of_one_line(tmp_path, name, message):
@@ -172,7 +172,7 @@ def test_an_output_layer_of_other_parts_is_replaced(tmp_path, caplog):
 
 def test_weights_with_another_stem_name_the_remedy(tmp_path):
     torch.save(vision.resnet18(num_classes=9).state_dict(), tmp_path / "stem.pt")
-    with pytest.raises(WeightsError, match="the stem of small_images is another one: leave it out"):
+    with pytest.raises(WeightsError, match="small_images replaces the stem: leave it out"):
         load(Train(model="resnet18", small_images=True, pretrained=str(tmp_path / "stem.pt")))
 
 

@@ -34,7 +34,7 @@ class CheckpointStore:
     def save(self, state: dict[str, Any], *, epoch: int, step: int = 0, best_epoch: int | None = None) -> Path:
         """Write a state, then delete all checkpoints but the latest `KEEP` and the best epoch's.
 
-        Also deletes what a process that was killed within a save has left. Only one process may save at a time.
+        Also deletes files of processes that were killed while saving. Only one process may save at a time.
 
         Raises:
             StorageError: the checkpoint cannot be written; previous checkpoints are intact.
@@ -120,9 +120,9 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 class _DigestingWriter:
-    """What `torch.save` writes to: passes it on to a file and to a digest, without another copy in memory.
+    """A file object for `torch.save` that writes to a file and updates a digest, without another copy in memory.
 
-    After the first error, which is in `error`, it only pretends to write: `torch.save` would raise another one.
+    After the first error, which is in `error`, it drops the data: `torch.save` would raise another one.
     """
 
     def __init__(self, file: IO[bytes], digest: "hashlib.blake2b") -> None:

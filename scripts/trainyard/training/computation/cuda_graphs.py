@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def build_step_graph(spec: Train, group: Group, *, wanted: bool | Literal["auto"]) -> "StepGraph | None":
-    """What computes a training's gradients with a CUDA graph; None if unwanted, impossible, or with `auto` not safe."""
+    """A step graph for a training; None if it is off, impossible, or not safe with `auto`."""
     # A graph would repeat what a user's own code has done in one step, such as skipping a random layer.
     has_own_code = not models.is_known(spec.model) or spec.has_own_loss
     if wanted is False or (wanted == "auto" and has_own_code):
@@ -40,7 +40,7 @@ def build_step_graph(spec: Train, group: Group, *, wanted: bool | Literal["auto"
 
 
 def obstacle(spec: Train, group: Group) -> str | None:
-    """Why the steps of a training cannot be captured; None if nothing is known against it before the first one."""
+    """Why the steps of a training cannot be captured; None if no reason is known before the first step."""
     obstacles = {
         "there is no GPU": group.device.type != "cuda",
         "gradients are reduced over several ranks": group.world_size > 1,
@@ -53,7 +53,7 @@ def obstacle(spec: Train, group: Group) -> str | None:
 class StepGraph:
     """Computes the gradients of each step: eagerly in the first steps, then by replaying a CUDA graph of one.
 
-    Nobody else may set gradients to None, because the graph writes to their memory. Where a step cannot be captured,
+    No other code may set gradients to None, because the graph writes to their memory. If a step cannot be captured,
     one line is logged, and all steps are eager.
     """
 
@@ -87,7 +87,7 @@ class StepGraph:
         return self._sums
 
     def _watched(self, compute: Gradients, batches: Sequence[ImageBatch]) -> Tensor:
-        """An eager step, which shows whether a step can be captured."""
+        """Run an eager step, which shows whether steps can be captured."""
         sums, places = find_waits(lambda: compute(batches))
         if places:
             self._give_up(f"a step waits for the GPU in {', '.join(places)}")

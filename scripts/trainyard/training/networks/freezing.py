@@ -60,7 +60,7 @@ def lr_scales(names: Sequence[str], scales: Mapping[str, float]) -> dict[str, fl
         matching = [pattern for pattern in scales if matches(name, pattern)]
         longest = [pattern for pattern in matching if _length(pattern) == max(map(_length, matching))]
         if len({scales[pattern] for pattern in longest}) > 1:
-            raise ModelError(f"lr_scale: {' and '.join(longest)} both match {name} and are equally long: which counts?")
+            raise ModelError(f"lr_scale: {' and '.join(longest)} both match {name} and are equally long: extend one")
         found[name] = scales[longest[0]] if longest else 1.0
     return found
 

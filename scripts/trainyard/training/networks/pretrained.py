@@ -49,14 +49,14 @@ def load_pretrained(model: nn.Module, spec: Train, *, classes: int, downloads: s
         found = inner.load_state_dict(theirs, strict=False)
     except (RuntimeError, ValueError) as error:  # the first line of a RuntimeError names the class of the model
         reason = str(error).strip().splitlines()[-1].strip()
-        remedy = "; the stem of small_images is another one: leave it out" if spec.small_images else ""
+        remedy = "; small_images replaces the stem: leave it out" if spec.small_images else ""
         raise WeightsError(f"{path}: does not fit {spec.model}: {reason}{remedy}") from None
     loaded, skipped = len(theirs) - len(found.unexpected_keys), found.unexpected_keys
     if not loaded:
         raise WeightsError(f"{path}: has none of the names of {spec.model}: {_listed(skipped)}, not {_listed([*ours])}")
     missing = [name for name in found.missing_keys if not name.endswith("num_batches_tracked")]
     if absent := [name for name in missing if ours[name].shape[:1] != (classes,)]:
-        raise WeightsError(f"{path}: does not fit {spec.model}: {_listed(absent)} of the model not in it")
+        raise WeightsError(f"{path}: does not fit {spec.model}: it lacks {_listed(absent)} of the model")
     if others := _of_another_model(skipped, ours, output=[*missing, *replaced]):
         raise WeightsError(f"{path}: does not fit {spec.model}: the model has no {_listed(others)}")
     log.info("pretrained %s (sha256 %s): %d of %d tensors loaded, new output layer: %s, skipped: %s",
