@@ -1,4 +1,4 @@
-"""The number of GPUs, or CPUs, to request: all options up to a limit, with their makespan, idle time and cost."""
+"""The number of GPUs, or CPUs, to request: all options up to a limit, with their makespan and cost."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,6 @@ class GpuOption:
 
     slots: Slots
     makespan_seconds: float
-    idle_fraction: float  # of the slots' time, up to the makespan
     unit_seconds: float  # GPU-seconds, or CPU-seconds, from the start of the job to the end of the last trial
 
     @property
@@ -34,8 +33,7 @@ def list_options(durations: Sequence[float], limit: Slots, *, startup: float) ->
     found = []
     for slots in _sizes(limit):
         span = makespan(durations, slots.count)
-        idle = 1 - sum(durations) / (span * slots.count) if span else 0.0
-        found.append(GpuOption(slots, span, idle, (span + startup) * slots.units))
+        found.append(GpuOption(slots, span, (span + startup) * slots.units))
         if slots.count >= len(durations):
             break
     return found

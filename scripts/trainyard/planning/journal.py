@@ -298,9 +298,9 @@ def decode(record: dict[str, Any]) -> Event | None:
     return event
 
 
-def read_journal(path: Path, *, until: int | None = None) -> list[Event]:
-    """All events of a journal, in order; of its first `until` bytes only, if given. Reading needs no lock."""
-    return decode_all(read_events(path, until=until))
+def read_journal(path: Path) -> list[Event]:
+    """All events of a journal, in order. Reading needs no lock."""
+    return decode_all(read_events(path))
 
 
 def decode_all(records: Iterable[dict[str, Any]]) -> list[Event]:

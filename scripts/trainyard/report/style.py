@@ -297,9 +297,9 @@ def text_color(face: Any) -> str:
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else "white"
 
 
-def format_value(value: Any, length: int = 12) -> str:
-    """A value in at most `length` characters."""
+def format_value(value: Any) -> str:
+    """A value in at most 12 characters."""
     if value is None or value != value:
         return "(none)"
     is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, (bool, np.bool_))
-    return f"{value:.4g}" if is_number else shorten(str(value), length)
+    return f"{value:.4g}" if is_number else shorten(str(value), 12)

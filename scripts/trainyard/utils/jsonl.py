@@ -260,15 +260,12 @@ class Reader:
             log.warning("%s: skipped damaged lines: %s", self.path, ", ".join(map(str, self._damaged)))
 
 
-def read_events(path: Path, *, until: int | None = None) -> list[Event]:
-    """All complete events of a file, in order; none if the file does not exist. Reading needs no lock.
-
-    With `until`, only of the first `until` bytes.
-    """
+def read_events(path: Path) -> list[Event]:
+    """All complete events of a file, in order; none if the file does not exist. Reading needs no lock."""
     if not path.exists():
         return []
     reader, events = Reader(path), list[Event]()
-    for first, lines in reader.blocks(until=until):
+    for first, lines in reader.blocks():
         found = (reader.parsed(line, number) for number, line in enumerate(lines, start=first))
         events += [event for event in found if event is not None]
     reader.warn()

@@ -18,13 +18,10 @@ def upto(gpus, *, nodes=1, share=1.0):
 
 
 def test_the_depth_sweep_on_one_to_twenty_gpus():
-    """As worked out by hand: ten end in 17.85 s and leave none idle, eight idle 9.5 %, twenty 47.5 %."""
+    """As worked out by hand: ten end in 17.85 s, and twenty cost twenty times the longest trial."""
     found = {option.slots.gpus: option for option in list_options(DEPTH, upto(20), startup=0)}
     assert sorted(found) == list(range(1, 21))
     assert found[10].makespan_seconds == pytest.approx(17.85)
-    assert found[10].idle_fraction == pytest.approx(0)
-    assert found[8].idle_fraction == pytest.approx(0.095, abs=0.0005)
-    assert found[20].idle_fraction == pytest.approx(0.475)
     assert found[20].unit_seconds == pytest.approx(340)
 
 
