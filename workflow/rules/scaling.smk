@@ -44,6 +44,7 @@ rule train:
 
 
 # The executor wraps a job on one node in `srun`. With `mpi`, it leaves that to the command: for jobs on several nodes.
+# To read the saved output of a script again, one node is enough.
 use rule train as train_on_nodes with:
     wildcard_constraints:
         scale=r"(?!1x)\d+x\d+(/repeat-\d+)?",
@@ -52,9 +53,11 @@ use rule train as train_on_nodes with:
         memory=yard.train.memory,
         hardware=yard.train.hardware,
         plan=yard.train.summary,
-        mpi="srun",
+        gpu=yard.train.gpus,
+        gpu_model=yard.train.gpu_model,
         nodes=yard.train.nodes,
-        tasks=yard.train.nodes,
-        gres=yard.train.gres,
-        tasks_per_gpu=0,
+        mpi=yard.train.if_on_nodes("srun"),
+        tasks=yard.train.if_on_nodes(yard.train.nodes),
+        gres=yard.train.if_on_nodes(yard.train.gres),
+        tasks_per_gpu=yard.train.if_on_nodes(0),
         slurm_extra=yard.train.slurm_extra,

@@ -12,7 +12,7 @@ from trainyard.config.scaling import Scaling, split_scale
 from trainyard.config.trials import RESULT_VERSION
 from trainyard.config.weights import identifying
 from trainyard.planning.forecast import PlannedJob, describe_scale, plan_scale, summarize_cost, summarize_plan
-from trainyard.planning.memory_request import MemoryRequest, scale_memory, sweep_memory
+from trainyard.planning.memory_request import MemoryRequest, scale_memory, sweep_memory, tables_memory
 from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
 from trainyard.scaling.user_script import UserScript
 from trainyard.utils.files import digest_of
@@ -123,9 +123,7 @@ class SweepJobs:
         """A resource that only jobs on several nodes have: with `slots: auto`, the plan may need only one."""
 
         def resource(wildcards: Wildcards, attempt: int) -> Any:
-            if self.nodes(wildcards, attempt) == 1:
-                return None
-            return value(wildcards, attempt) if callable(value) else value
+            return _value_on_nodes(value, self.nodes(wildcards, attempt), wildcards, attempt)
 
         return resource
 
@@ -154,6 +152,13 @@ class SweepJobs:
                 plan_sweep(self._config, name, self._results).state.space.check_retrain(name)
 
 
+def _value_on_nodes(value: Any, nodes: int, *arguments: Any) -> Any:
+    """A resource, or what it returns for these arguments, of a job on several nodes; None on one node."""
+    if nodes == 1:
+        return None
+    return value(*arguments) if callable(value) else value
+
+
 class TrainJobs:
     """Parameters and resources of the rules `train` and `train_on_nodes`."""
 
@@ -171,6 +176,8 @@ class TrainJobs:
 
     def _memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
         node = self._profile.node_memory(self.rule_of(wildcards.scale), self._ranks(wildcards))
+        if self._only_rereads(wildcards):
+            return tables_memory(node)
         return scale_memory(self._config, wildcards.name, wildcards.scale, self._results, node)
 
     def memory(self, wildcards: Wildcards, attempt: int) -> str:
@@ -190,8 +197,8 @@ class TrainJobs:
 
     def summary(self, wildcards: Wildcards) -> str:
         """What the job does, for messages; with its cost if there is a scheduler."""
-        study, folder = self._config.scaling[wildcards.name], self._results / "scaling" / wildcards.name
-        if study.script and UserScript(study, wildcards.scale, folder).reusable(self._results):
+        study = self._config.scaling[wildcards.name]
+        if self._only_rereads(wildcards):
             return f"scaling {wildcards.name}: the output of {wildcards.scale} is read again; nothing runs"
         details = f"{study.describe_step(wildcards.scale)}{describe_environment(study)}"
         what = f"scaling {wildcards.name}: training at {wildcards.scale}{details}"
@@ -218,26 +225,35 @@ class TrainJobs:
         jobs = math.ceil(row.predicted_seconds / (60 * minutes))
         return f"; at least {jobs} jobs one after another, which `retries` must allow, with a walltime of {walltime}"
 
+    def _only_rereads(self, wildcards: Wildcards) -> bool:
+        """Whether a job only parses the saved output of a script again, for which one CPU is enough."""
+        study, folder = self._config.scaling[wildcards.name], self._results / "scaling" / wildcards.name
+        return bool(study.script and UserScript(study, wildcards.scale, folder).reusable(self._results))
+
     def cpus(self, wildcards: Wildcards) -> int:
         """CPUs per node."""
-        return self._config.scaling[wildcards.name].cpus_per_gpu * self._ranks(wildcards)
+        return max(1, self._config.scaling[wildcards.name].cpus_per_gpu * self._ranks(wildcards))
 
     def _ranks(self, wildcards: Wildcards) -> int:
         """GPUs per node: one for each rank."""
-        return split_scale(wildcards.scale)[1]
+        return 0 if self._only_rereads(wildcards) else split_scale(wildcards.scale)[1]
 
     def gpus(self, wildcards: Wildcards) -> int | None:
         """GPUs of a job on one node; None leaves the resource out."""
         ranks = self._ranks(wildcards)
-        return None if self._profile.needs_own_option(ranks) else ranks
+        return ranks or None if self.nodes(wildcards) == 1 and not self._profile.needs_own_option(ranks) else None
 
     def gpu_model(self, wildcards: Wildcards) -> str | None:
-        """The GPU type of the profile; "" for any."""
+        """The GPU type of the profile, for a job on one node; "" for any."""
         return self._profile.gpu_type if self.gpus(wildcards) else None
 
     def nodes(self, wildcards: Wildcards) -> int:
         """Nodes."""
-        return split_scale(wildcards.scale)[0]
+        return 1 if self._only_rereads(wildcards) else split_scale(wildcards.scale)[0]
+
+    def if_on_nodes(self, value: Any) -> Callable[[Wildcards], Any]:
+        """A resource that only jobs on several nodes have."""
+        return lambda wildcards: _value_on_nodes(value, self.nodes(wildcards), wildcards)
 
     def gres(self, wildcards: Wildcards) -> str | None:
         """GPUs per node in the syntax of Slurm's `--gres`."""

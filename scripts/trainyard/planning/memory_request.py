@@ -119,7 +119,7 @@ def sweep_memory(config: Config, plan: Plan, results: Path, node: NodeMemory) ->
     sweep, slots = plan.state.sweep, plan.request.slots
     records = read_records(plan.state.folder)
     if not plan.forecast.pending:
-        return request_memory(MemoryNeed(1, TABLES_MIB, "job"), [], node)
+        return tables_memory(node)
     count, noun = measured_processes(sweep, slots)
     if not sweep.is_training:
         return request_memory(MemoryNeed(count, PROGRAM_MIB, noun), records, node)
@@ -128,6 +128,11 @@ def sweep_memory(config: Config, plan: Plan, results: Path, node: NodeMemory) ->
     each += _loader_mib(config, sweep.dataset, slots.cpus_per_trial)
     each *= slots.trials_per_gpu if plan.state.is_share_open else slots.per_node / count
     return request_memory(MemoryNeed(count, each, noun, data_mib(results, sweep.dataset)), records, node)
+
+
+def tables_memory(node: NodeMemory) -> MemoryRequest:
+    """The memory of a job that only reads saved outputs and writes tables."""
+    return request_memory(MemoryNeed(1, TABLES_MIB, "job"), [], node)
 
 
 def measured_processes(sweep: Sweep, slots: Slots) -> tuple[int, str]:

@@ -1,5 +1,6 @@
 """What a Snakemake profile and the command line set for jobs, read as Snakemake and its Slurm plugin read it."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from trainyard.cli import profile, slurm_executor
 from trainyard.cli.workflow import Workflow
 from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.planning.memory_request import NodeMemory
+from trainyard.scaling.user_script import UserScript
 from trainyard.utils.errors import UserError
 
 HYPHENS = "nvidia_a100-sxm4-80gb"
@@ -82,6 +84,38 @@ def test_gpu_types_that_the_plugin_refuses_are_requested_in_an_option_that_it_ac
     assert [each["slurm_extra"] for each in found] == [
         option, f"--ntasks-per-node=1 --no-kill {option}", option, f"--ntasks-per-node=1 {option}"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("scale", ["1x2", "2x2"])
+@pytest.mark.parametrize("gpu_type", ["", "a100", HYPHENS])
+def test_a_script_whose_output_is_only_read_again_needs_no_gpu(tmp_path, scale, gpu_type):
+    study = {"script": "train.py", "scales": ["1x2", "2x2"], "cpus_per_gpu": 4}
+    yard = Workflow(
+        {"scaling": {"s": study}},
+        results=tmp_path,
+        default_resources=parsed("runtime=60", *([f"gpu_type={gpu_type}"] if gpu_type else [])),
+    )
+    jobs, wildcards = yard.train, SimpleNamespace(name="s", scale=scale)
+
+    def request():
+        named = ("gpus", "gpu_model", "nodes", "cpus", "slurm_extra")
+        found = {name: getattr(jobs, name)(wildcards) for name in named} | {
+            "gres": jobs.if_on_nodes(jobs.gres)(wildcards)
+        }
+        return {name: value for name, value in found.items() if value}
+
+    assert request()["cpus"] == 8
+    assert request()["nodes"] == int(scale[0])
+    assert request().keys() & {"gpus", "gres", "slurm_extra"}
+    script = UserScript(yard.config.scaling["s"], scale, tmp_path / "scaling/s")
+    script._reported.output.parent.mkdir(parents=True)
+    script._reported.output.touch()
+    whole = {"what": script._digest(tmp_path), "train_seconds": 1.0, "row_seconds": [], "device": "", "job": ""}
+    script._record.write_text(json.dumps({**whole, "node": "", "node_names": [], "gpu_model": ""}))
+    assert "is read again; nothing runs" in jobs.summary(wildcards)
+    assert request() == {"nodes": 1, "cpus": 1}
+    assert jobs.mem_mb(wildcards, attempt=1) == 4000
+    assert jobs.if_on_nodes("srun")(wildcards) is None
 
 
 @pytest.mark.parametrize("setting", ["--nice=5 --mail-type=END", "'--nice=5 --mail-type=END'"])
