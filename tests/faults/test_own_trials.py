@@ -56,7 +56,7 @@ import pathlib, signal, sys, time
 folder = pathlib.Path(sys.argv[1])
 def keep(*_):
     time.sleep(3)
-    (folder / "kept.pt").touch()
+    (folder / "kept.pt").write_text("state")
     sys.exit()
 signal.signal(signal.SIGTERM, keep)
 print("step 1 score 1", flush=True)
@@ -95,7 +95,7 @@ time.sleep(3600)
 # Saves a checkpoint at its start and does not handle signals.
 HEEDLESS = """
 import pathlib, sys, time
-(pathlib.Path(sys.argv[1]) / "last.pt").touch()
+(pathlib.Path(sys.argv[1]) / "last.pt").write_text("state")
 print("step 1 score 1", flush=True)
 time.sleep(600)
 """
@@ -104,7 +104,7 @@ MISTAKEN = """
 import os, pathlib, signal, sys, time
 def keep(*_):
     time.sleep(7)
-    (pathlib.Path(sys.argv[1]) / "kept.pt").touch()
+    (pathlib.Path(sys.argv[1]) / "kept.pt").write_text("state")
     sys.exit()
 try:
     os.mkdir("first")

@@ -288,7 +288,7 @@ def test_a_command_that_is_ended_after_its_last_epoch_has_a_result(gated):
         "from pathlib import Path\n"
         "if not sys.argv[3]:\n"
         "    print('epoch 1 loss 0.5', flush=True)\n"
-        "    Path(sys.argv[2], 'kept.pt').touch()\n"
+        "    Path(sys.argv[2], 'kept.pt').write_text('state')\n"
         "    Path('saved').touch()\n"
         "    time.sleep(3600)\n"
     )

@@ -1,6 +1,7 @@
 """The section `sweeps` of the config: the trials of a sweep, their slots, search and early stopping."""
 
 import logging
+import math
 import re
 from collections.abc import Sequence
 from decimal import Decimal
@@ -42,6 +43,7 @@ from trainyard.config.user_programs import (
     UserProgram,
     check_all_arguments,
     check_arithmetic,
+    check_list_values,
     check_quoting,
     insert_resume_option,
     make_values,
@@ -103,6 +105,8 @@ class Uniform(Section):
             raise PydanticCustomError("range", "high ({high}) is below low ({low})", self.model_dump())
         if self.log and self.low <= 0:
             raise PydanticCustomError("range", "with log, low must be above 0, not {low}", {"low": self.low})
+        if self.integer and math.floor(self.high) < math.ceil(self.low):
+            raise PydanticCustomError("range", "there is no integer from {low} to {high}", self.model_dump())
         return self
 
 
@@ -645,4 +649,6 @@ def _check_arguments(sweep: Sweep, command: Command, settings: dict[str, Any]) -
     if reserved := sorted(settings.keys() & set(TRIAL_PLACEHOLDERS)):
         raise ValueError(f"{reserved[0]} is predefined: give the argument another name")
     texts = dict.fromkeys([*TRIAL_PLACEHOLDERS, "resume"], "") | {"attempt": 1, "cpus": 1, PORT: 1}
-    check_arithmetic(command, make_values(command, settings, texts))
+    values = make_values(command, settings, texts)
+    check_arithmetic(command, values)
+    check_list_values(command, values)

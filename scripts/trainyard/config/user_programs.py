@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, lru_cache
+from pathlib import PurePath
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, StringConstraints, model_validator
@@ -276,9 +277,47 @@ def check_arithmetic(command: Command, values: Callable[[str], Any]) -> None:
             raise ValueError(f"{{{name}}} is in {where}, but {value!r} is not a number: {remedy}")
 
 
+def check_list_values(command: Command, values: Callable[[str], Any]) -> None:
+    """Raise a ValueError if a shell would not take a value in the script of `[bash, -c, script]` as it is.
+
+    In a list, values are not quoted.
+    """
+    script = _script_index(command) if isinstance(command, list) else None
+    for name, where in _parse(command[script]).placeholders if script is not None else ():
+        text = format_argument(values(name))
+        if not _UNSAFE.get(where, _UNSAFE_UNQUOTED).search(text):
+            continue
+        raise ValueError(
+            f"{{{name}}} is in a script for {command[0]}, in which a shell would interpret {text!r}: write the command "
+            "as text instead of a list, since Trainyard quotes the values of text"
+        )
+
+
+def _script_index(words: list[str]) -> int | None:
+    """The index of the script in a list such as `[bash, -c, script]`, if there is one."""
+    starts = (index for index, word in enumerate(words) if PurePath(word).name in _SHELLS)
+    if (shell := next(starts, None)) is None:
+        return None
+    options = (index for index, word in enumerate(words[:-1]) if index > shell and _SCRIPT_OPTION.fullmatch(word))
+    return next((index + 1 for index in options), None)
+
+
+_SHELLS: Final = {"sh", "bash", "dash", "ksh", "zsh"}
+_SCRIPT_OPTION: Final = re.compile(r"-[a-zA-Z]*c")
+_UNSAFE_UNQUOTED: Final = re.compile(r"[^\w@%+=:,./-]", re.ASCII)  # as in shlex.quote
+_UNSAFE: Final = {
+    shell_syntax.SINGLE_QUOTES: re.compile("'"),
+    shell_syntax.DOUBLE_QUOTES: re.compile(r'["$`\\]'),
+}
+
+
 def _check_resume_option(command: Command, option: str | None, args: Collection[str], *, in_shell: bool) -> None:
     if "resume" in find_placeholders(option or ""):
         raise PydanticCustomError("resume", "`resume` cannot contain {name}", {"name": "{resume}"})
+    try:
+        words_of_option = shlex.split(option or "")
+    except ValueError as error:
+        raise PydanticCustomError("resume", "`resume`: {error}", {"error": str(error).lower()}) from None
     if _has_place(command, args):
         words = command if isinstance(command, list) else []
         if any("resume" in find_placeholders(word) and word != "{resume}" for word in words):
@@ -287,13 +326,28 @@ def _check_resume_option(command: Command, option: str | None, args: Collection[
     elif option is not None and in_shell and isinstance(command, str) and (operators := _parse(command).operators):
         message = f"`resume` cannot be added at the end, after {operators[0]}: write {{resume}} in the command"
         raise PydanticCustomError("resume", "{message}", {"message": message})
+    elif words_of_option and in_shell and _ends_in_script(command):
+        message = "`resume` cannot be added after the script of a shell's -c: write the script itself as `command`"
+        raise PydanticCustomError("resume", "{message}", {"message": message})
+
+
+def _ends_in_script(command: Command) -> bool:
+    """Whether the last word is the script of `bash -c`, which would take an option after it for its own name."""
+    try:
+        words = command if isinstance(command, list) else shlex.split(command)
+    except ValueError:  # the quotes of a here-document or comment
+        return False
+    return _script_index(words) == len(words) - 1
 
 
 def insert_resume_option(command: Command, option: str | None, args: Collection[str]) -> Command:
     """The command with the option to resume in place of `{resume}` or at its end; without an option, with neither.
 
+    The line break with which a block of YAML ends is not part of the option.
+
     If an argument is called `resume`, `{resume}` stands for that argument.
     """
+    option = option.strip() if option else None
     if isinstance(command, list):
         words = shlex.split(option or "")
         if not _has_place(command, args):

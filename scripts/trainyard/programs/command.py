@@ -148,10 +148,18 @@ class CheckpointFile(NamedTuple):
 def find_checkpoint(
     folder: Path, pattern: str | None, *, bad: Collection[CheckpointFile] = ()
 ) -> CheckpointFile | None:
-    """The newest checkpoint; if it is `bad` (an attempt that resumed from it failed), the one before; then None."""
-    found = [(path.relative_to(folder), path.stat()) for path in folder.glob(pattern)] if pattern else []
-    files = [CheckpointFile(str(name), stat.st_mtime_ns, stat.st_size) for name, stat in found]
-    newest = sorted(files, key=lambda each: (each.modified_ns, each.name), reverse=True)[:2]
+    """The newest checkpoint; if it is `bad` (an attempt that resumed from it failed), the one before; then None.
+
+    An empty file is no checkpoint: its program was killed before it wrote any of it. A link counts as the file itself.
+    """
+    found: dict[tuple[int, int], CheckpointFile] = {}  # by device and inode
+    for path in sorted(folder.glob(pattern)) if pattern else ():
+        with suppress(OSError):  # a link to a file that was removed
+            status = path.stat()
+            file = CheckpointFile(str(path.relative_to(folder)), status.st_mtime_ns, status.st_size)
+            if file.size or path.is_dir():
+                found.setdefault((status.st_dev, status.st_ino), file)
+    newest = sorted(found.values(), key=lambda each: (each.modified_ns, each.name), reverse=True)[:2]
     return next((each for each in newest if each not in bad), None)
 
 

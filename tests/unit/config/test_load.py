@@ -241,6 +241,20 @@ MISTAKES = [
         "the command has {resume}, which is neither varied nor in `args`; or give",
     ),
     ("sweeps.own", {"command": "x", "resume": "{resume}"}, "`resume` cannot contain {resume}"),
+    ("sweeps.own", {"command": ["x"], "resume": "-r 'a"}, "`resume`: no closing quotation"),
+    (
+        "sweeps.own",
+        {"command": ["bash", "-c", "x"], "resume": "-r"},
+        "after the script of a shell's -c: write the script",
+    ),
+    ("sweeps.own", {"command": "env A=1 sh -c 'x | y'", "resume": "-r"}, "after the script of a shell's -c"),
+    (
+        "sweeps.own",
+        {"command": ["/bin/bash", "-lc", "x {n}"], "grid": {"n": ["a", "$(y)"]}},
+        "sweeps.own.grid: {n} is in a script for /bin/bash, in which a shell would interpret '$(y)': write the command",
+    ),
+    ("sweeps.own", {"command": ["sh", "-c", "x '{n}'"], "args": {"n": "it's"}}, "a shell would interpret"),
+    ("sweeps.own", {"command": ["sh", "-c", 'x "{n}"'], "args": {"n": "`y`"}}, "a shell would interpret"),
     ("sweeps.own", {"command": ["x", "-{resume}"], "resume": "-r"}, "in a list, {resume} must be a word of its own"),
     (
         "scaling.own",
@@ -309,6 +323,11 @@ MISTAKES = [
         "sweeps.depth.stop: give grace_period only: grace is its old name",
     ),
     ("sweep", {}, "sweep: unknown key; did you mean 'sweeps'?"),
+    (
+        "sweeps.depth.sample",
+        {"count": 2, "values": {"batch_size": {"low": 0.2, "high": 0.8, "integer": True}}},
+        "sweeps.depth.sample.values.batch_size: there is no integer from 0.2 to 0.8",
+    ),
 ]
 
 
@@ -321,7 +340,9 @@ RIGHT = [
     {"command": "x 'a\n--b' <<E\n- c\n--d\nE"},
     {"command": "case {n} in\n  -v|--verbose) x;;\nesac", "args": {"n": 1}},
     {"command": ["x", "a\n--b"]},
-    {"command": ["sh", "-c", "x | y '{n}'"], "args": {"n": 1}, "resume": "--resume"},
+    {"command": ["sh", "-c", "x | y '{n}'"], "args": {"n": "a b"}},
+    {"command": ["env", "bash", "-euc", "x {n} $(({m}))"], "args": {"n": "a/b-1.5", "m": 1}},
+    {"command": ["bash", "-c", 'x "$@"', "bash", "{resume}", "{n}"], "args": {"n": "$(y)"}, "resume": "--resume"},
     {"command": ["x", "{resume}", "y"], "resume": "--from '{resume_from}'", "checkpoint": "*.pt"},
     {"command": "x {resume}", "args": {"resume": "auto"}, "resume": "--resume"},
     {"command": 'x $(({n} * {cpus})) "$(y {n})"', "grid": {"n": [1, 2.5]}},

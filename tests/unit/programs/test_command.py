@@ -270,7 +270,7 @@ def test_a_command_sees_its_gpu_but_not_the_ray_and_the_steps_of_the_job(tmp_pat
 
 def test_a_command_resumes_from_the_newest_checkpoint(tmp_path, guard):
     for age, name in ((5, "a.pt"), (1, "b.pt"), (9, "c.pt")):
-        (tmp_path / name).touch()
+        (tmp_path / name).write_text("state")
         os.utime(tmp_path / name, (time.time() - age, time.time() - age))
     left = tmp_path / find_checkpoint(tmp_path, "*.pt").name
     assert left == tmp_path / "b.pt"
@@ -293,7 +293,7 @@ RESUMED = {  # commands, and their output when they start and when they resume f
 
 @pytest.mark.parametrize("command", RESUMED)
 def test_the_resume_option_replaces_its_placeholder(tmp_path, guard, command):
-    for resumes, expected in zip((None, "--resume {resume_from}"), RESUMED[command], strict=True):
+    for resumes, expected in zip((None, "--resume {resume_from}\n"), RESUMED[command], strict=True):
         line = list(command) if isinstance(command, tuple) else command
         made = call(tmp_path, line, args={"x": "$"}, resume_from="a b.pt", resume=resumes)
         assert end_of(made, guard).program.tail.splitlines()[0] == expected
@@ -302,6 +302,21 @@ def test_the_resume_option_replaces_its_placeholder(tmp_path, guard, command):
 def test_an_argument_called_resume_is_not_the_resume_option(tmp_path, guard):
     made = call(tmp_path, "echo {resume}", args={"resume": "auto"}, resume_from="a.pt", resume="--from {resume_from}")
     assert end_of(made, guard).program.tail == "auto --from a.pt"
+
+
+def test_empty_files_and_dangling_links_are_no_checkpoints_and_a_link_is_its_file(tmp_path):
+    """What a program leaves that is killed while it saves must not cost a retry, nor the good one before it."""
+    for age, name in ((9, "1.pt"), (5, "2.pt")):
+        (tmp_path / name).write_text("state")
+        os.utime(tmp_path / name, (time.time() - age, time.time() - age))
+    (tmp_path / "3.pt").touch()
+    (tmp_path / "last.pt").symlink_to("2.pt")
+    (tmp_path / "best.pt").symlink_to("0.pt")
+    newest = find_checkpoint(tmp_path, "*.pt")
+    assert newest.name == "2.pt"
+    assert find_checkpoint(tmp_path, "*.pt", bad=[newest]).name == "1.pt"
+    (tmp_path / "checkpoint-4").mkdir()
+    assert find_checkpoint(tmp_path, "checkpoint-*").name == "checkpoint-4"
 
 
 def test_a_bad_checkpoint_is_not_used_again(tmp_path):
