@@ -1,7 +1,12 @@
-"""Preempted jobs are submitted again in each mode, without a retry; jobs of a killed Snakemake are waited for."""
+"""Preempted jobs are submitted again in each mode, without a retry; jobs of a killed Snakemake are waited for.
 
+One that would end in the same way again is not submitted again.
+"""
+
+import sys
 from contextlib import contextmanager
 
+import yaml
 from slurm_cluster.waiting import wait_until
 from submitting import GATED_JOBS, snakemake_in_background
 
@@ -80,3 +85,19 @@ def test_a_restarted_snakemake_takes_the_results_of_the_jobs_of_a_killed_one(clu
     assert [job.state for job in jobs_of(cluster, shared_dir)] == ["COMPLETED"] * 5
     assert sorted(starts(shared_dir)) == sorted([*names, first, third])
     assert output().count("(no retry)") == 1
+
+
+def test_a_job_that_would_end_in_the_same_way_again_is_not_submitted_again(cluster, shared_dir):
+    """The config is in /tmp, which no other host shares: jobs read the one that Snakemake has written."""
+    program = "import sys; print('usage: there is no option --lr'); sys.exit(2)"
+    sweep = {"command": [sys.executable, "-c", program, "{lr}"], "grid": {"lr": [1, 2, 3, 4]}}
+    (shared_dir / "sweep.yaml").write_text(yaml.safe_dump({"sweeps": {"s": sweep}}))
+    cluster.run(["cp", "sweep.yaml", "/tmp/only-here.yaml"], cwd=shared_dir)
+    options = ["--configfile", "/tmp/only-here.yaml", "--", "sweeps"]
+    with snakemake_in_background(cluster, shared_dir, {}, *options) as running:
+        assert running.wait(600) == 1
+    output = (shared_dir / "snakemake.out").read_text()
+    assert "it is not submitted again" in output
+    assert [job.state for job in jobs_of(cluster, shared_dir)] == ["FAILED"], output
+    log = (shared_dir / "results/logs/sweep/s.log").read_text()
+    assert "the first trials failed in the same way" in log
