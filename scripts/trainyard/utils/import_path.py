@@ -73,7 +73,8 @@ def check_call(found: Any, path: str, *, role: str, args: Sequence[str], kwargs:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         names = [*args, *(f"{name}=..." for name in kwargs)]
-        raise UserError(f"{role} {path!r} is called with ({', '.join(names)}): {error}") from None
+        remedy = f"; define it as `def {path.rpartition(':')[2]}({', '.join(args)})`" if args else ""
+        raise UserError(f"{role} {path!r} is called with ({', '.join(names)}): {error}{remedy}") from None
 
 
 def helper_command(module: str) -> list[str]:

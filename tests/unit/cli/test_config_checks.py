@@ -160,7 +160,8 @@ def test_wrong_models_and_code_are_all_named_before_the_data_are_staged(mistakes
         "sweeps.ending.train.model": "model 'ending:build' cannot be imported: it calls sys.exit(2)",
         "sweeps.misspelled.train.model": "model 'own:plane' cannot be imported: module 'own' has no attribute 'plane'; "
         "did you mean 'plain'?",
-        "sweeps.function.function": "function 'own:run' is called with (config, context): too many positional",
+        "sweeps.function.function": "function 'own:run' is called with (config, context): too many positional "
+        "arguments; define it as `def run(config, context)`",
     }
     assert places.keys() == expected.keys()
     for place, message in expected.items():
