@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from trainyard.config.trial_status import TrialStatus
+from trainyard.packing.failure_policy import error_pattern
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.sweep_state import SweepState
 from trainyard.programs.metrics import UNREADABLE_REMEDY
@@ -87,7 +88,10 @@ def _check_enough_succeeded(state: SweepState, failed: list[str], result_count: 
             f"sweep {state.name}: all {total} trials diverged, so there is no result: try a lower lr, or correct the "
             "error and increase `retrain`"
         )
-    cause, count = Counter(state.attempts[name][-1].error for name in failed).most_common(1)[0]
+    errors = {name: state.attempts[name][-1].error for name in failed}
+    kinds = {name: error_pattern(error, name, state.trials[name].values) for name, error in errors.items()}
+    kind, count = Counter(kinds.values()).most_common(1)[0]
+    cause = next(errors[name] for name in failed if kinds[name] == kind)
     allow = f", or raise `max_failed_fraction`, which is {limit:g}" if result_count else ""
     raise UserError(
         f"sweep {state.name}: {len(failed)} of {total} trials failed for good, {count} of them with: {cause}. Results "

@@ -63,11 +63,8 @@ class TrialFailure:
 
     @cached_property
     def pattern(self) -> str:
-        """The error with placeholders for the trial's name and values, to compare it between trials."""
-        kind, colon, words = ERROR_NUMBER.sub("", self.error).partition(": ")
-        for text, key in sorted(_texts(self.trial, self.values).items(), key=lambda item: -len(item[0])):
-            words = re.sub(rf"(?<![\w.]){re.escape(text)}(?![\w.])", key, words)
-        return kind + colon + words
+        """The error with placeholders for the trial's name and values."""
+        return error_pattern(self.error, self.trial, self.values)
 
     @property
     def is_quick(self) -> bool:
@@ -208,6 +205,14 @@ class FailurePolicy:
             if enough and _is_spread([each.place for each in same], places):
                 return same[-1]
         return None
+
+
+def error_pattern(error: str, trial: str, values: Mapping[str, Any]) -> str:
+    """An error with placeholders for a trial's name and the values of its varied keys, to compare it between trials."""
+    kind, colon, words = ERROR_NUMBER.sub("", error).partition(": ")
+    for text, key in sorted(_texts(trial, values).items(), key=lambda item: -len(item[0])):
+        words = re.sub(rf"(?<![\w.]){re.escape(text)}(?![\w.])", key, words)
+    return kind + colon + words
 
 
 def _texts(trial: str, values: Mapping[str, Any]) -> dict[str, str]:

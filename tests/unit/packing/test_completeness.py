@@ -47,6 +47,18 @@ def test_a_sweep_is_not_complete_if_a_trial_failed_for_a_reason_that_is_not_its_
         check_sweep(state)
 
 
+def test_the_most_common_cause_is_counted_without_the_names_and_values_of_trials(tmp_path):
+    config = check_config({"sweeps": {"s": SWEEP}})
+    trials = plan_sweep(config, "s", tmp_path).state.trials
+    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+        for trial, lr in zip(trials, (0.1, 0.2, 0.3), strict=True):
+            error = "ValueError: other" if lr == 0.1 else f"ValueError: lr {lr} is too large for {trial}"
+            journal.record(Started(trial=trial, attempt=1))
+            journal.record(Ended(trial=trial, attempt=1, status=TrialStatus.FAILED, error=error, seconds=1.0))
+    with pytest.raises(UserError, match=r"failed for good, 2 of them with: ValueError: lr 0\.2 is too large"):
+        check_sweep(plan_sweep(config, "s", tmp_path).state)
+
+
 def test_a_sweep_without_any_metrics_would_end_in_the_same_way_again(tmp_path):
     config = check_config({"sweeps": {"s": {"command": "true", "metrics": {"pattern": "acc=(?P<acc>{number})"}}}})
     state = plan_sweep(config, "s", tmp_path).state

@@ -69,3 +69,16 @@ def test_a_file_that_a_resumed_program_appends_to_has_each_epoch_once(tmp_path, 
     epochs = state.epochs_of(state.result(trial))
     assert [row["epoch"] for row in epochs] == list(range(1, len(epochs) + 1))
     assert epochs[-1]["acc"] == (0.6 if repeated else 0.3)
+
+
+def test_a_trial_that_failed_after_it_had_diverged_has_failed_if_its_values_were_read_wrongly(tmp_path):
+    (trial,) = state_with(tmp_path, pattern=PATTERN).trials
+    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+        journal.record(Started(trial=trial, attempt=1))
+        diverged = {"status": TrialStatus.DIVERGED, "error": "acc became NaN or infinite", "failure": "exit code 1: no"}
+        journal.record(Ended(trial=trial, attempt=1, **diverged))
+    output = tmp_path / "sweeps/s/trials" / trial / "output-1.log"
+    output.parent.mkdir(parents=True)
+    output.write_text(OUTPUTS[0])
+    (attempt,) = reread(tmp_path, pattern=PATTERN).attempts_at(trial)
+    assert (attempt.outcome, attempt.error) == (TrialStatus.FAILED, "exit code 1: no")
