@@ -6,7 +6,8 @@ from browser import WIDTHS, browser_or_skip, find_chromium, opened, wait_for_tab
 from playwright.sync_api import expect
 from slurm_cluster.prerequisites import PrerequisiteMissing
 from trainyard.report import pages
-from trainyard.report.pages import Table, write_page
+from trainyard.report.pages import ReportTable as Table
+from trainyard.report.pages import write_page
 from trainyard.report.scale_groups import GROUPS, group_scales
 from trainyard.scaling.table import SCALING_COLUMNS
 

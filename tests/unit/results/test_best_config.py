@@ -219,7 +219,7 @@ def test_the_files_of_the_best_trial_are_its_newest_checkpoint_or_its_folder(tmp
     folder = state.folder / "trials" / f"{trial}-2"
     assert find_files(state, rank_sweep(state)) == folder
     folder.mkdir(parents=True)
-    (folder / "last.pt").touch()
+    (folder / "last.pt").write_text("weights")
     assert find_files(state, rank_sweep(state)) == folder / "last.pt"
     _, trained = finish(config_of(SWEEPS["grid"]), tmp_path / "b", 0)
     assert find_files(trained, rank_sweep(trained)) is None, "no checkpoint of a finished training is kept"
