@@ -2,7 +2,7 @@
 
 import logging
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ JOB_COLUMNS = ("job", "node", "start", "slots", "nodes", "units", "pending",
                "requested_seconds", "elapsed_seconds", "used_fraction", "allocated_tres", "running_unit_seconds",
                "failed_unit_seconds", "startup_unit_seconds", "idle_unit_seconds", "basis", "counted")  # fmt: skip
 NOT_REQUESTED = "; no walltime was requested: elapsed time"
+KeptSeconds = Mapping[tuple[str, int], float]  # as `SweepState.kept_seconds` returns them
 log = logging.getLogger(__name__)
 
 
@@ -44,11 +45,13 @@ def jobs_table(state: SweepState, runs: Sequence[Session], records: Mapping[str,
     `finished`, `stopped` (early), `diverged`, `failed` and `interrupted` count the attempts that the job started;
     `failed` includes unreadable output. `gap` is measured over predicted seconds, less one, for jobs that ended all
     predicted trials. GPU-seconds of the allocated GPUs (in a sweep without GPUs, CPU-seconds) are split into `running`
-    (the `seconds` of attempts with a result or that diverged), `failed` (all other attempts, from start to end),
-    `startup` (before the first trial) and `idle` (the rest). `counted` marks the jobs of strategies.csv: those with
-    results that `retrain` has not overruled.
+    (the `seconds` of attempts with a result or that diverged, and what these continued of interrupted ones), `failed`
+    (the rest of all other attempts, from start to end), `startup` (before the first trial) and `idle` (the rest).
+    `counted` marks the jobs of strategies.csv: those with results that `retrain` has not overruled.
     """
-    rows = [_MeasuredJob(state, run, records.get(run.info.job)).row() for run in runs]
+    ended = [each for attempts in state.attempts.values() for each in attempts if each.outcome in CONCLUSIVE]
+    kept = state.kept_seconds(ended)
+    rows = [_MeasuredJob(state, run, records.get(run.info.job)).row(kept) for run in runs]
     return _name_units(pd.DataFrame(rows, columns=list(JOB_COLUMNS)), state.sweep.slots.unit)
 
 
@@ -60,7 +63,7 @@ class _MeasuredJob:
     run: Session
     record: JobRecord | None
 
-    def row(self) -> dict[str, Any]:
+    def row(self, kept: KeptSeconds) -> dict[str, Any]:
         info, record = self.run.info, self.record
         return {
             "job": info.job,
@@ -80,7 +83,7 @@ class _MeasuredJob:
             "elapsed_seconds": self.elapsed_seconds,
             "used_fraction": self.elapsed_seconds / self.requested_seconds if self.requested_seconds else None,
             "allocated_tres": record.allocated_tres if record else "",
-            **self._unit_seconds(),
+            **self._unit_seconds(kept),
             "basis": self.basis,
             "counted": self.is_counted,
         }
@@ -108,11 +111,11 @@ class _MeasuredJob:
         gap = measured / predicted - 1 if is_complete and measured and predicted else None
         return {"measured_seconds": measured, "gap": gap}
 
-    def _unit_seconds(self) -> dict[str, float]:
-        attempts = self.attempts()
-        running = self.running_unit_seconds(attempts)
-        others = [each for each in attempts if each.outcome not in CONCLUSIVE]
-        failed = sum((each.end - each.start) * self._units_of(each) for each in others)
+    def _unit_seconds(self, kept: KeptSeconds) -> dict[str, float]:
+        running = self.running_unit_seconds(kept)
+        others = [each for each in self.attempts() if each.outcome not in CONCLUSIVE]
+        lost = [each.end - each.start - kept.get((each.trial, each.number), 0.0) for each in others]
+        failed = sum(seconds * self._units_of(each) for each, seconds in zip(others, lost, strict=True))
         after_startup = (self.elapsed_seconds - self.startup_seconds) * self.units
         return {
             "running_unit_seconds": running,
@@ -121,10 +124,9 @@ class _MeasuredJob:
             "idle_unit_seconds": max(0.0, after_startup - running - failed),
         }
 
-    def running_unit_seconds(self, attempts: Iterable[Attempt]) -> float:
-        """Of those attempts that have a result, as they measured it; without what attempts resumed from have used."""
-        done = [each for each in attempts if each.outcome in CONCLUSIVE]
-        return sum(min(each.seconds or 0.0, each.end - each.start) * self._units_of(each) for each in done)
+    def running_unit_seconds(self, kept: KeptSeconds) -> float:
+        """GPU-seconds of this job that are kept."""
+        return sum(kept.get((each.trial, each.number), 0.0) * self._units_of(each) for each in self.attempts())
 
     def _units_of(self, attempt: Attempt) -> float:
         """GPUs of an attempt; without GPUs, CPUs."""
@@ -186,9 +188,8 @@ def compare_strategies(state: SweepState, runs: Sequence[Session], records: Mapp
     startup = statistics.median(startups) if startups else 0.0
     units = state.max_slots.units_per_trial
     computed = estimate_others(durations, units_per_trial=units, startup=startup, basis=COMPUTED)
-    ended = {(each.trial, each.number) for each in ends}
-    attempts = ((job, [each for each in job.attempts() if (each.trial, each.number) in ended]) for job in jobs)
-    running = sum(job.running_unit_seconds(own) for job, own in attempts)
+    kept = state.kept_seconds()
+    running = sum(job.running_unit_seconds(kept) for job in jobs)
     return [*computed, _packed(durations, counted, running=running)]
 
 

@@ -1,7 +1,7 @@
 """Attempts at trials and runs of the driver, folded from the events of a journal."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -153,7 +153,13 @@ def find_result(
     return counting[-1] if counting else None
 
 
-def find_continued(attempts: Iterable[Attempt], last: Attempt) -> list[tuple[Attempt, float]]:
+def attempts_before(attempts: Sequence[Attempt], last: Attempt) -> list[Attempt]:
+    """The earlier attempts of the same generation, the latest first."""
+    before = [each for each in attempts if each.number < last.number and each.generation == last.generation]
+    return before[::-1]
+
+
+def find_continued(attempts: Sequence[Attempt], last: Attempt) -> list[tuple[Attempt, float]]:
     """The attempts that `last` continues, oldest first, with the seconds of each that were not repeated.
 
     The part of an attempt that was not repeated ends at the checkpoint from which the next one resumed; without a
@@ -161,9 +167,8 @@ def find_continued(attempts: Iterable[Attempt], last: Attempt) -> list[tuple[Att
     reports all epochs and seconds again when it resumes, so its attempts continue none.
     """
     found: list[tuple[Attempt, float]] = []
-    before = [each for each in attempts if each.number < last.number and each.generation == last.generation]
     current, checkpoint_time = last, _checkpoint_time(last)
-    for attempt in reversed(before):
+    for attempt in attempts_before(attempts, last):
         kept = checkpoint_time if current.resumed else _last_epoch_before(attempt, current)
         if kept is None:
             break
@@ -185,14 +190,31 @@ def _last_epoch_before(attempt: Attempt, later: Attempt) -> float | None:
     return attempt.epoch_times[max(reported)] if reported else None
 
 
-def whole_seconds(attempts: Iterable[Attempt], last: Attempt) -> float | None:
+def whole_seconds(attempts: Sequence[Attempt], last: Attempt) -> float | None:
     """Seconds of an attempt and of the parts it continued: the duration of the trial without interruptions."""
     if last.seconds is None:
         return None
     return last.seconds + sum(seconds for _, seconds in find_continued(attempts, last))
 
 
-def whole_epochs(attempts: Iterable[Attempt], last: Attempt) -> list[dict[str, Any]]:
+def find_parts(attempts: Sequence[Attempt], last: Attempt) -> dict[int, float]:
+    """Seconds of each attempt, by its number, that are a part of the duration of `last`, whose own part is included.
+
+    `last.seconds` of Trainyard's own loop include those of earlier attempts. As these do not record when the checkpoint
+    was written, the latest ones count first.
+    """
+    if last.seconds is None:
+        return {}
+    own = min(last.seconds, last.end - last.start)
+    parts = {last.number: own} | {attempt.number: seconds for attempt, seconds in find_continued(attempts, last)}
+    left = last.seconds - own
+    for attempt in attempts_before(attempts, last) if len(parts) == 1 else ():
+        parts[attempt.number] = min(left, attempt.end - attempt.start)
+        left -= parts[attempt.number]
+    return parts
+
+
+def whole_epochs(attempts: Sequence[Attempt], last: Attempt) -> list[dict[str, Any]]:
     """The rows of an attempt, after the rows of the attempts that it continued."""
     rows = list(last.epochs)
     for attempt, _ in reversed(find_continued(attempts, last)):

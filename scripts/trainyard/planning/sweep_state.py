@@ -1,6 +1,6 @@
 """The state of a sweep: its trials, their attempts by the journal, and which trials are unfinished."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -8,10 +8,18 @@ from typing import Any, Final
 
 from trainyard.config.sweep import Slots, Stop, Sweep
 from trainyard.config.train import Train
-from trainyard.config.trial_status import TrialStatus
+from trainyard.config.trial_status import CONCLUSIVE, TrialStatus
 from trainyard.config.trials import Trial, full_seconds
 from trainyard.config.user_programs import metrics_digest
-from trainyard.planning.attempts import Attempt, Session, find_result, whole_epochs, whole_seconds
+from trainyard.planning.attempts import (
+    Attempt,
+    Session,
+    attempts_before,
+    find_parts,
+    find_result,
+    whole_epochs,
+    whole_seconds,
+)
 from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.journal import Share
 from trainyard.planning.task import folder_name, output_name
@@ -84,6 +92,19 @@ class SweepState:
         """Duration of an attempt and of the parts of earlier ones that it continued."""
         return whole_seconds(self.attempts[attempt.trial], attempt)
 
+    def kept_seconds(self, ends: Iterable[Attempt] | None = None) -> dict[tuple[str, int], float]:
+        """Seconds of attempts that are a part of the durations of `ends`, by trial and number of the attempt.
+
+        Without `ends`, those are meant that count now.
+        """
+        if ends is None:
+            ends = [end for name in self.trials if (end := self.end(name)) and end.outcome in CONCLUSIVE]
+        kept: dict[tuple[str, int], float] = {}
+        for end in ends:
+            for number, seconds in find_parts(self.attempts[end.trial], end).items():
+                kept[end.trial, number] = max(seconds, kept.get((end.trial, number), 0.0))
+        return kept
+
     def present_seconds_of(self, attempt: Attempt) -> float | None:
         """`full_seconds_of` an attempt at the present share of a GPU, if the slowdown by sharing was measured."""
         seconds = self.full_seconds_of(attempt)
@@ -121,9 +142,7 @@ class SweepState:
 
     def continued_by(self, attempt: Attempt) -> list[Attempt]:
         """The attempts that an attempt has continued from a checkpoint, the latest first."""
-        before = [each for each in self.attempts_at(attempt.trial)
-                  if each.number < attempt.number and each.generation == attempt.generation]  # fmt: skip
-        return before[::-1] if attempt.resumed else []
+        return attempts_before(self.attempts_at(attempt.trial), attempt) if attempt.resumed else []
 
     @cached_property
     def to_reread(self) -> list[Attempt]:

@@ -26,19 +26,20 @@ def plot_packing(
     """GPUs (or CPUs: `unit`) over time: above, each trial as a task of a job array; below, packed.
 
     Gray is requested but not used. Areas are the GPU-seconds in `strategies`. It shows the jobs that count there, one
-    after another, and the attempt that produced each trial's result.
+    after another, and the attempts of which the trials' results consist.
     """
-    table, held, done = strategies.set_index("strategy"), _requested_jobs(jobs), _find_results(timeline, trials, jobs)
-    if done.empty:
+    table, held, kept = strategies.set_index("strategy"), _requested_jobs(jobs), _kept_parts(timeline, trials, jobs)
+    seconds = trials.loc[trials["trial"].isin(kept["trial"]), "seconds"]
+    if seconds.empty:
         style.write_in_center(axes, "no trial has a result")
         return
-    depth = table.loc["job_array", "gpus_per_job"] * len(done)
+    depth = table.loc["job_array", "gpus_per_job"] * len(seconds)
     top = depth + max(1, 0.1 * depth)
-    _draw_array(axes, done["seconds"], table.loc["job_array"])
-    _draw_packed(axes, done.join(held, on="job", how="inner"), held, top=top)
+    _draw_array(axes, seconds, table.loc["job_array"])
+    _draw_packed(axes, kept.join(held, on="job", how="inner"), held, top=top)
     most = held["slots"].max() if len(held) else 0
     counts = {
-        "job_array": count_of(len(done), "job"),
+        "job_array": count_of(len(seconds), "job"),
         "packed": f"{len(held)} x " * (len(held) > 1) + count_of(most, "slot"),
     }
     labels = [f"{name.replace('_', ' ')}:\n{count}\n{table.loc[name, 'wasted_fraction']:.0%} wasted"
@@ -65,16 +66,16 @@ def _draw_array(axes: Axes, seconds: pd.Series, row: "pd.Series[Any]") -> None:
     draw_bars(axes, lanes, 0, seconds.sort_values(ascending=False), color=COLORS[4], height=share, edge=0.4)
 
 
-def _draw_packed(axes: Axes, done: pd.DataFrame, held: pd.DataFrame, *, top: float) -> None:
+def _draw_packed(axes: Axes, kept: pd.DataFrame, held: pd.DataFrame, *, top: float) -> None:
     """Draw the slots below `top`, together as high as the number of GPUs of their job, and the trials on them."""
     slots = held.loc[held.index.repeat(held["slots"])]
     high, begin = slots["gpus"] / slots["slots"], slots["offset"]
     lanes = top + (slots.groupby(level=0).cumcount() + 0.5) * high
     draw_bars(axes, lanes, begin, begin + slots["requested"], color=IDLE, height=high, edge=0)
     draw_bars(axes, lanes, begin, begin + slots["starting"], color=STARTING, height=high, edge=0)
-    begin = done["offset"] + done["start"] - done["began"]
-    lanes = top + (done["slot"] + 0.5) * np.maximum(done["share"], done["gpus"] / done["slots"])
-    draw_bars(axes, lanes, begin, begin + done["here"], color=COLORS[0], height=done["share"], edge=0.4)
+    begin = kept["offset"] + kept["start"] - kept["began"]
+    lanes = top + (kept["slot"] + 0.5) * np.maximum(kept["share"], kept["gpus"] / kept["slots"])
+    draw_bars(axes, lanes, begin, begin + kept["here"], color=COLORS[0], height=kept["share"], edge=0.4)
 
 
 def _requested_jobs(jobs: pd.DataFrame) -> pd.DataFrame:
@@ -90,13 +91,15 @@ def _requested_jobs(jobs: pd.DataFrame) -> pd.DataFrame:
     return held[["slots", "gpus"]].assign(began=held["start"], requested=requested, starting=starting, offset=offset)
 
 
-def _find_results(timeline: pd.DataFrame, trials: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
-    """The attempts that produced the results, with the trial's `seconds` and the part of them that ran `here`."""
-    known, run = trials[trials["status"].isin(CONCLUSIVE)].set_index("trial"), assign_jobs(timeline, jobs)
-    done = run[run["outcome"] == run["trial"].map(known["status"])].drop_duplicates("trial", keep="last")
-    held = done["end"] - done["start"]
-    here = np.minimum(done.get("seconds", held), held)
-    return done.assign(seconds=done["trial"].map(known["seconds"]), here=here, share=done.get("gpus_per_trial", 1.0))
+def _kept_parts(timeline: pd.DataFrame, trials: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
+    """The attempts of which the trials' results consist, each with the part `here` that counts."""
+    run = assign_jobs(timeline, jobs)
+    if "kept_seconds" not in run:  # a table of Trainyard 0.1 from before these were written
+        known, held = trials[trials["status"].isin(CONCLUSIVE)].set_index("trial"), run["end"] - run["start"]
+        run = run.assign(kept_seconds=np.minimum(run.get("seconds", held), held))
+        run = run[run["outcome"] == run["trial"].map(known["status"])].drop_duplicates("trial", keep="last")
+    kept = run[run["kept_seconds"] > 0]
+    return kept.assign(here=kept["kept_seconds"], share=kept.get("gpus_per_trial", 1.0))
 
 
 def plot_waste(axes: Axes, strategies: pd.DataFrame, *, unit: Unit = "GPU") -> None:

@@ -5,7 +5,7 @@ Every row is computed from the sweep's journal.
 
 import logging
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import pandas as pd
 
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import value_at, varied_keys
-from trainyard.planning.attempts import Attempt
 from trainyard.planning.sweep_state import SweepState
 from trainyard.results.ranking import Ranking
 from trainyard.utils.csv_files import write_table
@@ -26,8 +25,7 @@ RESERVED = ("trial", "status", "attempts", "seconds")  # columns of trials.csv t
 
 def write_sweep_tables(state: SweepState, folder: Path) -> None:
     """Write timeline.csv, epochs.csv, with early stopping stopping.csv, and last the rule's output, trials.csv."""
-    tries = [attempt for tries in state.attempts.values() for attempt in tries]
-    write_table(timeline_table(tries), folder / "timeline.csv")
+    write_table(timeline_table(state), folder / "timeline.csv")
     write_table(epochs_table(state), folder / "epochs.csv")
     if state.sweep.stop:
         stopped = stopping_table(state)
@@ -64,18 +62,21 @@ def _metric_columns(metrics: Mapping[str, Any], reserved: Collection[str]) -> di
     return {f"reported_{name}" if name in reserved else name: value for name, value in metrics.items()}
 
 
-def timeline_table(tries: Sequence[Attempt]) -> pd.DataFrame:
+def timeline_table(state: SweepState) -> pd.DataFrame:
     """One row per attempt; `start` and `end` in Unix seconds.
 
     `gpu_model` is the GPU type as Slurm names it; `device` is "cpu" or the GPU's full name. `expected_seconds` is the
     prediction at the attempt's start, `seconds` the duration that the attempt measured itself, and `gpus_per_trial` its
-    share of a GPU.
+    share of a GPU. `kept_seconds` are those that are a part of its trial's duration: all of an attempt with the result,
+    those up to the checkpoint of one that was continued, and 0 of others.
     """
+    tries, kept = [each for tries in state.attempts.values() for each in tries], state.kept_seconds()
     columns = ("trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome", "gpu_model", "device",
-               "expected_seconds", "gpus_per_trial", "seconds")  # fmt: skip
+               "expected_seconds", "gpus_per_trial", "seconds", "kept_seconds")  # fmt: skip
     rows = [{"trial": each.trial, "attempt": each.number, **each.location._asdict(), "start": each.start,
              "end": each.end, "outcome": each.outcome, "expected_seconds": each.expected_seconds,
-             "gpus_per_trial": each.gpus_per_trial, "seconds": each.seconds}
+             "gpus_per_trial": each.gpus_per_trial, "seconds": each.seconds,
+             "kept_seconds": kept.get((each.trial, each.number), 0.0)}
             for each in sorted(tries, key=lambda each: each.start)]  # fmt: skip
     return pd.DataFrame(rows, columns=columns)
 

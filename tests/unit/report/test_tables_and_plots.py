@@ -34,8 +34,9 @@ from trainyard.results.ranking import rank_sweep
 from trainyard.utils.csv_files import read_table, write_parquet, write_table
 
 
-def test_a_timeline_without_attempts_has_its_columns():
-    assert list(timeline_table([]).columns) == [
+def test_a_timeline_without_attempts_has_its_columns(tmp_path):
+    config = check_config({"sweeps": {"s": {"function": "os:getcwd", "grid": {"lr": [1, 2]}}}})
+    assert list(timeline_table(plan_sweep(config, "s", tmp_path).state).columns) == [
         "trial",
         "attempt",
         "job",
@@ -50,6 +51,7 @@ def test_a_timeline_without_attempts_has_its_columns():
         "expected_seconds",
         "gpus_per_trial",
         "seconds",
+        "kept_seconds",
     ]
 
 
@@ -502,9 +504,8 @@ def swept(results, runs, *, share=1, resumes="", **changes):
                 earlier[number] = seconds if resumes == "as a loop" else begin + seconds
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     state = plan_sweep(config, "s", results).state
-    tries = [each for tries in state.attempts.values() for each in tries]
     strategies = strategies_table(compare_strategies(state, state.sessions, {}))
-    return timeline_table(tries), trials_table(state), jobs_table(state, state.sessions, {}), strategies
+    return timeline_table(state), trials_table(state), jobs_table(state, state.sessions, {}), strategies
 
 
 FIRST = [(0, 0, 1, 103.0, 10.0, "finished", 0), (1, 1, 1, 103.0, 4.0, "failed", 0),
@@ -554,6 +555,9 @@ def test_the_areas_of_the_packing_plot_are_those_of_the_tables(tmp_path, runs, c
     cost_plots.plot_packing(axes, timeline, trials, jobs, strategies)
     if "resumes" in changes:
         assert trials["seconds"].tolist() == [10, 60 + 8, 6]
+        assert timeline["kept_seconds"].tolist() == pytest.approx([10, 0, 6, 60, 8], abs=0.5)
+        assert jobs["running_gpu_seconds"].tolist() == pytest.approx([10 + 6, 60, 8], abs=0.5)
+        assert strategies["running_gpu_seconds"].tolist() == pytest.approx([10 + 60 + 8 + 6] * 3), "no second is wasted"
     table, kinds = strategies.set_index("strategy"), ("requested", "startup", "running")
     for name, collections in (("job_array", axes.collections[:3]), ("packed", axes.collections[3:])):
         drawn = [area(collection) for collection in collections]
