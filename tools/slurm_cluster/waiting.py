@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 # The default timeout. It only ends what would wait forever: nothing takes so long, even on a busy machine.
-PATIENCE_SECONDS = 600.0
+PATIENCE_SECONDS = 1700.0
 OUTPUT_SECONDS = 5.0  # for the rest of an ended process's output: its children may keep the pipe open
 
 
