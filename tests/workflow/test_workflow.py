@@ -49,7 +49,7 @@ def test_the_trials_table_has_a_row_per_trial_and_the_documented_columns(done):
 def test_the_timeline_has_every_attempt_with_its_slot(done):
     rows = read(done, "sweeps/lr/timeline.csv")
     contract = ["trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome"]
-    added = ["gpu_model", "device", "expected_seconds", "gpus_per_trial", "seconds"]
+    added = ["gpu_model", "device", "expected_seconds", "gpus_per_trial", "seconds", "kept_seconds"]
     assert list(rows.columns) == [*contract, *added]
     assert (rows["device"] == "cpu").all()
     assert set(rows["trial"]) == set(read(done, "sweeps/lr/trials.csv")["trial"])

@@ -8,6 +8,7 @@ held.
 import contextlib
 import fcntl
 import os
+import random
 import re
 import shutil
 import tempfile
@@ -20,6 +21,7 @@ from trainyard.cluster import slurm_allocation
 from trainyard.utils.files import expand_path
 
 _PLAIN_PATH: Final = re.compile(r"[\w/.+-]+", re.ASCII)
+MAX_PAUSE_SECONDS: Final = 0.05  # between two attempts at a lock
 ORPHAN_SECONDS: Final = 60  # minimum age before removal: a new folder exists for a moment before it is locked
 
 
@@ -69,13 +71,27 @@ def _lock_shared(path: Path, is_complete: Callable[[Path], bool], fill: Callable
             fcntl.flock(lock, fcntl.LOCK_SH)
             if _is_at(lock, path) and is_complete(path):
                 return lock
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if _is_at(lock, path) and not is_complete(path):
+            is_alone = _lock_alone(lock)
+            if is_alone and _is_at(lock, path) and not is_complete(path):
                 _fill_or_remove(path, fill)
         except BaseException:
             os.close(lock)
             raise
         os.close(lock)  # and retry: between two locks, the last user may have removed the folder
+        if not is_alone:
+            time.sleep(random.uniform(0, MAX_PAUSE_SECONDS))  # so that two that try do not keep each other from it
+
+
+def _lock_alone(lock: int) -> bool:
+    """Take an exclusive lock in place of a shared one; False if another process has one.
+
+    It does not wait for that: the other may have filled the folder in between, and hold it for as long as it runs.
+    """
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _fill_or_remove(path: Path, fill: Callable[[Path], None]) -> None:

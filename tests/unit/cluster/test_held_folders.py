@@ -4,10 +4,11 @@ import errno
 import fcntl
 import os
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from trainyard.cluster.held_folders import private_folder, remove_unheld
+from trainyard.cluster.held_folders import private_folder, remove_unheld, shared_folder
 
 
 @pytest.mark.parametrize("name", ["é", "a b", "$HOME", 'qu"ote', "long" * 9])
@@ -34,3 +35,30 @@ def test_where_folders_cannot_be_locked_a_private_one_is_used_and_no_other_is_re
         remove_unheld(tmp_path, "ty-test-*")
         assert folder.exists()
     assert [each.name for each in tmp_path.iterdir()] == ["ty-test-other"]
+
+
+def test_a_folder_that_another_user_has_filled_meanwhile_is_used_at_once(tmp_path, monkeypatch):
+    """Both see that it is incomplete, and one fills it: the other must not wait until that one has ended."""
+    flock, path, filled = fcntl.flock, tmp_path / "shared", list[Path]()
+
+    def fill(folder):
+        filled.append(folder)
+        (folder / "complete").touch()
+
+    def use():
+        return shared_folder(path, is_complete=lambda folder: (folder / "complete").exists(), fill=fill)
+
+    def fill_before(lock, operation):
+        """Exchanging a shared lock for an exclusive one releases it first, and the other user may come before."""
+        if operation & fcntl.LOCK_EX:
+            monkeypatch.setattr(fcntl, "flock", flock)
+            flock(lock, fcntl.LOCK_UN)
+            others.enter_context(use())
+            operation |= fcntl.LOCK_NB  # would otherwise wait for ever
+        flock(lock, operation)
+
+    with ExitStack() as others:
+        monkeypatch.setattr(fcntl, "flock", fill_before)
+        with use() as folder:
+            assert filled == [folder]
+    assert not path.exists()
