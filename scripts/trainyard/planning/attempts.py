@@ -198,7 +198,7 @@ def whole_seconds(attempts: Sequence[Attempt], last: Attempt) -> float | None:
 
 
 def find_parts(attempts: Sequence[Attempt], last: Attempt) -> dict[int, float]:
-    """Seconds of each attempt, by its number, that are a part of the duration of `last`, whose own part is included.
+    """Seconds of each attempt, by its number, that count in the duration of `last`, including its own.
 
     `last.seconds` of Trainyard's own loop include those of earlier attempts. As these do not record when the checkpoint
     was written, the latest ones count first.

@@ -93,9 +93,9 @@ class SweepState:
         return whole_seconds(self.attempts[attempt.trial], attempt)
 
     def kept_seconds(self, ends: Iterable[Attempt] | None = None) -> dict[tuple[str, int], float]:
-        """Seconds of attempts that are a part of the durations of `ends`, by trial and number of the attempt.
+        """Seconds of each attempt that count in the duration of one of `ends`, by trial and number of the attempt.
 
-        Without `ends`, those are meant that count now.
+        By default, `ends` are the attempts that count now.
         """
         if ends is None:
             ends = [end for name in self.trials if (end := self.end(name)) and end.outcome in CONCLUSIVE]

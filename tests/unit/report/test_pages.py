@@ -6,8 +6,7 @@ from browser import WIDTHS, browser_or_skip, find_chromium, opened, wait_for_tab
 from playwright.sync_api import expect
 from slurm_cluster.prerequisites import PrerequisiteMissing
 from trainyard.report import pages
-from trainyard.report.pages import ReportTable as Table
-from trainyard.report.pages import write_page
+from trainyard.report.pages import ReportTable, write_page
 from trainyard.report.scale_groups import GROUPS, group_scales
 from trainyard.scaling.table import SCALING_COLUMNS
 
@@ -30,7 +29,7 @@ def browser():
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("pages") / "page.html"
-    write_page({"": "The best of all.", "Trials": Table(TRIALS, best=COUNT - 1)}, path, title="sweeps: depth")
+    write_page({"": "The best of all.", "Trials": ReportTable(TRIALS, best=COUNT - 1)}, path, title="sweeps: depth")
     return path
 
 
@@ -60,7 +59,8 @@ def test_a_table_sorts_filters_and_highlights(browser, page_file, width):
 
 def test_a_page_has_the_first_rows_of_a_large_table_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "MAX_ROWS", 100)
-    write_page({"Trials": Table(TRIALS, best=0), "Few": Table(TRIALS.head(100))}, tmp_path / "page.html", title="s")
+    tables = {"Trials": ReportTable(TRIALS, best=0), "Few": ReportTable(TRIALS.head(100))}
+    write_page(tables, tmp_path / "page.html", title="s")
     text = (tmp_path / "page.html").read_text()
     assert text.count("The first 100 of 162 rows; the CSV file of this table has all.") == 1
     assert "t099" in text
@@ -72,7 +72,7 @@ HOSTILE = "</script><img src=x onerror=\"document.title='run'\">a&b"
 
 def test_names_and_values_of_users_are_text(browser, tmp_path):
     rows = pd.DataFrame({HOSTILE: [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "text": [HOSTILE, "&amp;", "<!--", "'", '"', "${x}"]})
-    write_page({HOSTILE: Table(rows, best=0)}, tmp_path / "p.html", title=HOSTILE)
+    write_page({HOSTILE: ReportTable(rows, best=0)}, tmp_path / "p.html", title=HOSTILE)
     with opened(browser, tmp_path / "p.html", width=WIDTHS[0]) as page:
         wait_for_tables(page)
         assert page.title() == HOSTILE
@@ -84,20 +84,22 @@ def test_names_and_values_of_users_are_text(browser, tmp_path):
 
 
 def test_a_table_without_rows_says_so(browser, tmp_path):
-    write_page({"Stopped early": Table(pd.DataFrame(columns=["trial", "why"]))}, tmp_path / "p.html", title="sweeps: s")
+    empty = ReportTable(pd.DataFrame(columns=["trial", "why"]))
+    write_page({"Stopped early": empty}, tmp_path / "p.html", title="sweeps: s")
     with opened(browser, tmp_path / "p.html", width=WIDTHS[0]) as page:
         wait_for_tables(page)
 
 
 def test_the_library_of_the_tables_adds_little_to_a_page(page_file, tmp_path):
-    write_page({"a": Table(TRIALS), "b": Table(TRIALS)}, tmp_path / "two.html", title="two")
+    write_page({"a": ReportTable(TRIALS), "b": ReportTable(TRIALS)}, tmp_path / "two.html", title="two")
     one, two = page_file.stat().st_size, (tmp_path / "two.html").stat().st_size
     assert one < 500_000
     assert two - one < 100_000, "the library is in the page once"
 
 
 def test_the_same_tables_give_the_same_page(page_file, tmp_path):
-    write_page({"": "The best of all.", "Trials": Table(TRIALS, best=COUNT - 1)}, tmp_path / "p", title="sweeps: depth")
+    parts = {"": "The best of all.", "Trials": ReportTable(TRIALS, best=COUNT - 1)}
+    write_page(parts, tmp_path / "p", title="sweeps: depth")
     assert (tmp_path / "p").read_bytes() == page_file.read_bytes()
 
 
