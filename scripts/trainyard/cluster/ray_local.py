@@ -46,6 +46,8 @@ ENVIRONMENT: Final[Mapping[str, str | None]] = {  # None: must not be set
     "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "0",
     # While Ray starts, its handler of SIGTERM would wait for the raylet to end by itself.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    # The default, 15, makes trials give way to everything else that computes on the node.
+    "RAY_worker_niceness": "0",
     # The future default of Ray, which warns on stderr when it is unset.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }

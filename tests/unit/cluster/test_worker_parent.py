@@ -42,6 +42,7 @@ def look():
             "folder": os.getcwd(),
             "umask": (os.umask(0o77), os.umask(0o77))[0],
             "limits": [resource.getrlimit(number) for number in range(16)],
+            "niceness": os.nice(0),
             "oom_score": pathlib.Path("/proc/self/oom_score_adj").read_text(),
             "blocked_signals": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
             "handlers": [str(signal.getsignal(number)).partition(" at ")[0] for number in (2, 15, 17)],
@@ -105,6 +106,7 @@ def test_a_worker_of_a_training_is_one_of_rays_that_has_imported_torch_and_can_u
     _, (plain, _) = start()
     _, (forked, other) = start(*WORKER_MODULES, *TRAINING_MODULES, seconds=PATIENCE_SECONDS)
     assert forked["same"] == plain["same"]
+    assert plain["same"]["niceness"] == os.nice(0), "trials would give way to everything else on the node"
     assert (plain["parent_name"], "torch" in plain["modules"]) == ("raylet", False)
     assert {*TRAINING_MODULES} <= {*forked["modules"]}
     assert forked["parent"] == other["parent"] != forked["pid"]
