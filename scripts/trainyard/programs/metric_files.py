@@ -19,6 +19,7 @@ class JsonMetricsFile:
         self.error = ""  # why a part of the file cannot be read
         self._path, self._content = path, b""
         self._rows: list[dict[str, Any]] = []  # at the last call
+        self._was_changed = False  # the list: from then on, its rows cannot be counted as they come
         self._state: tuple[int, ...] = ()
 
     def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
@@ -32,7 +33,7 @@ class JsonMetricsFile:
         if content == self._content:
             return []
         try:
-            parsed = json.loads(content)
+            parsed = json.loads(content)  # one object for all NaN: rows that have it are equal
             rows = [_checked_row(row) for row in (parsed if isinstance(parsed, list) else [parsed])]
         except (ValueError, TypeError) as error:
             if final:
@@ -41,9 +42,11 @@ class JsonMetricsFile:
         self._content = content
         same = takewhile(lambda pair: pair[0] == pair[1], zip(self._rows, rows, strict=False))
         known = sum(1 for _ in same)
-        is_changed = known < len(self._rows) and isinstance(parsed, list)  # then numbers do not go on
+        is_list = isinstance(parsed, list)
+        self._was_changed = self._was_changed or (is_list and known < len(self._rows))
         self._rows = rows
-        return [({"epoch": place} if is_changed else {}) | row for place, row in enumerate(rows[known:], known + 1)]
+        numbered = is_list and self._was_changed
+        return [({"epoch": place} if numbered else {}) | row for place, row in enumerate(rows[known:], known + 1)]
 
 
 class LineMetricsFile:

@@ -119,7 +119,7 @@ def _launches(events: Iterable[Event]) -> Iterator[tuple[float, list[dict[str, A
             began, rows = found[-2:][0]
             merge_row(rows, {**event["row"], "_time": rows[-1]["_time"] if rows else began})
         elif found:
-            merge_row(found[-1][1], {**event["row"], "_time": event["time"]})
+            merge_row(found[-1][1], {**event["row"], "_time": event["time"]}, resumed=len(found) > 1)
     for began, rows in found:
         times = [began, *(row["_time"] for row in rows)]
         yield (

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import operator
 
 import pytest
@@ -76,6 +77,28 @@ def test_a_list_that_is_written_anew_reports_the_rows_that_changed(tmp_path):
     assert found.new_rows() == [{"epoch": 2, "acc": 4}]
     path.write_text('[{"acc": 1}, {"acc": 5}]')  # the last epoch runs on
     assert found.new_rows(final=True) == [{"epoch": 2, "acc": 5}]
+
+
+def test_a_row_with_nan_is_not_taken_for_one_that_changed(tmp_path):
+    found, rows = reported(tmp_path, file="m.json"), []
+    for epoch in range(1, 4):
+        rows.append({"acc": math.nan if epoch == 1 else epoch, "loss": [math.nan, math.inf]})
+        (tmp_path / "m.json").write_text(json.dumps(rows))
+        assert found.new_rows() == [{"epoch": epoch, "acc": None if epoch == 1 else epoch}]
+
+
+@pytest.mark.parametrize("anew", ['[{"acc": 1}, {"acc": 4}]', '[{"acc": 1}, {"acc": 2}]'])
+def test_rows_that_follow_in_a_list_written_anew_have_their_place_as_epoch(tmp_path, anew):
+    """Not the number of all rows that were ever read."""
+    found, path = reported(tmp_path, file="m.json"), tmp_path / "m.json"
+    path.write_text('[{"acc": 1}, {"acc": 2}, {"acc": 3}]')
+    found.new_rows()
+    path.write_text(anew)
+    found.new_rows()
+    path.write_text(anew[:-1] + ', {"acc": 6}]')
+    told = found.new_rows()
+    path.write_text(anew[:-1] + ', {"acc": 6}, {"acc": 7}]')
+    assert told + found.new_rows(final=True) == [{"epoch": 3, "acc": 6}, {"epoch": 4, "acc": 7}]
 
 
 def test_rows_that_a_resumed_program_repeats_replace_those_in_its_file(tmp_path):

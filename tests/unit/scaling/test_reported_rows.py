@@ -55,6 +55,14 @@ def test_rows_that_the_file_of_a_resumed_script_still_has_count_once(tmp_path, c
     assert [row["epoch"] for row in reported.report(ended=200.0).rows] == [1, 2, 3, 4, 5, 6]
 
 
+def test_the_last_epoch_of_the_file_does_not_hide_the_earlier_ones_that_a_launch_repeats(tmp_path, clock):
+    """A file with a row per step: its last epoch is reported once another one begins, after the launch."""
+    launch(tmp_path, 1, 2, 3, resumes=False)
+    reported = launch(tmp_path, 3, 2, 3, 4, resumes=True, loss=0.1)
+    assert [row["epoch"] for row in reported.report(ended=200.0).rows] == [1, 2, 3, 4]
+    assert [row["epoch"] for row in reported.parse_outputs(METRICS, seconds=60)[0]] == [1, 2, 3, 4]
+
+
 def test_a_launch_from_the_beginning_forgets_those_before_it(tmp_path, clock):
     launch(tmp_path, 1, 2, resumes=False)
     launch(tmp_path, 3, resumes=True)
