@@ -4,6 +4,7 @@ Batches stay uint8 of shape (B, H, W, C) until they are on the device. `Resident
 `MappedSplit` prefetches them from the memory-mapped file, `LoaderSplit` takes them from a DataLoader's workers.
 """
 
+import math
 import queue
 import threading
 import warnings
@@ -22,9 +23,7 @@ from trainyard.data.python_factory import as_class, as_numbers, as_pixels, call_
 from trainyard.data.staged import SPLITS, DataError, Staged
 
 _Item = TypeVar("_Item")
-RESIDENT_SHARE = (
-    0.5  # largest share for images of the GPU memory that a process can allocate; the rest is for the model
-)
+RESIDENT_SHARE = 0.5  # for images, at most, of the GPU memory that a process can allocate; the rest is for the model
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def load_input_data(staged: Staged, device: torch.device, how: Data | None = Non
         factory = call_factory(meta["source"])
         splits = [LoaderSplit(each, device, how, outputs=classes, numeric=numeric) for each in factory]
     else:
-        splits = [_staged_split(staged, name, device, how) for name in SPLITS]
+        splits = list(_staged_splits(staged, device, how))
     train, val = splits
     mean, std = (torch.tensor(meta[name], device=device).view(1, -1, 1, 1) for name in ("mean", "std"))
     height, width, channels = meta["shape"]
@@ -88,12 +87,15 @@ def load_input_data(staged: Staged, device: torch.device, how: Data | None = Non
     return InputData(train=train, val=val, mean=mean, std=std, classes=classes, shape=shape, numeric=numeric)
 
 
-def _staged_split(staged: Staged, name: str, device: torch.device, how: Data) -> Split:
-    split = staged.split(name)
-    fits = device.type != "cuda" or split.images.nbytes <= RESIDENT_SHARE * _allocatable_bytes(device)
-    if fits if how.on_device == "auto" else how.on_device:
-        return ResidentSplit(split.images, split.labels, device)
-    return MappedSplit(split.images, split.labels, device, prefetch=how.prefetch)
+def _staged_splits(staged: Staged, device: torch.device, how: Data) -> Iterator[Split]:
+    """The training and the validation images. Those that stay on a GPU share the memory that images may use."""
+    left = RESIDENT_SHARE * _allocatable_bytes(device) if device.type == "cuda" else math.inf
+    for split in map(staged.split, SPLITS):
+        if split.images.nbytes <= left if how.on_device == "auto" else how.on_device:
+            left -= split.images.nbytes
+            yield ResidentSplit(split.images, split.labels, device)
+        else:
+            yield MappedSplit(split.images, split.labels, device, prefetch=how.prefetch)
 
 
 def _allocatable_bytes(device: torch.device) -> float:
