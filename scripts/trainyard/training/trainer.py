@@ -219,6 +219,7 @@ class Trainer:
             stops = False
             while progress.step < self.steps and not stops:
                 stops = self._step(images, augment)
+                stops |= self.group.world_size == 1 and self.notice.is_given  # it need not ask other ranks
                 timer.mark()
                 self.first_step_time = self.first_step_time or time.time()
                 if steps_per_second := rate.poll(progress.step):

@@ -32,17 +32,17 @@ def after_forward(training, act):
 
 def test_a_stop_is_seen_in_epochs_that_are_shorter_than_the_lag(data, behind, tmp_path):
     """At the end of the epoch, before its validation. An epoch has four steps."""
-    notice, validated = StopNotice(), []
-    training = behind(start(SPEC, data, store=CheckpointStore(tmp_path), notice=notice))
+    validated = []
+    training = behind(start(SPEC, data, store=CheckpointStore(tmp_path)))
 
     def act(epoch, trains, output):
         if epoch == 2 and trains:
-            notice.give()
+            training._deadline = 0.0
         if epoch == 2 and not trains:
             validated.append(epoch)
 
     after_forward(training, act)
-    with pytest.raises(Stopped, match="stopped by a signal, in epoch 2 of 4, after step 4 of 4"):
+    with pytest.raises(Stopped, match="before the end of the walltime, in epoch 2 of 4, after step 4 of 4"):
         list(training.epochs())
     assert not validated
     resumed, state = train(SPEC, data, store=CheckpointStore(tmp_path))
@@ -51,16 +51,27 @@ def test_a_stop_is_seen_in_epochs_that_are_shorter_than_the_lag(data, behind, tm
     assert_equal_states(state, same)
 
 
+def test_a_single_rank_that_is_told_to_stop_takes_no_further_step(data, behind, tmp_path):
+    """Not even if the host has launched the forward pass already: the steps of large batches take long."""
+    notice = StopNotice()
+    spec = changed(SPEC, batch_size=4, accumulation=4)
+    training = behind(start(spec, data, store=CheckpointStore(tmp_path), notice=notice))
+    training.state.optimizer.register_step_post_hook(lambda *_: notice.give())
+    with pytest.raises(Stopped, match="stopped by a signal, in epoch 1 of 4, after step 1 of 4"):
+        list(training.epochs())
+    assert_equal_states(train(spec, data, store=CheckpointStore(tmp_path))[1], train(spec, data)[1])
+
+
 def test_a_bad_loss_after_the_request_to_stop_is_not_saved(data, behind, tmp_path):
     """The host has launched these steps already when it reads the request."""
-    notice, steps = StopNotice(), []
+    steps = []
     spec = changed(SPEC, batch_size=4, epochs=1)
-    training = behind(start(spec, data, store=CheckpointStore(tmp_path), notice=notice))
+    training = behind(start(spec, data, store=CheckpointStore(tmp_path)))
 
     def act(epoch, trains, output):
         steps.append(1)
         if len(steps) == 3:
-            notice.give()
+            training._deadline = 0.0
         return output * float("nan") if len(steps) == 5 else output
 
     after_forward(training, act)
