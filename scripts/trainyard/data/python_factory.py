@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import textwrap
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -15,8 +16,9 @@ from trainyard.config.datasets import Python
 from trainyard.data.sources import Block, BlockTask, DataSource
 from trainyard.data.staged import SPLITS, DataError
 from trainyard.utils.files import digest_of, file_digest
-from trainyard.utils.import_path import error_line, import_object
+from trainyard.utils.import_path import OWN_ERRORS, error_line, import_object
 
+SHOWN_CHARACTERS: Final = 80  # of a label, in an error
 SAMPLE_IMAGES: Final = 1024  # for the mean and standard deviation of images that are made on the fly
 
 
@@ -24,9 +26,13 @@ def call_factory(source: dict[str, Any]) -> tuple[Any, Any]:
     """The training and the validation dataset from the user's function; `source` is a dumped `Python` section.
 
     Raises:
-        UserError, DataError: the function cannot be imported, or returns other objects.
+        UserError, DataError: the function cannot be imported, raises an error, or returns other objects.
     """
-    made = import_object(source["factory"], role="dataset")(**source["args"])
+    factory = import_object(source["factory"], role="dataset")
+    try:
+        made = factory(**source["args"])
+    except OWN_ERRORS as error:
+        raise DataError(f"dataset {source['factory']!r}: {error_line(error)}") from error
     if not (isinstance(made, (tuple, list)) and len(made) == 2 and all(hasattr(each, "__len__") for each in made)):
         raise DataError(
             f"dataset {source['factory']!r} must return two torch datasets with a length, for training and "
@@ -57,10 +63,11 @@ def as_numbers(label: Any, index: int, count: int) -> NDArray[np.float32]:
     Raises:
         DataError: it has another number of them, or a number is not finite.
     """
-    numbers = np.asarray(label, np.float32).reshape(-1)
-    if len(numbers) != count or not np.isfinite(numbers).all():
-        raise DataError(f"the label of image {index} is {label!r}, but `targets` names {count}, which must be finite")
-    return numbers
+    with suppress(TypeError, ValueError):  # they are no numbers
+        numbers = np.asarray(label, np.float32).reshape(-1)
+        if len(numbers) == count and np.isfinite(numbers).all():
+            return numbers
+    raise DataError(f"the label of image {index} is {_shown(label)}, but `targets` names {count}, which must be finite")
 
 
 def as_class(label: Any, index: int, count: int | None = None) -> int:
@@ -69,11 +76,17 @@ def as_class(label: Any, index: int, count: int | None = None) -> int:
     Raises:
         DataError: it is none. A loss would ignore the image or, on a GPU, end the process.
     """
-    with suppress(TypeError, ValueError):
-        if (number := int(label)) >= 0 and (count is None or number < count):
+    with suppress(TypeError, ValueError, OverflowError):
+        number = int(label)
+        if number == float(label) and number >= 0 and (count is None or number < count):
             return number
     known = "" if count is None else f", but `classes` has {count} names"
-    raise DataError(f"the label of image {index} is {label!r}{known}: return the number of a class, from 0 on")
+    raise DataError(f"the label of image {index} is {_shown(label)}{known}: return the number of a class, from 0 on")
+
+
+def _shown(label: Any) -> str:
+    """A label in one short line, although an array is printed in many."""
+    return textwrap.shorten(repr(label), SHOWN_CHARACTERS, placeholder=" ...")
 
 
 def read_item(dataset: Any, index: int) -> tuple[Any, Any]:
@@ -84,7 +97,7 @@ def read_item(dataset: Any, index: int) -> tuple[Any, Any]:
     """
     try:
         image, label = dataset[index]
-    except Exception as error:
+    except OWN_ERRORS as error:
         raise DataError(f"item {index} of the dataset: {error_line(error)}") from error
     return image, label
 
@@ -112,7 +125,7 @@ class PythonSource(DataSource):
     @cached_property
     def shape(self) -> tuple[int, int, int]:
         """The shape of the first image."""
-        height, width, channels = as_pixels(self._datasets["train"][0][0], 0).shape
+        height, width, channels = as_pixels(read_item(self._datasets["train"], 0)[0], 0).shape
         return height, width, channels
 
     @property
@@ -181,8 +194,8 @@ def describe_on_the_fly(dataset: Python) -> dict[str, Any]:
         if not len(split):
             raise DataError(f"{dataset.factory!r}: the {name} dataset is empty")
         as_label = as_numbers if dataset.targets else as_class
-        as_label(split[0][1], 0, len(outputs))
-    sample = [train[index][0] for index in range(0, len(train), -(-len(train) // SAMPLE_IMAGES))]
+        as_label(read_item(split, 0)[1], 0, len(outputs))
+    sample = [read_item(train, index)[0] for index in range(0, len(train), -(-len(train) // SAMPLE_IMAGES))]
     if getattr(sample[0], "is_floating_point", lambda: False)():
         channels, height, width = sample[0].shape
         mean, std = [0.0] * channels, [1.0] * channels

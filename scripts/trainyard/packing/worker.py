@@ -38,7 +38,7 @@ from trainyard.programs.function import Context, run_function
 from trainyard.programs.process import FolderClaim, ProcessGuard, claim_folder
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.utils.errors import Diverged, UserError
-from trainyard.utils.import_path import error_line, import_object
+from trainyard.utils.import_path import OWN_ERRORS, error_line, import_object
 from trainyard.utils.stop_notice import stop_notice_of_signals
 
 if TYPE_CHECKING:  # here and in functions: importing torch takes seconds, and only a training needs it
@@ -158,7 +158,7 @@ class Worker:
         except Diverged as error:
             seconds = time.perf_counter() - self._began
             return TrialEnded(status=TrialStatus.DIVERGED, error=str(error), seconds=seconds)
-        except Exception as error:
+        except OWN_ERRORS as error:  # sys.exit in a user's code would end this process
             return TrialEnded(
                 status=TrialStatus.FAILED,
                 error=str(error) if isinstance(error, UserError) else error_line(error),

@@ -14,6 +14,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.programs.metrics import numeric_row
 from trainyard.programs.row_limiter import Row, RowLimiter
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
+from trainyard.utils.import_path import error_line
 from trainyard.utils.stop_notice import StopNotice
 
 
@@ -106,6 +107,5 @@ def _call(function: Callable[..., Any], config: dict[str, Any], context: Context
         error = "it wrote a checkpoint before the end of the job" if is_interrupted else ""
         end = TrialEnded(status=request.status, error=error)
     except BaseException as error:
-        line = f"{type(error).__name__}: {error}".splitlines()[0]
-        end = TrialEnded(status=TrialStatus.FAILED, error=line, traceback=traceback.format_exc())
+        end = TrialEnded(status=TrialStatus.FAILED, error=error_line(error), traceback=traceback.format_exc())
     context._reports.put(end)

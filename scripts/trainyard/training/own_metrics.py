@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trainyard.training.out_of_memory import is_out_of_memory
 from trainyard.utils.errors import UserError
-from trainyard.utils.import_path import error_line, import_object
+from trainyard.utils.import_path import OWN_ERRORS, error_line, import_object
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -119,7 +119,7 @@ def naming(role: str, path: str) -> Iterator[None]:
     """Turn every error of own code in the block, except out of memory, into an `ObjectiveError` that names it."""
     try:
         yield
-    except Exception as error:  # own code may raise anything
+    except OWN_ERRORS as error:  # own code may raise anything
         if is_out_of_memory(error):
             raise
         reason = error if isinstance(error, ObjectiveError) else error_line(error)

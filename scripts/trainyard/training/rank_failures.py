@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json
-from trainyard.utils.import_path import error_line
+from trainyard.utils.import_path import OWN_ERRORS, error_line
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,20 @@ class RankFailure:
 
 @contextmanager
 def record_exception() -> Iterator[None]:
-    """Write an exception in the block to the error file of torchrun, if there is one, and raise it again."""
+    """Write an exception in the block to the error file of torchrun, if there is one, and raise it again.
+
+    Raises:
+        UserError: a user's code called sys.exit; with exit code 0, the rank would count as successful.
+    """
     try:
         yield
-    except Exception as error:
+    except OWN_ERRORS as error:
+        is_whole = isinstance(error, UserError)
+        message = f"{type(error).__name__}: {error}" if is_whole else error_line(error)
         if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-            is_whole = isinstance(error, UserError)
-            message = f"{type(error).__name__}: {error}" if is_whole else error_line(error)
             write_json(Path(path), {"message": message, "timestamp": time.time()})
+        if isinstance(error, SystemExit):
+            raise UserError(f"the training did not finish: {message}") from error
         raise
 
 

@@ -21,7 +21,7 @@ from trainyard.training.networks.pretrained import load_pretrained
 from trainyard.training.objective import Objective
 from trainyard.training.own_metrics import naming
 from trainyard.utils.errors import UserError
-from trainyard.utils.import_path import check_call, import_object
+from trainyard.utils.import_path import OWN_ERRORS, check_call, error_line, import_object
 
 SECONDS: Final = 60  # for one training
 TOTAL_SECONDS: Final = 300  # after which no further training is tried
@@ -49,8 +49,8 @@ def rehearse_all(trainings: Iterable[tuple[str, Train, KnownImages]]) -> Iterato
             yield place, "fails", str(error)
         except _TooLongError:
             yield place, "unknown", f"model {spec.model!r} is tried only in part: it takes more than {SECONDS} s"
-        except Exception as error:  # of a user's code
-            yield place, "fails", f"{type(error).__name__}: {error}"
+        except OWN_ERRORS as error:  # of a user's code
+            yield place, "fails", error_line(error)
         finally:
             signal.alarm(0)
 
@@ -119,13 +119,13 @@ def _build(spec: Train, shape: Shape, outputs: int) -> nn.Module:
     try:
         with torch.device("meta"):
             return models.build_model(spec, shape=shape, classes=outputs)
-    except Exception:  # code of a user may compute with its parameters, or the model is wrong
+    except OWN_ERRORS:  # code of a user may compute with its parameters, or the model is wrong
         pass
     try:
         return models.build_model(spec, shape=shape, classes=outputs)
     except UserError:
         raise
-    except Exception:
+    except OWN_ERRORS:
         with naming("model", spec.model):
             raise
 
@@ -136,7 +136,7 @@ def _try_outputs(spec: Train, model: nn.Module, images: KnownImages) -> None:
     assert images.outputs is not None
     try:
         outputs = _outputs(model, images.shape)
-    except Exception:  # it may compute with values that only a model with memory has
+    except OWN_ERRORS:  # it may compute with values that only a model with memory has
         if _size(model) > MOST_PARAMETERS:
             return
         model = models.build_model(spec, shape=images.shape, classes=images.outputs)

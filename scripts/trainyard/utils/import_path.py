@@ -13,6 +13,7 @@ from typing import Any, Final
 from trainyard.utils.errors import UserError
 
 SCRIPTS: Final = Path(__file__).resolve().parents[2]  # the folder that `trainyard` is imported from
+OWN_ERRORS: Final = (Exception, SystemExit)  # that a user's code may raise
 _INSTALLED: Final = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 
 
@@ -28,10 +29,7 @@ def import_object(path: str, *, role: str) -> Any:
         sys.path.append(here)
     try:
         return pkgutil.resolve_name(path)
-    except SystemExit as error:
-        reason = f"it calls sys.exit({error.code!r}){own_place(error)}"
-        raise UserError(f"{role} {path!r} cannot be imported: {reason}") from error
-    except Exception as error:  # a module may raise anything while it is imported
+    except OWN_ERRORS as error:  # a module may raise anything while it is imported
         is_missing = isinstance(error, (ImportError, AttributeError))
         reason = f"{error}{own_place(error)}" if is_missing else error_line(error)
         close = get_close_matches(str(error.name), dir(error.obj), n=1) if isinstance(error, AttributeError) else []
@@ -41,6 +39,8 @@ def import_object(path: str, *, role: str) -> Any:
 
 def error_line(error: BaseException) -> str:
     """An error of a user's code in one line: its type, the first line of its message, and the place in that code."""
+    if isinstance(error, SystemExit):
+        return f"it calls sys.exit({error.code!r}){own_place(error)}"
     message = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}{': ' if message else ''}{message}{own_place(error)}"
 

@@ -112,6 +112,9 @@ def computing(*, channels, classes):
     assert model[1].weight.sum().item() != 100, "values, which no model without memory has"
     return model
 
+def quits(*, channels, classes):
+    raise SystemExit("no such width")
+
 def per_image(outputs, targets):
     return (outputs[:, 0] - targets) ** 2
 
@@ -135,6 +138,7 @@ def test_wrong_models_and_code_are_all_named_before_the_data_are_staged(mistakes
         **training("arguments", model="resnet18", model_args={"width": 64}),
         **training("outputs", model="own:hard_coded"),
         **training("sizes", model="own:of_other_sizes"),
+        **training("quits", model="own:quits"),
         **training("later", "photos", model="own:plain", model_args={"depth": 3}),
         **training("loss", model="own:plain", loss="own:per_image"),
         **training("ending", model="ending:build"),
@@ -155,6 +159,7 @@ def test_wrong_models_and_code_are_all_named_before_the_data_are_staged(mistakes
         "sweeps.outputs.train": "model 'own:hard_coded' returns the shape (2, 5) for 2 images, but the dataset's "
         "classes need (2, 10)",
         "sweeps.sizes.train": "model 'own:of_other_sizes': RuntimeError: ",
+        "sweeps.quits.train": "model 'own:quits': it calls sys.exit('no such width') (",
         "sweeps.later.train": "model 'own:plain' is called with (channels=..., classes=..., depth=...)",
         "sweeps.loss.train": "loss 'own:per_image': it returns the shape (2,)",
         "sweeps.ending.train.model": "model 'ending:build' cannot be imported: it calls sys.exit(2)",

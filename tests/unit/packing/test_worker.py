@@ -1,5 +1,7 @@
 """The process of a slot, between its trials."""
 
+import re
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -45,3 +47,14 @@ def test_a_trial_that_resumes_and_diverges_counts_the_seconds_before(data, tmp_p
     end = worker.resume(False)
     assert end.status is TrialStatus.DIVERGED
     assert end.seconds > 1000
+
+
+def test_a_model_that_calls_exit_fails_its_trial_and_does_not_end_the_worker(data, monkeypatch):
+    trainer = start(SPEC, data)
+    trainer.module.register_forward_hook(lambda module, images, output: sys.exit(0))
+    worker = Worker()
+    worker._setup = SimpleNamespace(is_training=True)
+    monkeypatch.setattr(worker, "_create_trainer", lambda request, halvings: trainer)
+    end = worker.begin(SimpleNamespace(spec={}, measures_gpu=False))
+    assert end.status is TrialStatus.FAILED
+    assert re.fullmatch(r"it calls sys.exit\(0\) \(.*test_worker.py, line \d+\)", end.error)

@@ -1,6 +1,7 @@
 """A function as a trial: it reports metrics, and a report may end it."""
 
 import contextlib
+import re
 import time
 
 from trainyard.config.trial_status import TrialStatus
@@ -85,5 +86,5 @@ def test_an_exception_is_reported_with_its_traceback(tmp_path):
 
     _, end = run(train, context(tmp_path))
     assert end.status == TrialStatus.FAILED
-    assert end.error == "KeyError: 'nothing'"
+    assert re.fullmatch(r"KeyError: 'nothing' \(.*test_function.py, line \d+\)", end.error)
     assert "in train" in end.traceback

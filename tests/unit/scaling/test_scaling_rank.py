@@ -2,12 +2,14 @@
 
 import json
 import signal
+import sys
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from trainyard.config.config import Config
 from trainyard.scaling import rank, torchrun
-from trainyard.training.rank_failures import first_failure, write_failures
+from trainyard.training.rank_failures import first_failure, record_exception, write_failures
+from trainyard.utils.errors import UserError
 
 KEYS = [
     ("collective_timeout_minutes", 1),
@@ -51,3 +53,12 @@ def test_a_rank_killed_from_outside_is_the_cause_of_exceptions(tmp_path):
     killed = ProcessFailure(local_rank=1, pid=2, exitcode=-signal.SIGKILL, error_file="")
     write_failures([torchrun._failure(0, "n1", raised), torchrun._failure(1, "n1", killed)], tmp_path, node="n1")
     assert "SIGKILL" in first_failure(tmp_path).message
+
+
+def test_a_rank_whose_own_code_calls_exit_has_failed(tmp_path, monkeypatch):
+    """With exit code 0, torchrun would count it as successful."""
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    message = r"^the training did not finish: it calls sys.exit\(0\) \(.*, line \d+\)$"
+    with pytest.raises(UserError, match=message), record_exception():
+        sys.exit(0)
+    assert json.loads((tmp_path / "error.json").read_text())["message"].startswith("it calls sys.exit(0) (")

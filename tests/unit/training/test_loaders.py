@@ -11,6 +11,7 @@ from loops import LEARNER, SPEC, changed, numbers, start, train
 from trainyard.config.config import Data
 from trainyard.config.datasets import Python
 from trainyard.config.train import Augment
+from trainyard.data.python_factory import as_class, as_numbers
 from trainyard.data.staged import DataError, Staged
 from trainyard.data.staging import stage
 from trainyard.training import loaders
@@ -72,24 +73,27 @@ def test_a_folder_without_a_staged_dataset_is_explained(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("free", "share", "reserved", "fits"),
-    [  # of a GPU of 100 images
-        (100, 1.0, 0, True),  # half of the free memory
-        (99, 1.0, 0, False),
-        (100, 0.5, 0, False),  # a trial with half of a GPU: the memory of the others is not its own
-        (100, 1.0, 1, True),  # nothing changes for a trial with a whole GPU
+    ("free", "share", "reserved", "kept"),
+    [  # of a GPU of 187 images, where there are 70 of the training and 23 of the validation
+        (186, 1.0, 0, ["train", "val"]),  # half of the free memory
+        (185, 1.0, 0, ["train"]),
+        (140, 1.0, 0, ["train"]),
+        (139, 1.0, 0, ["val"]),
+        (45, 1.0, 0, []),
+        (186, 0.5, 0, ["val"]),  # a trial with half of a GPU: the memory of the others is not its own
+        (186, 1.0, 1, ["train", "val"]),  # nothing changes for a trial with a whole GPU
     ],
 )
-def test_images_stay_on_a_gpu_if_they_fit_the_share_of_this_process(staged, monkeypatch, free, share, reserved, fits):
-    size = staged.split("train").images.nbytes / 50
+def test_images_stay_on_a_gpu_if_they_fit_the_share_of_this_process(staged, monkeypatch, free, share, reserved, kept):
+    size = staged.split("train").images[0].nbytes
     found = []
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * size, 101 * size))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * size, 187 * size))
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: share)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved * size)
     for kind in ("ResidentSplit", "MappedSplit"):
         monkeypatch.setattr(loaders, kind, lambda *given, kind=kind, **options: found.append(kind))
-    loaders._staged_split(staged, "train", torch.device("cuda", 0), Data())
-    assert found == ["ResidentSplit" if fits else "MappedSplit"]
+    list(loaders._staged_splits(staged, torch.device("cuda", 0), Data()))
+    assert found == ["ResidentSplit" if name in kept else "MappedSplit" for name in ("train", "val")]
 
 
 # ---- a user's own dataset
@@ -105,6 +109,8 @@ class Blocks(torch.utils.data.Dataset):
     def __len__(self):
         return self.count
     def __getitem__(self, index):
+        if self.kind == "first":
+            raise KeyError("no file")
         if self.kind == "raises" and index == 3:
             raise KeyError(index)
         label = -1 if self.kind == "negative" and index == 3 else index % 3
@@ -114,6 +120,8 @@ class Blocks(torch.utils.data.Dataset):
         return image, label
 
 def build(count, kind="uint8"):
+    if kind == "call":
+        raise KeyError("no file")
     return Blocks(count, kind), Blocks(0 if kind == "alone" else count // 2, kind)
 
 def odd():
@@ -201,16 +209,32 @@ class Faulty(torch.utils.data.Dataset):
         return 4
 
     def __getitem__(self, index):
-        if index == 3 and self._fault == "raises":
+        if index != 3:
+            return np.zeros((8, 8, 3), np.uint8), 2
+        if self._fault == "raises":
             raise KeyError("no annotation")
-        width = 9 if index == 3 and self._fault == "wide" else 8
-        return np.zeros((8, width, 3), np.uint8), {"negative": -1, "high": 3}.get(self._fault, 0) if index == 3 else 2
+        if self._fault == "quits":
+            sys.exit(0)
+        return np.zeros((8, 9 if self._fault == "wide" else 8, 3), np.uint8), LABELS.get(self._fault, 0)
 
 
+LABELS = {
+    "negative": -1,
+    "high": 3,
+    "half": 0.5,
+    "infinite": float("inf"),
+    "one-hot tensor": torch.eye(3)[1],
+    "long one-hot array": np.eye(100)[1],
+}
 FAULTS = {
     "raises": r"^item 3 of the dataset: KeyError: 'no annotation' \(.*test_loaders.py, line \d+\)$",
     "negative": "^the label of image 3 is -1, but `classes` has 3 names: return the number of a class, from 0 on$",
     "high": "^the label of image 3 is 3, but",
+    "half": "^the label of image 3 is 0.5, but `classes` has 3 names: return the number of a class, from 0 on$",
+    "infinite": "^the label of image 3 is inf, but",
+    "one-hot tensor": r"^the label of image 3 is tensor\(\[0., 1., 0.\]\), but",
+    "long one-hot array": r"^the label of image 3 is array\(\[0., 1., 0., 0., .* \.\.\., but",
+    "quits": r"^item 3 of the dataset: it calls sys.exit\(0\) \(.*test_loaders.py, line \d+\)$",
     "wide": r"^RuntimeError: .* \[8, 9, 3\] at entry 1$",
 }
 
@@ -227,6 +251,27 @@ def test_a_faulty_item_is_found_when_own_images_are_staged(own, tmp_path, fault)
     dataset = own(args={"count": 6, "kind": fault})
     with pytest.raises(DataError, match=r"image 3 is -1: return|item 3 of the dataset: .*own_blocks.py, line"):
         stage(dataset, tmp_path / "data")
+
+
+@pytest.mark.parametrize("label", ["none", [1.0], [1.0, float("nan")], [[1.0], [2.0, 3.0]]])
+def test_a_faulty_label_of_numbers_is_one_line(label):
+    with pytest.raises(DataError, match=r"^the label of image 7 is .*, but `targets` names 2, which must be finite$"):
+        as_numbers(label, 7, 2)
+
+
+@pytest.mark.parametrize("label", [3, 3.0, "3", True, np.uint8(3), np.array(3), torch.tensor(3)])
+def test_the_number_of_a_class_may_have_any_type(label):
+    assert as_class(label, 0, 4) == (1 if label is True else 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fails"), [("first", "item 0 of the dataset"), ("call", "dataset 'own_blocks:build'")]
+)
+@pytest.mark.parametrize("fly", [True, False])
+def test_an_error_of_the_first_image_or_of_the_function_is_one_line(own, tmp_path, kind, fails, fly):
+    options = {"on_the_fly": True, "classes": ["a", "b", "c"]} if fly else {}
+    with pytest.raises(DataError, match=rf"^{fails}: KeyError: 'no file' \(.*own_blocks.py, line \d+\)$"):
+        stage(own(args={"count": 6, "kind": kind}, **options), tmp_path / "data")
 
 
 def test_own_images_without_validation_are_an_error(own, tmp_path):

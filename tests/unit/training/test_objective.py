@@ -21,6 +21,7 @@ from trainyard.training.warmup import warm_up
 OWN = """
 import json
 import math
+import sys
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -111,6 +112,11 @@ def none_of_a_class(outputs, targets):
 def ends(outputs, targets):
     assert not targets.any()
     return cross_entropy(outputs, targets)
+
+def quits(outputs, targets):
+    if targets.any():
+        sys.exit(3)
+    return cross_entropy(outputs, targets, reduction="none")
 
 def per_image_later(outputs, targets):
     return cross_entropy(outputs, targets, reduction="none" if targets.any() else "mean")
@@ -256,6 +262,10 @@ def test_a_metric_that_fails_in_validation_is_named(data, own_code):
             r"loss '.*': IndexError: no such class \(.*own_objective.py, line \d+\)$",
         ),
         ({"loss": "own_objective:ends"}, r"loss '.*': AssertionError \(.*own_objective.py, line \d+\)$"),
+        (
+            {"metrics": ["own_objective:quits"]},
+            r"metric '.*': it calls sys.exit\(3\) \(.*own_objective.py, line \d+\)$",
+        ),
         ({"loss": "own_objective:per_image_later"}, r"loss '.*': it returns the shape \(16,\): return the mean"),
         (
             {"metrics": ["own_objective:AsManyAsImages"]},
