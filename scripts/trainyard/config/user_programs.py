@@ -288,22 +288,32 @@ def check_list_values(command: Command, values: Callable[[str], Any]) -> None:
         if not _UNSAFE.get(where, _UNSAFE_UNQUOTED).search(text):
             continue
         raise ValueError(
-            f"{{{name}}} is in a script for {command[0]}, in which a shell would interpret {text!r}: write the command "
-            "as text instead of a list, since Trainyard quotes the values of text"
+            f"{{{name}}} is in the script of a shell's -c, in which the shell would interpret {text!r}: write the "
+            "command as text instead of a list, since Trainyard quotes the values of text"
         )
 
 
 def _script_index(words: list[str]) -> int | None:
-    """The index of the script in a list such as `[bash, -c, script]`, if there is one."""
-    starts = (index for index, word in enumerate(words) if PurePath(word).name in _SHELLS)
-    if (shell := next(starts, None)) is None:
-        return None
-    options = (index for index, word in enumerate(words[:-1]) if index > shell and _SCRIPT_OPTION.fullmatch(word))
-    return next((index + 1 for index in options), None)
+    """The index of the script in a list such as `[bash, -c, script]`, if there is one.
+
+    It is the first word after the options of the shell. In `[bash, train.sh, -c, value]`, -c is an option of train.sh.
+    """
+    shell = next((index for index, word in enumerate(words) if PurePath(word).name in _SHELLS), len(words))
+    has_script = takes_value = False
+    for index, word in enumerate(words[shell + 1 :], start=shell + 1):
+        is_value, takes_value = takes_value, bool(_VALUE_OPTION.fullmatch(word)) and not takes_value
+        if is_value:
+            continue
+        if not _SHELL_OPTION.fullmatch(word):
+            return index if has_script else None
+        has_script = has_script or bool(_SCRIPT_OPTION.fullmatch(word))
+    return None
 
 
 _SHELLS: Final = {"sh", "bash", "dash", "ksh", "zsh"}
-_SCRIPT_OPTION: Final = re.compile(r"-[a-zA-Z]*c")
+_SHELL_OPTION: Final = re.compile(r"[-+][a-zA-Z]+|--[a-z-]*")
+_SCRIPT_OPTION: Final = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*")
+_VALUE_OPTION: Final = re.compile(r"[-+][a-zA-Z]*[oO][a-zA-Z]*|--(rc|init-)file")  # such as -euo pipefail
 _UNSAFE_UNQUOTED: Final = re.compile(r"[^\w@%+=:,./-]", re.ASCII)  # as in shlex.quote
 _UNSAFE: Final = {
     shell_syntax.SINGLE_QUOTES: re.compile("'"),
