@@ -43,6 +43,7 @@ from trainyard.planning.task import Task, TaskSource
 from trainyard.programs.command import failed_by_itself
 from trainyard.programs.environment import RECORD, find_interpreter, record_environment
 from trainyard.utils.environment import environment_variables
+from trainyard.utils.errors import UserError
 from trainyard.utils.text import count_of
 
 if TYPE_CHECKING:  # it imports Ray
@@ -68,7 +69,9 @@ def run_sweep(config: Config, name: str, results: Path, *, wait_seconds: float =
             _close_open_attempts(journal, plan)
             if plan.state.to_reread:
                 reread_outputs(journal, plan.state)
-                plan = _fix_slots(plan_sweep(config, name, results))
+                found = _fix_slots(plan_sweep(config, name, results))
+                _check_can_run(plan, found)
+                plan = found
             if plan.forecast.pending:
                 if plan.state.sweep.required_metrics:  # search and early stopping depend on them
                     warn_unreadable(plan.state)
@@ -104,6 +107,20 @@ def _check(plan: Plan, results: Path) -> None:
         Staged(results / "data" / plan.state.sweep.dataset).check_images()
     plan.state.space.check_retrain(plan.state.name)
     find_interpreter(plan.state.sweep)
+
+
+def _check_can_run(before: Plan, found: Plan) -> None:
+    """Check that this job was not requested for nothing but tables if trials must run after outputs were read again.
+
+    Raises:
+        UserError: it was: it has no GPU, and minutes of walltime.
+    """
+    if found.forecast.pending and not before.forecast.pending and slurm_allocation.current_allocation():
+        count = count_of(len(found.forecast.pending), "trial")
+        raise UserError(
+            f"sweep {found.state.name}: {count} must run again by the output as it is read now, and this job was "
+            "requested only to read it: the same command requests the rest, and so do Snakemake's retries"
+        )
 
 
 def _close_open_attempts(journal: Journal, plan: Plan) -> None:

@@ -31,9 +31,9 @@ def reread_outputs(journal: Journal, state: SweepState) -> None:
         outcome, error = _judge(state, attempt, parsed)
         is_same = attempt.metrics_digest == metrics_digest(state.sweep.metrics)
         if not is_same or (outcome, error) != (attempt.outcome, attempt.error):
-            _record(journal, state, attempt, parsed, outcome=outcome, error=error)
-            for earlier in state.continued_by(attempt) if not is_same else ():
+            for earlier in state.continued_by(attempt) if not is_same else ():  # first: it has the digest of all
                 _reread_rows(journal, state, earlier)
+            _record(journal, state, attempt, parsed, outcome=outcome, error=error)
     for warning in warnings.values():
         log.warning("%s", warning)
     log.info("%d of %d saved outputs could be read again; no trial was run", readable, len(state.to_reread))
@@ -73,9 +73,8 @@ def _parse(state: SweepState, attempt: Attempt) -> ParsedOutput:
 
 def _parse_own(state: SweepState, attempt: Attempt) -> ParsedOutput:
     output, resumed = state.output_of(attempt), attempt.resumed is not None
-    return parse_saved_output(
-        state.sweep.metrics, output.parent, output, seconds=attempt.seconds or 0.0, resumed=resumed
-    )
+    seconds = attempt.end - attempt.start if attempt.seconds is None else attempt.seconds  # None: it was interrupted
+    return parse_saved_output(state.sweep.metrics, output.parent, output, seconds=seconds, resumed=resumed)
 
 
 def _judge(state: SweepState, attempt: Attempt, parsed: ParsedOutput) -> tuple[TrialStatus, str]:

@@ -5,9 +5,12 @@ import subprocess
 import pytest
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
+from trainyard.packing import driver
 from trainyard.packing.driver import run_sweep
 from trainyard.planning.journal import Ended, Journal, Started
+from trainyard.planning.plan import plan_sweep
 from trainyard.planning.trial_space import TrialSpace
+from trainyard.utils.errors import FinalError, UserError
 
 
 def test_a_sweep_that_has_all_results_starts_no_process(tmp_path, monkeypatch):
@@ -19,3 +22,31 @@ def test_a_sweep_that_has_all_results_starts_no_process(tmp_path, monkeypatch):
             journal.record(Ended(trial=trial, attempt=1, status=TrialStatus.FINISHED, metrics={}, seconds=1.0))
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process is started"))
     assert run_sweep(config, "s", tmp_path).state.unfinished == []
+
+
+@pytest.mark.parametrize("in_slurm_job", [True, False])
+def test_a_trial_that_has_failed_by_its_corrected_metrics_runs_in_a_job_with_its_resources(
+    tmp_path, monkeypatch, in_slurm_job
+):
+    """Before its output is read, nothing is pending: Slurm's job has no GPU, and minutes of walltime."""
+    sweep = {"command": "false", "metrics": {"pattern": "loss (?P<loss>{number})"}, "metric": "loss"}
+    config = check_config({"sweeps": {"s": sweep}})
+    (trial,) = plan_sweep(config, "s", tmp_path).state.trials
+    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+        journal.record(Started(trial=trial, attempt=1))
+        diverged = {"error": "loss became NaN or infinite", "failure": "exit code 1: no"}
+        journal.record(Ended(trial=trial, attempt=1, status=TrialStatus.DIVERGED, seconds=1.0, **diverged))
+    state = plan_sweep(config, "s", tmp_path).state
+    output = state.output_of(state.attempts[trial][0])
+    output.parent.mkdir(parents=True)
+    output.write_text("loss 0.5\n")
+    ran = []
+    allocation = object() if in_slurm_job else None
+    monkeypatch.setattr(driver.slurm_allocation, "current_allocation", lambda: allocation)
+    monkeypatch.setattr(driver, "_run_pending", lambda plan, *_: ran.append(plan.forecast.pending))
+    if in_slurm_job:
+        with pytest.raises(UserError, match="1 trial must run again by the output as it is read now") as error:
+            run_sweep(config, "s", tmp_path)
+        assert not isinstance(error.value, FinalError), "a retry has the GPU"
+    run_sweep(config, "s", tmp_path)
+    assert ran == [[trial]]

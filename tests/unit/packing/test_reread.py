@@ -25,7 +25,7 @@ def swept(results, *outputs, **metrics):
     with Journal.opened(results / "sweeps/s/journal.jsonl") as journal:
         first, second = {"trial": trial, "attempt": 1}, {"trial": trial, "attempt": 2}
         started = journal.record(Started(**first))
-        journal.record(Ended(**first, status=TrialStatus.INTERRUPTED))
+        journal.record(Ended(**first, status=TrialStatus.INTERRUPTED, ended=started.time + 100))
         journal.record(Started(**second))
         kept = CheckpointFile("c.pt", int(started.time * 1e9) + 1_000_000, 1)
         journal.record(Resumed(**second, checkpoint=kept._asdict()))
@@ -82,3 +82,30 @@ def test_a_trial_that_failed_after_it_had_diverged_has_failed_if_its_values_were
     output.write_text(OUTPUTS[0])
     (attempt,) = reread(tmp_path, pattern=PATTERN).attempts_at(trial)
     assert (attempt.outcome, attempt.error) == (TrialStatus.FAILED, "exit code 1: no")
+
+
+def test_reading_an_interrupted_attempt_again_drops_no_epoch_that_it_had_time_for(tmp_path, monkeypatch):
+    """An interrupted attempt records no seconds: this one ran for 100, from its start to its end."""
+    trial = swept(tmp_path, *OUTPUTS, pattern="acc:(?P<acc>{number})")
+    monkeypatch.setattr("trainyard.programs.metrics.BURST_ROWS", 1)
+    monkeypatch.setattr("trainyard.programs.metrics.ROWS_PER_SECOND", 0.02)
+    state = reread(tmp_path, pattern=PATTERN)
+    assert [row["epoch"] for row in state.attempts_at(trial)[0].epochs] == [1, 2, 3]
+
+
+def test_a_driver_that_is_killed_between_two_outputs_reads_both_again(tmp_path, monkeypatch):
+    trial = swept(tmp_path, *OUTPUTS, pattern="acc:(?P<acc>{number})")
+    record, recorded = Journal.record, []
+
+    def record_once(journal, event, **options):
+        if recorded:
+            raise KeyboardInterrupt
+        recorded.append(event)
+        return record(journal, event, **options)
+
+    with monkeypatch.context() as killed:
+        killed.setattr(Journal, "record", record_once)
+        with pytest.raises(KeyboardInterrupt):
+            reread(tmp_path, pattern=PATTERN)
+    state = reread(tmp_path, pattern=PATTERN)
+    assert [row["epoch"] for row in state.epochs_of(state.result(trial))] == [1, 2, 3, 4]
