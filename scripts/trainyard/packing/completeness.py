@@ -26,7 +26,7 @@ def check_sweep(state: SweepState) -> None:
     Raises:
         UserError: they are not.
     """
-    warn_unreadable(state)
+    warn_unreadable(state, error=UserError if state.unfinished else FinalError)  # what failed may report some
     failed = [name for name in state.unfinished if state.attempts_at(name)]
     for name in failed[:SHOWN_FAILURES]:
         log.error("%s", describe_failure(state.attempts[name][-1]))
@@ -84,7 +84,7 @@ def _check_enough_succeeded(state: SweepState, failed: list[str], result_count: 
     if result_count and len(failed) <= limit * total:
         return
     if not failed:
-        raise UserError(
+        raise FinalError(
             f"sweep {state.name}: all {total} trials diverged, so there is no result: try a lower lr, or correct the "
             "error and increase `retrain`"
         )
@@ -100,11 +100,11 @@ def _check_enough_succeeded(state: SweepState, failed: list[str], result_count: 
     )
 
 
-def warn_unreadable(state: SweepState) -> None:
+def warn_unreadable(state: SweepState, *, error: type[UserError] = FinalError) -> None:
     """Warn about trials that reported no metrics.
 
     Raises:
-        UserError: no trial reported any, or the sweep has `on_failed_trial: stop`.
+        UserError: no trial reported any, or the sweep has `on_failed_trial: stop`. It is an `error`.
     """
     unreadable = [attempt for name in state.trials if (attempt := state.unreadable(name))]
     if not unreadable:
@@ -115,5 +115,5 @@ def warn_unreadable(state: SweepState) -> None:
         f"{state.output_of(first)}. {UNREADABLE_REMEDY}"
     )
     if state.sweep.on_failed_trial == "stop" or not any(state.result(name) for name in state.trials):
-        raise FinalError(message)
+        raise error(message)
     log.warning("%s", message)

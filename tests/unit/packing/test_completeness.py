@@ -59,16 +59,30 @@ def test_the_most_common_cause_is_counted_without_the_names_and_values_of_trials
         check_sweep(plan_sweep(config, "s", tmp_path).state)
 
 
-def test_a_sweep_without_any_metrics_would_end_in_the_same_way_again(tmp_path):
-    config = check_config({"sweeps": {"s": {"command": "true", "metrics": {"pattern": "acc=(?P<acc>{number})"}}}})
-    state = plan_sweep(config, "s", tmp_path).state
-    (trial,) = state.trials
+@pytest.mark.parametrize("other", ["", TrialStatus.FAILED], ids=["alone", "beside a failed trial"])
+def test_a_sweep_without_any_metrics_would_end_in_the_same_way_again_unless_a_trial_is_retried(tmp_path, other):
+    sweep = {"command": "true {n}", "grid": {"n": [1, 2]}, "metrics": {"pattern": "acc=(?P<acc>{number})"}}
+    config = check_config({"sweeps": {"s": sweep}})
+    trials = list(plan_sweep(config, "s", tmp_path).state.trials)
     with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
-        journal.record(Started(trial=trial, attempt=1))
-        journal.record(Ended(trial=trial, attempt=1, status=TrialStatus.UNREADABLE, error="none were found"))
+        for trial, status in zip(trials, (TrialStatus.UNREADABLE, other or TrialStatus.UNREADABLE), strict=True):
+            journal.record(Started(trial=trial, attempt=1))
+            journal.record(Ended(trial=trial, attempt=1, status=status, error="none were found"))
     state = plan_sweep(config, "s", tmp_path).state
-    output = state.output_of(state.attempts[trial][0])
-    output.parent.mkdir(parents=True)
-    output.touch()
-    with pytest.raises(FinalError, match="1 of 1 trials have no metrics"):
+    for trial in trials:
+        output = state.output_of(state.attempts[trial][0])
+        output.parent.mkdir(parents=True)
+        output.touch()
+    with pytest.raises(UserError, match=f"{1 if other else 2} of 2 trials have no metrics") as error:
         check_sweep(state)
+    assert isinstance(error.value, FinalError) is not bool(other)
+
+
+def test_a_sweep_of_which_all_trials_diverged_would_end_in_the_same_way_again(tmp_path):
+    config = check_config({"sweeps": {"s": SWEEP}})
+    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+        for trial in plan_sweep(config, "s", tmp_path).state.trials:
+            journal.record(Started(trial=trial, attempt=1))
+            journal.record(Ended(trial=trial, attempt=1, status=TrialStatus.DIVERGED, error="NaN", seconds=1.0))
+    with pytest.raises(FinalError, match="all 3 trials diverged"):
+        check_sweep(plan_sweep(config, "s", tmp_path).state)
