@@ -14,12 +14,11 @@ from rich.text import Text
 from trainyard.config.train import Train
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import early_end
-from trainyard.planning.attempts import Attempt, fold_attempts
+from trainyard.planning.attempts import Attempt, fold_attempts, update_attempts
 from trainyard.planning.journal import Ended, Epoch, Halved, Resumed, Started, TrialEvent
 from trainyard.planning.plan import Plan
 from trainyard.planning.sweep_state import SweepState
 from trainyard.planning.trial_space import is_placeholder
-from trainyard.programs.metrics import merge_row
 from trainyard.utils.terminal_table import Column, TerminalTable
 from trainyard.utils.text import count_of, format_duration
 
@@ -63,11 +62,11 @@ class LiveView:
 
     def update(self, event: TrialEvent) -> None:
         """Update the view with an event of a trial. The end of an attempt is also logged."""
+        if isinstance(event, (Epoch, Resumed)):
+            update_attempts({(event.trial, event.attempt): self._running[event.trial]}, event)
         match event:
             case Started():
                 self._start(event)
-            case Epoch(trial=trial, metrics=row):
-                merge_row(self._running[trial].epochs, row)
             case Resumed(trial=trial, checkpoint=checkpoint):
                 log.info("%s", f"{trial} {_values_text(self._plan.state, trial)}: resumes from {checkpoint['name']}")
             case Halved(trial=trial):

@@ -13,8 +13,9 @@ from rich.console import Console
 from trainyard.config.load import check_config
 from trainyard.packing import live_view
 from trainyard.packing.live_view import LiveView
-from trainyard.planning.journal import Ended, Started
+from trainyard.planning.journal import Ended, Epoch, Resumed, Started
 from trainyard.planning.plan import plan_sweep
+from trainyard.programs.command import CheckpointFile
 
 LONG = "a_long_value" * 20
 
@@ -46,6 +47,17 @@ def test_lines_are_as_wide_and_the_view_as_tall_as_the_terminal(tmp_path, width,
     assert re.search(r"and \d+ more$", lines[-1]) if height < 60 else LONG[:60] in lines[-1]
 
 
+def test_the_epochs_that_a_resumed_program_repeats_count_once(tmp_path):
+    """Its file of metrics has them from the attempt before, up to the third; it resumes from the first."""
+    view = view_of(tmp_path, {"gpus_per_node": 1})
+    trial = next(iter(view._running))
+    of = {"trial": trial, "attempt": 1}
+    view.update(Resumed(**of, checkpoint=CheckpointFile("c.pt", 1, 1)._asdict()))
+    for epoch in (1, 2, 3, 2, 3):
+        view.update(Epoch(**of, metrics={"epoch": epoch, "loss": 1.0}))
+    assert [row["epoch"] for row in view._running[trial].epochs] == [1, 2, 3]
+
+
 def test_a_sweep_without_gpus_has_no_column_for_them(tmp_path):
     for slots, has_gpus in (({"gpus_per_node": 0, "slots_per_node": 40}, False), ({"gpus_per_node": 40}, True)):
         console = Console(file=io.StringIO(), width=200)
@@ -53,11 +65,11 @@ def test_a_sweep_without_gpus_has_no_column_for_them(tmp_path):
         assert ("GPU" in console.file.getvalue()) == has_gpus
 
 
-def test_all_log_records_are_whole_lines_above_the_table(tmp_path, terminal, monkeypatch):
+def test_all_log_records_are_whole_lines_above_the_table(tmp_path, terminal, monkeypatch, caplog):
     """Also those of other modules, whose handler writes to the terminal itself."""
     screen, root = io.StringIO(), logging.getLogger()
     monkeypatch.setattr(root, "handlers", [logging.StreamHandler(screen)])
-    monkeypatch.setattr(root, "level", logging.INFO)
+    caplog.set_level(logging.INFO)
     view = view_of(tmp_path, {"gpus_per_node": 40})
     with view.show():
         logging.getLogger("other").warning("slot 3 is retired: %s", "its GPU is broken, " * 10)
