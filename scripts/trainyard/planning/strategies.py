@@ -33,7 +33,7 @@ class Strategy:
     units_per_job: float  # the mean, where they differ
     units_total: int  # allocated at the same time, at most
     requested_unit_seconds: float  # including start-up
-    running_unit_seconds: float  # of attempts with a result, by their own clocks (`seconds`)
+    running_unit_seconds: float  # of attempts with a result, by their own clocks, and of what these continued
     wasted_unit_seconds: float  # requested minus running
     wasted_fraction: float
     makespan_seconds: float  # from the start of the first trial to the end of the last

@@ -8,7 +8,9 @@ import pandas as pd
 
 from trainyard.config.config import Pricing
 from trainyard.config.sweep import Unit
-from trainyard.config.trial_status import ENDED, TrialStatus
+from trainyard.config.trial_status import ENDED, WITH_RESULT, TrialStatus
+from trainyard.packing.failure_policy import error_pattern
+from trainyard.planning.attempts import Attempt
 from trainyard.planning.sweep_state import SweepState
 from trainyard.results import SweepResults
 from trainyard.results.answer import FILE
@@ -117,20 +119,25 @@ def _describe_failed_attempts(tables: SweepResults) -> str:
 
 
 def list_failures(state: SweepState) -> list[str]:
-    """One line for each reason for which trials have no result, the most frequent ones first."""
+    """One line for each reason for which trials have no result, the most frequent ones first.
+
+    Errors that differ only in the names and values of their trials are one reason.
+    """
     ended = {name: state.end(name) or state.last_attempt(name) for name in state.trials}
-    lost = [each for each in ended.values() if each and each.outcome not in (TrialStatus.FINISHED, TrialStatus.STOPPED)]
-    reasons = Counter((each.outcome, each.error) for each in lost)
-    examples = {(each.outcome, each.error): each for each in reversed(lost)}
+    lost = [each for each in ended.values() if each and each.outcome not in WITH_RESULT]
+    reasons: dict[tuple[str, str], list[Attempt]] = {}
+    for each in lost:
+        pattern = error_pattern(each.error, each.trial, state.trials[each.trial].values)
+        reasons.setdefault((each.outcome, pattern), []).append(each)
+    groups = sorted(reasons.values(), key=len, reverse=True)
     lines = []
-    for reason, count in reasons.most_common(SHOWN_FAILURES):
-        status, error = reason
-        example = examples[reason]
-        failed = f", then it failed: {example.failure}" * bool(example.failure)
-        why = f": {error}" * bool(error) + failed + f"; see {example.log}" * bool(example.log)
-        lines.append(f"{count_of(count, 'trial')} {WORDS.get(status, status)}, as {example.trial}{why}")
-    more = sum(reasons.values()) - sum(count for _, count in reasons.most_common(SHOWN_FAILURES))
-    return lines + [f"{more} more, for {count_of(len(reasons) - SHOWN_FAILURES, 'other reason')}"] * (more > 0)
+    for first, *others in groups[:SHOWN_FAILURES]:
+        failed = f", then it failed: {first.failure}" * bool(first.failure)
+        why = f": {first.error}" * bool(first.error) + failed + f"; see {first.log}" * bool(first.log)
+        count, status = count_of(1 + len(others), "trial"), WORDS.get(first.outcome, first.outcome)
+        lines.append(f"{count} {status}, as {first.trial}{why}")
+    more = sum(map(len, groups[SHOWN_FAILURES:]))
+    return lines + [f"{more} more, for {count_of(len(groups) - SHOWN_FAILURES, 'other reason')}"] * (more > 0)
 
 
 def list_next_steps(state: SweepState, ranking: Ranking) -> list[str]:

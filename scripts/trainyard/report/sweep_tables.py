@@ -117,7 +117,7 @@ def stopping_table(state: SweepState) -> pd.DataFrame:
         epochs, pace = result.epochs[-1]["epoch"], median if paces[name] is None else paces[name]
         left = None if all_epochs is None else max(0, all_epochs - epochs)
         saved = None if left is None or pace is None else pace * left
-        rows.append([name, epochs, left, result.seconds, saved, result.error])
+        rows.append([name, epochs, left, state.seconds_of(result), saved, result.error])
     return pd.DataFrame(rows, columns=["trial", "epochs", "saved_epochs", "seconds", "saved_seconds", "why"])
 
 

@@ -125,6 +125,15 @@ def test_a_trial_that_was_interrupted_has_no_reason(tmp_path):
     assert summary.failures == [f"1 trial interrupted, as {name}"]
 
 
+def test_errors_that_differ_only_in_the_values_of_their_trials_are_one_reason(tmp_path):
+    ends = [("failed", {"error": f"ValueError: lr {lr} is too large"}) for lr in (1, 2, 3)]
+    config = write_results(tmp_path, GRID, [("failed", {"error": "KeyError: 'x'"}), *ends[1:], DIVERGED])
+    (summary,) = summarize_studies(config, tmp_path)
+    _, name, *_ = read_state(config.sweeps["s"], "s", tmp_path).trials
+    assert summary.failures[0] == f"2 trials failed, as {name}: ValueError: lr 2 is too large"
+    assert len(summary.failures) == 3
+
+
 def test_a_best_value_at_the_end_of_its_range_is_to_be_exceeded(tmp_path):
     config = write_results(tmp_path, GRID, [finished(value) for value in (5.0, 4.0, 3.0, 2.0)])
     (summary,) = summarize_studies(config, tmp_path)

@@ -453,6 +453,14 @@ def test_the_time_of_the_first_row_of_a_command_does_not_count(tmp_path):
     assert stopping_table(state)["saved_seconds"].tolist() == [6 * 2.0]
 
 
+def test_the_seconds_of_a_stopped_trial_are_those_of_all_it_continued(tmp_path):
+    """As in trials.csv. The first attempt reached epoch 2 after 20 s, from which the second one continued."""
+    state = plan_of(tmp_path, {**STOP, "grid": {"lr": [1]}}, [
+        *events_of(0, 1, [(1, 10.0), (2, 20.0)], interrupted={}),
+        *events_of(0, 2, [(3, 13.0)], stopped={"seconds": 13.0, "why": "asha"})])  # fmt: skip
+    assert stopping_table(state)["seconds"].tolist() == trials_table(state)["seconds"].tolist() == [33.0]
+
+
 def test_unknown_saved_seconds_are_not_reported(tmp_path):
     state = plan_of(tmp_path, STOP, events_of(0, 1, [(1, 200.0)], stopped={"seconds": 200.0, "why": "asha"}))
     table = stopping_table(state)
