@@ -62,7 +62,13 @@ ORDERS = [order for count in (1, 2, 3) for order in itertools.permutations(GUARD
 
 @pytest.fixture(scope="module", autouse=True)
 def busy_machine():
-    """Two processes that keep a CPU busy each during these tests, for two minutes at most."""
+    """Two processes that keep a CPU busy each during these tests, for two minutes at most.
+
+    With `-n`, other tests do that.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        yield
+        return
     burn = "import time\nend = time.monotonic() + 120\nwhile time.monotonic() < end: pass"
     burning = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(2)]
     yield
