@@ -161,6 +161,8 @@ class JobRequest:
         is_command = self._state.sweep.command is not None
         key = "`checkpoint`" if is_command else "`resumable: true` if the function can resume"
         remedy = f"request a partition with a longer limit, or give {key}"
+        if self._state.interrupted_seconds(longest):  # so far only, by an attempt that did not end
+            remedy += "; if something else held it up, increase `retrain`"
         return f"trial {longest} takes at least {least} and cannot resume, but a job may take at most {limit}: {remedy}"
 
     @property

@@ -211,12 +211,14 @@ class SweepState:
     def interrupted_seconds(self, trial: str) -> float:
         """The longest that an attempt at a trial ran until it was interrupted; 0 if the trial can resume or has ended.
 
-        From the beginning and with the same share of a GPU, the trial takes longer.
+        From the beginning and with the same share of a GPU, the trial takes longer. `retrain` overrules an attempt that
+        something else held up: otherwise, a trial that hung once for the longest walltime would never start again.
         """
         if self.sweep.can_resume or self.evidence(trial):
             return 0.0
-        tries = [each for each in self.attempts_at(trial) if each.outcome == TrialStatus.INTERRUPTED]
-        return max((each.end - each.start for each in tries if each.gpus_per_trial == self.share), default=0.0)
+        tries = (each for each in self.attempts_at(trial) if each.generation >= self.space.generation(trial))
+        cut = (each for each in tries if each.outcome == TrialStatus.INTERRUPTED and each.gpus_per_trial == self.share)
+        return max((each.end - each.start for each in cut), default=0.0)
 
     def evidence(self, trial: str) -> Attempt | None:
         """A finished attempt with a duration, including one that `retrain` has overruled.

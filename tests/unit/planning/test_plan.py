@@ -432,6 +432,9 @@ def test_a_trial_that_was_interrupted_and_cannot_resume_is_known_to_take_longer(
     short = own_plan(tmp_path, limit_minutes=60)
     assert "2 of 8 pending trials can never end: trial" in summarize_cost(short)
     assert "takes at least 1 h 1 min" in summarize_cost(short)
+    assert "if something else held it up, increase `retrain`" in summarize_cost(short)
+    again = own_plan(tmp_path, limit_minutes=60, retrain=1)
+    assert (again.request.too_long, again.request.walltime_minutes) == ([], 60), "otherwise they never start again"
 
 
 def test_an_interrupted_trial_is_predicted_to_take_longer_than_others_that_finished(tmp_path):
