@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from trainyard.config.arguments import format_argument
+from trainyard.utils.import_path import PLACE
 
 # A GPU is checked each time this many different trials in a row have failed on it. Its slot is retired if the check
 # finds a fault, or if this many of these trials finished elsewhere, or survived there. A trial that fails on two GPUs
@@ -209,10 +210,12 @@ class FailurePolicy:
 
 def error_pattern(error: str, trial: str, values: Mapping[str, Any]) -> str:
     """An error with placeholders for a trial's name and the values of its varied keys, to compare it between trials."""
-    kind, colon, words = ERROR_NUMBER.sub("", error).partition(": ")
+    place = PLACE.search(error)
+    message = error[: place.start()] if place else error
+    kind, colon, words = ERROR_NUMBER.sub("", message).partition(": ")
     for text, key in sorted(_texts(trial, values).items(), key=lambda item: -len(item[0])):
         words = re.sub(rf"(?<![\w.]){re.escape(text)}(?![\w.])", key, words)
-    return kind + colon + words
+    return kind + colon + words + (place[0] if place else "")
 
 
 def _texts(trial: str, values: Mapping[str, Any]) -> dict[str, str]:

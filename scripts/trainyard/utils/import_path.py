@@ -2,6 +2,7 @@
 
 import inspect
 import pkgutil
+import re
 import sys
 import sysconfig
 import traceback
@@ -14,6 +15,7 @@ from trainyard.utils.errors import UserError
 
 SCRIPTS: Final = Path(__file__).resolve().parents[2]  # the folder that `trainyard` is imported from
 OWN_ERRORS: Final = (Exception, SystemExit)  # that a user's code may raise
+PLACE: Final = re.compile(r" \((?:(?! \().)*, line \d+\)$")  # at the end of an error, as `own_place` writes it
 _INSTALLED: Final = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 
 

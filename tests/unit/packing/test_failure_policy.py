@@ -3,7 +3,14 @@
 import itertools
 
 import pytest
-from trainyard.packing.failure_policy import QUICK_SECONDS, SAME_ERRORS, FailurePolicy, Place, TrialFailure
+from trainyard.packing.failure_policy import (
+    QUICK_SECONDS,
+    SAME_ERRORS,
+    FailurePolicy,
+    Place,
+    TrialFailure,
+    error_pattern,
+)
 
 HERE, BESIDE = Place("n1", "0", 0), Place("n1", "1", 1)
 THERE = Place("n2", "0", 2)
@@ -190,6 +197,13 @@ def test_the_number_of_a_system_error_is_no_value_of_a_trial():
         error = "exit code 1: FileNotFoundError: [Errno 2] No such file or directory: 'bse.yaml'"
         policy.record_failure(TrialFailure(f"t{number}", place, error, 1.0, 1, values={"seed": number}))
     assert policy.common_failure([HERE, BESIDE], [])
+
+
+@pytest.mark.parametrize("place", ["/home/a (b)/mine.py", "/home/64/mine.py"])
+def test_the_place_of_an_error_in_own_code_is_no_value_of_a_trial(place):
+    line = f" ({place}, line 64)"
+    kinds = {error_pattern(f"ValueError: {w} (of 3) is wide{line}", "t1", {"width": w}) for w in (32, 64)}
+    assert kinds == {f"ValueError: {{width}} (of 3) is wide{line}"}
 
 
 def values_that_fail(*, width, lr, error="exit code 1: bse.yaml does not exist", exit_code=1):
