@@ -97,6 +97,7 @@ def _apply(attempt: Attempt, event: TrialEvent) -> None:
                 _end(attempt, event)
         case Reread():  # recorded long after the end
             attempt.outcome, attempt.error = TrialStatus(event.outcome), event.error
+            attempt.failure = attempt.failure if attempt.outcome == TrialStatus.DIVERGED else ""  # it is the error now
             attempt.epochs, attempt.metrics, attempt.metrics_digest = event.rows, event.metrics, event.heard
         case Epoch(metrics=row):
             attempt.end = event.time

@@ -81,7 +81,7 @@ def test_a_trial_that_failed_after_it_had_diverged_has_failed_if_its_values_were
     output.parent.mkdir(parents=True)
     output.write_text(OUTPUTS[0])
     (attempt,) = reread(tmp_path, pattern=PATTERN).attempts_at(trial)
-    assert (attempt.outcome, attempt.error) == (TrialStatus.FAILED, "exit code 1: no")
+    assert (attempt.outcome, attempt.error, attempt.failure) == (TrialStatus.FAILED, "exit code 1: no", "")
 
 
 def test_reading_an_interrupted_attempt_again_drops_no_epoch_that_it_had_time_for(tmp_path, monkeypatch):
