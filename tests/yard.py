@@ -160,8 +160,9 @@ class Yard:
         return finished(command, check=check, cwd=self.folder, env=self.environment)
 
     def start(self, *command: str) -> subprocess.Popen:
+        """Start a program that no signal is ignored in, as in a terminal: also if the tests run under `nohup`."""
         return subprocess.Popen(
-            command,
+            ["env", "--default-signal=HUP,INT,QUIT", *command],
             cwd=self.folder,
             env=self.environment,
             text=True,

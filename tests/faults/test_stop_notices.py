@@ -125,6 +125,30 @@ def test_a_training_stops_within_a_step_and_resumes_bit_identically(gated, endin
     assert history(gated, scale) == disturbed
 
 
+@pytest.mark.parametrize("kind", ["training", "script"])
+def test_a_closed_terminal_does_not_end_a_training_under_nohup(gated, kind):
+    """torchrun handles SIGHUP, whatever it inherits, if it is not told otherwise."""
+    gated.write(scale_config("1x2", waits_at=12, batch=4))
+    if kind == "script":
+        lines = ["import os, time", "from pathlib import Path", "Path(os.environ['RANK'] + '-is-up').touch()"]
+        lines += ["while not Path('go').exists(): time.sleep(0.02)", "print('loss 1')"]
+        (gated.folder / "script.py").write_text("\n".join(lines))
+        study = {"script": "script.py", "scales": ["1x2"], "metrics": {"pattern": "loss (?P<loss>{number})"}}
+        gated.write({"scaling": {"s": study}})
+    else:
+        gated.stage()
+    is_up = {
+        "training": lambda: steps_of(gated) == 12,
+        "script": lambda: len([*gated.folder.glob("*-is-up")]) == 2,
+    }
+    started = gated.start("nohup", *gated.script("train", "--study", "s", "--scale", "1x2"))
+    wait_until(is_up[kind], what="two ranks", while_running=started)
+    signal_group(started, signal.SIGHUP)
+    (gated.folder / "go").touch()
+    output, _ = started.communicate(timeout=PATIENCE_SECONDS)
+    assert started.returncode == 0, output
+
+
 # A function that writes its epochs to its checkpoint folder, and a command that does the same at SIGTERM.
 PROGRAMS = """
 import signal, sys, time

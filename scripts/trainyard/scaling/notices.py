@@ -24,6 +24,8 @@ from trainyard.utils.stop_notice import NOTICES, StopNotice, stop_notice_of_sign
 NOTICE_TO_RANK: Final = signal.SIGUSR1
 NOTICE_SECONDS: Final = 5.0  # after SIGTERM, for the notice of the agent
 NEW_RANK_SECONDS: Final = 0.5  # between looks for ranks that have started after the notice
+# What torchrun handles, but for SIGHUP, at which it ends the ranks even if it runs under `nohup`.
+SIGNALS_OF_TORCHRUN: Final = "SIGTERM,SIGINT,SIGQUIT"
 TERMINATED: Final = 128 + signal.SIGTERM  # exit code of a rank that torchrun has ended
 _PR_SET_PDEATHSIG: Final = 1
 

@@ -28,7 +28,7 @@ from torch.distributed.run import get_args_parser, run
 from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.config.load import read_config
-from trainyard.scaling.notices import TERMINATED, forwarding_to_ranks
+from trainyard.scaling.notices import SIGNALS_OF_TORCHRUN, TERMINATED, forwarding_to_ranks
 from trainyard.scaling.rendezvous import Endpoint
 from trainyard.training import rank_failures
 
@@ -64,6 +64,7 @@ def run_ranks(
     where = f"{endpoint.address}:{endpoint.port}"  # torchrun warns without one
     options = ["--rdzv-backend", BACKEND, "--rdzv-id", job, "--rdzv-endpoint", where, "--nnodes", str(place.nodes)]
     options += ["--nproc-per-node", str(place.ranks_per_node), "--log-dir", str(folder)]
+    options += ["--signals-to-handle", SIGNALS_OF_TORCHRUN]  # SIGHUP is a notice
     node = host.node_name()
     training, _ = _TRAINING.parse_known_args(command)
     try:

@@ -7,6 +7,7 @@ script itself, once per GPU, and sets the variables that torchrun would set. `us
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,8 +20,9 @@ from trainyard.cluster import host
 from trainyard.packing import gpu_sharing
 from trainyard.programs.environment import program_environment, thread_variables
 from trainyard.scaling.launchers import MASTER_ADDRESS, MASTER_PORT, NODE_RANK
-from trainyard.scaling.notices import forward_to_launched
+from trainyard.scaling.notices import SIGNALS_OF_TORCHRUN, forward_to_launched
 from trainyard.scaling.rendezvous import Endpoint, Rendezvous, RendezvousError
+from trainyard.utils.stop_notice import NOTICES
 
 # Variables that torchrun sets for a rank, and the suffixes of Slurm's names for them.
 RANKS = {"RANK": "PROCID", "LOCAL_RANK": "LOCALID", "WORLD_SIZE": "NTASKS", "LOCAL_WORLD_SIZE": "NTASKS_PER_NODE"}
@@ -100,6 +102,8 @@ def _sample(arguments: argparse.Namespace, ended: threading.Event) -> None:
 def _environment(arguments: argparse.Namespace, endpoint: Endpoint) -> dict[str, str]:
     """Environment variables added for the command."""
     given = thread_variables(arguments.threads)
+    if signal.SIGHUP not in NOTICES:  # under nohup
+        given |= {"PET_SIGNALS_TO_HANDLE": SIGNALS_OF_TORCHRUN}  # how torchrun reads an option from the environment
     if not gpu_sharing.has_gpu():
         given |= {"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
     if arguments.per_gpu:
