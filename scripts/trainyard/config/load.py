@@ -212,6 +212,9 @@ def _reason(item: Any) -> str:
         options = [option.strip(" '") for option in expected.replace(" or ", ",").split(",")]
         given = item["ctx"].get("tag", item["input"])
         return f"{given!r} is not known; {suggest(str(given), options)}"
+    if item["type"] in ("dict_type", "model_type", "model_attributes_type"):
+        known = ", ".join(_keys_at(loc))
+        return f"must be a mapping, not {item['input']!r}" + (f"; known: {known}" if known else "")
     if item["type"] == "missing":
         return "is required, but missing"
     if item["type"] == "string_pattern_mismatch":

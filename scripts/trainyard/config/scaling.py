@@ -25,6 +25,7 @@ from trainyard.config.user_programs import (
     TrainingSection,
     check_all_arguments,
     check_quoting,
+    describe_unused,
     insert_resume_option,
     takes_all,
 )
@@ -155,8 +156,7 @@ class Scaling(ProgramOptions, LaunchedScript):
             message = "the script has {name} in braces, which is not in `args`"
             raise PydanticCustomError("script", message, {"name": unknown[0]})
         if (unused := sorted(self.args.keys() - used)) and not any(takes_all(name, self.args) for name in used):
-            message = "{name} of `args` is not in the script: write it in braces where it belongs"
-            raise PydanticCustomError("script", message, {"name": unused[0]})
+            raise PydanticCustomError("script", "{error}", {"error": describe_unused(unused, "the script")})
         self.check_resume(script, self.args, in_shell=False)
 
     @model_validator(mode="after")

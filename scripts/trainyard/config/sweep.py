@@ -45,6 +45,7 @@ from trainyard.config.user_programs import (
     check_arithmetic,
     check_list_values,
     check_quoting,
+    describe_unused,
     insert_resume_option,
     make_values,
     takes_all,
@@ -645,7 +646,7 @@ def _check_arguments(sweep: Sweep, command: Command, settings: dict[str, Any]) -
         hint = give if unknown[0] == "resume" else suggest(unknown[0], names)
         raise ValueError(f"the command has {{{unknown[0]}}}, which is neither varied nor in `args`; {hint}")
     if (unused := sorted(settings.keys() - used)) and not any(takes_all(name, settings) for name in used):
-        raise ValueError(f"{unused[0]} is not in the command: write {{{unused[0]}}} where it belongs, or {{args}}")
+        raise ValueError(describe_unused(unused, "the command"))
     if reserved := sorted(settings.keys() & set(TRIAL_PLACEHOLDERS)):
         raise ValueError(f"{reserved[0]} is predefined: give the argument another name")
     texts = dict.fromkeys([*TRIAL_PLACEHOLDERS, "resume"], "") | {"attempt": 1, "cpus": 1, PORT: 1}

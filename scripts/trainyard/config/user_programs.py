@@ -2,7 +2,8 @@
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache, lru_cache
 from pathlib import PurePath
 from typing import Annotated, Any, Final, Literal
@@ -26,6 +27,7 @@ PLACEHOLDER: Final = re.compile(
 # matches would grow with the cube of the number of digits.
 NUMBER: Final = r"(?:[+-]?(?:(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?|(?i:nan|inf(?:inity)?)(?![A-Za-z]))(?: ?%)?)"
 _IN_PATTERN: Final = re.compile(r"(?<!\\)\{number\}")
+_BRACES: Final = re.compile(r"(?<!\\)\{(?!number\})([A-Za-z]\w*)\}")  # text in braces, no quantifier
 GRACE_SECONDS: Final = 30.0  # Slurm's and torchrun's default between SIGTERM and SIGKILL: a checkpoint of several GB
 
 # Placeholders that a command may use beside its arguments.
@@ -88,6 +90,9 @@ class Metrics(Section):
                 message = "{pattern} names no metric: write a group as {group}"
                 group = "(?P<val_accuracy>{number})"
                 raise PydanticCustomError("metrics", message, {"pattern": pattern, "group": group})
+            if typo := next((name for name in _BRACES.findall(pattern) if get_close_matches(name, ["number"])), None):
+                message = "{typo} would match only these very characters; did you mean {number}?"
+                raise PydanticCustomError("metrics", message, {"typo": f"{{{typo}}}", "number": "{number}"})
         return self
 
     @model_validator(mode="after")
@@ -95,8 +100,9 @@ class Metrics(Section):
         lines = self.sample_lines
         for pattern in self.patterns if lines else ():
             if not any(_compile(pattern).search(line) for line in lines):
-                message = "{pattern} matches nothing in the sample, {lines}"
-                raise PydanticCustomError("metrics", message, {"pattern": pattern, "lines": "; ".join(lines)})
+                message = "{pattern} matches nothing in the sample, {lines}{place}"
+                content = {"pattern": pattern, "lines": "; ".join(lines), "place": find_mismatch(pattern, lines)}
+                raise PydanticCustomError("metrics", message, content)
         return self
 
     @property
@@ -128,6 +134,18 @@ def metrics_digest(metrics: Metrics | None) -> str:
 
 def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(_IN_PATTERN.sub(lambda _: NUMBER, pattern))
+
+
+def find_mismatch(pattern: str, lines: Collection[str]) -> str:
+    """Up to where a pattern matches one of the lines, none of which it matches as a whole; "" if nowhere."""
+    for end in range(len(pattern) - 1, 0, -1):
+        try:
+            beginning = _compile(pattern[:end])
+        except re.error:  # within a group, say
+            continue
+        if any((match := beginning.search(line)) and match[0].strip() for line in lines):
+            return f": it matches up to {pattern[:end]}, but not the rest, {pattern[end:]}"
+    return ""
 
 
 class TrainingSection(Section):
@@ -216,6 +234,13 @@ def check_all_arguments(command: Command, args: Collection[str]) -> None:
 
 
 _SEPARATORS: Final = " \t\n;|&()<>"
+
+
+def describe_unused(names: Sequence[str], program: str) -> str:
+    """The error for arguments that a program (`the command`) does not name."""
+    verb, belongs = ("is", "it belongs") if len(names) == 1 else ("are", "they belong")
+    placeholders = " ".join(f"{{{name}}}" for name in names)
+    return f"{', '.join(names)} {verb} not in {program}: write {placeholders} where {belongs}, or {{args}}"
 
 
 def find_placeholders(command: Command) -> set[str]:

@@ -193,6 +193,23 @@ MISTAKES = [
         {"command": "./x", "grid": {"lr": [1]}},
         "lr is not in the command: write {lr} where it belongs",
     ),
+    (
+        "sweeps.own",
+        {"command": "./x {width}", "args": {"epochs": 1}, "grid": {"lr": [1], "width": [2]}},
+        "epochs, lr are not in the command: write {epochs} {lr} where they belong, or {args}",
+    ),
+    (
+        "scaling.own",
+        {"script": "t.py", "args": {"a": 1, "b": 2}, "scales": ["1x1"]},
+        "a, b are not in the script: write {a} {b} where they belong, or {args}",
+    ),
+    ("sweeps.own", {"command": "./x", "slots": 4}, "sweeps.own.slots: must be a mapping, not 4; known: auto, cpus_per"),
+    ("datasets.digits", "digits", "datasets.digits: must be a mapping, not 'digits'; known: "),
+    (
+        "sweeps.own",
+        {"command": "./x", "metrics": {"pattern": "acc (?P<acc>{numbr})"}},
+        "sweeps.own.metrics: {numbr} would match only these very characters; did you mean {number}?",
+    ),
     ("sweeps.own", {"command": "./x {seconds}", "grid": {"seconds": [1]}}, "seconds is a column of the tables"),
     ("sweeps.own", {"command": "./x {trial}", "args": {"trial": 1}}, "trial is a column of the tables"),
     ("sweeps.own", {"command": "./x {resume_from}"}, "`resume_from` needs `checkpoint`"),
@@ -648,7 +665,7 @@ PATTERNS = ["epoch (?P<epoch>{number})", "acc=(?P<val_accuracy>{number})"]
         ({"pattern": PATTERNS, "sample": ["epoch 3\nacc=91.2%", "done"]}, ""),
         (
             {"pattern": PATTERNS, "sample": "epoch 3: acc 91.2%"},
-            "acc=.* matches nothing in the sample, epoch 3",
+            "acc=.* matches nothing in the sample, epoch 3: acc 91.2%: it matches up to acc, but not the rest, =",
         ),
         ({"file": "x.csv", "sample": "epoch"}, "sample is for pattern"),
     ],
