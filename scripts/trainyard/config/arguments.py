@@ -50,14 +50,6 @@ def _options(key: str, value: Any) -> list[str]:
     return [f"--{key}={text}"] if text.startswith("-") else [f"--{key}", text]  # -1e-05 looks like an option
 
 
-def _dashed_options(key: str, value: Any) -> list[str]:
-    return _options(key.replace("_", "-"), value)
-
-
-def _hydra_override(key: str, value: Any) -> list[str]:
-    return [f"{key}={_hydra_value(value)}"]
-
-
 def _hydra_value(value: Any) -> str:
     """A value in the grammar of Hydra's overrides."""
     if isinstance(value, str):
@@ -77,6 +69,6 @@ def _quote_for_hydra(text: str) -> str:
 
 STYLES: Final[Mapping[str, Callable[[str, Any], list[str]]]] = {
     "args": _options,  # --batch_size 64
-    "args:dashes": _dashed_options,  # --batch-size 64
-    "args:hydra": _hydra_override,  # batch_size=64
+    "args:dashes": lambda key, value: _options(key.replace("_", "-"), value),  # --batch-size 64
+    "args:hydra": lambda key, value: [f"{key}={_hydra_value(value)}"],  # batch_size=64
 }

@@ -1,10 +1,9 @@
 """Reads and merges config files, and reports all errors at once: place, reason, value and suggestion."""
 
-import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, Union, get_args, get_origin
+from typing import Annotated, Any, Final, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -13,6 +12,7 @@ from trainyard.config.datasets import Table
 from trainyard.config.parser import ConfigError, find_unusable, parse_value, read_file
 from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import Sweep
+from trainyard.config.train import union_members
 from trainyard.config.trials import CostError, Expansion, expand, relative_cost, trainings
 from trainyard.config.weights import WeightsError, identifying
 from trainyard.utils.text import suggest
@@ -259,19 +259,15 @@ def _keys_at(loc: tuple[Any, ...]) -> list[str]:
     tag = None
     for part in loc:
         annotation, tag = _step(annotation, part), part
-    models = [model for model in _branches(annotation) if isinstance(model, type) and issubclass(model, BaseModel)]
-    tagged = [model for model in models if tag in get_args(_source_annotation(model))]
+    models = [model for model in union_members(annotation) if isinstance(model, type) and issubclass(model, BaseModel)]
+    sources = {model: model.model_fields["source"] for model in models if "source" in model.model_fields}
+    tagged = [model for model, source in sources.items() if tag in get_args(source.annotation)]
     return sorted({field for model in tagged or models for field in model.model_fields})
-
-
-def _source_annotation(model: type[BaseModel]) -> Any:
-    field = model.model_fields.get("source")
-    return field.annotation if field else None
 
 
 def _step(annotation: Any, part: Any) -> Any:
     """The type of the value at `part`; the type itself if `part` only names a branch of a union."""
-    for branch in _branches(annotation):
+    for branch in union_members(annotation):
         if isinstance(branch, type) and issubclass(branch, BaseModel):
             if part in branch.model_fields:
                 field = branch.model_fields[part]
@@ -281,12 +277,3 @@ def _step(annotation: Any, part: Any) -> Any:
         elif get_origin(branch) is list and isinstance(part, int):
             return get_args(branch)[0]
     return annotation
-
-
-def _branches(annotation: Any) -> list[Any]:
-    """The members of a union, flattened; any other type as the only member."""
-    if get_origin(annotation) is Annotated:
-        return _branches(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, types.UnionType):
-        return [branch for member in get_args(annotation) for branch in _branches(member)]
-    return [annotation]

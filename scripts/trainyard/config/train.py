@@ -26,6 +26,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from trainyard.config.metric_names import DEFAULT_METRIC, EPOCH_METRICS, MINIMIZED_IN_WORDS, MONITORED, Mode, guess_mode
 from trainyard.config.weights import is_published
+from trainyard.utils.text import is_number
 
 IMPORT_PATH = r"^[\w.]+:[\w.]+$"
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_-]*"
@@ -57,34 +58,33 @@ class Section(BaseModel):
     @cache
     def _number_fields(cls) -> list[str]:
         """The fields whose values are numbers, or mappings to numbers, and never text."""
-        members = {name: set(_members(field.annotation)) for name, field in cls.model_fields.items()}
+        members = {name: set(_value_types(field.annotation)) for name, field in cls.model_fields.items()}
         return [name for name, types in members.items() if types & {int, float} and str not in types]
 
 
-def _members(annotation: Any) -> Iterator[Any]:
-    """The types that a value, or the values of a mapping, may have."""
+def union_members(annotation: Any) -> list[Any]:
+    """The members of a union, flattened; any other type as the only member."""
+    if get_origin(annotation) is Annotated:
+        return union_members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
-        for member in get_args(annotation):
-            yield from _members(member)
-    elif get_origin(annotation) is Annotated:
-        yield from _members(get_args(annotation)[0])
-    elif get_origin(annotation) is dict:
-        yield from _members(get_args(annotation)[1])
-    else:
-        yield annotation
+        return [each for member in get_args(annotation) for each in union_members(member)]
+    return [annotation]
+
+
+def _value_types(annotation: Any) -> Iterator[Any]:
+    """The types that a value, or the values of a mapping, may have."""
+    for member in union_members(annotation):
+        if get_origin(member) is dict:
+            yield from _value_types(get_args(member)[1])
+        else:
+            yield member
 
 
 def _holds_text(value: Any) -> bool:
     """Whether a value is a number written as text, or a mapping that contains one."""
     if isinstance(value, dict):
         return any(map(_holds_text, value.values()))
-    if not isinstance(value, str):
-        return False
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True
+    return isinstance(value, str) and is_number(value)
 
 
 MetricName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$", max_length=64)]

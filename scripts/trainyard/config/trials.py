@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
+from trainyard.config.arguments import dotted_items
 from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import VARIED_KEY, Draw, Range, Sample, Sweep, Uniform
 from trainyard.config.train import Train
@@ -335,17 +336,10 @@ def _number_at(spec: Spec, key: str) -> float:
         inner = found if isinstance(found, dict) else vars(found) if isinstance(found, BaseModel) else {}
         if part not in inner:
             settings = spec.args if isinstance(spec, UserProgram) else spec.model_dump()
-            raise ValueError(f"there is no key {key!r}; {suggest(key, _number_keys(settings))}")
+            known = dotted_items(settings)
+            numbers = (name for name, value in known if isinstance(value, (int, float)) and not isinstance(value, bool))
+            raise ValueError(f"there is no key {key!r}; {suggest(key, numbers)}")
         found = inner[part]
     if not isinstance(found, (int, float)):
         raise TypeError(f"{key} is {found!r}, not a number")
     return float(found)
-
-
-def _number_keys(settings: dict[str, Any]) -> Iterator[str]:
-    """The dotted keys of numbers."""
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            yield from (f"{key}.{inner}" for inner in _number_keys(value))
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            yield key

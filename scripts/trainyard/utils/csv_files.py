@@ -13,6 +13,7 @@ import pandas as pd
 
 from trainyard.utils.errors import MissingResultError
 from trainyard.utils.files import atomic_write, write_json
+from trainyard.utils.text import is_number
 
 _DATATYPES: Final = {"i": "integer", "u": "integer", "f": "number", "b": "boolean"}  # of CSVW, by kind of numpy's types
 
@@ -68,15 +69,7 @@ def _looks_typed(values: pd.Series) -> bool:
         texts = [value for value in values.unique() if isinstance(value, str)]
     except TypeError:  # lists
         texts = [value for value in values if isinstance(value, str)]
-    return any(text.strip().lower() in ("true", "false") or _is_number(text) for text in texts)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return any(text.strip().lower() in ("true", "false") or is_number(text) for text in texts)
 
 
 def write_parquet(path: Path) -> None:

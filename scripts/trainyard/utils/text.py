@@ -42,6 +42,15 @@ def printable(text: str) -> str:
     return escaped.replace("\\udc", "\\x")
 
 
+def is_number(text: str) -> bool:
+    """Whether a text is a number, as Python reads it: also `1e-5`, `nan` and `inf`."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _abbreviates(one: str, other: str) -> bool:
     """Whether one word has the initials of the other, as `lr` and `learning_rate`."""
     initials = ["".join(part[:1] for part in word.split("_")) for word in (one, other)]
