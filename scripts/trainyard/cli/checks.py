@@ -37,7 +37,7 @@ def check_use(
     for name, dataset in config.datasets.items():
         known = known_images(dataset, results / "data" / name)
         yield check_source(f"datasets.{name}", dataset, known, has_scheduler=has_scheduler)
-    for place, study in _studies(config):
+    for place, study in config.studies():
         if isinstance(study, Sweep):
             yield _trials(place, study)
         is_training = study.is_training if isinstance(study, Sweep) else study.script is None
@@ -64,12 +64,6 @@ def refuse_mistakes(findings: Iterable[Finding], notify: Callable[[str], None]) 
 
 def _line(finding: Finding) -> str:
     return f"{finding.name}: {finding.message}{f': {finding.remedy}' if finding.remedy else ''}"
-
-
-def _studies(config: Config) -> Iterator[tuple[str, Sweep | Scaling]]:
-    """Each sweep and scaling study with its place in the config."""
-    yield from ((f"sweeps.{name}", sweep) for name, sweep in config.sweeps.items())
-    yield from ((f"scaling.{name}", study) for name, study in config.scaling.items())
 
 
 def _trials(place: str, sweep: Sweep) -> Finding:

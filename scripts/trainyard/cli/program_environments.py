@@ -26,7 +26,7 @@ _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 def check_interpreters(config: Config) -> None:
     """Raise a UserError if an environment that a sweep or study names has no interpreter; it lists all of them."""
     errors = []
-    for place, study in _programs(config):
+    for place, study in config.studies():
         try:
             find_interpreter(study)
         except UserError as error:
@@ -93,13 +93,3 @@ def _has_module(study: Scaling, name: str) -> bool:
     command = [str(script_interpreter(study)), "-c", program, name]
     environment = program_environment(find_interpreter(study))
     return not subprocess.run(command, env=environment, capture_output=True, check=False).returncode
-
-
-def _programs(config: Config) -> Iterator[tuple[str, Sweep | Scaling]]:
-    """The sweeps and studies that run a user's program, with their places in the config."""
-    for name, sweep in config.sweeps.items():
-        if sweep.command is not None:
-            yield f"sweeps.{name}", sweep
-    for name, study in config.scaling.items():
-        if study.script is not None:
-            yield f"scaling.{name}", study

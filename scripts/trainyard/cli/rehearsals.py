@@ -89,17 +89,16 @@ def _imports(config: Config) -> Iterator[tuple[str, str, str, dict[str, Any] | N
 
 def _trainings(config: Config, results: Path, *, most: int) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Place in the config, tried settings, and what is known of the images of each training that is tried."""
-    for kind in ("sweeps", "scaling"):
-        for name, study in getattr(config, kind).items():
-            if study.dataset is None:
-                continue
-            images = asdict(known_images(config.datasets[study.dataset], results / "data" / study.dataset))
-            found = dict[str, tuple[str, dict[str, Any]]]()
-            for spec, values in _specs(study):
-                if tried := _tried(spec):
-                    found.setdefault(json.dumps(tried), (_place(f"{kind}.{name}.train", tried, values), tried))
-            for place, tried in list(found.values())[:most]:
-                yield place, tried, images
+    for section, study in config.studies():
+        if study.dataset is None:
+            continue
+        images = asdict(known_images(config.datasets[study.dataset], results / "data" / study.dataset))
+        found = dict[str, tuple[str, dict[str, Any]]]()
+        for spec, values in _specs(study):
+            if tried := _tried(spec):
+                found.setdefault(json.dumps(tried), (_place(f"{section}.train", tried, values), tried))
+        for place, tried in list(found.values())[:most]:
+            yield place, tried, images
 
 
 def _specs(study: Sweep | Scaling) -> Iterator[tuple[Train, dict[str, Any]]]:

@@ -4,6 +4,7 @@
 `load.py` reads a file and reports its errors. The larger sections have modules of their own.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -90,3 +91,8 @@ class Config(Section):
     env_modules: list[EnvModule] = Field(
         [], description="Environment modules that each job loads, if Snakemake runs with `--sdm env-modules`."
     )
+
+    def studies(self) -> Iterator[tuple[str, Sweep | Scaling]]:
+        """Each sweep and scaling study, with its place in the config."""
+        yield from ((f"sweeps.{name}", sweep) for name, sweep in self.sweeps.items())
+        yield from ((f"scaling.{name}", study) for name, study in self.scaling.items())

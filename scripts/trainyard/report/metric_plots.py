@@ -27,9 +27,7 @@ def facet_keys(ranked: PlottedTrials) -> list[str]:
     """The keys that get a panel of `plot_metric`: all, or those with the most values; without any, the trial."""
     if ranked.values.isna().all():
         return ["trial"]
-    counts = {key: ranked.table[key].astype(str).nunique() for key in ranked.keys}
-    kept = sorted(counts, key=lambda key: -counts[key])[:MAX_FACETS]
-    return [key for key in ranked.keys if key in kept] or ["trial"]
+    return ranked.main_keys(MAX_FACETS) or ["trial"]
 
 
 def facet_grid(count: int) -> tuple[int, int]:

@@ -43,7 +43,7 @@ def plot_parallel(axes: Axes, ranked: PlottedTrials) -> None:
     The axis of the metric has the best value at the top. Trials that were stopped early are gray, because their metric
     is from fewer epochs. Trials without the metric end below its axis.
     """
-    ranked, keys = ranked.ended, _shown_keys(ranked)
+    ranked, keys = ranked.ended, ranked.main_keys(MAX_KEYS)
     if len(ranked.keys) < 2 or ranked.values.isna().all():
         fewer = "varies one key: see the plot of the metric against it" if ranked.keys else "varies no key"
         style.write_in_center(axes, f"this sweep {fewer}" if len(ranked.keys) < 2 else ranked.describe_best())
@@ -68,13 +68,6 @@ def plot_parallel(axes: Axes, ranked: PlottedTrials) -> None:
     style.set_title(
         axes, ranked.describe_best() + f"; not shown: {count_of(hidden, 'key')} with fewer values" * (hidden > 0)
     )
-
-
-def _shown_keys(ranked: PlottedTrials) -> list[str]:
-    """The varied keys, or those with the most values."""
-    counts = {key: ranked.table[key].astype(str).nunique() for key in ranked.keys}
-    kept = sorted(counts, key=lambda key: -counts[key])[:MAX_KEYS]
-    return [key for key in ranked.keys if key in kept]
 
 
 def key_coordinate(values: pd.Series, *, log: bool | None = None) -> Coordinate:

@@ -37,6 +37,12 @@ class PlottedTrials:
         numbers = self.table["trial"].map(self.ranking.scores).astype(float)
         return numbers.where(np.isfinite(numbers))
 
+    def main_keys(self, most: int) -> list[str]:
+        """The varied keys, or of more than `most`, those with the most values."""
+        counts = {key: self.table[key].astype(str).nunique() for key in self.keys}
+        kept = sorted(counts, key=lambda key: -counts[key])[:most]
+        return [key for key in self.keys if key in kept]
+
     @property
     def finished(self) -> pd.DataFrame:
         """The finished trials that have the metric."""

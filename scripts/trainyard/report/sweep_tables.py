@@ -13,6 +13,7 @@ import pandas as pd
 
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import value_at, varied_keys
+from trainyard.planning.attempts import attempts_before
 from trainyard.planning.sweep_state import SweepState
 from trainyard.results.ranking import Ranking
 from trainyard.utils.csv_files import write_table
@@ -132,8 +133,7 @@ def _seconds_per_epoch(state: SweepState, trial: str) -> float | None:
         return None
     if state.sweep.is_training:
         return float(statistics.median([row["seconds"] for row in result.epochs])) if result.epochs else None
-    before = [each for each in state.attempts[trial]
-              if each.number < result.number and each.generation == result.generation]  # fmt: skip
+    before = attempts_before(state.attempts[trial], result)
     earlier = {epoch for each in before for epoch in each.epoch_times}
     new = sorted((epoch, time) for epoch, time in result.epoch_times.items() if epoch not in earlier)
     if state.sweep.command:
