@@ -115,7 +115,7 @@ def _is_at(lock: int, path: Path) -> bool:
     here = os.fstat(lock)
     if here.st_uid != os.getuid():
         raise PermissionError(f"{path} belongs to another user")
-    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+    return os.path.samestat(here, there)
 
 
 def remove_unheld(parent: Path, pattern: str, *, older_than_seconds: float = 0.0, wait_seconds: float = 0.0) -> None:

@@ -11,7 +11,7 @@ from trainyard.cluster.slurm_queries import (
     list_associations,
     list_partition_settings,
     parse_time_limit,
-    run_slurm_command,
+    query_sacctmgr,
 )
 
 
@@ -46,7 +46,7 @@ def list_limits(user: str, *, account: str = "", qos: str = "", partition: str =
     accounts = _Accounts(user, account, cluster=controller.get("ClusterName", ""))
     own = accounts.association(partition)
     partition_qos = [each.qos for each in list_partition_settings() if each.name == partition]
-    levels = {row["Name"]: row for row in _rows("qos", names=["Name", *_QOS_LIMITS])}
+    levels = {row["Name"]: row for row in query_sacctmgr("qos", columns=["Name", *_QOS_LIMITS])}
     named = [*partition_qos, qos or own.get("DefaultQOS") or _only_qos(user, accounts.name) or "normal"]
     found = [_parse_limits(levels[name], _QOS_LIMITS, f"QOS {name}") for name in named if name in levels]
     associations = [(f"{user} in account {accounts.name}", own)] if own else []
@@ -65,10 +65,10 @@ class _Accounts:
     def __init__(self, user: str, account: str, *, cluster: str) -> None:
         names = ["Cluster", "Account", "User", "Partition", "ParentName", "DefaultQOS", *_ASSOCIATION_LIMITS]
         self.name = account or next(
-            (row["DefaultAccount"] for row in _rows("user", user, names=["DefaultAccount"])), ""
+            (row["DefaultAccount"] for row in query_sacctmgr("user", user, columns=["DefaultAccount"])), ""
         )
-        self._users = [row for row in _rows("associations", f"user={user}", names=names) if row["Cluster"] == cluster]
-        self._accounts = [row for row in _rows("associations", "user=", names=names) if row["Cluster"] == cluster]
+        found = (query_sacctmgr("associations", whose, columns=names) for whose in (f"user={user}", "user="))
+        self._users, self._accounts = ([row for row in rows if row["Cluster"] == cluster] for rows in found)
 
     def association(self, partition: str) -> dict[str, str]:
         """The user's association, preferably the one that is only for this partition; empty if there is none."""
@@ -108,11 +108,6 @@ _QOS_LIMITS = {**_COMMON_LIMITS, "MaxJobsPU": "running_jobs", "MaxSubmitPU": "su
                "MaxTRESPU": "total_resources", "MaxJobsPA": "running_jobs", "MaxSubmitPA": "submitted_jobs",
                "MaxTRESPA": "total_resources"}  # fmt: skip
 _ASSOCIATION_LIMITS = {**_COMMON_LIMITS, "MaxJobs": "running_jobs", "MaxSubmit": "submitted_jobs"}
-
-
-def _rows(*query: str, names: Sequence[str]) -> list[dict[str, str]]:
-    command = ["sacctmgr", "--noheader", "--parsable2", "show", *query, f"format={','.join(names)}"]
-    return [dict(zip(names, line.split("|"), strict=True)) for line in run_slurm_command(*command).splitlines()]
 
 
 def _parse_limits(row: Mapping[str, str], columns: Mapping[str, str], origin: str) -> Limits:

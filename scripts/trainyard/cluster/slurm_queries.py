@@ -186,25 +186,21 @@ def parse_partition(line: str) -> Partition:
         UserError: the line has another format.
     """
     try:
-        return _parse_partition(line)
+        name, state, limit, nodes, cpus, memory, gpus, features = line.strip().split("|")
+        return Partition(
+            name=name.rstrip("*"),
+            default=name.endswith("*"),
+            up=state == "up",
+            limit_minutes=parse_time_limit(limit),
+            limit=limit,
+            nodes=int(nodes),
+            cpus=cpus,
+            memory_mb=memory,
+            gpus=re.sub(r"\(S:[^)]*\)", "", gpus),  # without the sockets that a GPU is bound to
+            features=features,
+        )
     except ValueError:
         raise UserError(f"sinfo printed a line that cannot be read as a partition: {line!r}") from None
-
-
-def _parse_partition(line: str) -> Partition:
-    name, state, limit, nodes, cpus, memory, gpus, features = line.strip().split("|")
-    return Partition(
-        name=name.rstrip("*"),
-        default=name.endswith("*"),
-        up=state == "up",
-        limit_minutes=parse_time_limit(limit),
-        limit=limit,
-        nodes=int(nodes),
-        cpus=cpus,
-        memory_mb=memory,
-        gpus=re.sub(r"\(S:[^)]*\)", "", gpus),  # without the sockets that a GPU is bound to
-        features=features,
-    )
 
 
 def parse_gpus(gres: str) -> list[tuple[str, int]]:
@@ -242,12 +238,18 @@ def list_associations(user: str) -> list[Association]:
     Raises:
         UserError: Slurm keeps no accounting, or does not respond.
     """
-    show = ["show", "associations", f"user={user}", "format=Account,QOS"]
-    lines = run_slurm_command("sacctmgr", "--noheader", "--parsable2", *show).splitlines()
-    return [
-        Association(account=account, qos=tuple(qos.split(",")))
-        for account, _, qos in (line.partition("|") for line in lines)
-    ]
+    rows = query_sacctmgr("associations", f"user={user}", columns=["Account", "QOS"])
+    return [Association(account=row["Account"], qos=tuple(row["QOS"].split(","))) for row in rows]
+
+
+def query_sacctmgr(*query: str, columns: Sequence[str]) -> list[dict[str, str]]:
+    """The rows that `sacctmgr show` prints, by column.
+
+    Raises:
+        UserError: Slurm keeps no accounting, or does not respond.
+    """
+    command = ["sacctmgr", "--noheader", "--parsable2", "show", *query, f"format={','.join(columns)}"]
+    return [dict(zip(columns, line.split("|"), strict=True)) for line in run_slurm_command(*command).splitlines()]
 
 
 @dataclass(frozen=True)

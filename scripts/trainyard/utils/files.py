@@ -230,8 +230,6 @@ def _read_record(fd: int) -> dict[str, Any]:
 def _is_at(fd: int, path: Path) -> bool:
     """Whether an open file is still the one at `path`; its previous holder may have removed it."""
     try:
-        there = path.stat()
+        return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
         return False
-    here = os.fstat(fd)
-    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)

@@ -44,9 +44,10 @@ def accounting(monkeypatch):
         query = command[4:]
         if query[0] == "user":
             return "lab\n"
+        if query[-1] == "format=Account,QOS":
+            return "lab|normal,long\nfree|normal,long\n"
         return LEVELS if query[0] == "qos" else ASSOCIATIONS[query[1]]
 
-    monkeypatch.setattr(slurm_limits, "run_slurm_command", run)
     monkeypatch.setattr("trainyard.cluster.slurm_queries.run_slurm_command", run)
     return answers
 
