@@ -12,7 +12,6 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from trainyard.cluster import slurm_allocation
-from trainyard.cluster.ray_local import LocalRay
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.config import Config
 from trainyard.config.load import check_config
@@ -163,9 +162,9 @@ def _simulated(cluster: Cluster, allocation: Allocation) -> Iterator[None]:
     """Let the driver run on the simulated cluster, in a job with this allocation."""
 
     @contextmanager
-    def start_ray(*_: Any, **__: Any) -> Iterator[LocalRay]:
+    def start_ray(*_: Any, **__: Any) -> Iterator[dict[str, float]]:
         cluster.clock.sleep(cluster.conditions.ray_seconds)
-        yield LocalRay(directory=Path(), startup_seconds={"ray_seconds": cluster.conditions.ray_seconds})
+        yield {"ray_seconds": cluster.conditions.ray_seconds}
 
     with ExitStack() as stack:
         for module in WITH_TIME:

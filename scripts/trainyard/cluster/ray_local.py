@@ -1,7 +1,6 @@
 """A private Ray instance on this machine for one driver program, removed completely when the driver ends."""
 
 import contextlib
-import dataclasses
 import functools
 import importlib
 import logging
@@ -53,14 +52,6 @@ ENVIRONMENT: Final[Mapping[str, str | None]] = {  # None: must not be set
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LocalRay:
-    """A running local Ray instance."""
-
-    directory: Path
-    startup_seconds: dict[str, float]
-
-
 @contextlib.contextmanager
 def local_ray(
     *,
@@ -69,10 +60,11 @@ def local_ray(
     address: str | None = None,
     cleanup: Sequence[str] = (),
     parent: "WorkerParent | None" = None,
-) -> Iterator[LocalRay]:
+) -> Iterator[dict[str, float]]:
     """Run Ray on this machine with `gpus` and `cpus`; at the end of the block, its processes and files are removed.
 
-    With the `parent` of the workers, they are forked from it, and it ends with Ray.
+    Yields the seconds of each step of its start. With the `parent` of the workers, they are forked from it, and it ends
+    with Ray.
 
     With an `address` of this host, Ray listens there instead of on loopback, and nodes with the token can join.
     If the driver is killed with SIGKILL, the kernel and a watchdog clean up, including folders that match a pattern in
@@ -98,7 +90,7 @@ def local_ray(
             _start(directory, gpus=gpus, cpus=cpus, address=address)
         register()
         _reap_raylet()
-        yield LocalRay(directory=directory, startup_seconds=seconds)
+        yield seconds
 
 
 def _start(directory: Path, *, gpus: int, cpus: int, address: str | None) -> None:

@@ -145,10 +145,10 @@ def _run_pending(plan: Plan, journal: Journal, results: Path, config: Config, pa
         remove_copies_at_exit(config.data.local),
         record_memory(folder, processes=counted),
         run_mps(slots.uses_mps),
-        start_ray(slots, folder=folder, local=config.data.local, processes=counted, parent=parent) as cluster,
+        start_ray(slots, folder=folder, local=config.data.local, processes=counted, parent=parent) as seconds,
         view.show(),
     ):
-        journal.record(RayUp(spent=cluster.startup_seconds))
+        journal.record(RayUp(spent=seconds))
         _run_trials(plan, journal, flops, _worker_setup(plan, results, config.data), view)
 
 

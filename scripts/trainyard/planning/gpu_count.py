@@ -16,7 +16,6 @@ class GpuOption:
     """Nodes and GPUs (or slots on CPUs) that can be requested, with their predicted time and cost."""
 
     slots: Slots
-    makespan_seconds: float
     unit_seconds: float  # GPU-seconds, or CPU-seconds, from the start of the job to the end of the last trial
 
     @property
@@ -32,8 +31,7 @@ def list_options(durations: Sequence[float], limit: Slots, *, startup: float) ->
     """
     found = []
     for slots in _sizes(limit):
-        span = makespan(durations, slots.count)
-        found.append(GpuOption(slots, span, (span + startup) * slots.units))
+        found.append(GpuOption(slots, (makespan(durations, slots.count) + startup) * slots.units))
         if slots.count >= len(durations):
             break
     return found

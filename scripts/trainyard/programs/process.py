@@ -121,7 +121,7 @@ def _start_keeper() -> socket.socket:
 
 
 class GuardedProcess:
-    """A guarded program. As with `subprocess.Popen`, there are `poll` and `wait`; both include its descendants."""
+    """A guarded program. `wait` is as that of `subprocess.Popen`, but includes its descendants."""
 
     def __init__(self, channel: socket.socket, output: IO[bytes], tree: str) -> None:
         self.stdout, self._channel, self._tree = output, channel, tree
@@ -134,10 +134,6 @@ class GuardedProcess:
         self.pid: int = first.get("started", -1)
         self.guards: list[int] = first.get("guards", [])
         threading.Thread(target=self._await_end, daemon=True).start()
-
-    def poll(self) -> int | None:
-        """The exit code, or minus the signal that ended it; None while any of its processes runs."""
-        return self._exit_code
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit code, or minus the signal that ended it, once none of its processes runs.
