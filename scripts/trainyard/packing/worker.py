@@ -33,7 +33,7 @@ from trainyard.packing.messages import (
 )
 from trainyard.planning.task import output_name
 from trainyard.programs.command import CommandTrial, find_checkpoint, run_command
-from trainyard.programs.environment import program_environment
+from trainyard.programs.environment import program_environment, thread_variables
 from trainyard.programs.function import Context, run_function
 from trainyard.programs.process import FolderClaim, ProcessGuard, claim_folder
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
@@ -49,8 +49,6 @@ if TYPE_CHECKING:  # here and in functions: importing torch takes seconds, and o
 # shared file systems have quotas of files.
 SAVE_SECONDS: Final = 60.0
 NOTICE_POLL_SECONDS: Final = 0.5
-# Snakemake sets them to the CPUs of the whole job.
-THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 TrialRun = Generator[TrialMessage, bool | None, TrialEnded]
 
 
@@ -131,7 +129,7 @@ class Worker:
 
     def _prepare_user_programs(self) -> tuple[str, dict[str, Any]]:
         """Prepare for users' programs, which need no imports: a function is imported when it is first called."""
-        os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(self._setup.threads)))
+        os.environ.update(thread_variables(self._setup.threads))
         self._guard = ProcessGuard()
         return gpu_sharing.own_gpu_name() or "cpu", self._copy_dataset()
 

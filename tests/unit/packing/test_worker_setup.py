@@ -44,7 +44,7 @@ def test_trials_without_gpus_see_none_of_a_node_that_has_some(tmp_path, monkeypa
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    for name in worker.THREAD_VARIABLES:
+    for name in worker.thread_variables(64):
         monkeypatch.setenv(name, "64")
     monkeypatch.setattr(worker.ray, "get_gpu_ids", list)
     monkeypatch.setattr(worker, "stop_notice_of_signals", StopNotice)
@@ -54,7 +54,7 @@ def test_trials_without_gpus_see_none_of_a_node_that_has_some(tmp_path, monkeypa
     plan = SimpleNamespace(state=SimpleNamespace(sweep=sweep, name="s"))
     started = worker.Worker().start(driver._worker_setup(plan, tmp_path, Data()))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
-    assert {os.environ[name] for name in worker.THREAD_VARIABLES} == {"3"}, "of the trial, not of the job"
+    assert {os.environ[name] for name in worker.thread_variables(64)} == {"3"}, "of the trial, not of the job"
     assert started.device == ("H200 number 1" if visible else "cpu")
     assert gpu_sharing.has_gpu() == bool(visible)
     if not visible:
