@@ -252,7 +252,8 @@ class Watcher:
         """Wait for the next event, and act on it."""
         waiting = select.poll()
         gone = self._ending and self._owner_is_gone()
-        for fd in (self._signals.fd, self._output_reading) if gone else self._sources:
+        others = [self._output_reading] if gone else [self._channel, self._owner]
+        for fd in (self._signals.fd, *others):
             if fd >= 0:
                 waiting.register(fd, select.POLLIN)
         until = self._kill_at
@@ -275,10 +276,6 @@ class Watcher:
     def _job_is_ending(self) -> bool:
         """Whether the whole job is ending: the guard receives these signals only then."""
         return bool(self._signals.seen & {signal.SIGTERM, signal.SIGINT})
-
-    @property
-    def _sources(self) -> list[int]:
-        return [self._signals.fd, self._channel, self._owner]
 
     def _owner_is_gone(self) -> bool:
         """Whether the owner has died. If it sent a grace period, the program is ended."""

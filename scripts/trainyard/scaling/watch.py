@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -89,13 +88,8 @@ def _sample(arguments: argparse.Namespace, ended: threading.Event) -> None:
 
     me = psutil.Process()
     root = (me.parent() if arguments.per_gpu else None) or me
-    with ExitStack() as stack:
-        node = host.node_name()
-        stack.enter_context(
-            record_telemetry(
-                arguments.folder, node, seconds=arguments.seconds, overwrite=arguments.overwrite, root=root
-            )
-        )
+    options = {"seconds": arguments.seconds, "overwrite": arguments.overwrite}
+    with record_telemetry(arguments.folder, host.node_name(), root=root, **options):
         ended.wait()
 
 
