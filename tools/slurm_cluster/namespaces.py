@@ -60,16 +60,22 @@ class Process:
 
     def namespace(self, kind: str) -> str | None:
         """The ID of its namespace of this kind, such as "pid:[4026532201]"; None if it is not accessible."""
-        with suppress(OSError):
-            return os.readlink(f"/proc/{self.pid}/ns/{kind}")
-        return None
+        return _namespace(self.pid, kind)
+
+
+def _namespace(pid: int, kind: str) -> str | None:
+    with suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/{kind}")
+    return None
+
+
+def _all_pids() -> list[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
 
 
 def all_processes() -> Iterator[Process]:
     """All processes of this PID namespace except zombies."""
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (process := Process.of(int(entry))):
-            yield process
+    return (process for pid in _all_pids() if (process := Process.of(pid)))
 
 
 def processes_with_mount(source: str) -> list[Process]:
@@ -176,7 +182,8 @@ class Namespaces:
     def processes(self) -> list[Process]:
         """The processes of this host except the first one."""
         here = self.first.namespace("pid")
-        return [process for process in all_processes() if process != self.first and process.namespace("pid") == here]
+        inside = (Process.of(pid) for pid in _all_pids() if _namespace(pid, "pid") == here)
+        return [process for process in inside if process and process != self.first]
 
     def listens(self, port: int) -> bool:
         """Whether a process of this host listens on the TCP port."""
