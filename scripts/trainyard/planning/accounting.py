@@ -47,7 +47,8 @@ def jobs_table(state: SweepState, runs: Sequence[Session], records: Mapping[str,
     predicted trials. GPU-seconds of the allocated GPUs (in a sweep without GPUs, CPU-seconds) are split into `running`
     (the `seconds` of attempts with a result or that diverged, and what these continued of interrupted ones), `failed`
     (the rest of all other attempts, from start to end), `startup` (before the first trial) and `idle` (the rest).
-    `counted` marks the jobs of strategies.csv: those with results that `retrain` has not overruled.
+    `counted` marks the jobs of strategies.csv: those with results that `retrain` has not overruled, and those before
+    them that started no trial.
     """
     ended = [each for attempts in state.attempts.values() for each in attempts if each.outcome in CONCLUSIVE]
     kept = state.kept_seconds(ended)
@@ -165,9 +166,16 @@ class _MeasuredJob:
 
     @property
     def is_counted(self) -> bool:
-        """Whether some attempt of the job has not been overruled by `retrain`."""
-        attempts = [each for each in self.attempts() if each.trial in self.state.trials]
-        return any(each.generation >= self.state.space.generation(each.trial) for each in attempts)
+        """Whether some attempt of the job has not been overruled by `retrain`.
+
+        A job that had trials to run and started none, as for lack of walltime, counts if the next attempt does.
+        """
+        attempts = self.attempts()
+        if not self.run.attempts and self.run.info.pending:
+            later = (each for every in self.state.attempts.values() for each in every if each.start >= self.run.start)
+            attempts = sorted(later, key=lambda each: each.start)[:1]
+        current = [each for each in attempts if each.trial in self.state.trials]
+        return any(each.generation >= self.state.space.generation(each.trial) for each in current)
 
 
 def _basis(record: JobRecord | None) -> str:

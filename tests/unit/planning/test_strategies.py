@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -192,6 +193,21 @@ def test_the_accounting_says_what_was_asked_and_what_it_took(tmp_path, monkeypat
     assert second["gap"] == pytest.approx(22 / 20 - 1)
     assert (second["elapsed_seconds"], second["allocated_tres"]) == (31, "cpu=2,gres/gpu=2")
     assert second["idle_gpu_seconds"] == (31 - 2) * 2 - 32
+
+
+def test_a_job_that_started_no_trial_is_wasted_as_a_whole(tmp_path, monkeypatch):
+    state, runs = written(tmp_path, monkeypatch, walltime=60)
+    early = replace(runs[0].info, job="6", time=900.0)
+    without = [replace(runs[0], info=early, first_start=None, last_end=0.0, end=920.0, attempts=[], slot_startups=[])]
+    packed = compare_strategies(state, without + runs, {})[-1]
+    assert (packed.jobs, packed.requested_job_seconds) == (3, 3 * 60)
+    before = compare_strategies(state, runs, {})[-1]
+    assert packed.wasted_unit_seconds == before.wasted_unit_seconds + 2 * 60
+    assert packed.makespan_seconds == before.makespan_seconds
+    assert jobs_table(state, without + runs, {})["counted"].all()
+    nothing_to_do = replace(without[0], info=replace(early, pending=0))  # wrote tables
+    assert compare_strategies(state, [nothing_to_do, *runs], {})[-1] == before
+    assert compare_strategies(state, [*runs, replace(without[0], info=replace(early, time=1200.0))], {})[-1] == before
 
 
 def test_every_attempt_of_a_job_is_counted_once(tmp_path):
