@@ -177,6 +177,27 @@ def configured_keys(sweep: Sweep) -> list[str]:
     return list(dict.fromkeys(key for part in (sweep.grid, *sweep.trials, *draws) for key in part))
 
 
+def constant_keys(sweep: Sweep) -> frozenset[str]:
+    """The keys that the config gives the same value in all trials, so that they tell no trials apart.
+
+    None if this is true of all keys, as with a single trial. Trials are not expanded.
+    """
+    listed = [{key: [value] for key, value in values.items()} for values in sweep.trials]
+    drawn = [part.values for part in (sweep.sample, sweep.search) if part]
+    parts: list[Mapping[str, Any]] = [*([sweep.grid] if sweep.grid else []), *listed, *drawn]
+    keys = configured_keys(sweep)
+    found = {key: {text for part in parts for text in (_distinct(part[key]) if key in part else {""})} for key in keys}
+    constant = [key for key, texts in found.items() if len(texts) == 1]
+    return frozenset(constant if len(constant) < len(keys) else ())
+
+
+def _distinct(choice: list[Any] | Range | Uniform) -> set[str]:
+    """The different values of a key as text, or the two ends of a range."""
+    if isinstance(choice, Uniform):
+        return {repr(choice.low), repr(choice.high)}
+    return set(map(repr, [choice.start, choice.stop][: choice.count] if isinstance(choice, Range) else choice))
+
+
 def count_configured(sweep: Sweep) -> int:
     """The number of trials that the config has, without expanding them; equal ones are counted several times."""
     return sum(_counts(sweep).values())

@@ -244,6 +244,7 @@ def _failure_policy(plan: Plan) -> FailurePolicy:
         retries=plan.state.sweep.retries,
         has_succeeded=any(attempt.outcome in FINAL for attempt in tries),
         ignores_common_failures=plan.state.sweep.max_failed_fraction == 1,
+        constant_keys=plan.state.constant_keys,
     )
 
 

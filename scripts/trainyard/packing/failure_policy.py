@@ -96,12 +96,20 @@ class FailurePolicy:
     """Decides on retries and broken GPUs from the outcomes of all attempts.
 
     `retries` is the number of further attempts after a failure. `has_succeeded`: whether a trial succeeded in an
-    earlier run. With `ignores_common_failures`, `common_failure` is always None.
+    earlier run. With `ignores_common_failures`, `common_failure` is always None. `constant_keys` have the same value in
+    all trials.
     """
 
-    def __init__(self, *, retries: int, has_succeeded: bool = False, ignores_common_failures: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        retries: int,
+        has_succeeded: bool = False,
+        ignores_common_failures: bool = False,
+        constant_keys: frozenset[str] = frozenset(),
+    ) -> None:
         self._retries, self._has_succeeded = retries, has_succeeded
-        self._ignores_common_failures = ignores_common_failures
+        self._ignores_common_failures, self._constant_keys = ignores_common_failures, constant_keys
         self._failures: dict[str, list[TrialFailure]] = defaultdict(list)  # by trial
         self._streaks: dict[tuple[str, str], _Streak] = defaultdict(_Streak)  # by GPU
 
@@ -202,8 +210,9 @@ class FailurePolicy:
             by_pattern[failure.pattern].append(failure)
         for same in by_pattern.values():
             needed = SAME_FAILURES if same[0].is_of_start else SAME_ERRORS
-            enough = len({each.trial for each in same}) >= needed and _is_independent_of_values(same)
-            if enough and _is_spread([each.place for each in same], places):
+            if len({each.trial for each in same}) < needed or not _is_independent_of_values(same, self._constant_keys):
+                continue
+            if _is_spread([each.place for each in same], places):
                 return same[-1]
         return None
 
@@ -228,19 +237,20 @@ def _texts(trial: str, values: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _is_independent_of_values(same: Sequence[TrialFailure]) -> bool:
+def _is_independent_of_values(same: Sequence[TrialFailure], constant_keys: frozenset[str]) -> bool:
     """Whether failures with the same pattern are not caused by values that other trials may not have.
 
     A missing file or module may be named by a value. A usage error often shows the values beside the wrong option:
     then it must have occurred with several values of each key. Another error must have occurred with several values of
-    all keys.
+    all keys. A key with the same value in all trials explains no difference between them.
     """
     first = same[0]
-    keys = {key for key in first.values if f"{{{key}}}" in first.pattern}
+    varied = first.values.keys() - constant_keys
+    keys = {key for key in varied if f"{{{key}}}" in first.pattern}
     if any(each.exit_code != USAGE_EXIT_CODE for each in same):
         if keys or first.is_of_start:
             return not keys
-        keys = set(first.values)
+        keys = varied
     return all(len({str(each.values.get(key)) for each in same}) > 1 for key in keys)
 
 

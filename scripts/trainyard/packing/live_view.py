@@ -175,7 +175,8 @@ def _values_text(state: SweepState, trial: str) -> str:
     """The varied values of a trial, as in `blocks=4, lr=0.1`."""
     if trial not in state.trials:
         return ""
-    return ", ".join(f"{key.split('.')[-1]}={value}" for key, value in state.trials[trial].values.items())
+    values = {key: value for key, value in state.trials[trial].values.items() if key not in state.constant_keys}
+    return ", ".join(f"{key.split('.')[-1]}={value}" for key, value in values.items())
 
 
 def _metric_text(state: SweepState, metrics: dict[str, float]) -> str:

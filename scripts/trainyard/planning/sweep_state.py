@@ -9,7 +9,7 @@ from typing import Any, Final
 from trainyard.config.sweep import Slots, Stop, Sweep
 from trainyard.config.train import Train
 from trainyard.config.trial_status import CONCLUSIVE, TrialStatus
-from trainyard.config.trials import Trial, full_seconds
+from trainyard.config.trials import Trial, constant_keys, full_seconds
 from trainyard.config.user_programs import metrics_digest
 from trainyard.planning.attempts import (
     Attempt,
@@ -46,6 +46,11 @@ class SweepState:
     def trials(self) -> dict[str, Trial]:
         """All trials by identity."""
         return self.space.trials
+
+    @cached_property
+    def constant_keys(self) -> frozenset[str]:
+        """The keys with the same value in all trials; labels, plots and sentences leave them out, tables do not."""
+        return constant_keys(self.sweep)
 
     def attempts_at(self, trial: str) -> Sequence[Attempt]:
         """The attempts at a trial, oldest first."""

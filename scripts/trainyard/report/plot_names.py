@@ -3,7 +3,7 @@
 from typing import Final
 
 from trainyard.config.config import Config
-from trainyard.config.trials import configured_keys, count_configured
+from trainyard.config.trials import configured_keys, constant_keys, count_configured
 
 # The plots of each kind of study with their labels; the caption of each is workflow/report/<kind>-<plot>.rst.
 PLOT_LABELS: Final = {
@@ -38,7 +38,8 @@ def plots_of(config: Config, kind: str, name: str) -> tuple[str, ...]:
     """
     empty = set[str]()
     if kind == "sweeps":
-        sweep, keys = config.sweeps[name], len(configured_keys(config.sweeps[name]))
+        sweep = config.sweeps[name]
+        keys = len(configured_keys(sweep)) - len(constant_keys(sweep))
         empty |= {"parallel"} if keys < 2 else set()
         empty |= {"importance"} if keys < 2 or count_configured(sweep) < trials_for_importance(keys) else set()
     return tuple(plot for plot in PLOT_LABELS[kind] if plot not in empty)

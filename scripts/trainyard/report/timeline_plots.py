@@ -87,7 +87,7 @@ def plot_schedule(axes: Axes, plan: Plan) -> None:
     """The predicted schedule of the pending trials; before there is evidence, with relative durations."""
     slots, trials = plan.request.slots.count, plan.state.trials
     names = plan.forecast.order(slots)
-    keys = varied_keys(list(trials.values()))
+    keys = [key for key in varied_keys(list(trials.values())) if key not in plan.state.constant_keys]
     turns = schedule(plan.forecast.durations(names), slots)
     rows = [(names[turn.trial], turn.slot, turn.start, turn.end, False) for turn in turns]
     run = pd.DataFrame(rows, columns=["trial", "lane", "begin", "stop", "failed"])

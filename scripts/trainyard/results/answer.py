@@ -37,7 +37,8 @@ def _describe(configuration: Configuration, ranking: Ranking) -> str:
     """The value of a configuration that counts, its trial, and the values of its varied keys."""
     trial, deviation = configuration.best_trial(ranking.mode), configuration.deviation
     assert trial is not None
-    values = _assignments(configuration.values if ranking.has_seeds else trial.values)
+    varied = (configuration if ranking.has_seeds else trial).values.items()
+    values = _assignments({key: value for key, value in varied if key not in ranking.constant_keys})
     if not ranking.has_seeds:
         return f"{configuration.mean:.6g}, by trial {trial.trial}{f' with {values}' if values else ''}"
     total = len(configuration.trials)

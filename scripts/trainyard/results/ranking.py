@@ -82,6 +82,7 @@ class Ranking:
     is_guessed: bool  # whether the mode is guessed from the metric's name
     configurations: list[Configuration]
     unreported: str = ""  # the metric that the config names, if no trial has reported it but others
+    constant_keys: frozenset[str] = frozenset()  # keys with the same value in all trials
 
     @property
     def counting(self) -> list[Configuration]:
@@ -116,7 +117,7 @@ def rank_sweep(state: SweepState) -> Ranking:
     ]
     chosen, wanted = mode or guess_mode(metric), state.sweep.target[0] or metric
     unreported = wanted if wanted != metric else ""
-    return Ranking(metric, chosen, mode is None, rank_configurations(trials, chosen), unreported)
+    return Ranking(metric, chosen, mode is None, rank_configurations(trials, chosen), unreported, state.constant_keys)
 
 
 def rank_configurations(trials: Iterable[RankedTrial], mode: Mode) -> list[Configuration]:

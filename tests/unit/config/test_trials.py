@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from trainyard.config import trials
 from trainyard.config.scaling import split_scale
 from trainyard.config.sweep import Range, Sweep
-from trainyard.config.trials import expand, varied_keys
+from trainyard.config.trials import constant_keys, expand, varied_keys
 from trainyard.utils.errors import UserError
 
 
@@ -108,6 +108,25 @@ def test_a_range_that_starts_later_has_the_same_values(start, step, skipped):
 def test_varied_keys_are_those_that_some_trial_sets():
     made = sweep(grid={"lr": [0.1]}, trials=[{"epochs": 3}])
     assert varied_keys(expand(made).trials) == ["lr", "epochs"]
+
+
+@pytest.mark.parametrize(
+    ("part", "constant"),
+    [
+        ({"trials": [{"lr": 0.1, "epochs": 3}, {"lr": 0.2, "epochs": 3}]}, {"epochs"}),
+        ({"trials": [{"lr": 0.1, "epochs": 3}, {"lr": 0.2}]}, set()),
+        ({"trials": [{"lr": 0.1, "epochs": 3}]}, set()),  # they are the only names that the trial has
+        ({"grid": {"lr": [0.1, 0.2], "epochs": [3], "seed": {"start": 1, "stop": 1}}}, {"epochs", "seed"}),
+        ({"grid": {"lr": [0.1, 0.2], "seed": {"start": 1, "stop": 2}}}, set()),
+        ({"grid": {"lr": [0.1, 0.2], "epochs": [3]}, "trials": [{"lr": 0.3, "epochs": 3}]}, {"epochs"}),
+        ({"grid": {"lr": [0.1, 0.2], "epochs": [3]}, "trials": [{"lr": 0.3, "epochs": 4}]}, set()),
+        ({"grid": {"lr": [0.1, 0.2]}, "trials": [{"epochs": 4}]}, set()),
+        ({"sample": {"count": 3, "values": {"lr": {"low": 0.1, "high": 1}, "epochs": [3, 3]}}}, {"epochs"}),
+        ({"trials": [{"model_args": {"width": 4}, "lr": lr} for lr in (0.1, 0.2)]}, {"model_args"}),
+    ],
+)
+def test_a_key_with_the_same_value_in_all_trials_is_constant(part, constant):
+    assert constant_keys(sweep(**part)) == constant
 
 
 def test_trials_are_worked_out_once(monkeypatch):

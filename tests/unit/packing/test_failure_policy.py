@@ -226,6 +226,16 @@ def test_the_same_error_of_many_trials_affects_all_if_it_occurs_with_several_val
     assert values_that_fail(width=[64, 96], lr=[0.1, 0.2], error="exit code 255: no config", exit_code=255), "exit(-1)"
 
 
+def test_a_key_with_the_same_value_in_all_trials_explains_no_failure():
+    policy, places = FailurePolicy(retries=0, constant_keys=frozenset({"data"})), [HERE, BESIDE]
+    for number in range(SAME_ERRORS):
+        assert policy.common_failure(places, []) is None, "too few"
+        values = {"data": "images", "lr": number}
+        error = "exit code 1: KeyError: 'depth'"
+        policy.record_failure(TrialFailure(f"t{number}", places[number % 2], error, 1.0, 1, values))
+    assert policy.common_failure(places, [])
+
+
 def test_different_errors_do_not_affect_all_and_names_of_trials_are_ignored():
     policy = FailurePolicy(retries=0)
     for number, place in enumerate([HERE, BESIDE, HERE]):

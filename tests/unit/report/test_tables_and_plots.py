@@ -20,6 +20,7 @@ from trainyard.planning.journal import Location
 from trainyard.planning.plan import plan_sweep
 from trainyard.report import cost_plots, metric_plots, parallel_plot, scaling_plots, style, timeline_plots, tree_plots
 from trainyard.report.plotted_trials import PlottedTrials
+from trainyard.report.study_plots import _rank_trials
 from trainyard.report.sweep_tables import (
     epochs_table,
     metric_column,
@@ -408,6 +409,20 @@ def test_the_best_trial_follows_the_mode_of_the_sweep(tmp_path):
     ]
     declared = plan_of(tmp_path / "b", {**OWN, "metric": "rmse", "mode": "max"}, events)
     assert describe_ranking(rank_sweep(declared))[0] == f"best rmse (highest): 4, by trial {second} with lr = 0.2"
+
+
+def test_words_and_plots_leave_out_a_key_with_the_same_value_in_all_trials_and_tables_do_not(tmp_path):
+    sweep = {"function": "os:getcwd", "trials": [{"width": 8, "lr": 0.1}, {"width": 8, "lr": 0.2}]}
+    ends = [("started", {}), ("finished", {"seconds": 1.0, "metrics": {"rmse": 3.0}})]
+    state = plan_of(tmp_path, sweep, [(0, 1, float(time), event, fields) for time, (event, fields) in enumerate(ends)])
+    trials, ranking = trials_table(state), rank_sweep(state)
+    assert describe_ranking(ranking)[0].endswith(" with lr = 0.1")
+    assert describe_ranking(ranking)[0].count("=") == 1
+    assert _rank_trials(state, trials).keys == ["lr"]
+    running = [Attempt(next(iter(state.trials)), 1, 0, 1, location=Location(slot=0, node="n1", gpu="0"))]
+    assert "lr=0.1" in slot_table(running, state).rows[0]
+    for table in (trials, epochs_table(state), ranking_table(ranking)):
+        assert {"width", "lr"} <= set(table)
 
 
 def test_the_ranking_has_a_row_per_configuration(tmp_path):

@@ -171,7 +171,7 @@ def test_the_line_to_paste_runs_in_the_environment_of_the_sweep(tmp_path):
 
 
 def test_best_config_says_what_is_best_and_what_to_do(tmp_path):
-    config = config_of({**COMMAND, "grid": {"lr": [0.1], "seed": [1, 2]}, "command": "train {lr}\n{seed}"})
+    config = config_of({**COMMAND, "grid": {"lr": [0.1, 0.2], "seed": [1, 2]}, "command": "train {lr}\n{seed}"})
     trial, state = finish(config, tmp_path, 1)
     ranking = rank_sweep(state)
     assert describe_ranking(ranking) == [
