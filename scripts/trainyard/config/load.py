@@ -1,5 +1,6 @@
 """Reads and merges config files, and reports all errors at once: place, reason, value and suggestion."""
 
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -139,6 +140,8 @@ def _cross_checks(config: Config, names: Collection[str]) -> Iterator[str]:
             identifying(scaling.train.model_dump())
         except WeightsError as error:
             yield f"scaling.{name}.train.pretrained: {error}"
+        if len(scaling.scales) * scaling.repeats > 1:
+            yield from _shared_file_error(f"scaling.{name}", scaling, of="scale", folder="out_dir")
     for name, sweep in config.sweeps.items():
         yield from _sweep_errors(name, sweep)
 
@@ -166,6 +169,8 @@ def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:
     expansion = expand(sweep)
     if not (expansion.trials or expansion.errors or sweep.search):
         yield f"sweeps.{name}: has no trials; give `grid`, `trials`, `sample` or `search`"
+    if sweep.search or len(expansion.trials) > 1:
+        yield from _shared_file_error(f"sweeps.{name}", sweep, of="trial", folder="trial_dir")
     if sweep.cost is not None and (error := _cost_error(sweep.cost, expansion)):
         yield f"sweeps.{name}.cost: {error}"
     texts = [
@@ -174,6 +179,16 @@ def _sweep_errors(name: str, sweep: Sweep) -> Iterator[str]:
         for text in _trial_errors(name, error)
     ]
     yield from dict.fromkeys(texts)
+
+
+def _shared_file_error(place: str, study: Sweep | Scaling, *, of: str, folder: str) -> Iterator[str]:
+    """An error if the file of metrics is outside the folders of trials or scales, so that all read the same one."""
+    file = study.metrics.file if study.metrics else None
+    if file is not None and (Path(file).is_absolute() or os.path.normpath(file).startswith("../")):
+        yield (
+            f"{place}.metrics.file: {file} is one file for all {of}s, which would read each other's metrics: give a "
+            f"path relative to the {of}'s folder, and let your program write it there: its folder is {{{folder}}}"
+        )
 
 
 def _cost_error(cost: str, expansion: Expansion) -> CostError | None:

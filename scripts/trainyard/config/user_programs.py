@@ -56,8 +56,9 @@ class Metrics(Section):
 
     file: str | None = Field(
         None,
-        description="File that the program writes; a relative path is relative to the program's folder. `.jsonl`: one "
-        "row per line; `.csv`: with a header; `.json`: a row or a list of rows.",
+        description="File that the program writes, relative to the program's folder (`{trial_dir}` in a sweep, "
+        "`{out_dir}` in a scaling study). `.jsonl`: one row per line; `.csv`: with a header; `.json`: a row or a list "
+        "of rows.",
         pattern=r"\.(jsonl|json|csv)$",
     )
     pattern: str | Annotated[list[str], Field(min_length=1)] | None = Field(

@@ -288,6 +288,27 @@ MISTAKES = [
     ("sweeps.own", {"command": "./x", "metrics": {"pattern": "acc ([0-9"}}, "is not a regular expression"),
     ("sweeps.own", {"command": "./x", "metrics": {"pattern": "acc .*"}}, "names no metric: write a group as"),
     ("sweeps.own", {"command": "./x", "metrics": {"file": "m.txt"}}, "'m.txt' is not valid; a metrics file"),
+    (
+        "sweeps.own",
+        {"command": "./x {n}", "grid": {"n": [1, 2]}, "metrics": {"file": "/tmp/m.csv"}},
+        "sweeps.own.metrics.file: /tmp/m.csv is one file for all trials, which would read each other's metrics: give a "
+        "path relative to the trial's folder, and let your program write it there: its folder is {trial_dir}",
+    ),
+    (
+        "sweeps.own",
+        {"command": "./x {n}", "search": {"trials": 2, "values": {"n": [1, 2]}}, "metrics": {"file": "a/../../m.csv"}},
+        "sweeps.own.metrics.file: a/../../m.csv is one file for all trials",
+    ),
+    (
+        "scaling.own",
+        {"script": "t.py", "scales": ["1x1", "1x2"], "metrics": {"file": "/tmp/m.csv"}},
+        "scaling.own.metrics.file: /tmp/m.csv is one file for all scales",
+    ),
+    (
+        "scaling.own",
+        {"script": "t.py", "scales": ["1x1"], "repeats": 2, "metrics": {"file": "/tmp/m.csv"}},
+        "relative to the scale's folder, and let your program write it there: its folder is {out_dir}",
+    ),
     ("sweeps.own", {"function": "train"}, "'train' is not valid; a function is package.module:name"),
     ("sweeps.own", {"function": "a:b", "slots": {"gpus_per_trial": "auto"}}, "gpus_per_trial: auto is for `train`"),
     ("sweeps.own", {}, "sweeps.own: a training needs a `dataset`; or give a `command` or a `function`"),
@@ -373,6 +394,8 @@ RIGHT = [
     {"command": "x {resume}", "args": {"resume": "auto"}, "resume": "--resume"},
     {"command": 'x $(({n} * {cpus})) "$(y {n})"', "grid": {"n": [1, 2.5]}},
     {"command": "x | awk '{ print $1 }' ${HOME}"},
+    {"command": "x {n}", "args": {"n": 1}, "metrics": {"file": "/tmp/m.csv"}},  # of the only trial
+    {"command": "x {n}", "grid": {"n": [1, 2]}, "metrics": {"file": "a/../m.csv"}},
 ]
 
 
