@@ -1,6 +1,6 @@
 """The plots of a sweep's cost: its GPU-seconds with each strategy, and its predicted durations."""
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -9,9 +9,13 @@ from matplotlib.axes import Axes
 from trainyard.config.sweep import Unit
 from trainyard.config.trial_status import CONCLUSIVE, TrialStatus
 from trainyard.report import style
-from trainyard.report.style import COLORS, IDLE, MANY, STARTING, draw_bars
+from trainyard.report.style import COLORS, FAILED, IDLE, MANY, STARTING, draw_bars
 from trainyard.report.timeline_plots import assign_jobs
 from trainyard.utils.text import count_of
+
+IDLE_TIME: Final = "#AAAAAA"  # of a bar that has to be seen, unlike the gray behind the bars of trials
+UNUSED: Final = "#DDDDDD"
+MIN_SHOWN: Final = 1e-4  # of the longest bar: a difference of rounded numbers is no part
 
 
 def plot_packing(
@@ -83,12 +87,17 @@ def _requested_jobs(jobs: pd.DataFrame) -> pd.DataFrame:
 
     Where no walltime was requested, the elapsed time stands for it. A job without a trial was starting all the time.
     """
-    held = jobs[jobs.get("counted", pd.Series(True, jobs.index)).astype(bool)]
+    held = _counted(jobs)
     requested = held["requested_seconds"].fillna(held["elapsed_seconds"]).astype(float)
     starting = held["startup_seconds"].fillna(held["elapsed_seconds"])
     lengths = np.maximum(requested, held["elapsed_seconds"])
     offset = lengths.cumsum() - lengths - starting.head(1).sum()
     return held[["slots", "gpus"]].assign(began=held["start"], requested=requested, starting=starting, offset=offset)
+
+
+def _counted(jobs: pd.DataFrame) -> pd.DataFrame:
+    """The jobs of which strategies.csv consists."""
+    return jobs[jobs.get("counted", pd.Series(True, jobs.index)).astype(bool)]
 
 
 def _kept_parts(timeline: pd.DataFrame, trials: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
@@ -102,16 +111,13 @@ def _kept_parts(timeline: pd.DataFrame, trials: pd.DataFrame, jobs: pd.DataFrame
     return kept.assign(here=kept["kept_seconds"], share=kept.get("gpus_per_trial", 1.0))
 
 
-def plot_waste(axes: Axes, strategies: pd.DataFrame, *, unit: Unit = "GPU") -> None:
-    """The GPU-seconds (or CPU-seconds: `unit`) that each strategy requests: of trials, of start-up, and other waste."""
+def plot_waste(axes: Axes, strategies: pd.DataFrame, jobs: pd.DataFrame, *, unit: Unit = "GPU") -> None:
+    """The GPU-seconds (or CPU-seconds: `unit`) that each strategy requests: of trials, and of each kind of waste."""
     rows = np.arange(len(strategies))
-    left = pd.Series(0.0, strategies.index)
-    startup = strategies["startup_gpu_seconds"]
-    parts = {"running trials": (strategies["running_gpu_seconds"], COLORS[0]),
-             "start-up": (startup, STARTING),
-             "other waste": ((strategies["wasted_gpu_seconds"] - startup).clip(lower=0), "#BBBBBB")}  # fmt: skip
-    for name, (width, color) in parts.items():
-        axes.barh(rows, width, left=left, height=0.6, color=color, label=name)
+    left, most = pd.Series(0.0, strategies.index), strategies["requested_gpu_seconds"].max()
+    for name, (width, color) in _requested_parts(strategies, jobs).items():
+        if width.max() > MIN_SHOWN * most:
+            axes.barh(rows, width, left=left, height=0.6, color=color, label=name)
         left += width
     for row, end in zip(strategies.itertuples(), left, strict=True):
         text = f"{row.wasted_fraction:.0%} wasted"
@@ -122,7 +128,20 @@ def plot_waste(axes: Axes, strategies: pd.DataFrame, *, unit: Unit = "GPU") -> N
     axes.margins(x=0.15)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(f"requested {unit}-seconds")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3, fontsize=9)
+    style.figure_of(axes).legend(loc="outside upper center", ncols=3, fontsize=9)
+
+
+def _requested_parts(strategies: pd.DataFrame, jobs: pd.DataFrame) -> dict[str, tuple["pd.Series[float]", str]]:
+    """What each strategy requests, by its use: GPU-seconds and color. Only jobs that ran can fail or be idle."""
+    counted, packed = _counted(jobs), strategies["strategy"] == "packed"
+    startup = strategies["startup_gpu_seconds"]
+    left = (strategies["wasted_gpu_seconds"] - startup).clip(lower=0)
+    parts = {"running trials": (strategies["running_gpu_seconds"], COLORS[0]), "start-up": (startup, STARTING)}
+    for name, label, color in (("failed", "failed or interrupted attempts", FAILED), ("idle", "idle slots", IDLE_TIME)):
+        lost = (packed * counted.get(f"{name}_gpu_seconds", pd.Series(0.0)).sum()).clip(upper=left)
+        parts[label] = lost, color
+        left = left - lost
+    return parts | {"requested, not used": (left, UNUSED)}
 
 
 def plot_predictions(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame) -> None:

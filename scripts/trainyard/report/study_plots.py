@@ -69,7 +69,7 @@ def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
     charged = {"strategies": strategies, "unit": unit}
     packing = partial(cost_plots.plot_packing, timeline=timeline, trials=trials, jobs=jobs, **charged)
     style.save(packing, target / "packing", size=(WIDTH, min(5.6, 2 + 0.12 * (len(trials) + slots))))
-    style.save(partial(cost_plots.plot_waste, **charged), target / "waste", size=(WIDTH, 3))
+    style.save(partial(cost_plots.plot_waste, jobs=jobs, **charged), target / "waste", size=(WIDTH, 3))
     style.save(partial(cost_plots.plot_predictions, timeline=timeline, jobs=jobs), target / "prediction")
     joined = len(ranked.keys) == 1 and not (state.sweep.sample or state.sweep.search)
     rows, columns = metric_plots.facet_grid(len(metric_plots.facet_keys(ranked)))

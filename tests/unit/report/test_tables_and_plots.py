@@ -98,7 +98,7 @@ STRATEGIES = pd.DataFrame(
 JOBS = pd.DataFrame(
     {"start": [99.5, 4999.5], "slots": 2, "gpus": 2, "startup_seconds": 0.5, "requested_seconds": None,
      "elapsed_seconds": [10.5, 2.5], "predicted_seconds": [None, 11.5], "measured_seconds": [10, 12.0],
-     "gap": [None, 0.04], "counted": True}
+     "gap": [None, 0.04], "failed_gpu_seconds": [4.0, 0.0], "idle_gpu_seconds": [1.0, 2.0], "counted": True}
 )  # fmt: skip
 TREES = pd.DataFrame(
     {"model": ["xgboost"], "metric": ["rmse"], "train": [0.1], "val": [0.2], "seconds": [1.0], "threads": [2]}
@@ -182,14 +182,14 @@ PLOTS = {
         ["3 jobs", "53% wasted", "2 x 2 slots", "35% wasted", "36 as job array, 26 packed", "orange: start-up"],
     ),
     "waste": (
-        lambda axes: cost_plots.plot_waste(axes, STRATEGIES),
-        ["job array", "3 x 12 s", "53% wasted", "35% wasted", "start-up"],
+        lambda axes: cost_plots.plot_waste(axes, STRATEGIES, JOBS),
+        ["job array", "3 x 12 s", "53% wasted", "35% wasted", "start-up", "failed or interrupted", "idle slots"],
     ),
     "packing on CPUs": (
         lambda axes: cost_plots.plot_packing(axes, TIMELINE, TRIALS, JOBS.assign(slots=1), STRATEGIES, unit="CPU"),
         ["requested CPU-seconds: 36 as job array", "2 x 1 slot<"],
     ),
-    "waste on CPUs": (lambda axes: cost_plots.plot_waste(axes, STRATEGIES, unit="CPU"), ["requested CPU-seconds"]),
+    "waste on CPUs": (lambda axes: cost_plots.plot_waste(axes, STRATEGIES, JOBS, unit="CPU"), ["CPU-seconds"]),
     "predictions": (
         lambda axes: cost_plots.plot_predictions(axes, EXPECTED, JOBS),
         ["median error of the trials: 17%", "last job: 11.5 s predicted, 12 s measured"],
@@ -226,6 +226,23 @@ def test_every_plot_has_its_labels(tmp_path, painter, texts):
     for text in texts:
         assert text in svg
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_waste_of_packed_jobs_is_split_by_its_reasons():
+    def widths(jobs):
+        axes = Figure().add_subplot()
+        cost_plots.plot_waste(axes, STRATEGIES, jobs)
+        return {bars.get_label(): [bar.get_width() for bar in bars] for bars in axes.containers}
+
+    parts = {"running trials": [17, 17, 17], "start-up": [6, 6, 2]}
+    failed, idle, unused = "failed or interrupted attempts", "idle slots", "requested, not used"
+    assert widths(JOBS) == parts | {failed: [0, 0, 4], idle: [0, 0, 3], unused: [0, 13, 0]}
+    other = JOBS.assign(counted=[False, True])  # `retrain` has overruled the first one
+    assert widths(other) == parts | {idle: [0, 0, 2], unused: [0, 13, 5]}
+    more = JOBS.assign(failed_gpu_seconds=5.0)
+    assert widths(more) == parts | {failed: [0, 0, 7], unused: [0, 13, 0]}, "together what was requested"
+    before = JOBS.drop(columns=["failed_gpu_seconds", "idle_gpu_seconds"])
+    assert widths(before) == parts | {unused: [0, 13, 7]}
 
 
 def test_a_line_of_speedups_joins_scales_in_the_order_of_their_gpus():
