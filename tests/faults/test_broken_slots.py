@@ -36,6 +36,14 @@ def on_a_broken_gpu(config, context):
     else:
         wait_for('"slot_down"')
 
+def without_retries(config, context):
+    needed = 3 * (1 + count('"failed"'))
+    if GPU == "0":
+        wait_for('"finished"', needed)
+        raise RuntimeError("planned trouble")
+    if needed <= 12 and count('"finished"') >= needed:
+        wait_for('"failed"', needed // 3)
+
 def poisoned(config, context):
     assert not LEFT_BEHIND, "this process ran a trial that failed"
     if context.attempt == 1 and config["fails"]:
@@ -84,6 +92,14 @@ def test_a_slot_on_which_every_trial_fails_is_retired_and_the_trials_succeed_els
     (down,) = (number for number, event in enumerate(events) if event["event"] == "slot_down")
     assert "check of its GPU: " in events[down]["error"]
     assert {event["gpu"] for event in events[down:] if event["event"] == "started"} <= {"1"}
+
+
+def test_without_retries_a_slot_on_which_every_trial_fails_gets_no_more_of_them(sweep):
+    trials = [{"n": number} for number in range(20)]
+    tries, _, output = sweep("without_retries", trials, retries=0, max_failed_fraction=1)
+    assert [each.location.gpu for each in tries if each.outcome == "failed"] == ["0"] * 4
+    assert [each.location.gpu for each in tries if each.outcome == "finished"] == ["1"] * 16
+    assert "GPU 0) gets no trial while others succeed: 4 trials in a row failed there" in output
 
 
 @pytest.mark.parametrize("slots", [1, 2])

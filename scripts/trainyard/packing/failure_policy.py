@@ -20,6 +20,9 @@ from trainyard.utils.import_path import PLACE
 SLOT_FAILURES: Final = 3
 SURVIVED: Final = 2.0  # a trial survives if it runs this many times as long as on the GPU where it failed,
 SURVIVED_SECONDS: Final = 60.0  # and at least this much longer
+# Without retries, no trial that failed on a GPU can finish elsewhere. Such a GPU gets no trial while other GPUs do, if
+# so many failures in a row are less probable than this, at the rate at which trials fail on the others.
+IMPROBABLE: Final = 1e-4
 # Different trials with the same failure, after which all trials are expected to fail: if their programs did not start,
 # and if they failed with any other error, which may depend on the values of these trials.
 SAME_FAILURES: Final = 3
@@ -90,6 +93,7 @@ class _Streak:
 
     trials: dict[str, float] = field(default_factory=dict)  # seconds after which each failed
     finished_elsewhere: set[str] = field(default_factory=set)  # some of them, or survived there
+    outlasted_by: set[str] = field(default_factory=set)  # other trials that run on other GPUs and survived there
 
 
 class FailurePolicy:
@@ -112,13 +116,20 @@ class FailurePolicy:
         self._ignores_common_failures, self._constant_keys = ignores_common_failures, constant_keys
         self._failures: dict[str, list[TrialFailure]] = defaultdict(list)  # by trial
         self._streaks: dict[tuple[str, str], _Streak] = defaultdict(_Streak)  # by GPU
+        self._ends: dict[tuple[str, str], list[bool]] = defaultdict(list)  # whether trials succeeded, by GPU
 
     def record_success(self, trial: str, place: Place) -> None:
         """Record that a trial succeeded."""
         self._has_succeeded = True
+        self._record_end(trial, place, succeeded=True)
         self._streaks.pop(place.device, None)
         for streak in self._streaks.values():
             streak.finished_elsewhere |= {trial} & streak.trials.keys()
+
+    def _record_end(self, trial: str, place: Place, *, succeeded: bool) -> None:
+        self._ends[place.device].append(succeeded)
+        for streak in self._streaks.values():
+            streak.outlasted_by.discard(trial)
 
     def record_running(self, trial: str, place: Place, seconds: float) -> None:
         """Record for how long a trial runs by now. If it has failed sooner on another GPU, this counts as a success.
@@ -126,11 +137,11 @@ class FailurePolicy:
         Otherwise, a broken GPU would get trial after trial for as long as one takes to finish elsewhere.
         """
         for device, streak in self._streaks.items():
-            failed_after = streak.trials.get(trial)
-            if failed_after is None or device == place.device:
+            if device == place.device or not streak.trials:
                 continue
+            failed_after = streak.trials.get(trial, max(streak.trials.values()))
             if seconds >= max(SURVIVED * failed_after, failed_after + SURVIVED_SECONDS):
-                streak.finished_elsewhere.add(trial)
+                (streak.finished_elsewhere if trial in streak.trials else streak.outlasted_by).add(trial)
 
     def record_failure(self, failure: TrialFailure) -> bool:
         """Record a failure; returns whether the trial is retried.
@@ -141,6 +152,7 @@ class FailurePolicy:
         is_usage = failure.exit_code == USAGE_EXIT_CODE and failure.is_quick
         is_same = any((each.exit_code, each.error) == (failure.exit_code, failure.error) for each in before)
         before.append(failure)
+        self._record_end(failure.trial, failure.place, succeeded=False)
         if len({each.place.device for each in before}) == 1:
             self._streaks[failure.place.device].trials[failure.trial] = failure.seconds
         else:  # the cause seems to be the trial
@@ -172,6 +184,22 @@ class FailurePolicy:
         """Whether the GPU of a slot must be checked before it runs another trial."""
         count = self.failures_in_a_row(place)
         return self.is_likely_broken(place) or (count > 0 and count % SLOT_FAILURES == 0)
+
+    def avoids(self, place: Place, others: Iterable[Place]) -> bool:
+        """Whether a GPU gets no trial for now, since trials fail there but not on others. Only without retries.
+
+        GPUs on which the last trials have failed, too, are no comparison. If there is no other GPU, none is avoided.
+        """
+        count = self.failures_in_a_row(place)
+        if self._retries or count < SLOT_FAILURES:
+            return False
+        suspects = {device for device, streak in self._streaks.items() if len(streak.trials) >= SLOT_FAILURES}
+        if all(other.device in suspects for other in others):
+            return False
+        ends = [each for device, ends in self._ends.items() if device not in suspects for each in ends]
+        ends += [True] * len(self._streaks[place.device].outlasted_by)
+        failure_rate = (ends.count(False) + 1) / (len(ends) + 2)  # Laplace's rule of succession
+        return failure_rate**count < IMPROBABLE
 
     def is_likely_broken(self, place: Place) -> bool:
         """Whether enough trials that failed on this GPU finished elsewhere."""

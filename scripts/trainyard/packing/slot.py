@@ -41,6 +41,7 @@ class Slot:
     stop_reason: str = ""  # why early stopping ends the trial
     failed_starts: int = 0
     is_late: bool = False  # the worker did not start in time; no trial waits for it
+    is_avoided: bool = False  # it gets no trial while those of others succeed
     is_retired: bool = False
 
     def expect(self, phase: Phase, answer: Any, *, due: float = math.inf) -> None:

@@ -90,6 +90,7 @@ class SlotPool:
         """
         ray.kill(slot.worker)
         slot.worker = None
+        self._note_avoided(slot)
         if self._queue.waiting:
             self._start(slot)
 
@@ -127,7 +128,15 @@ class SlotPool:
             slot.expect(Phase.CHECKING, slot.worker.check_gpu.remote())
             return False
         slot.failed_starts = 0
+        self._note_avoided(slot)
         return True
+
+    def _note_avoided(self, slot: Slot) -> None:
+        """Log that a slot gets no trial for now, when this begins."""
+        was_avoided, slot.is_avoided = slot.is_avoided, self._failures.avoids(slot.place, self.places)
+        if slot.is_avoided and not was_avoided:
+            count = self._failures.failures_in_a_row(slot.place)
+            log.warning("%s gets no trial while others succeed: %d trials in a row failed there", slot, count)
 
     def handle_checked(self, slot: Slot, answer: Any) -> bool:
         """Retire a slot whose GPU, or without GPUs node, is broken; returns whether the slot is ready for a trial."""
@@ -147,6 +156,7 @@ class SlotPool:
             return False
         log.warning("%s: %d trials in a row failed there%s", slot, count, found)
         slot.failed_starts = 0
+        self._note_avoided(slot)
         return True
 
     def handle_woken(self, slot: Slot, answer: Any) -> bool:

@@ -59,6 +59,8 @@ class TrialQueue:
 
     def take(self, place: Place, others: Sequence[Place]) -> Task | None:
         """The next task for a slot, if there is one for it; `others` are the places of all slots."""
+        if self._failures.avoids(place, others):
+            return None
         if task := self._find(place, others):
             self._tasks.remove(task)
             return task
@@ -66,7 +68,8 @@ class TrialQueue:
 
     def has_task(self, place: Place, others: Sequence[Place]) -> bool:
         """Whether `take` has a task for a slot."""
-        return self._find(place, others) is not None or (self._remaining > 0 and self._may_suggest())
+        is_left = self._find(place, others) is not None or (self._remaining > 0 and self._may_suggest())
+        return is_left and not self._failures.avoids(place, others)
 
     @property
     def _remaining(self) -> int:

@@ -135,6 +135,54 @@ def test_without_retries_a_gpu_is_checked_after_every_third_failure_in_a_row():
     assert not policy.is_likely_broken(HERE)
 
 
+def unretried(*ends, retries=0):
+    """A policy after trials that ended in these places: (place, whether it succeeded)."""
+    policy = FailurePolicy(retries=retries)
+    for number, (place, succeeded) in enumerate(ends):
+        if succeeded:
+            policy.record_success(f"t{number}", place)
+        else:
+            policy.record_failure(failure(f"t{number}", place))
+    return policy
+
+
+def test_without_retries_a_gpu_gets_no_trial_while_those_of_others_succeed():
+    good = [(BESIDE, True)] * 10
+    avoided = [unretried(*good, *[(HERE, False)] * count).avoids(HERE, ALL) for count in range(6)]
+    assert avoided == [False, False, False, False, True, True], "1/12 of the others may fail: 4 in a row are improbable"
+    policy = unretried(*good, *[(HERE, False)] * 5)
+    assert not policy.avoids(BESIDE, ALL)
+    assert not policy.avoids(HERE, [HERE]), "there is no other GPU"
+    assert not policy.avoids(HERE, [HERE, Place("n1", "0", 3)]), "a slot on the same GPU is no better"
+    policy.record_success("x", HERE)
+    assert not policy.avoids(HERE, ALL)
+    assert not unretried(*good, *[(HERE, False)] * 5, retries=1).avoids(HERE, ALL), "retries tell more"
+
+
+def test_without_retries_a_gpu_gets_trials_if_they_fail_elsewhere_too():
+    assert not unretried(*[(HERE, False)] * 13).avoids(HERE, ALL), "no other trial has ended yet"
+    assert unretried(*[(HERE, False)] * 14).avoids(HERE, ALL), "but it must not take all of them"
+    half = [(BESIDE, True), (BESIDE, False)] * 10
+    assert not unretried(*half, *[(HERE, False)] * 6).avoids(HERE, ALL)
+    good = [(BESIDE, True)] * 10
+    others = [(BESIDE, False), (THERE, False)] * 3
+    assert not unretried(*good, *[(HERE, False)] * 5, *others).avoids(HERE, ALL), "the last trials failed on all GPUs"
+    assert unretried(*good, *[(HERE, False)] * 9, *others[::2], (THERE, True)).avoids(HERE, ALL), "two are broken"
+
+
+def test_without_retries_trials_that_run_much_longer_elsewhere_count_as_successes():
+    policy = unretried(*[(HERE, False)] * 6)
+    for number in range(3):
+        assert not policy.avoids(HERE, ALL)
+        policy.record_running(f"r{number}", BESIDE, QUICK_SECONDS)
+        assert not policy.avoids(HERE, ALL)
+        policy.record_running(f"r{number}", BESIDE, 2 * QUICK_SECONDS)
+    assert policy.avoids(HERE, ALL)
+    for number in range(3):
+        policy.record_failure(failure(f"r{number}", BESIDE))
+    assert not policy.avoids(HERE, [HERE, BESIDE]), "they failed in the end"
+
+
 def test_one_trial_that_fails_repeatedly_does_not_blame_its_gpu():
     policy = FailurePolicy(retries=9)
     for _ in range(9):

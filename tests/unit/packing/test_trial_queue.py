@@ -79,6 +79,24 @@ def test_a_failed_trial_goes_to_another_slot():
     assert drain(queue, THERE) == ["a"]
 
 
+def test_a_gpu_that_is_avoided_gets_neither_a_waiting_nor_a_suggested_trial():
+    class Search:
+        remaining = 1
+
+        def next_task(self):
+            return task("suggested")
+
+    failures = FailurePolicy(retries=0)
+    for number in range(9):
+        failures.record_success(f"good{number}", THERE)
+        failures.record_failure(TrialFailure(f"bad{number}", HERE, "ValueError", 1.0))
+    for queue in (queue_of(task("a"), failures=failures), queue_of(failures=failures, source=Search())):
+        assert not queue.has_task(HERE, BOTH)
+        assert queue.take(HERE, BOTH) is None
+        assert queue.has_task(THERE, BOTH)
+        assert queue.take(THERE, BOTH)
+
+
 def test_a_shorter_trial_takes_the_place_of_one_that_cannot_end_in_time():
     long, short = task("long", seconds=500, least=400), task("short", seconds=50, least=40)
     assert drain(queue_of(long, short, limits=limits(300))) == ["short"]
