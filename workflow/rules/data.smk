@@ -75,10 +75,11 @@ rule stage:
         mem_mb=yard.staging_mem_mb,
         memory=yard.staging_memory,
         hardware=yard.cpu_hardware,
+        plan=yard.cpu_job("stage", "dataset {}: staging"),
     params:
         program=yard.program("stage"),
         source=yard.source,
     message:
-        yard.message("dataset {wildcards.name}: staging")
+        yard.message("{resources.plan}")
     shell:
         "{params.program} --dataset {wildcards.name} --log-file {log}"

@@ -25,10 +25,11 @@ rule fit_trees:
         mem_mb=yard.tree_mem_mb,
         memory=yard.tree_memory,
         hardware=yard.cpu_hardware,
+        plan=yard.cpu_job("fit_trees", "trees {}: fitting"),
     params:
         program=yard.program("fit_trees"),
         study=yard.tree_study,
     message:
-        yard.message("trees {wildcards.name}: fitting")
+        yard.message("{resources.plan}")
     shell:
         "{params.program} --study {wildcards.name} --log-file {log}"

@@ -211,13 +211,12 @@ class TrainJobs:
 
     def _describe_walltime(self, rule: str, study: Scaling, row: PlannedJob) -> str:
         """Why the walltime that the profile sets for a rule is not enough, or too much; "" if it suits."""
-        minutes, longest = self._profile.walltime_minutes(rule), self._profile.limit_minutes(rule)
+        minutes = self._profile.walltime_minutes(rule)
         if minutes is None:
             return ""
+        if excess := self._profile.describe_excess(rule):
+            return excess
         walltime = format_duration(60 * minutes)
-        if minutes > longest:
-            most = format_duration(60 * longest)
-            return f"; above the limit: {walltime} of walltime, but a job may take {most} at most: set `runtime`"
         if not row.predicted_seconds or row.predicted_seconds <= 60 * minutes:
             return ""
         if study.script is not None and study.checkpoint is None:

@@ -20,6 +20,7 @@ from trainyard.cluster.slurm_queries import (
 )
 from trainyard.planning.memory_request import MemoryRequest, NodeMemory
 from trainyard.utils.errors import UserError
+from trainyard.utils.text import format_duration
 
 Settings = Mapping[str, Any]  # snakemake.resources.Resource by name
 GPU_TYPE: Final = re.compile(r"[\w.+-]+")
@@ -105,6 +106,14 @@ class Profile:
         """The same without a partition file, which is not known while Snakemake reads the Snakefile."""
         slurm = max_walltime_minutes(self._partitions, self.setting(rule, "slurm_partition"))
         return min(slurm, self.limits(rule).minutes)
+
+    def describe_excess(self, rule: str) -> str:
+        """That the walltime of a rule is longer than a job can request, for messages; "" if it is not."""
+        minutes, longest = self.walltime_minutes(rule), self.limit_minutes(rule)
+        if minutes is None or minutes <= longest:
+            return ""
+        walltime, most = format_duration(60 * minutes), format_duration(60 * longest)
+        return f"; above the limit: {walltime} of walltime, but a job may take {most} at most: set `runtime`"
 
     def limits(self, rule: str) -> JobLimits:
         """The limits of the accounting on the jobs of a rule."""

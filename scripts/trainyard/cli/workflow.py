@@ -163,6 +163,14 @@ class Workflow:
         """The message of a job, with the resources that it requests from a scheduler, before it is submitted."""
         return text + (_REQUESTS if self._submits else "")
 
+    def cpu_job(self, rule: str, text: str) -> Callable[[Wildcards], str]:
+        """A function that returns what a job of `stage` or `fit_trees` does, and whether its walltime is too long."""
+
+        def summary(wildcards: Wildcards) -> str:
+            return f"{text.format(wildcards.name)}{self._profile.describe_excess(rule) if self._submits else ''}"
+
+        return summary
+
     def plan_options(self, wildcards: Wildcards) -> str:
         """The options of `plan.py` that depend on the profile."""
         if not self._profile.has_scheduler:

@@ -164,6 +164,19 @@ def test_a_scale_that_its_walltime_does_not_suit_says_so(tmp_path, monkeypatch, 
     assert re.sub(r".*GPU-hours( \(costs [0-9.]+\))?", "", said) == words
 
 
+@pytest.mark.parametrize(("rule", "text"), [("stage", "dataset {}: staging"), ("fit_trees", "trees {}: fitting")])
+def test_a_job_without_gpus_says_that_its_walltime_is_above_the_limit(tmp_path, monkeypatch, rule, text):
+    monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition("gpu*|up|2:00:00|1|8|1000|gpu:4|(null)")])
+    defaults = {"runtime": Resource(60)}
+    for minutes, excess in ((120, ""), (180, "; above the limit: 3 h 0 min of walltime, but a job may take 2 h 0 min")):
+        settings = {rule: {"runtime": Resource(minutes)}}
+        yard = Workflow(CONFIG, results=tmp_path, default_resources=defaults, set_resources=settings)
+        assert yard.cpu_job(rule, text)(SimpleNamespace(name="a")).startswith(text.format("a") + excess)
+        assert yard.cpu_job(rule, text)(SimpleNamespace(name="a")).endswith("set `runtime`") == bool(excess)
+    here = Workflow(CONFIG, results=tmp_path)
+    assert here.cpu_job(rule, text)(SimpleNamespace(name="a")) == text.format("a")
+
+
 def test_a_walltime_that_is_an_expression_is_that_of_the_first_attempt(tmp_path, monkeypatch):
     monkeypatch.setattr(profile, "list_partitions", list)
     defaults = dict(Resources.parse(["runtime=90 * attempt"], allow_expressions=True))
