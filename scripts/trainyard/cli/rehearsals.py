@@ -28,6 +28,7 @@ from trainyard.training.rehearsal import DRIVERS
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, expand_path, write_json
 from trainyard.utils.import_path import SCRIPTS, helper_command
+from trainyard.utils.text import describe_exit
 
 MOST: Final = 50  # trainings per study that `-n` tries; a model takes up to a second
 TIMEOUT_SECONDS: Final = 900
@@ -151,7 +152,7 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
         names = ", ".join(path for _, path, _, _ in request["imports"])
         last = "\n".join(done.stderr.strip().splitlines()[-20:])
         raise UserError(
-            f"the process that tries {names or 'the trainings'} ended ({done.returncode}):\n{last}"
+            f"the process that tries {names or 'the trainings'} ended ({describe_exit(done.returncode)}):\n{last}"
         ) from None
     weights = (spec["pretrained"] for _, spec, _ in request["trainings"] if "pretrained" in spec)
     files = sorted({*answer["files"], *(str(expand_path(path)) for path in weights)})

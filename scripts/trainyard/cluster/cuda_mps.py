@@ -18,6 +18,7 @@ from typing import Final
 from trainyard.cluster import host, job_step
 from trainyard.cluster.held_folders import private_folder
 from trainyard.utils.environment import environment_variables
+from trainyard.utils.text import describe_exit
 
 CONTROL: Final = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
@@ -102,7 +103,7 @@ def _start(running: contextlib.ExitStack) -> str:
         code = subprocess.run(probe, text=True, capture_output=True, timeout=PROBE_SECONDS, check=False).stdout.strip()
     except subprocess.CalledProcessError as error:
         lines = output.read_text(errors="replace").strip().splitlines()
-        return f"{CONTROL} -d: {lines[-1] if lines else f'exit code {error.returncode}'}"
+        return f"{CONTROL} -d: {lines[-1] if lines else describe_exit(error.returncode)}"
     except subprocess.TimeoutExpired as error:
         return f"no answer within {error.timeout:g} s"
     return "" if code == "0" else f"CUDA does not start with it (error {code or 'unknown'})"

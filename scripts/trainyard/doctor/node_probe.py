@@ -23,6 +23,7 @@ from trainyard.doctor.node_report import LOCK, NONCE, JobReport, NodeReport
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import LockHeldError, hold_lock, write_json
 from trainyard.utils.import_path import SCRIPTS, helper_command
+from trainyard.utils.text import describe_exit
 
 STEP_SECONDS = 150  # for a step; Python, torch and Ray may come from a slow file system
 LAST_CHARACTERS = 600  # of the output of a step that fails
@@ -124,7 +125,7 @@ def _run_step(line: list[str]) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"`{' '.join(line[:1])}` had not ended after {STEP_SECONDS} s"
-    return done.stdout.strip()[-LAST_CHARACTERS:] or f"exit code {done.returncode}" if done.returncode else ""
+    return done.stdout.strip()[-LAST_CHARACTERS:] or describe_exit(done.returncode) if done.returncode else ""
 
 
 # ---- a node

@@ -6,6 +6,7 @@ from typing import Final
 
 from trainyard.packing import gpu_sharing
 from trainyard.utils.import_path import helper_command
+from trainyard.utils.text import describe_exit
 
 CHECK_SECONDS: Final = 120.0  # including the import of torch
 SIZE: Final = 1024  # rows and columns of the matrices
@@ -29,7 +30,7 @@ def check_gpu() -> GpuChecked:
     except subprocess.TimeoutExpired:
         return GpuChecked(True, f"no answer within {CHECK_SECONDS:.0f} s")
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-    return GpuChecked(done.returncode != 0, lines[-1] if lines else f"exit code {done.returncode} without a message")
+    return GpuChecked(done.returncode != 0, lines[-1] if lines else f"{describe_exit(done.returncode)}, no message")
 
 
 def probe_gpu() -> str:

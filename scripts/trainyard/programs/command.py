@@ -36,6 +36,7 @@ from trainyard.programs.process import FolderClaim, ProcessGuard
 from trainyard.programs.trial_messages import EpochReported, ProgramOutput, TrialEnded, timeout_error
 from trainyard.utils.errors import UserError
 from trainyard.utils.stop_notice import StopNotice
+from trainyard.utils.text import describe_exit
 
 POLL_SECONDS: Final = 0.25  # between two reads of a metrics file
 TAIL_LINES: Final = 30  # of the output, for the journal
@@ -120,8 +121,7 @@ def _judge_exit(exit_code: int, tail: str, *, missing_metrics: str) -> tuple[Tri
     if exit_code == 0:
         return (TrialStatus.UNREADABLE, missing_metrics) if missing_metrics else (TrialStatus.FINISHED, "")
     last_line = (tail.strip().splitlines() or ["no output"])[-1].strip()
-    cause = f"exit code {exit_code}" if exit_code > 0 else f"killed by {signal.Signals(-exit_code).name}"
-    return TrialStatus.FAILED, f"{cause}: {last_line}"
+    return TrialStatus.FAILED, f"{describe_exit(exit_code)}: {last_line}"
 
 
 def failed_by_itself(error: str) -> bool:
@@ -131,9 +131,9 @@ def failed_by_itself(error: str) -> bool:
     from the kernel when memory ran out. A shell reports such a signal as exit code 128 plus its number.
     """
     external = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
-    if found := re.match(r"exit code (\d+): ", error):
+    if found := re.match(r"exit code (\d+)(?: \([\w ]+\))?: ", error):
         return int(found[1]) - 128 not in external
-    killed = re.match(r"killed by (\w+): ", error)
+    killed = re.match(r"killed by ([\w ]+): ", error)
     return killed is not None and killed[1] not in {each.name for each in external}
 
 

@@ -49,12 +49,18 @@ def launch(scale: str, options: Sequence[str]) -> int:
         process = subprocess.Popen(training_command(scale, options, folder=folder, allocation=given), env=environment)
         forward_to_launched(process, through_srun=given is not None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # torchrun also receives Ctrl-C, and ends first
-        code = process.wait()
+        code = wait_as_shell(process)
         if problem := rendezvous.problem(Path(folder)):
             log.error("%s", problem)
         elif first := rank_failures.first_failure(Path(folder)):
             log.error("rank %d on %s ended the training: %s", first.rank, first.node, first.message)
-    return code if code >= 0 else 128 - code  # a signal
+    return code
+
+
+def wait_as_shell(process: "subprocess.Popen[bytes]") -> int:
+    """Wait for a process; returns its exit code, or 128 + the number of the signal that ended it."""
+    code = process.wait()
+    return code if code >= 0 else 128 - code
 
 
 def training_command(

@@ -35,7 +35,7 @@ from trainyard.scaling.reported_rows import ReportedRows
 from trainyard.utils.errors import FinalError, UserError
 from trainyard.utils.files import atomic_write, digest_of, hold_lock, write_json
 from trainyard.utils.stop_notice import NOTICES
-from trainyard.utils.text import count_of
+from trainyard.utils.text import count_of, describe_exit
 
 OUTPUT_TIMEOUT_SECONDS: Final = 1.0
 # Metrics that the tables have columns for, if a script reports them; others are in history.csv only.
@@ -156,7 +156,7 @@ class UserScript:
         if code and kept:
             write_json(self._bad, [*bad, kept])
         if code:
-            raise UserError(f"the script ended with exit code {code}; its output is above")
+            raise UserError(f"the script failed: {describe_exit(code)}; its output is above")
         return missing
 
     @property

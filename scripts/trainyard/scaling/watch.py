@@ -18,7 +18,7 @@ import psutil
 from trainyard.cluster import host
 from trainyard.packing import gpu_sharing
 from trainyard.programs.environment import program_environment, thread_variables
-from trainyard.scaling.launchers import MASTER_ADDRESS, MASTER_PORT, NODE_RANK
+from trainyard.scaling.launchers import MASTER_ADDRESS, MASTER_PORT, NODE_RANK, wait_as_shell
 from trainyard.scaling.notices import SIGNALS_OF_TORCHRUN, forward_to_launched
 from trainyard.scaling.rendezvous import Endpoint, Rendezvous, RendezvousError
 from trainyard.utils.stop_notice import NOTICES
@@ -28,7 +28,7 @@ RANKS = {"RANK": "PROCID", "LOCAL_RANK": "LOCALID", "WORLD_SIZE": "NTASKS", "LOC
 
 
 def main() -> int:
-    """Run the command; returns its exit code."""
+    """Run the command; returns its exit code, as a shell would."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, metavar="DIR", help="folder for the telemetry")
     parser.add_argument(
@@ -54,11 +54,11 @@ def main() -> int:
     process = subprocess.Popen(line, env=program_environment(arguments.activate) | _environment(arguments, endpoint))
     forward_to_launched(process, through_srun=False)
     if local_rank:
-        return process.wait()  # local rank 0 records the telemetry of this node
+        return wait_as_shell(process)  # local rank 0 records the telemetry of this node
     ended = threading.Event()
     sampler = threading.Thread(target=_sample, args=(arguments, ended))
     sampler.start()
-    code = process.wait()
+    code = wait_as_shell(process)
     ended.set()
     sampler.join()
     return code

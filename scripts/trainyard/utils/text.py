@@ -1,6 +1,7 @@
 """Human-readable text: durations, points in time, and suggestions for misspelled names."""
 
 import difflib
+import signal
 from collections.abc import Iterable
 from datetime import datetime
 
@@ -29,6 +30,23 @@ def format_precise_duration(seconds: float) -> str:
 def format_time(unix_seconds: float) -> str:
     """Date, time of day and time zone of a point in time, in local time."""
     return f"{datetime.fromtimestamp(unix_seconds).astimezone():%Y-%m-%d %H:%M:%S %Z}"
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, by its exit code or minus the signal: `exit code 3`, `killed by SIGKILL`.
+
+    A shell reports the signal that ended its command as 128 plus its number: `exit code 137 (SIGKILL)`.
+    """
+    if code < 0:
+        return f"killed by {_signal_name(-code)}"
+    return f"exit code {code}" + (f" ({_signal_name(code - 128)})" if code - 128 in signal.valid_signals() else "")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def printable(text: str) -> str:

@@ -133,6 +133,8 @@ def test_the_last_value_of_each_metric_is_the_result_of_a_program_that_reports_e
 FAILURES = {
     "echo reading; echo 'no such file: x' >&2; exit 3": "exit code 3: no such file: x",
     "kill -SEGV $$": "killed by SIGSEGV: no output",
+    "kill -35 $$": "killed by signal 35: no output",  # a real-time signal has no name
+    "sh -c 'kill -KILL $$'; exit $?": "exit code 137 (SIGKILL): ",
     "./nowhere": "exit code 127: /bin/sh: 1: ./nowhere: not found",
     "sleep 60": "it exceeded timeout_minutes (0.01)",
 }

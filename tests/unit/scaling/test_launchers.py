@@ -73,6 +73,15 @@ def test_a_killed_agent_has_the_exit_code_of_a_shell(tmp_path):
     assert done.returncode == 128 + signal.SIGKILL
 
 
+def test_a_killed_launcher_of_a_script_has_the_exit_code_of_a_shell(tmp_path):
+    (tmp_path / "meeting").mkdir(mode=0o700)
+    options = ["--folder", str(tmp_path), "--rendezvous", str(tmp_path / "meeting"), "--nodes", host.node_name()]
+    line = [*WATCH.split(), *options, "--", "/bin/sh", "-c", "kill -KILL $$"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+
+
 # `watch` replaces the placeholders on each node.
 PYTHON = {
     "torchrun": "-m torch.distributed.run --nproc-per-node 4 --nnodes 2 --node-rank {node_rank} "
