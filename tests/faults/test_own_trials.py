@@ -51,6 +51,24 @@ if not resumed and not (folder / "1.pt").exists():
         os.utime(folder / f"{step}.pt", (step, step))
     sys.exit("no space left on device")
 """
+# Reports rows without the number of the epoch. Its checkpoint is as old as the journal's row of its epoch.
+UNNUMBERED = """
+import json, os, pathlib, sys, time
+checkpoint = pathlib.Path(sys.argv[1]) / "at.txt"
+done = int(checkpoint.read_text()) if sys.argv[2:] else 0
+for epoch in range(done + 1, 5):
+    print(f"acc={epoch / 10}", flush=True)
+    if epoch == 3 and not done:
+        sys.exit("planned trouble")
+    row = []
+    while not row:
+        time.sleep(0.05)
+        lines = pathlib.Path("results/sweeps/s/journal.jsonl").read_text().splitlines()
+        row = [line for line in lines if f'"acc":{epoch / 10}' in line]
+    checkpoint.write_text(str(epoch))
+    seconds = json.loads(row[0])["time"]
+    os.utime(checkpoint, (seconds, seconds))
+"""
 # Saves a checkpoint on SIGTERM, which takes a while.
 POLITE = """
 import pathlib, signal, sys, time
@@ -419,6 +437,17 @@ def test_after_a_torn_checkpoint_the_previous_one_is_tried_and_finally_none(yard
     assert resumed_from(yard) == [(None, "failed"), ("3.pt", "failed")]
     yard.run(*yard.script("sweep", "--sweep", "s"))
     assert resumed_from(yard)[2:] == [("2.pt", "failed"), (None, "finished")]
+
+
+def test_a_resumed_program_that_reports_no_epochs_continues_their_numbers(yard):
+    (yard.folder / "unnumbered.py").write_text(UNNUMBERED)
+    sweep = {"command": "python unnumbered.py {trial_dir}", "checkpoint": "at.txt", "resume": "{resume_from}"}
+    yard.write({"sweeps": {"s": {**sweep, "metrics": {"pattern": "acc=(?P<acc>{number})"}}}})
+    yard.run(*yard.script("sweep", "--sweep", "s"))
+    assert resumed_from(yard) == [(None, "failed"), ("at.txt", "finished")]
+    epochs = pd.read_csv(yard.results / "sweeps/s/epochs.csv")
+    assert epochs["epoch"].tolist() == [1, 2, 3, 4]
+    assert epochs["acc"].tolist() == [0.1, 0.2, 0.3, 0.4]
 
 
 def test_programs_have_a_grace_period_to_save_a_checkpoint_when_the_driver_is_terminated(yard):

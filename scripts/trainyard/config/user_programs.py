@@ -118,6 +118,11 @@ class Metrics(Section):
         return [self.pattern] if isinstance(self.pattern, str) else self.pattern or []
 
     @property
+    def numbers_rows(self) -> bool:
+        """Whether the rows of a pattern without a group `epoch` get their numbers."""
+        return bool(self.patterns) and not any("epoch" in pattern.groupindex for pattern in self.compiled)
+
+    @property
     def compiled(self) -> list[re.Pattern[str]]:
         """The patterns as compiled regular expressions."""
         return [_compile(pattern) for pattern in self.patterns]

@@ -33,6 +33,7 @@ from trainyard.packing.reread import reread_outputs
 from trainyard.packing.share_measurement import ShareMeasurement
 from trainyard.packing.time_limits import TimeLimits
 from trainyard.planning import trial_flops
+from trainyard.planning.attempts import reported_epochs
 from trainyard.planning.forecast import summarize_plan
 from trainyard.planning.journal import Ended, Journal, RayUp, SessionStarted, TrialEvent, Work
 from trainyard.planning.memory_request import measured_processes
@@ -257,16 +258,19 @@ def _task(plan: Plan, name: str) -> Task:
     """A pending trial as a task of the queue."""
     trial, tries = plan.state.trials[name], plan.state.attempts_at(name)
     failed = [each for each in tries if each.outcome == TrialStatus.FAILED]
+    metrics, generation = plan.state.sweep.metrics, plan.state.space.generation(name)
+    numbered = [each for each in tries if each.generation == generation] if metrics and metrics.numbers_rows else []
     return Task(
         name,
         trial.spec,
         trial.values,
-        plan.state.space.generation(name),
+        generation,
         earlier_attempts=len(tries),
         expected_seconds=plan.forecast.seconds.get(name),
         bad_checkpoints=tuple(each.resumed for each in failed if each.resumed and failed_by_itself(each.error)),
         min_seconds=plan.forecast.min_seconds.get(name),
         has_failed=plan.state.has_failed(name),
+        earlier_epochs=tuple(reported_epochs(numbered)),
     )
 
 

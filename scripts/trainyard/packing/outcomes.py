@@ -138,7 +138,8 @@ class OutcomeHandler:
         self._recorder.record_end(slot, end.status, error=end.error, **fields, retried=is_retried)
         if is_retried:
             bad = (slot.resumed,) if slot.resumed and failed_by_itself(end.error) else ()
-            self._queue.add([replace(task, bad_checkpoints=(*task.bad_checkpoints, *bad))])
+            bad = (*task.bad_checkpoints, *bad)
+            self._queue.add([replace(task, bad_checkpoints=bad, earlier_epochs=(*task.earlier_epochs, slot.epochs))])
 
     def _record_diverged(self, slot: Slot, reason: str, **fields: Any) -> None:
         """Record an attempt that diverged, also for early stopping, and remove its checkpoints."""

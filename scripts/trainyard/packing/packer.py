@@ -4,7 +4,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 import ray
@@ -21,9 +21,11 @@ from trainyard.packing.slot import Phase, Slot
 from trainyard.packing.slot_pool import SlotPool, death_reason
 from trainyard.packing.time_limits import TimeLimits
 from trainyard.packing.trial_queue import Predict, TrialQueue
+from trainyard.planning.attempts import ReportedEpochs, epochs_before
 from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.journal import Epoch, Halved, Journal, Resumed, Started, TrialEvent
 from trainyard.planning.task import Task, TaskSource
+from trainyard.programs.row_limiter import shift_epoch
 from trainyard.programs.trial_messages import EpochReported, ProgramOutput, TrialEnded, timeout_error
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import count_of
@@ -198,10 +200,15 @@ class Packer:
             case EpochReported(row=row, warning=warning, first_step_time=first):
                 self._outcomes.warn_once("metrics", slot, warning)
                 first_step_time = first if first and row["epoch"] == 1 else None
+                row = shift_epoch(row, slot.epochs.before)
+                slot.epochs.times.append((time.time(), int(row["epoch"] or 0)))
                 self._recorder.record(slot, Epoch, metrics=row, first_step_time=first_step_time)
                 slot.stop_reason = self._rule.verdict(slot.task.trial, row) if self._rule else ""
             case CheckpointResumed(checkpoint=checkpoint):
                 slot.resumed = checkpoint
+                if self._setup.metrics and self._setup.metrics.numbers_rows:
+                    before = epochs_before(slot.task.earlier_epochs, checkpoint)
+                    slot.epochs = replace(slot.epochs, before=before)
                 self._recorder.record(slot, Resumed, checkpoint=checkpoint._asdict())
             case MicroBatchHalved():
                 self._recorder.record(slot, Halved, **asdict(message))
@@ -216,7 +223,7 @@ class Packer:
         if task is None:
             return
         slot.task, slot.attempt = task, self._queue.start_attempt(task)
-        slot.stop_reason, slot.resumed = "", None
+        slot.stop_reason, slot.resumed, slot.epochs = "", None, ReportedEpochs(time.time())
         self._recorder.record(slot, Started, **self._start_fields(slot, task))
         request = TrialRequest(
             spec=task.spec.model_dump(mode="json", exclude_defaults=True),

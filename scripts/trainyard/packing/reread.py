@@ -5,10 +5,11 @@ from dataclasses import replace
 
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import metrics_digest
-from trainyard.planning.attempts import Attempt
+from trainyard.planning.attempts import Attempt, attempts_before, epochs_before, reported_epochs
 from trainyard.planning.journal import Journal, Reread
 from trainyard.planning.sweep_state import SweepState
 from trainyard.programs.metrics import ParsedOutput, find_divergence, latest_saved_metrics, parse_saved_output
+from trainyard.programs.row_limiter import shift_epoch
 
 log = logging.getLogger(__name__)
 
@@ -72,9 +73,14 @@ def _parse(state: SweepState, attempt: Attempt) -> ParsedOutput:
 
 
 def _parse_own(state: SweepState, attempt: Attempt) -> ParsedOutput:
-    output, resumed = state.output_of(attempt), attempt.resumed is not None
+    output, metrics = state.output_of(attempt), state.sweep.metrics
     seconds = attempt.end - attempt.start if attempt.seconds is None else attempt.seconds  # None: it was interrupted
-    return parse_saved_output(state.sweep.metrics, output.parent, output, seconds=seconds, resumed=resumed)
+    parsed = parse_saved_output(metrics, output.parent, output, seconds=seconds, resumed=attempt.resumed is not None)
+    if not attempt.resumed or not (metrics and metrics.numbers_rows):
+        return parsed
+    earlier = attempts_before(state.attempts_at(attempt.trial), attempt)[::-1]
+    before = epochs_before(reported_epochs(earlier), attempt.resumed)
+    return replace(parsed, rows=[shift_epoch(row, before) for row in parsed.rows])
 
 
 def _judge(state: SweepState, attempt: Attempt, parsed: ParsedOutput) -> tuple[TrialStatus, str]:

@@ -1,12 +1,13 @@
 """A slot as the driver sees it: its worker and what the worker is doing."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from typing import Any, Final
 
 from trainyard.packing.failure_policy import Place
+from trainyard.planning.attempts import ReportedEpochs
 from trainyard.planning.journal import Location
 from trainyard.planning.task import Task
 from trainyard.programs.command import CheckpointFile
@@ -38,6 +39,7 @@ class Slot:
     attempt: int = 0
     began: float = 0.0  # start of the attempt, on the monotonic clock
     resumed: CheckpointFile | None = None  # the checkpoint that the attempt resumed from
+    epochs: ReportedEpochs = field(default_factory=lambda: ReportedEpochs(0.0))  # of the attempt
     stop_reason: str = ""  # why early stopping ends the trial
     failed_starts: int = 0
     is_late: bool = False  # the worker did not start in time; no trial waits for it

@@ -191,6 +191,37 @@ def _last_epoch_before(attempt: Attempt, later: Attempt) -> float | None:
     return attempt.epoch_times[max(reported)] if reported else None
 
 
+@dataclass(frozen=True)
+class ReportedEpochs:
+    """When an attempt reported its epochs."""
+
+    start: float  # of the attempt, Unix seconds
+    before: int = 0  # epochs up to the checkpoint from which it resumed
+    times: list[tuple[float, int]] = field(default_factory=list)  # Unix seconds and number of each epoch
+
+
+def epochs_before(earlier: Sequence[ReportedEpochs], checkpoint: CheckpointFile) -> int:
+    """The number of epochs up to a checkpoint of an earlier attempt, if the program does not report their numbers.
+
+    A program reports an epoch shortly before or after it saves its checkpoint: the closest report counts.
+    """
+    saved = checkpoint.modified_ns / 1e9
+    of_attempt = next((each for each in reversed(earlier) if each.start <= saved), None)
+    if of_attempt is None:
+        return 0
+    reports = [(of_attempt.start, of_attempt.before), *of_attempt.times]
+    return min(reports, key=lambda report: abs(report[0] - saved))[1]
+
+
+def reported_epochs(attempts: Iterable[Attempt]) -> list[ReportedEpochs]:
+    """The same of attempts at a trial, oldest first."""
+    found: list[ReportedEpochs] = []
+    for each in attempts:
+        before = epochs_before(found, each.resumed) if each.resumed else 0
+        found.append(ReportedEpochs(each.start, before, [(time, epoch) for epoch, time in each.epoch_times.items()]))
+    return found
+
+
 def whole_seconds(attempts: Sequence[Attempt], last: Attempt) -> float | None:
     """Seconds of an attempt and of the parts it continued: the duration of the trial without interruptions."""
     if last.seconds is None:

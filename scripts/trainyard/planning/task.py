@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from trainyard.config.train import Train
 from trainyard.config.user_programs import UserProgram
+from trainyard.planning.attempts import ReportedEpochs
 from trainyard.programs.command import CheckpointFile
 
 
@@ -21,6 +22,7 @@ class Task:
     bad_checkpoints: tuple[CheckpointFile, ...] = ()  # attempts that resumed from these failed
     min_seconds: float | None = None  # exceeded with 95 % probability
     has_failed: bool = False  # at the last attempt of an earlier run
+    earlier_epochs: tuple[ReportedEpochs, ...] = ()  # of earlier attempts, if rows of metrics are numbered
 
     @property
     def is_command(self) -> bool:

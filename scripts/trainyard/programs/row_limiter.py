@@ -12,6 +12,11 @@ RESUMED_BURST_ROWS: Final = 3000  # when the rows of an earlier attempt arrive a
 ROWS_PER_SECOND: Final = 1.0
 
 
+def shift_epoch(row: Row, by: int) -> Row:
+    """The row as that of a later epoch."""
+    return {**row, "epoch": int(row["epoch"] or 0) + by}
+
+
 class RowLimiter:
     """Merges the rows of an epoch and limits the rate of rows.
 

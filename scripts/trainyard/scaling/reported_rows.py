@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.config.user_programs import Metrics
+from trainyard.planning.attempts import ReportedEpochs
 from trainyard.programs.metrics import merge_row, parse_saved_output
-from trainyard.programs.row_limiter import Row
+from trainyard.programs.row_limiter import Row, shift_epoch
 from trainyard.utils.errors import StorageError
 from trainyard.utils.jsonl import Event, EventLog, read_events
 
@@ -89,6 +90,13 @@ class ReportedRows:
             ended - launches[-1][0] + sum(row["_seconds"] for row in rows if row["_time"] < launches[-1][0]),
         )
 
+    def epochs(self) -> list[ReportedEpochs]:
+        """When each launch reported its epochs."""
+        return [
+            ReportedEpochs(began, rows[0]["epoch"] - 1 if rows else 0, [(row["_time"], row["epoch"]) for row in rows])
+            for began, rows in _launches(read_events(self._path))
+        ]
+
     def parse_outputs(self, metrics: Metrics | None, *, seconds: float) -> tuple[list[Row], str]:
         """The rows in the saved outputs, parsed again, and why there are none, or "". `seconds`: of all launches."""
         outputs = [*self._earlier_outputs(), self.output]
@@ -99,7 +107,11 @@ class ReportedRows:
         for each in parsed:
             if each.warning:
                 log.warning("%s", each.warning)
-        rows = _join([each.rows for each in parsed])
+        parts = [each.rows for each in parsed]
+        if metrics and metrics.numbers_rows:
+            launches = dict(enumerate(each.before for each in self.epochs()))
+            parts = [[shift_epoch(row, launches.get(place, 0)) for row in rows] for place, rows in enumerate(parts)]
+        rows = _join(parts)
         return rows, "" if rows else parsed[-1].missing
 
     def _earlier_outputs(self) -> list[Path]:

@@ -21,6 +21,7 @@ from typing import Any, Final
 from trainyard.cluster import host, slurm_allocation
 from trainyard.config.scaling import Scaling, repeat_of, split_scale
 from trainyard.config.user_programs import build_argv, insert_resume_option, make_values, metrics_digest
+from trainyard.planning.attempts import epochs_before
 from trainyard.planning.plan import dataset_digest
 from trainyard.programs.command import CheckpointFile, find_checkpoint, start_error
 from trainyard.programs.environment import find_interpreter, script_interpreter
@@ -28,7 +29,7 @@ from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector
 from trainyard.programs.output_file import OutputFile
 from trainyard.programs.output_lines import LineSplitter
 from trainyard.programs.process import FolderClaim, GuardedProcess, ProcessGuard, claim_folder
-from trainyard.programs.row_limiter import Row
+from trainyard.programs.row_limiter import Row, shift_epoch
 from trainyard.scaling import rendezvous
 from trainyard.scaling.launchers import check_allocation, script_command
 from trainyard.scaling.reported_rows import ReportedRows
@@ -146,8 +147,10 @@ class UserScript:
         with tempfile.TemporaryDirectory(prefix=".rendezvous-", dir=self._folder.absolute()) as meeting:
             line = self._command(results, self._out / kept.name if kept else None, meeting)
             log.info("launching: %s", " ".join(line))
+            numbers_rows = self._study.metrics is not None and self._study.metrics.numbers_rows
+            before = epochs_before(self._reported.epochs(), kept) if kept and numbers_rows else 0
             with self._reported.launch(resumes=kept is not None):
-                code, reason, missing = self._monitor(line, claimed, resumed=kept is not None)
+                code, reason, missing = self._monitor(line, claimed, resumed=kept is not None, before=before)
             problem = rendezvous.problem(Path(meeting))
         if problem:
             raise UserError(problem)
@@ -211,8 +214,8 @@ class UserScript:
             file.writelines(f"{node} slots={self._gpus}\n" for node in nodes)
         return path
 
-    def _monitor(self, line: list[str], claimed: FolderClaim, *, resumed: bool) -> tuple[int, str, str]:
-        """Run a command, log its output and collect its metrics.
+    def _monitor(self, line: list[str], claimed: FolderClaim, *, resumed: bool, before: int) -> tuple[int, str, str]:
+        """Run a command, log its output and collect its metrics, whose epochs are those after the first `before` ones.
 
         Returns the exit code, why the command was ended, and why it reported no metrics, or "".
         """
@@ -247,7 +250,7 @@ class UserScript:
                     log.info("%s", text)
                     reported.add_line(text)
             for row in reported.new_rows(final=not running):
-                self._reported.add(row)
+                self._reported.add(shift_epoch(row, before))
             if warning := reported.take_warning():
                 log.warning("%s", warning)
         return process.wait(), reason, reported.missing

@@ -1,9 +1,12 @@
 """Corrected `metrics` apply to the kept output of all attempts, also of those that a later one continued."""
 
+import json
+
 import pytest
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.reread import reread_outputs
+from trainyard.planning.attempts import ReportedEpochs, epochs_before
 from trainyard.planning.journal import Ended, Journal, Resumed, Started
 from trainyard.planning.plan import plan_sweep
 from trainyard.programs.command import CheckpointFile
@@ -52,6 +55,33 @@ def test_the_epochs_of_continued_attempts_are_read_again_too(tmp_path):
     assert state.epochs_of(result) == [{"epoch": e, "acc": a} for e, a in [(1, 0.1), (2, 0.2), (3, 0.5), (4, 0.6)]]
     assert [each.outcome for each in state.attempts_at(trial)] == [TrialStatus.INTERRUPTED, TrialStatus.FINISHED]
     assert not state.to_reread
+
+
+def test_rows_without_an_epoch_are_numbered_after_those_up_to_the_checkpoint(tmp_path):
+    trial = swept(tmp_path, "acc=0.1\nacc=0.2\nacc=0.3\n", "acc=0.5\nacc=0.6\n", pattern="acc:(?P<acc>{number})")
+    path = tmp_path / "sweeps/s/journal.jsonl"
+    first, interrupted, second, resumed, end = map(json.loads, path.read_text().splitlines())
+    saved = first["time"] + 20.5  # a bit after the second epoch
+    rows = [{"event": "epoch", "trial": trial, "attempt": 1, "time": first["time"] + 10 * epoch,
+             "metrics": {"epoch": epoch, "acc": 0.0}} for epoch in (1, 2, 3)]  # fmt: skip
+    resumed["checkpoint"]["modified_ns"] = int(saved * 1e9)
+    times = {"interrupted": first["time"] + 31, "rest": first["time"] + 40}
+    events = [first, *rows, interrupted | {"time": times["interrupted"]}]
+    events += [each | {"time": times["rest"]} for each in (second, resumed, end)]
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    state = reread(tmp_path, pattern="acc=(?P<acc>{number})")
+    epochs = state.epochs_of(state.result(trial))
+    assert epochs == [{"epoch": e, "acc": a} for e, a in [(1, 0.1), (2, 0.2), (3, 0.5), (4, 0.6)]]
+
+
+@pytest.mark.parametrize(("seconds", "epochs"), [(5, 0), (15, 1), (19, 2), (22, 2), (99, 3), (104, 2), (125, 4)])
+def test_the_closest_report_tells_how_many_epochs_are_in_a_checkpoint(seconds, epochs):
+    """The second attempt, which resumed after two epochs, has the checkpoints of its own time."""
+    attempts = [
+        ReportedEpochs(0.0, 0, [(11.0, 1), (20.0, 2), (30.0, 3)]),
+        ReportedEpochs(100.0, 2, [(110.0, 3), (120.0, 4)]),
+    ]
+    assert epochs_before(attempts, CheckpointFile("c.pt", seconds * 1_000_000_000, 1)) == epochs
 
 
 def test_a_program_with_nothing_left_to_do_has_the_metrics_of_the_attempt_that_it_continued(tmp_path):

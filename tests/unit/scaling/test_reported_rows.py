@@ -36,6 +36,17 @@ def test_a_resumed_launch_replaces_the_epochs_that_it_repeats(tmp_path, clock):
     assert reported.parse_outputs(METRICS, seconds=60) == (rows, "")
 
 
+def test_rows_without_an_epoch_are_numbered_by_their_launch_when_they_are_read_again(tmp_path, clock):
+    launch(tmp_path, 1, 2, 3, resumes=False, loss=0.4)
+    reported = launch(tmp_path, 3, 4, resumes=True, loss=0.1)  # resumed after two epochs
+    assert [(each.start, each.before, each.times) for each in reported.epochs()] == [
+        (0.0, 0, [(10.0, 1), (20.0, 2), (30.0, 3)]),
+        (40.0, 2, [(50.0, 3), (60.0, 4)]),
+    ]
+    rows = [{"epoch": epoch, "loss": loss} for epoch, loss in [(1, 0.4), (2, 0.4), (3, 0.1), (4, 0.1)]]
+    assert reported.parse_outputs(Metrics(pattern="loss (?P<loss>{number})"), seconds=60) == (rows, "")
+
+
 def test_rows_that_the_file_of_a_resumed_script_still_has_count_once(tmp_path, clock):
     launch(tmp_path, 1, 2, 3, resumes=False)  # launched at 0, reported at 10, 20 and 30
     reported = ReportedRows(tmp_path)
