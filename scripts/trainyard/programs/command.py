@@ -6,9 +6,7 @@ import queue
 import re
 import shutil
 import signal
-import threading
 import time
-from collections import deque
 from collections.abc import Collection, Generator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -30,8 +28,7 @@ from trainyard.config.user_programs import (
 )
 from trainyard.programs.environment import program_environment, thread_variables
 from trainyard.programs.metrics import MetricsCollector, latest_saved_metrics
-from trainyard.programs.output_file import OutputFile
-from trainyard.programs.output_lines import LineSplitter
+from trainyard.programs.output_file import OutputReader
 from trainyard.programs.process import FolderClaim, ProcessGuard
 from trainyard.programs.trial_messages import EpochReported, ProgramOutput, TrialEnded, timeout_error
 from trainyard.utils.errors import UserError
@@ -39,8 +36,6 @@ from trainyard.utils.stop_notice import StopNotice
 from trainyard.utils.text import describe_exit
 
 POLL_SECONDS: Final = 0.25  # between two reads of a metrics file
-TAIL_LINES: Final = 30  # of the output, for the journal
-TAIL_CHARACTERS: Final = 2000
 # With these variables, a program would join the Ray or the Slurm step of this job.
 HIDDEN_VARIABLES: Final = re.compile(r"RAY_|PMI_|PMIX_|SLURM_(?!JOB_|JOBID|CLUSTER_NAME|SUBMIT_|TMPDIR)")
 
@@ -176,11 +171,8 @@ class _Program:
     """A guarded process. Its output goes to a file and is read line by line."""
 
     def __init__(self, trial: CommandTrial, guard: ProcessGuard) -> None:
-        self._grace_seconds, self._lines = trial.grace_seconds, queue.SimpleQueue[str | None]()
-        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._grace_seconds, self._output = trial.grace_seconds, OutputReader(trial.output)
         self._resources = ExitStack()  # held until it has ended
-        self._output = OutputFile(trial.output)
-        self._resources.callback(self._output.close)
         try:
             command = self._command(trial)
             self._process = guard.start(
@@ -188,15 +180,14 @@ class _Program:
                 cwd=trial.cwd,
                 environment=_environment(trial),
                 grace_seconds=trial.grace_seconds,
+                on_output=self._output.take,
                 claim=trial.claim,
                 log=trial.output,
             )
         except OSError as error:
+            self._output.take(b"")
             self._resources.close()
             raise start_error(command[0], error) from None
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        threading.Thread(target=self._wait, daemon=True).start()
 
     def _command(self, trial: CommandTrial) -> list[str]:
         """Its argument vector. A port that it names is its own until it has ended."""
@@ -211,43 +202,24 @@ class _Program:
         """The new lines, after waiting at most `seconds` for the first one, and whether the process still runs."""
         lines, is_running = list[str](), True
         with suppress(queue.Empty):
-            line = self._lines.get(timeout=timeout_seconds)
+            line = self._output.lines.get(timeout=timeout_seconds)
             while True:
                 if line is None:
                     is_running = False
                 else:
                     lines.append(line)
-                line = self._lines.get_nowait()
+                line = self._output.lines.get_nowait()
         return lines, is_running
 
     def end(self) -> int:
         """End all its processes, with the grace period; returns the exit code, or minus the signal that ended it."""
         exit_code = self._process.end(self._grace_seconds)
-        self._reader.join(1.0)
         self._resources.close()
         return exit_code
 
     def tail(self) -> str:
         """The last lines of the output."""
-        return "\n".join(self._tail)[-TAIL_CHARACTERS:]
-
-    def _read(self) -> None:
-        pipe = self._process.stdout
-        splitter = LineSplitter()
-        while chunk := os.read(pipe.fileno(), 65536):
-            self._output.write(chunk)
-            self._put(splitter.feed(chunk))
-        self._put(splitter.feed(b"", final=True))
-
-    def _put(self, lines: list[str]) -> None:
-        self._tail += lines
-        for line in lines:
-            self._lines.put(line)
-
-    def _wait(self) -> None:
-        self._process.wait()
-        self._reader.join(1.0)
-        self._lines.put(None)
+        return self._output.tail()
 
 
 def _environment(trial: CommandTrial) -> dict[str, str]:

@@ -4,15 +4,16 @@ import contextlib
 import json
 import os
 import secrets
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import psutil
 
@@ -21,6 +22,8 @@ from trainyard.utils.files import LockHeldError, hold_inheritable_lock
 
 GUARD_PROGRAM: Final = Path(__file__).with_name("guard.py")
 TREE_VARIABLE: Final = "TRAINYARD_TREE"  # in the environment of a program and of all its descendants
+CHUNK_BYTES: Final = 2**16  # of output: what a pipe holds,
+PIPE_BYTES: Final = 2**20  # and what one can hold at most
 KILL_SECONDS: Final = 10.0  # after SIGKILL, before an error reports that a program does not end
 # After the grace period of an earlier attempt, before its folder counts as in use. On a node that is cut off the
 # network, Ray ends its workers once its head has not answered for a minute.
@@ -61,10 +64,13 @@ class ProcessGuard:
         cwd: str,
         environment: Mapping[str, str],
         grace_seconds: float,
+        on_output: Callable[[bytes], None],
         claim: FolderClaim | None = None,
         log: Path | None = None,
     ) -> "GuardedProcess":
-        """Start a program in its own session, with a pipe for its output; output after this process dies goes to `log`.
+        """Start a program in its own session. Its output goes to `on_output`, or to `log` after this process died.
+
+        `on_output` is called in a thread, with b"" once none of its processes runs.
 
         Raises:
             OSError: it cannot be started.
@@ -80,7 +86,7 @@ class ProcessGuard:
             file.seek(0)  # writes its buffer first
             lock = [claim.fd] if claim and claim.fd is not None else []
             self._send([file.fileno(), guard_channel.fileno(), writing, reading, *lock])
-        process = GuardedProcess(channel, os.fdopen(reading, "rb"), tree)
+        process = GuardedProcess(channel, reading, tree, on_output)
         if claim:
             if [each[0] for each in self._identities if each] != process.guards:
                 self._identities = [_identity(pid) for pid in process.guards]
@@ -123,20 +129,20 @@ def _start_keeper() -> socket.socket:
 class GuardedProcess:
     """A guarded program. `wait` is as that of `subprocess.Popen`, but includes its descendants."""
 
-    def __init__(self, channel: socket.socket, output: IO[bytes], tree: str) -> None:
-        self.stdout, self._channel, self._tree = output, channel, tree
+    def __init__(self, channel: socket.socket, output: int, tree: str, on_output: Callable[[bytes], None]) -> None:
+        self._channel, self._output, self._tree, self._on_output = channel, output, tree, on_output
         self._exit_code: int | None = None
         self._ended = threading.Event()
         first = self._receive()
         if "error" in first:
-            output.close()
+            os.close(output)
             raise OSError(first["error"], os.strerror(first["error"]))
         self.pid: int = first.get("started", -1)
         self.guards: list[int] = first.get("guards", [])
-        threading.Thread(target=self._await_end, daemon=True).start()
+        threading.Thread(target=self._follow, daemon=True).start()
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, or minus the signal that ended it, once none of its processes runs.
+        """The exit code, or minus the signal that ended it, once none of its processes runs and all output was read.
 
         Raises:
             subprocess.TimeoutExpired: one still runs.
@@ -168,16 +174,37 @@ class GuardedProcess:
         except ConnectionError:
             return {}
 
-    def _await_end(self) -> None:
-        """Read messages until the channel closes: then the guard holds no resource of this program any more."""
-        fields: dict[str, Any] = {}
-        while message := self._receive():
-            fields |= message
+    def _follow(self) -> None:
+        """Read the output, and messages until the channel closes: then the guard holds no resource of it any more."""
+        waiting, fields = select.poll(), dict[str, Any]()
+        for fd in (self._output, self._channel.fileno()):
+            waiting.register(fd, select.POLLIN)
+        is_open = True
+        while is_open:
+            for fd, _ in waiting.poll():
+                if fd != self._output:
+                    message = self._receive()
+                    fields |= message
+                    is_open = bool(message)
+                elif chunk := os.read(self._output, CHUNK_BYTES):
+                    self._on_output(chunk)
+                else:
+                    waiting.unregister(self._output)
         if "code" not in fields:  # keeper and watcher were killed at once
             _kill_tree(self._tree)
         self._exit_code = int(fields.get("code", -signal.SIGKILL))
+        self._read_rest()
         self._channel.close()
         self._ended.set()
+
+    def _read_rest(self) -> None:
+        """Read the output that is left in the pipe, which a process outside of the tree may still hold."""
+        waiting = select.poll()
+        waiting.register(self._output, select.POLLIN)
+        if waiting.poll(0) and (chunk := os.read(self._output, PIPE_BYTES)):
+            self._on_output(chunk)
+        self._on_output(b"")
+        os.close(self._output)
 
 
 @contextlib.contextmanager

@@ -26,8 +26,7 @@ from trainyard.planning.plan import dataset_digest
 from trainyard.programs.command import CheckpointFile, find_checkpoint, start_error
 from trainyard.programs.environment import find_interpreter, script_interpreter
 from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector
-from trainyard.programs.output_file import OutputFile
-from trainyard.programs.output_lines import LineSplitter
+from trainyard.programs.output_file import OutputReader
 from trainyard.programs.process import FolderClaim, GuardedProcess, ProcessGuard, claim_folder
 from trainyard.programs.row_limiter import Row, shift_epoch
 from trainyard.scaling import rendezvous
@@ -221,12 +220,14 @@ class UserScript:
         """
         reported = MetricsCollector(self._study.metrics, self._out, resumes=resumed, hold_first_row=False)
         self._reported.add_kept(reported.new_rows())
+        output = OutputReader(self._reported.output)
         try:
             process = ProcessGuard().start(
                 line,
                 cwd=str(Path.cwd()),
                 environment=os.environ,
                 grace_seconds=self._study.grace_seconds,
+                on_output=output.take,
                 claim=claimed,
                 log=self._reported.output,
             )
@@ -236,15 +237,13 @@ class UserScript:
         for number in (*NOTICES, signal.SIGINT):
             signal.signal(number, lambda number, frame: signalled.set())
         reason = ""
-        lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=_read, args=(process, lines, self._reported.output), daemon=True).start()
         running = True
         while running:
             if not reason and (reason := self._reason_to_end(signalled)):
                 ending = {"grace_seconds": self._study.grace_seconds, "through_srun": line[0] == "srun"}
                 threading.Thread(target=_end, args=(process,), kwargs=ending, daemon=True).start()
             with suppress(queue.Empty):
-                text = lines.get(timeout=OUTPUT_TIMEOUT_SECONDS)
+                text = output.lines.get(timeout=OUTPUT_TIMEOUT_SECONDS)
                 running = text is not None
                 if text is not None:
                     log.info("%s", text)
@@ -302,16 +301,3 @@ def _end(process: GuardedProcess, *, grace_seconds: float, through_srun: bool) -
             return
         grace_seconds = 0.0
     process.end(grace_seconds)
-
-
-def _read(process: GuardedProcess, lines: "queue.SimpleQueue[str | None]", output: Path) -> None:
-    """Write the output of a process to a file, and put its lines into a queue; None at the end."""
-    splitter, file = LineSplitter(), OutputFile(output)
-    while chunk := os.read(process.stdout.fileno(), 65536):
-        file.write(chunk)
-        for line in splitter.feed(chunk):
-            lines.put(line)
-    file.close()
-    for line in splitter.feed(b"", final=True):
-        lines.put(line)
-    lines.put(None)

@@ -45,7 +45,8 @@ from trainyard.programs.process import CLAIM_SECONDS, ProcessGuard, claim_folder
 folder = Path(sys.argv[1])
 with claim_folder(folder, owner="trial t1", grace_seconds=0.5) as claimed:
     line = ["/bin/sh", "-c", f"python3 {{folder}}/hold.py 1 && true"]
-    process = ProcessGuard().start(line, cwd=str(folder), environment=os.environ, grace_seconds=0.5, claim=claimed)
+    options = dict(cwd=str(folder), environment=os.environ, grace_seconds=0.5, on_output=lambda chunk: None)
+    process = ProcessGuard().start(line, claim=claimed, **options)
     print(json.dumps([process.pid, *process.guards]), flush=True)
     code = process.wait()
 print(code, flush=True)
@@ -56,6 +57,7 @@ signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), open("kept", "w"), sys.
 open("up", "w")
 time.sleep(600)
 """
+HERE = {"cwd": "/", "environment": os.environ, "on_output": lambda chunk: None}
 GUARDS = ("owner", "keeper", "watcher")
 ORDERS = [order for count in (1, 2, 3) for order in itertools.permutations(GUARDS, count)]
 
@@ -145,53 +147,52 @@ def test_no_process_outlives_its_guards_and_no_other_attempt_starts_beside_it(fo
     assert not folder.with_name(".t1.lock").exists()
 
 
-def test_an_owner_whose_guards_were_killed_can_start_the_next_program(folder):
+def test_an_owner_whose_guards_were_killed_can_start_the_next_program():
     guard = ProcessGuard()
     for kills in (["watcher"], ["keeper"], ["keeper", "watcher"], []):
         line = ["/bin/sh", "-c", "sleep 600 && true" if kills else "exit 3"]
-        process = guard.start(line, cwd=str(folder), environment=os.environ, grace_seconds=1.0)
+        process = guard.start(line, **HERE, grace_seconds=1.0)
         for name in kills:
             os.kill(dict(zip(("keeper", "watcher"), process.guards, strict=True))[name], signal.SIGKILL)
         assert process.wait(PATIENCE) == (-signal.SIGKILL if kills else 3)
-        process.stdout.close()
 
 
-def test_one_watcher_serves_programs_one_after_another_with_nothing_left_of_the_last(folder):
+def test_one_watcher_serves_programs_one_after_another_with_nothing_left_of_the_last():
     """Neither its descriptors, nor a signal that it was ended by; one that was killed between two is replaced."""
     guard, seen = ProcessGuard(), []
 
     def run(*line):
-        process = guard.start(line, cwd=str(folder), environment=os.environ, grace_seconds=PATIENCE)
+        output = []
+        process = guard.start(line, **HERE | {"on_output": output.append}, grace_seconds=PATIENCE)
         watcher = psutil.Process(process.guards[1])
         if line[-1] == "wait":
-            process.stdout.read(1)
+            wait_until(lambda: output, timeout_seconds=PATIENCE, what="the program")
             watcher.send_signal(signal.SIGTERM)
             process.end(0.0)
-        output, code = process.stdout.read(), process.wait(PATIENCE)
-        process.stdout.close()
+        code = process.wait(PATIENCE)
         seen.append((watcher.pid, watcher.num_fds()))
-        return code, output
+        return code
 
-    assert run("/bin/sh", "-c", "exit 3")[0] == 3
-    assert run("/bin/sh", "-c", "echo up; sleep 600", "wait")[0] == -signal.SIGKILL
+    assert run("/bin/sh", "-c", "exit 3") == 3
+    assert run("/bin/sh", "-c", "echo up; sleep 600", "wait") == -signal.SIGKILL
     # What it leaves behind has the grace period if the job ends, and is killed at once if not.
-    assert run("/bin/sh", "-c", "(trap 'echo saved' TERM; sleep 600 & wait) >/dev/null & exit 4")[0] == 4
+    assert run("/bin/sh", "-c", "(trap 'echo saved' TERM; sleep 600 & wait) >/dev/null & exit 4") == 4
     with pytest.raises(FileNotFoundError):
         run("no-such-program")
-    assert run("/bin/sh", "-c", "exit 5")[0] == 5
+    assert run("/bin/sh", "-c", "exit 5") == 5
     assert len(set(seen)) == 1
     idle = psutil.Process(seen[0][0])
     idle.kill()
     idle.wait(PATIENCE)
-    assert run("/bin/sh", "-c", "exit 6")[0] == 6
+    assert run("/bin/sh", "-c", "exit 6") == 6
     assert seen[-1][0] != seen[0][0]
 
 
-def test_a_command_whose_watcher_is_killed_before_it_reads_the_request_runs_with_another_one(folder):
-    guard, started = ProcessGuard(), []
+def test_a_command_whose_watcher_is_killed_before_it_reads_the_request_runs_with_another_one():
+    guard, started, output = ProcessGuard(), [], []
 
     def start(*line):
-        started.append(guard.start(line, cwd=str(folder), environment=os.environ, grace_seconds=PATIENCE))
+        started.append(guard.start(line, **HERE | {"on_output": output.append}, grace_seconds=PATIENCE))
 
     start("true")
     assert started[0].wait(PATIENCE) == 0
@@ -204,13 +205,11 @@ def test_a_command_whose_watcher_is_killed_before_it_reads_the_request_runs_with
         wait_until(lambda: keeper.num_fds() > before, timeout_seconds=PATIENCE, what="the request")
         watcher.kill()
         starting.join(PATIENCE)
-        assert started[program].stdout.read() == b"up\n"
         assert started[program].wait(PATIENCE) == code
+        assert b"".join(output) == b"up\n" * program
         assert started[program].guards[0] == keeper.pid
         watcher = psutil.Process(started[program].guards[1])
     assert keeper.num_fds() == before
-    for process in started:
-        process.stdout.close()
 
 
 def test_the_error_of_a_second_attempt_names_the_process_in_its_folder(folder, running):
@@ -227,7 +226,7 @@ def test_a_trial_runs_on_a_file_system_without_locks(folder, monkeypatch, caplog
 
     monkeypatch.setattr(files.fcntl, "flock", flock)
     with claim_folder(folder, owner="trial t1", grace_seconds=0.0) as claimed:
-        process = ProcessGuard().start(["true"], cwd="/", environment={}, grace_seconds=0.0, claim=claimed)
+        process = ProcessGuard().start(["true"], **HERE, grace_seconds=0.0, claim=claimed)
         assert process.wait(PATIENCE) == 0
     assert "cannot be locked (No locks available)" in caplog.text
 
@@ -236,7 +235,7 @@ def test_all_processes_have_the_grace_period_not_only_the_shell(folder):
     """The shell ends at SIGTERM at once; the program behind it still writes its checkpoint."""
     (folder / "save.py").write_text(SAVE)
     line = ["/bin/sh", "-c", f"{sys.executable} save.py && true"]
-    process = ProcessGuard().start(line, cwd=str(folder), environment=os.environ, grace_seconds=PATIENCE)
+    process = ProcessGuard().start(line, **HERE | {"cwd": str(folder)}, grace_seconds=PATIENCE)
     wait_until((folder / "up").exists, timeout_seconds=PATIENCE, what="the program")
     threading.Thread(target=process.end, args=(20 * PATIENCE,)).start()
     assert process.wait(PATIENCE) == -signal.SIGTERM, "it does not wait for the rest of the grace period"
@@ -247,7 +246,7 @@ def test_at_the_end_of_the_job_the_program_behind_a_shell_has_its_grace_period(f
     """The signal of the job kills the shell at once, before the owner asks the guard to end the program."""
     (folder / "save.py").write_text(SAVE)
     line = ["/bin/sh", "-c", f"{sys.executable} save.py && true"]
-    process = ProcessGuard().start(line, cwd=str(folder), environment=os.environ, grace_seconds=20 * PATIENCE)
+    process = ProcessGuard().start(line, **HERE | {"cwd": str(folder)}, grace_seconds=20 * PATIENCE)
     wait_until((folder / "up").exists, timeout_seconds=PATIENCE, what="the program")
     shell = psutil.Process(process.pid)
     for pid in (*process.guards, shell.children()[0].pid, shell.pid):
@@ -276,7 +275,8 @@ from trainyard.programs.process import ProcessGuard
 folder = sys.argv[1]
 line = ["/bin/sh", "-c", f"{{sys.executable}} talk.py && true"]
 log = Path(folder, "said.log")
-process = ProcessGuard().start(line, cwd=folder, environment=os.environ, grace_seconds=60.0, log=log)
+options = dict(cwd=folder, environment=os.environ, grace_seconds=60.0, on_output=lambda chunk: None)
+process = ProcessGuard().start(line, log=log, **options)
 process.wait()
 """
 
