@@ -47,6 +47,9 @@ ENVIRONMENT: Final[Mapping[str, str | None]] = {  # None: must not be set
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     # The default, 15, makes trials give way to everything else that computes on the node.
     "RAY_worker_niceness": "0",
+    # Records of each call, for a dashboard and for logs that nobody reads.
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_event_stats": "0",
     # The future default of Ray, which warns on stderr when it is unset.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
