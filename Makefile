@@ -39,7 +39,7 @@ check: env ## Check CONFIG=my.yaml, its data and your code, before a job is queu
 
 test: env ## Run all tests (20 minutes on two cores)
 	$(say) 'running the tests'
-	$(BIN)/python -m pytest -n 3 # more than the cores: many tests wait for Slurm
+	$(BIN)/python -m pytest -n 4 # more than the cores: many tests wait for Slurm
 
 test-unit: env ## Run the unit tests (2 minutes)
 	$(BIN)/python -m pytest -n 2 tests/unit

@@ -1,6 +1,7 @@
 """Limits of size and of names for the programs and the library in `scripts/`."""
 
 import ast
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +17,14 @@ MOST_CLASS_LINES = 250
 MOST_FUNCTION_LINES = 40  # with signature and docstring, without decorators
 SHARED_NAMES = {"main": "the entry point of a program or of `python -m`"}
 
-TREES = {path: ast.parse(path.read_text()) for path in sorted(SCRIPTS.rglob("*.py"))}
+
+@functools.cache
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in sorted(SCRIPTS.rglob("*.py"))}
 
 
 def too_long(kinds: type[ast.AST] | tuple[type[ast.AST], ...], most: int) -> Iterator[str]:
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, kinds) and (lines := node.end_lineno - node.lineno + 1) > most:
                 yield f"{path.relative_to(SCRIPTS)}:{node.lineno} {node.name}: {lines} lines"
@@ -54,7 +58,7 @@ def test_classes_and_functions_are_short(kinds, most):
 
 def test_public_names_are_defined_once():
     places = defaultdict(list)
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in tree.body:
             if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                 places[node.name].append(str(path.relative_to(SCRIPTS)))
