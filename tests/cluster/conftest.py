@@ -1,6 +1,5 @@
 """One cluster for all tests of this folder, started for the first of them."""
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,9 +39,15 @@ def whole_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def shared_dir(cluster: Cluster) -> Iterator[Path]:
     """An empty folder that the test and all hosts share, unlike tmp_path, as each host has its own /tmp."""
-    folder = Path(tempfile.mkdtemp(dir=cluster.shared))
-    yield folder
-    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(dir=cluster.shared) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def second_dir(second_site: Cluster) -> Iterator[Path]:
+    """The same on the second site."""
+    with tempfile.TemporaryDirectory(dir=second_site.shared) as folder:
+        yield Path(folder)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

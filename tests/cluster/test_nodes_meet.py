@@ -5,7 +5,6 @@ import re
 import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -113,12 +112,11 @@ def test_a_node_whose_name_is_on_its_localhost_line_trains_and_another_user_gets
 
 
 def test_the_same_holds_for_debians_loopback_line_and_ranks_have_all_cpus_where_the_site_binds_tasks(
-    second_site: Cluster,
+    second_site: Cluster, second_dir: Path
 ) -> None:
-    folder = Path(tempfile.mkdtemp(dir=second_site.shared))
     with own_names_are_loopback(second_site, "127.0.0.1 localhost\n127.0.1.1 {name}"):
-        train_under_attack(second_site, folder)
-    assert [path.read_text() for path in folder.glob("started-*")] == 2 * [str(len(os.sched_getaffinity(0)))]
+        train_under_attack(second_site, second_dir)
+    assert [path.read_text() for path in second_dir.glob("started-*")] == 2 * [str(len(os.sched_getaffinity(0)))]
 
 
 def test_a_node_that_does_not_start_ends_the_training_with_its_name(cluster: Cluster, shared_dir: Path) -> None:

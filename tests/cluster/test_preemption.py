@@ -1,14 +1,8 @@
 """A preemption loses no step, although Slurm tells only the first process of each job step about it."""
 
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
 import yaml
-from slurm_cluster.cluster import Cluster
 from slurm_cluster.waiting import wait_until
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
@@ -41,41 +35,35 @@ def build(*, channels, classes, name):
 """
 
 
-@pytest.fixture
-def folder(second_site: Cluster) -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(dir=second_site.shared))
-    yield path
-    shutil.rmtree(path)
-
-
-def test_a_preempted_sweep_over_two_nodes_repeats_no_step(second_site, folder):
+def test_a_preempted_sweep_over_two_nodes_repeats_no_step(second_site, second_dir):
     """One trial on each node, eight steps per epoch. Slurm gives five seconds, from SIGTERM to SIGKILL."""
-    (folder / "gated.py").write_text(GATED)
+    (second_dir / "gated.py").write_text(GATED)
     train = {"model": "gated:build", "batch_size": 8, "epochs": 3}
     trials = [{"lr": 0.01, "model_args.name": name} for name in ("a", "b")]
     sweep = {"dataset": "tiny", "train": train, "trials": trials, "slots": {"nodes": 2, "gpus_per_node": 1}}
-    (folder / "config.yaml").write_text(yaml.safe_dump({**TINY, "sweeps": {"s": sweep}}))
+    (second_dir / "config.yaml").write_text(yaml.safe_dump({**TINY, "sweeps": {"s": sweep}}))
     program = f"{sys.executable} {ROOT}/scripts/"
     script = (
-        f"export PYTHONPATH={folder}\n"
+        f"export PYTHONPATH={second_dir}\n"
         f"{program}stage.py --config config.yaml --dataset tiny\n"
         f"{program}sweep.py --config config.yaml --sweep s"
     )
     shape = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2", "--gres=gpu:1"]
 
     def steps() -> list[int]:
-        return [len(path.read_text().splitlines()) for path in folder.glob("steps-*")]
+        return [len(path.read_text().splitlines()) for path in second_dir.glob("steps-*")]
 
     def outcomes() -> list[str]:
-        return [attempt.outcome for attempt in fold_attempts(read_journal(folder / "results/sweeps/s/journal.jsonl"))]
+        journal = read_journal(second_dir / "results/sweeps/s/journal.jsonl")
+        return [attempt.outcome for attempt in fold_attempts(journal)]
 
-    lesser = second_site.submit(script, "--partition=scavenger", "--nodelist=g01,g02", *shape, cwd=folder)
+    lesser = second_site.submit(script, "--partition=scavenger", "--nodelist=g01,g02", *shape, cwd=second_dir)
     wait_until(lambda: steps() == [12, 12], what="both trials to be in their second epoch")
     second_site.run(["srun", "--nodes=2", "--nodelist=g01,g02", "--gres=gpu:2", "true"])  # has priority
     assert second_site.wait_until_out_of_queue(lesser) == "PREEMPTED"
-    assert outcomes() == ["interrupted"] * 2, (folder / f"slurm-{lesser}.out").read_text()
+    assert outcomes() == ["interrupted"] * 2, (second_dir / f"slurm-{lesser}.out").read_text()
     assert steps() == [12, 12], "they have stopped within a step"
-    (folder / "go").touch()
-    second_site.wait_until_out_of_queue(second_site.submit(script, *shape, cwd=folder))
+    (second_dir / "go").touch()
+    second_site.wait_until_out_of_queue(second_site.submit(script, *shape, cwd=second_dir))
     assert outcomes() == ["interrupted"] * 2 + ["finished"] * 2
     assert steps() == [24, 24], "no step is repeated"

@@ -4,9 +4,6 @@ This module is also the program of the rank: `torchrun -m gpu_check.endings` fai
 """
 
 import argparse
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -52,18 +49,9 @@ def check_stop(rig: Rig) -> None:
 
 def check_failing_rank(rig: Rig) -> None:
     """A rank that raises leaves its process group and exits."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | rig.size({}, {"CUDA_VISIBLE_DEVICES": ""})
     began = time.monotonic()
-    try:
-        done = subprocess.run(
-            [*torchrun, "-m", "gpu_check.endings"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=RANK_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
+    done = rig.run_ranks("gpu_check.endings", timeout=RANK_SECONDS)
+    if done is None:
         rig.report.check("failing rank", False, f"not ended after {RANK_SECONDS} s")
         return
     passed = done.returncode == 1 and "planned" in done.stdout and "SIGABRT" not in done.stderr

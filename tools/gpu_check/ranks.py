@@ -5,7 +5,6 @@ This module is also the program of a rank: `torchrun -m gpu_check.ranks <nccl|gl
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,18 +63,9 @@ def check_two_ranks(rig: Rig) -> None:
 
 def _check_ranks(rig: Rig, backend: str, *, ranks: int) -> None:
     name = f"{ranks} {'rank' if ranks == 1 else 'ranks'}, {rig.size(backend, 'gloo')}"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | rig.size({}, {"CUDA_VISIBLE_DEVICES": ""})
     timeout = max(1.0, min(TIMEOUT_SECONDS, rig.report.remaining_seconds))
-    try:
-        done = subprocess.run(
-            [*torchrun, "-m", "gpu_check.ranks", backend],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
-    except subprocess.TimeoutExpired:
+    done = rig.run_ranks("gpu_check.ranks", backend, ranks=ranks, timeout=timeout)
+    if done is None:
         rig.report.check(name, False, f"not finished after {timeout:.0f} s")
         return
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]

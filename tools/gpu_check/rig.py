@@ -1,8 +1,11 @@
 """What all checks share: the device under test, synthetic data of a given size, and trainings on them."""
 
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -49,6 +52,21 @@ class Rig:
         if self.has_gpu:
             return nullcontext()
         return mock.patch("torch.compile", partial(torch.compile, backend="aot_eager"))
+
+    def run_ranks(self, *program: str, ranks: int = 1, timeout: float) -> "subprocess.CompletedProcess[str] | None":
+        """Run a module with its options as ranks of torchrun; None if it has not ended in time."""
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        hidden = self.size({}, {"CUDA_VISIBLE_DEVICES": ""})
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | hidden
+        with suppress(subprocess.TimeoutExpired):
+            return subprocess.run(
+                [*torchrun, "-m", *program],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+            )
+        return None
 
     def images(self, side: int = 32, **sizes: Any) -> InputData:
         """Synthetic images (see `synthetic_images`) on this device; without a GPU, few of 8x8 pixels."""

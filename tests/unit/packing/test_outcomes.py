@@ -24,27 +24,41 @@ from trainyard.programs.trial_messages import TrialEnded
 from trainyard.utils.errors import UserError
 
 
+def handler(journal, *, places=(), monitored_metrics=()):
+    """A handler of outcomes beside a journal, its queue, and the list of slots whose workers it has replaced."""
+    setup, failures = WorkerSetup(folder=journal.path.parent, data=Data(), threads=1), FailurePolicy(retries=1)
+    queue = TrialQueue(limits=TimeLimits(None, can_resume=True), failures=failures, source=None, predict=None)
+    replaced, recorder = [], AttemptRecorder(journal, folder=setup.folder, on_event=lambda event: None)
+    pool = SimpleNamespace(
+        running_seconds={},
+        known_places=places,
+        places=places,
+        replace_worker=replaced.append,
+        wake_idle=lambda: None,
+    )
+    outcomes = OutcomeHandler(
+        setup,
+        recorder=recorder,
+        queue=queue,
+        pool=pool,
+        failures=failures,
+        rule=None,
+        monitored_metrics=set(monitored_metrics),
+        required_metrics=set(),
+    )
+    return outcomes, queue, replaced
+
+
 def test_the_next_trial_need_not_wait_for_the_disk_but_the_removal_of_checkpoints_does(tmp_path, monkeypatch):
     """If the power fails before the end of a trial is on the disk, the trial resumes from them."""
     task = Task("a", UserProgram(function="m:f"), {}, 0, earlier_attempts=0)
-    setup, failures = WorkerSetup(folder=tmp_path, data=Data(), threads=1), FailurePolicy(retries=0)
-    queue = TrialQueue(limits=TimeLimits(None, can_resume=True), failures=failures, source=None, predict=None)
-    checkpoint = setup.checkpoint_folder(task) / "last.pt"
+    checkpoint = tmp_path / "checkpoints/a-0/last.pt"
     checkpoint.parent.mkdir(parents=True)
     checkpoint.touch()
     may_sync, sync, path = threading.Event(), os.fsync, tmp_path / "journal.jsonl"
     with Journal.opened(path) as journal:
         monkeypatch.setattr(os, "fsync", lambda fd: may_sync.wait(60) and sync(fd))
-        outcomes = OutcomeHandler(
-            setup,
-            recorder=AttemptRecorder(journal, folder=tmp_path, on_event=lambda event: None),
-            queue=queue,
-            pool=SimpleNamespace(running_seconds={}, places=[]),
-            failures=failures,
-            rule=None,
-            monitored_metrics=set(),
-            required_metrics=set(),
-        )
+        outcomes, _, _ = handler(journal)
         end = TrialEnded(status=TrialStatus.FINISHED, metrics={"score": 1.0}, seconds=2.0)
         assert outcomes.handle(Slot(0, task=task, attempt=1), end), "the slot is ready"
         assert [event.status for event in read_journal(path)] == [TrialStatus.FINISHED]
@@ -70,23 +84,9 @@ DIVERGED, FAILED = TrialStatus.DIVERGED, TrialStatus.FAILED
 def test_a_trial_that_fails_because_it_has_diverged_is_not_retried(tmp_path, error, metrics, status):
     """Many programs end with an error once the loss is NaN."""
     task = Task("a", UserProgram(function="m:f"), {}, 0, earlier_attempts=0)
-    setup, failures = WorkerSetup(folder=tmp_path, data=Data(), threads=1), FailurePolicy(retries=1)
-    queue = TrialQueue(limits=TimeLimits(None, can_resume=True), failures=failures, source=None, predict=None)
-    replaced, path = [], tmp_path / "journal.jsonl"
-    pool = SimpleNamespace(
-        running_seconds={}, known_places=[], places=[], replace_worker=replaced.append, wake_idle=lambda: None
-    )
+    path = tmp_path / "journal.jsonl"
     with Journal.opened(path) as journal:
-        outcomes = OutcomeHandler(
-            setup,
-            recorder=AttemptRecorder(journal, folder=tmp_path, on_event=lambda event: None),
-            queue=queue,
-            pool=pool,
-            failures=failures,
-            rule=None,
-            monitored_metrics={"loss"},
-            required_metrics=set(),
-        )
+        outcomes, queue, replaced = handler(journal, monitored_metrics=["loss"])
         slot = Slot(0, task=task, attempt=1)
         assert not outcomes.handle(slot, TrialEnded(status=FAILED, error=error, metrics=metrics, seconds=2.0))
     (attempt,) = fold_attempts([Started(trial="a", attempt=1), *read_journal(path)])
@@ -102,29 +102,11 @@ def test_a_trial_that_fails_because_it_has_diverged_is_not_retried(tmp_path, err
 @pytest.mark.parametrize("fails_up_to", [14, 1000])
 def test_the_last_trial_of_the_order_starts_before_the_same_error_of_the_first_ones_ends_a_sweep(tmp_path, fails_up_to):
     """The first trials may all have too large a learning rate. On four slots, more fail than needed."""
-    setup, failures, at = (
-        WorkerSetup(folder=tmp_path, data=Data(), threads=1),
-        FailurePolicy(retries=1),
-        Place("n", "", 0),
-    )
-    queue = TrialQueue(limits=TimeLimits(None, can_resume=True), failures=failures, source=None, predict=None)
-    spec = UserProgram(command="true")
-    queue.add(Task(str(number), spec, {"lr": 2.0**-number}, 0, earlier_attempts=0) for number in range(1000))
-    pool = SimpleNamespace(
-        running_seconds={}, known_places=[at], places=[at], replace_worker=lambda slot: None, wake_idle=lambda: None
-    )
+    at, spec = Place("n", "", 0), UserProgram(command="true")
     slots, started = deque(Slot(number) for number in range(4)), []
     with Journal.opened(tmp_path / "journal.jsonl") as journal:
-        outcomes = OutcomeHandler(
-            setup,
-            recorder=AttemptRecorder(journal, folder=tmp_path, on_event=lambda event: None),
-            queue=queue,
-            pool=pool,
-            failures=failures,
-            rule=None,
-            monitored_metrics=set(),
-            required_metrics=set(),
-        )
+        outcomes, queue, _ = handler(journal, places=[at])
+        queue.add(Task(str(number), spec, {"lr": 2.0**-number}, 0, earlier_attempts=0) for number in range(1000))
 
         def run_all():
             while queue.waiting:

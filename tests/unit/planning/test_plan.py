@@ -472,11 +472,6 @@ def test_a_function_resumes_unless_its_sweep_says_that_it_cannot(tmp_path):
         plan(tmp_path, resumable=False)
 
 
-def with_slot_startup(known, seconds):
-    sessions = [Session(SessionStarted(), slot_startups=[seconds])]
-    return replace(known, state=replace(known.state, sessions=[*known.state.sessions, *sessions]))
-
-
 def test_what_it_costs_is_said_beside_what_other_ways_would(tmp_path):
     names = list(plan(tmp_path).state.trials)
     finish(tmp_path, *names[:2], seconds_per_block=600)  # left are 12 and 16 blocks: 7200 and 9600 s
@@ -493,7 +488,8 @@ def test_what_it_costs_is_said_beside_what_other_ways_would(tmp_path):
     assert f"{priced.request.requested_hours:.3g} GPU-hours requested, {used}" in words
     hours = [each.requested_unit_seconds / 3600 for each in (separate, array)]
     assert f"as 2 separate jobs: {hours[0]:.3g} GPU-hours requested; as 2 tasks of an array: {hours[1]:.3g}" in words
-    words = summarize_cost(with_slot_startup(priced, 360.0))
+    sessions = [*priced.state.sessions, Session(SessionStarted(), slot_startups=[360.0])]
+    words = summarize_cost(replace(priced, state=replace(priced.state, sessions=sessions)))
     assert f"as 2 separate jobs: {hours[0] + 0.2:.3g} GPU-hours requested, 0.2 of them to start programs; as 2" in words
 
 

@@ -5,7 +5,7 @@ import os
 import sys
 
 import pytest
-from loops import LEARNER, changed, numbers, start, train
+from loops import LEARNER, assert_close, changed, numbers, start, train
 from slurm_cluster.waiting import finished as run
 from trainyard.config.train import Train
 from trainyard.training import trainer
@@ -147,6 +147,10 @@ def main(arguments):
         def rows(training):
             return [numbers(row) for row in training.epochs()]
 
+        def all_rows(resumed):
+            rows(resumed)
+            return [numbers(row) for row in resumed.history]
+
         for name, values in CASES.items():
             found[name] = rows(start(changed(SPEC, **values)))
         warmed = start(SPEC)
@@ -174,14 +178,10 @@ def main(arguments):
         tracked = [int(value) for name, value in mine.items() if name.endswith("num_batches_tracked")]
         found["tracked"] = group.all_gather_object(tracked)
         stop_within_second_epoch(start(NORMALIZED, store=CheckpointStore(folder / "norm")), group)
-        go_on = start(NORMALIZED, store=CheckpointStore(folder / "norm"))
-        rows(go_on)
-        found["normalized, resumed"] = [numbers(row) for row in go_on.history]
+        found["normalized, resumed"] = all_rows(start(NORMALIZED, store=CheckpointStore(folder / "norm")))
         found["averaged"] = rows(start(AVERAGED, store=CheckpointStore(folder / "averaged")))
         stop_within_second_epoch(start(AVERAGED, store=CheckpointStore(folder / "avg")), group)
-        go_on = start(AVERAGED, store=CheckpointStore(folder / "avg"))
-        rows(go_on)
-        found["averaged, resumed"] = [numbers(row) for row in go_on.history]
+        found["averaged, resumed"] = all_rows(start(AVERAGED, store=CheckpointStore(folder / "avg")))
 
         # Statistics of two halves of the same numbers, which differ in mean and variance.
         norm = torch.nn.BatchNorm1d(2, momentum=1.0)
@@ -209,9 +209,7 @@ def main(arguments):
         warm_up(warmed)
         found["smoothed, warmed up"] = rows(warmed)
         stop_within_second_epoch(start(SMOOTHED, store=CheckpointStore(folder / "smooth")), group)
-        go_on = start(SMOOTHED, store=CheckpointStore(folder / "smooth"))
-        rows(go_on)
-        found["smoothed, resumed"] = [numbers(row) for row in go_on.history]
+        found["smoothed, resumed"] = all_rows(start(SMOOTHED, store=CheckpointStore(folder / "smooth")))
 
         try:
             rows(start(changed(SPEC, model="trouble:build", model_args={"kind": "nan"})))
@@ -268,12 +266,8 @@ def main(arguments):
         found["stopped"] = stop_within_second_epoch(start(SPEC, store=store), group)
         if group.is_main:
             shutil.copytree(folder / "by-two", folder / "by-two-stopped")
-        go_on = start(SPEC, store=store)
-        rows(go_on)
-        found["resumed"] = [numbers(row) for row in go_on.history]
-        from_one = start(SPEC, store=CheckpointStore(folder / "by-one"))
-        rows(from_one)
-        found["resumed from one"] = [numbers(row) for row in from_one.history]
+        found["resumed"] = all_rows(start(SPEC, store=store))
+        found["resumed from one"] = all_rows(start(SPEC, store=CheckpointStore(folder / "by-one")))
         if group.is_main:
             (folder / "found.json").write_text(json.dumps(found))
 
@@ -313,12 +307,6 @@ def stop_within_second_epoch(running: Trainer) -> None:
     running._deadline = 0.0
     with pytest.raises(trainer.Stopped):
         next(epochs)
-
-
-def assert_close(rows, same, tolerance=1e-5):
-    """Equal up to the order of summation of the gradients."""
-    assert len(rows) == len(same)
-    assert all(row == pytest.approx(other, abs=tolerance) for row, other in zip(rows, same, strict=True))
 
 
 def test_warming_up_changes_nothing(found):
