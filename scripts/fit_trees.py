@@ -28,7 +28,7 @@ def main(arguments: argparse.Namespace) -> None:
         rows = []
         for name in study.models:
             rounds, on = count_of(study.rounds, "round"), count_of(threads, "thread")
-            log.info("%s: %s on %s, %s", name, rounds, staged.description(), on)
+            log.info("%s: %s on %s, %s", name, rounds, staged.meta, on)
             row = boosting.fit(study, name, staged, folder / "models", threads=threads)
             log.info(
                 "%s: %s %.4f (train), %.4f (val), %.1f s", name, row["metric"], row["train"], row["val"], row["seconds"]

@@ -23,7 +23,7 @@ def main(arguments: argparse.Namespace) -> None:
     dataset, folder = config.datasets[arguments.dataset], arguments.results / "data" / arguments.dataset
     with record_memory(folder, processes=1):
         staged = stage(dataset, folder, config.data)
-    log.info("dataset %s: %s, in %s", arguments.dataset, staged.description(), staged.folder)
+    log.info("dataset %s: %s, in %s", arguments.dataset, staged.meta, staged.folder)
 
 
 def _arguments() -> argparse.Namespace:

@@ -1,13 +1,12 @@
 """Checks of GPU memory: too large a micro-batch, and the share of a trial."""
 
-import json
 import math
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
-from trainyard.data.staged import Staged
+from trainyard.data.staged import Staged, StagedImageMeta, write_meta
 from trainyard.packing import gpu_sharing
 from trainyard.training.loaders import MappedSplit, load_input_data
 from trainyard.training.trainer import Trainer
@@ -71,6 +70,6 @@ def _black_images(folder: Path, *, size_bytes: float) -> Staged:
     for split, count in (("train", int(size_bytes) // math.prod(shape)), ("val", 16)):
         np.lib.format.open_memmap(folder / f"{split}-images.npy", mode="w+", dtype=np.uint8, shape=(count, *shape))
         np.lib.format.open_memmap(folder / f"{split}-labels.npy", mode="w+", dtype=np.int64, shape=(count,))
-    meta = {"kind": "images", "mean": [127.0] * 3, "std": [73.0] * 3, "shape": shape, "classes": ["a", "b"]}
-    (folder / "meta.json").write_text(json.dumps(meta))
+    mean, std = [127.0] * 3, [73.0] * 3
+    write_meta(folder, StagedImageMeta(classes=["a", "b"], shape=shape, mean=mean, std=std, counts={}))
     return Staged(folder)

@@ -1,12 +1,12 @@
 """What is known of a dataset's images before a job needs them: from the staged files, or else from the config alone."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from trainyard.config.datasets import Dataset, Digits, ImageFolder, Python, Synthetic, Torchvision
+from trainyard.data.staged import DataError, OnTheFlyMeta, StagedImageMeta, read_meta
 
 Shape = tuple[int, int, int]
 
@@ -45,25 +45,29 @@ class KnownImages:
 
 def known_images(dataset: Dataset, folder: Path) -> KnownImages:
     """What is known of a dataset whose staged files are, or will be, in `folder`."""
-    return _of_staged(dataset, folder / "meta.json") or _of_section(dataset)
+    return _of_staged(dataset, folder) or _of_section(dataset)
 
 
-def _of_staged(dataset: Dataset, path: Path) -> KnownImages | None:
+def _of_staged(dataset: Dataset, folder: Path) -> KnownImages | None:
     """From the staged files, if they were made from the same section of the config."""
     try:
-        meta: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
+        meta = read_meta(folder)
+    except (OSError, DataError):
         return None
     section = dataset.model_dump(mode="json")
-    if any(meta.get("source", {}).get(name) != value for name, value in section.items()):
+    if any(meta.source.get(name) != value for name, value in section.items()):
         return None
-    if meta["kind"] == "table":
-        return KnownImages(is_staged=True)
-    height, width, channels = meta["shape"]
+    match meta:
+        case StagedImageMeta():
+            images = sum(meta.counts["train"])
+        case OnTheFlyMeta():
+            images = meta.sizes[0]
+        case _:
+            return KnownImages(is_staged=True)
     return KnownImages(
-        shape=(height, width, channels),
-        outputs=len(meta["classes"]),
-        training_images=meta["sizes"][0] if meta["kind"] == "python" else sum(meta["counts"]["train"]),
+        shape=meta.shape,
+        outputs=len(meta.classes),
+        training_images=images,
         numeric=bool(section.get("targets")),
         is_staged=True,
     )

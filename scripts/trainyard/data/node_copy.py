@@ -63,13 +63,13 @@ def choose_local_folder(
     memory: Callable[[], int] = slurm_allocation.available_memory_bytes,
 ) -> tuple[Path | None, str]:
     """The folder to copy to, or None and a message with the reason (empty if no copy is requested)."""
-    if policy == "off" or not staged.meta["files"]:
+    if policy == "off" or not staged.meta.files:
         return None, ""
     if policy == "auto" and (
         "SLURM_JOB_ID" not in environment or not host.is_network_file_system(kind_of(staged.folder))
     ):
         return None, ""
-    need = sum((staged.folder / name).stat().st_size for name in staged.meta["files"])
+    need = sum((staged.folder / name).stat().st_size for name in staged.meta.files)
     reasons = []
     for folder in candidate_folders(policy, environment):
         kind = kind_of(folder)
@@ -101,7 +101,7 @@ def _is_complete(folder: Path) -> bool:
 def _copy(staged: Staged, notify: Callable[[str], None], folder: Path) -> None:
     """Copy the files and verify their digests; `meta.json` comes last."""
     began, size = time.perf_counter(), 0
-    for name, digest in staged.meta["files"].items():
+    for name, digest in staged.meta.files.items():
         shutil.copyfile(staged.folder / name, folder / name)
         size += (folder / name).stat().st_size
         if file_digest(folder / name) != digest:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from trainyard.config.datasets import Python
 from trainyard.data.sources import Block, BlockTask, DataSource
-from trainyard.data.staged import SPLITS, DataError
+from trainyard.data.staged import SPLITS, DataError, OnTheFlyMeta
 from trainyard.utils.files import digest_of, file_digest
 from trainyard.utils.import_path import OWN_ERRORS, error_line, import_object
 
@@ -184,7 +184,7 @@ class _ReadImages:
         return Block(images, labels)
 
 
-def describe_on_the_fly(dataset: Python) -> dict[str, Any]:
+def describe_on_the_fly(dataset: Python) -> OnTheFlyMeta:
     """The metadata of images that are made on the fly; mean and standard deviation are from a sample."""
     train, val = call_factory(dataset.model_dump())
     outputs = dataset.targets or dataset.classes
@@ -204,11 +204,5 @@ def describe_on_the_fly(dataset: Python) -> dict[str, Any]:
         _, height, width, channels = pixels.shape
         flat = pixels.reshape(-1, channels)
         mean, std = flat.mean(axis=0).tolist(), np.maximum(flat.std(axis=0), 1.0).tolist()
-    return {
-        "kind": "python",
-        "classes": outputs,
-        "shape": [height, width, channels],
-        "mean": mean,
-        "std": std,
-        "sizes": [len(train), len(val)],
-    }
+    shape = (height, width, channels)
+    return OnTheFlyMeta(classes=outputs, shape=shape, mean=mean, std=std, sizes=[len(train), len(val)])

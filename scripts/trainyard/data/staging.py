@@ -6,7 +6,6 @@
 <folder>/meta.json                         written last: if it exists, so do the others
 """
 
-import json
 import logging
 import math
 import os
@@ -34,10 +33,10 @@ from trainyard.data.problems import count_by_kind, summarize_problems, write_pro
 from trainyard.data.python_factory import PythonSource, describe_on_the_fly, module_digest
 from trainyard.data.shards import StagedShards, stage_shards
 from trainyard.data.sources import DataSource, SyntheticSource, digits_source
-from trainyard.data.staged import SPLITS, DataError, Staged
+from trainyard.data.staged import SPLITS, DataError, DatasetMeta, Staged, StagedImageMeta, read_meta, write_meta
 from trainyard.data.table import stage_table, table_digest
-from trainyard.utils.errors import StorageError, storage_errors
-from trainyard.utils.files import atomic_write, digest_of, expand_path, file_digest, hold_lock
+from trainyard.utils.errors import MissingResultError, StorageError, storage_errors
+from trainyard.utils.files import digest_of, expand_path, file_digest, hold_lock
 from trainyard.utils.text import format_duration
 
 STAGING_VERSION: Final = 1  # increment it when a change of the code changes the staged files
@@ -55,36 +54,29 @@ def stage(dataset: Dataset, folder: Path, data: Data | None = None) -> Staged:
         images = _open_source(dataset, folder / ".staging", data or Data())
         state = images.state if images else _other_state(dataset)
         source = dataset.model_dump(mode="json") | {"staging_version": STAGING_VERSION} | state
-        if not _is_staged(Staged(folder), source):
+        if not _is_staged(folder, source):
             (folder / "meta.json").unlink(missing_ok=True)
             if images is not None:
                 skip = getattr(dataset, "on_bad_image", "fail") == "skip"
-                details, files = _stage_images(images, folder, skip=skip)
+                meta, files = _stage_images(images, folder, skip=skip)
             else:
-                details, files = _stage_other(dataset, folder), {}
+                meta, files = _stage_other(dataset, folder), {}
             versions = {"python": platform.python_version(), "numpy": np.__version__, "pillow": PIL.__version__}
-            digest = digest_of(details["files"] or source)
-            _finish(folder, {"source": source, **details, "versions": versions, "digest": digest}, files)
+            whole = replace(meta, source=source, versions=versions, digest=digest_of(meta.files or source))
+            write_meta(folder, whole, files)
         shutil.rmtree(folder / ".staging", ignore_errors=True)
         return Staged(folder)
 
 
-def _finish(folder: Path, meta: dict[str, Any], files: dict[str, Path]) -> None:
-    """Write `meta.json`, and move the files beside it; if the disk is full, they stay where the next run continues."""
-    with atomic_write(folder / "meta.json") as file:
-        json.dump(meta, file, indent=2)
-        file.write("\n")
-        file.flush()
-        for name, path in files.items():
-            path.replace(folder / name)
-
-
-def _is_staged(staged: Staged, source: dict[str, Any]) -> bool:
+def _is_staged(folder: Path, source: dict[str, Any]) -> bool:
     """Whether the folder has the dataset of this source, verified by the digests of its files."""
-    if not (staged.folder / "meta.json").exists() or staged.meta["source"] != source:
+    try:
+        meta = read_meta(folder)
+    except (MissingResultError, DataError):
         return False
-    paths = {staged.folder / name: digest for name, digest in staged.meta["files"].items()}
-    return all(path.exists() and file_digest(path) == digest for path, digest in paths.items())
+    paths = {folder / name: digest for name, digest in meta.files.items()}
+    same = (path.exists() and file_digest(path) == digest for path, digest in paths.items())
+    return meta.source == source and all(same)
 
 
 def _other_state(dataset: Dataset) -> dict[str, Any]:
@@ -94,11 +86,10 @@ def _other_state(dataset: Dataset) -> dict[str, Any]:
     return {"module_digest": module_digest(dataset)} if isinstance(dataset, Python) else {}
 
 
-def _stage_other(dataset: Dataset, folder: Path) -> dict[str, Any]:
+def _stage_other(dataset: Dataset, folder: Path) -> DatasetMeta:
     if isinstance(dataset, Table):
-        details = stage_table(dataset, folder)
-        return details | {"files": {f"{name}.parquet": file_digest(folder / f"{name}.parquet") for name in SPLITS}}
-    return (describe_on_the_fly(dataset) if isinstance(dataset, Python) else {}) | {"files": {}}
+        return stage_table(dataset, folder)
+    return describe_on_the_fly(dataset) if isinstance(dataset, Python) else DatasetMeta()
 
 
 # ---- sources
@@ -148,7 +139,7 @@ def download_dataset(dataset: Dataset, data: Data) -> Path:
 # ---- images
 
 
-def _stage_images(source: DataSource, folder: Path, *, skip: bool) -> tuple[dict[str, Any], dict[str, Path]]:
+def _stage_images(source: DataSource, folder: Path, *, skip: bool) -> tuple[DatasetMeta, dict[str, Path]]:
     """The metadata of the staged images, and their files by name."""
     work, cpus = folder / ".staging", slurm_allocation.available_cpus()
     work.mkdir(parents=True, exist_ok=True)
@@ -173,21 +164,20 @@ def _stage_images(source: DataSource, folder: Path, *, skip: bool) -> tuple[dict
     classes = source.classes(int(max(each.max() for each in labels.values())))
     known = {path: staged.digests[name] for name, path in files.items() if path.name in staged.digests}
     digests = {name: known.get(path) or file_digest(path) for name, path in files.items()}
-    height, width, channels = source.shape
+    height, width, _ = source.shape
     mean, std = mean_and_std(staged.count * height * width, staged.sums, staged.squares)
-    details = {
-        "kind": "images",
-        "classes": classes,
-        **({"titles": source.titles} if source.titles else {}),
-        "shape": [height, width, channels],
-        "mean": mean,  # per channel, in 0..255
-        "std": std,
-        "counts": {name: np.bincount(labels[name], minlength=len(classes)).tolist() for name in SPLITS},
-        "handled": dict(sorted((staged.handled + Counter(source.handled)).items())),
-        "problems": count_by_kind(staged.problems),
-        "files": digests,
-    }
-    return details, files
+    meta = StagedImageMeta(
+        classes=classes,
+        titles=source.titles or None,
+        shape=source.shape,
+        mean=mean,
+        std=std,
+        counts={name: np.bincount(labels[name], minlength=len(classes)).tolist() for name in SPLITS},
+        handled=dict(sorted((staged.handled + Counter(source.handled)).items())),
+        problems=count_by_kind(staged.problems),
+        files=digests,
+    )
+    return meta, files
 
 
 def _log_size(source: DataSource, folder: Path, cpus: int) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from trainyard.config.datasets import Table
 from trainyard.data.sources import stratified_split
-from trainyard.data.staged import SPLITS, TARGET, DataError
+from trainyard.data.staged import SPLITS, TARGET, DataError, TableMeta
 from trainyard.utils.files import atomic_write, file_digest
 
 
@@ -25,8 +25,8 @@ def table_digest(dataset: Table) -> str:
         ) from None
 
 
-def stage_table(dataset: Table, folder: Path) -> dict[str, Any]:
-    """Write both splits; returns their metadata for `meta.json`.
+def stage_table(dataset: Table, folder: Path) -> TableMeta:
+    """Write both splits; returns their metadata.
 
     Raises:
         DataError: the table cannot be used.
@@ -54,7 +54,8 @@ def stage_table(dataset: Table, folder: Path) -> dict[str, Any]:
     for name, rows in zip(SPLITS, stratified_split(strata, dataset.val_fraction, dataset.seed), strict=True):
         with atomic_write(folder / f"{name}.parquet", "wb") as file:
             frame.iloc[rows].to_parquet(file)
-    return {"kind": "table", "task": task, "classes": classes, "columns": [str(name) for name in frame.columns[:-1]]}
+    files = {f"{name}.parquet": file_digest(folder / f"{name}.parquet") for name in SPLITS}
+    return TableMeta(task=task, classes=classes, columns=[str(name) for name in frame.columns[:-1]], files=files)
 
 
 def _read_table(path: Path) -> Any:

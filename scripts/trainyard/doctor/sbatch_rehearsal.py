@@ -5,7 +5,6 @@ stand-in for sbatch. So the account, partition and GPUs are the same as in a rea
 Staging and studies are rehearsed side by side, since a study waits until its dataset is staged.
 """
 
-import json
 import os
 import re
 import subprocess
@@ -21,8 +20,10 @@ from trainyard.config.config import Config
 from trainyard.config.datasets import needs_download
 from trainyard.config.trials import published_weights
 from trainyard.config.weights import weights_receipt
+from trainyard.data.staged import DataError, DatasetMeta, read_meta, write_meta
 from trainyard.doctor.sbatch_request import SbatchRequest, parse_request
 from trainyard.doctor.sbatch_stand_in import StandIn, sbatch_stand_in
+from trainyard.planning.trial_space import NOT_STAGED
 from trainyard.utils.files import write_json
 
 SNAKEFILE = Path(__file__).parents[3] / "Snakefile"
@@ -164,7 +165,7 @@ def _fill(folder: Path, config: Config, results: Path, *, staged: bool) -> None:
         source, target = results / "data" / name, folder / "results/data" / name
         if staged:
             _link_files(source, target)
-            write_json(target / "meta.json", _read_json(source / "meta.json") or {"digest": "not staged"})
+            write_meta(target, _known_meta(source))
         elif needs_download(dataset):
             write_json(target / "download.json", {})
     for named in published_weights(*config.sweeps.values(), *config.scaling.values()):
@@ -182,11 +183,11 @@ def _link_files(source: Path, target: Path) -> None:
             (target / path.name).symlink_to(path)
 
 
-def _read_json(path: Path) -> object:
+def _known_meta(folder: Path) -> DatasetMeta:
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
+        return read_meta(folder)
+    except (OSError, DataError):
+        return DatasetMeta(digest=NOT_STAGED)
 
 
 _ERROR_OF_JOB = re.compile(

@@ -1,6 +1,5 @@
 """The plan of a sweep: its state, a forecast of its pending trials, and the job that it requests."""
 
-import json
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,12 +8,14 @@ from pathlib import Path
 from trainyard.config.config import Config
 from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import Sweep
+from trainyard.data.staged import read_meta
 from trainyard.planning.attempts import group_by_trial
 from trainyard.planning.duration_forecast import DurationForecast
 from trainyard.planning.job_request import JobRequest
 from trainyard.planning.journal_fold import Fold
 from trainyard.planning.sweep_state import SweepState
 from trainyard.planning.trial_space import NOT_STAGED, TrialSpace
+from trainyard.utils.errors import MissingResultError
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,6 @@ def dataset_digest(results: Path, study: Sweep | Scaling) -> str:
     if study.dataset is None:
         return "no dataset"
     try:
-        return str(json.loads((results / "data" / study.dataset / "meta.json").read_text())["digest"])
-    except FileNotFoundError:
+        return read_meta(results / "data" / study.dataset).digest
+    except MissingResultError:
         return NOT_STAGED

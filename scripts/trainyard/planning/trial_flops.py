@@ -6,7 +6,7 @@ import time
 from typing import Final
 
 from trainyard.config.train import Train
-from trainyard.data.staged import Staged
+from trainyard.data.staged import ImageMeta, Staged
 from trainyard.planning.duration_model import predict
 from trainyard.planning.plan import Plan
 from trainyard.utils.files import digest_of
@@ -32,14 +32,14 @@ def count_work(plan: Plan, staged: Staged, *, own: bool = True, seconds: float =
     Each model is counted once. If all trials have the same model, it counts as 1, since only the epochs matter. Users'
     models are built only with `own`, since their code may do anything. Counting stops after `seconds`.
     """
-    shape, classes = staged.meta["shape"], len(staged.meta["classes"])
+    meta = staged.require(ImageMeta)
     specs = {name: spec for name in plan.forecast.pending if isinstance(spec := plan.state.trials[name].spec, Train)}
     examples = {_model_key(spec): name for name, spec in specs.items()}
     if not own and len(examples) > 1 and any(":" in specs[name].model for name in examples.values()):
         return {}
     counted, end = dict[str, float](), time.monotonic() + seconds
     for key in _spread(list(examples)):
-        flops = _flops(specs[examples[key]], shape, classes) if len(examples) > 1 else 1
+        flops = _flops(specs[examples[key]], meta.shape, len(meta.classes)) if len(examples) > 1 else 1
         if flops is None or time.monotonic() > end:
             return {}
         counted[key] = flops

@@ -1,6 +1,6 @@
 """The plots of a staged dataset: some of its images, and the number of images per class."""
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from trainyard.data.sources import shuffled_ranks
-from trainyard.data.staged import SPLITS, StagedImages
+from trainyard.data.staged import SPLITS, StagedImageMeta, StagedImages
 from trainyard.report.style import COLORS, shorten
 
 COLUMNS: Final = 10
@@ -17,14 +17,14 @@ MAX_NAMED_CLASSES: Final = 30
 MAX_TITLE_LENGTH: Final = 11
 
 
-def plot_samples(axes: Axes, split: StagedImages, meta: dict[str, Any]) -> None:
+def plot_samples(axes: Axes, split: StagedImages, meta: StagedImageMeta) -> None:
     """Some training images in a grid, each below the name of its class."""
     rows = choose_rows(split.labels)
-    height, width, _ = meta["shape"]
+    height, width, channels = meta.shape
     gap, head = max(1, width // 8), 0.34 * height
     for place, row in enumerate(rows):
         left, top = place % COLUMNS * (width + gap), place // COLUMNS * (height + gap + head)
-        pixels = split.images[row] if meta["shape"][2] == 3 else split.images[row][..., 0]
+        pixels = split.images[row] if channels == 3 else split.images[row][..., 0]
         extent = (left, left + width, top + height, top)
         axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, extent=extent, interpolation="nearest")
         axes.text(left, top - 0.04 * height, class_title(meta, int(split.labels[row])), fontsize=8, va="bottom")
@@ -32,9 +32,9 @@ def plot_samples(axes: Axes, split: StagedImages, meta: dict[str, Any]) -> None:
     axes.set_xlim(-gap, min(COLUMNS, len(rows)) * (width + gap))
     axes.set_ylim(lines * (height + gap + head) - head, -head - gap)
     axes.axis("off")
-    train, val = (sum(meta["counts"][name]) for name in SPLITS)
-    shape = f"{height}x{width} {'RGB' if meta['shape'][2] == 3 else 'grayscale'}"
-    axes.set_title(f"{train:,} training and {val:,} validation images, {shape}, {len(meta['classes'])} classes")
+    train, val = (sum(meta.counts[name]) for name in SPLITS)
+    shape = f"{height}x{width} {'RGB' if channels == 3 else 'grayscale'}"
+    axes.set_title(f"{train:,} training and {val:,} validation images, {shape}, {len(meta.classes)} classes")
 
 
 def choose_rows(labels: NDArray[np.int64]) -> list[int]:
@@ -44,16 +44,15 @@ def choose_rows(labels: NDArray[np.int64]) -> list[int]:
     return [int(row) for row in first[np.argsort(labels[first], kind="stable")]]
 
 
-def class_title(meta: dict[str, Any], label: int) -> str:
+def class_title(meta: StagedImageMeta, label: int) -> str:
     """The short title of a class: its first title in the source, or else its name."""
-    name = meta["classes"][label]
-    title = str(meta.get("titles", {}).get(name, name)).split(",")[0]
-    return shorten(title, MAX_TITLE_LENGTH)
+    name = meta.classes[label]
+    return shorten((meta.titles or {}).get(name, name).split(",")[0], MAX_TITLE_LENGTH)
 
 
-def plot_class_balance(axes: Axes, meta: dict[str, Any]) -> None:
+def plot_class_balance(axes: Axes, meta: StagedImageMeta) -> None:
     """Images per class: one named bar each, or, with many classes, an area sorted by size."""
-    train, val = (np.array(meta["counts"][name]) for name in SPLITS)
+    train, val = (np.array(meta.counts[name]) for name in SPLITS)
     if len(train) > MAX_NAMED_CLASSES:
         order = np.argsort(-train, kind="stable")
         axes.fill_between(range(len(train)), train[order], step="mid", color=COLORS[4], label="training")

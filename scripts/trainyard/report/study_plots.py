@@ -8,7 +8,7 @@ import pandas as pd
 
 from trainyard.config.config import Config
 from trainyard.config.trials import varied_keys
-from trainyard.data.staged import Staged
+from trainyard.data.staged import Staged, StagedImageMeta
 from trainyard.planning.plan import plan_sweep, read_state
 from trainyard.planning.sweep_state import SweepState
 from trainyard.report import (
@@ -49,10 +49,11 @@ def draw_plan(config: Config, name: str, results: Path, *, limit_minutes: float,
 
 def _draw_data(config: Config, name: str, source: Path, target: Path) -> None:
     staged = Staged(source)
-    lines = -(-min(data_plots.MAX_IMAGES, len(staged.split("train").labels)) // data_plots.COLUMNS)
-    grid = partial(data_plots.plot_samples, split=staged.split("train"), meta=staged.meta)
+    meta, split = staged.require(StagedImageMeta), staged.split("train")
+    lines = -(-min(data_plots.MAX_IMAGES, len(split.labels)) // data_plots.COLUMNS)
+    grid = partial(data_plots.plot_samples, split=split, meta=meta)
     style.save(grid, target / "samples", size=(WIDTH, 0.5 + lines))
-    style.save(partial(data_plots.plot_class_balance, meta=staged.meta), target / "classes")
+    style.save(partial(data_plots.plot_class_balance, meta=meta), target / "classes")
 
 
 def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from trainyard.config.config import Data
 from trainyard.data.python_factory import as_class, as_numbers, as_pixels, call_factory, read_item
-from trainyard.data.staged import SPLITS, DataError, Staged
+from trainyard.data.staged import SPLITS, DataError, ImageMeta, OnTheFlyMeta, Staged
 
 _Item = TypeVar("_Item")
 RESIDENT_SHARE = 0.5  # for images, at most, of the GPU memory that a process can allocate; the rest is for the model
@@ -72,19 +72,17 @@ def load_input_data(staged: Staged, device: torch.device, how: Data | None = Non
     Raises:
         DataError: the dataset cannot be opened, or is a table.
     """
-    how, meta = how or Data(), staged.meta
-    classes, numeric = len(meta["classes"]), bool(meta["source"].get("targets"))
+    how, meta = how or Data(), staged.require(ImageMeta)
+    classes, numeric = len(meta.classes), bool(meta.source.get("targets"))
     splits: list[Split]
-    if meta["kind"] == "python":
-        factory = call_factory(meta["source"])
+    if isinstance(meta, OnTheFlyMeta):
+        factory = call_factory(meta.source)
         splits = [LoaderSplit(each, device, how, outputs=classes, numeric=numeric) for each in factory]
     else:
         splits = list(_staged_splits(staged, device, how))
     train, val = splits
-    mean, std = (torch.tensor(meta[name], device=device).view(1, -1, 1, 1) for name in ("mean", "std"))
-    height, width, channels = meta["shape"]
-    shape = (height, width, channels)
-    return InputData(train=train, val=val, mean=mean, std=std, classes=classes, shape=shape, numeric=numeric)
+    mean, std = (torch.tensor(each, device=device).view(1, -1, 1, 1) for each in (meta.mean, meta.std))
+    return InputData(train=train, val=val, mean=mean, std=std, classes=classes, shape=meta.shape, numeric=numeric)
 
 
 def _staged_splits(staged: Staged, device: torch.device, how: Data) -> Iterator[Split]:

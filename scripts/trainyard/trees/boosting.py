@@ -13,7 +13,7 @@ import numpy as np
 
 from trainyard.config.config import Trees
 from trainyard.config.trials import RESULT_VERSION
-from trainyard.data.staged import TARGET, DataError, Staged
+from trainyard.data.staged import TARGET, DataError, Staged, StagedImageMeta, TableMeta
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import atomic_write, digest_of, write_json
 
@@ -38,15 +38,16 @@ class Tabular:
 
 def tabular(staged: Staged) -> Tabular:
     """A staged dataset as a table; images are flattened to height x width x channels columns."""
-    if staged.meta["kind"] == "images":
+    if isinstance(staged.meta, StagedImageMeta):
         train, val = staged.split("train"), staged.split("val")
         rows = [split.images.reshape(len(split.images), -1) for split in (train, val)]
         return Tabular(rows[0], np.array(train.labels), rows[1], np.array(val.labels), "classification")
     import pandas as pd
 
+    task = staged.require(TableMeta).task
     frames = [pd.read_parquet(staged.folder / f"{name}.parquet") for name in ("train", "val")]
     targets = [frame.pop(TARGET).to_numpy() for frame in frames]
-    return Tabular(frames[0], targets[0], frames[1], targets[1], staged.meta["task"])
+    return Tabular(frames[0], targets[0], frames[1], targets[1], task)
 
 
 def fit(study: Trees, name: str, staged: Staged, folder: Path, *, threads: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from trainyard.config.config import Data
 from trainyard.config.datasets import ImageFolder, Torchvision
 from trainyard.data import torchvision_datasets
 from trainyard.data.downloads import RETRIES, DownloadError, RemoteFile, download
+from trainyard.data.staged import StagedImageMeta
 from trainyard.data.staging import stage
 from yard import ROOT
 
@@ -232,7 +233,7 @@ def test_an_archive_is_downloaded_and_staged(tmp_path, server):
     )
     data = Data(downloads=str(tmp_path / "downloads"))
     staged = stage(dataset, tmp_path / "staged", data)
-    assert sum(map(sum, staged.meta["counts"].values())) == 8
+    assert sum(map(sum, staged.require(StagedImageMeta).counts.values())) == 8
     stage(dataset, tmp_path / "again", data)
     assert len(server.requests) == 1
 
@@ -254,7 +255,7 @@ def test_files_of_torchvision_have_its_addresses_and_checksums(tmp_path, server,
     dataset, data = Torchvision(source="torchvision", name="MNIST"), Data(downloads=str(tmp_path / "downloads"))
     staged = stage(dataset, tmp_path / "staged", data)
     assert np.array_equal(staged.split("train").images[..., 0], train[0])
-    assert staged.meta["problems"] == {}
+    assert staged.require(StagedImageMeta).problems == {}
     server.files["/mnist/t10k-labels-idx1-ubyte.gz"] += b"?"
     (tmp_path / "downloads/MNIST/t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(DownloadError, match=r"t10k-labels-idx1-ubyte.gz cannot be downloaded .* its checksum is md5:"):

@@ -21,7 +21,7 @@ from imagesets import pixels, write_image, write_tiny_imagenet, write_tree
 from PIL import Image
 from trainyard.config.datasets import ImageFolder
 from trainyard.data import archives
-from trainyard.data.staged import DataError
+from trainyard.data.staged import DataError, StagedImageMeta
 from trainyard.data.staging import stage
 from trainyard.utils.errors import UserError
 
@@ -129,12 +129,13 @@ def test_an_irregular_file_is_converted_and_counted_or_listed(tree, tmp_path, ca
     expected = expected[1:] if case.problem else [case.result, *expected[1:]]
     assert np.array_equal(train.images, np.stack(expected))
     assert train.labels.tolist() == sorted(LABELS)[1 if case.problem else 0 :]
-    assert staged.meta["handled"] == case.handled
-    assert staged.meta["problems"] == ({case.problem: 1} if case.problem else {})
+    meta = staged.require(StagedImageMeta)
+    assert meta.handled == case.handled
+    assert meta.problems == ({case.problem: 1} if case.problem else {})
     assert [row["action"] for row in problems(folder)] == ["skip"] * bool(case.problem)
     pixels_of = train.images.reshape(-1, 3).astype(np.float64)
-    assert staged.meta["mean"] == pytest.approx(pixels_of.mean(axis=0)), "without the image that was left out"
-    assert staged.meta["std"] == pytest.approx(pixels_of.std(axis=0))
+    assert meta.mean == pytest.approx(pixels_of.mean(axis=0)), "without the image that was left out"
+    assert meta.std == pytest.approx(pixels_of.std(axis=0))
 
 
 def test_all_bad_images_are_listed_before_staging_fails(tree, tmp_path):
@@ -155,7 +156,7 @@ def test_images_are_resized_to_the_configured_size(tree, tmp_path, fit, expected
     image = staged.split("train").images[0]
     assert image.shape == (8, 8, 3)
     assert (int(image[4, 4, 0]), int(image[0, 4, 0]), int(image[7, 4, 0])) == expected
-    assert staged.meta["handled"] == {"resized": 18}
+    assert staged.require(StagedImageMeta).handled == {"resized": 18}
 
 
 def test_images_are_converted_to_greyscale(tree, tmp_path):
@@ -240,7 +241,7 @@ def test_an_irregular_layout_is_counted_or_listed(tree, tmp_path, name, make, li
     staged = stage(dataset, tmp_path / "staged")
     rows = [(row["file"], row["problem"], row["action"]) for row in problems(tmp_path / "staged")]
     assert rows == listed
-    assert staged.meta["handled"] == handled
+    assert staged.require(StagedImageMeta).handled == handled
     if any(action == "skip" for _, _, action in listed):
         with pytest.raises(DataError, match=listed[0][1]):
             stage(ImageFolder(source="imagefolder", root=str(tree)), tmp_path / "staged")
@@ -262,7 +263,7 @@ def test_a_class_whose_name_is_not_utf8_is_escaped(tree, tmp_path):
     (tree / "train/class0").rename(os.fsdecode(os.fsencode(tree / "train") + b"/caf\xe9"))
     shutil.rmtree(tree / "val")
     staged = stage(ImageFolder(source="imagefolder", root=str(tree)), tmp_path / "staged")
-    assert staged.meta["classes"] == ["caf\\xe9", "class1", "class2"]
+    assert staged.meta.classes == ["caf\\xe9", "class1", "class2"]
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
@@ -276,8 +277,8 @@ def test_a_class_without_usable_images_keeps_its_label(tree, tmp_path):
     for path in (tree / "train/class1").iterdir():
         path.write_bytes(b"no image")
     staged = stage(ImageFolder(source="imagefolder", root=str(tree), on_bad_image="skip"), tmp_path / "staged")
-    assert staged.meta["counts"]["train"] == [4, 0, 4]
-    assert staged.meta["classes"] == ["class0", "class1", "class2"]
+    assert staged.require(StagedImageMeta).counts["train"] == [4, 0, 4]
+    assert staged.meta.classes == ["class0", "class1", "class2"]
 
 
 def test_a_split_without_usable_images_is_an_error(tree, tmp_path):
@@ -346,7 +347,7 @@ def test_a_path_outside_the_archive_is_listed_and_not_written_to(tmp_path, name,
     with pytest.raises(DataError, match="1 x path leaves the archive"):
         stage(ImageFolder(source="imagefolder", root=str(path)), tmp_path / "staged")
     staged = stage(ImageFolder(source="imagefolder", root=str(path), on_bad_image="skip"), tmp_path / "staged")
-    assert sum(map(sum, staged.meta["counts"].values())) == 12
+    assert sum(map(sum, staged.require(StagedImageMeta).counts.values())) == 12
     assert not list(tmp_path.rglob("evil*"))
     assert not Path("/tmp/evil.png").exists()
 
@@ -369,8 +370,8 @@ def test_a_tar_of_the_current_folder_has_no_extra_class(tmp_path, hidden):
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
     staged = stage(ImageFolder(source="imagefolder", root=str(tmp_path / "set.tar")), tmp_path / "staged")
-    assert staged.meta["classes"] == ["class0", "class1", "class2"]
-    assert staged.meta["problems"] == {}
+    assert staged.meta.classes == ["class0", "class1", "class2"]
+    assert staged.require(StagedImageMeta).problems == {}
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar.gz"])

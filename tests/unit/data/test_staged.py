@@ -1,13 +1,18 @@
 """Staging keeps pixels and rows as they are, and reports what it cannot use."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
 from sklearn.datasets import load_digits
 from trainyard.config.datasets import Digits, Synthetic, Table
+from trainyard.data.known_images import known_images
 from trainyard.data.sources import stratified_split
-from trainyard.data.staged import TARGET, DataError, Staged
+from trainyard.data.staged import TARGET, DataError, Staged, StagedImageMeta, TableMeta
 from trainyard.data.staging import stage
+
+SMALL = Synthetic(source="synthetic", images=9)
 
 
 def test_digits_are_staged_completely_and_stratified(tmp_path):
@@ -25,25 +30,64 @@ def test_digits_are_staged_completely_and_stratified(tmp_path):
 
 
 def test_staging_is_deterministic_and_skipped_when_done(tmp_path):
-    one, other = (stage(Synthetic(source="synthetic", images=9), tmp_path / name) for name in ("one", "other"))
+    one, other = (stage(SMALL, tmp_path / name) for name in ("one", "other"))
     assert one.meta == other.meta
     times = {path: path.stat().st_mtime_ns for path in one.folder.glob("[!.]*")}
-    stage(Synthetic(source="synthetic", images=9), tmp_path / "one")
+    stage(SMALL, tmp_path / "one")
     assert {path: path.stat().st_mtime_ns for path in one.folder.glob("[!.]*")} == times
 
 
 @pytest.mark.parametrize("damage", ["gone", "changed"])
 def test_damaged_staged_files_are_staged_again(tmp_path, damage):
-    staged = stage(Synthetic(source="synthetic", images=9), tmp_path)
+    staged = stage(SMALL, tmp_path)
     path, digest = tmp_path / "train-images.npy", staged.digest
     path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:-1] + b"x")
-    assert stage(Synthetic(source="synthetic", images=9), tmp_path).digest == digest
+    assert stage(SMALL, tmp_path).digest == digest
     assert Staged(tmp_path).split("train").images.shape == (9, 32, 32, 3)
 
 
 def test_other_options_result_in_other_data(tmp_path):
-    before = stage(Synthetic(source="synthetic", images=9), tmp_path).digest
+    before = stage(SMALL, tmp_path).digest
     assert stage(Synthetic(source="synthetic", images=9, seed=1), tmp_path).digest != before
+
+
+def test_the_metadata_has_the_same_keys_as_ever(tmp_path):
+    """Files of earlier versions are read, and others may read ours."""
+    write_table(tmp_path / "table.csv", frame())
+    staged = {
+        "images": stage(SMALL, tmp_path / "images"),
+        "table": stage(Table(source="table", path=str(tmp_path / "table.csv"), target="price"), tmp_path / "table"),
+    }
+    content = {name: json.loads((each.folder / "meta.json").read_text()) for name, each in staged.items()}
+    always = {"kind", "source", "classes", "files", "versions", "digest"}
+    images = {"shape", "mean", "std", "counts", "handled", "problems"}
+    assert content["images"].keys() == always | images
+    assert content["table"].keys() == always | {"task", "columns"}
+    assert [each["kind"] for each in content.values()] == ["images", "table"]
+    assert content["images"]["shape"] == [32, 32, 3]
+
+
+def test_metadata_of_other_versions_is_read(tmp_path):
+    path = stage(SMALL, tmp_path).folder / "meta.json"
+    content = json.loads(path.read_text())
+    del content["handled"]
+    path.write_text(json.dumps(content | {"invented later": 1}))
+    assert Staged(tmp_path).require(StagedImageMeta).handled == {}
+    assert Staged(tmp_path).digest == content["digest"]
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "[]", "{}", '{"kind": "images", "digest": "d"}', '{"kind": "new", "digest": "d"}']
+)
+def test_damaged_metadata_is_explained_and_staged_again(tmp_path, damage):
+    before = stage(SMALL, tmp_path).meta
+    (tmp_path / "meta.json").write_text(damage)
+    with pytest.raises(
+        DataError, match=r"meta\.json is damaged or of another version: remove it and run Snakemake's target `data`"
+    ):
+        Staged(tmp_path).split("train")
+    assert not known_images(SMALL, tmp_path).is_staged
+    assert stage(SMALL, tmp_path).meta == before
 
 
 def test_a_class_of_one_image_can_be_split():
@@ -69,9 +113,10 @@ def test_tables_are_staged_from_csv_and_parquet(tmp_path, suffix, target, task):
     path = tmp_path / f"table.{suffix}"
     frame().to_csv(path, index=False) if suffix == "csv" else frame().to_parquet(path)
     staged = stage(Table(source="table", path=str(path), target=target), tmp_path / "staged")
-    assert staged.meta["task"] == task
-    assert staged.meta["classes"] == (["a", "b"] if target == "kind" else [])
-    assert target not in staged.meta["columns"]
+    meta = staged.require(TableMeta)
+    assert meta.task == task
+    assert staged.meta.classes == (["a", "b"] if target == "kind" else [])
+    assert target not in meta.columns
     parts = [pd.read_parquet(tmp_path / "staged" / f"{name}.parquet") for name in ("train", "val")]
     assert [len(part) for part in parts] == [32, 8]
     assert TARGET in parts[0].columns

@@ -23,7 +23,7 @@ from trainyard.data import staging
 from trainyard.data.mean_std import channel_sums
 from trainyard.data.shards import divide_into_shards, stage_shards
 from trainyard.data.sources import Block, BlockTask, DataSource, stratified_split
-from trainyard.data.staged import DataError
+from trainyard.data.staged import DataError, StagedImageMeta
 from trainyard.data.staging import stage
 from trainyard.utils.files import digest_of, file_digest
 from yard import ROOT
@@ -87,7 +87,7 @@ def test_a_dataset_with_a_new_image_is_staged_again(tmp_path):
     assert stage(dataset, folder).digest == before
     write_image(root / "train/class0/new.png", pixels(1, (8, 8, 3), 2)[0])
     assert stage(dataset, folder).digest != before
-    assert sum(map(sum, stage(dataset, folder).meta["counts"].values())) == 13
+    assert sum(map(sum, stage(dataset, folder).require(StagedImageMeta).counts.values())) == 13
 
 
 def test_a_source_that_changes_meanwhile_is_an_error_and_only_what_changed_is_made_again(tmp_path, monkeypatch, caplog):

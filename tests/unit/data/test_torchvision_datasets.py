@@ -23,7 +23,7 @@ from imagesets import (
 )
 from trainyard.config.datasets import ImageFolder, Torchvision
 from trainyard.data import torchvision_datasets
-from trainyard.data.staged import DataError
+from trainyard.data.staged import DataError, StagedImageMeta
 from trainyard.data.staging import stage
 from trainyard.utils.errors import UserError
 
@@ -78,7 +78,7 @@ def test_mnist_is_read_from_torchvisions_layout_and_from_the_files_alone(tmp_pat
     staged = stage_copy(name, tmp_path / "copy", tmp_path / "staged")
     check(staged, train, val)
     assert staged.split("train").images.shape == (40, 28, 28, 1)
-    assert len(staged.meta["classes"]) == 10
+    assert len(staged.meta.classes) == 10
     assert staged.split("train").labels.tolist() == train[1].tolist(), "in the order of the files"
 
 
@@ -97,7 +97,7 @@ def test_cifar_is_read_from_a_folder_and_from_its_archive(tmp_path, monkeypatch,
     roots = {"layout": folder.parent, "folder": folder, "archive": archive, "archive in a folder": archive.parent}
     staged = stage_copy(name, roots[place], tmp_path / "staged")
     check(staged, train, val)
-    assert staged.meta["classes"] == [f"thing{label}" for label in range(classes)]
+    assert staged.meta.classes == [f"thing{label}" for label in range(classes)]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_svhn_and_usps_are_read_and_verified(tmp_path, monkeypatch, name, write,
     publish(monkeypatch, name, tmp_path / "copy")
     staged = stage_copy(name, tmp_path / "copy", tmp_path / "staged")
     check(staged, train, val)
-    assert staged.meta["classes"] == [str(digit) for digit in range(10)]
+    assert staged.meta.classes == [str(digit) for digit in range(10)]
     first = min((tmp_path / "copy").iterdir())
     first.write_bytes(first.read_bytes() + b"?")
     with pytest.raises(DataError, match=f"{first}: its checksum differs from the published one"):
@@ -120,7 +120,7 @@ def test_svhn_and_usps_are_read_and_verified(tmp_path, monkeypatch, name, write,
 def test_a_staged_copy_is_not_staged_again(tmp_path, monkeypatch):
     """Also one that was staged before torchvision read it: `meta.json` describes the source as it did then."""
     write_mnist(tmp_path / "mnist", labelled(40, (28, 28), 10, 0), labelled(20, (28, 28), 10, 1))
-    source = stage_copy("MNIST", tmp_path / "mnist", tmp_path / "staged").meta["source"]
+    source = stage_copy("MNIST", tmp_path / "mnist", tmp_path / "staged").meta.source
     name = "t10k-labels-idx1-ubyte"
     assert source["files"][name] == hashlib.sha256((tmp_path / "mnist" / name).read_bytes()).hexdigest()
     before = (tmp_path / "staged/meta.json").stat().st_mtime_ns
@@ -130,7 +130,7 @@ def test_a_staged_copy_is_not_staged_again(tmp_path, monkeypatch):
     folder = tmp_path / "cifar-10-batches-py"
     write_cifar10(folder, *[labelled(20, (32, 32, 3), 10, 0)] * 2)
     publish(monkeypatch, "CIFAR10", folder)
-    source = stage_copy("CIFAR10", folder, tmp_path / "cifar").meta["source"]
+    source = stage_copy("CIFAR10", folder, tmp_path / "cifar").meta.source
     state = (folder / "test_batch").stat()
     assert source["files"]["test_batch"] == [state.st_size, state.st_mtime_ns]
 
@@ -146,10 +146,10 @@ def test_tiny_imagenet_is_read_as_published(tmp_path, kind):
         root = pack(root, tmp_path / f"tiny.{kind}")
     staged = stage(ImageFolder(source="imagefolder", root=str(root)), tmp_path / "staged")
     check(staged, *TINY)
-    assert staged.meta["classes"] == wnids
-    assert staged.meta["titles"] == {wnid: f"thing {wnid}, also so called" for wnid in wnids}
-    assert staged.meta["problems"] == {}
-    assert staged.meta["counts"] == {"train": [8, 8, 8], "val": [3, 3, 3]}
+    assert staged.meta.classes == wnids
+    assert staged.require(StagedImageMeta).titles == {wnid: f"thing {wnid}, also so called" for wnid in wnids}
+    assert staged.require(StagedImageMeta).problems == {}
+    assert staged.require(StagedImageMeta).counts == {"train": [8, 8, 8], "val": [3, 3, 3]}
     assert not (tmp_path / "staged/.staging").exists(), "temporary files are removed"
 
 
@@ -161,7 +161,7 @@ def test_class_folders_are_read_with_their_validation_split(tmp_path, val, kind)
     root = pack(root, tmp_path / "set.zip") if kind == "zip" else root
     staged = stage(ImageFolder(source="imagefolder", root=str(root)), tmp_path / "staged")
     check(staged, train, other)
-    assert staged.meta["classes"] == ["class0", "class1", "class2"]
+    assert staged.meta.classes == ["class0", "class1", "class2"]
 
 
 @pytest.mark.parametrize("split", ["train", ""])
@@ -169,7 +169,7 @@ def test_without_a_validation_split_a_random_one_is_stratified(tmp_path, split):
     images, labels = labelled(60, (5, 5, 3), 3, 0)
     root = write_tree(tmp_path / "set", images, labels, split=split)
     staged = stage(ImageFolder(source="imagefolder", root=str(root), val_fraction=0.25), tmp_path / "staged")
-    assert staged.meta["counts"] == {"train": [15] * 3, "val": [5] * 3}
+    assert staged.require(StagedImageMeta).counts == {"train": [15] * 3, "val": [5] * 3}
     parts = [staged.split(name) for name in ("train", "val")]
     both = [np.concatenate(each) for each in zip(*((part.images, part.labels) for part in parts), strict=True)]
     assert as_set(*both) == as_set(images, labels)
@@ -178,10 +178,11 @@ def test_without_a_validation_split_a_random_one_is_stratified(tmp_path, split):
 def test_mean_and_deviation_are_exact(tmp_path):
     train, val = labelled(40, (8, 6, 3), 2, 0), labelled(4, (8, 6, 3), 2, 1)
     root = write_tree(write_tree(tmp_path / "set", *train), *val, split="val")
-    meta = stage(ImageFolder(source="imagefolder", root=str(root)), tmp_path / "staged").meta
+    staged = stage(ImageFolder(source="imagefolder", root=str(root)), tmp_path / "staged")
+    meta = staged.require(StagedImageMeta)
     pixels_of = train[0].reshape(-1, 3).astype(np.float64)
-    assert meta["mean"] == pytest.approx(pixels_of.mean(axis=0), abs=1e-12)
-    assert meta["std"] == pytest.approx(pixels_of.std(axis=0), abs=1e-12)
+    assert meta.mean == pytest.approx(pixels_of.mean(axis=0), abs=1e-12)
+    assert meta.std == pytest.approx(pixels_of.std(axis=0), abs=1e-12)
 
 
 # ---- damaged files

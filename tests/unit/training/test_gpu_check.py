@@ -8,8 +8,10 @@ import threading
 from unittest import mock
 
 import pytest
+import torch
 from gpu_check import __main__ as gpu_check
-from gpu_check import correctness, endings, objective, rig
+from gpu_check import correctness, endings, memory, objective, rig
+from trainyard.training.loaders import load_input_data
 
 # These start programs or compile, which takes ten seconds each. What they check has unit tests, too.
 LONG = ["one_rank", "two_ranks", "failing_rank", "launch", "compile", "compiled_sweep"]
@@ -38,6 +40,12 @@ def test_the_measurements_run_at_toy_size(tmp_path, capsys):
     assert status == 0, found["checks"]
     assert found["speed"][0]["what"] == "4 blocks, 8x8, batch 16"
     assert "| ResNet-50, batch 16 | " in capsys.readouterr().out
+
+
+def test_the_images_that_are_larger_than_a_share_can_be_opened(tmp_path):
+    """The check of the share needs a GPU, its dataset does not."""
+    staged = memory._black_images(tmp_path, size_bytes=100 * 64 * 64 * 3)
+    assert len(load_input_data(staged, torch.device("cpu")).train) == 100
 
 
 def test_without_a_gpu_nothing_is_checked_and_the_exit_code_says_so(tmp_path, monkeypatch, capsys):

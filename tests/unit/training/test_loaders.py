@@ -12,7 +12,7 @@ from trainyard.config.config import Data
 from trainyard.config.datasets import Python
 from trainyard.config.train import Augment
 from trainyard.data.python_factory import as_class, as_numbers
-from trainyard.data.staged import DataError, Staged
+from trainyard.data.staged import DataError, ImageMeta, Staged
 from trainyard.data.staging import stage
 from trainyard.training import loaders
 from trainyard.training.augmentation.augment import Augmenter, shift_images
@@ -142,9 +142,10 @@ def test_images_of_own_code_are_staged_once_or_made_on_the_fly(own, tmp_path):
     """Both trainings are equal but for the normalization, which is computed from a sample."""
     once = stage(own(args={"count": 60}), tmp_path / "once")
     fly = stage(own(args={"count": 60}, on_the_fly=True, classes=["a", "b", "c"]), tmp_path / "fly")
-    assert once.meta["classes"] == ["0", "1", "2"]
-    assert fly.meta["shape"] == once.meta["shape"] == [6, 5, 3]
-    assert fly.meta["mean"] == pytest.approx(once.meta["mean"])
+    assert once.meta.classes == ["0", "1", "2"]
+    images = [staged.require(ImageMeta) for staged in (once, fly)]
+    assert [each.shape for each in images] == [(6, 5, 3)] * 2
+    assert images[0].mean == pytest.approx(images[1].mean)
     assert not list((tmp_path / "fly").glob("*.npy"))
     own_feed = load_input_data(fly, CPU, Data(workers=2))
     assert isinstance(own_feed.train, LoaderSplit)
