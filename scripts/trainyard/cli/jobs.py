@@ -43,9 +43,15 @@ class SweepJobs:
         """
         key = (name, attempt, dataset_digest(self._results, self._config.sweeps[name]))
         if key not in self._plans:
-            minutes, gpus = self._profile.limit_minutes(rule := self.rule_of(name)), self._profile.limits(rule).gpus
-            plan = plan_sweep(self._config, name, self._results, limit_minutes=minutes, limit_gpus=gpus)
-            self._plans[key] = plan
+            rule = self.rule_of(name)
+            self._plans[key] = plan_sweep(
+                self._config,
+                name,
+                self._results,
+                limit_minutes=self._profile.limit_minutes(rule),
+                limit_gpus=self._profile.limits(rule).gpus,
+                fixed_minutes=self._profile.fixed_minutes(rule),
+            )
         return self._plans[key]
 
     def digest(self, wildcards: Wildcards) -> str:
@@ -132,7 +138,11 @@ class SweepJobs:
 
         None leaves the number to the profile.
         """
-        limits = {name: self._profile.partition_minutes(self.rule_of(name)) for name in self._config.sweeps}
+        rules = {name: self.rule_of(name) for name in self._config.sweeps}
+        limits = {
+            name: self._profile.fixed_minutes(rule) or self._profile.partition_minutes(rule)
+            for name, rule in rules.items()
+        }
         if all(map(math.isinf, limits.values())):
             return None
         plans = (plan_sweep(self._config, name, self._results, limit_minutes=limits[name]) for name in limits)

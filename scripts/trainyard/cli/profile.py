@@ -95,6 +95,10 @@ class Profile:
         except (WorkflowError, ValueError, TypeError, AttributeError):
             return None
 
+    def fixed_minutes(self, rule: str) -> float | None:
+        """The walltime that `set-resources` gives a rule instead of what it would request; None if there is none."""
+        return self.walltime_minutes(rule) if "runtime" in self._set.get(rule, {}) else None
+
     def limit_minutes(self, rule: str) -> float:
         """The longest walltime that a job of a rule can request; infinite without a scheduler, or if it is unknown."""
         if self.setting(rule, "slurm_partition") or not (file := self._partition_file()):

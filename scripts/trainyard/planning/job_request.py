@@ -24,7 +24,8 @@ WALLTIME_QUANTILE: Final = 0.99  # of the makespan, covered by the walltime
 class JobRequest:
     """What is requested from Slurm to run the pending trials.
 
-    No job may exceed `limit_minutes`; with `slots: auto`, none requests more than `limit_gpus`.
+    No job may exceed `limit_minutes`; with `slots: auto`, none requests more than `limit_gpus`. With `fixed_minutes`,
+    each requests this walltime.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class JobRequest:
         *,
         limit_minutes: float = math.inf,
         limit_gpus: float = math.inf,
+        fixed_minutes: float | None = None,
     ) -> None:
         self._state, self._forecast, self._limit_minutes, self._limit_gpus = state, forecast, limit_minutes, limit_gpus
+        self._fixed_minutes = fixed_minutes
 
     @cached_property
     def slots(self) -> Slots:
@@ -120,6 +123,8 @@ class JobRequest:
     @property
     def walltime_minutes(self) -> int:
         """The walltime to request."""
+        if self._fixed_minutes is not None:
+            return int(self._fixed_minutes)
         return int(min(self.needed_minutes, max(1.0, self._limit_minutes)))
 
     @property

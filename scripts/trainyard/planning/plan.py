@@ -25,6 +25,7 @@ class Plan:
     state: SweepState
     limit_minutes: float = math.inf  # the longest walltime that can be requested
     limit_gpus: float = math.inf  # the most GPUs, over all nodes
+    fixed_minutes: float | None = None  # the walltime that is requested in any case
     price: float | None = None  # of a GPU-hour; without GPUs, of a CPU-hour
 
     @cached_property
@@ -35,7 +36,13 @@ class Plan:
     @cached_property
     def request(self) -> JobRequest:
         """The job that the pending trials need."""
-        return JobRequest(self.state, self.forecast, limit_minutes=self.limit_minutes, limit_gpus=self.limit_gpus)
+        return JobRequest(
+            self.state,
+            self.forecast,
+            limit_minutes=self.limit_minutes,
+            limit_gpus=self.limit_gpus,
+            fixed_minutes=self.fixed_minutes,
+        )
 
 
 def plan_sweep(
@@ -45,16 +52,19 @@ def plan_sweep(
     *,
     limit_minutes: float = math.inf,
     limit_gpus: float = math.inf,
+    fixed_minutes: float | None = None,
     fold: Fold | None = None,
 ) -> Plan:
     """The plan of a sweep, from the config and from its dataset and journal in `results`.
 
-    No job may take longer than `limit_minutes`; with `slots: auto`, none requests more than `limit_gpus`. A caller that
-    plans repeatedly passes the `fold` of the journal, which then reads new lines only.
+    No job may take longer than `limit_minutes`; with `slots: auto`, none requests more than `limit_gpus`. With
+    `fixed_minutes`, each requests this walltime. A caller that plans repeatedly passes the `fold` of the journal, which
+    then reads new lines only.
     """
     sweep = config.sweeps[name]
     state, price = read_state(sweep, name, results, fold=fold), config.pricing.per_hour(sweep.slots.unit)
-    return Plan(state, limit_minutes=limit_minutes, limit_gpus=limit_gpus, price=price)
+    most = limit_minutes if fixed_minutes is None else fixed_minutes
+    return Plan(state, limit_minutes=most, limit_gpus=limit_gpus, fixed_minutes=fixed_minutes, price=price)
 
 
 def read_state(sweep: Sweep, name: str, results: Path, *, fold: Fold | None = None) -> SweepState:

@@ -162,6 +162,14 @@ PARTITIONS = [
 ]
 
 
+def test_a_walltime_that_is_set_for_a_rule_is_what_the_dry_run_counts(tmp_path):
+    one, wide = (SimpleNamespace(name=name) for name in ("one", "wide"))
+    yard = yard_of(tmp_path, sweep=["runtime=30"])
+    assert (yard.sweep.minutes(one, 1), yard.sweep.minutes(wide, 1)) == (30, 60)
+    assert "; 1 GPU-hours requested" in yard.sweep.summary(one, 1)
+    assert "; 4 GPU-hours requested" in yard.sweep.summary(wide, 1)
+
+
 @pytest.fixture
 def slurm(monkeypatch):
     monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition(line) for line in PARTITIONS])

@@ -367,6 +367,10 @@ def test_what_takes_longer_than_a_partition_allows_is_planned_as_several_jobs(tm
         limited
     )
     assert limited.request.requested_hours == 2 * limited.request.jobs
+    fixed = plan_sweep(config, "depth", tmp_path, fixed_minutes=60, limit_minutes=1440).request
+    assert (fixed.jobs, fixed.requested_hours) == (limited.request.jobs, limited.request.requested_hours)
+    longer = plan_sweep(config, "depth", tmp_path, fixed_minutes=600).request
+    assert (longer.jobs, longer.walltime_minutes, longer.requested_hours) == (1, 600, 20)
     assert (
         plan_sweep(config, "depth", tmp_path, limit_minutes=24 * 60).request.walltime_minutes
         == whole.request.walltime_minutes
