@@ -4,18 +4,20 @@ import math
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from trainyard.config.user_programs import Metrics
+from trainyard.config.user_programs import Metrics, find_mismatch
 from trainyard.programs.metric_files import open_metrics_file
 from trainyard.programs.metric_patterns import PatternParser
 from trainyard.programs.output_lines import LineSplitter
 from trainyard.programs.row_limiter import BURST_ROWS, RESUMED_BURST_ROWS, ROWS_PER_SECOND, Row, RowLimiter, thin_rows
 
 CHUNK_BYTES: Final = 2**20
+KEPT_LINES: Final = 100  # the last ones, to say up to where a pattern matches
 UNREADABLE_REMEDY: Final = (
     "It is not run again: correct `metrics`, and the same command reads the saved output again, without running "
     "anything. If the program itself must be corrected, increase `retrain`"
@@ -46,6 +48,7 @@ class MetricsCollector:
         self.latest: Row = {}  # the last value of each metric in all rows until the latest `new_rows`
         self._limiter = RowLimiter(burst or (RESUMED_BURST_ROWS if resumes else BURST_ROWS), clock)
         self._is_final, self._warned = False, False
+        self._last_lines = deque[str](maxlen=KEPT_LINES)
         path = folder / metrics.file if metrics and metrics.file else None
         if path and path.exists() and not resumes:  # these rows are of an earlier attempt
             path.rename(path.with_name(f"{path.name}.before"))
@@ -62,11 +65,14 @@ class MetricsCollector:
         if self.latest or self._metrics is None:
             return ""
         where = self._metrics.file or f"its output by {' and '.join(self._metrics.patterns)}"
-        return self.error or f"it succeeded, but reported no metrics: none were found in {where}"
+        places = (find_mismatch(pattern, self._last_lines) for pattern in self._metrics.patterns)
+        place = next(filter(None, places), "")
+        return self.error or f"it succeeded, but reported no metrics: none were found in {where}{place}"
 
     def add_line(self, line: str) -> None:
         """Search a line of the output."""
         self._parser.add_line(line)
+        self._last_lines.append(line.strip())
 
     def new_rows(self, *, final: bool = False) -> list[Row]:
         """The rows since the last call; a row of a known epoch holds later values of it.

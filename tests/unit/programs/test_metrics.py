@@ -384,7 +384,8 @@ def test_saved_output_is_read_again_with_other_patterns(tmp_path):
     assert again(pattern="loss=(?P<loss>{number})") == ParsedOutput(rows, {"loss": 8})
     assert again(pattern="acc=(?P<acc>{number})").metrics == {"acc": 0.5}
     assert again(pattern="acc (?P<acc>{number})").missing.endswith(
-        "none were found in its output by acc (?P<acc>{number})"
+        "none were found in its output by acc (?P<acc>{number}): it matches up to acc, "
+        "but not the rest,  (?P<acc>{number})"
     )
     assert "only '0'" in again(pattern=r"acc=(?P<acc>\d+)").warning
     (tmp_path / "m.jsonl").write_text('{"acc": 1}\n')
