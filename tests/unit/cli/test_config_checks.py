@@ -217,7 +217,7 @@ def test_code_that_ends_the_process_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("crashing.py").write_text("import os; print('what it said', flush=True); os._exit(3)")
     config = check_config({"sweeps": {"s": {"function": "crashing:run"}}})
-    with pytest.raises(UserError, match=r"the process that tries crashing:run ended \(3\):\nwhat it said"):
+    with pytest.raises(UserError, match=r"the process that tries crashing:run ended \(exit code 3\):\nwhat it said"):
         rehearsals.rehearse_config(config, tmp_path)
 
 
