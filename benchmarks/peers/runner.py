@@ -6,9 +6,10 @@ import random
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -222,11 +223,10 @@ def cluster_for(cluster: Cluster, work: Work, repeat: int) -> Iterator[None]:
     """The cluster as a work needs it: hosts that it does not use are drained, or half of all GPUs are taken."""
     restore(cluster)  # a benchmark that was killed may have left it otherwise
     try:
-        if work.is_crowded:
-            start_crowd(cluster, work, repeat)
-        elif unused := list(cluster.hosts)[work.nodes :]:
-            set_state(cluster, unused, "drain")
-        yield
+        with crowd(cluster, work, repeat) if work.is_crowded else nullcontext():
+            if unused := [] if work.is_crowded else list(cluster.hosts)[work.nodes :]:
+                set_state(cluster, unused, "drain")
+            yield
     finally:
         restore(cluster)
 
@@ -244,10 +244,16 @@ def set_state(cluster: Cluster, hosts: list[str], state: str) -> None:
     cluster.run(["scontrol", "update", f"nodename={','.join(hosts)}", f"state={state}", "reason=benchmark"])
 
 
-def start_crowd(cluster: Cluster, work: Work, repeat: int) -> None:
-    """One job of others on one GPU of each host; they end at times that depend on the repeat only."""
+@contextmanager
+def crowd(cluster: Cluster, work: Work, repeat: int) -> Iterator[None]:
+    """One job of others on one GPU of each host. Once all run, they end after times that depend on the repeat only."""
     rng = random.Random(repeat)
-    for host in list(cluster.hosts)[:HOSTS]:
-        seconds = rng.uniform(0.2, 2.0) * work.bound_seconds
-        cluster.submit(f"sleep {seconds:.1f}", f"--job-name={CROWD}", f"--nodelist={host}", "--gres=gpu:1", cwd="/tmp")
-    wait_until(lambda: cluster.gpus_allocated() == HOSTS, what="the jobs of others", poll_seconds=0.2)
+    with tempfile.TemporaryDirectory(dir=cluster.shared) as folder:
+        start = Path(folder) / "start"
+        for host in list(cluster.hosts)[:HOSTS]:
+            seconds = rng.uniform(0.2, 2.0) * work.bound_seconds
+            script = f"until [ -e {start} ]; do sleep 0.05; done\nsleep {seconds:.1f}"
+            cluster.submit(script, f"--job-name={CROWD}", f"--nodelist={host}", "--gres=gpu:1", cwd="/tmp")
+        wait_until(lambda: cluster.gpus_allocated() == HOSTS, what="the jobs of others", poll_seconds=0.2)
+        start.touch()
+        yield
