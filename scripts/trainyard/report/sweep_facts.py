@@ -39,8 +39,9 @@ def sweep_facts(tables: SweepResults, pricing: Pricing) -> dict[str, str]:
 
 
 def _is_on_cpus(tables: SweepResults) -> bool:
-    """Whether no trial ran on a GPU."""
-    return bool((tables.timeline["device"] == "cpu").all())
+    """Whether trials ran, and none on a GPU."""
+    devices = tables.timeline["device"]
+    return bool(len(devices) and (devices == "cpu").all())
 
 
 def _strategy(tables: SweepResults, name: str) -> Any:
@@ -103,7 +104,7 @@ def _describe_predictions(tables: SweepResults) -> str:
     timeline, jobs = tables.timeline, tables.jobs.dropna(subset=["gap"])
     known = timeline[(timeline["outcome"] == TrialStatus.FINISHED) & (timeline["expected_seconds"] > 0)]
     errors = ((known["end"] - known["start"]) / known["expected_seconds"] - 1).abs()
-    trials = f"the median error of {len(known)} trials is {errors.median():.0%}" if len(known) else ""
+    trials = f"the median error of {count_of(len(known), 'trial')} is {errors.median():.0%}" if len(known) else ""
     last = [f"the last job: {format_duration(job.predicted_seconds)} predicted, "
             f"{format_duration(job.measured_seconds)} measured ({job.gap:+.0%})"
             for job in jobs.tail(1).itertuples()]  # fmt: skip
@@ -119,12 +120,12 @@ def _describe_failed_attempts(tables: SweepResults) -> str:
 
 
 def list_failures(state: SweepState) -> list[str]:
-    """One line for each reason for which trials have no result, the most frequent ones first.
+    """One line for each reason for which trials ended without a result, the most frequent ones first.
 
     Errors that differ only in the names and values of their trials are one reason.
     """
     ended = {name: state.end(name) or state.last_attempt(name) for name in state.trials}
-    lost = [each for each in ended.values() if each and each.outcome not in WITH_RESULT]
+    lost = [each for each in ended.values() if each and each.outcome not in {*WITH_RESULT, TrialStatus.RUNNING}]
     reasons: dict[tuple[str, str], list[Attempt]] = {}
     for each in lost:
         pattern = error_pattern(each.error, each.trial, state.trials[each.trial].values)
@@ -161,7 +162,7 @@ def _list_edges(ranking: Ranking) -> Iterator[str]:
     tried = pd.DataFrame([each.values for each in ended])
     for key, best in ranking.counting[0].values.items():
         values = tried[key].dropna()
-        if values.nunique() < MIN_VALUES or values.dtype.kind not in "if":
+        if values.dtype.kind not in "if" or values.nunique() < MIN_VALUES:  # lists cannot be counted
             continue
         for end, word, further in ((values.min(), "smallest", "smaller"), (values.max(), "largest", "larger")):
             if best == end:

@@ -125,6 +125,13 @@ def test_a_trial_that_was_interrupted_has_no_reason(tmp_path):
     assert summary.failures == [f"1 trial interrupted, as {name}"]
 
 
+def test_a_trial_that_runs_is_no_failure(tmp_path):
+    config = write_results(tmp_path, GRID, [finished(3.0), ("epoch", {"metrics": {"epoch": 1, "rmse": 2.0}})])
+    (summary,) = summarize_studies(config, tmp_path)
+    assert summary.facts["ran"].startswith("4 trials: 1 finished, 1 running, 2 pending")
+    assert not summary.failures
+
+
 def test_errors_that_differ_only_in_the_values_of_their_trials_are_one_reason(tmp_path):
     ends = [("failed", {"error": f"ValueError: lr {lr} is too large"}) for lr in (1, 2, 3)]
     config = write_results(tmp_path, GRID, [("failed", {"error": "KeyError: 'x'"}), *ends[1:], DIVERGED])
@@ -144,6 +151,14 @@ def test_a_best_value_within_its_range_asks_for_nothing(tmp_path):
     config = write_results(tmp_path, GRID, [finished(value) for value in (5.0, 1.0, 3.0, 2.0)])
     (summary,) = summarize_studies(config, tmp_path)
     assert summary.next_steps == [f"Train the best configuration again: {tmp_path}/sweeps/s/best.yaml says how."]
+
+
+def test_values_that_are_no_numbers_have_no_range(tmp_path):
+    trials = [{"layers": [64, 64], "options": {"a": 1}}, {"layers": [32], "options": None}, {"layers": 8}]
+    config = write_results(tmp_path, {**GRID, "grid": {}, "trials": trials}, [finished(1.0)] * 3)
+    (summary,) = summarize_studies(config, tmp_path)
+    assert "layers = [64, 64]" in summary.answer
+    assert len(summary.next_steps) == 1
 
 
 @pytest.mark.parametrize("end", [FAILED, DIVERGED])
@@ -195,6 +210,13 @@ def test_cpu_time_is_not_presented_as_gpu_time(tmp_path):
     (summary,) = summarize_studies(config, tmp_path)
     assert summary.facts["cost"] == "1 min 40 s of slots on CPUs, no GPU time"
     assert summary.facts["failed"] == "no attempt"
+
+
+def test_a_job_on_gpus_that_started_no_trial_is_not_said_to_have_run_on_cpus(tmp_path):
+    results, later = write_results(tmp_path, GRID, [FAILED], device="NVIDIA H200"), tmp_path / "sweeps/s/timeline.csv"
+    write_table(read_table(later).head(0), later)
+    (summary,) = summarize_studies(results, tmp_path)
+    assert "GPU-hours" in summary.facts["cost"]
 
 
 @pytest.mark.parametrize(("sweep", "ends"), SWEEPS.values(), ids=SWEEPS)
