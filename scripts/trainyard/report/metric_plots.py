@@ -181,8 +181,9 @@ def plot_epochs(axes: Axes, epochs: pd.DataFrame, ranked: PlottedTrials, curve: 
         axes.yaxis.set_major_formatter(PercentFormatter(1))
     else:
         low, high = style.fences(epochs[curve], is_log=False)
-        axes.set_ylim(low - 0.05 * (high - low), (high + 0.05 * (high - low)) if high > low else None)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if high > low:
+            axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel("epoch")
     axes.set_ylabel(readable_metric(curve))
 

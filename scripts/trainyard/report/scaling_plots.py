@@ -131,7 +131,7 @@ def plot_losses(left: Axes, right: Axes, histories: Sequence[History], scaling: 
     for axes in (left, right):
         if not any((np.asarray(line.get_ydata(), dtype=float) <= 0).any() for line in axes.lines):
             axes.set_yscale("log")  # an own loss may be negative
-    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    left.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     left.set_xlabel("epoch")
     left.set_ylabel("loss")
     right.set_xlabel("GPU-hours of training" if on_gpu else "rank-seconds of training (on CPUs)")
@@ -174,7 +174,7 @@ def read_telemetry(folder: Path) -> pd.DataFrame:
     frames: dict[str, list[pd.DataFrame]] = {"gpu": [], "cpu": []}
     for path in sorted((folder / "telemetry").glob("?pu-*.csv")):
         kind, _, node = path.stem.partition("-")
-        frames[kind].append(pd.read_csv(path).assign(node=node))
+        frames[kind].append(_read_samples(path).assign(node=node))
     samples = pd.concat(frames["gpu"]) if frames["gpu"] else pd.DataFrame()
     if len(samples):
         names = samples["node"] + " GPU " + samples["gpu"].astype(str)
@@ -186,6 +186,13 @@ def read_telemetry(folder: Path) -> pd.DataFrame:
         return pd.DataFrame(columns=["of", "seconds", "memory", "busy"])
     seconds = samples["time"] - samples["time"].min()
     return samples.rename(columns=columns).assign(seconds=seconds, of=names)[["of", "seconds", "memory", "busy"]]
+
+
+def _read_samples(path: Path) -> pd.DataFrame:
+    """The samples in a file, without rows that were cut off; none if it is empty, as on a disk that was full."""
+    if not path.stat().st_size:
+        return pd.DataFrame()
+    return pd.read_csv(path, on_bad_lines="skip")
 
 
 def plot_telemetry(*panels: Axes, samples: Mapping[str, pd.DataFrame], on_gpu: bool) -> None:
@@ -202,7 +209,8 @@ def plot_telemetry(*panels: Axes, samples: Mapping[str, pd.DataFrame], on_gpu: b
             memory.plot(rows["seconds"] / length, rows["memory"], color=color, label=name)
             busy.plot(rows["seconds"] / length, rows["busy"], color=color)
         memory.set_ylabel(scale)
-        memory.set_ylim(0, 1.1 * frame["memory"].max())
+        most = frame["memory"].max()  # NaN for a GPU that shares the memory of its node
+        memory.set_ylim(0, 1.1 * most if most > 0 else None)
         busy.set_ylim(0, max(105.0, 1.05 * frame["busy"].max()))
         if 1 < frame["of"].nunique() <= MAX_NAMES:
             memory.legend(loc="lower right", fontsize=8)

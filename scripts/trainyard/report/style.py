@@ -231,7 +231,7 @@ def add_key_colorbar(axes: Axes, values: pd.Series, *, log: bool | None = None) 
 def is_log_scale(values: pd.Series, declared: bool | None = None) -> bool:
     """Whether the scale of positive numbers is logarithmic: as declared, or else if they span two decades."""
     if declared is None:
-        declared = bool(values.max() > 99 * values.min())
+        declared = bool(values.max() > 99.0 * values.min())
     return bool(declared and values.min() > 0)
 
 

@@ -624,16 +624,51 @@ def test_the_page_shows_the_waste_of_the_table(tmp_path):
     assert written["wasted_fraction"].tolist() == pytest.approx(strategies["wasted_fraction"].tolist())
 
 
+GPU_HEADER = "time,gpu,name,memory_used_mib,memory_total_mib,utilization_percent,power_watts,temperature_celsius\n"
+
+
 def test_telemetry_is_that_of_gpus_or_else_of_processes(tmp_path):
     folder = tmp_path / "telemetry"
     folder.mkdir()
     (folder / "cpu-n1.csv").write_text("time,cpu_percent,rss_mib,processes\n100,50,300,2\n105,70,310,2\n")
-    header = "time,gpu,name,memory_used_mib,memory_total_mib,utilization_percent,power_watts,temperature_celsius\n"
-    (folder / "gpu-n1.csv").write_text(header)
+    (folder / "gpu-n1.csv").write_text(GPU_HEADER)
     on_cpu = scaling_plots.read_telemetry(tmp_path)
     assert on_cpu.to_dict("list") == {"of": ["n1", "n1"], "seconds": [0, 5], "memory": [300, 310], "busy": [50, 70]}
-    (folder / "gpu-n1.csv").write_text(header + "100,0,H200,900,1000,80,,\n100,1,H200,800,1000,90,,\n")
+    (folder / "gpu-n1.csv").write_text(GPU_HEADER + "100,0,H200,900,1000,80,,\n100,1,H200,800,1000,90,,\n")
     assert scaling_plots.read_telemetry(tmp_path)["of"].tolist() == ["n1 GPU 0", "n1 GPU 1"]
+
+
+@pytest.mark.parametrize(
+    ("samples", "busy"),
+    [
+        ("", []),  # the disk was full
+        (GPU_HEADER + "100,0,GB10,,,80,,\n105,0,GB10,,,90,,\n", [80, 90]),  # its memory is that of the node
+        (GPU_HEADER + "100,0,H200,900,1000,80,,\n105,0,H2107,0,H200,800,1000,90,,\n", [80]),  # a row was cut off
+    ],
+    ids=["empty", "without memory", "cut off"],
+)
+def test_telemetry_of_which_a_part_is_missing_is_drawn(tmp_path, samples, busy):
+    folder = tmp_path / "telemetry"
+    folder.mkdir()
+    (folder / "gpu-n1.csv").write_text(samples)
+    read = scaling_plots.read_telemetry(tmp_path)
+    assert read["busy"].tolist() == busy
+    scaling_plots.plot_telemetry(*Figure().subplots(1, 2), samples={"1x1": read}, on_gpu=True)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_constant_metric_is_in_view_and_only_whole_epochs_have_ticks(count):
+    axes, rows = Figure().add_subplot(), ranked("blocks", trials=TRIALS.assign(gain=-2.0), metric="gain", mode="max")
+    epochs = pd.concat([rows.table.assign(epoch=epoch) for epoch in range(1, count + 1)])
+    metric_plots.plot_epochs(axes, epochs, rows, "gain")
+    low, high = axes.get_ylim()
+    assert low < -2 < high
+    (left, right), ticks = axes.get_xlim(), axes.get_xticks()
+    assert [tick for tick in ticks if left <= tick <= right] == list(range(1, count + 1))
+
+
+def test_large_whole_numbers_have_the_scale_of_their_range():
+    assert not style.is_log_scale(pd.Series([2**60, 2**60 + 1, 2**62]))
 
 
 def test_the_text_none_is_a_value(tmp_path):
