@@ -45,6 +45,25 @@ def test_the_last_two_and_the_best_checkpoint_are_kept(tmp_path):
     assert len(list(tmp_path.glob("*.pt"))) == 3
 
 
+def test_damaged_checkpoints_do_not_take_the_place_of_intact_ones(tmp_path):
+    """A training that goes on from the best epoch writes new checkpoints before the place of the damaged ones."""
+    store = CheckpointStore(tmp_path)
+    for epoch in range(1, 7):
+        store.save({"epoch": epoch}, epoch=epoch, best_epoch=2)
+    for path in store._newest_first()[:2]:
+        path.write_bytes(b"damaged")
+    assert store.latest() == {"epoch": 2}
+    store.save({"epoch": 3}, epoch=3, best_epoch=2)
+    assert store.latest() == {"epoch": 3}
+    newest = store.save({"epoch": 4}, epoch=4, best_epoch=4)
+    newest.write_bytes(b"damaged")
+    store.save({"epoch": 4, "again": True}, epoch=4, best_epoch=4)
+    assert len(list(tmp_path.glob("*.pt"))) == 2
+    assert store.latest() == {"epoch": 4, "again": True}
+    store._newest_first()[0].unlink()
+    assert store.latest() == {"epoch": 3}
+
+
 def test_without_an_intact_checkpoint_a_training_starts_anew(tmp_path, caplog):
     store = CheckpointStore(tmp_path)
     assert store.latest() is None

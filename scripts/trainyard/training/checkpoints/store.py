@@ -34,7 +34,8 @@ class CheckpointStore:
     def save(self, state: dict[str, Any], *, epoch: int, step: int = 0, best_epoch: int | None = None) -> Path:
         """Write a state, then delete all checkpoints but the latest `KEEP` and the best epoch's.
 
-        Also deletes files of processes that were killed while saving. Only one process may save at a time.
+        Also deletes files of processes that were killed while saving, and checkpoints of the same step or later ones:
+        they are damaged, or the training would have continued from them. Only one process may save at a time.
 
         Raises:
             StorageError: the checkpoint cannot be written; previous checkpoints are intact.
@@ -58,11 +59,13 @@ class CheckpointStore:
         except StorageError as error:
             mib = sum(tensor.nbytes for tensor in _tensors(state)) / 2**20
             raise StorageError(f"a checkpoint of {mib:.1f} MiB cannot be written: {error}") from error
-        newest_first = self._newest_first()
-        for old in newest_first[KEEP:]:
-            if _position(old) != (best_epoch, 0):
-                old.unlink()
-        return self.folder / complete_name()
+        new, newest_first = self.folder / complete_name(), self._newest_first()
+        before = [path for path in newest_first if _position(path) < (epoch, step)]
+        kept = {new, *before[: KEEP - 1], *(path for path in before if _position(path) == (best_epoch, 0))}
+        for path in newest_first:
+            if path not in kept:
+                path.unlink(missing_ok=True)  # NFS reports a missing file when it repeats a request
+        return new
 
     def epochs(self) -> set[int]:
         """The complete epochs at whose end a checkpoint was saved that is still here."""
