@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 from loops import LEARNER, SPEC, assert_equal_states, changed, start, train
+from torch import nn
 from torchvision import models as vision
 from trainyard.config.train import OWN_MODELS, Train
 from trainyard.config.weights import WeightsError
@@ -89,6 +90,26 @@ def test_a_file_without_an_output_layer_or_with_more_than_the_model_fits(publish
 def test_the_usual_checkpoints_are_read(published, tmp_path, pack):
     torch.save(pack(published), tmp_path / "it.pt")
     assert_equal_states(published, load(spec_of(tmp_path / "it.pt"), classes=1000).state_dict())
+
+
+class Wrapping(nn.Module):
+    """A user's model, all of whose parameters are below a part with the name of a wrapper."""
+
+    def __init__(self, channels, classes):
+        super().__init__()
+        self.model = nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, 16), nn.ReLU(), nn.Linear(16, classes))
+
+    def forward(self, images):
+        return self.model(images)
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod."])
+def test_a_part_of_an_own_model_may_have_the_name_of_a_wrapper(tmp_path, prefix):
+    weights, model = Wrapping(3, 7).state_dict(), Wrapping(3, 7)
+    torch.save({f"{prefix}{name}": each for name, each in weights.items()}, tmp_path / "it.pt")
+    spec = Train(model="test_finetuning:Wrapping", pretrained=str(tmp_path / "it.pt"))
+    pretrained.load_pretrained(model, spec, classes=7, downloads="")
+    assert_equal_states(weights, model.state_dict())
 
 
 def test_models_adapted_to_the_images_take_the_names_of_torchvision(published, weights):

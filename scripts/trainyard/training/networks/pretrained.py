@@ -40,8 +40,9 @@ def load_pretrained(model: nn.Module, spec: Train, *, classes: int, downloads: s
     if spec.pretrained is None:
         return
     path = weights_file(spec, downloads)
-    theirs, inner = _read_state_dict(path), inner_model(model)
+    inner = inner_model(model)
     ours = inner.state_dict()
+    theirs = _read_state_dict(path, ours)
     replaced = [name for name in theirs if _is_new_output(theirs[name], ours.get(name), classes)]
     for name in replaced:
         del theirs[name]
@@ -105,8 +106,8 @@ def weights_file(spec: Train, downloads: str) -> Path:
     return path
 
 
-def _read_state_dict(path: Path) -> dict[str, Tensor]:
-    """The state_dict in a file, with the names that the model itself gives."""
+def _read_state_dict(path: Path, ours: Iterable[str]) -> dict[str, Tensor]:
+    """The state_dict in a file, without the prefixes of a wrapper; `ours` are the names that the model itself gives."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
@@ -121,7 +122,8 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
     if found is None or not _is_state_dict(found):
         raise WeightsError(f"{path}: has no state_dict, neither itself nor in {', '.join(ENTRIES)}")
     for prefix in PREFIXES:
-        if all(name.startswith(prefix) for name in found):
+        is_own = any(name.startswith(prefix) for name in ours)  # a user's model may have a part of this name
+        if not is_own and all(name.startswith(prefix) for name in found):
             consume_prefix_in_state_dict_if_present(found, prefix)
     for name in list(found):
         if old := _OLD_DENSENET.match(name):
