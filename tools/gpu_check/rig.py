@@ -141,9 +141,9 @@ class CallingSplit:
     def __len__(self) -> int:
         return len(self._split)
 
-    def batches(self, order: Iterable[Tensor]) -> Generator[ImageBatch, None, None]:
+    def batches(self, order: Iterable[Tensor], *, seed: int = 0) -> Generator[ImageBatch, None, None]:
         """See `Split`."""
-        for number, batch in enumerate(self._split.batches(order)):
+        for number, batch in enumerate(self._split.batches(order, seed=seed)):
             self._calls.get(number, lambda: None)()
             yield batch
 

@@ -6,6 +6,7 @@ Batches stay uint8 of shape (B, H, W, C) until they are on the device. `Resident
 
 import math
 import queue
+import random
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -21,6 +22,7 @@ from torch import Tensor
 from trainyard.config.config import Data
 from trainyard.data.python_factory import as_class, as_numbers, as_pixels, call_factory, read_item
 from trainyard.data.staged import SPLITS, DataError, ImageMeta, OnTheFlyMeta, Staged
+from trainyard.training.sampler import derived_seed
 
 _Item = TypeVar("_Item")
 RESIDENT_SHARE = 0.5  # for images, at most, of the GPU memory that a process can allocate; the rest is for the model
@@ -41,8 +43,11 @@ class Split(Protocol):
     def __len__(self) -> int:
         """Number of images."""
 
-    def batches(self, order: Iterable[Tensor]) -> Generator[ImageBatch, None, None]:
-        """One batch per tensor of indices. The caller closes the generator if it stops early."""
+    def batches(self, order: Iterable[Tensor], *, seed: int = 0) -> Generator[ImageBatch, None, None]:
+        """One batch per tensor of indices. The caller closes the generator if it stops early.
+
+        A user's own dataset draws the random numbers of an image from this `seed` and its index.
+        """
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ class ResidentSplit:
     def __len__(self) -> int:
         return len(self._labels)
 
-    def batches(self, order: Iterable[Tensor]) -> Generator[ImageBatch, None, None]:
+    def batches(self, order: Iterable[Tensor], *, seed: int = 0) -> Generator[ImageBatch, None, None]:
         """See `Split`."""
         for indices in order:
             there = indices.to(self._labels.device, non_blocking=True)
@@ -140,7 +145,7 @@ class MappedSplit:
     def __len__(self) -> int:
         return len(self._labels)
 
-    def batches(self, order: Iterable[Tensor]) -> Generator[ImageBatch, None, None]:
+    def batches(self, order: Iterable[Tensor], *, seed: int = 0) -> Generator[ImageBatch, None, None]:
         """See `Split`."""
         sender = _Sender(self._device)
         gathered = (sender.send(self._gather(indices)) for indices in order)
@@ -168,14 +173,15 @@ class LoaderSplit:
             persistent_workers=True,
             prefetch_factor=how.prefetch,
             pin_memory=device.type == "cuda",
+            generator=torch.Generator(),  # the loader seeds its workers once; it must not change what the model draws
         )
 
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def batches(self, order: Iterable[Tensor]) -> Generator[ImageBatch, None, None]:
+    def batches(self, order: Iterable[Tensor], *, seed: int = 0) -> Generator[ImageBatch, None, None]:
         """See `Split`."""
-        self._order.batches = [indices.tolist() for indices in order]
+        self._order.batches = [[(index, seed) for index in indices.tolist()] for indices in order]
         there = {"device": self._device, "non_blocking": True}
         with _one_line_errors():
             for pixels, labels, indices in self._loader:
@@ -186,9 +192,9 @@ class _Order:
     """A batch sampler whose batches are set before each epoch, because the DataLoader lives longer."""
 
     def __init__(self) -> None:
-        self.batches: list[list[int]] = []
+        self.batches: list[list[tuple[int, int]]] = []  # of index and seed
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         return iter(self.batches)
 
     def __len__(self) -> int:
@@ -196,17 +202,30 @@ class _Order:
 
 
 class _WithIndex(torch.utils.data.Dataset[tuple[Any, Any, int]]):
-    """The items of a dataset as (image tensor, label, index)."""
+    """The items of a dataset as (image tensor, label, index), by index and seed.
+
+    The generators of torch, numpy and Python are seeded for each of them: random augmentation depends neither on the
+    number of workers and ranks nor on an interruption.
+    """
 
     def __init__(self, dataset: Any, outputs: int, numeric: bool) -> None:
         self._dataset, self._outputs, self._numeric = dataset, outputs, numeric
 
-    def __getitem__(self, index: int) -> tuple[Any, Any, int]:
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Any, Any, int]:
+        index, seed = key
+        _seed_all(derived_seed(seed, index))
         image, label = read_item(self._dataset, index)
         if not (isinstance(image, Tensor) and image.is_floating_point()):
             image = torch.from_numpy(as_pixels(image, index))
         as_label = as_numbers if self._numeric else as_class
         return image, as_label(label, index, self._outputs), index
+
+
+def _seed_all(seed: int) -> None:
+    """Seed the generators of a DataLoader's worker; `torch.manual_seed` would also look for GPUs, for each image."""
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed)  # the global one, which code of a user may use
+    random.seed(seed)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from trainyard.training.networks.weight_average import WeightAverage
 from trainyard.training.objective import Means, Objective
 from trainyard.training.out_of_memory import OutOfMemory, is_out_of_memory
 from trainyard.training.process_group import Group
-from trainyard.training.sampler import BatchSizes, steps_per_epoch, training_batches
+from trainyard.training.sampler import BatchSizes, derived_seed, steps_per_epoch, training_batches
 from trainyard.training.step_sync import StepFlags, StepStatus
 from trainyard.training.step_timing import StepRate, StepTimer
 from trainyard.training.validation import Validation
@@ -214,7 +214,7 @@ class Trainer:
         augment = Augmenter(self.spec.augment, size=size, seed=seed, epoch=number, shape=shape, color=color)
         rate = StepRate(progress.step)
         self._flags.begin()
-        with closing(self.data.train.batches(order)) as batches:
+        with closing(self.data.train.batches(order, seed=derived_seed(seed, number))) as batches:
             images = timer.waiting(batches)
             stops = False
             while progress.step < self.steps and not stops:

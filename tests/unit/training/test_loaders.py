@@ -16,6 +16,7 @@ from trainyard.data.staged import DataError, ImageMeta, Staged
 from trainyard.data.staging import stage
 from trainyard.training import loaders
 from trainyard.training.augmentation.augment import Augmenter, shift_images
+from trainyard.training.checkpoints.store import CheckpointStore
 from trainyard.training.loaders import LoaderSplit, MappedSplit, ResidentSplit, load_input_data
 from trainyard.utils.errors import UserError
 
@@ -99,6 +100,7 @@ def test_images_stay_on_a_gpu_if_they_fit_the_share_of_this_process(staged, monk
 # ---- a user's own dataset
 
 OWN = """
+import random
 import numpy as np
 import torch
 
@@ -115,6 +117,10 @@ class Blocks(torch.utils.data.Dataset):
             raise KeyError(index)
         label = -1 if self.kind == "negative" and index == 3 else index % 3
         image = np.full((6, 5, 3), 80 * label + index % 7, np.uint8)
+        if self.kind == "random":
+            image[0] = torch.randint(256, (5, 3)).numpy()
+            image[1:3] = np.random.randint(256, size=(2, 5, 3))
+            image[3] = random.randrange(256)
         if self.kind == "float":
             image = torch.from_numpy(image).permute(2, 0, 1) / 255 - 0.5
         return image, label
@@ -152,6 +158,25 @@ def test_images_of_own_code_are_staged_once_or_made_on_the_fly(own, tmp_path):
     spec = changed(LEARNER, epochs=2)
     for row, same in zip(train(spec, own_feed)[0], train(spec, load_input_data(once, CPU))[0], strict=True):
         assert row == pytest.approx(same, abs=1e-6)
+
+
+def test_random_numbers_of_own_code_depend_on_neither_workers_nor_interruptions(own, tmp_path):
+    """As Trainyard's augmentation, they differ between images and epochs."""
+    section = own(args={"count": 60, "kind": "random"}, on_the_fly=True, classes=["a", "b", "c"])
+    staged = stage(section, tmp_path / "data")
+
+    def rows(workers, **options):
+        return train(changed(LEARNER, epochs=2), load_input_data(staged, CPU, Data(workers=workers)), **options)[0]
+
+    whole, store = rows(1), CheckpointStore(tmp_path / "store")
+    assert rows(2) == whole
+    rows(1, store=store, epochs=1)
+    assert rows(1, store=store) == whole
+    split = load_input_data(staged, CPU, Data(workers=1)).train
+    one, same, other = (next(split.batches([torch.tensor([0, 21])], seed=seed)).pixels for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert not torch.equal(one[0, :4], one[1, :4])
 
 
 def test_own_images_that_are_normalized_already_are_taken_as_they_are(own, tmp_path):
