@@ -9,6 +9,7 @@ from trainyard.config.datasets import Table
 from trainyard.data.sources import stratified_split
 from trainyard.data.staged import SPLITS, TARGET, DataError, TableMeta
 from trainyard.utils.files import atomic_write, file_digest
+from trainyard.utils.text import printable
 
 
 def table_digest(dataset: Table) -> str:
@@ -47,7 +48,7 @@ def stage_table(dataset: Table, folder: Path) -> TableMeta:
         classes = [str(name) for name in names]
         frame[TARGET] = codes.astype(np.int64)
     else:
-        frame[TARGET] = target.astype(np.float64)
+        frame[TARGET] = _as_numbers(target, dataset)
     for column in frame.columns[frame.dtypes.map(lambda dtype: dtype.kind not in "iufb")]:
         frame[column] = frame[column].astype("category")
     strata = frame[TARGET].to_numpy() if classes else np.zeros(len(frame), np.int64)
@@ -56,6 +57,25 @@ def stage_table(dataset: Table, folder: Path) -> TableMeta:
             frame.iloc[rows].to_parquet(file)
     files = {f"{name}.parquet": file_digest(folder / f"{name}.parquet") for name in SPLITS}
     return TableMeta(task=task, classes=classes, columns=[str(name) for name in frame.columns[:-1]], files=files)
+
+
+def _as_numbers(target: Any, dataset: Table) -> Any:
+    """The target of a regression as float64.
+
+    Raises:
+        DataError: a value is not a finite number.
+    """
+    import pandas as pd
+
+    numbers = pd.to_numeric(target, errors="coerce").astype(np.float64)
+    wrong = target[~np.isfinite(numbers)]
+    if len(wrong):
+        values = printable(", ".join(map(str, wrong.unique()[:3])))
+        raise DataError(
+            f"{dataset.path}: {len(wrong)} rows have no finite number in the target column {dataset.target!r}, but "
+            f"{values}: correct them, or set `task: classification`"
+        )
+    return numbers
 
 
 def _read_table(path: Path) -> Any:

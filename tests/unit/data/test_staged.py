@@ -153,6 +153,15 @@ def test_an_unusable_table_is_reported(tmp_path, make, target, message):
     assert not (tmp_path / "staged/meta.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("target", "values"), [("kind", "40 rows .* but [ab], [ab]"), ("price", "table.csv: 1 rows .* but inf")]
+)
+def test_a_target_of_a_regression_that_is_no_number_is_reported(tmp_path, target, values):
+    path = write_table(tmp_path / "table.csv", frame().assign(price=[float("inf")] + [1.0] * 39))
+    with pytest.raises(DataError, match=values):
+        stage(Table(source="table", path=str(path), target=target, task="regression"), tmp_path / "staged")
+
+
 def test_a_table_that_changed_is_staged_again(tmp_path):
     path = write_table(tmp_path / "table.csv", frame())
     table = Table(source="table", path=str(path), target="price")
