@@ -273,7 +273,8 @@ class UserScript:
                 for row, took in zip(reported_rows, run.row_seconds, strict=True)]  # fmt: skip
         reported = {name: [row[name] for row in rows if row.get(name) is not None] for name in (*LAST_VALUES, *MEDIANS)}
         if not reported["images_per_second"]:
-            log.warning("the script reports no `images_per_second`: the speedup is computed from the training time")
+            without = "computed from the training time" if self._study.mode == "strong" else "unknown (`mode: weak`)"
+            log.warning("the script reports no `images_per_second`: the speedup is %s", without)
         write_rows(rows or [{"epoch": 1, "seconds": seconds}], self._folder / "history.csv")
         summary = {
             "scale": self._run.partition("/")[0],
