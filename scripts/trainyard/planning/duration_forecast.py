@@ -128,7 +128,8 @@ class DurationForecast:
             return None
         state = self._state
         measured = {name: attempt for name in state.trials if (attempt := state.evidence(name))}
-        known = {name: state.present_seconds_of(attempt) for name, attempt in measured.items()} | dict(finished)
+        found = {name: state.present_seconds_of(attempt) for name, attempt in measured.items()} | dict(finished)
+        known = {name: seconds for name, seconds in found.items() if seconds}  # the shortest trials round to 0
         if not known:
             return None
         from trainyard.planning.duration_model import predict  # numpy: not for a dry run without evidence
@@ -139,7 +140,7 @@ class DurationForecast:
         relative = self._relative_costs([*names, *known])
         prediction = predict(
             [state.trials[name] for name in names],
-            [(state.trials[name], seconds) for name, seconds in known.items() if seconds],
+            [(state.trials[name], seconds) for name, seconds in known.items()],
             relative=[relative[name] for name in (*names, *known)] if relative else None,
         )
         return prediction.longer_than(least, most) if prediction and any(least) else prediction

@@ -221,6 +221,14 @@ def test_from_the_first_trial_that_finished_relative_costs_tell_seconds(tmp_path
     assert after.forecast.seconds == pytest.approx({names[0]: 2.0, names[1]: 4.0, names[2]: 6.0}, rel=0.2)
 
 
+def test_trials_that_took_no_measurable_time_are_no_evidence(tmp_path):
+    """The seconds of a function that only computes a number round to 0."""
+    found = plan(tmp_path, cost="model_args.blocks")
+    names = list(found.state.trials)
+    assert found.forecast.predict(names[2:], {names[0]: 0.0}) is None
+    assert found.forecast.predict(names[2:], {names[0]: 0.0, names[1]: 4.0}).seconds == pytest.approx([6, 8], rel=0.1)
+
+
 def test_what_a_search_is_still_to_draw_counts_as_what_it_has_drawn(tmp_path):
     search = {**SEARCH, "trials": 10}
     key = plan(tmp_path, grid={}, search=search).state.space.search_key
