@@ -9,6 +9,7 @@ from functools import cache, cached_property
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     Discriminator,
@@ -115,7 +116,30 @@ def _list_or_mapping(value: Any) -> str:
     return "mapping" if isinstance(value, (dict, BaseModel)) else "list"
 
 
-Choices = Annotated[list[Any], Field(min_length=1)]
+# A number with a misplaced exponent, sign or space, such as 1-e4 or 1e--4: but not 10-20, 1.2.3, 2024-01-01 or 5e.
+_MISTYPED: Final = re.compile(r"(?=.*[-+ ])[-+]?[0-9.]+[-+ ]*[eE][-+ ]*[0-9.]*")
+
+
+def _check_numbers(values: list[Any]) -> list[Any]:
+    """The values of a key; raises a PydanticCustomError if a mistyped number, which is text, is among numbers."""
+    if any(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
+        for text in values:
+            if isinstance(text, str) and _MISTYPED.fullmatch(text):
+                message = "{text} is among numbers, but is text: correct it, or write all of them in quotes"
+                raise PydanticCustomError("number", message, {"text": repr(text)})
+    return values
+
+
+def _check_numbers_of_trials(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    by_key: dict[str, list[Any]] = {}
+    for key, value in (item for values in trials for item in values.items()):
+        by_key.setdefault(key, []).append(value)
+    for values_of_key in by_key.values():
+        _check_numbers(values_of_key)
+    return trials
+
+
+Choices = Annotated[list[Any], Field(min_length=1), AfterValidator(_check_numbers)]
 GridValues = Annotated[
     Annotated[Choices, Tag("list")] | Annotated[Range, Tag("mapping")], Discriminator(_list_or_mapping)
 ]
@@ -402,7 +426,9 @@ class Sweep(ProgramOptions, Workload):
         description="All combinations: for each key of `train` or `args` (dots for nested keys), a list or a range "
         "`{start: , stop: , step: }`.",
     )
-    trials: list[dict[str, Any]] = Field([], description="List of configurations, each a mapping of such keys.")
+    trials: Annotated[list[dict[str, Any]], AfterValidator(_check_numbers_of_trials)] = Field(
+        [], description="List of configurations, each a mapping of such keys."
+    )
     sample: Sample | None = Field(None, description="Random configurations.")
     search: Search | None = Field(None, description="Hyperparameter search, instead of `grid`, `trials` and `sample`.")
     stop: Stop | None = Field(None, description="Early stopping.")

@@ -284,6 +284,20 @@ MISTAKES = [
         {"script": "t.py '{seed}'", "scales": ["1x1"]},
         "scaling.own.script: {seed} is in single quotes",
     ),
+    *(
+        (
+            "sweeps.own",
+            {"command": "./x {lr}"} | part,
+            f"{text!r} is among numbers, but is text: correct it, or write all of them in quotes",
+        )
+        for text in ("1-e4", "1e--4", "1e- 4", "1 e-4", "1.e-", "-.5-e+3")
+        for part in (
+            {"grid": {"lr": [1e-3, text]}},
+            {"sample": {"count": 1, "values": {"lr": [text, 2]}}},
+            {"search": {"trials": 1, "values": {"lr": [text, 2]}}},
+            {"trials": [{"lr": 1e-3}, {"lr": text}]},
+        )
+    ),
     ("sweeps.own", {"command": "./x", "stop": {"method": "asha"}}, "search and stop need the metrics of a command"),
     ("sweeps.own", {"command": "./x", "metrics": {"pattern": "acc ([0-9"}}, "is not a regular expression"),
     ("sweeps.own", {"command": "./x", "metrics": {"pattern": "acc .*"}}, "names no metric: write a group as"),
@@ -396,6 +410,8 @@ RIGHT = [
     {"command": "x | awk '{ print $1 }' ${HOME}"},
     {"command": "x {n}", "args": {"n": 1}, "metrics": {"file": "/tmp/m.csv"}},  # of the only trial
     {"command": "x {n}", "grid": {"n": [1, 2]}, "metrics": {"file": "a/../m.csv"}},
+    {"command": "x {n}", "grid": {"n": [1, 0.5, "auto", "10-20", "2024-01-01", "5e", "1.2.3", "0,1", "e-mail", "1e4"]}},
+    {"command": "x {n}", "grid": {"n": ["1-e4", "1e-3", True]}},  # no number among them
 ]
 
 
