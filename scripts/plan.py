@@ -33,7 +33,8 @@ def main(arguments: argparse.Namespace) -> None:
     for name in config.sweeps:
         _count_work(config, name, results)
     limits = {"limit_minutes": arguments.limit_minutes, "limit_gpus": arguments.limit_gpus}
-    found = list(forecast.plan_jobs(config, results, runtime_minutes=arguments.runtime_minutes, **limits))
+    minutes = {"runtime_minutes": arguments.runtime_minutes, "set_minutes": dict(arguments.set_minutes)}
+    found = list(forecast.plan_jobs(config, results, **minutes, **limits))
     if not found:
         log.info("nothing is pending: no resources are needed")
         return
@@ -59,10 +60,17 @@ def _count_work(config: Config, name: str, results: Path) -> None:
         log.info("sweep %s: FLOPs are not counted: %s", name, error)
 
 
+def _minutes_of_rule(text: str) -> tuple[str, float]:
+    rule, _, minutes = text.partition("=")
+    return rule, float(minutes)
+
+
 def _arguments() -> argparse.Namespace:
     parser = command_line.build_parser(__doc__.split("\n")[0], example="--config config/config.yaml")
     parser.add_argument("--runtime-minutes", type=float, metavar="MIN",
                         help="default walltime of jobs (default: none, as without a scheduler)")  # fmt: skip
+    parser.add_argument("--set-minutes", type=_minutes_of_rule, metavar="RULE=MIN", action="append", default=[],
+                        help="walltime of the jobs of a rule, in place of what they would request")  # fmt: skip
     parser.add_argument("--limit-minutes", type=float, metavar="MIN", default=math.inf,
                         help="longest walltime that a job can request (default: no limit)")  # fmt: skip
     parser.add_argument("--limit-gpus", type=float, metavar="N", default=math.inf,

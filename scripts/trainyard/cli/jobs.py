@@ -11,7 +11,15 @@ from trainyard.config.config import Config
 from trainyard.config.scaling import Scaling, split_scale
 from trainyard.config.trials import RESULT_VERSION
 from trainyard.config.weights import identifying
-from trainyard.planning.forecast import PlannedJob, describe_scale, plan_scale, summarize_cost, summarize_plan
+from trainyard.planning.forecast import (
+    PlannedJob,
+    describe_scale,
+    plan_scale,
+    scale_rule,
+    summarize_cost,
+    summarize_plan,
+    sweep_rule,
+)
 from trainyard.planning.memory_request import MemoryRequest, scale_memory, sweep_memory, tables_memory
 from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
 from trainyard.scaling.user_script import UserScript
@@ -34,7 +42,7 @@ class SweepJobs:
 
     def rule_of(self, name: str) -> str:
         """The rule that runs a sweep."""
-        return "sweep" if self._config.sweeps[name].slots.nodes == 1 else "sweep_on_nodes"
+        return sweep_rule(self._config.sweeps[name])
 
     def _plan(self, name: str, attempt: int) -> Plan:
         """The plan of a sweep: one per attempt, since a retry requests what is left, and one per state of the data.
@@ -145,8 +153,11 @@ class SweepJobs:
         }
         if all(map(math.isinf, limits.values())):
             return None
-        plans = (plan_sweep(self._config, name, self._results, limit_minutes=limits[name]) for name in limits)
-        jobs = max(plan.request.jobs for plan in plans)
+        gpus = {name: self._profile.limits(rule).gpus for name, rule in rules.items()}
+        jobs = max(
+            plan_sweep(self._config, name, self._results, limit_minutes=minutes, limit_gpus=gpus[name]).request.jobs
+            for name, minutes in limits.items()
+        )
         return jobs + 1 if jobs > 1 else None
 
     def names(self, *, nodes: Literal["one", "several"]) -> str:
@@ -182,7 +193,7 @@ class TrainJobs:
 
     def rule_of(self, scale: str) -> str:
         """The rule that trains a scale."""
-        return "train" if split_scale(scale)[0] == 1 else "train_on_nodes"
+        return scale_rule(scale)
 
     def _memory(self, wildcards: Wildcards, attempt: int) -> MemoryRequest:
         node = self._profile.node_memory(self.rule_of(wildcards.scale), self._ranks(wildcards))

@@ -4,14 +4,13 @@ import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from trainyard.cli.workflow import Workflow
+from trainyard.cli.workflow import JOB_RULES, Workflow
 from trainyard.config.load import compose
 from trainyard.config.parser import parse_value
 from trainyard.utils.errors import UserError
 
-JOB_RULES: Final = ("stage", "sweep", "sweep_on_nodes", "train", "train_on_nodes", "fit_trees")
 Snakemake = Any  # snakemake.workflow.Workflow
 
 

@@ -38,6 +38,7 @@ _REQUESTS: Final = (
     "({resources.memory}), walltime: {resources.runtime} min"
 )
 
+JOB_RULES: Final = ("stage", "sweep", "sweep_on_nodes", "train", "train_on_nodes", "fit_trees")
 TABLE_LABELS: Final = {"sweeps": "table of trials", "scaling": "table", "trees": "table"}
 DERIVED_TABLES: Final = {  # made by tables.py
     "sweeps": ["strategies", "jobs", "ranking"],
@@ -181,7 +182,9 @@ class Workflow:
             "--limit-minutes": min(map(self._profile.limit_minutes, rules), default=math.inf),
             "--limit-gpus": min((self._profile.limits(rule).gpus for rule in rules), default=math.inf),
         }
-        return " ".join(f"{name} {value:g}" for name, value in limits.items() if math.isfinite(value))
+        options = [f"{name} {value:g}" for name, value in limits.items() if math.isfinite(value)]
+        fixed = ((rule, self._profile.fixed_minutes(rule)) for rule in JOB_RULES)
+        return " ".join([*options, *(f"--set-minutes {rule}={each:g}" for rule, each in fixed if each is not None)])
 
     def cpu_hardware(self, wildcards: Wildcards) -> str:
         """Nodes and GPUs of a job without GPUs, for messages."""

@@ -3,13 +3,14 @@
 import json
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainyard.config.config import Config
 from trainyard.config.scaling import EFFICIENT, Scaling, split_scale
+from trainyard.config.sweep import Sweep
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.strategies import RequestedJob, Strategy, estimate_others, make_strategy
 from trainyard.utils.text import count_of, format_duration
@@ -45,33 +46,49 @@ class PlannedJob:
         return self.strategy in ("", "packed")
 
 
+def sweep_rule(sweep: Sweep) -> str:
+    """The rule that runs a sweep."""
+    return "sweep" if sweep.slots.nodes == 1 else "sweep_on_nodes"
+
+
+def scale_rule(scale: str) -> str:
+    """The rule that trains at a scale of a scaling study."""
+    return "train" if split_scale(scale)[0] == 1 else "train_on_nodes"
+
+
 def plan_jobs(
     config: Config,
     results: Path,
     *,
     runtime_minutes: float | None = None,
+    set_minutes: Mapping[str, float] | None = None,
     limit_minutes: float = math.inf,
     limit_gpus: float = math.inf,
 ) -> Iterator[PlannedJob]:
     """The jobs that are missing in `results`, and for each sweep two alternative strategies.
 
-    `runtime_minutes` is the default walltime; None without a scheduler.
+    `runtime_minutes` is the default walltime; None without a scheduler. `set_minutes` are those of some rules.
     """
+    fixed = set_minutes or {}
     for name in config.datasets:
         if not (results / "data" / name / "meta.json").exists():
-            yield PlannedJob(job=f"stage {name}", walltime_minutes=runtime_minutes)
-    for name in config.sweeps:
-        plan = plan_sweep(config, name, results, limit_minutes=limit_minutes, limit_gpus=limit_gpus)
+            yield PlannedJob(job=f"stage {name}", walltime_minutes=fixed.get("stage", runtime_minutes))
+    for name, sweep in config.sweeps.items():
+        minutes = fixed.get(sweep_rule(sweep))
+        plan = plan_sweep(
+            config, name, results, limit_minutes=limit_minutes, limit_gpus=limit_gpus, fixed_minutes=minutes
+        )
         if plan.state.unfinished:
             yield from _plan_sweep_jobs(plan, has_scheduler=runtime_minutes is not None)
     for name, study in config.scaling.items():
         for scale in study.scales:
+            runtime = fixed.get(scale_rule(scale), runtime_minutes)
             for run in study.runs(scale):
                 if not (results / "scaling" / name / run / "summary.json").exists():
-                    yield plan_scale(config, name, run, results, runtime_minutes=runtime_minutes)
+                    yield plan_scale(config, name, run, results, runtime_minutes=runtime)
     for name in config.trees:
         if not (results / "trees" / name / "trees.csv").exists():
-            yield PlannedJob(job=f"trees {name}", walltime_minutes=runtime_minutes)
+            yield PlannedJob(job=f"trees {name}", walltime_minutes=fixed.get("fit_trees", runtime_minutes))
 
 
 def _plan_sweep_jobs(plan: Plan, *, has_scheduler: bool) -> Iterator[PlannedJob]:

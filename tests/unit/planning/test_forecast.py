@@ -9,7 +9,9 @@ import pytest
 from rich.console import Console
 from snakemake.resources import Resources
 from trainyard.cli import profile
+from trainyard.cli.job_limits import JobLimits
 from trainyard.cli.workflow import Workflow
+from trainyard.cluster.slurm_limits import Limits
 from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.load import check_config
 from trainyard.planning.forecast import describe_scale, plan_jobs, plan_scale, summarize_cost, summarize_plan
@@ -142,6 +144,33 @@ def test_a_partitions_limit_becomes_retries_enough_and_options_of_the_plan(tmp_p
     moved = Workflow(CONFIG, results=tmp_path, default_resources=defaults, set_resources=long)
     assert moved.sweep.retries() is None
     assert moved.plan_options(None) == "--runtime-minutes 60 --limit-minutes 1440", "the partition of the rule"
+
+
+def test_a_walltime_that_is_set_for_a_rule_is_that_of_its_jobs_in_the_plan(tmp_path, monkeypatch):
+    monkeypatch.setattr(profile, "list_partitions", list)
+    rules = {"sweep": {"runtime": Resource(300)}, "train": {"runtime": Resource(45)}, "stage": {"runtime": Resource(5)}}
+    yard = Workflow(CONFIG, results=tmp_path, default_resources={"runtime": Resource(60)}, set_resources=rules)
+    assert yard.plan_options(None) == (
+        "--runtime-minutes 60 --set-minutes stage=5 --set-minutes sweep=300 --set-minutes train=45"
+    )
+    set_minutes = {"sweep": 300, "train": 45, "stage": 5}
+    rows = plan_jobs(check_config(CONFIG), tmp_path, runtime_minutes=60, set_minutes=set_minutes)
+    found = {row.job: row for row in rows if row.is_submitted}
+    assert {job: row.walltime_minutes for job, row in found.items()} == {
+        "stage digits": 5, "sweep depth": 300, "train s 1x1": 45, "train s 1x4": 45, "train s 2x4": 60, "trees t": 60
+    }  # fmt: skip
+    assert found["sweep depth"].asked_gpu_hours == 300 / 60 * found["sweep depth"].gpus
+
+
+def test_retries_are_enough_for_the_gpus_that_the_accounting_allows(tmp_path, monkeypatch):
+    monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition("gpu*|up|2:00:00|1|8|1000|gpu:8|(null)")])
+    monkeypatch.setattr(profile, "find_limits", lambda *_: JobLimits((Limits(total_resources={"gres/gpu": 1}),)))
+    config = {**CONFIG, "sweeps": {"depth": CONFIG["sweeps"]["depth"] | {"slots": "auto"}}}
+    finished(tmp_path, {1: 1.0, 2: 2.0})
+    yard = Workflow(config, results=tmp_path, default_resources={"runtime": Resource(60)})
+    jobs = yard.sweep._plan("depth", 1).request.jobs
+    assert jobs > plan_sweep(check_config(config), "depth", tmp_path, limit_minutes=120).request.jobs
+    assert yard.sweep.retries() == jobs + 1
 
 
 SCRIPT = {"script": "train.py", "scales": ["1x1", "1x4"]}
