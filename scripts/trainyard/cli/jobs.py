@@ -1,7 +1,9 @@
 """Parameters and resources of the jobs that train; Snakemake's Slurm plugin makes their sbatch lines from them."""
 
+import logging
 import math
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +28,7 @@ from trainyard.scaling.user_script import UserScript
 from trainyard.utils.files import digest_of
 from trainyard.utils.text import format_duration
 
+log = logging.getLogger("workflow")
 Wildcards = Any  # snakemake.io.Wildcards: an attribute per wildcard
 _ON_NODES = ("--ntasks-per-node=1", "--no-kill")  # options of sbatch for a sweep on several nodes
 
@@ -64,7 +67,12 @@ class SweepJobs:
 
     def digest(self, wildcards: Wildcards) -> str:
         """Changes with the results that a sweep must have; what is pending must not be a parameter of its rule."""
-        return self._plan(wildcards.name, 1).state.space.digest
+        state = self._plan(wildcards.name, 1).state
+        table = state.folder / "trials.csv"
+        if table.exists() and self._shows_plans() and 0 < state.failed_before == len(state.unfinished):
+            failed = f"{state.failed_before} of {len(state.trials)} trials failed"
+            _note(f"sweep {wildcards.name}: {failed}; `--forcerun {table}` runs them again")
+        return state.space.digest
 
     def pending(self, wildcards: Wildcards, attempt: int) -> int:
         """The number of trials without a result."""
@@ -171,6 +179,12 @@ class SweepJobs:
         for name, sweep in self._config.sweeps.items():
             if isinstance(sweep.retrain, dict):  # a plan of its own: partitions may not be known yet
                 plan_sweep(self._config, name, self._results).state.space.check_retrain(name)
+
+
+@cache
+def _note(message: str) -> None:
+    """Print a message, but only once."""
+    log.warning("%s", message)
 
 
 def _value_on_nodes(value: Any, nodes: int, *arguments: Any) -> Any:

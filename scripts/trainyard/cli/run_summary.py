@@ -14,7 +14,7 @@ from trainyard.results.answer import FILE, describe_ranking, find_files, paste_l
 from trainyard.results.best_config import has_study, study_name
 from trainyard.results.ranking import rank_sweep
 from trainyard.utils.import_path import SCRIPTS
-from trainyard.utils.text import format_duration
+from trainyard.utils.text import count_of, format_duration
 from trainyard.utils.typed_commands import as_typed
 
 STYLE: Final = SCRIPTS.parent / "workflow/report/report.css"
@@ -127,7 +127,7 @@ class RunSummary:
     def _next_steps(self) -> list[str]:
         if not self.succeeded:
             return ["correct the cause and run the same command again: what has finished is kept"]
-        steps = []
+        steps = [step for name in self._touched("sweeps") for step in self._retry(name)]
         if not self.targets and "MAKELEVEL" not in os.environ:  # `make run` writes it
             options = ("--report", "report.html", "--report-stylesheet", as_typed(STYLE))
             steps.append(f"write the report: {call_again(self.argv, *options)}")
@@ -138,6 +138,14 @@ class RunSummary:
             steps.append(f"train the best of sweep {trained[0]} with checkpoints, as scaling study "
                          f"{study_name(trained[0])}: {call}")  # fmt: skip
         return steps
+
+    def _retry(self, name: str) -> list[str]:
+        """How to run the failed trials of a sweep again, which the same command does not."""
+        state = read_state(self.config.sweeps[name], name, self.results)
+        if not (failed := state.failed_before):
+            return []
+        call = call_again(self.argv, "--forcerun", str(state.folder / "trials.csv"))
+        return [f"run {count_of(failed, 'failed trial')} of sweep {name} again, once the cause is corrected: {call}"]
 
 
 def _first(lines: list[str]) -> list[str]:

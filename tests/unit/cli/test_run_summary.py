@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 from trainyard.cli.again import call_again, call_with_config
+from trainyard.cli.jobs import SweepJobs
+from trainyard.cli.profile import Profile
 from trainyard.cli.run_summary import RunJob, RunSummary, read_jobs
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
@@ -98,6 +100,28 @@ def test_after_a_run_that_failed_half_way_it_says_what_failed_and_what_is_kept(t
         f"              best rmse (lowest, guessed from its name): 3, by trial {first} with lr = 0.1",
     ]
     assert lines[-1] == "  next      correct the cause and run the same command again: what has finished is kept"
+
+
+def test_a_sweep_that_is_done_although_trials_failed_says_how_to_run_them_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("MAKELEVEL", "1")  # `make run` writes the report
+    finish(tmp_path, "own", {"rmse": 3.0}, {"rmse": 1.0}, failed=1)
+    call = "snakemake --configfile my.yaml --profile profiles/local --forcerun"
+    assert lines_of(tmp_path, [job("sweep", "own")])[-1] == (
+        f"  next      run 1 failed trial of sweep own again, once the cause is corrected: {call} "
+        f"{tmp_path}/sweeps/own/trials.csv"
+    )
+
+
+def test_the_plan_of_a_sweep_that_is_done_although_trials_failed_says_so_once(tmp_path, caplog):
+    finish(tmp_path, "own", {"rmse": 3.0}, {"rmse": 1.0}, failed=1)
+    own = SimpleNamespace(name="own")
+    SweepJobs(CONFIG, tmp_path, Profile({}, lambda: None)).digest(own)
+    assert not caplog.messages, "it has not ended"
+    table = tmp_path / "sweeps/own/trials.csv"
+    table.touch()
+    for _ in range(2):
+        SweepJobs(CONFIG, tmp_path, Profile({}, lambda: None)).digest(own)
+    assert caplog.messages == [f"sweep own: 1 of 3 trials failed; `--forcerun {table}` runs them again"]
 
 
 def test_a_run_in_which_nothing_finished_has_a_summary(tmp_path):
