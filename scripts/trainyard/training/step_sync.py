@@ -37,6 +37,7 @@ class _PendingStep:
     flags: Tensor  # int64 (3,): the lowest rank with a bad loss, or the world size; 0 to stop, or 1; the next lag
     work: Any = None
     ended: Moment = 0.0  # when the flags are known; on a GPU, the event after their copy to the host
+    is_finished: bool = False  # whether `ended` is set
 
 
 class StepFlags:
@@ -89,14 +90,19 @@ class StepFlags:
         if self._on_gpu:
             optimizer.found_inf = (newest.flags[0] < self._group.world_size).float()  # type: ignore[attr-defined]
             newest.flags = newest.flags.to("cpu", non_blocking=True)
-        newest.ended = moment(self._group.device)
+        newest.ended, newest.is_finished = moment(self._group.device), True
         known = []
         while len(self._pending) > self._lag:
             known.append(self._oldest())
         return known
 
     def finish_all(self) -> list[StepStatus]:
-        """The status of all steps that `finish` has not returned yet, at the end of an epoch."""
+        """The status of all steps that `finish` has not returned yet: at the end of an epoch, or after an error.
+
+        The step of the error, which started but did not finish, is left out.
+        """
+        if self._pending and not self._pending[-1].is_finished:
+            self._pending.pop()
         return [self._oldest() for _ in range(len(self._pending))]
 
     def _oldest(self) -> StepStatus:

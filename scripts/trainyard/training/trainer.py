@@ -165,7 +165,6 @@ class Trainer:
         self.state.scaler = precision.renewed_scaler(self.state.scaler, self.state.optimizer, self.group.device)
         if self.group.device.type == "cuda":
             torch.cuda.empty_cache()
-        self._flags = StepFlags(self.group)
         self.wrap()
         self._on_halved(self.batch)
 
@@ -200,7 +199,9 @@ class Trainer:
                     where = f"epoch {number}, step {progress.step + 1}"
                     raise OutOfMemory(where, rank=self.group.rank, micro=self.batch.micro, error=error) from None
                 log.info("%s", error)
-            self.halve_micro_batch()  # outside of `except`, where the traceback keeps the tensors of the step alive
+            for status in self._flags.finish_all():  # outside of `except`, where the traceback keeps tensors alive
+                self._check(status)
+            self.halve_micro_batch()
 
     def _train_steps(self, number: int, progress: EpochProgress, timer: StepTimer) -> None:
         """Take the remaining steps of an epoch, until a rank asks to stop."""
@@ -209,8 +210,7 @@ class Trainer:
         order = training_batches(
             size, self.batch, rank=self.group.rank, seed=seed, epoch=number, first_step=progress.step
         )
-        color = self.data.mean.flatten().round().to(torch.uint8)
-        shape = self.data.shape[:2]
+        color, shape = self.data.mean.flatten().round().to(torch.uint8), self.data.shape[:2]
         augment = Augmenter(self.spec.augment, size=size, seed=seed, epoch=number, shape=shape, color=color)
         rate = StepRate(progress.step)
         self._flags.begin()

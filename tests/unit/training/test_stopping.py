@@ -62,6 +62,28 @@ def test_a_single_rank_that_is_told_to_stop_takes_no_further_step(data, behind, 
     assert_equal_states(train(spec, data, store=CheckpointStore(tmp_path))[1], train(spec, data)[1])
 
 
+@pytest.mark.parametrize("fails", ["forward", "backward"])
+def test_a_bad_loss_before_a_lack_of_memory_is_not_forgotten(data, behind, fails):
+    """The host has not read the flags of its step yet when memory runs out."""
+    steps = []
+    training = behind(start(changed(SPEC, batch_size=4, epochs=1), data))
+
+    def run_out(*_):
+        raise RuntimeError("CUDA out of memory")
+
+    def act(epoch, trains, output):
+        steps.append(1)
+        if len(steps) == 5 and fails == "forward":
+            run_out()
+        if len(steps) == 5:
+            output.register_hook(run_out)
+        return output * float("nan") if len(steps) == 4 else output
+
+    after_forward(training, act)
+    with pytest.raises(Diverged, match="step 4 of 17"):
+        list(training.epochs())
+
+
 def test_a_bad_loss_after_the_request_to_stop_is_not_saved(data, behind, tmp_path):
     """The host has launched these steps already when it reads the request."""
     steps = []
