@@ -3,9 +3,10 @@
 import json
 import logging
 import math
+import shutil
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -94,9 +95,7 @@ def _train(
             cuda_graphs=study.cuda_graphs,
         )
         _log_start(trainer, store)
-        with ExitStack() as telemetry:
-            if group.local_rank == 0:
-                telemetry.enter_context(_telemetry(folder, study, overwrite=trainer.state.is_new))
+        with _telemetry(trainer, folder, study):
             if not trainer.is_complete:
                 with _explaining_unused_parameters():
                     _train_epochs(trainer, store, study)
@@ -150,15 +149,24 @@ def _log_start(trainer: Trainer, store: CheckpointStore) -> None:
              group.world_size, device_name(group.device), trainer.precision, trainer.batch.images)  # fmt: skip
 
 
-def _telemetry(folder: Path, study: Scaling, *, overwrite: bool) -> AbstractContextManager[None]:
-    """Record telemetry of this node: torchrun and all ranks that it has started here."""
+def _telemetry(trainer: Trainer, folder: Path, study: Scaling) -> AbstractContextManager[Any]:
+    """Record telemetry of this node: torchrun and all ranks that it has started here. Collective.
+
+    A new training first removes that of another one, which may have run on other nodes.
+    """
+    group, is_new = trainer.group, trainer.state.is_new
+    if is_new and group.is_main:
+        shutil.rmtree(folder / "telemetry", ignore_errors=True)
+    group.any(False)  # no node records before that
+    if group.local_rank:
+        return nullcontext()
     me = psutil.Process()
     root = (me.parent() if is_rank() else None) or me
     return record_telemetry(
         folder / "telemetry",
         host.node_name(),
         seconds=study.telemetry_seconds,
-        overwrite=overwrite,
+        overwrite=is_new,
         root=root,
     )
 

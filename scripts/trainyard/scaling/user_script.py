@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import queue
+import shutil
 import signal
 import statistics
 import subprocess
@@ -145,6 +146,8 @@ class UserScript:
         kept = find_checkpoint(self._out, self._study.checkpoint, bad=bad)
         with tempfile.TemporaryDirectory(prefix=".rendezvous-", dir=self._folder.absolute()) as meeting:
             line = self._command(results, self._out / kept.name if kept else None, meeting)
+            if kept is None:  # of other runs, which may have been on other nodes
+                shutil.rmtree(self._folder / "telemetry", ignore_errors=True)
             log.info("launching: %s", " ".join(line))
             numbers_rows = self._study.metrics is not None and self._study.metrics.numbers_rows
             before = epochs_before(self._reported.epochs(), kept) if kept and numbers_rows else 0

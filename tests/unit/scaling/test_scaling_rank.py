@@ -7,9 +7,14 @@ import sys
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from trainyard.config.config import Config
+from trainyard.config.datasets import Digits
+from trainyard.data.staging import stage
 from trainyard.scaling import rank, torchrun
+from trainyard.training.process_group import single_process
 from trainyard.training.rank_failures import first_failure, record_exception, write_failures
+from trainyard.training.telemetry import CPU_COLUMNS
 from trainyard.utils.errors import UserError
+from trainyard.utils.stop_notice import StopNotice
 
 KEYS = [
     ("collective_timeout_minutes", 1),
@@ -28,6 +33,24 @@ def test_a_key_that_changes_no_result_keeps_the_checkpoints(staged, tmp_path, ke
 
     assert folder(**{key: value}) == folder()
     assert folder(retrain=1) != folder()
+
+
+def test_the_memory_of_a_training_is_not_that_of_another_one_on_another_node(tmp_path):
+    """The two have the same folder; a run that resumes keeps the samples of the nodes before."""
+    stage(Digits(source="digits"), tmp_path / "data/d")
+    samples = f"{','.join(CPU_COLUMNS)}\n1.0,100.0,99999.0,1\n"
+
+    def trained(**train):
+        study = {"dataset": "d", "scales": ["1x1"], "train": {"model": "cnn", "model_args": {"width": 1}, **train}}
+        config = Config.model_validate({"datasets": {"d": {"source": "digits"}}, "scaling": {"s": study}})
+        folder = tmp_path / "scaling/s/1x1"
+        rank._train(config, config.scaling["s"], "1x1", tmp_path, single_process(), StopNotice(), folder=folder)
+        (folder / "telemetry/cpu-other.csv").write_text(samples)
+        return json.loads((folder / "summary.json").read_text())["cpu_rss_peak_mib"]
+
+    assert trained() < 99999
+    assert trained() == 99999
+    assert trained(lr=0.01) < 99999
 
 
 def test_the_exception_of_a_rank_is_the_cause_and_not_the_abort_of_another(tmp_path):
