@@ -75,7 +75,11 @@ def _parse(state: SweepState, attempt: Attempt) -> ParsedOutput:
 def _parse_own(state: SweepState, attempt: Attempt) -> ParsedOutput:
     output, metrics = state.output_of(attempt), state.sweep.metrics
     seconds = attempt.end - attempt.start if attempt.seconds is None else attempt.seconds  # None: it was interrupted
-    parsed = parse_saved_output(metrics, output.parent, output, seconds=seconds, resumed=attempt.resumed is not None)
+    torn = attempt.outcome not in (TrialStatus.FINISHED, TrialStatus.UNREADABLE, TrialStatus.DIVERGED)
+    torn = torn or bool(attempt.early or attempt.failure)
+    parsed = parse_saved_output(
+        metrics, output.parent, output, seconds=seconds, resumed=attempt.resumed is not None, torn=torn
+    )
     if not attempt.resumed or not (metrics and metrics.numbers_rows):
         return parsed
     earlier = attempts_before(state.attempts_at(attempt.trial), attempt)[::-1]

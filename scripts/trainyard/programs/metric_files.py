@@ -1,8 +1,10 @@
 """Files of metrics, read while a program still writes them."""
 
+import codecs
 import csv
 import json
 import os
+import re
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +31,9 @@ class JsonMetricsFile:
             content = self._content if state == self._state and not final else self._path.read_bytes()
         except FileNotFoundError:
             return []
+        except OSError as error:  # the next call may succeed
+            self.error = _read_error(self._path, error) if final else ""
+            return []
         self._state = state
         if content == self._content:
             return []
@@ -37,7 +42,7 @@ class JsonMetricsFile:
             rows = [_checked_row(row) for row in (parsed if isinstance(parsed, list) else [parsed])]
         except (ValueError, TypeError) as error:
             if final:
-                self.error = f"{self._path} cannot be read as json: {error}"
+                self.error = _read_error(self._path, error)
             return []
         self._content = content
         same = takewhile(lambda pair: pair[0] == pair[1], zip(self._rows, rows, strict=False))
@@ -69,13 +74,13 @@ class LineMetricsFile:
         self._incomplete = text[end:]
         if len(self._incomplete) > LINE_BYTES:
             self._incomplete = b""
-            self._set_error(f"a line is longer than {LINE_BYTES} bytes")
+            self._set_error(ValueError(f"a line is longer than {LINE_BYTES} bytes"))
         rows = []
-        for line in text[:end].decode(errors="replace").splitlines():
+        for line in re.split("[\r\n]+", text[:end].decode(errors="replace")):
             try:
                 rows += self._parse(line) if line.strip() else []
             except (ValueError, TypeError, csv.Error) as error:
-                self._set_error(str(error))
+                self._set_error(error)
         return rows
 
     def _parse(self, line: str) -> list[dict[str, Any]]:
@@ -88,15 +93,22 @@ class LineMetricsFile:
             return []
         return [dict(zip(self._header, cells, strict=False))]
 
-    def _set_error(self, reason: str) -> None:
-        self.error = f"{self._path} cannot be read as {self._path.suffix[1:]}: {reason}"
+    def _set_error(self, error: Exception) -> None:
+        self.error = _read_error(self._path, error)
 
     def _new_bytes(self, *, final: bool) -> bytes:
         try:
-            file = open(self._path, "rb")  # noqa: SIM115  (closed below)
+            return self._read_new(final=final)
         except FileNotFoundError:
             return b""
-        with file:
+        except OSError as error:  # the next call may succeed
+            self._state = ()
+            if final:
+                self._set_error(error)
+            return b""
+
+    def _read_new(self, *, final: bool) -> bytes:
+        with open(self._path, "rb") as file:
             state = _file_state(os.fstat(file.fileno()))
             if state == self._state and not final:
                 return b""
@@ -110,15 +122,21 @@ class LineMetricsFile:
                 self._reset()
             file.seek(self._offset)
             new = file.read()
+        is_first = self._offset == 0
         self._head = (self._head + new[:CHECKED_BYTES])[:CHECKED_BYTES]
         self._tail = (self._tail + new[-CHECKED_BYTES:])[-CHECKED_BYTES:]
         self._offset += len(new)
-        return new
+        return new.removeprefix(codecs.BOM_UTF8) if is_first else new
 
 
 def open_metrics_file(path: Path) -> JsonMetricsFile | LineMetricsFile:
     """The reader for a file with this suffix. The file does not have to exist yet."""
     return JsonMetricsFile(path) if path.suffix == ".json" else LineMetricsFile(path)
+
+
+def _read_error(path: Path, error: Exception) -> str:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return f"{path} cannot be read as {path.suffix[1:]}: {reason}"
 
 
 def _file_state(stat: os.stat_result) -> tuple[int, ...]:

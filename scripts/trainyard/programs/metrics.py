@@ -74,15 +74,16 @@ class MetricsCollector:
         self._parser.add_line(line)
         self._last_lines.append(line.strip())
 
-    def new_rows(self, *, final: bool = False) -> list[Row]:
+    def new_rows(self, *, final: bool = False, torn: bool = False) -> list[Row]:
         """The rows since the last call; a row of a known epoch holds later values of it.
 
-        Not every row is returned: see `RowLimiter`. The `final` call returns the last row in any case.
+        Not every row is returned: see `RowLimiter`. The `final` call returns the last row in any case. `torn`: the
+        program has not ended by itself, so that the end of its file may be only a part of a row.
         """
         self._is_final = final
         new = self._parser.take_rows(final=final)
         if self._file:
-            new += self._file.new_rows(final=final)
+            new += self._file.new_rows(final=final and not torn)
         for row in new:
             numbers = numeric_row(row)
             self._row_count += 1
@@ -113,11 +114,11 @@ class ParsedOutput:
 
 
 def parse_saved_output(
-    metrics: Metrics | None, folder: Path, output: Path, *, seconds: float, resumed: bool = False
+    metrics: Metrics | None, folder: Path, output: Path, *, seconds: float, resumed: bool = False, torn: bool = False
 ) -> ParsedOutput:
     """The metrics of a program that ran for `seconds`, parsed again from its saved files.
 
-    `resumed` is as in `merge_row`.
+    `resumed` is as in `merge_row`, and `torn` as in `MetricsCollector.new_rows`.
     """
     if metrics is None:
         return ParsedOutput()
@@ -127,18 +128,18 @@ def parse_saved_output(
         while chunk := file.read(CHUNK_BYTES):
             for line in splitter.feed(chunk):
                 collector.add_line(line)
-    for line in splitter.feed(b"", final=True):
+    for line in () if torn else splitter.feed(b"", final=True):
         collector.add_line(line)
     rows = list[Row]()
-    for row in collector.new_rows(final=True):
+    for row in collector.new_rows(final=True, torn=torn):
         merge_row(rows, row, resumed=resumed)
     rows = thin_rows(rows, int(BURST_ROWS + seconds * ROWS_PER_SECOND))
     return ParsedOutput(rows, collector.latest, collector.missing, collector.take_warning())
 
 
 def latest_saved_metrics(metrics: Metrics | None, folder: Path, outputs: Iterable[Path]) -> Row:
-    """The metrics in the first of these saved outputs that has any; {} if none has."""
-    read = (parse_saved_output(metrics, folder, output, seconds=0.0) for output in outputs)
+    """The metrics in the first of these saved outputs that has any; {} if none has. Their programs were ended."""
+    read = (parse_saved_output(metrics, folder, output, seconds=0.0, torn=True) for output in outputs)
     return next((each.metrics for each in read if each.metrics), {})
 
 

@@ -57,6 +57,14 @@ def test_the_epochs_of_continued_attempts_are_read_again_too(tmp_path):
     assert not state.to_reread
 
 
+def test_a_line_that_an_ended_program_could_not_complete_is_not_read_again(tmp_path):
+    """Its number may be cut off: 0.2 of 0.25, say."""
+    trial = swept(tmp_path, "epoch 1 acc=0.1\nepoch 2 acc=0.2", OUTPUTS[1].strip(), pattern="acc:(?P<acc>{number})")
+    state = reread(tmp_path, pattern=PATTERN)
+    epochs = state.epochs_of(state.result(trial))
+    assert epochs == [{"epoch": e, "acc": a} for e, a in [(1, 0.1), (3, 0.5), (4, 0.6)]]
+
+
 def test_rows_without_an_epoch_are_numbered_after_those_up_to_the_checkpoint(tmp_path):
     trial = swept(tmp_path, "acc=0.1\nacc=0.2\nacc=0.3\n", "acc=0.5\nacc=0.6\n", pattern="acc:(?P<acc>{number})")
     path = tmp_path / "sweeps/s/journal.jsonl"

@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import operator
+import re
 
 import pytest
 from trainyard.config.user_programs import Metrics
@@ -372,6 +373,56 @@ def test_the_incomplete_line_of_a_rewritten_file_is_discarded(tmp_path, name):
     (tmp_path / name).write_text(second)
     assert [row["loss"] for row in found.new_rows()][:2] == [1, 2]
     assert found.error == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("m.jsonl", '{"epoch": 5, "note": "a\u2028b\x85c", "acc": 0.5}\n'),
+        ("m.csv", "epoch,note,acc\r\n5,a\u2028b\x0cc,0.5\r\n"),
+        ("m.csv", "\ufeffepoch,acc\n5,0.5\n"),
+        ("m.jsonl", '\ufeff{"epoch": 5, "acc": 0.5}\n'),
+    ],
+    ids=["separators in JSON", "separators in CSV", "byte order mark in CSV", "byte order mark in JSON"],
+)
+def test_only_line_breaks_end_a_row_and_a_byte_order_mark_is_no_part_of_it(tmp_path, name, content):
+    """`str.splitlines` also splits at separators of paragraphs and pages, which JSON allows in texts."""
+    found = reported(tmp_path, file=name)
+    (tmp_path / name).write_text(content, encoding="utf-8", newline="")
+    assert found.new_rows(final=True) == [{"epoch": 5, "acc": 0.5}]
+    assert found.error == ""
+
+
+def test_the_last_row_counts_only_if_the_program_could_complete_it(tmp_path):
+    """A program that is killed leaves the rest of a number in its buffer: 0.8 of 0.85, say."""
+    content = "epoch,acc\n1,0.5\n2,0.8"
+    for torn, rows in ((True, [1]), (False, [1, 2])):
+        found = reported(tmp_path, file="m.csv")
+        (tmp_path / "m.csv").write_text(content)
+        assert [row["epoch"] for row in found.new_rows(final=True, torn=torn)] == rows
+        assert found.error == ""
+        read = parse_saved_output(Metrics(file="m.csv"), tmp_path, tmp_path, seconds=9.0, torn=torn)
+        assert [row["epoch"] for row in read.rows] == rows
+    (tmp_path / "output.log").write_text("acc=0.5\nacc=0.8")
+    for torn, acc in ((True, 0.5), (False, 0.8)):
+        metrics = Metrics(pattern="acc=(?P<acc>{number})")
+        assert parse_saved_output(metrics, tmp_path, tmp_path / "output.log", seconds=9.0, torn=torn).metrics == {
+            "acc": acc
+        }
+
+
+@pytest.mark.parametrize("name", ["m.jsonl", "m.csv", "m.json"])
+def test_a_file_that_cannot_be_read_now_may_be_readable_later(tmp_path, name):
+    """A file server may fail for a moment; a program that succeeds has not failed by it."""
+    (tmp_path / name).mkdir()
+    found = MetricsCollector(Metrics(file=name), tmp_path, resumes=True, hold_first_row=False)
+    assert found.new_rows() == []
+    assert found.new_rows(final=True) == []
+    assert re.search(f"{name} cannot be read as .*: is a directory", found.error, re.IGNORECASE)
+    (tmp_path / name).rmdir()
+    (tmp_path / name).write_text("epoch,acc\n1,2\n" if name == "m.csv" else '{"epoch": 1, "acc": 2}\n')
+    found = MetricsCollector(Metrics(file=name), tmp_path, resumes=True, hold_first_row=False)
+    assert found.new_rows() == [{"epoch": 1, "acc": 2}]
 
 
 def test_saved_output_is_read_again_with_other_patterns(tmp_path):
