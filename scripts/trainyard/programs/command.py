@@ -36,6 +36,7 @@ from trainyard.utils.stop_notice import StopNotice
 from trainyard.utils.text import describe_exit
 
 POLL_SECONDS: Final = 0.25  # between two reads of a metrics file
+MAX_LINES: Final = 100  # of output to search until the limits are checked again: a pattern may take long for each
 # With these variables, a program would join the Ray or the Slurm step of this job.
 HIDDEN_VARIABLES: Final = re.compile(r"RAY_|PMI_|PMIX_|SLURM_(?!JOB_|JOBID|CLUSTER_NAME|SUBMIT_|TMPDIR)")
 
@@ -75,7 +76,8 @@ def run_command(trial: CommandTrial, guard: ProcessGuard) -> Generator[EpochRepo
             for line in lines:
                 collector.add_line(line)
             status, reason = _check_limits(trial, began) if is_running else (TrialStatus.FINISHED, "")
-            for row in collector.new_rows(final=status is not TrialStatus.RUNNING):
+            torn = is_running or program.end() != 0
+            for row in collector.new_rows(final=status is not TrialStatus.RUNNING, torn=torn):
                 stops = yield EpochReported(row, warning=collector.take_warning())
                 if stops and status is TrialStatus.RUNNING:
                     status = TrialStatus.STOPPED
@@ -199,16 +201,16 @@ class _Program:
         return build_argv(command, make_values(command, args, predefined))
 
     def read_lines(self, timeout_seconds: float) -> tuple[list[str], bool]:
-        """The new lines, after waiting at most `seconds` for the first one, and whether the process still runs."""
+        """Some new lines, after waiting at most `seconds` for the first one, and whether any may follow."""
         lines, is_running = list[str](), True
         with suppress(queue.Empty):
             line = self._output.lines.get(timeout=timeout_seconds)
-            while True:
-                if line is None:
-                    is_running = False
-                else:
-                    lines.append(line)
+            while line is not None:
+                lines.append(line)
+                if len(lines) == MAX_LINES:
+                    return lines, is_running
                 line = self._output.lines.get_nowait()
+            is_running = False
         return lines, is_running
 
     def end(self) -> int:

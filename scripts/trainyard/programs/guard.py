@@ -17,6 +17,7 @@ It runs as `python -I -S`, so that it starts in milliseconds: it imports a small
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -238,7 +239,9 @@ class Watcher:
             os.close(self._output_reading)
             self._output_reading = -1
         elif "log" in self._request:
-            with contextlib.suppress(OSError), open(self._request["log"], "ab", buffering=0) as log:
+            # Not created anew: the owner renames it if it cannot keep a part, and what follows is not the whole output.
+            with contextlib.suppress(OSError), open(self._request["log"], "r+b", buffering=0) as log:
+                log.seek(0, os.SEEK_END)
                 log.write(output)
 
     def _end_leftovers(self) -> None:
@@ -313,8 +316,8 @@ class Watcher:
         if not program:
             try:
                 self._exec(watcher)
-            except OSError as error:
-                os.write(fails, str(error.errno).encode())
+            except (OSError, ValueError) as error:  # ValueError: a null byte, or text that cannot be encoded
+                os.write(fails, str(getattr(error, "errno", errno.EINVAL)).encode())
             finally:
                 os._exit(127)
         os.close(fails)

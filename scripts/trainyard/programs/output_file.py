@@ -3,6 +3,7 @@
 import logging
 import queue
 from collections import deque
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import Final
@@ -37,15 +38,21 @@ class OutputFile:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file:
-            self._file.close()
+        try:
+            if self._file:
+                self._file.close()
+        except OSError as error:  # a network file system may report only now that it could not store a part
+            self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        self.close()
-        self._file = None
+        self._file, file = None, self._file
         kept = self._path.with_name(self._path.name + INCOMPLETE_SUFFIX)
-        if self._path.exists():
-            self._path.replace(kept)
+        with suppress(OSError):  # the file system may fail in all that it is asked for
+            if file:
+                file.close()
+        with suppress(OSError):
+            if self._path.exists():
+                self._path.replace(kept)
         log.warning(
             "the program runs on, but its output is not kept from here on: %s", storage_error(error, kept) or error
         )

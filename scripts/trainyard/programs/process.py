@@ -19,6 +19,7 @@ import psutil
 
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import LockHeldError, hold_inheritable_lock
+from trainyard.utils.holder_record import start_ticks
 
 GUARD_PROGRAM: Final = Path(__file__).with_name("guard.py")
 TREE_VARIABLE: Final = "TRAINYARD_TREE"  # in the environment of a program and of all its descendants
@@ -244,12 +245,12 @@ def _kill_orphans(record: Mapping[str, Any], held: bool) -> None:
 
 
 def _identity(pid: int) -> list[Any]:
-    """The PID and the start time of a process, as PIDs are reused; empty if it has ended."""
-    try:
-        process = psutil.Process(pid)
-        return [] if process.status() == psutil.STATUS_ZOMBIE else [pid, process.create_time()]
-    except psutil.Error:
-        return []
+    """The PID and the start of a process in ticks since boot, as PIDs are reused; empty if it has ended.
+
+    Unix time would not do: it changes for all processes when the clock is set.
+    """
+    ticks = start_ticks(pid)
+    return [pid, ticks] if ticks else []
 
 
 def _kill_tree(tree: str) -> None:

@@ -42,7 +42,7 @@ class Holder:
     @classmethod
     def this_process(cls, job: str = "", cluster: str = "") -> Self:
         """The record of this process."""
-        since, started = time.strftime("%Y-%m-%d %H:%M:%S"), _start_ticks(os.getpid())
+        since, started = time.strftime("%Y-%m-%d %H:%M:%S"), start_ticks(os.getpid())
         return cls(os.getpid(), socket.gethostname(), since, job, cluster, _place(), started)
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Holder:
 
     def has_ended(self) -> bool:
         """Whether the process is known to have ended, as it can be seen from here."""
-        return self.place == _place() and _start_ticks(self.process) != self.started
+        return self.place == _place() and start_ticks(self.process) != self.started
 
 
 def _place() -> str:
@@ -60,7 +60,7 @@ def _place() -> str:
     return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
-def _start_ticks(process: int) -> int:
+def start_ticks(process: int) -> int:
     """When a process started, in ticks since boot, as PIDs are reused; 0 if it has ended."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()

@@ -2,10 +2,12 @@
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from dataclasses import replace
 
@@ -18,6 +20,7 @@ from trainyard.config.user_programs import Metrics, UserProgram
 from trainyard.programs.command import CommandTrial, failed_by_itself, find_checkpoint, run_command
 from trainyard.programs.process import ProcessGuard
 from trainyard.programs.trial_messages import EpochReported
+from trainyard.utils.errors import UserError
 from yard import ROOT
 
 PATTERN = Metrics(pattern=r"epoch (?P<epoch>\d+): acc (?P<val_accuracy>\S+)")
@@ -385,3 +388,62 @@ def test_a_full_disk_ends_no_program_and_its_cut_output_is_not_parsed_again(smal
     assert {each.name for each in small_disk.folder.iterdir()} == {"filler", "output-1.log.incomplete"}
     assert "its output is not kept from here on: " in caplog.text
     assert "no space left on device: make room" in caplog.text
+
+
+def test_a_program_whose_output_cannot_be_stored_or_renamed_runs_on(tmp_path, caplog):
+    """The name of the cut output is taken by a folder here; a file server that fails does the same."""
+    (tmp_path / "output-1.log.incomplete/kept").mkdir(parents=True)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    program = "import sys\nfor n in range(1, 9): print('x' * 99_999); print(f'epoch {n}: acc 0.{n}')\n"
+    trial = call(tmp_path, [sys.executable, "-c", "{program}"], args={"program": program}, metrics=PATTERN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, before[1]))
+    try:
+        _, end = run(trial, ProcessGuard())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (end.status, end.metrics["val_accuracy"]) == (TrialStatus.FINISHED, 0.8)
+    assert "its output is not kept from here on: " in caplog.text
+
+
+def test_a_program_that_prints_faster_than_its_output_can_be_searched_ends_at_its_timeout(tmp_path, guard):
+    """A pattern with several `.*` takes milliseconds for a long line that has many numbers."""
+    metrics = Metrics(pattern=".*step.*of.*acc=(?P<acc>{number})")
+    line = "step 1 of 9, " * 60
+    end = end_of(call(tmp_path, f"yes '{line}'", metrics=metrics, timeout_seconds=1.0, grace_seconds=0.0), guard)
+    assert (end.status, end.error) == (TrialStatus.FAILED, "it exceeded timeout_minutes (0.0166667)")
+
+
+TORN = """
+import os, sys, time
+with open("m.csv", "w") as file:
+    file.write("epoch,acc\\n1,0.5\\n2,0.8")
+if sys.argv[1] == "wait":
+    time.sleep(600)
+os._exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(("how", "epochs"), [("0", [1, 2]), ("1", [1]), ("137", [1]), ("wait", [1])])
+def test_a_row_that_a_program_could_not_complete_does_not_count(tmp_path, guard, how, epochs):
+    """Its number may be cut off: 0.8 of 0.85, say."""
+    (tmp_path / "torn.py").write_text(TORN)
+    made = call(tmp_path, [sys.executable, "torn.py", how], metrics=Metrics(file="m.csv"), timeout_seconds=60.0)
+    if how == "wait":
+        wait = threading.Thread(target=give_notice, args=(made, tmp_path / "m.csv"))
+        wait.start()
+    rows, end = run(made, guard)
+    assert [row["epoch"] for row in rows] == epochs
+    if how == "1":
+        assert end.metrics == {"acc": 0.5}
+
+
+def give_notice(made, file):
+    """Interrupt a command once its file of metrics has content."""
+    wait_until(lambda: file.exists() and file.stat().st_size, what="the file of metrics")
+    made.notice.give()
+
+
+@pytest.mark.parametrize("value", ["a\0b", "\ud800"])
+def test_a_value_that_no_program_can_get_is_an_error_that_says_so(tmp_path, guard, value):
+    with pytest.raises(UserError, match="cannot be started: Invalid argument"):
+        end_of(call(tmp_path, ["echo", "{tag}"], args={"tag": value}), guard)

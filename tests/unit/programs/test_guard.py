@@ -220,6 +220,27 @@ def test_the_error_of_a_second_attempt_names_the_process_in_its_folder(folder, r
     assert str(error.value).endswith(" (trial t1): end it, then run this again")
 
 
+def test_a_clock_that_is_set_makes_no_guard_seem_dead(folder, running, monkeypatch):
+    """The processes of a program whose guard has died are killed; psutil's times follow the clock."""
+    boot_time = psutil._pslinux.boot_time
+    monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: boot_time() + 3600)
+    with pytest.raises(LockHeldError), claim_folder(folder, owner="trial t1", grace_seconds=-CLAIM_SECONDS):
+        pass
+    assert len(tree(folder)) == 4
+
+
+def test_the_guard_of_a_killed_owner_starts_no_file_of_output(folder):
+    """The owner has renamed the file of which it could not keep a part: the rest would look like the whole output."""
+    (folder / "talk.py").write_text(TALK)
+    code = TALKED_TO.format(scripts=str(ROOT / "scripts"))
+    owner = subprocess.Popen([sys.executable, "-c", code, str(folder)])
+    wait_until((folder / "up").exists, timeout_seconds=PATIENCE, what="the program", while_running=owner)
+    owner.kill()
+    owner.wait()
+    wait_until((folder / "kept").exists, timeout_seconds=PATIENCE, what="the checkpoint")
+    assert not (folder / "said.log").exists()
+
+
 def test_a_trial_runs_on_a_file_system_without_locks(folder, monkeypatch, caplog):
     def flock(fd, operation):
         raise OSError(errno.ENOLCK, "No locks available")
