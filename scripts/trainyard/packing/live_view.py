@@ -1,5 +1,6 @@
 """The progress of a running sweep: a table that updates itself on a terminal, log lines elsewhere."""
 
+import io
 import logging
 import time
 from collections.abc import Iterator
@@ -50,6 +51,8 @@ class LiveView:
         if not console.is_terminal:
             yield
             return
+        if isinstance(console.file, io.TextIOWrapper):  # values and errors have characters that a terminal may lack
+            console.file.reconfigure(errors="backslashreplace")
         self._width = console.width
         live = Live(console=console, get_renderable=lambda: self.render(console), transient=True)
         with _log_to(console):

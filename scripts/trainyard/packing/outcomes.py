@@ -58,7 +58,7 @@ class AttemptRecorder:
         path = self._logs / f"{slot.task.trial}-{slot.attempt}.log"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text.rstrip() + "\n")
+            path.write_text(text.rstrip() + "\n", encoding="utf-8", errors="backslashreplace")
         except OSError as error:  # a log must not end a sweep
             log.warning("the log of a failed trial is not kept: %s", storage_error(error, path) or error)
         return path

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainyard.utils.errors import UserError
+from trainyard.utils.text import printable
 
 SCRIPTS: Final = Path(__file__).resolve().parents[2]  # the folder that `trainyard` is imported from
 OWN_ERRORS: Final = (Exception, SystemExit)  # that a user's code may raise
@@ -43,7 +44,7 @@ def error_line(error: BaseException) -> str:
     """An error of a user's code in one line: its type, the first line of its message, and the place in that code."""
     if isinstance(error, SystemExit):
         return f"it calls sys.exit({error.code!r}){own_place(error)}"
-    message = (str(error).strip().splitlines() or [""])[0]
+    message = printable((str(error).strip().splitlines() or [""])[0])
     return f"{type(error).__name__}{': ' if message else ''}{message}{own_place(error)}"
 
 

@@ -94,6 +94,18 @@ def test_a_terminal_that_is_closed_ends_nothing(tmp_path, monkeypatch):
         screen.close()
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])
+def test_characters_that_a_terminal_cannot_show_end_nothing(tmp_path, monkeypatch, encoding):
+    """The error of a program has a frame of box-drawing characters, or the bytes of a name that is not UTF-8."""
+    shown = io.BytesIO()
+    screen = io.TextIOWrapper(shown, encoding=encoding)
+    console = Console(file=screen, force_terminal=True, width=200, _environ={"TERM": "xterm"})
+    monkeypatch.setattr(live_view, "Console", lambda: console)
+    with view_of(tmp_path, {"gpus_per_node": 1}).show():
+        logging.getLogger("other").warning("exit code 1: \u256d\u2500 caf\udce9")
+    assert b"caf\\udce9" in shown.getvalue()
+
+
 def test_a_retry_in_a_search_leaves_as_many_trials_to_draw(tmp_path):
     search = {"trials": 5, "values": {"x": {"low": 0, "high": 1}}, "metric": "score", "mode": "max"}
     config = check_config({"sweeps": {"s": {"function": "os:getcwd", "search": search}}})

@@ -20,6 +20,7 @@ from trainyard.packing.trial_queue import TrialQueue
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import Journal, Started, read_journal
 from trainyard.planning.task import Task
+from trainyard.programs.function import Context, run_function
 from trainyard.programs.trial_messages import TrialEnded
 from trainyard.utils.errors import UserError
 
@@ -97,6 +98,26 @@ def test_a_trial_that_fails_because_it_has_diverged_is_not_retried(tmp_path, err
     assert attempt.log.endswith("a-1.log")
     assert queue.waiting == (status == FAILED)
     assert replaced == [slot], "what the failure leaves in the process would fail later trials"
+
+
+def test_an_error_with_the_bytes_of_a_file_name_that_is_not_utf_8_ends_no_sweep(tmp_path):
+    """Python represents such a byte by a surrogate, which cannot be written to a file."""
+    name, folder = os.fsdecode(b"caf\xe9.jpg"), tmp_path / "trial"
+
+    def train(config, context):
+        raise ValueError(f"cannot decode {name}")
+
+    running = run_function(train, {}, Context("a", 1, folder, folder, None))
+    with pytest.raises(StopIteration) as ended:
+        next(running)
+    end = ended.value.value
+    assert "ValueError: cannot decode caf\\xe9.jpg" in end.error
+    task = Task("a", UserProgram(function="m:f"), {}, 0, earlier_attempts=0)
+    with Journal.opened(tmp_path / "journal.jsonl") as journal:
+        outcomes, queue, _ = handler(journal)
+        assert not outcomes.handle(Slot(0, task=task, attempt=1), end)
+    assert queue.waiting == 1, "it is retried"
+    assert "caf\\udce9.jpg" in (tmp_path / "logs/a-1.log").read_text()
 
 
 @pytest.mark.parametrize("fails_up_to", [14, 1000])
