@@ -9,7 +9,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from trainyard.config.sweep import Slots
 from trainyard.packing.failure_policy import FailurePolicy, Place
-from trainyard.packing.gpu_health import GpuChecked
+from trainyard.packing.gpu_health import CHECK_SECONDS, GpuChecked
 from trainyard.packing.messages import WorkerSetup, WorkerStarted
 from trainyard.packing.slot import Phase, Slot
 from trainyard.packing.trial_queue import TrialQueue
@@ -125,7 +125,8 @@ class SlotPool:
             if other.task:
                 self._failures.record_running(other.task.trial, other.place, time.monotonic() - other.began)
         if len(self.usable) > 1 and self._failures.is_suspect(slot.place):
-            slot.expect(Phase.CHECKING, slot.worker.check_gpu.remote())
+            due = time.monotonic() + 2 * CHECK_SECONDS  # no signal ends a process that waits for a GPU that hangs
+            slot.expect(Phase.CHECKING, slot.worker.check_gpu.remote(), due=due)
             return False
         slot.failed_starts = 0
         self._note_avoided(slot)
@@ -170,7 +171,11 @@ class SlotPool:
         return True
 
     def handle_late(self, slot: Slot) -> None:
-        """Stop waiting for a worker that did not start in time, so that trials go to other slots."""
+        """Stop waiting for a worker that did not start or check its GPU in time, so that trials go to other slots."""
+        if slot.phase is Phase.CHECKING:
+            slot.take_answer()
+            self._retire(slot, f"{slot} is retired: the check of its GPU does not end")
+            return
         slot.is_late = True
         self.wake_idle()
 

@@ -48,6 +48,16 @@ def test_a_broken_gpu_that_no_check_finds_is_retired_once_trials_run_longer_else
     assert hard.account.attempts < run_sweep(WORK, HARD, seed=SEED).account.attempts
 
 
+def test_no_trial_waits_for_the_check_of_a_gpu_that_hangs():
+    """No signal ends a process that waits for such a GPU: its check may never end."""
+    work = replace(WORK, trials=24, sizes=4)
+    pair = Conditions(nodes=1, gpus_per_node=2, failures_per_node_day=20.0, gpu_share=1.0, checkpoint_seconds=600.0)
+    ends, hangs = (run_sweep(work, replace(pair, check_seconds=seconds), seed=0) for seconds in (20.0, 1e9))
+    assert hangs.account.gpu_failures > 0
+    assert hangs.slots_retired > 0
+    assert hangs.seconds < 1.5 * ends.seconds, "without a limit, its jobs last until their walltimes"
+
+
 def test_the_workers_of_a_node_that_fails_are_replaced_at_once_not_one_per_second(monkeypatch):
     sleep, slept = Clock.sleep, []
     monkeypatch.setattr(Clock, "sleep", lambda clock, seconds: (slept.append(seconds), sleep(clock, seconds)))
