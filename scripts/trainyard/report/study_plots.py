@@ -64,7 +64,7 @@ def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
     if unit == "CPU":
         timeline = timeline.assign(gpus_per_trial=state.sweep.slots.units_per_trial)
         strategies, jobs = map(_cpus_as_gpus, (strategies, jobs))
-    slots = timeline["slot"].nunique()
+    slots = max([timeline["slot"].nunique(), *jobs["slots"]])
     gantt = partial(timeline_plots.plot_gantt, timeline=timeline, jobs=jobs, ranked=ranked)
     style.save(gantt, target / "gantt", size=(WIDTH, style.lanes_height(slots)))
     charged = {"strategies": strategies, "unit": unit}

@@ -31,11 +31,12 @@ def plot_gantt(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame, ranked: P
         return
     run = assign_jobs(timeline, jobs)
     spans = run.groupby("job").agg(first=("start", "min"), last=("end", "max"))
-    spans = spans.assign(stop=(spans["last"] - spans["first"]).cumsum()).join(jobs["slots"])
+    most = 1 + run.groupby("job")["slot"].max()  # more than at the start of a job if trials came to share its GPUs
+    spans = spans.assign(stop=(spans["last"] - spans["first"]).cumsum(), slots=jobs["slots"].clip(lower=most))
     spans["begin"] = spans["stop"] - (spans["last"] - spans["first"])
     moved = run["job"].map(spans["begin"] - spans["first"])
     run = run.assign(begin=run["start"] + moved, stop=run["end"] + moved, failed=~run["outcome"].isin(WITH_RESULT))
-    lanes = run.drop_duplicates("slot", keep="last").sort_values(["node", "slot"]).reset_index(drop=True)
+    lanes = _lanes(run, spans["slots"])
     run["lane"] = run["slot"].map({slot: index for index, slot in enumerate(lanes["slot"])})
     held = lanes[["slot"]].rename_axis("lane").reset_index().merge(spans, how="cross")
     held = held[~(held["slot"] >= held["slots"])]
@@ -55,6 +56,13 @@ def plot_gantt(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame, ranked: P
     busy = (run["stop"] - run["begin"]).sum() / ((held["stop"] - held["begin"]).sum() or 1.0)
     counts = f"{count_of(len(run), 'attempt')} on {count_of(len(lanes), 'slot')}"
     style.set_title(axes, f"{counts}, {busy:.1%} busy (idle: gray){labels}")
+
+
+def _lanes(run: pd.DataFrame, held: pd.Series) -> pd.DataFrame:
+    """The slots that trials used, and those that no trial used although a job held them; `held`: slots of each job."""
+    used = run.drop_duplicates("slot", keep="last").sort_values(["node", "slot"])
+    unused = [] if pd.isna(most := held.max()) else sorted(set(range(int(most))) - set(used["slot"]))
+    return pd.concat([used, pd.DataFrame({"slot": unused, "gpu": ""})] if unused else [used], ignore_index=True)
 
 
 def _trial_colors(ranked: PlottedTrials) -> dict[str, Any]:
@@ -116,7 +124,9 @@ def plot_schedule(axes: Axes, plan: Plan) -> None:
 
 
 def _lane_name(row: Any) -> str:
-    """Node and GPU of a slot; without a GPU, its number."""
+    """Node and GPU of a slot; without a GPU, its number. The node of one that no trial used is not known."""
+    if pd.isna(row.node):
+        return f"slot {row.slot}, not used"
     return f"{row.node} slot {row.slot}" if getattr(row, "device", "") == "cpu" else f"{row.node} GPU {row.gpu}"
 
 

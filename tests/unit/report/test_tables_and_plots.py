@@ -346,6 +346,21 @@ def test_a_gantt_has_no_idle_time_on_slots_that_a_job_did_not_have():
     assert f"{(10 + 4 + 5 + 2) / (10 + 10 + 2):.1%} busy" in axes.figure.get_suptitle()
 
 
+def test_a_gantt_has_the_idle_time_of_slots_that_no_trial_used():
+    axes, timeline = Figure().add_subplot(), TIMELINE.head(1)
+    timeline_plots.plot_gantt(axes, timeline, JOBS.head(1).assign(slots=4), ranked("blocks"))
+    assert "1 attempt on 4 slots, 25.0% busy" in axes.figure.get_suptitle()
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert (names[0], names[-1]) == ("n1 GPU 0", "slot 3, not used")
+
+
+def test_no_more_than_all_slots_are_busy_if_trials_came_to_share_a_gpu():
+    """As with `gpus_per_trial: auto`: the job began with one slot."""
+    axes = Figure().add_subplot()
+    timeline_plots.plot_gantt(axes, TIMELINE.head(3), JOBS.head(1).assign(slots=1), ranked("blocks"))
+    assert f"3 attempts on 2 slots, {(10 + 4 + 5) / (2 * 10):.1%} busy" in axes.figure.get_suptitle()
+
+
 @pytest.mark.parametrize(("log", "scale"), [(True, "log"), (False, "linear"), (None, "log")])
 def test_axes_and_colors_follow_the_declared_scale(log, scale):
     axes, others = Figure().add_subplot(), Figure().add_subplot()
