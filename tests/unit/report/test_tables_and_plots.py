@@ -1,6 +1,7 @@
 """The tables of a sweep are computed from its journal, and every plot shows the values of its tables."""
 
 import json
+import re
 import subprocess
 import sys
 from inspect import signature
@@ -32,7 +33,9 @@ from trainyard.report.sweep_tables import (
 )
 from trainyard.results.answer import describe_ranking
 from trainyard.results.ranking import rank_sweep
+from trainyard.scaling.table import SCALING_COLUMNS
 from trainyard.utils.csv_files import read_table, write_parquet, write_table
+from yard import ROOT
 
 
 def test_a_timeline_without_attempts_has_its_columns(tmp_path):
@@ -66,6 +69,18 @@ def test_a_table_is_the_same_as_parquet(tmp_path):
     write_table(frame, tmp_path / "t.csv")
     write_parquet(tmp_path / "t.csv")
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "t.parquet"), pd.read_csv(tmp_path / "t.csv"))
+
+
+def test_the_columns_of_all_tables_are_described(tmp_path):
+    """In docs/results.md; without values, only the columns matter."""
+    config = check_config({"sweeps": {"s": {"function": "os:getcwd", "grid": {"lr": [1]}}}})
+    state = plan_sweep(config, "s", tmp_path).state
+    tables = [timeline_table(state), stopping_table(state), jobs_table(state, [], {}), ranking_table(rank_sweep(state)),
+              strategies_table(compare_strategies(state, [], {}))]  # fmt: skip
+    columns = {*trials_table(state).columns[2:5], *SCALING_COLUMNS, *(name for table in tables for name in table)}
+    words = set(re.findall(r"`([\w<>]+)`", (ROOT / "docs/results.md").read_text()))
+    known = words | {name.replace("<metric>", "seconds") for name in words}
+    assert columns <= known
 
 
 TIMELINE = pd.DataFrame(
