@@ -37,7 +37,7 @@ report: env
 check: env ## Check CONFIG=my.yaml, its data and your code, before a job is queued
 	@$(BIN)/python scripts/check.py --config '$(CONFIG)'
 
-test: env ## Run all tests (20 minutes on two cores)
+test: env ## Run all tests (16 minutes on two cores)
 	$(say) 'running the tests'
 	$(BIN)/python -m pytest -n 4 # more than the cores: many tests wait for Slurm
 

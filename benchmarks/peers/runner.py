@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -223,8 +223,11 @@ def cluster_for(cluster: Cluster, work: Work, repeat: int) -> Iterator[None]:
     """The cluster as a work needs it: hosts that it does not use are drained, or half of all GPUs are taken."""
     restore(cluster)  # a benchmark that was killed may have left it otherwise
     try:
-        with crowd(cluster, work, repeat) if work.is_crowded else nullcontext():
-            if unused := [] if work.is_crowded else list(cluster.hosts)[work.nodes :]:
+        if work.is_crowded:
+            with crowd(cluster, work, repeat):
+                yield
+        else:
+            if unused := list(cluster.hosts)[work.nodes :]:
                 set_state(cluster, unused, "drain")
             yield
     finally:
