@@ -77,9 +77,14 @@ def main():
     data = dataset(arguments)
     sampler = DistributedSampler(data, drop_last=True)
     loader = DataLoader(
-        data, arguments.batch_size, sampler=sampler, num_workers=arguments.workers, pin_memory=cuda, drop_last=True,
+        data,
+        arguments.batch_size,
+        sampler=sampler,
+        num_workers=arguments.workers,
+        pin_memory=cuda,
+        drop_last=True,
         persistent_workers=arguments.workers > 0,
-    )  # fmt: skip
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(arguments.precision)
     scaler = torch.amp.GradScaler(device.type, enabled=arguments.precision == "fp16")

@@ -58,8 +58,13 @@ def main() -> None:
     parser.add_argument("--trials", type=int, nargs="+", default=[1_000, 10_000, 100_000])
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--kind", choices=["train", "command"], default="train")
-    parser.add_argument("--only", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS),
-                        help="programs that read the finished sweep (default: all)")  # fmt: skip
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=list(PROGRAMS),
+        default=list(PROGRAMS),
+        help="programs that read the finished sweep (default: all)",
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="make the sweeps in this folder, and keep them")
     arguments = parser.parse_args()
     found: dict[str, list[Measured]] = {}
@@ -154,8 +159,9 @@ def _events(trials: dict[str, dict[str, Any]], epochs: int) -> Iterator[dict[str
     waiting = [(name, 1) for name in trials]
     waiting += [(name, 2) for name in list(trials)[::97]]
     failing = set(list(trials)[::97])
-    queues = [_of_trials(waiting[slot::SLOTS], slot, began + 5, trials, epochs, generator, failing)
-              for slot in range(SLOTS)]  # fmt: skip
+    queues = [
+        _of_trials(waiting[slot::SLOTS], slot, began + 5, trials, epochs, generator, failing) for slot in range(SLOTS)
+    ]
     yield from heapq.merge(*queues, key=lambda event: event["time"])
 
 

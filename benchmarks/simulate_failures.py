@@ -97,10 +97,20 @@ def main() -> None:
             cells.append([row.rate, row.runs, *summarize([each.result() for each in own])])
             print(*cells[-1], sep=" | ", file=sys.stderr, flush=True)  # all rows may take an hour
     print_table(
-        ["failures", "simulated", "nodes, GPUs failed", "jobs", "over the bound", "GPU-hours", "idle", "lost GPU-hours",
-         "slots retired", "trials submitted again by hand"],
+        [
+            "failures",
+            "simulated",
+            "nodes, GPUs failed",
+            "jobs",
+            "over the bound",
+            "GPU-hours",
+            "idle",
+            "lost GPU-hours",
+            "slots retired",
+            "trials submitted again by hand",
+        ],
         cells,
-    )  # fmt: skip
+    )
 
 
 def summarize(outcomes: Sequence[Outcome]) -> list[str]:

@@ -58,9 +58,11 @@ def main() -> None:
     rows = [("bare loop", 1, bare, ""), ("staging", 1, *one), ("staging", len(cpus), *every)]
     print_table(
         ["", "cores", "seconds", "images/s", "relative to the bare loop", "memory (MiB)"],
-        [[what, str(cores), f"{seconds:.1f}", f"{count / seconds:,.0f}", f"{bare / seconds:.2f}", str(mib)]
-         for what, cores, seconds, mib in rows],
-    )  # fmt: skip
+        [
+            [what, str(cores), f"{seconds:.1f}", f"{count / seconds:,.0f}", f"{bare / seconds:.2f}", str(mib)]
+            for what, cores, seconds, mib in rows
+        ],
+    )
 
 
 def make_images(root: Path, count: int, side: int) -> list[Path]:
@@ -80,9 +82,12 @@ def make_images(root: Path, count: int, side: int) -> list[Path]:
 def bare_seconds(folder: Path, cpus: list[int]) -> float:
     """Seconds of the bare loop."""
     done = subprocess.run(
-        [sys.executable, "-c", BARE, str(folder / "paths")], text=True, stdout=subprocess.PIPE, check=True,
+        [sys.executable, "-c", BARE, str(folder / "paths")],
+        text=True,
+        stdout=subprocess.PIPE,
+        check=True,
         preexec_fn=lambda: os.sched_setaffinity(0, cpus),
-    )  # fmt: skip
+    )
     return float(done.stdout)
 
 

@@ -64,11 +64,17 @@ def _findings(arguments: argparse.Namespace, console: Console) -> Iterator[Findi
 def _arguments() -> argparse.Namespace:
     example = "--config config/config.yaml --profile profiles/slurm --job"
     parser = command_line.build_parser(str(__doc__), example=example)
-    parser.add_argument("--profile", type=Path, default=Path("profiles/slurm"), metavar="DIR",
-                        help="the Snakemake profile (default: profiles/slurm)")  # fmt: skip
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        default=Path("profiles/slurm"),
+        metavar="DIR",
+        help="the Snakemake profile (default: profiles/slurm)",
+    )
     parser.add_argument("--job", action="store_true", help="also submit a job of about a minute that checks nodes")
-    parser.add_argument("--wait-minutes", type=float, default=10, metavar="M",
-                        help="minutes to wait for this job (default: 10)")  # fmt: skip
+    parser.add_argument(
+        "--wait-minutes", type=float, default=10, metavar="M", help="minutes to wait for this job (default: 10)"
+    )
     return parser.parse_args()
 
 

@@ -35,8 +35,13 @@ def _arguments() -> argparse.Namespace:
     example = "--config config/config.yaml --sweep depth"
     parser = command_line.build_parser("Run the pending trials of a sweep.", example=example)
     parser.add_argument("--sweep", required=True, metavar="NAME", help="name in `sweeps` of the config")
-    parser.add_argument("--wait-seconds", type=float, default=0.0, metavar="S",
-                        help="maximum wait if another process runs the sweep (default: 0)")  # fmt: skip
+    parser.add_argument(
+        "--wait-seconds",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="maximum wait if another process runs the sweep (default: 0)",
+    )
     return parser.parse_args()
 
 

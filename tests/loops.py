@@ -10,8 +10,14 @@ from trainyard.training.process_group import single_process
 from trainyard.training.sampler import batch_sizes
 from trainyard.training.trainer import Trainer
 
-SPEC = Train(model="resnet", model_args={"blocks": 2, "width": 4}, epochs=4, batch_size=16, lr=0.05,
-             schedule=Schedule(name="cosine", warmup_fraction=0.2))  # fmt: skip
+SPEC = Train(
+    model="resnet",
+    model_args={"blocks": 2, "width": 4},
+    epochs=4,
+    batch_size=16,
+    lr=0.05,
+    schedule=Schedule(name="cosine", warmup_fraction=0.2),
+)
 LEARNER = Train(model="cnn", model_args={"width": 8}, epochs=6, batch_size=16, optimizer="adam", lr=0.01)
 
 

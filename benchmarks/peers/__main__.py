@@ -82,14 +82,13 @@ def _run_missing(arguments: argparse.Namespace, chosen_works: list[Work], chosen
     runs = read_runs(out)
     done = {key_of(run) for run in runs}
     # Repeats are the outer loop: slow changes of the machine affect all participants alike.
-    wanted: list[tuple[Work, Peer, Event]] = [
-        (work, peer, {"work": work.name, "peer": peer.name, "repeat": repeat, "scale": arguments.scale,
-                      "trials": len(work.seconds)})
+    wanted = [
+        (work, peer, _key(work, peer, repeat, arguments.scale))
         for repeat in range(1, arguments.repeats + 1)
         for work in chosen_works
         for peer in chosen_peers
         if work.name not in peer.cannot
-    ]  # fmt: skip
+    ]
     missing = [each for each in wanted if key_of(each[2]) not in done]
     print(f"{len(missing)} of {len(wanted)} runs are missing in {out / FILE}", flush=True)
     if not missing:
@@ -109,6 +108,11 @@ def _run_missing(arguments: argparse.Namespace, chosen_works: list[Work], chosen
             result = {**key, **run.measure(), "version": versions[peer.name]}
             runs.append(log.append("run", durable=True, **result))
             print(f"[{number}/{len(missing)}] {_line(work, peer, result)}", flush=True)
+
+
+def _key(work: Work, peer: Peer, repeat: int, scale: float) -> Event:
+    """What identifies a run among the lines of `runs.jsonl`."""
+    return {"work": work.name, "peer": peer.name, "repeat": repeat, "scale": scale, "trials": len(work.seconds)}
 
 
 def _line(work: Work, peer: Peer, result: dict[str, Any]) -> str:

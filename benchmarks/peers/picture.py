@@ -47,8 +47,15 @@ def _paint(axis: Axes, work: Work, runs: Sequence[Mapping[str, Any]], peers: Seq
             axis.plot([min(seconds), max(seconds)], [row, row], color=color)
             axis.plot([np.median(seconds)], [row], "o", color=color)
         elif own:
-            axis.annotate("not finished", (1.0, row), xycoords=("axes fraction", "data"), ha="right", va="center",
-                          color=style.FAILED, fontsize=8)  # fmt: skip
+            axis.annotate(
+                "not finished",
+                (1.0, row),
+                xycoords=("axes fraction", "data"),
+                ha="right",
+                va="center",
+                color=style.FAILED,
+                fontsize=8,
+            )
     if not work.is_real:
         axis.axvline(work.bound_seconds, color=style.UNKNOWN, linestyle="--", linewidth=1)
     axis.set_xlim(left=0)

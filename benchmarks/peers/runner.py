@@ -135,9 +135,12 @@ class Run:
         with (self.folder / "output.txt").open("ab") as output:
             self.process = subprocess.Popen(
                 self.cluster.command(["bash", "-c", script], cwd=self.folder),
-                env=job_environment(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                env=job_environment(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
     def _path(self) -> str:
         programs = [each for each in (self.peer.programs, ".venv/bin") if each]

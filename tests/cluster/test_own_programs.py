@@ -105,8 +105,10 @@ def finished(cluster):
     (folder / "config.yaml").write_text(yaml.safe_dump(OWN))
     program = f"{sys.executable} {ROOT}/scripts/"
     lines = [f"{program}sweep.py --config config.yaml --sweep {name}" for name in OWN["sweeps"]]
-    lines += [f"{program}train.py --config config.yaml --study {name} --scale {study['scales'][0]}"
-              for name, study in OWN["scaling"].items()]  # fmt: skip
+    lines += [
+        f"{program}train.py --config config.yaml --study {name} --scale {study['scales'][0]}"
+        for name, study in OWN["scaling"].items()
+    ]
     run_on_two_nodes(cluster, folder, "\n".join(["set -e", ACTIVATED, *lines]), cpus=2)
     return folder
 

@@ -17,8 +17,10 @@ from submitting import run_on_two_nodes
 from yard import ROOT
 
 pytestmark = pytest.mark.slow  # eleven programs, on two CPUs
-READY_MADE = [ROOT / f"config/{name}.yaml" for name in
-              ("depth-sweep", "mnist-4x8", "guide-scaling", "tinyimagenet-resnet50", "own-script")]  # fmt: skip
+READY_MADE = [
+    ROOT / f"config/{name}.yaml"
+    for name in ("depth-sweep", "mnist-4x8", "guide-scaling", "tinyimagenet-resnet50", "own-script")
+]
 # Fewer epochs, images, trials and GPUs, so that they run on four hosts without GPUs. KMNIST takes the place of CIFAR10,
 # whose published checksums no small copy has.
 SMALL = {

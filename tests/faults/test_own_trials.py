@@ -161,8 +161,9 @@ def test_a_killed_search_continues_with_the_same_suggestions(tmp_path_factory):
     killed.kill_session(started)
     output = killed.run(*killed.script("sweep", "--sweep", "s")).stdout
     assert drawn(killed) == drawn(whole)
-    ends = [[(each["trial"], each["event"]) for each in events_of(yard, "finished", "stopped")]
-            for yard in (whole, killed)]  # fmt: skip
+    ends = [
+        [(each["trial"], each["event"]) for each in events_of(yard, "finished", "stopped")] for yard in (whole, killed)
+    ]
     assert ends[0] == ends[1], "the same trials were stopped early"
     assert {event for _, event in ends[0]} == {"finished", "stopped"}
     assert "trials finished" in output
@@ -181,8 +182,9 @@ def test_a_function_that_exceeds_its_timeout_is_ended_with_its_process(yard):
     output = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
     assert "no retries left): it exceeded timeout_minutes (0.1)" in output
     assert [attempt.outcome for attempt in attempts_of(yard, "started", "failed", "finished")] == [
-        "failed", "finished",
-    ]  # fmt: skip
+        "failed",
+        "finished",
+    ]
 
 
 def test_a_killed_program_leaves_no_process_and_resumes_from_its_checkpoint(yard):
@@ -347,8 +349,9 @@ def test_a_corrected_pattern_reclassifies_diverged_trials_but_not_those_that_wer
 
     def sweep(metric, pattern):
         stop = {"method": "asha", "metric": metric}
-        yard.write({"sweeps": {"s": {"command": command, "trials": trials, "stop": stop,
-                                     "metrics": {"pattern": pattern}}}})  # fmt: skip
+        yard.write(
+            {"sweeps": {"s": {"command": command, "trials": trials, "stop": stop, "metrics": {"pattern": pattern}}}}
+        )
         output = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
         assert (yard.folder / "runs.txt").read_text().count("run") == 3
         return output, [row["status"] for row in rows_of(yard, "trials")]

@@ -81,8 +81,10 @@ def test_trials_share_gpus_as_far_as_more_of_them_end_and_fit(fake_gpu):
     control.parent.mkdir()
     control.write_text(FAKE_MPS)
     control.chmod(0o755)
-    fake_gpu.environment |= {"PATH": f"{control.parent}:{fake_gpu.environment['PATH']}",
-                             "FAKE_MPS_LOG": str(fake_gpu.folder / "told")}  # fmt: skip
+    fake_gpu.environment |= {
+        "PATH": f"{control.parent}:{fake_gpu.environment['PATH']}",
+        "FAKE_MPS_LOG": str(fake_gpu.folder / "told"),
+    }
     python, *script = fake_gpu.script("sweep", "--sweep", "s")
     done = fake_gpu.run(python, "-c", QUICK, str(fake_gpu.root / "scripts"), *script)
     assert "requests 1 slot of 1 (for now) GPU" in done.stdout

@@ -86,8 +86,15 @@ def test_the_report_answers_on_its_first_page(demo, browser, width):
     with opened(browser, demo.folder / "report.html", width=width) as page:
         overview = page.locator(".trainyard")
         expect(overview).to_contain_text("Sweep depth")
-        for text in ("best val_accuracy (highest)", "6 trials: 6 finished", "as a job array", "lower bound",
-                     "Scaling width", "There is no recommendation", "best validation accuracy"):  # fmt: skip
+        for text in (
+            "best val_accuracy (highest)",
+            "6 trials: 6 finished",
+            "as a job array",
+            "lower bound",
+            "Scaling width",
+            "There is no recommendation",
+            "best validation accuracy",
+        ):
             expect(overview).to_contain_text(text)
         pictures = overview.locator("img").all()
         assert [is_drawn(picture) for picture in pictures] == [True, True], "the packing, and the speedup"

@@ -16,10 +16,11 @@ pathlib.Path(sys.argv[1], "found.json").write_text(json.dumps(found))
 """
 LAUNCHER = "import runpy, sys\ndel sys.argv[: sys.argv.index('where.py')]\nrunpy.run_path('where.py')\n"
 CONFIG = {
-    "sweeps": {"own": {"command": "python where.py {trial_dir} {args}", "grid": {"n": [1, 2]},
-                       "slots": {"cpus_per_trial": 2}}},
+    "sweeps": {
+        "own": {"command": "python where.py {trial_dir} {args}", "grid": {"n": [1, 2]}, "slots": {"cpus_per_trial": 2}}
+    },
     "scaling": {"own": {"script": "where.py {out_dir}", "scales": ["1x1"], "cpus_per_gpu": 2}},
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -111,8 +111,14 @@ def test_the_cost_of_a_sweep_is_compared_with_other_strategies(done):
 
 
 def test_every_table_is_also_written_as_parquet(done):
-    for path in ("sweeps/lr/trials", "sweeps/lr/epochs", "sweeps/lr/strategies", "scaling/ranks/scaling",
-                 "scaling/ranks/1x2/repeat-2/history", "trees/images/trees"):  # fmt: skip
+    for path in (
+        "sweeps/lr/trials",
+        "sweeps/lr/epochs",
+        "sweeps/lr/strategies",
+        "scaling/ranks/scaling",
+        "scaling/ranks/1x2/repeat-2/history",
+        "trees/images/trees",
+    ):
         pd.testing.assert_frame_equal(pd.read_parquet(done.results / f"{path}.parquet"), read(done, f"{path}.csv"))
 
 
@@ -153,8 +159,10 @@ def test_every_scale_has_its_history_and_its_epoch_lines(done):
         history = read(done, f"scaling/ranks/{scale}/history.csv")
         assert history["epoch"].tolist() == [1, 2]
         log = (done.results / f"logs/train/ranks-{scale}.log").read_text()
-        line = (r"Epoch \[2/2\] LR: \d\.\d{6} \| Loss \(train, val\): \d+\.\d{3}, \d+\.\d{3} \| "
-                r"Accuracy \(train, val\): \d+\.\d\d%, \d+\.\d\d% \| Throughput: \d+\.\d img/s")  # fmt: skip
+        line = (
+            r"Epoch \[2/2\] LR: \d\.\d{6} \| Loss \(train, val\): \d+\.\d{3}, \d+\.\d{3} \| "
+            r"Accuracy \(train, val\): \d+\.\d\d%, \d+\.\d\d% \| Throughput: \d+\.\d img/s"
+        )
         assert len(re.findall(line, log)) == 1, "only rank 0 logs it"
 
 

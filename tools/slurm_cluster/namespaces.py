@@ -176,8 +176,12 @@ class Namespaces:
         with log.open("a") as output:
             subprocess.run(
                 [*enter, "setsid", "--fork", *argv],
-                env=daemon_environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=True,
-            )  # fmt: skip
+                env=daemon_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                check=True,
+            )
 
     def processes(self) -> list[Process]:
         """The processes of this host except the first one."""

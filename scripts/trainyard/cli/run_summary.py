@@ -135,8 +135,10 @@ class RunSummary:
         best = self.results / "sweeps" / (trained or [""])[0] / FILE
         if trained and best.exists():
             call = call_with_config(self.argv, best, "scaling", but=self.targets)
-            steps.append(f"train the best of sweep {trained[0]} with checkpoints, as scaling study "
-                         f"{study_name(trained[0])}: {call}")  # fmt: skip
+            steps.append(
+                f"train the best of sweep {trained[0]} with checkpoints, as scaling study "
+                f"{study_name(trained[0])}: {call}"
+            )
         return steps
 
     def _retry(self, name: str) -> list[str]:

@@ -97,8 +97,9 @@ def _start(running: contextlib.ExitStack) -> str:
     output = folder / "start.log"  # a file, because the daemon may keep its output open
     try:
         with open(output, "w") as file, job_step.shielded_children():
-            subprocess.run([CONTROL, "-d"], stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=START_SECONDS,
-                           check=True)  # fmt: skip
+            subprocess.run(
+                [CONTROL, "-d"], stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=START_SECONDS, check=True
+            )
         probe = [sys.executable, "-c", PROBE]
         code = subprocess.run(probe, text=True, capture_output=True, timeout=PROBE_SECONDS, check=False).stdout.strip()
     except subprocess.CalledProcessError as error:

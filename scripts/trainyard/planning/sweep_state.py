@@ -158,9 +158,14 @@ class SweepState:
         """
         ended = [self.end(name) for name in self.trials if self.sweep.command]
         has_file = self.sweep.metrics is not None and self.sweep.metrics.file is not None
-        return [each for each in ended
-                if each and self._is_outdated(each) and self.output_of(each).exists()
-                and not (has_file and each is not self.last_attempt(each.trial))]  # fmt: skip
+        return [
+            each
+            for each in ended
+            if each
+            and self._is_outdated(each)
+            and self.output_of(each).exists()
+            and not (has_file and each is not self.last_attempt(each.trial))
+        ]
 
     def _is_outdated(self, end: Attempt) -> bool:
         if end.outcome == TrialStatus.UNREADABLE or end.metrics_digest != metrics_digest(self.sweep.metrics):

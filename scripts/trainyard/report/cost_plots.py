@@ -46,8 +46,8 @@ def plot_packing(
         "job_array": count_of(len(seconds), "job"),
         "packed": f"{len(held)} x " * (len(held) > 1) + count_of(most, "slot"),
     }
-    labels = [f"{name.replace('_', ' ')}:\n{count}\n{table.loc[name, 'wasted_fraction']:.0%} wasted"
-             for name, count in counts.items()]  # fmt: skip
+    waste = table["wasted_fraction"]
+    labels = [f"{name.replace('_', ' ')}:\n{count}\n{waste[name]:.0%} wasted" for name, count in counts.items()]
     axes.set_yticks([depth / 2, top + (held["gpus"].max() / 2 if len(held) else 0)], labels)
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
@@ -161,8 +161,10 @@ def plot_predictions(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame) -> 
     axes.legend(loc="upper left")
     error = f"median error of the trials: {(measured / predicted - 1).abs().median():.0%}"
     known = jobs.dropna(subset=["gap"]) if len(jobs) else jobs
-    last_job = [f"; last job: {each.predicted_seconds:.3g} s predicted, {each.measured_seconds:.3g} s measured"
-             for each in known.tail(1).itertuples()]  # fmt: skip
+    last_job = [
+        f"; last job: {each.predicted_seconds:.3g} s predicted, {each.measured_seconds:.3g} s measured"
+        for each in known.tail(1).itertuples()
+    ]
     style.set_title(axes, error + "".join(last_job))
     axes.set_xlabel("predicted seconds (at the start of the trial)")
     axes.set_ylabel("measured seconds")

@@ -121,8 +121,10 @@ def _limit_metric(axes: Axes, ranked: PlottedTrials) -> None:
         axes.set_yscale("log")
     if ranked.outlier_count:
         low, high = ranked.limits
-        axes.set_ylim(*((low / (high / low) ** 0.05, high * (high / low) ** 0.05) if ranked.is_log else
-                        (low - 0.05 * (high - low), high + 0.05 * (high - low))))  # fmt: skip
+        if ranked.is_log:
+            axes.set_ylim(low / (high / low) ** 0.05, high * (high / low) ** 0.05)
+        else:
+            axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
 
 
 def _set_key_axis(axes: Axes, values: pd.Series, *, log: bool | None) -> None:
@@ -149,8 +151,13 @@ def _name_ticks(axes: Axes, names: list[str]) -> None:
     turned = sum(map(len, shown)) + 2 * len(shown) > width
     most = int(width / 3) if turned else len(names)
     step = -(-len(names) // max(1, most))
-    axes.set_xticks(range(0, len(names), step), shown[::step], rotation=40 if turned else 0,
-                    ha="right" if turned else "center", rotation_mode="anchor" if turned else "default")  # fmt: skip
+    axes.set_xticks(
+        range(0, len(names), step),
+        shown[::step],
+        rotation=40 if turned else 0,
+        ha="right" if turned else "center",
+        rotation_mode="anchor" if turned else "default",
+    )
     axes.set_xlim(-0.5, len(names) - 0.5)
 
 

@@ -30,8 +30,8 @@ def plot_speedup(left: Axes, right: Axes, scaling: pd.DataFrame) -> None:
     gpus, ratio = scaling["gpus"], scaling["gpus"] / base["gpus"]
     ideal = scaling.assign(ratio=ratio).sort_values("gpus")
     for axes, over in ((left, 1), (right, ratio)):
-        axes.plot(ideal["gpus"], ideal["ratio"] if axes is left else ideal["ratio"] / ideal["ratio"], "--",
-                  color="#777777", label="ideal")  # fmt: skip
+        values = ideal["ratio"] if axes is left else ideal["ratio"] / ideal["ratio"]
+        axes.plot(ideal["gpus"], values, "--", color="#777777", label="ideal")
         _plot_measured(axes, scaling, over)
         _set_gpu_axis(axes, gpus)
         axes.set_xlabel(_ranks(scaling))
@@ -43,8 +43,16 @@ def plot_speedup(left: Axes, right: Axes, scaling: pd.DataFrame) -> None:
     left.set_ylabel(f"speedup over {base['scale']}")
     left.legend(loc="upper left")
     right.axhline(EFFICIENT, color=COLORS[1], linewidth=0.8, linestyle=":")
-    right.annotate(f"{EFFICIENT:.0%}: does not pay below", (0.02, EFFICIENT), xycoords=("axes fraction", "data"),
-                   xytext=(0, -2), textcoords="offset points", va="top", fontsize=8, color=COLORS[1])  # fmt: skip
+    right.annotate(
+        f"{EFFICIENT:.0%}: does not pay below",
+        (0.02, EFFICIENT),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, -2),
+        textcoords="offset points",
+        va="top",
+        fontsize=8,
+        color=COLORS[1],
+    )
     right.set_ylim(0, max(1.1, np.nan_to_num(1.05 * scaling["speedup_high"].div(ratio).max())))
     right.yaxis.set_major_formatter(PercentFormatter(1))
     right.set_ylabel("parallel efficiency")
@@ -96,8 +104,15 @@ def _name_scales(axes: Axes, scaling: pd.DataFrame) -> None:
         counts = _apart(sorted(set(rows["gpus"])), is_log=is_log)
         offset, sides = ((-8, 4), ("right", "bottom")) if is_single else ((8, -4), ("left", "top"))
         for row in rows[rows["gpus"].isin(counts)].drop_duplicates("gpus").itertuples():
-            axes.annotate(row.scale, (row.gpus, row.speedup), xytext=offset, textcoords="offset points",
-                          ha=sides[0], va=sides[1], fontsize=8)  # fmt: skip
+            axes.annotate(
+                row.scale,
+                (row.gpus, row.speedup),
+                xytext=offset,
+                textcoords="offset points",
+                ha=sides[0],
+                va=sides[1],
+                fontsize=8,
+            )
 
 
 def _ranks(scaling: pd.DataFrame) -> str:

@@ -105,9 +105,11 @@ def _describe_predictions(tables: SweepResults) -> str:
     known = timeline[(timeline["outcome"] == TrialStatus.FINISHED) & (timeline["expected_seconds"] > 0)]
     errors = ((known["end"] - known["start"]) / known["expected_seconds"] - 1).abs()
     trials = f"the median error of {count_of(len(known), 'trial')} is {errors.median():.0%}" if len(known) else ""
-    last = [f"the last job: {format_duration(job.predicted_seconds)} predicted, "
-            f"{format_duration(job.measured_seconds)} measured ({job.gap:+.0%})"
-            for job in jobs.tail(1).itertuples()]  # fmt: skip
+    last = [
+        f"the last job: {format_duration(job.predicted_seconds)} predicted, "
+        f"{format_duration(job.measured_seconds)} measured ({job.gap:+.0%})"
+        for job in jobs.tail(1).itertuples()
+    ]
     return "; ".join(filter(None, [*last, trials])) or "no duration was known beforehand"
 
 

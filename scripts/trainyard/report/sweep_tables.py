@@ -74,11 +74,21 @@ def timeline_table(state: SweepState) -> pd.DataFrame:
     tries, kept = [each for tries in state.attempts.values() for each in tries], state.kept_seconds()
     columns = ("trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome", "gpu_model", "device",
                "expected_seconds", "gpus_per_trial", "seconds", "kept_seconds")  # fmt: skip
-    rows = [{"trial": each.trial, "attempt": each.number, **each.location._asdict(), "start": each.start,
-             "end": each.end, "outcome": each.outcome, "expected_seconds": each.expected_seconds,
-             "gpus_per_trial": each.gpus_per_trial, "seconds": each.seconds,
-             "kept_seconds": kept.get((each.trial, each.number), 0.0)}
-            for each in sorted(tries, key=lambda each: each.start)]  # fmt: skip
+    rows = [
+        {
+            "trial": each.trial,
+            "attempt": each.number,
+            **each.location._asdict(),
+            "start": each.start,
+            "end": each.end,
+            "outcome": each.outcome,
+            "expected_seconds": each.expected_seconds,
+            "gpus_per_trial": each.gpus_per_trial,
+            "seconds": each.seconds,
+            "kept_seconds": kept.get((each.trial, each.number), 0.0),
+        }
+        for each in sorted(tries, key=lambda each: each.start)
+    ]
     return pd.DataFrame(rows, columns=columns)
 
 

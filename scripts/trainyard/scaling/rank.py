@@ -145,8 +145,8 @@ def _log_start(trainer: Trainer, store: CheckpointStore) -> None:
     elif group.is_main:
         for other in store.others():
             log.info("starting over: %s", other)
-    log.info("training on %d x %s in %s, global batch %d",
-             group.world_size, device_name(group.device), trainer.precision, trainer.batch.images)  # fmt: skip
+    ranks = f"{group.world_size} x {device_name(group.device)}"
+    log.info("training on %s in %s, global batch %d", ranks, trainer.precision, trainer.batch.images)
 
 
 def _telemetry(trainer: Trainer, folder: Path, study: Scaling) -> AbstractContextManager[Any]:

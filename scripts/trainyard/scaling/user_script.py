@@ -272,8 +272,10 @@ class UserScript:
         from trainyard.utils.csv_files import write_rows  # imports pandas, which takes a second
 
         seconds = run.train_seconds
-        rows = [{**row, "seconds": row.get("seconds", took)}
-                for row, took in zip(reported_rows, run.row_seconds, strict=True)]  # fmt: skip
+        rows = [
+            {**row, "seconds": row.get("seconds", took)}
+            for row, took in zip(reported_rows, run.row_seconds, strict=True)
+        ]
         reported = {name: [row[name] for row in rows if row.get(name) is not None] for name in (*LAST_VALUES, *MEDIANS)}
         if not reported["images_per_second"]:
             without = "computed from the training time" if self._study.mode == "strong" else "unknown (`mode: weak`)"

@@ -97,10 +97,8 @@ class Trainer:
         self._flags = StepFlags(group)
         self.mix = Mixer(spec.augment, data, seed=spec.seed, channels_last=channels_last)
         self.module = _build_module(spec, data, group, channels_last=channels_last, downloads=downloads)
-        self.forward = ForwardPass(
-            self.module, spec, data, group, self.objective,
-            channels_last=channels_last, find_unused_parameters=find_unused_parameters,
-        )  # fmt: skip
+        parts = (self.module, spec, data, group, self.objective)
+        self.forward = ForwardPass(*parts, channels_last=channels_last, find_unused_parameters=find_unused_parameters)
         self.state = self._initial_state()
         self.step_graph = build_step_graph(spec, group, wanted=cuda_graphs)
         self.wrap()  # before a checkpoint is loaded, within an epoch: DDP broadcasts the buffers of rank 0
@@ -158,8 +156,8 @@ class Trainer:
     def halve_micro_batch(self) -> None:
         """Halve the micro-batch of all further steps."""
         self.batch = self.batch.halved()
-        log.warning("out of memory: micro-batches of %d images from now on, %d of them to a step of %d",
-                    self.batch.micro, self.batch.accumulation, self.batch.per_rank)  # fmt: skip
+        message = "out of memory: micro-batches of %d images from now on, %d of them to a step of %d"
+        log.warning(message, self.batch.micro, self.batch.accumulation, self.batch.per_rank)
         self.step_graph = None  # its memory is needed
         self.state.optimizer.zero_grad(set_to_none=True)
         self.state.scaler = precision.renewed_scaler(self.state.scaler, self.state.optimizer, self.group.device)

@@ -129,12 +129,14 @@ def test_a_program_ends_with_the_documented_exit_code(options, code):
     ("kind", "name"), [("data", "digits"), ("sweeps", "s"), ("scaling", "width"), ("trees", "trees")]
 )
 def test_tables_and_plots_of_missing_results_name_the_command_that_makes_them(tmp_path, kind, name):
-    config = check_config({
-        "datasets": {"digits": {"source": "digits"}},
-        "sweeps": {"s": {"dataset": "digits", "grid": {"lr": [0.1]}}},
-        "scaling": {"width": {"dataset": "digits", "scales": ["1x1"], "mode": "weak"}},
-        "trees": {"trees": {"dataset": "digits"}},
-    })  # fmt: skip
+    config = check_config(
+        {
+            "datasets": {"digits": {"source": "digits"}},
+            "sweeps": {"s": {"dataset": "digits", "grid": {"lr": [0.1]}}},
+            "scaling": {"width": {"dataset": "digits", "scales": ["1x1"], "mode": "weak"}},
+            "trees": {"trees": {"dataset": "digits"}},
+        }
+    )
     given = Namespace(config=Path("my study.yaml"), results=tmp_path / "results", kind=kind, name=name)
     command = f"`{snakemake_call(given.config, '--', kind)}`"
     for make in (draw_plots, write_tables):

@@ -115,7 +115,7 @@ FILES = {  # name and content, and what the error says
     "many errors": ("c.yaml", "\n".join(f"k{n}: 1" for n in range(3000)), r"^1000 errors in (.|\n)*and 950 more"),
     "a deep cost": ("c.yaml", f"sweeps: {{s: {{function: 'a:b', cost: '{'(' * 210}1{')' * 210}'}}}}", "too many"),
     "a deep command": ("c.yaml", f"sweeps: {{s: {{command: '{'$(' * 3000}'}}}}", "nested too deeply"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -595,9 +595,13 @@ def test_local_copies_can_be_turned_off_by_a_boolean(tmp_path):
 
 
 scalars = (
-    st.none() | st.booleans() | st.integers() | st.text()
-    | st.floats() | st.sampled_from([1e-5, 1e16, -0.0, "1e-05", "Infinity", "off", "~"])
-)  # fmt: skip
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text()
+    | st.floats()
+    | st.sampled_from([1e-5, 1e16, -0.0, "1e-05", "Infinity", "off", "~"])
+)
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner))
 names = st.sampled_from(["a", "b", "c", "d.e", "lr"])
 choices = st.lists(values, min_size=1, max_size=3)
@@ -754,8 +758,10 @@ def test_schema_and_option_tables_are_current():
 
 
 OF_HYDRA = ROOT / "examples/conf"  # configs of a user's script
-SHIPPED = [*sorted((ROOT / "config").glob("*.yaml")),
-           *(path for path in sorted((ROOT / "examples").rglob("*.yaml")) if path.parent != OF_HYDRA)]  # fmt: skip
+SHIPPED = [
+    *sorted((ROOT / "config").glob("*.yaml")),
+    *(path for path in sorted((ROOT / "examples").rglob("*.yaml")) if path.parent != OF_HYDRA),
+]
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)

@@ -70,8 +70,16 @@ def test_rows_without_an_epoch_are_numbered_after_those_up_to_the_checkpoint(tmp
     path = tmp_path / "sweeps/s/journal.jsonl"
     first, interrupted, second, resumed, end = map(json.loads, path.read_text().splitlines())
     saved = first["time"] + 20.5  # a bit after the second epoch
-    rows = [{"event": "epoch", "trial": trial, "attempt": 1, "time": first["time"] + 10 * epoch,
-             "metrics": {"epoch": epoch, "acc": 0.0}} for epoch in (1, 2, 3)]  # fmt: skip
+    rows = [
+        {
+            "event": "epoch",
+            "trial": trial,
+            "attempt": 1,
+            "time": first["time"] + 10 * epoch,
+            "metrics": {"epoch": epoch, "acc": 0.0},
+        }
+        for epoch in (1, 2, 3)
+    ]
     resumed["checkpoint"]["modified_ns"] = int(saved * 1e9)
     times = {"interrupted": first["time"] + 31, "rest": first["time"] + 40}
     events = [first, *rows, interrupted | {"time": times["interrupted"]}]

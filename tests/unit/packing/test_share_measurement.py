@@ -175,9 +175,9 @@ def test_trials_of_different_cost_are_compared_by_it(yard, costs, capacity, best
     share, _ = own.measure(
         capacity=capacity,
         seconds=lambda trial: seconds(trial.values["model_args.blocks"]),
-        work=flops and (lambda plan: {name: flops(each.values["model_args.blocks"])
-                                      for name, each in plan.state.trials.items()}),
-    )  # fmt: skip
+        work=flops
+        and (lambda plan: {name: flops(each.values["model_args.blocks"]) for name, each in plan.state.trials.items()}),
+    )
     assert trials_per_gpu(share) == best
 
 

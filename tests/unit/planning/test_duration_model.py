@@ -56,8 +56,11 @@ def test_noise_does_not_bend_it():
 
 
 def test_of_several_numbers_the_one_that_matters_is_found():
-    every = expand(Sweep(dataset="d", trials=[{"model_args.blocks": 4 * n, "seed": n * 7 % 11, "lr": 0.1 / n}
-                                              for n in range(1, 11)])).trials  # fmt: skip
+    every = expand(
+        Sweep(
+            dataset="d", trials=[{"model_args.blocks": 4 * n, "seed": n * 7 % 11, "lr": 0.1 / n} for n in range(1, 11)]
+        )
+    ).trials
     evidence = [(trial, took(trial) * factor) for trial, factor in zip(every, (1.01, 0.99, 1.02, 1.0), strict=False)]
     assert errors(every, evidence, took).max() < 0.1
 

@@ -168,8 +168,10 @@ def test_the_median_rule_is_the_formula_whatever_is_told_in_whatever_order(told,
         words = ""
         if expected:
             best, median, others = expected
-            words = (f"median: its best value by epoch {epoch}, {best:.4g}, is worse than {median:.4g}, the median of "
-                     f"the means of {others} other trials")  # fmt: skip
+            words = (
+                f"median: its best value by epoch {epoch}, {best:.4g}, is worse than {median:.4g}, the median of "
+                f"the means of {others} other trials"
+            )
         assert why == words
 
 

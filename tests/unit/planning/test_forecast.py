@@ -66,8 +66,11 @@ def test_a_sweep_stands_beside_other_ways_to_run_it(tmp_path):
     assert (array.jobs, array.gpus, array.asked_gpu_hours) == (2, 1, pytest.approx(8, rel=0.05))
     assert found["separate_jobs"].asked_gpu_hours == pytest.approx(7, rel=0.05)
     assert packed.basis == "2 measured trials"
-    limited = next(row for row in plan_jobs(check_config(CONFIG), tmp_path, runtime_minutes=60, limit_minutes=120)
-                   if row.strategy == "packed")  # fmt: skip
+    limited = next(
+        row
+        for row in plan_jobs(check_config(CONFIG), tmp_path, runtime_minutes=60, limit_minutes=120)
+        if row.strategy == "packed"
+    )
     assert limited.jobs >= 3
     assert limited.walltime_minutes == 120
 

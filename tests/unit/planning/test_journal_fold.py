@@ -69,8 +69,11 @@ def check(fold, path):
     assert fold.share == next((each for each in reversed(events) if isinstance(each, Share)), None)
 
 
-@given(TOLD, st.lists(st.tuples(st.floats(0, 1), st.sampled_from(["same", "kept", "checked"])), max_size=6),
-       st.sampled_from([7, 50, 200, 1000, jsonl.BLOCK_BYTES]))  # fmt: skip
+@given(
+    TOLD,
+    st.lists(st.tuples(st.floats(0, 1), st.sampled_from(["same", "kept", "checked"])), max_size=6),
+    st.sampled_from([7, 50, 200, 1000, jsonl.BLOCK_BYTES]),
+)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_a_journal_that_is_read_in_pieces_says_the_same(tmp_path, monkeypatch, told, cuts, block_bytes):
     for module in (jsonl, journal_fold):

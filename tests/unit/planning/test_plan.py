@@ -507,6 +507,9 @@ def test_what_it_costs_is_said_beside_what_other_ways_would(tmp_path):
 
 @pytest.mark.parametrize(("names", "minutes"), [("", 120), ("gpu", 30), ("gpu,long", math.inf), ("other", math.inf)])
 def test_the_limit_is_that_of_the_partition(names, minutes):
-    lines = ["cpu*|up|2:00:00|1|8|1000|(null)|(null)", "gpu|up|30:00|1|8|1000|gpu:4|(null)",
-             "long|up|infinite|1|8|1000|gpu:4|(null)"]  # fmt: skip
+    lines = [
+        "cpu*|up|2:00:00|1|8|1000|(null)|(null)",
+        "gpu|up|30:00|1|8|1000|gpu:4|(null)",
+        "long|up|infinite|1|8|1000|gpu:4|(null)",
+    ]
     assert max_walltime_minutes([parse_partition(line) for line in lines], names) == minutes

@@ -118,8 +118,10 @@ def test_to_retrain_single_trials_keeps_the_search_and_to_retrain_all_begins_ano
     assert key == "348b2dcba1", "as in journals of earlier versions"
     single = Sweep.model_validate({**sweep().model_dump(exclude_unset=True), "retrain": {"3f2a91c0de": 1}})
     assert TrialSpace(single, "digest").search_key == key
-    every = [Sweep.model_validate({**sweep().model_dump(exclude_unset=True), "retrain": retrain})
-             for retrain in (2, {"all": 2, "3f2a91c0de": 3})]  # fmt: skip
+    every = [
+        Sweep.model_validate({**sweep().model_dump(exclude_unset=True), "retrain": retrain})
+        for retrain in (2, {"all": 2, "3f2a91c0de": 3})
+    ]
     assert TrialSpace(every[0], "digest").search_key == TrialSpace(every[1], "digest").search_key != key
 
 
@@ -141,8 +143,10 @@ def test_a_search_ignores_suggestions_of_others_and_those_beyond_its_number_of_t
     known = TrialSpace(made, "digest")
     values = {"lr": 0.1, "model_args.blocks": 5, "optimizer": "adam"}
     of_other = Suggested(search="other", values=values, params={}, attrs={})
-    own = [Suggested(search=known.search_key, values={**values, "lr": lr / 100}, params={}, attrs={})
-           for lr in range(1, 20)]  # fmt: skip
+    own = [
+        Suggested(search=known.search_key, values={**values, "lr": lr / 100}, params={}, attrs={})
+        for lr in range(1, 20)
+    ]
     space = TrialSpace(made, "digest", [of_other, *own])
     assert [each.trial.values["lr"] for each in space.suggestions] == [lr / 100 for lr in range(1, 13)]
     assert (len(space.trials), space.undrawn_count) == (12, 0)

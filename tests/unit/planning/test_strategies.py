@@ -33,8 +33,17 @@ def test_the_published_numbers_of_a_job_array_are_reproduced():
 
 def test_the_published_numbers_of_a_packed_job_are_reproduced_and_what_it_really_needs():
     """They asked for 200 s on 4 GPUs."""
-    row = make_strategy("packed", [RequestedJob(200, 4)], DEPTH, running_unit_seconds=178.5, units_total=4, slots=4,
-                   makespan=45.9, startup_unit_seconds=0, basis="")  # fmt: skip
+    row = make_strategy(
+        "packed",
+        [RequestedJob(200, 4)],
+        DEPTH,
+        running_unit_seconds=178.5,
+        units_total=4,
+        slots=4,
+        makespan=45.9,
+        startup_unit_seconds=0,
+        basis="",
+    )
     assert (row.requested_job_seconds, row.units_per_job, row.units_total, row.requested_unit_seconds) == (
         200,
         4,
@@ -243,5 +252,7 @@ def test_what_has_been_trained_anew_since_is_not_counted(tmp_path, monkeypatch):
 
 def test_a_line_of_the_accounting_is_read():
     assert parse_job_record("12|5|61|billing=4,gres/gpu=2,node=1") == (
-        "12", JobRecord(300.0, 61.0, "billing=4,gres/gpu=2,node=1"))  # fmt: skip
+        "12",
+        JobRecord(300.0, 61.0, "billing=4,gres/gpu=2,node=1"),
+    )
     assert parse_job_record("12|UNLIMITED|61|")[1].requested_seconds is None

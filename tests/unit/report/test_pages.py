@@ -12,12 +12,14 @@ from trainyard.scaling.table import SCALING_COLUMNS
 
 COUNT = 162
 TRIALS = pd.DataFrame(
-    {"trial": [f"t{number:03}" for number in range(COUNT)],
-     "lr": [10.0 ** -(1 + number % 5) for number in range(COUNT)],
-     "model": ["<b>bold</b>" if number % 2 else "resnet" for number in range(COUNT)],
-     "nothing": None,
-     "val_accuracy": [None if number == 7 else number / COUNT for number in range(COUNT)]}
-)  # fmt: skip
+    {
+        "trial": [f"t{number:03}" for number in range(COUNT)],
+        "lr": [10.0 ** -(1 + number % 5) for number in range(COUNT)],
+        "model": ["<b>bold</b>" if number % 2 else "resnet" for number in range(COUNT)],
+        "nothing": None,
+        "val_accuracy": [None if number == 7 else number / COUNT for number in range(COUNT)],
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +107,15 @@ def test_the_same_tables_give_the_same_page(page_file, tmp_path):
 
 def scaling_row(scale, **values):
     return dict.fromkeys(SCALING_COLUMNS, 12345.678) | {
-        "scale": scale, "verdict": "recommended: best time for at most 20% more GPU-hours", "precision": "bf16",
-        "device": "NVIDIA H200", "gpu_peak": "989 TFLOPS", "recommended": False,
-        "val_own_metric": 0.5, **values}  # fmt: skip
+        "scale": scale,
+        "verdict": "recommended: best time for at most 20% more GPU-hours",
+        "precision": "bf16",
+        "device": "NVIDIA H200",
+        "gpu_peak": "989 TFLOPS",
+        "recommended": False,
+        "val_own_metric": 0.5,
+        **values,
+    }
 
 
 def test_without_a_browser_an_ordinary_user_is_told(monkeypatch):

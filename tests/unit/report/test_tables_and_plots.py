@@ -84,37 +84,92 @@ def test_the_columns_of_all_tables_are_described(tmp_path):
 
 
 TIMELINE = pd.DataFrame(
-    [["a", 1, "local", "n1", 0, 0, 100.0, 110.0, "finished"],
-     ["b", 1, "local", "n1", 1, 1, 100.0, 104.0, "failed"],
-     ["b", 2, "local", "n1", 1, 1, 104.0, 109.0, "finished"],
-     ["c", 1, "local", "n1", 0, 0, 5000.0, 5002.0, "finished"]],
+    [
+        ["a", 1, "local", "n1", 0, 0, 100.0, 110.0, "finished"],
+        ["b", 1, "local", "n1", 1, 1, 100.0, 104.0, "failed"],
+        ["b", 2, "local", "n1", 1, 1, 104.0, 109.0, "finished"],
+        ["c", 1, "local", "n1", 0, 0, 5000.0, 5002.0, "finished"],
+    ],
     columns=["trial", "attempt", "job", "node", "gpu", "slot", "start", "end", "outcome"],
-)  # fmt: skip
+)
 TRIALS = pd.DataFrame(
-    {"trial": ["a", "b", "c"], "blocks": [10, 20, 30], "model": ["x", "y", "x"], "width": [1.5, None, 3.0],
-     "nesterov": [False, True, True], "status": "finished", "seconds": [10.0, 5.0, 2.0],
-     "val_accuracy": [0.8, 0.9, 0.7]}
-)  # fmt: skip
-EPOCHS = pd.DataFrame({"trial": ["a", "a", "b"], "blocks": [10, 10, 20], "model": ["x", "x", "y"], "epoch": [1, 2, 1],
-                       "val_loss": [1.0, 0.5, 0.7]})  # fmt: skip
+    {
+        "trial": ["a", "b", "c"],
+        "blocks": [10, 20, 30],
+        "model": ["x", "y", "x"],
+        "width": [1.5, None, 3.0],
+        "nesterov": [False, True, True],
+        "status": "finished",
+        "seconds": [10.0, 5.0, 2.0],
+        "val_accuracy": [0.8, 0.9, 0.7],
+    }
+)
+EPOCHS = pd.DataFrame(
+    {
+        "trial": ["a", "a", "b"],
+        "blocks": [10, 10, 20],
+        "model": ["x", "x", "y"],
+        "epoch": [1, 2, 1],
+        "val_loss": [1.0, 0.5, 0.7],
+    }
+)
 SCALING = pd.DataFrame(
-    {"scale": ["1x1", "1x2"], "gpus": [1, 2], "speedup": [1, 1.5], "speedup_low": [1, 1.4], "speedup_high": [1, 1.6],
-     "nodes": 1, "recommended": False, "efficiency": [1, 0.75], "repeats": 3, "step_ms_p50": [10, 14],
-     "data_wait_fraction": [0.1, 0.2], "exposed_comm_fraction": [None, 0.3], "device": "cpu"}
-)  # fmt: skip
-SAMPLES = {"1x1": pd.DataFrame({"of": ["n1 GPU 0", "n1 GPU 1"] * 2, "seconds": [0, 0, 200, 200],
-                                "memory": [100, 90, 900, 800], "busy": [3, 4, 97, 96]})}  # fmt: skip
+    {
+        "scale": ["1x1", "1x2"],
+        "gpus": [1, 2],
+        "speedup": [1, 1.5],
+        "speedup_low": [1, 1.4],
+        "speedup_high": [1, 1.6],
+        "nodes": 1,
+        "recommended": False,
+        "efficiency": [1, 0.75],
+        "repeats": 3,
+        "step_ms_p50": [10, 14],
+        "data_wait_fraction": [0.1, 0.2],
+        "exposed_comm_fraction": [None, 0.3],
+        "device": "cpu",
+    }
+)
+SAMPLES = {
+    "1x1": pd.DataFrame(
+        {
+            "of": ["n1 GPU 0", "n1 GPU 1"] * 2,
+            "seconds": [0, 0, 200, 200],
+            "memory": [100, 90, 900, 800],
+            "busy": [3, 4, 97, 96],
+        }
+    )
+}
 STRATEGIES = pd.DataFrame(
-    {"strategy": ["separate_jobs", "job_array", "packed"], "jobs": [3, 3, 2], "gpus_per_job": [1, 1, 2],
-     "requested_seconds_per_job": [7.7, 12, 6.5], "requested_job_seconds": [23.0, 36, 13],
-     "requested_gpu_seconds": [23.0, 36, 26], "running_gpu_seconds": 17.0, "wasted_gpu_seconds": [6, 19, 9],
-     "wasted_fraction": [6 / 23, 19 / 36, 9 / 26], "startup_gpu_seconds": [6, 6, 2]}
-)  # fmt: skip
+    {
+        "strategy": ["separate_jobs", "job_array", "packed"],
+        "jobs": [3, 3, 2],
+        "gpus_per_job": [1, 1, 2],
+        "requested_seconds_per_job": [7.7, 12, 6.5],
+        "requested_job_seconds": [23.0, 36, 13],
+        "requested_gpu_seconds": [23.0, 36, 26],
+        "running_gpu_seconds": 17.0,
+        "wasted_gpu_seconds": [6, 19, 9],
+        "wasted_fraction": [6 / 23, 19 / 36, 9 / 26],
+        "startup_gpu_seconds": [6, 6, 2],
+    }
+)
 JOBS = pd.DataFrame(
-    {"start": [99.5, 4999.5], "slots": 2, "gpus": 2, "startup_seconds": 0.5, "requested_seconds": None,
-     "elapsed_seconds": [10.5, 2.5], "predicted_seconds": [None, 11.5], "measured_seconds": [10, 12.0],
-     "gap": [None, 0.04], "failed_gpu_seconds": [4.0, 0.0], "idle_gpu_seconds": [1.0, 2.0], "counted": True}
-)  # fmt: skip
+    {
+        "start": [99.5, 4999.5],
+        "slots": 2,
+        "gpus": 2,
+        "startup_seconds": 0.5,
+        "requested_seconds": None,
+        "elapsed_seconds": [10.5, 2.5],
+        "predicted_seconds": [None, 11.5],
+        "measured_seconds": [10, 12.0],
+        "gap": [None, 0.04],
+        "failed_gpu_seconds": [4.0, 0.0],
+        "idle_gpu_seconds": [1.0, 2.0],
+        "counted": True,
+    }
+)
 TREES = pd.DataFrame(
     {"model": ["xgboost"], "metric": ["rmse"], "train": [0.1], "val": [0.2], "seconds": [1.0], "threads": [2]}
 )
@@ -263,9 +318,20 @@ def test_the_waste_of_packed_jobs_is_split_by_its_reasons():
 def test_a_line_of_speedups_joins_scales_in_the_order_of_their_gpus():
     """One line for those of one node, one for those of several: 2x2 and 1x4 are no steps of the same line."""
     scales = ["1x1", "1x2", "1x4", "1x8", "2x2", "4x2"]
-    table = pd.DataFrame({"scale": scales, "nodes": [1, 1, 1, 1, 2, 4], "gpus": [1, 2, 4, 8, 4, 8], "device": "H200",
-                          "speedup": [1, 1.9, 3.6, 7, 3.4, 6], "repeats": 1, "recommended": False, "efficiency": 0.9,
-                          "gpu_hours_increase": 0.1, "train_seconds": 60.0})  # fmt: skip
+    table = pd.DataFrame(
+        {
+            "scale": scales,
+            "nodes": [1, 1, 1, 1, 2, 4],
+            "gpus": [1, 2, 4, 8, 4, 8],
+            "device": "H200",
+            "speedup": [1, 1.9, 3.6, 7, 3.4, 6],
+            "repeats": 1,
+            "recommended": False,
+            "efficiency": 0.9,
+            "gpu_hours_increase": 0.1,
+            "train_seconds": 60.0,
+        }
+    )
     table = table.assign(speedup_low=table["speedup"], speedup_high=table["speedup"])
     left, right = Figure().subplots(1, 2)
     scaling_plots.plot_speedup(left, right, table)
@@ -305,15 +371,27 @@ def test_each_file_of_a_plot_is_drawn_once(tmp_path):
 
 MANY = 10_000
 MANY_TRIALS = pd.DataFrame(
-    {"trial": [f"t{number}" for number in range(MANY)], "seed": range(MANY), "file": [f"f{n}.csv" for n in range(MANY)],
-     "status": ["finished", "stopped"] * (MANY // 2), "seconds": 0.9,
-     "val_accuracy": [number / MANY for number in range(MANY)]}
-)  # fmt: skip
+    {
+        "trial": [f"t{number}" for number in range(MANY)],
+        "seed": range(MANY),
+        "file": [f"f{n}.csv" for n in range(MANY)],
+        "status": ["finished", "stopped"] * (MANY // 2),
+        "seconds": 0.9,
+        "val_accuracy": [number / MANY for number in range(MANY)],
+    }
+)
 MANY_BARS = pd.DataFrame(
-    {"trial": MANY_TRIALS["trial"], "node": "n1", "gpu": 0, "slot": [number % 8 for number in range(MANY)],
-     "start": [number // 8 for number in range(MANY)], "end": [number // 8 + 0.9 for number in range(MANY)],
-     "outcome": [*(["finished", "stopped"] * (MANY // 2))[:-1], "failed"], "expected_seconds": 1.0}
-)  # fmt: skip
+    {
+        "trial": MANY_TRIALS["trial"],
+        "node": "n1",
+        "gpu": 0,
+        "slot": [number % 8 for number in range(MANY)],
+        "start": [number // 8 for number in range(MANY)],
+        "end": [number // 8 + 0.9 for number in range(MANY)],
+        "outcome": [*(["finished", "stopped"] * (MANY // 2))[:-1], "failed"],
+        "expected_seconds": 1.0,
+    }
+)
 MANY_JOBS = JOBS.tail(1).assign(start=-1.0, slots=8, gpus=8, elapsed_seconds=1252.0)
 MANY_EPOCHS = pd.concat([MANY_TRIALS.assign(epoch=epoch, val_loss=1 / epoch) for epoch in (1, 2, 3)])
 LARGE = ranked("seed", "file", trials=MANY_TRIALS)
@@ -405,25 +483,32 @@ def plan_of(results, sweep, events):
     names = list(plan_sweep(config, "s", results).state.trials)
     path = results / "sweeps/s/journal.jsonl"
     path.parent.mkdir(parents=True)
-    lines = [{"event": event, "time": time, "trial": names[number], "attempt": attempt, **fields}
-             for number, attempt, time, event, fields in events]  # fmt: skip
+    lines = [
+        {"event": event, "time": time, "trial": names[number], "attempt": attempt, **fields}
+        for number, attempt, time, event, fields in events
+    ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return plan_sweep(config, "s", results).state
 
 
 def events_of(number, attempt, times, **ends):
     """Events of an attempt that reports epochs, given as (epoch, time), and ends with the last one."""
-    rows = [(number, attempt, time, "epoch", {"metrics": {"epoch": epoch, "rmse": 1 / epoch}})
-            for epoch, time in times]  # fmt: skip
+    rows = [(number, attempt, time, "epoch", {"metrics": {"epoch": epoch, "rmse": 1 / epoch}}) for epoch, time in times]
     (event, fields), last = next(iter(ends.items())), times[-1][1]
     return [(number, attempt, 0.0, "started", {}), *rows, (number, attempt, last, event, fields)]
 
 
 def test_a_varied_key_keeps_its_column_if_a_metric_has_the_same_name(tmp_path):
     metrics = {"lr": 7.0, "rmse": 2.0, "trial": 9.0, "seconds": 5.0}
-    state = plan_of(tmp_path, OWN, [
-        (0, 1, 0.0, "started", {}), (0, 1, 1.0, "epoch", {"metrics": {"epoch": 1, **metrics}}),
-        (0, 1, 2.0, "finished", {"seconds": 2.0, "metrics": metrics})])  # fmt: skip
+    state = plan_of(
+        tmp_path,
+        OWN,
+        [
+            (0, 1, 0.0, "started", {}),
+            (0, 1, 1.0, "epoch", {"metrics": {"epoch": 1, **metrics}}),
+            (0, 1, 2.0, "finished", {"seconds": 2.0, "metrics": metrics}),
+        ],
+    )
     name = next(iter(state.trials))
     row = {"trial": name, "lr": 0.1, "reported_lr": 7.0, "reported_trial": 9.0, "rmse": 2.0, "reported_seconds": 5.0}
     assert epochs_table(state).to_dict("records")[0] == {**row, "epoch": 1}, "the same names in both tables"
@@ -434,9 +519,15 @@ def test_a_varied_key_keeps_its_column_if_a_metric_has_the_same_name(tmp_path):
 
 def test_the_ranking_metric_is_plotted_whatever_its_name(tmp_path):
     metrics = {"metrics": {"epoch": 1, "seconds": 5.0}}
-    state = plan_of(tmp_path, {**OWN, "metric": "seconds", "mode": "min"}, [
-        (0, 1, 0.0, "started", {}), (0, 1, 1.0, "epoch", metrics), (0, 1, 2.0, "finished", {"seconds": 2.0, **metrics})
-    ])  # fmt: skip
+    state = plan_of(
+        tmp_path,
+        {**OWN, "metric": "seconds", "mode": "min"},
+        [
+            (0, 1, 0.0, "started", {}),
+            (0, 1, 1.0, "epoch", metrics),
+            (0, 1, 2.0, "finished", {"seconds": 2.0, **metrics}),
+        ],
+    )
     axes = Figure().add_subplot()
     rows = PlottedTrials(trials_table(state), ["lr"], rank_sweep(state))
     metric_plots.plot_epochs(axes, epochs := epochs_table(state), rows, metric_column(epochs, "seconds"))
@@ -446,8 +537,11 @@ def test_the_ranking_metric_is_plotted_whatever_its_name(tmp_path):
 def test_the_best_trial_follows_the_mode_of_the_sweep(tmp_path):
     ends = [{"seconds": 1.0, "metrics": {"rmse": 3.0, "accuracy": 0.5}},
             {"seconds": 1.0, "metrics": {"rmse": 4.0, "accuracy": 0.7}}]  # fmt: skip
-    events = [(number, 1, time, event, fields) for number, end in enumerate(ends)
-              for time, event, fields in [(0.0, "started", {}), (1.0, "finished", end)]]  # fmt: skip
+    events = [
+        (number, 1, time, event, fields)
+        for number, end in enumerate(ends)
+        for time, event, fields in [(0.0, "started", {}), (1.0, "finished", end)]
+    ]
     guessed = plan_of(tmp_path / "a", OWN, events)
     first, second = guessed.trials
     assert describe_ranking(rank_sweep(guessed)) == [
@@ -475,8 +569,11 @@ def test_words_and_plots_leave_out_a_key_with_the_same_value_in_all_trials_and_t
 def test_the_ranking_has_a_row_per_configuration(tmp_path):
     """The keys `n` and `seed` are those of the sweep: columns of the same name do not hide one."""
     ends = [{"seconds": 1.0, "metrics": {"rmse": rmse}} for rmse in (3.0, 4.0, 1.0, 2.0)]
-    events = [(number, 1, time, event, fields) for number, end in enumerate(ends)
-              for time, event, fields in [(0.0, "started", {}), (1.0, "finished", end)]]  # fmt: skip
+    events = [
+        (number, 1, time, event, fields)
+        for number, end in enumerate(ends)
+        for time, event, fields in [(0.0, "started", {}), (1.0, "finished", end)]
+    ]
     state = plan_of(tmp_path, {**OWN, "grid": {"n": [7, 8, 9], "seed": [0, 1]}}, events)
     table, names = ranking_table(rank_sweep(state)), list(state.trials)
     assert table.astype(object).where(table.notna(), None).to_dict("list") == {
@@ -497,11 +594,16 @@ STOP = {**OWN, "stop": {"method": "asha", "metric": "rmse", "mode": "min", "epoc
 
 def test_saved_seconds_are_computed_from_the_time_between_epochs(tmp_path):
     """Neither the start-up of 100 s counts, nor epochs of an earlier attempt that are reported again."""
-    state = plan_of(tmp_path, {**STOP, "grid": {"lr": [1, 2, 3]}}, [
-        *events_of(0, 1, [(1, 100.0), (2, 102.0), (3, 104.0)], stopped={"seconds": 104.0, "why": "asha"}),
-        *events_of(1, 1, [(1, 50.0), (2, 53.0)], interrupted={}),
-        *events_of(1, 2, [(1, 90.0), (2, 90.0), (3, 93.0), (4, 96.0)], stopped={"seconds": 96.0, "why": "asha"}),
-        *events_of(2, 1, [(1, 200.0)], stopped={"seconds": 200.0, "why": "asha"})])  # fmt: skip
+    state = plan_of(
+        tmp_path,
+        {**STOP, "grid": {"lr": [1, 2, 3]}},
+        [
+            *events_of(0, 1, [(1, 100.0), (2, 102.0), (3, 104.0)], stopped={"seconds": 104.0, "why": "asha"}),
+            *events_of(1, 1, [(1, 50.0), (2, 53.0)], interrupted={}),
+            *events_of(1, 2, [(1, 90.0), (2, 90.0), (3, 93.0), (4, 96.0)], stopped={"seconds": 96.0, "why": "asha"}),
+            *events_of(2, 1, [(1, 200.0)], stopped={"seconds": 200.0, "why": "asha"}),
+        ],
+    )
     table = stopping_table(state)
     assert table["saved_epochs"].tolist() == [7, 6, 9]
     assert table["saved_seconds"].tolist() == [7 * 2.0, 6 * 3.0, 9 * 2.5], "of one epoch: the median of the others"
@@ -517,9 +619,14 @@ def test_the_time_of_the_first_row_of_a_command_does_not_count(tmp_path):
 
 def test_the_seconds_of_a_stopped_trial_are_those_of_all_it_continued(tmp_path):
     """As in trials.csv. The first attempt reached epoch 2 after 20 s, from which the second one continued."""
-    state = plan_of(tmp_path, {**STOP, "grid": {"lr": [1]}}, [
-        *events_of(0, 1, [(1, 10.0), (2, 20.0)], interrupted={}),
-        *events_of(0, 2, [(3, 13.0)], stopped={"seconds": 13.0, "why": "asha"})])  # fmt: skip
+    state = plan_of(
+        tmp_path,
+        {**STOP, "grid": {"lr": [1]}},
+        [
+            *events_of(0, 1, [(1, 10.0), (2, 20.0)], interrupted={}),
+            *events_of(0, 2, [(3, 13.0)], stopped={"seconds": 13.0, "why": "asha"}),
+        ],
+    )
     assert stopping_table(state)["seconds"].tolist() == trials_table(state)["seconds"].tolist() == [33.0]
 
 
@@ -535,8 +642,10 @@ def test_the_live_view_has_no_gpu_on_cpus_and_shows_only_fractions_in_percent(tm
     state = plan_of(tmp_path, {**OWN, "metric": "accuracy"}, [])
     where = Location(slot=0, node="n1", gpu="0")
     rows = [{"epoch": 1, "rmse": 2.0, "accuracy": accuracy}]
-    running = [Attempt(name, 1, 0, 1, location=where._replace(device=device), epochs=rows)
-               for name, device in zip(state.trials, ("cpu", "NVIDIA H200"), strict=True)]  # fmt: skip
+    running = [
+        Attempt(name, 1, 0, 1, location=where._replace(device=device), epochs=rows)
+        for name, device in zip(state.trials, ("cpu", "NVIDIA H200"), strict=True)
+    ]
     table = slot_table(running, state)
     cells = {column.name: list(each) for column, each in zip(table.columns, zip(*table.rows, strict=True), strict=True)}
     assert cells["GPU"] == ["none", "0"]
@@ -556,14 +665,34 @@ def swept(results, runs, *, share=1, resumes="", **changes):
     path.parent.mkdir(parents=True)
     lines = []
     for start, walltime, tries in runs:
-        lines.append({"event": "session", "time": start, "slots": int(2 / share), "gpus": 2, "gpus_per_trial": share,
-                      "node": "n1", "pending": 3, "walltime_seconds": walltime})  # fmt: skip
+        lines.append(
+            {
+                "event": "session",
+                "time": start,
+                "slots": int(2 / share),
+                "gpus": 2,
+                "gpus_per_trial": share,
+                "node": "n1",
+                "pending": 3,
+                "walltime_seconds": walltime,
+            }
+        )
         lines.append({"event": "slot_up", "time": start + 1, "slot": 0, "import_seconds": 0.75})
         for number, slot, own, begin, seconds, event, generation in tries:
             count[number] += 1
             about = {"trial": names[number], "attempt": count[number]}
-            lines.append({"event": "started", "time": begin, "slot": slot, "node": "n1", "gpu": str(slot),
-                          "gpus_per_trial": own, "generation": generation, **about})  # fmt: skip
+            lines.append(
+                {
+                    "event": "started",
+                    "time": begin,
+                    "slot": slot,
+                    "node": "n1",
+                    "gpu": str(slot),
+                    "gpus_per_trial": own,
+                    "generation": generation,
+                    **about,
+                }
+            )
             if earlier[number] and resumes == "as a command":
                 checkpoint = {"name": "last.pt", "modified_ns": int(1e9 * earlier[number]), "size": 1}
                 lines.append({"event": "resumed", "time": begin, "checkpoint": checkpoint, **about})

@@ -17,8 +17,10 @@ FINISHED, DIVERGED, STOPPED = TrialStatus.FINISHED, TrialStatus.DIVERGED, TrialS
 def trials(*rows):
     """Trials (lr, score) or (lr, seed, score) or (lr, seed, score, status)."""
     whole = [(row[0], 0, row[1], FINISHED) if len(row) == 2 else (*row, FINISHED)[:4] for row in rows]
-    return [RankedTrial(f"t{number}", {"lr": lr, "seed": seed}, status, score)
-            for number, (lr, seed, score, status) in enumerate(whole)]  # fmt: skip
+    return [
+        RankedTrial(f"t{number}", {"lr": lr, "seed": seed}, status, score)
+        for number, (lr, seed, score, status) in enumerate(whole)
+    ]
 
 
 def order(mode, *rows):

@@ -108,8 +108,18 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(process_group.dist, "get_world_size", lambda: 4)
     world = SimpleNamespace(abort=lambda: calls.append("aborted"))
     monkeypatch.setattr(process_group.dist, "group", SimpleNamespace(WORLD=world))
-    monkeypatch.setattr(os, "environ", {"TORCHELASTIC_RUN_ID": "0", "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2",
-                                        "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"})  # fmt: skip
+    monkeypatch.setattr(
+        os,
+        "environ",
+        {
+            "TORCHELASTIC_RUN_ID": "0",
+            "RANK": "1",
+            "LOCAL_RANK": "1",
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+        },
+    )
     return calls
 
 

@@ -25,7 +25,7 @@ CONTEXTS = {
     "run '{a}' {b}": [SINGLE_QUOTES, UNQUOTED],
     'run "{a}" {b}': [DOUBLE_QUOTES, UNQUOTED],
     'run "x{a}y\\"{b}" {c}': [DOUBLE_QUOTES, DOUBLE_QUOTES, UNQUOTED],
-    "run \\\"{a}\\\" {b}": [UNQUOTED, UNQUOTED],
+    'run \\"{a}\\" {b}': [UNQUOTED, UNQUOTED],
     "run \\'{a} {b}": [UNQUOTED, UNQUOTED],
     "run \\{a}": [ESCAPED],
     "run \\\\{a}": [UNQUOTED],
@@ -34,7 +34,7 @@ CONTEXTS = {
     "run 'a\\' {a}": [UNQUOTED],
     'run "it\'s" {a}': [UNQUOTED],
     "run '\"' {a} '\"'": [UNQUOTED],
-    "run ${HOME} ${x:-{a}} \"${x:-{b}}\" {c}": [UNQUOTED, DOUBLE_QUOTES, UNQUOTED],
+    'run ${HOME} ${x:-{a}} "${x:-{b}}" {c}': [UNQUOTED, DOUBLE_QUOTES, UNQUOTED],
     "run ${x#'}'{a}} {b}": [UNQUOTED, UNQUOTED],
     "run ${x:-{a} # ( <<E ;} '{b}'": [UNQUOTED, SINGLE_QUOTES],
     "run $(basename {a}) {b}": [UNQUOTED, UNQUOTED],
@@ -65,7 +65,7 @@ CONTEXTS = {
     "run $$ $1 $ {a}": [UNQUOTED],
     "run $$('{a}": [SINGLE_QUOTES],
     "run $${x # {a}": [COMMENT],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("line", CONTEXTS)

@@ -109,13 +109,16 @@ class StepGraph:
 
     def _fit(self, batches: Sequence[ImageBatch]) -> bool:
         """Whether batches have the shapes and types that the graph was captured with."""
-        ours, given = ([(each.pixels.shape, each.pixels.dtype, each.labels.shape, each.labels.dtype) for each in some]
-                       for some in (self._inputs, batches))  # fmt: skip
-        return ours == given
+        return list(map(_layout, self._inputs)) == list(map(_layout, batches))
 
     def _give_up(self, reason: str) -> None:
         log.info("no CUDA graphs: %s", reason)
         self._stays_eager, self._replay, self._inputs = True, None, []
+
+
+def _layout(batch: ImageBatch) -> tuple[torch.Size, torch.dtype, torch.Size, torch.dtype]:
+    """The shapes and types of a batch."""
+    return batch.pixels.shape, batch.pixels.dtype, batch.labels.shape, batch.labels.dtype
 
 
 def capture(work: Callable[[], None]) -> Callable[[], None]:

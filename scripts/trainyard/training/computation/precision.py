@@ -7,9 +7,7 @@ import torch
 from torch.optim import Optimizer
 
 _BACKENDS: Any = torch.backends  # its stubs lack some of what follows
-_FLOAT32_SETTINGS = (
-    _BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn, _BACKENDS.cudnn, _BACKENDS.cuda.matmul, _BACKENDS
-)  # fmt: skip
+_FLOAT32_SETTINGS = (_BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn, _BACKENDS.cudnn, _BACKENDS.cuda.matmul, _BACKENDS)
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 

@@ -60,8 +60,9 @@ def load_pretrained(model: nn.Module, spec: Train, *, classes: int, downloads: s
         raise WeightsError(f"{path}: does not fit {spec.model}: it lacks {_listed(absent)} of the model")
     if others := _of_another_model(skipped, ours, output=[*missing, *replaced]):
         raise WeightsError(f"{path}: does not fit {spec.model}: the model has no {_listed(others)}")
-    log.info("pretrained %s (sha256 %s): %d of %d tensors loaded, new output layer: %s, skipped: %s",
-             path, weights_digest(str(path))[:8], loaded, len(ours), _listed(missing), _listed(skipped))  # fmt: skip
+    source, count = f"{path} (sha256 {weights_digest(str(path))[:8]})", f"{loaded} of {len(ours)} tensors"
+    message = "pretrained %s: %s loaded, new output layer: %s, skipped: %s"
+    log.info(message, source, count, _listed(missing), _listed(skipped))
 
 
 def _is_new_output(theirs: Tensor, ours: Tensor | None, classes: int) -> bool:
