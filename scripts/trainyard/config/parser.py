@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from pydantic_core import to_jsonable_python
 
 from trainyard.utils.errors import UserError
 
@@ -124,7 +125,10 @@ _PLAIN_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times 
 
 
 class _Loader(_PLAIN_LOADER):  # type: ignore[misc]
-    """YAML 1.1, as in Snakemake, but with the numbers of YAML 1.2: `1e-5` is a number, `1:30` is not, `012` is 12."""
+    """YAML 1.1, as in Snakemake, but with the numbers of YAML 1.2: `1e-5` is a number, `1:30` is not, `012` is 12.
+
+    Dates are text, as in JSON, in which the jobs read the config.
+    """
 
     def construct_integer(self, node: Any) -> int:
         """An integer; octal with `0o`, hexadecimal with `0x`."""
@@ -138,6 +142,10 @@ class _Loader(_PLAIN_LOADER):  # type: ignore[misc]
             message = f"{node.value} is too large for a number; if it is text, write it in quotes"
             raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
         return value
+
+    def construct_date(self, node: Any) -> str:
+        """A date or time as text, such as `2024-01-01`."""
+        return str(to_jsonable_python(self.construct_yaml_timestamp(node)))
 
 
 _INTEGER: Final = re.compile(r"[-+]?(?:[0-9][0-9_]*|0o[0-7]+|0x[0-9a-fA-F]+)\Z")
@@ -153,6 +161,7 @@ _Loader.add_implicit_resolver(_TAG + "int", _INTEGER, list("-+0123456789"))
 _Loader.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+.0123456789"))
 _Loader.add_constructor(_TAG + "int", _Loader.construct_integer)
 _Loader.add_constructor(_TAG + "float", _Loader.construct_finite)
+_Loader.add_constructor(_TAG + "timestamp", _Loader.construct_date)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -233,7 +242,7 @@ def parse_value(value: Any) -> Any:
     if isinstance(value, list):
         return [parse_value(inner) for inner in value]
     if not isinstance(value, str):
-        return value
+        return to_jsonable_python(value) if isinstance(value, date) else value
     loader = _Loader("")
     tag = loader.resolve(yaml.ScalarNode, value, (True, False))
     plain = tag in {_TAG + kind for kind in ("int", "float", "bool", "null")}

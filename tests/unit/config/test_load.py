@@ -1,6 +1,7 @@
 """A config is validated as a whole: all errors are reported at once, with place, reason and remedy."""
 
 import copy
+import datetime
 import json
 import math
 import re
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from trainyard.cli.workflow import Workflow
 from trainyard.config import sweep as sweep_module
 from trainyard.config.load import ConfigError, check_config, compose, read_config
-from trainyard.config.parser import read_file
+from trainyard.config.parser import parse_value, read_file
 from trainyard.config.sweep import Slots, Sweep
 from trainyard.config.trials import expand
 from trainyard.planning.trial_space import TrialSpace
@@ -480,6 +481,15 @@ def read_as(folder, text, name="config.yaml"):
 def test_numbers_are_read_as_in_yaml_1_2(tmp_path, text, value):
     given = read_as(tmp_path, f"sweeps: {{a: {{args: {{x: {text}}}}}}}")["sweeps"]["a"]["args"]["x"]
     assert (given, type(given)) == (value, type(value))
+
+
+def test_a_date_is_text_as_in_the_config_that_jobs_read(tmp_path):
+    """A search that varied one ended in a stack trace, since its digest is one of JSON."""
+    (tmp_path / "c.yaml").write_text("a: [2024-01-01, 2024-01-01 10:00:00, 2024-01-01T10:00:00Z]")
+    dates = ["2024-01-01", "2024-01-01T10:00:00", "2024-01-01T10:00:00Z"]
+    assert read_file(tmp_path / "c.yaml") == {"a": dates}
+    naive = datetime.datetime(2024, 1, 1, 10)
+    assert parse_value([naive.date(), naive, naive.replace(tzinfo=datetime.UTC)]) == dates
 
 
 def test_json_is_read_as_json(tmp_path):
