@@ -1,5 +1,6 @@
 """The progress of all sweeps and scaling studies, as `scripts/status.py` shows it."""
 
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from trainyard.packing.live_view import slot_table
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal_fold import Fold
 from trainyard.planning.plan import Plan, plan_sweep
+from trainyard.planning.schedule import makespan
 from trainyard.utils.terminal_table import Column, TerminalTable
 from trainyard.utils.text import format_duration
 
@@ -61,8 +63,20 @@ def _row(plan: Plan) -> Iterator[str]:
     yield str(outcomes.count(TrialStatus.FAILED) + ends.count(TrialStatus.UNREADABLE))
     yield str(len(outcomes) - outcomes.count(TrialStatus.RUNNING) - outcomes.count(TrialStatus.FAILED))
     yield str(len(state.trials))
-    left = plan.request.predicted_seconds
+    left = _seconds_left(plan)
     yield "-" if not pending else "unknown yet" if left is None else format_duration(left)
+
+
+def _seconds_left(plan: Plan) -> float | None:
+    """Predicted seconds until the last trial ends, on the slots of the present job if there is one; None if unknown."""
+    seconds, running = plan.forecast.seconds, {each.trial: each for each in _open_attempts(plan)}
+    slots = plan.state.sessions[-1].info.slots if running and plan.state.sessions else None
+    if slots is None or not seconds:
+        return plan.request.predicted_seconds
+    waiting = [seconds[name] for name in plan.forecast.pending if name not in running]
+    elapsed = {name: time.time() - attempt.start for name, attempt in running.items()}
+    left = [max(0.0, seconds[name] - elapsed[name]) for name in plan.forecast.pending if name in running]
+    return makespan([*left, *waiting], slots)
 
 
 def _study_rows(config: Config, results: Path) -> Iterator[list[str]]:
