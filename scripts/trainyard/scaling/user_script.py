@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import queue
+import re
 import shutil
 import signal
 import statistics
@@ -24,7 +25,7 @@ from trainyard.config.scaling import Scaling, repeat_of, split_scale
 from trainyard.config.user_programs import build_argv, insert_resume_option, make_values, metrics_digest
 from trainyard.planning.attempts import epochs_before
 from trainyard.planning.plan import dataset_digest
-from trainyard.programs.command import CheckpointFile, find_checkpoint, start_error
+from trainyard.programs.command import CheckpointFile, failed_by_itself, find_checkpoint, start_error
 from trainyard.programs.environment import find_interpreter, script_interpreter
 from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector
 from trainyard.programs.output_file import OutputReader
@@ -39,6 +40,8 @@ from trainyard.utils.stop_notice import NOTICES
 from trainyard.utils.text import count_of, describe_exit
 
 OUTPUT_TIMEOUT_SECONDS: Final = 1.0
+REPORT_BYTES: Final = 2**16  # of the end of the output, with the reports of torchrun on all nodes
+_KILLED_RANK: Final = re.compile(rb"exitcode +: -(\d+) \(pid")
 # Metrics that the tables have columns for, if a script reports them; others are in history.csv only.
 LAST_VALUES: Final = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "global_batch")
 MEDIANS: Final = ("images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction", "exposed_comm_fraction")
@@ -158,7 +161,7 @@ class UserScript:
             raise UserError(problem)
         if reason:
             raise UserError(f"{reason}: the same command continues from the last checkpoint")
-        if code and kept:
+        if code and kept and not _was_killed(code, self._reported.output):
             write_json(self._bad, [*bad, kept])
         if code:
             raise UserError(f"the script failed: {describe_exit(code)}; its output is above")
@@ -295,6 +298,17 @@ class UserScript:
         memory = gpu_memory(self._folder / "telemetry")
         write_json(self._folder / "summary.json", summary | telemetry_summary(self._folder / "telemetry", memory))
         log.info("the script ran %.1f s and reported %s of metrics", seconds, count_of(len(rows), "row"))
+
+
+def _was_killed(code: int, output: Path) -> bool:
+    """Whether a signal from outside ended the launcher or a rank, as when memory ran out: no checkpoint is to blame.
+
+    torchrun, which accelerate uses, too, ends with exit code 1 then, and reports the signal at the end of its output.
+    """
+    with open(output, "rb") as file:
+        file.seek(max(0, output.stat().st_size - REPORT_BYTES))
+        signals = [-int(number) for number in _KILLED_RANK.findall(file.read())]
+    return not all(failed_by_itself(f"{describe_exit(each)}: ") for each in (code, *signals))
 
 
 def _end(process: GuardedProcess, *, grace_seconds: float, through_srun: bool) -> None:

@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from trainyard.cluster import host
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.scaling import Scaling
+from trainyard.scaling import user_script
 from trainyard.scaling.launchers import TRAIN, script_command, training_command
 from trainyard.scaling.user_script import UserScript
 from trainyard.utils.errors import UserError
@@ -159,3 +161,31 @@ def test_naming_another_environment_runs_a_script_again_and_nothing_else_does(tm
     assert folder() == digest_of(earlier | {"python": None}, length=10)
     assert folder(python="/env/bin/python") == digest_of(earlier | {"python": "/env/bin/python"}, length=10)
     assert folder(env="mine") not in (folder(), folder(env="other"))
+
+
+def _torchruns_report(code):
+    return str(ChildFailedError("train.py", {0: ProcessFailure(local_rank=0, pid=7, exitcode=code, error_file="")}))
+
+
+ENDS = {
+    "its own error": ("exit 3", True),
+    "its own error below torchrun": (f"echo '{_torchruns_report(1)}'; exit 1", True),
+    "a crash below torchrun": (f"echo '{_torchruns_report(-11)}'; exit 1", True),
+    "killed": ("kill -9 $$", False),
+    "killed below srun": ("exit 137", False),
+    "killed below torchrun": (f"echo '{_torchruns_report(-9)}'; exit 1", False),
+}
+
+
+@pytest.mark.parametrize(("end", "is_bad"), ENDS.values(), ids=ENDS)
+def test_a_checkpoint_is_given_up_after_an_error_of_the_script_only(tmp_path, monkeypatch, end, is_bad):
+    """Not if the kernel killed a rank when memory ran out, or its node failed."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
+    monkeypatch.setattr(user_script, "script_command", lambda *_, **__: ["sh", "-c", end])
+    options = {"script": "t.py", "checkpoint": "*.pt", "resume": "{resume_from}", "scales": ["1x1"]}
+    script = UserScript(Scaling.model_validate(options), "1x1", tmp_path)
+    script._out.mkdir(parents=True)
+    (script._out / "1.pt").write_text("state")
+    with pytest.raises(UserError, match="the script failed"):
+        script.run(tmp_path)
+    assert bool(script._bad_checkpoints()) == is_bad
