@@ -132,7 +132,7 @@ def _log_submit_line(job: str) -> None:
 def set_up_logging(log_file: Path | None) -> None:
     """Log to stdout, and append to a file if there is one.
 
-    A log that cannot be written ends no program: the file is left out, and lines that its full disk refuses are lost.
+    A log that cannot be written does not end the program: without a file, or on a full disk, its lines are lost.
     """
     logging.raiseExceptions = False  # the default prints a stack trace for each line that cannot be written
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
@@ -140,7 +140,7 @@ def set_up_logging(log_file: Path | None) -> None:
     if log_file:
         try:
             log_file.parent.mkdir(parents=True, exist_ok=True)
-            handlers.append(logging.FileHandler(log_file))
+            handlers.append(logging.FileHandler(log_file, encoding="utf-8", errors="backslashreplace"))
             handlers[1].setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         except OSError as error:
             problem = str(storage_error(error, log_file) or error)

@@ -28,7 +28,7 @@ class LockHeldError(UserError):
 
 @contextmanager
 def atomic_write(path: Path, mode: str = "w", *, name: Callable[[], str] | None = None) -> Iterator[IO[Any]]:
-    """A temporary file beside `path`; at the end of the block, it is fsynced and replaces `path`.
+    """A temporary file beside `path`; at the end of the block, it is fsynced and replaces `path`. Text is UTF-8.
 
     Readers see the complete old file or the complete new one, even after a power failure. If the block raises, the old
     file stays. `name`: called at the end of the block for the file's name, which replaces the name of `path`.
@@ -40,7 +40,8 @@ def atomic_write(path: Path, mode: str = "w", *, name: Callable[[], str] | None 
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open(temporary, mode, newline="" if "b" not in mode else None) as file:
+            newline, encoding = (None, None) if "b" in mode else ("", "utf-8")
+            with open(temporary, mode, newline=newline, encoding=encoding) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
