@@ -36,7 +36,8 @@ def main(arguments: argparse.Namespace) -> int:
         failed += finding.verdict == "fails"
         console.print(finding_line(finding, last_remedy=last_remedy))
         last_remedy = finding.remedy
-    console.print(f"\n[bold]{failed} of these fail.[/]" if failed else "\n[bold]Nothing fails.[/]")
+    ending = f"{failed} of these {'fails' if failed == 1 else 'fail'}." if failed else "Nothing fails."
+    console.print(f"\n[bold]{ending}[/]")
     return int(failed > 0)
 
 

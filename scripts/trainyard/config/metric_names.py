@@ -32,7 +32,7 @@ def guess_mode(metric: str) -> Mode:
 
     `negative_log_likelihood` is a loss, but `log_likelihood` and scikit-learn's `neg_log_loss` are not.
     """
-    metric = re.sub("ms[_-]?ssim", "ssim", metric, flags=re.IGNORECASE)  # a score, and no milliseconds
+    metric = re.sub("ms[_-]?ssim", "ssim", metric, flags=re.IGNORECASE)  # a score, not milliseconds
     words = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", metric).lower())
     words = words[: words.index("per")] if "per" in words[1:-1] else words
     if "likelihood" in words:

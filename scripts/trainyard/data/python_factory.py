@@ -63,7 +63,7 @@ def as_numbers(label: Any, index: int, count: int) -> NDArray[np.float32]:
     Raises:
         DataError: it has another number of them, or a number is not finite.
     """
-    with suppress(TypeError, ValueError):  # they are no numbers
+    with suppress(TypeError, ValueError):  # they are not numbers
         numbers = np.asarray(label, np.float32).reshape(-1)
         if len(numbers) == count and np.isfinite(numbers).all():
             return numbers
@@ -71,7 +71,7 @@ def as_numbers(label: Any, index: int, count: int) -> NDArray[np.float32]:
 
 
 def as_class(label: Any, index: int, count: int | None = None) -> int:
-    """A label of a user's dataset as the number of a class, below `count` if that is known.
+    """A label of a user's dataset as a class index, below `count` if that is known.
 
     Raises:
         DataError: it is none. A loss would ignore the image or, on a GPU, end the process.
@@ -81,7 +81,7 @@ def as_class(label: Any, index: int, count: int | None = None) -> int:
         if number == float(label) and number >= 0 and (count is None or number < count):
             return number
     known = "" if count is None else f", but `classes` has {count} names"
-    raise DataError(f"the label of image {index} is {_shown(label)}{known}: return the number of a class, from 0 on")
+    raise DataError(f"the label of image {index} is {_shown(label)}{known}: return the class index, counted from 0")
 
 
 def _shown(label: Any) -> str:

@@ -88,7 +88,7 @@ def request_memory(need: MemoryNeed, records: Sequence[MemoryRecord], node: Node
     exhausted = GROWTH * _exhausted_mib(records)
     if exhausted > wanted:
         least = wanted = exhausted
-        basis = f"{GROWTH:g} times the {_gb(exhausted / GROWTH)} that were too little"
+        basis = f"{GROWTH:g} times the {_gb(exhausted / GROWTH)} that the last job ran out of"
     limit, whose = USABLE * node.share, "the share of a node"
     if (per_process or exhausted) and least > limit:  # this is known to be needed
         limit, whose = max(limit, min(least, USABLE * node.largest)), "a whole node"

@@ -71,7 +71,7 @@ def estimate_others(
 def _side_by_side(
     name: str, longest: Sequence[float], durations: Sequence[float], share: float, startup: float, basis: str
 ) -> Strategy:
-    units = max(1, math.ceil(share))  # Slurm hands out whole GPUs
+    units = max(1, math.ceil(share))  # Slurm allocates whole GPUs
     return make_strategy(
         name,
         [RequestedJob(startup + seconds, units) for seconds in longest],

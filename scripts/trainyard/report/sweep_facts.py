@@ -18,7 +18,7 @@ from trainyard.results.ranking import Ranking
 from trainyard.utils.text import count_of, format_duration, format_time
 
 SHOWN_FAILURES: Final = 3  # different errors
-MIN_VALUES: Final = 3  # of a key, with fewer of which the best one is always at an end of the range
+MIN_VALUES: Final = 3  # different values of a key: of two, the best one is always at an end of the range
 ORDER: Final = (TrialStatus.FINISHED, TrialStatus.STOPPED, TrialStatus.DIVERGED, TrialStatus.UNREADABLE,
                 TrialStatus.FAILED, TrialStatus.INTERRUPTED, TrialStatus.RUNNING, TrialStatus.PENDING)  # fmt: skip
 WORDS: Final = {TrialStatus.STOPPED: "stopped early", TrialStatus.UNREADABLE: "without metrics"}

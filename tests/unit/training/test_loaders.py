@@ -254,9 +254,9 @@ LABELS = {
 }
 FAULTS = {
     "raises": r"^item 3 of the dataset: KeyError: 'no annotation' \(.*test_loaders.py, line \d+\)$",
-    "negative": "^the label of image 3 is -1, but `classes` has 3 names: return the number of a class, from 0 on$",
+    "negative": "^the label of image 3 is -1, but `classes` has 3 names: return the class index, counted from 0$",
     "high": "^the label of image 3 is 3, but",
-    "half": "^the label of image 3 is 0.5, but `classes` has 3 names: return the number of a class, from 0 on$",
+    "half": "^the label of image 3 is 0.5, but `classes` has 3 names: return the class index, counted from 0$",
     "infinite": "^the label of image 3 is inf, but",
     "one-hot tensor": r"^the label of image 3 is tensor\(\[0., 1., 0.\]\), but",
     "long one-hot array": r"^the label of image 3 is array\(\[0., 1., 0., 0., .* \.\.\., but",
