@@ -37,7 +37,11 @@ NOT_RUN: Final = re.compile(
 )
 ERROR_NUMBER: Final = re.compile(r"\[Errno \d+\] ")  # of Python's OSError; its digits are no value of a trial
 # These depend on the machine: the next trial may succeed.
-MACHINE_ERROR: Final = re.compile(r"out of memory|killed|process ended|CUDA error|No space left|shared object", re.I)
+MACHINE_ERROR: Final = re.compile(
+    r"out of memory|killed|process ended|CUDA error|shared object"
+    r"|No space left|Disk quota exceeded|Stale file handle|Input/output error",
+    re.I,
+)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """Whether a failure comes from its trial, from its GPU, or affects all trials."""
 
+import errno
 import itertools
+import os
 
 import pytest
 from trainyard.packing.failure_policy import (
@@ -227,6 +229,14 @@ def test_a_common_failure_of_the_first_trials_affects_all():
 )
 def test_only_errors_that_do_not_depend_on_values_affect_all(error, exit_code, is_of_all):
     assert all_fail(HERE, BESIDE, HERE, error=error, exit_code=exit_code) == is_of_all
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EIO])
+def test_an_error_of_the_file_system_may_have_gone_at_the_next_trial(number):
+    error = f"exit code 1: OSError: [Errno {number}] {os.strerror(number)}: 'last.pt'"
+    places = [HERE, BESIDE] * SAME_ERRORS
+    assert all_fail(*places, error="exit code 1: OSError: other", exit_code=1)
+    assert not all_fail(*places, error=error, exit_code=1)
 
 
 def test_a_usage_error_that_names_a_value_affects_all_only_if_it_occurs_with_several_values():
