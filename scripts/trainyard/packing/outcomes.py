@@ -33,19 +33,28 @@ class AttemptRecorder:
 
     def __init__(self, journal: Journal, *, folder: Path, on_event: Callable[[TrialEvent], None]) -> None:
         self._journal, self._logs, self._on_event = journal, folder / "logs", on_event
+        self._ended = set[tuple[str, int]]()  # attempts, by trial and number
 
     def record(
         self, on: Slot, kind: type[TrialEvent], *, then: Callable[[], object] | None = None, **fields: Any
     ) -> None:
         """Record an event of the trial that runs on a slot. `then` is as in `Journal.record`."""
         assert on.task is not None
-        self._on_event(self._journal.record(kind(trial=on.task.trial, attempt=on.attempt, **fields), then=then))
+        event = self._journal.record(kind(trial=on.task.trial, attempt=on.attempt, **fields), then=then)
+        if isinstance(event, Ended):
+            self._ended.add((event.trial, event.attempt))
+        self._on_event(event)
 
     def record_end(
         self, slot: Slot, status: TrialStatus, *, then: Callable[[], object] | None = None, **fields: Any
     ) -> None:
-        """Record how the trial of a slot ended. The slot becomes idle."""
-        self.record(slot, Ended, then=then, status=status, **fields)
+        """Record how the trial of a slot ended. The slot becomes idle.
+
+        The first end counts: a signal may arrive after it was recorded, and then the slot still seems to run the trial.
+        """
+        assert slot.task is not None
+        if (slot.task.trial, slot.attempt) not in self._ended:
+            self.record(slot, Ended, then=then, status=status, **fields)
         slot.task = None
         slot.expect(Phase.IDLE, None)
 

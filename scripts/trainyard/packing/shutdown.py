@@ -33,7 +33,7 @@ def end_trials(
     handle_message: Callable[[Slot, TrialMessage], None],
 ) -> None:
     """End the running trials, which may save a checkpoint within the grace period, and record how they ended."""
-    running = [slot for slot in slots if slot.phase is Phase.RUNNING]
+    running = [slot for slot in slots if slot.phase is Phase.RUNNING and slot.task is not None]
     if not running:
         return
     count = count_of(len(running), "running trial")

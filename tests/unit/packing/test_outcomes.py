@@ -69,6 +69,26 @@ def test_the_next_trial_need_not_wait_for_the_disk_but_the_removal_of_checkpoint
         assert not checkpoint.parent.exists()
 
 
+def test_a_signal_while_the_end_of_a_trial_is_shown_does_not_report_it_twice(tmp_path):
+    """At shutdown, the slot still seems to run it. The live view and a search know of no such trial any more."""
+    reported, path = [], tmp_path / "journal.jsonl"
+
+    def report(event):
+        reported.append(event)
+        if len(reported) == 1:
+            raise KeyboardInterrupt
+
+    slot = Slot(0, task=Task("a", UserProgram(function="m:f"), {}, 0, earlier_attempts=0), attempt=1)
+    with Journal.opened(path) as journal:
+        recorder = AttemptRecorder(journal, folder=tmp_path, on_event=report)
+        with pytest.raises(KeyboardInterrupt):
+            recorder.record_end(slot, TrialStatus.FINISHED, seconds=2.0)
+        recorder.record_end(slot, TrialStatus.INTERRUPTED)
+    assert slot.task is None
+    assert [event.status for event in reported] == [TrialStatus.FINISHED]
+    assert [event.status for event in read_journal(path)] == [TrialStatus.FINISHED]
+
+
 DIVERGED, FAILED = TrialStatus.DIVERGED, TrialStatus.FAILED
 
 
