@@ -116,6 +116,18 @@ def test_no_trial_starts_that_can_neither_end_nor_resume(slow):
     assert [attempt.outcome for attempt in journal_of(slow)] == ["finished"] * 3
 
 
+def test_trials_that_cannot_resume_are_not_said_to_continue(slow):
+    (slow.folder / "plain.py").write_text("import time\ndef run(config, context):\n    time.sleep(config['lasts'])\n")
+    config = lasting(3600)
+    config["sweeps"]["s"]["resumable"] = False
+    slow.write(config)
+    done = run_for(slow, STOP_SECONDS + 2, after="started", check=False)
+    assert done.returncode == 1
+    assert [attempt.outcome for attempt in journal_of(slow)] == ["interrupted"]
+    assert "with 1 trial left: none could end in time" in done.stdout
+    assert "; these trials cannot resume, so that retries request more time, unless `runtime` is set" in done.stdout
+
+
 def test_a_trial_stops_and_resumes_from_the_same_step_and_one_that_hangs_is_killed(slow):
     """One trial has epochs of two steps of 0.6 s each; building the model of the other one takes an hour, once.
 
