@@ -125,7 +125,8 @@ def stopping_table(state: SweepState) -> pd.DataFrame:
         result = state.result(name)
         if result is None or result.outcome != TrialStatus.STOPPED:
             continue
-        epochs, pace = result.epochs[-1]["epoch"], median if paces[name] is None else paces[name]
+        reported, pace = state.epochs_of(result), median if paces[name] is None else paces[name]
+        epochs = reported[-1]["epoch"] + (reported[0]["epoch"] == 0)  # many programs count from 0
         left = None if all_epochs is None else max(0, all_epochs - epochs)
         saved = None if left is None or pace is None else pace * left
         rows.append([name, epochs, left, state.seconds_of(result), saved, result.error])

@@ -610,6 +610,16 @@ def test_saved_seconds_are_computed_from_the_time_between_epochs(tmp_path):
     assert "this saved 22 of 30 epochs (73.3%), or 54.5 slot-seconds" in summarize_savings(state, table)
 
 
+def test_epochs_that_are_counted_from_0_save_as_many(tmp_path):
+    reported = [(0, 100.0), (1, 102.0), (2, 104.0)]
+    state = plan_of(tmp_path, STOP, [
+        (0, 1, 0.0, "started", {}),
+        *((0, 1, time, "epoch", {"metrics": {"epoch": epoch, "rmse": 1.0}}) for epoch, time in reported),
+        (0, 1, 104.0, "stopped", {"seconds": 104.0, "why": "asha"})])  # fmt: skip
+    table = stopping_table(state)
+    assert table[["epochs", "saved_epochs", "saved_seconds"]].to_numpy().tolist() == [[3, 7, 14.0]]
+
+
 def test_the_time_of_the_first_row_of_a_command_does_not_count(tmp_path):
     command = {"command": "true {lr}", "grid": {"lr": [1]}, "metrics": {"file": "m.csv"}, "stop": STOP["stop"]}
     times = [(1, 104.0), (2, 104.0), (3, 106.0), (4, 108.0)]
