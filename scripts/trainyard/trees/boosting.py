@@ -90,8 +90,8 @@ def _fit(name: str, params: dict[str, Any], study: Trees, data: Tabular, folder:
         "train": score(data.train_target, model.predict(data.train)),
         "val": score(data.val_target, model.predict(data.val)),
         "seconds": seconds,
-        "threads": threads,
-        "rounds": study.rounds,
+        "threads": settings["n_jobs"],
+        "rounds": settings["n_estimators"],
         "file": f"{name}.{suffix}",
     }
 

@@ -77,6 +77,12 @@ def test_a_model_is_fitted_once_and_again_on_request(digits, tmp_path):
     assert boosting.fit(STUDY.model_copy(update={"retrain": 1}), "xgboost", digits, tmp_path, threads=2)["threads"] == 2
 
 
+def test_the_rounds_of_the_table_are_those_of_the_model(digits, tmp_path):
+    study = Trees(dataset="d", rounds=5, params={"xgboost": {"n_estimators": 2, "n_jobs": 1}})
+    row = boosting.fit(study, "xgboost", digits, tmp_path, threads=2)
+    assert (row["rounds"], row["threads"]) == (2, 1)
+
+
 def test_invalid_parameters_of_a_library_are_explained(digits, tmp_path):
     study = Trees(dataset="d", params={"xgboost": {"max_depth": "deep"}})
     with pytest.raises(UserError, match="xgboost"):
