@@ -2,7 +2,14 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from trainyard.config.train import Section
@@ -15,7 +22,7 @@ class Digits(Section):
     val_fraction: float = Field(
         0.2, gt=0, lt=1, description="Fraction of the images for validation, stratified by class."
     )
-    seed: int = Field(0, description="Seed of the random split.")
+    seed: NonNegativeInt = Field(0, description="Seed of the random split.")
 
 
 class Synthetic(Section):
@@ -28,7 +35,7 @@ class Synthetic(Section):
     width: PositiveInt = Field(32, description="Width in pixels.")
     channels: PositiveInt = Field(3, description="Channels per image.")
     classes: int = Field(10, ge=2, description="Number of classes.")
-    seed: int = Field(0, description="Seed of the patterns, labels and noise.")
+    seed: NonNegativeInt = Field(0, description="Seed of the patterns, labels and noise.")
 
 
 class Torchvision(Section):
@@ -84,7 +91,7 @@ class ImageFolder(Section):
         lt=1,
         description="Fraction of the images for validation, stratified by class, if the split is random.",
     )
-    seed: int = Field(0, description="Seed of the random split.")
+    seed: NonNegativeInt = Field(0, description="Seed of the random split.")
 
     @model_validator(mode="after")
     def _check_combinations(self) -> "ImageFolder":
@@ -109,7 +116,7 @@ class Table(Section):
     val_fraction: float = Field(
         0.2, gt=0, lt=1, description="Fraction of the rows for validation, stratified by class."
     )
-    seed: int = Field(0, description="Seed of the random split.")
+    seed: NonNegativeInt = Field(0, description="Seed of the random split.")
 
 
 class Python(Section):

@@ -257,7 +257,9 @@ class Train(Section):
     gradient_compression: Literal["none", "bf16"] = Field(
         "none", description="Data type of gradients in the all-reduce; `bf16` halves the traffic."
     )
-    seed: int = Field(0, description="Seed of the initial weights, the order of images and the augmentation.")
+    seed: NonNegativeInt = Field(
+        0, description="Seed of the initial weights, the order of images and the augmentation."
+    )
     deterministic: bool = Field(
         False,
         description="Use deterministic kernels only: on the same number of the same GPUs, a training gives the same "

@@ -89,6 +89,7 @@ MISTAKES = [
     ("sweeps.depth.slots", {"mps": "always"}, "sweeps.depth.slots.mps: 'always' is not known; known: off, auto"),
     ("sweeps.depth.slots", {"gpus_per_trial": "0.5"}, "sweeps.depth.slots.gpus_per_trial: text instead of a number"),
     ("sweeps.depth.retrain", {"3f2a91c0de": "1"}, "sweeps.depth.retrain: text instead of a number"),
+    ("sweeps.depth.train.seed", -1, "sweeps.depth.train.seed: input should be greater than or equal to 0 (is -1)"),
     ("sweeps.depth.train.lr", -1, "sweeps.depth.train.lr: input should be greater than 0 (is -1)"),
     ("sweeps.depth.train.modle", "x", "sweeps.depth.train.modle: unknown key; did you mean 'model'?"),
     ("sweeps.depth.grid", {}, "sweeps.depth: has no trials; give `grid`, `trials`, `sample` or `search`"),
