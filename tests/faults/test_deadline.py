@@ -117,11 +117,8 @@ def test_no_trial_starts_that_can_neither_end_nor_resume(slow):
 
 
 def test_trials_that_cannot_resume_are_not_said_to_continue(slow):
-    (slow.folder / "plain.py").write_text("import time\ndef run(config, context):\n    time.sleep(config['lasts'])\n")
-    config = lasting(3600)
-    config["sweeps"]["s"]["resumable"] = False
-    slow.write(config)
-    done = run_for(slow, STOP_SECONDS + 2, after="started", check=False)
+    slow.write({"sweeps": {"s": {"command": "sleep 3600", "grace_seconds": 1}}})
+    done = run_for(slow, STOP_SECONDS + 3, after="started", check=False)
     assert done.returncode == 1
     assert [attempt.outcome for attempt in journal_of(slow)] == ["interrupted"]
     assert "with 1 trial left: none could end in time" in done.stdout
