@@ -17,7 +17,8 @@ from trainyard.programs.output_lines import LineSplitter
 from trainyard.programs.row_limiter import BURST_ROWS, RESUMED_BURST_ROWS, ROWS_PER_SECOND, Row, RowLimiter, thin_rows
 
 CHUNK_BYTES: Final = 2**20
-KEPT_LINES: Final = 100  # the last ones, to say up to where a pattern matches
+KEPT_LINES: Final = 100  # the last ones, to say up to where a pattern matches,
+KEPT_CHARACTERS: Final = 300  # and of each: the parts of a pattern with several `.*` take cubic time
 UNREADABLE_REMEDY: Final = (
     "It is not run again: correct `metrics`, and the same command reads the saved output again, without running "
     "anything. If the program itself must be corrected, increase `retrain`"
@@ -72,7 +73,7 @@ class MetricsCollector:
     def add_line(self, line: str) -> None:
         """Search a line of the output."""
         self._parser.add_line(line)
-        self._last_lines.append(line.strip())
+        self._last_lines.append(line.strip()[:KEPT_CHARACTERS])
 
     def new_rows(self, *, final: bool = False, torn: bool = False) -> list[Row]:
         """The rows since the last call; a row of a known epoch holds later values of it.

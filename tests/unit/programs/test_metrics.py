@@ -9,7 +9,7 @@ import re
 import pytest
 from trainyard.config.user_programs import Metrics
 from trainyard.programs.metric_files import LineMetricsFile
-from trainyard.programs.metrics import MetricsCollector, ParsedOutput, numeric_row, parse_saved_output
+from trainyard.programs.metrics import KEPT_LINES, MetricsCollector, ParsedOutput, numeric_row, parse_saved_output
 from trainyard.programs.output_lines import LINE_CHARACTERS, LineSplitter
 from trainyard.programs.row_limiter import BURST_ROWS
 
@@ -186,6 +186,15 @@ def test_a_word_is_not_a_number(tmp_path, line):
 def test_searching_a_line_of_digits_does_not_take_cubic_time(line):
     (pattern,) = Metrics(pattern="(?P<a>{number})!").compiled
     assert pattern.search(line) is None
+
+
+def test_to_say_where_a_pattern_ends_to_match_takes_no_minutes_for_long_lines(tmp_path):
+    """It took two minutes, in which the slot of a program that had ended was idle."""
+    found = reported(tmp_path, pattern=r"epoch (?P<epoch>\d+) .* loss=(?P<loss>{number}) .* acc (?P<acc>{number})")
+    for _ in range(KEPT_LINES):
+        found.add_line("epoch 1 " * 2000)
+    assert found.new_rows(final=True) == []
+    assert r"it matches up to epoch (?P<epoch>\d+) .* , but not the rest" in found.missing
 
 
 def test_other_braces_in_a_pattern_keep_their_meaning(tmp_path):
