@@ -3,6 +3,8 @@
 On a CPU, the result is known before the parameters are updated. On a GPU, the host does not wait for it: the update of
 a bad step is cancelled on the device, as after an overflow under loss scaling, and the host reads the result some steps
 later, at the same step on every rank. With steps that take long on the GPU, it waits, so that a training stops in time.
+With loss scaling (fp16), the scaler alone decides, by the gradients: a bad step with finite ones is not cancelled, but
+nothing is saved after it.
 """
 
 from collections import deque
