@@ -101,7 +101,9 @@ class ReportedRows:
         """The rows in the saved outputs, parsed again, and why there are none, or "". `seconds`: of all launches."""
         outputs = [*self._earlier_outputs(), self.output]
         parsed = [
-            parse_saved_output(metrics, self._folder, output, seconds=seconds, resumed=place > 0)
+            parse_saved_output(
+                metrics, self._folder, output, seconds=seconds, resumed=place > 0, torn=output != self.output
+            )
             for place, output in enumerate(outputs)
         ]
         for each in parsed:

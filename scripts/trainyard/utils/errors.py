@@ -66,7 +66,7 @@ def storage_error(error: OSError, path: Path | str | None = None) -> StorageErro
 
 def mentions_held_folder(message: str) -> bool:
     """Whether an error says that another process uses a folder: a `LockHeldError`."""
-    return " is in use by " in message
+    return " is in use by " in message and "end it, then run this again" in message
 
 
 def mentions_full_disk(message: str) -> bool:

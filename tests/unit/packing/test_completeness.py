@@ -29,8 +29,9 @@ def swept(results, last_error):
     return plan_sweep(config, "s", results).state
 
 
-def test_a_sweep_with_a_few_failed_trials_is_complete(tmp_path):
-    check_sweep(swept(tmp_path, "RuntimeError: an error of its own"))
+@pytest.mark.parametrize("error", ["RuntimeError: an error of its own", "OSError: device cuda:0 is in use by pid 7"])
+def test_a_sweep_with_a_few_failed_trials_is_complete(tmp_path, error):
+    check_sweep(swept(tmp_path, error))
 
 
 @pytest.mark.parametrize(

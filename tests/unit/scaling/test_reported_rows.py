@@ -97,3 +97,13 @@ def test_a_full_disk_costs_the_record_of_a_row_and_not_the_script(tmp_path, cloc
         reported.add({"epoch": 1, "val_loss": 0.5})
     assert reported.report(ended=50.0).rows == [{"epoch": 1, "val_loss": 0.5}]
     assert "no space left on device" in caplog.text
+
+
+def test_what_a_killed_launch_could_not_write_in_full_does_not_count(tmp_path, clock):
+    killed = ReportedRows(tmp_path)
+    with killed.launch(resumes=False):
+        killed.output.write_text("epoch 1 loss 0.5\nepoch 2 loss 0.2")  # of 0.25
+    reported = launch(tmp_path, resumes=True)
+    reported.output.write_text("epoch 3 loss 0.125")  # a program that ended by itself may omit the last line break
+    rows = [{"epoch": 1, "val_loss": 0.5}, {"epoch": 3, "val_loss": 0.125}]
+    assert reported.parse_outputs(METRICS, seconds=60)[0] == rows
