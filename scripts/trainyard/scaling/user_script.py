@@ -254,8 +254,7 @@ class UserScript:
                 if text is not None:
                     log.info("%s", text)
                     reported.add_line(text)
-            torn = not running and process.wait() != 0
-            for row in reported.new_rows(final=not running, torn=torn):
+            for row in reported.new_rows(final=not running, torn=not running and process.wait() != 0):
                 self._reported.add(shift_epoch(row, before))
             if warning := reported.take_warning():
                 log.warning("%s", warning)
