@@ -14,6 +14,8 @@ PINNED := envs/requirements$(if $(OFFLINE),,-dev).txt
 # Bold on a terminal, unless NO_COLOR is set (https://no-color.org); Snakemake has an option instead.
 say = @on= off=; if [ -t 1 ] && [ -z "$${NO_COLOR:-}" ]; then on='\033[1m' off='\033[0m'; fi; printf "$$on== %s$$off\n"
 NOCOLOR := $(if $(NO_COLOR),--nocolor)
+# Where it is set, each start of a program would compile the library's modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run report check test test-unit test-slow faults lint audit format docs lock env wheels tensorboard doctor bench bench-peers gpu-check cluster-up cluster-down cluster-shell clean
 
