@@ -101,6 +101,7 @@ def test_characters_that_a_terminal_cannot_show_end_nothing(tmp_path, monkeypatc
     screen = io.TextIOWrapper(shown, encoding=encoding)
     console = Console(file=screen, force_terminal=True, width=200, _environ={"TERM": "xterm"})
     monkeypatch.setattr(live_view, "Console", lambda: console)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's would keep what xdist cannot send
     with view_of(tmp_path, {"gpus_per_node": 1}).show():
         logging.getLogger("other").warning("exit code 1: \u256d\u2500 caf\udce9")
     assert b"caf\\udce9" in shown.getvalue()
