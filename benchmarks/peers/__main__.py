@@ -51,7 +51,10 @@ def main() -> int:
     if arguments.quick or arguments.works or arguments.peers:
         print(*results(every_work, runs, every_peer, scale=arguments.scale), sep="\n")
     else:
-        versions = {run["peer"]: run["version"] for run in runs}
+        versions = {
+            name: ", ".join(dict.fromkeys(run["version"] for run in runs if run["peer"] == name))
+            for name in {run["peer"] for run in runs}
+        }
         found = results(every_work, runs, every_peer, scale=arguments.scale)
         if draw(every_work, runs, every_peer, PAGE.with_name("peers"), scale=arguments.scale):
             found = [
