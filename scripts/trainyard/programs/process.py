@@ -249,7 +249,10 @@ def _identity(pid: int) -> list[Any]:
 
     Unix time would not do: it changes for all processes when the clock is set.
     """
-    ticks = start_ticks(pid)
+    try:
+        ticks = start_ticks(pid)
+    except PermissionError:  # it is another user's, and /proc is mounted with hidepid
+        return []
     return [pid, ticks] if ticks else []
 
 

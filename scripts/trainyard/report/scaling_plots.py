@@ -194,8 +194,7 @@ def read_telemetry(folder: Path) -> pd.DataFrame:
     if len(samples):
         names = samples["node"] + " GPU " + samples["gpu"].astype(str)
         columns = {"memory_used_mib": "memory", "utilization_percent": "busy"}
-    elif frames["cpu"]:
-        samples = pd.concat(frames["cpu"])
+    elif len(samples := pd.concat(frames["cpu"] or [samples])):
         names, columns = samples["node"], {"rss_mib": "memory", "cpu_percent": "busy"}
     else:
         return pd.DataFrame(columns=["of", "seconds", "memory", "busy"])

@@ -25,7 +25,7 @@ from trainyard.config.scaling import Scaling, repeat_of, split_scale
 from trainyard.config.user_programs import build_argv, insert_resume_option, make_values, metrics_digest
 from trainyard.planning.attempts import epochs_before
 from trainyard.planning.plan import dataset_digest
-from trainyard.programs.command import CheckpointFile, failed_by_itself, find_checkpoint, start_error
+from trainyard.programs.command import CheckpointFile, find_checkpoint, start_error
 from trainyard.programs.environment import find_interpreter, script_interpreter
 from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector
 from trainyard.programs.output_file import OutputReader
@@ -301,14 +301,17 @@ class UserScript:
 
 
 def _was_killed(code: int, output: Path) -> bool:
-    """Whether a signal from outside ended the launcher or a rank, as when memory ran out: no checkpoint is to blame.
+    """Whether SIGKILL ended the launcher or a rank, as when memory ran out: no checkpoint is to blame.
 
     torchrun, which accelerate uses, too, ends with exit code 1 then, and reports the signal at the end of its output.
+    Other signals do not count: after an error of one rank, srun ends the others by SIGTERM, and exits with 143.
     """
-    with open(output, "rb") as file:
+    report = b""
+    with suppress(OSError), open(output, "rb") as file:  # after an error, as on a full disk, it is not there
         file.seek(max(0, output.stat().st_size - REPORT_BYTES))
-        signals = [-int(number) for number in _KILLED_RANK.findall(file.read())]
-    return not all(failed_by_itself(f"{describe_exit(each)}: ") for each in (code, *signals))
+        report = file.read()
+    codes = {code, *(-int(number) for number in _KILLED_RANK.findall(report))}
+    return not codes.isdisjoint({-signal.SIGKILL, 128 + signal.SIGKILL})
 
 
 def _end(process: GuardedProcess, *, grace_seconds: float, through_srun: bool) -> None:

@@ -820,6 +820,7 @@ def test_telemetry_of_which_a_part_is_missing_is_drawn(tmp_path, samples, busy):
     folder = tmp_path / "telemetry"
     folder.mkdir()
     (folder / "gpu-n1.csv").write_text(samples)
+    (folder / "cpu-n1.csv").touch()
     read = scaling_plots.read_telemetry(tmp_path)
     assert read["busy"].tolist() == busy
     scaling_plots.plot_telemetry(*Figure().subplots(1, 2), samples={"1x1": read}, on_gpu=True)

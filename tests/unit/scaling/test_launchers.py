@@ -173,6 +173,7 @@ ENDS = {
     "a crash below torchrun": (f"echo '{_torchruns_report(-11)}'; exit 1", True),
     "killed": ("kill -9 $$", False),
     "killed below srun": ("exit 137", False),
+    "ended by srun after the error of another rank": ("exit 143", True),
     "killed below torchrun": (f"echo '{_torchruns_report(-9)}'; exit 1", False),
 }
 
@@ -189,3 +190,8 @@ def test_a_checkpoint_is_given_up_after_an_error_of_the_script_only(tmp_path, mo
     with pytest.raises(UserError, match="the script failed"):
         script.run(tmp_path)
     assert bool(script._bad_checkpoints()) == is_bad
+
+
+def test_a_script_whose_output_could_not_be_kept_is_judged_by_its_exit_code(tmp_path):
+    absent = tmp_path / "output.log"
+    assert [user_script._was_killed(code, absent) for code in (1, 137, -9)] == [False, True, True]
