@@ -151,10 +151,9 @@ class Packer:
         can_resume = self._setup.can_resume
         if not self._queue.longest_seconds and not (can_resume and self._outcomes.interrupted):
             remedy = "none could end in time: request a longer walltime (the resource `runtime`, in minutes)"
-            remedy += "" if can_resume else "; these trials cannot resume"
-            remedy += (
-                ", so that retries request more time, unless `runtime` is set" if interrupted and not can_resume else ""
-            )
+            if not can_resume:
+                remedy += "; these trials cannot resume"
+                remedy += ", so that retries request more time, unless `runtime` is set" if interrupted else ""
         raise UserError(f"stopped before the end of the walltime with {count_of(left, 'trial')} left: {remedy}")
 
     def _handle_answer(self, slot: Slot) -> None:
