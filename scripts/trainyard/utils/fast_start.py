@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 SWITCH: Final = "TRAINYARD_FAST_START"
 TESTED: Final = {"torch": ("2.15",), "ray": ("2.60",)}  # releases, as major.minor
 REGISTRATION_TIMEOUT_SECONDS: Final = 60.0
-# A program that waits until the process that started it has ended, by which it is known in a list of processes.
+# A program that waits until the process that started it has ended. If it ended before the program asks for it, the
+# parent is init.
 WAITING: Final = """import os, time
 parent = os.getppid()
-while os.getppid() == parent:
+while os.getppid() == parent != 1:
     time.sleep(0.5)
 """
 CLOSED_PORT: Final = 1  # only root could listen there
