@@ -1,5 +1,7 @@
 """What tests of the training loop share: a staged dataset, a small training in this process, and comparisons."""
 
+import os
+
 import pytest
 import torch
 from trainyard.config.datasets import Synthetic
@@ -8,7 +10,10 @@ from trainyard.data.staging import stage
 from trainyard.training.loaders import load_input_data
 from trainyard.training.process_group import single_process
 from trainyard.training.sampler import batch_sizes
-from trainyard.training.trainer import Trainer
+from trainyard.training.trainer import Stopped, Trainer
+
+# Tests run beside each other: threads of OpenMP must not take the CPU while they wait. Libraries read it once.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 SPEC = Train(
     model="resnet",
@@ -66,3 +71,12 @@ def assert_equal_states(one, other):
 def assert_close(one, other, tolerance=1e-5):
     """Gradients summed in another order differ in the last of float32's seven digits, and steps add that up."""
     assert all(row == pytest.approx(same, abs=tolerance) for row, same in zip(one, other, strict=True))
+
+
+def stop_within_second_epoch(running: Trainer) -> None:
+    """Train one epoch, and let the clock stop the training in the next one."""
+    epochs = running.epochs()
+    next(epochs)
+    running._deadline = 0.0
+    with pytest.raises(Stopped):
+        next(epochs)

@@ -4,8 +4,7 @@ import logging
 
 import pytest
 import torch
-from loops import LEARNER, SPEC, changed, start, train
-from test_ranks import stop_within_second_epoch
+from loops import LEARNER, SPEC, changed, start, stop_within_second_epoch, train
 from trainyard.config.datasets import Python
 from trainyard.data.staged import DataError
 from trainyard.data.staging import stage

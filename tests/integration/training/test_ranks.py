@@ -5,14 +5,12 @@ import os
 import sys
 
 import pytest
-from loops import LEARNER, assert_close, changed, numbers, start, train
+from loops import LEARNER, assert_close, changed, numbers, start, stop_within_second_epoch, train
 from slurm_cluster.waiting import finished as run
 from trainyard.config.train import Train
-from trainyard.training import trainer
 from trainyard.training.checkpoints.store import CheckpointStore
 from trainyard.training.networks.running_statistics import other_buffers
 from trainyard.training.process_group import Group
-from trainyard.training.trainer import Trainer
 from yard import ROOT
 
 SPEC = changed(LEARNER, optimizer="sgd", lr=0.05, batch_size=None, global_batch_size=16, epochs=3)
@@ -292,21 +290,13 @@ def found(folder, staged, data):
     (folder / "trouble.py").write_text(MODELS)
     (folder / "program.py").write_text(PROGRAM)
     stop_within_second_epoch(start(SPEC, data, store=CheckpointStore(folder / "by-one")))
-    paths = [folder, ROOT / "scripts", ROOT / "tests", ROOT / "tests/unit/training", ROOT / "tools"]
+    paths = [folder, ROOT / "scripts", ROOT / "tests", ROOT / "tests/integration/training", ROOT / "tools"]
     environment = os.environ | {"PYTHONPATH": ":".join(map(str, paths)), "OMP_NUM_THREADS": "1"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--log-dir", str(folder),
                 "--nproc-per-node", "2"]  # fmt: skip
     command = [*torchrun, "program.py", str(folder), str(staged.folder)]
     run(command, cwd=folder, env=environment)
     return json.loads((folder / "found.json").read_text())
-
-
-def stop_within_second_epoch(running: Trainer) -> None:
-    epochs = running.epochs()
-    next(epochs)
-    running._deadline = 0.0
-    with pytest.raises(trainer.Stopped):
-        next(epochs)
 
 
 def test_warming_up_changes_nothing(found):
