@@ -17,7 +17,7 @@ NOCOLOR := $(if $(NO_COLOR),--nocolor)
 # Where it is set, each start of a program would compile the library's modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run report check test test-unit test-slow faults lint audit format docs lock env wheels tensorboard doctor bench bench-peers gpu-check cluster-up cluster-down cluster-shell clean
+.PHONY: help run report check test test-unit test-slow faults lint lint-style lint-types lint-layers lint-workflow audit format docs lock env wheels tensorboard doctor bench bench-peers gpu-check cluster-up cluster-down cluster-shell clean
 
 help: ## List the commands
 	@grep -E '^[a-z -]+:.*## ' Makefile | sed -E 's/^([a-z -]+):.*## (.*)/  make \1\t\2/; s/(cluster-up) (.*)-(.*) (.*)-(.*)\t/\1, -\3, -\5\t/' | expand -t 38
@@ -55,11 +55,19 @@ faults: env ## Run the table of faults and the soak, and write docs/faults.md (4
 	  tests/cluster/test_second_site.py \
 	  || status=$$?; PYTHONPATH=tools:tests:scripts $(BIN)/python tests/cluster/fault_page.py results/faults docs/faults.md; exit $${status:-0}
 
-lint: env ## Check style, types and layers: ruff, mypy, import-linter, snakefmt, snakemake --lint
+lint: lint-style lint-types lint-layers lint-workflow ## Check style, types and layers: ruff, mypy, import-linter, snakefmt, snakemake --lint
+
+lint-style: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint-types: env
 	$(BIN)/mypy
+
+lint-layers: env
 	PYTHONPATH=scripts $(BIN)/lint-imports --no-cache
+
+lint-workflow: env
 	$(BIN)/snakefmt --check --compact-diff Snakefile workflow
 	$(BIN)/snakemake --lint
 	$(BIN)/python tools/options.py --check
