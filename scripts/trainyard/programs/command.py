@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from trainyard.cluster import host
 from trainyard.cluster.ports import reserved_port
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import (
@@ -75,7 +76,7 @@ def run_command(trial: CommandTrial, guard: ProcessGuard) -> Generator[EpochRepo
             lines, is_running = program.read_lines(POLL_SECONDS)
             for line in lines:
                 collector.add_line(line)
-            status, reason = _check_limits(trial, began) if is_running else (TrialStatus.FINISHED, "")
+            status, reason = _check_limits(trial, began, program.ended_at) if is_running else (TrialStatus.FINISHED, "")
             torn = is_running or program.end() != 0
             for row in collector.new_rows(final=status is not TrialStatus.RUNNING, torn=torn):
                 stops = yield EpochReported(row, warning=collector.take_warning())
@@ -101,10 +102,13 @@ def run_command(trial: CommandTrial, guard: ProcessGuard) -> Generator[EpochRepo
     )
 
 
-def _check_limits(trial: CommandTrial, began: float) -> tuple[TrialStatus, str]:
-    """The status and the reason with which a running program must end now, if it must."""
-    timeout = trial.timeout_seconds
-    if timeout is not None and time.monotonic() - began > timeout:
+def _check_limits(trial: CommandTrial, began: float, ended_at: float | None) -> tuple[TrialStatus, str]:
+    """The status and the reason with which a program must end now, if it must.
+
+    One that has ended, and whose output is still searched, cannot exceed its timeout any more.
+    """
+    timeout, seconds = trial.timeout_seconds, (ended_at or time.monotonic()) - began
+    if timeout is not None and seconds > timeout:
         return TrialStatus.FAILED, timeout_error(timeout)
     if trial.notice.is_given:
         return TrialStatus.INTERRUPTED, "it was interrupted"
@@ -160,11 +164,13 @@ def find_checkpoint(
     return next((each for each in newest if each not in bad), None)
 
 
-def start_error(program: str, error: OSError) -> UserError:
+def start_error(program: str, error: OSError, *, cwd: str = ".") -> UserError:
     """The error message for a program that the system cannot start.
 
     If a program is in no folder of PATH, the system may report the error of a folder that it could not read.
     """
+    if not Path(cwd).is_dir():
+        return UserError(f"{program} cannot be started in {cwd}: there is no such folder on {host.node_name()}")
     is_missing = os.sep not in program and shutil.which(program, mode=os.F_OK) is None
     return UserError(f"{program} cannot be started: {os.strerror(errno.ENOENT) if is_missing else error.strerror}")
 
@@ -189,7 +195,7 @@ class _Program:
         except OSError as error:
             self._output.take(b"")
             self._resources.close()
-            raise start_error(command[0], error) from None
+            raise start_error(command[0], error, cwd=trial.cwd) from None
 
     def _command(self, trial: CommandTrial) -> list[str]:
         """Its argument vector. A port that it names is its own until it has ended."""
@@ -212,6 +218,11 @@ class _Program:
                 line = self._output.lines.get_nowait()
             is_running = False
         return lines, is_running
+
+    @property
+    def ended_at(self) -> float | None:
+        """When the last of its processes had ended, on the monotonic clock; None while one runs."""
+        return self._process.ended_at
 
     def end(self) -> int:
         """End all its processes, with the grace period; returns the exit code, or minus the signal that ended it."""

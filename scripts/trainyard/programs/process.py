@@ -134,6 +134,7 @@ class GuardedProcess:
         self._channel, self._output, self._tree, self._on_output = channel, output, tree, on_output
         self._exit_code: int | None = None
         self._ended = threading.Event()
+        self.ended_at: float | None = None  # on the monotonic clock, once none of its processes runs
         first = self._receive()
         if "error" in first:
             os.close(output)
@@ -193,6 +194,7 @@ class GuardedProcess:
                     waiting.unregister(self._output)
         if "code" not in fields:  # keeper and watcher were killed at once
             _kill_tree(self._tree)
+        self.ended_at = time.monotonic()
         self._exit_code = int(fields.get("code", -signal.SIGKILL))
         self._read_rest()
         self._channel.close()

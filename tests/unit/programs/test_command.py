@@ -10,14 +10,17 @@ import textwrap
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
-from slurm_cluster.waiting import wait_until
+from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.cluster import ports
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import Metrics, UserProgram
+from trainyard.programs import command
 from trainyard.programs.command import CommandTrial, failed_by_itself, find_checkpoint, run_command
+from trainyard.programs.metrics import MetricsCollector
 from trainyard.programs.process import ProcessGuard
 from trainyard.programs.trial_messages import EpochReported
 from trainyard.utils.errors import UserError
@@ -211,6 +214,12 @@ def test_the_error_names_a_missing_program(tmp_path, guard):
         run(call(tmp_path, ["nowhere"]), guard)
 
 
+def test_the_error_names_a_missing_working_directory(tmp_path, guard):
+    elsewhere = replace(call(tmp_path, ["true"]), cwd=str(tmp_path / "elsewhere"))
+    with pytest.raises(UserError, match=r"true cannot be started in .*/elsewhere: there is no such folder on \w+"):
+        run(elsewhere, guard)
+
+
 def test_an_unreadable_folder_on_path_does_not_hide_that_a_program_is_missing(tmp_path, guard, monkeypatch):
     """The system reports the error of the folder: permission denied, or too many levels of symbolic links."""
     (tmp_path / "loop").symlink_to("loop")
@@ -254,7 +263,8 @@ def test_a_command_ends_when_its_worker_is_killed(tmp_path):
                         {str(ROOT / "tools")!r}]
         from pathlib import Path
         from test_command import call, run
-        from trainyard.programs.process import ProcessGuard
+        from trainyard.programs.metrics import MetricsCollector
+from trainyard.programs.process import ProcessGuard
         run(call(Path({str(tmp_path)!r}), "sleep 9304 & sleep 9305"), ProcessGuard())
     """
     runner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stderr=subprocess.PIPE)
@@ -411,6 +421,29 @@ def test_a_program_that_prints_faster_than_its_output_can_be_searched_ends_at_it
     line = "step 1 of 9, " * 60
     end = end_of(call(tmp_path, f"yes '{line}'", metrics=metrics, timeout_seconds=1.0, grace_seconds=0.0), guard)
     assert (end.status, end.error) == (TrialStatus.FAILED, "it exceeded timeout_minutes (0.0166667)")
+
+
+def test_a_program_that_ended_in_time_has_not_exceeded_its_timeout_while_its_output_is_searched(
+    tmp_path, guard, monkeypatch
+):
+    started = []
+
+    class Guard:
+        def start(self, *arguments, **options):
+            started.append(guard.start(*arguments, **options))
+            return started[-1]
+
+    class Slow(MetricsCollector):
+        def add_line(self, line):
+            started[0].wait(PATIENCE_SECONDS)
+            later = SimpleNamespace(monotonic=lambda: time.monotonic() + 1e6, time=time.time)
+            monkeypatch.setattr(command, "time", later)
+            super().add_line(line)
+
+    monkeypatch.setattr(command, "MetricsCollector", Slow)
+    line = "for n in $(seq 300); do echo epoch $n: acc 0.$n; done"
+    rows, end = run(call(tmp_path, line, metrics=PATTERN, timeout_seconds=3600.0), Guard())
+    assert (end.status, end.error, len(rows)) == (TrialStatus.FINISHED, "", 300)
 
 
 TORN = """
