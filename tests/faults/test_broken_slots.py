@@ -4,7 +4,8 @@ import pandas as pd
 import psutil
 import pytest
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
-from trainyard.packing import gpu_health, gpu_sharing
+from trainyard.cluster import gpus
+from trainyard.packing import gpu_health
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import decode_all, read_journal
 from trainyard.utils.jsonl import read_events
@@ -168,4 +169,4 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_a_gpu_is_checked_in_a_separate_process():
     check = gpu_health.check_gpu()
     assert not check.is_broken
-    assert check.finding == "there is no GPU to check" or gpu_sharing.has_gpu()
+    assert check.finding == "there is no GPU to check" or gpus.has_gpu()

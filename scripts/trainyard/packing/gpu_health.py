@@ -4,7 +4,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import Final
 
-from trainyard.packing import gpu_sharing
+from trainyard.cluster.gpus import has_gpu
 from trainyard.utils.import_path import helper_command
 from trainyard.utils.text import describe_exit
 
@@ -39,7 +39,7 @@ def probe_gpu() -> str:
     Raises:
         RuntimeError: it does not work. CUDA errors are RuntimeErrors, too.
     """
-    if not gpu_sharing.has_gpu():
+    if not has_gpu():
         return "there is no GPU to check"
     import torch
 

@@ -1,7 +1,5 @@
 """The GPU of a trial: its use, measured with NVML, and the limit of its memory on a shared GPU."""
 
-import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +8,6 @@ from typing import Final
 MEMORY_FRACTION: Final = 0.9  # of a GPU's memory that all its trials may use together
 CONTEXT_MIB: Final = 600  # GPU memory of a process beside its tensors
 SAMPLE_SECONDS: Final = 0.2
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,55 +24,10 @@ def trials_that_fit(largest: GpuUse) -> int:
     return int(MEMORY_FRACTION * largest.total_mib / max(largest.peak_mib, 1.0))
 
 
-def hide_gpus() -> None:
-    """Let neither this process nor its children use a GPU."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
-
-def _are_hidden() -> bool:
-    """Whether CUDA uses no GPU in this process; NVML lists them all the same."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-
-
-def has_gpu() -> bool:
-    """Whether this process can use a GPU. Does not import torch."""
-    import pynvml
-
-    if _are_hidden():
-        return False
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return False
-    count = pynvml.nvmlDeviceGetCount()
-    pynvml.nvmlShutdown()
-    return bool(count)
-
-
-def own_gpu_name() -> str:
-    """The model of this process's first GPU; "" without a GPU. Does not import torch."""
-    import pynvml
-
-    if _are_hidden():
-        return ""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ""
-    try:
-        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        handle = pynvml.nvmlDeviceGetHandleByIndex(int(first) if first.isdecimal() else 0)
-        return str(pynvml.nvmlDeviceGetName(handle))
-    except pynvml.NVMLError:
-        return ""
-    finally:
-        pynvml.nvmlShutdown()
-
-
 @contextmanager
 def measure_gpu() -> Iterator[list[GpuUse]]:
     """Measure the GPU use of the block; at its end, the yielded list holds the result if there is a GPU."""
-    from trainyard.training.telemetry import sample_periodically, visible_gpus  # imports torch
+    from trainyard.training.telemetry import sample_periodically, visible_gpus  # imports pynvml: in jobs only
 
     uses: list[GpuUse] = []
     samples: list[tuple[float, float, float]] = []

@@ -10,10 +10,11 @@ from typing import Any, Final
 import ray
 from ray.exceptions import RayError
 
+from trainyard.cluster.gpus import has_gpu
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.failure_policy import SHELL_SIGNAL, FailurePolicy
-from trainyard.packing.gpu_sharing import GpuUse, has_gpu
+from trainyard.packing.gpu_sharing import GpuUse
 from trainyard.packing.messages import CheckpointResumed, MicroBatchHalved, TrialMessage, TrialRequest, WorkerSetup
 from trainyard.packing.outcomes import AttemptRecorder, OutcomeHandler
 from trainyard.packing.shutdown import end_trials, record_interrupted

@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import RayError
 
 from trainyard.cluster import host, slurm_allocation
+from trainyard.cluster.gpus import hide_gpus, own_gpu_name
 from trainyard.cluster.preloading import preload_seconds
 from trainyard.config.train import Train
 from trainyard.config.trial_status import TrialStatus
@@ -62,7 +63,7 @@ class Worker:
         """
         self._setup, self._resources = setup, ExitStack()  # held until the process ends
         if not setup.gpu_share:
-            gpu_sharing.hide_gpus()
+            hide_gpus()
         self._run: TrialRun | None = None
         self._function: Context | None = None  # of the function that runs
         self._notice = stop_notice_of_signals()
@@ -131,7 +132,7 @@ class Worker:
         """Prepare for users' programs, which need no imports: a function is imported when it is first called."""
         os.environ.update(thread_variables(self._setup.threads))
         self._guard = ProcessGuard()
-        return gpu_sharing.own_gpu_name() or "cpu", self._copy_dataset()
+        return own_gpu_name() or "cpu", self._copy_dataset()
 
     def _copy_dataset(self) -> dict[str, Any]:
         self._dataset = None

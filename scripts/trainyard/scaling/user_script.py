@@ -122,7 +122,7 @@ class UserScript:
 
     def _launch(self, results: Path) -> tuple[ScriptRun, list[Row], str]:
         """Run the script; return what became of it, its rows of metrics, and why there are none, or ""."""
-        from trainyard.training.telemetry import recorded_gpu_name  # imports torch
+        from trainyard.training.telemetry import recorded_gpu_name  # imports pynvml: in jobs only
 
         self._record.unlink(missing_ok=True)
         with claim_folder(self._out, owner=f"scale {self._run}", grace_seconds=self._study.grace_seconds) as claimed:

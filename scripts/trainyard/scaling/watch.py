@@ -15,12 +15,12 @@ from pathlib import Path
 
 import psutil
 
-from trainyard.cluster import host
-from trainyard.packing import gpu_sharing
+from trainyard.cluster import gpus, host
 from trainyard.programs.environment import program_environment, thread_variables
 from trainyard.scaling.launchers import MASTER_ADDRESS, MASTER_PORT, NODE_RANK, wait_as_shell
 from trainyard.scaling.notices import SIGNALS_OF_TORCHRUN, forward_to_launched
 from trainyard.scaling.rendezvous import Endpoint, Rendezvous, RendezvousError
+from trainyard.training.telemetry import record_telemetry
 from trainyard.utils.stop_notice import NOTICES
 
 # Variables that torchrun sets for a rank, and the suffixes of Slurm's names for them.
@@ -84,8 +84,6 @@ def _meet(arguments: argparse.Namespace, local_rank: int) -> Endpoint:
 
 def _sample(arguments: argparse.Namespace, ended: threading.Event) -> None:
     """Record telemetry until the command ends. The ranks of a node are its descendants, with srun its siblings."""
-    from trainyard.training.telemetry import record_telemetry  # imports torch while the command starts
-
     me = psutil.Process()
     root = (me.parent() if arguments.per_gpu else None) or me
     options = {"seconds": arguments.seconds, "overwrite": arguments.overwrite}
@@ -98,7 +96,7 @@ def _environment(arguments: argparse.Namespace, endpoint: Endpoint) -> dict[str,
     given = thread_variables(arguments.threads)
     if signal.SIGHUP not in NOTICES:  # under nohup
         given |= {"PET_SIGNALS_TO_HANDLE": SIGNALS_OF_TORCHRUN}  # how torchrun reads an option from the environment
-    if not gpu_sharing.has_gpu():
+    if not gpus.has_gpu():
         given |= {"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
     if arguments.per_gpu:
         given |= {name: os.environ[f"SLURM_{of_slurm}"] for name, of_slurm in RANKS.items()}

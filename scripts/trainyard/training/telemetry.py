@@ -10,6 +10,7 @@ import io
 import logging
 import os
 import statistics
+import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -21,7 +22,6 @@ from typing import Any
 
 import psutil
 import pynvml
-import torch
 
 from trainyard.utils.errors import storage_error
 from trainyard.utils.files import append_whole
@@ -177,22 +177,30 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 @contextmanager
 def visible_gpus() -> Iterator[list["Gpu"]]:
-    """The GPUs visible to this process, in the order of torch."""
+    """The GPUs visible to this process, in the order of torch, which is imported only where NVML finds a driver."""
+    with contextlib.ExitStack() as stack:
+        gpus: list[Gpu] = []
+        try:
+            pynvml.nvmlInit()
+            stack.callback(pynvml.nvmlShutdown)
+            gpus = [Gpu(uuid) for uuid in _visible_uuids()]
+        except Exception as error:
+            if not isinstance(error, pynvml.NVMLError_LibraryNotFound) or _trains_on_gpu():
+                log.warning("no telemetry of GPUs: %s", error)
+        yield gpus
+
+
+def _visible_uuids() -> list[str]:
+    import torch
+
     if not torch.cuda.is_available():
-        yield []
-        return
-    try:
-        pynvml.nvmlInit()
-        uuids = [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
-        found = [Gpu(uuid) for uuid in uuids]
-    except Exception as error:
-        log.warning("no telemetry of GPUs: %s", error)
-        yield []
-        return
-    try:
-        yield found
-    finally:
-        pynvml.nvmlShutdown()
+        return []
+    return [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
+
+
+def _trains_on_gpu() -> bool:
+    """Whether this process has imported torch, and torch has a GPU, which may be AMD's."""
+    return "torch" in sys.modules and sys.modules["torch"].cuda.is_available()
 
 
 class Gpu:

@@ -6,10 +6,11 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from trainyard.cluster import gpus
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.config import Config, Data
 from trainyard.config.sweep import Sweep
-from trainyard.packing import driver, gpu_health, gpu_sharing, worker
+from trainyard.packing import driver, gpu_health, worker
 from trainyard.planning.plan import plan_sweep
 from trainyard.utils.stop_notice import StopNotice
 
@@ -56,7 +57,7 @@ def test_trials_without_gpus_see_none_of_a_node_that_has_some(tmp_path, monkeypa
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
     assert {os.environ[name] for name in worker.thread_variables(64)} == {"3"}, "of the trial, not of the job"
     assert started.device == ("H200 number 1" if visible else "cpu")
-    assert gpu_sharing.has_gpu() == bool(visible)
+    assert gpus.has_gpu() == bool(visible)
     if not visible:
         assert gpu_health.probe_gpu() == "there is no GPU to check"
 

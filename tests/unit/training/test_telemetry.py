@@ -1,6 +1,7 @@
 """Telemetry of a node, with and without GPUs."""
 
 import csv
+import os
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from trainyard.training.telemetry import (
     peak_resident_mib,
     record_telemetry,
 )
+from yard import ROOT
 
 
 def rows(path):
@@ -88,6 +90,9 @@ class MakeBelieveNvml:
         pass
 
     class NVMLError_NoPermission(Exception):
+        pass
+
+    class NVMLError_LibraryNotFound(Exception):
         pass
 
     used = [1000, 3000, 3000]
@@ -159,6 +164,37 @@ def test_the_line_about_memory_has_peak_mean_and_mode():
     assert str(GpuMemory("n1", 0, 26532, 22458.625, 26532)) == (
         "[gpu_memory_log - GPU 0] Peak = 26532 MiB, Avg = 22458.62 MiB, Mode = 26532 MiB"
     )
+
+
+def test_without_nvml_a_gpu_that_torch_uses_has_no_telemetry_and_a_warning_says_so(two_gpus, tmp_path, caplog):
+    def missing():
+        raise two_gpus.NVMLError_LibraryNotFound("no NVML")
+
+    two_gpus.nvmlInit = missing
+    watch(tmp_path, 3600)
+    assert caplog.text.count("no telemetry of GPUs: no NVML") == 1
+    assert rows(tmp_path / "gpu-n1.csv") == []
+
+
+# An NVML without a driver, and what records the telemetry of a script and reads it.
+NO_DRIVER = """
+class NVMLError_LibraryNotFound(Exception): pass
+def nvmlInit(): raise NVMLError_LibraryNotFound
+"""
+RECORDS = """
+import sys
+from trainyard.scaling import user_script, watch
+from trainyard.training import telemetry
+with telemetry.visible_gpus() as gpus:
+    print(gpus, "torch" in sys.modules)
+"""
+
+
+def test_a_script_on_cpus_is_launched_and_watched_without_importing_torch(tmp_path):
+    (tmp_path / "pynvml.py").write_text(NO_DRIVER)
+    path = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT / 'scripts'}"}
+    done = subprocess.run([sys.executable, "-c", RECORDS], env=path, text=True, capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == ("[] False\n", "")
 
 
 def test_a_gpu_that_falls_off_the_bus_ends_its_telemetry_but_not_that_of_the_cpus(two_gpus, tmp_path, caplog):
