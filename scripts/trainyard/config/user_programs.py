@@ -435,21 +435,14 @@ def _quote(value: Any) -> str:
 def make_values(command: Command, args: Mapping[str, Any], predefined: Mapping[str, Any]) -> Callable[[str], Any]:
     """A function from a placeholder of a command to its value; to a KeyError if it has none.
 
-    `{args}` has all arguments that the command does not name.
+    `{args}` has all arguments that the command does not name; a name with dots is a place in a nested mapping.
     """
-    look_up, named = make_lookup(args, predefined), find_placeholders(command)
+    named = find_placeholders(command)
 
     def value(name: str) -> Any:
-        return list_words(name, args, besides=named) if takes_all(name, args) else look_up(name)
-
-    return value
-
-
-def make_lookup(*mappings: Mapping[str, Any]) -> Callable[[str], Any]:
-    """A function from a dotted name to its value in the first nested mapping that has it, or to a KeyError."""
-
-    def look_up(name: str) -> Any:
-        for mapping in mappings:
+        if takes_all(name, args):
+            return list_words(name, args, besides=named)
+        for mapping in (args, predefined):
             found: Any = mapping
             for part in name.split("."):
                 found = found.get(part, _MISSING) if isinstance(found, Mapping) else _MISSING
@@ -457,7 +450,7 @@ def make_lookup(*mappings: Mapping[str, Any]) -> Callable[[str], Any]:
                 return found
         raise KeyError(name)
 
-    return look_up
+    return value
 
 
 _MISSING: Final = object()

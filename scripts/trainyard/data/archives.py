@@ -27,7 +27,8 @@ from typing import IO, Any, Final
 
 from trainyard.cluster.host import file_system_type, is_network_file_system
 from trainyard.data.problems import Problem
-from trainyard.utils.errors import StorageError, UserError
+from trainyard.data.staged import DataError
+from trainyard.utils.errors import StorageError
 from trainyard.utils.files import atomic_write
 
 LISTING_THREADS: Final = 16  # network file systems have a high latency, but serve many requests at once
@@ -39,10 +40,6 @@ LISTING_ERRORS: Final = (zipfile.BadZipFile, tarfile.TarError, OSError, ValueErr
                          LookupError, MemoryError, struct.error)  # fmt: skip
 CHUNK_BYTES: Final = 2**20
 ZIP_HEADER_BYTES: Final = 30  # of a member's local header, before its name, extra field and data
-
-
-class ArchiveError(UserError):
-    """The folder or archive cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +90,7 @@ class Folder(Collection):
     def files(self) -> list[CollectedFile]:
         """All files, sorted by name, except hidden ones."""
         if not self.path.is_dir():
-            raise ArchiveError(f"{self.path}: no such folder")
+            raise DataError(f"{self.path}: no such folder")
         seen: set[tuple[int, int]] = set()
         with ThreadPoolExecutor(LISTING_THREADS if is_network_file_system(file_system_type(self.path)) else 1) as pool:
             found, pending = list[CollectedFile](), [""]
@@ -116,7 +113,7 @@ class Folder(Collection):
                         self._sort(entry, f"{folder}/{entry.name}" if folder else entry.name, files, folders)
         except OSError as error:
             if not folder:
-                raise ArchiveError(f"{self.path}: cannot be read ({error.strerror})") from None
+                raise DataError(f"{self.path}: cannot be read ({error.strerror})") from None
             self.rejected.append(Problem(folder, "", "unreadable", error.strerror or ""))
         return files, folders
 
@@ -174,7 +171,7 @@ class Zip(Archive):
             with zipfile.ZipFile(self.path) as archive:
                 members = archive.infolist()
         except LISTING_ERRORS as error:
-            raise ArchiveError(f"{self.path}: is not a readable zip ({str(error) or type(error).__name__})") from None
+            raise DataError(f"{self.path}: is not a readable zip ({str(error) or type(error).__name__})") from None
         _check_for_bomb(self.path, sum(member.file_size for member in members))
         return sorted(self._usable(members), key=lambda file: file.name)
 
@@ -218,7 +215,7 @@ class Tar(Archive):
             with tarfile.open(self.path, "r:") as archive:
                 return sorted({file.name: file for file in self._usable(archive)}.values(), key=lambda file: file.name)
         except LISTING_ERRORS as error:
-            raise ArchiveError(f"{self.path}: is not a readable tar ({str(error) or type(error).__name__})") from None
+            raise DataError(f"{self.path}: is not a readable tar ({str(error) or type(error).__name__})") from None
 
     def _usable(self, archive: tarfile.TarFile) -> Iterator[CollectedFile]:
         for member in archive:
@@ -248,28 +245,28 @@ def open_collection(path: Path, work: Path) -> Collection:
     """The folder, zip or tar at `path`, recognized by its content; a compressed tar is decompressed to `work`.
 
     Raises:
-        ArchiveError: it is something else, or decompresses to a suspicious size.
+        DataError: it is something else, or decompresses to a suspicious size.
     """
     if path.is_dir():
         return Folder(path)
     try:
         if path.exists() and not path.is_file():
-            raise ArchiveError(f"{path}: is not a folder, a zip or a tar, but a device or a pipe")
+            raise DataError(f"{path}: is not a folder, a zip or a tar, but a device or a pipe")
         with open(path, "rb") as file:
             head = file.read(512)
     except OSError as error:
-        raise ArchiveError(f"{path}: cannot be read ({error.strerror}); expected a folder, a zip or a tar") from None
+        raise DataError(f"{path}: cannot be read ({error.strerror}); expected a folder, a zip or a tar") from None
     if head[:2] == b"PK":
         return Zip(path)
     for magic, opener in _COMPRESSED.items():
         if head.startswith(magic):
             plain = _decompress(path, opener, work)
             if not tarfile.is_tarfile(plain):
-                raise ArchiveError(f"{path}: is compressed, but not a tar")
+                raise DataError(f"{path}: is compressed, but not a tar")
             return Tar(plain)
     if head[257:262] == b"ustar" or (tarfile.is_tarfile(path) and head):
         return Tar(path)
-    raise ArchiveError(f"{path}: is not a folder, a zip or a tar (begins with {head[:8]!r})")
+    raise DataError(f"{path}: is not a folder, a zip or a tar (begins with {head[:8]!r})")
 
 
 def _decompress(path: Path, opener: Any, work: Path) -> Path:
@@ -283,11 +280,11 @@ def _decompress(path: Path, opener: Any, work: Path) -> Path:
                 _copy_limited(compressed, plain, path)
         except StorageError as error:
             remedy = "or extract it elsewhere and use that folder as `root`"
-            raise ArchiveError(f"{path} cannot be decompressed: {error}; {remedy}") from None
+            raise DataError(f"{path} cannot be decompressed: {error}; {remedy}") from None
         except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
             if isinstance(error, OSError) and error.errno:  # of the disk, not of the content
                 raise
-            raise ArchiveError(f"{path}: is damaged or truncated: {error}") from None
+            raise DataError(f"{path}: is damaged or truncated: {error}") from None
     return target
 
 
@@ -301,7 +298,7 @@ def _copy_limited(compressed: IO[bytes], plain: IO[bytes], path: Path) -> None:
 
 def _check_for_bomb(path: Path, decompressed_bytes: int) -> None:
     if decompressed_bytes > max(BOMB_BYTES, BOMB_RATIO * path.stat().st_size):
-        raise ArchiveError(
+        raise DataError(
             f"{path}: decompresses to over {decompressed_bytes:,} bytes, more than {BOMB_RATIO} times "
             "its size: an archive bomb? If you trust it, extract it and use the folder as `root`"
         )

@@ -33,15 +33,10 @@ def judge_memory(request: SbatchRequest, kinds: Sequence[Partition], *, data_mb:
         message = f"{request.job}: {memory:g} MB per node, but its dataset has {data_mb:,.0f} MB"
         remedy = "request more with `--set-resources <rule>:mem_mb=...`: data that do not fit are read again and again"
         return Finding("memory", "warns", message, remedy)
-    shares = [share for each in kinds if (share := gpu_share_mb(each, request))]
+    model = request.gpus.rpartition(":")[0]
+    shares = [share for each in kinds if (share := each.memory_share_mb(request.gpu_count, model))]
     if shares and memory > max(shares):
         message = f"{request.job}: {memory:g} MB per node, above the share of its {request.gpu_count} GPUs: "
         remedy = "request less, unless the job needs it: other jobs cannot use the GPUs that are left without memory"
         return Finding("memory", "warns", f"{message}{max(shares):g} MB", remedy)
     return None
-
-
-def gpu_share_mb(kind: Partition, request: SbatchRequest) -> float:
-    """The share of a node's memory that belongs to the GPUs of a job; 0 if the node has too few, or the job none."""
-    model, _, count = request.gpus.rpartition(":")
-    return kind.memory_share_mb(int(count), model) if request.gpu_count else 0.0

@@ -42,47 +42,31 @@ class Strategy:
     basis: str
 
 
-def estimate_separate_jobs(
-    durations: Sequence[float], *, units_per_trial: float, startup: float, basis: str
-) -> Strategy:
-    """Each trial as a job that requests exactly its duration, which is unknown beforehand in practice.
-
-    Each job also requests the `startup` seconds of its program, up to its first step.
-    """
-    return _side_by_side("separate_jobs", durations, durations, units_per_trial, startup, basis)
-
-
-def estimate_job_array(durations: Sequence[float], *, units_per_trial: float, startup: float, basis: str) -> Strategy:
-    """Each trial as a task of one array, whose walltime covers the longest trial."""
-    longest = [max(durations, default=0.0)] * len(durations)
-    return _side_by_side("job_array", longest, durations, units_per_trial, startup, basis)
-
-
 def estimate_others(
     durations: Sequence[float], *, units_per_trial: float, startup: float, basis: str
 ) -> list[Strategy]:
-    """The strategies that packing is compared with: separate jobs, and a job array."""
+    """The strategies that packing is compared with: separate jobs, and a job array.
+
+    A separate job requests exactly the duration of its trial, which is unknown beforehand in practice; a task of the
+    array, the longest duration. Each also requests the `startup` seconds of its program, up to its first step.
+    """
+    units, count = max(1, math.ceil(units_per_trial)), len(durations)  # Slurm allocates whole GPUs
+    longest = max(durations, default=0.0)
+    requested: dict[str, Sequence[float]] = {"separate_jobs": durations, "job_array": [longest] * count}
     return [
-        estimate(durations, units_per_trial=units_per_trial, startup=startup, basis=basis)
-        for estimate in (estimate_separate_jobs, estimate_job_array)
+        make_strategy(
+            name,
+            [RequestedJob(startup + each, units) for each in seconds],
+            durations,
+            running_unit_seconds=sum(durations) * units_per_trial,
+            units_total=units * count,
+            slots=max(1, count),
+            makespan=longest,
+            startup_unit_seconds=startup * units * count,
+            basis=basis,
+        )
+        for name, seconds in requested.items()
     ]
-
-
-def _side_by_side(
-    name: str, longest: Sequence[float], durations: Sequence[float], share: float, startup: float, basis: str
-) -> Strategy:
-    units = max(1, math.ceil(share))  # Slurm allocates whole GPUs
-    return make_strategy(
-        name,
-        [RequestedJob(startup + seconds, units) for seconds in longest],
-        durations,
-        running_unit_seconds=sum(durations) * share,
-        units_total=units * len(durations),
-        slots=max(1, len(durations)),
-        makespan=max(durations, default=0.0),
-        startup_unit_seconds=startup * units * len(durations),
-        basis=basis,
-    )
 
 
 def make_strategy(

@@ -10,7 +10,6 @@ appended to, so that a TensorBoard that is open reads on; a file of a run that i
 import io
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -90,12 +89,8 @@ def _store(path: Path, content: bytes) -> None:
         with atomic_write(path, "wb") as file:
             file.write(content)
         return
-    with storage_errors(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
-        try:
-            append_whole(descriptor, content[len(old) :])
-        finally:
-            os.close(descriptor)
+    with storage_errors(path), open(path, "ab", buffering=0) as file:
+        append_whole(file.fileno(), content[len(old) :])
 
 
 # ---- the runs

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any, Final
 
 import psutil
@@ -39,12 +38,10 @@ def block_notices() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
 
 
-@contextlib.contextmanager
-def forwarding_to_ranks() -> Iterator[None]:
-    """In the main thread of an agent, after `block_notices`: forward a notice to the ranks during the block."""
+def forward_to_ranks() -> None:
+    """In the main thread of an agent, after `block_notices`: forward a notice to the ranks from now on."""
     _end_with_parent()
     threading.Thread(target=_forward, daemon=True).start()
-    yield
 
 
 def _forward() -> None:

@@ -28,7 +28,7 @@ from torch.distributed.run import get_args_parser, run
 from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.config.load import read_config
-from trainyard.scaling.notices import SIGNALS_OF_TORCHRUN, TERMINATED, forwarding_to_ranks
+from trainyard.scaling.notices import SIGNALS_OF_TORCHRUN, TERMINATED, forward_to_ranks
 from trainyard.scaling.rendezvous import Endpoint
 from trainyard.training import rank_failures
 
@@ -68,7 +68,8 @@ def run_ranks(
     node = host.node_name()
     training, _ = _TRAINING.parse_known_args(command)
     try:
-        with forwarding_to_ranks(), remove_copies_at_exit(read_config(training.config).data.local):
+        forward_to_ranks()
+        with remove_copies_at_exit(read_config(training.config).data.local):
             run(get_args_parser().parse_args([*options, *command]))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         found = [_failure(rank, node, each) for rank, each in error.failures.items() if not _was_terminated(each)]

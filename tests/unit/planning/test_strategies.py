@@ -15,14 +15,14 @@ from trainyard.planning.journal import Journal
 from trainyard.planning.journal_fold import Fold
 from trainyard.planning.plan import plan_sweep
 from trainyard.planning.schedule import lower_bound, makespan, schedule
-from trainyard.planning.strategies import RequestedJob, estimate_job_array, estimate_separate_jobs, make_strategy
+from trainyard.planning.strategies import RequestedJob, estimate_others, make_strategy
 
 DEPTH = [0.2125 * blocks for blocks in range(4, 81, 4)]  # seconds of 20 ResNets of 4 to 80 blocks, as published
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=40)
 
 
 def test_the_published_numbers_of_a_job_array_are_reproduced():
-    row = estimate_job_array(DEPTH, units_per_trial=1, startup=0, basis="")
+    _, row = estimate_others(DEPTH, units_per_trial=1, startup=0, basis="")
     assert (row.requested_seconds_per_job, row.jobs, row.requested_job_seconds) == (17, 20, 340)
     assert (row.units_per_job, row.units_total, row.requested_unit_seconds) == (1, 20, 340)
     assert row.running_unit_seconds == pytest.approx(178.5)
@@ -56,7 +56,7 @@ def test_the_published_numbers_of_a_packed_job_are_reproduced_and_what_it_really
 
 
 def test_separate_jobs_that_know_their_time_waste_none_but_their_start():
-    row = estimate_separate_jobs(DEPTH, units_per_trial=1, startup=3, basis="")
+    row, _ = estimate_others(DEPTH, units_per_trial=1, startup=3, basis="")
     assert row.running_unit_seconds == pytest.approx(178.5)
     assert row.requested_job_seconds == row.requested_unit_seconds == pytest.approx(178.5 + 60)
     assert row.requested_seconds_per_job == pytest.approx(8.925 + 3)
@@ -65,14 +65,14 @@ def test_separate_jobs_that_know_their_time_waste_none_but_their_start():
 
 
 def test_tasks_of_an_array_ask_for_the_longest_trial_and_for_a_start():
-    row = estimate_job_array(DEPTH, units_per_trial=1, startup=3, basis="")
+    _, row = estimate_others(DEPTH, units_per_trial=1, startup=3, basis="")
     assert row.requested_seconds_per_job == 17 + 3
     assert row.wasted_unit_seconds == pytest.approx(161.5 + 60)
     assert row.makespan_seconds == 17, "without the start, as of a packed job"
 
 
 def test_a_job_gets_whole_gpus_even_if_its_trial_needs_a_quarter():
-    row = estimate_job_array([10, 20], units_per_trial=0.25, startup=0, basis="")
+    _, row = estimate_others([10, 20], units_per_trial=0.25, startup=0, basis="")
     assert (row.units_per_job, row.units_total, row.requested_unit_seconds) == (1, 2, 40)
     assert row.running_unit_seconds == 7.5
     assert row.wasted_fraction == pytest.approx(1 - 7.5 / 40)
@@ -97,7 +97,7 @@ def test_a_schedule_is_one(seconds, slots):
 
 
 def test_no_trials_cost_nothing():
-    row = estimate_job_array([], units_per_trial=1, startup=1, basis="")
+    _, row = estimate_others([], units_per_trial=1, startup=1, basis="")
     assert (row.jobs, row.requested_unit_seconds, row.wasted_fraction) == (0, 0, 0)
 
 

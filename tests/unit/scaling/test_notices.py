@@ -13,16 +13,16 @@ from yard import ROOT
 # An agent with one rank, which waits as in a collective whose peer has died.
 AGENT = """
 import os, subprocess, sys
-from trainyard.scaling.notices import block_notices, forwarding_to_ranks
+from trainyard.scaling.notices import block_notices, forward_to_ranks
 
 block_notices()
-with forwarding_to_ranks():
-    if sys.argv[1:] == ["waits"]:
-        print("waits", flush=True)
-        sys.stdin.readline()
-    rank = subprocess.Popen([sys.executable, "rank.py"], env=os.environ | {"LOCAL_RANK": "1", "WORLD_SIZE": "2"})
-    print(rank.pid, flush=True)
-    sys.exit(rank.wait())
+forward_to_ranks()
+if sys.argv[1:] == ["waits"]:
+    print("waits", flush=True)
+    sys.stdin.readline()
+rank = subprocess.Popen([sys.executable, "rank.py"], env=os.environ | {"LOCAL_RANK": "1", "WORLD_SIZE": "2"})
+print(rank.pid, flush=True)
+sys.exit(rank.wait())
 """
 RANK = """
 import sys, threading, time
