@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 from small_disk import SmallDisk, mount_small_disk
 from xdist.scheduler import LoadScopeScheduling
 from yard import Yard
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 TESTS = Path(__file__).parent
 settings.load_profile("ci")  # no time limit of an example (otherwise 200 ms), and the same examples in each run
@@ -22,8 +26,9 @@ GROUPS = {
     "workflow/test_demo.py": None,
     "faults": None,
     "workflow": None,
+    "integration/training": None,
     "integration": None,
-    "unit/training/test_gpu_check.py": None,
+    "unit/training": None,
     "unit": None,
 }
 
@@ -38,6 +43,14 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     """A file system of 1 MiB."""
     with mount_small_disk(tmp_path / "disk", "1m") as disk:
         yield disk
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    from browser import browser_or_skip  # imports playwright
+
+    with browser_or_skip() as running:
+        yield running
 
 
 def rank_of(path: str) -> int:

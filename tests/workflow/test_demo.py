@@ -6,7 +6,7 @@ import nbformat
 import pandas as pd
 import pytest
 import yaml
-from browser import WIDTHS, browser_or_skip, opened, wait_for_tables
+from browser import WIDTHS, opened, wait_for_tables
 from nbclient import NotebookClient
 from playwright.sync_api import Locator, expect
 from slurm_cluster.waiting import PATIENCE_SECONDS
@@ -24,12 +24,6 @@ def demo(tmp_path_factory) -> Yard:
     (yard.folder / "run.txt").write_text(yard.snakemake())
     yard.snakemake("--report", "report.html", "--report-stylesheet", str(ROOT / "workflow/report/report.css"))
     return yard
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with browser_or_skip() as running:
-        yield running
 
 
 def test_the_demo_learns(demo):

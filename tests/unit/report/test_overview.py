@@ -5,7 +5,7 @@ import os
 
 import pandas as pd
 import pytest
-from browser import WIDTHS, browser_or_skip, opened, wait_for_tables
+from browser import WIDTHS, opened, wait_for_tables
 from trainyard.config.load import check_config
 from trainyard.planning.plan import read_state
 from trainyard.report.overview import summarize_studies, write_overview
@@ -52,12 +52,6 @@ SWEEPS = {
     "no trials yet": (GRID, []),
     "one trial": ({"grid": {"lr": [1]}}, [finished(3.0)]),
 }
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with browser_or_skip() as running:
-        yield running
 
 
 def test_the_summary_of_a_sweep_says_what_was_best_and_what_to_do_next(tmp_path):

@@ -2,7 +2,7 @@
 
 import pandas as pd
 import pytest
-from browser import WIDTHS, browser_or_skip, find_chromium, opened, wait_for_tables
+from browser import WIDTHS, find_chromium, opened, wait_for_tables
 from playwright.sync_api import expect
 from slurm_cluster.prerequisites import PrerequisiteMissing
 from trainyard.report import pages
@@ -20,12 +20,6 @@ TRIALS = pd.DataFrame(
         "val_accuracy": [None if number == 7 else number / COUNT for number in range(COUNT)],
     }
 )
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with browser_or_skip() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
