@@ -263,8 +263,7 @@ def test_a_command_ends_when_its_worker_is_killed(tmp_path):
                         {str(ROOT / "tools")!r}]
         from pathlib import Path
         from test_command import call, run
-        from trainyard.programs.metrics import MetricsCollector
-from trainyard.programs.process import ProcessGuard
+        from trainyard.programs.process import ProcessGuard
         run(call(Path({str(tmp_path)!r}), "sleep 9304 & sleep 9305"), ProcessGuard())
     """
     runner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stderr=subprocess.PIPE)
