@@ -16,9 +16,8 @@ PEERS = [
         version="snakemake --version",
         submit=(RUN,),
         resume=("snakemake --unlock", f"{RUN} --rerun-incomplete"),
-        note="Its Slurm executor without a limit of jobs, as in its page's example (measured with `--jobs 100`, which "
-        "`Many short` and `Heavy tail` exceed), and 5 s instead of 40 s to the first check of the jobs, as in "
-        "Trainyard's profile. Jobs that are ready are submitted at once, in no order: `priority` chooses only among "
-        "those that a limit holds back. After a kill, its folder is locked.",
+        note="Its Slurm executor without a limit of jobs, as in its page's example, and 5 s instead of 40 s to the "
+        "first check of the jobs, as in Trainyard's profile. Jobs that are ready are submitted at once, in no order: "
+        "`priority` chooses only among those that a limit holds back. After a kill, its folder is locked.",
     )
 ]
