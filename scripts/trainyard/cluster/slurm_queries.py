@@ -1,26 +1,31 @@
 """Queries of Slurm's commands: accounting records, partitions, associations and job states."""
 
 import math
+import os
 import re
 import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import count_of
 
 ACCOUNTING_DELAY_SECONDS = 5
+# Variables with which users change the format and the filters of what these commands print.
+_OUTPUT_VARIABLES: Final = re.compile(r"SLURM_TIME_FORMAT|(SQUEUE|SINFO|SACCT|SCONTROL)_\w+")
 
 
 def run_slurm_command(*command: str) -> str:
-    """The standard output of a Slurm command.
+    """The standard output of a Slurm command, in the format that Slurm has by default.
 
     Raises:
         UserError: the command is missing, fails, or takes longer than a minute.
     """
+    environment = {name: value for name, value in os.environ.items() if not _OUTPUT_VARIABLES.fullmatch(name)}
     try:
-        done = subprocess.run(command, text=True, capture_output=True, check=True, timeout=60)
+        done = subprocess.run(command, env=environment, text=True, capture_output=True, check=True, timeout=60)
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", "") or error
         raise UserError(f"`{' '.join(command)}` failed: {str(reason).strip()}") from None

@@ -1,5 +1,7 @@
 """What Slurm's commands print on sites that are not like the test cluster."""
 
+import os
+
 import pytest
 from trainyard.cluster import slurm_queries
 from trainyard.utils.errors import UserError
@@ -42,3 +44,14 @@ def test_the_settings_of_partitions_are_parsed(printed):
     gpu, spot = slurm_queries.list_partition_settings()
     assert gpu == slurm_queries.PartitionSettings("gpu", qos="", preempt_mode="OFF", grace_seconds=0)
     assert spot == slurm_queries.PartitionSettings("spot", qos="part", preempt_mode="CANCEL", grace_seconds=120)
+
+
+def test_variables_of_the_users_shell_change_no_output(tmp_path, monkeypatch):
+    program = tmp_path / "scontrol"
+    names = ("SLURM_TIME_FORMAT", "SQUEUE_FORMAT", "SINFO_PARTITION", "SACCT_FORMAT", "SCONTROL_ALL", "SLURM_CONF")
+    program.write_text(f"#!/bin/sh\necho {' '.join(f'${{{name}:-none}}' for name in names)}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name in names:
+        monkeypatch.setenv(name, "relative")
+    assert slurm_queries.run_slurm_command("scontrol").split() == ["none"] * 5 + ["relative"]
