@@ -105,21 +105,34 @@ def ran_out_of_memory(job: str) -> bool:
 
 
 def job_state(job: str) -> str:
-    """State and reason of a job in the queue, such as `PENDING: Resources`; "" once it has left the queue."""
-    try:
-        output = run_slurm_command("squeue", "--noheader", "--jobs", job, "--format", "%T: %r")
-        return "".join(drop_cluster_lines(output))
-    except UserError:  # Slurm no longer knows the job
-        return ""
+    """State and reason of a job in the queue, such as `PENDING: Resources`; "" once it has left the queue.
+
+    Raises:
+        UserError: Slurm does not respond.
+    """
+    return "".join(_query_queue(job, "%T: %r"))
 
 
 def has_ended(job: str) -> bool:
     """Whether Slurm knows that a job does not run: it has left the queue, or it waits there to run again."""
     try:
-        states = drop_cluster_lines(run_slurm_command("squeue", "--noheader", "--jobs", job, "--format", "%T"))
+        return all(state == "PENDING" for state in _query_queue(job, "%T"))
+    except UserError:  # Slurm does not respond
+        return False
+
+
+def _query_queue(job: str, columns: str) -> list[str]:
+    """A line with these columns of squeue for a job; none once it has left the queue.
+
+    Raises:
+        UserError: Slurm does not respond.
+    """
+    try:
+        return drop_cluster_lines(run_slurm_command("squeue", "--noheader", "--jobs", job, "--format", columns))
     except UserError as error:
-        return "Invalid job id" in str(error)
-    return all(state == "PENDING" for state in states)
+        if "Invalid job id" in str(error):  # the controller has forgotten the job
+            return []
+        raise
 
 
 def parse_fields(line: str) -> dict[str, str]:

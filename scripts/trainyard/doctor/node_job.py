@@ -19,6 +19,7 @@ from trainyard.utils.files import hold_lock, write_json
 from trainyard.utils.import_path import helper_command
 
 WALLTIME_MINUTES = 8  # it usually takes one
+POLL_SECONDS = 3  # between queries of the job, which load the controller
 VISIBILITY_SECONDS = 60  # until a file that a node wrote is visible here on a network file system
 
 
@@ -97,13 +98,14 @@ def _wait_for_end(job: str, folder: Path, seconds: float, notify: Callable[[str]
     """Wait until the job has left the queue, and report each change of its state; False if it has not in time."""
     end, last = time.monotonic() + seconds, ""
     while time.monotonic() < end:
-        state = slurm_queries.job_state(job)
-        if state not in ("", last):
-            notify(f"job {job} is {state.removesuffix(': None')}")
-        if not state and (last or read_job(folder)):
-            return True
-        last = state or last
-        time.sleep(0.5)
+        with contextlib.suppress(UserError):  # Slurm does not respond; it may next time
+            state = slurm_queries.job_state(job)
+            if state not in ("", last):
+                notify(f"job {job} is {state.removesuffix(': None')}")
+            if not state and (last or read_job(folder)):
+                return True
+            last = state or last
+        time.sleep(POLL_SECONDS)
     return False
 
 

@@ -1,6 +1,7 @@
 """What Slurm's commands print on sites that are not like the test cluster."""
 
 import os
+from contextlib import nullcontext
 
 import pytest
 from trainyard.cluster import slurm_queries
@@ -55,3 +56,16 @@ def test_variables_of_the_users_shell_change_no_output(tmp_path, monkeypatch):
     for name in names:
         monkeypatch.setenv(name, "relative")
     assert slurm_queries.run_slurm_command("scontrol").split() == ["none"] * 5 + ["relative"]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_known"), [("slurm_load_jobs error: Invalid job id specified", False), ("Socket timed out", True)]
+)
+def test_a_job_has_left_the_queue_only_if_slurm_says_so(monkeypatch, error, is_known):
+    def fail(*_):
+        raise UserError(error)
+
+    monkeypatch.setattr(slurm_queries, "run_slurm_command", fail)
+    assert slurm_queries.has_ended("7") is not is_known
+    with pytest.raises(UserError, match=error) if is_known else nullcontext():
+        assert slurm_queries.job_state("7") == ""

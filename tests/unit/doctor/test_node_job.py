@@ -5,9 +5,11 @@ import subprocess
 from dataclasses import replace
 
 import pytest
-from trainyard.doctor import node_probe
+from trainyard.cluster import slurm_queries
+from trainyard.doctor import node_job, node_probe
 from trainyard.doctor.node_checks import check_nodes
 from trainyard.doctor.node_report import LOCK, NONCE, JobReport, NodeReport, read_job, read_nodes
+from trainyard.utils.errors import UserError
 from trainyard.utils.files import hold_lock, write_json
 from trainyard.utils.import_path import helper_command
 
@@ -107,3 +109,20 @@ def test_outside_of_slurm_the_job_reports_that_there_is_none(tmp_path):
     report = read_job(tmp_path)
     assert report is not None
     assert "SLURM_JOB_ID is not set" in report.slurm_error
+
+
+def test_the_wait_for_the_job_goes_on_while_slurm_does_not_respond(tmp_path, monkeypatch):
+    answers = iter(["PENDING: Resources", "Socket timed out", "RUNNING: None", "Invalid job id specified"])
+
+    def run(*_):
+        answer = next(answers)
+        if ": " not in answer:
+            raise UserError(answer)
+        return answer
+
+    waits, states = [], []
+    monkeypatch.setattr(slurm_queries, "run_slurm_command", run)
+    monkeypatch.setattr(node_job.time, "sleep", waits.append)
+    assert node_job._wait_for_end("7", tmp_path, 60, states.append)
+    assert states == ["job 7 is PENDING: Resources", "job 7 is RUNNING"]
+    assert waits == [node_job.POLL_SECONDS] * 3
