@@ -28,7 +28,6 @@ Here, the job's script starts the step itself.
 
 import asyncio
 import os
-import re
 import shlex
 import time
 from collections.abc import AsyncGenerator, Collection
@@ -44,13 +43,12 @@ from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 from trainyard.cli.command_line import final_mark
 from trainyard.cli.profile import Profile
 from trainyard.cluster import job_script
+from trainyard.cluster.slurm_queries import TEMPORARY
 from trainyard.cluster.user_jobs import LiveJob, final_state, list_live_jobs
 from trainyard.utils.errors import UserError
 
 LOST: Final = {"PREEMPTED": "was preempted", "NODE_FAIL": "lost a node"}  # by final state: not the program's fault
 FOUND: Final = "found"  # in `aux` of a job that another Snakemake submitted: whether with the same parameters
-# What sbatch prints if it may accept the same job later; the first is Slurm's name of a limit on jobs in the queue.
-TEMPORARY: Final = re.compile(r"\b\w+Submit\w*Limit\b|Unable to contact slurm controller|Socket timed out")
 CHECK_FRACTION: Final = 0.1  # of the time since the last submission, after which jobs are checked again at the latest
 IDLE_SECONDS: Final = 30  # between checks without a job of our own in the queue
 POLL_SECONDS: Final = 0.5  # between looks at the output files of jobs

@@ -1,7 +1,9 @@
 """The Slurm job that this process belongs to: its nodes, CPUs, GPUs and walltime limit."""
 
+import logging
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,10 +12,12 @@ from pathlib import Path
 
 import psutil
 
-from trainyard.cluster.slurm_queries import parse_fields, parse_gpus, parse_time_limit, run_slurm_command
+from trainyard.cluster.slurm_queries import TEMPORARY, parse_fields, parse_gpus, parse_time_limit, run_slurm_command
 from trainyard.utils.errors import UserError
 
 DEADLINE_MARGIN_SECONDS = 10  # to record what is in progress and to shut everything down
+RETRY_SECONDS = (2, 10, 30)  # waits between queries while the controller is slow or restarts
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,22 @@ def current_allocation() -> Allocation | None:
 
 @cache
 def _query_allocation(job: str) -> Allocation:
-    fields = parse_fields(run_slurm_command("scontrol", "show", "job", "--details", "--oneliner", job))
+    fields = parse_fields(_describe_job(job))
     nodes = run_slurm_command("scontrol", "show", "hostnames", fields["NodeList"]).split()
     return parse_allocation(job, fields, nodes)
+
+
+def _describe_job(job: str) -> str:
+    """The output of `scontrol show job --details`. If the controller is slow or restarts, it is asked again."""
+    waits = list(RETRY_SECONDS)
+    while True:
+        try:
+            return run_slurm_command("scontrol", "show", "job", "--details", "--oneliner", job)
+        except UserError as error:
+            if not waits or not TEMPORARY.search(str(error)):
+                raise
+            log.warning("%s; asking again in %d s", error, waits[0])
+        time.sleep(waits.pop(0))
 
 
 def parse_allocation(job: str, fields: Mapping[str, str], nodes: Sequence[str]) -> Allocation:

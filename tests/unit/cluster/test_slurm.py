@@ -5,6 +5,7 @@ import time
 
 import pytest
 from trainyard.cluster import slurm_allocation, slurm_queries
+from trainyard.utils.errors import UserError
 
 # `scontrol show job --details --oneliner` of `sbatch --nodes=2 --ntasks-per-node=1 --cpus-per-task=3 --gres=gpu:2`
 TWO_NODES = (
@@ -111,3 +112,40 @@ def test_limits_of_control_groups_are_those_of_all_groups_above(tmp_path, line, 
         (tmp_path / name).write_text(text)
     (tmp_path / "self").write_text(f"1:cpu:/elsewhere\n{line}\n")
     assert list(slurm_allocation._cgroup_memory_limits(tmp_path / "self", tmp_path)) == [700]
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """What `scontrol show job` prints, one after another, and raises if it is an error; and the waits in between."""
+    given, waits = [TWO_NODES], []
+
+    def run(*command):
+        if "hostnames" in command:
+            return "n1\nn2\n"
+        answer = given.pop(0)
+        if "error" in answer:
+            raise UserError(answer)
+        return answer
+
+    monkeypatch.setattr(slurm_allocation, "run_slurm_command", run)
+    monkeypatch.setattr(time, "sleep", waits.append)
+    return given, waits
+
+
+def test_a_controller_that_restarts_is_asked_again(answers):
+    given, waits = answers
+    refused = "error: Unable to contact slurm controller (connect failure)"
+    given[:0] = [refused, "error: Socket timed out on send/recv operation"]
+    found = slurm_allocation._query_allocation.__wrapped__("1")
+    assert (found.nodes, waits) == (("n1", "n2"), [2, 10])
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"), [("error: Socket timed out", [2, 10, 30]), ("error: Invalid job id specified", [])]
+)
+def test_other_errors_and_the_last_one_end_the_job(answers, error, expected):
+    given, waits = answers
+    given[:] = [error] * 5
+    with pytest.raises(UserError, match=error):
+        slurm_allocation._query_allocation.__wrapped__("1")
+    assert waits == expected
