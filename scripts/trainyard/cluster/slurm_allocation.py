@@ -65,9 +65,17 @@ def current_allocation() -> Allocation | None:
 
 @cache
 def _query_allocation(job: str) -> Allocation:
-    fields = parse_fields(_describe_job(job))
+    fields = parse_fields(_find_line(job, _describe_job(job)))
     nodes = run_slurm_command("scontrol", "show", "hostnames", fields["NodeList"]).split()
     return parse_allocation(job, fields, nodes)
+
+
+def _find_line(job: str, output: str) -> str:
+    """The line about a job. One task of an array has the ID of the array, for which Slurm prints all tasks."""
+    for line in output.splitlines():
+        if line.startswith(f"JobId={job} "):
+            return line
+    raise UserError(f"`scontrol show job {job}` printed no line about this job: {output[:200]!r}")
 
 
 def _describe_job(job: str) -> str:

@@ -121,7 +121,7 @@ def answers(monkeypatch):
 
     def run(*command):
         if "hostnames" in command:
-            return "n1\nn2\n"
+            return {"n[1-2]": "n1\nn2\n"}.get(command[-1], "")
         answer = given.pop(0)
         if "error" in answer:
             raise UserError(answer)
@@ -149,3 +149,18 @@ def test_other_errors_and_the_last_one_end_the_job(answers, error, expected):
     with pytest.raises(UserError, match=error):
         slurm_allocation._query_allocation.__wrapped__("1")
     assert waits == expected
+
+
+def test_of_the_tasks_of_an_array_only_the_own_one_counts(answers):
+    """One of the tasks has the ID of the array."""
+    other = TWO_NODES.replace("JobId=1 ", "JobId=9 ").replace("NodeList=n[1-2]", "NodeList=(null)")
+    other = other.replace("EndTime=2026-11-21T00:30:10", "EndTime=2026-11-20T00:00:00")
+    answers[0][:] = [f"{TWO_NODES}\n{other}\n"]
+    found = slurm_allocation._query_allocation.__wrapped__("1")
+    assert (found.job, found.nodes) == ("1", ("n1", "n2"))
+    assert found.end_time == slurm_allocation.parse_timestamp("2026-11-21T00:30:10")
+
+
+def test_an_answer_about_other_jobs_is_an_error(answers):
+    with pytest.raises(UserError, match="printed no line about this job"):
+        slurm_allocation._query_allocation.__wrapped__("7")
