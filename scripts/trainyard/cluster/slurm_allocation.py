@@ -3,8 +3,9 @@
 import logging
 import math
 import os
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -17,12 +18,15 @@ from trainyard.utils.errors import UserError
 
 DEADLINE_MARGIN_SECONDS = 10  # to record what is in progress and to shut everything down
 RETRY_SECONDS = (2, 10, 30)  # waits between queries while the controller is slow or restarts
+# CPUs and MiB of a node, for each group of nodes with the same allocation. Slurm cuts off longer lists of CPUs.
+_CPU_IDS = re.compile(r"\bCPU_IDs=([\d,-]{1,110}) ")
+_MEMORY = re.compile(r"\bMem=(\d+)")
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """The resources that Slurm allocated to a job; every node has the same number of CPUs and GPUs."""
+    """The resources that Slurm allocated to a job. Of nodes that differ, the CPUs and memory of the smallest count."""
 
     job: str
     nodes: tuple[str, ...]  # host names in Slurm's order; the batch script runs on the first
@@ -65,9 +69,9 @@ def current_allocation() -> Allocation | None:
 
 @cache
 def _query_allocation(job: str) -> Allocation:
-    fields = parse_fields(_find_line(job, _describe_job(job)))
-    nodes = run_slurm_command("scontrol", "show", "hostnames", fields["NodeList"]).split()
-    return parse_allocation(job, fields, nodes)
+    line = _find_line(job, _describe_job(job))
+    nodes = run_slurm_command("scontrol", "show", "hostnames", parse_fields(line)["NodeList"]).split()
+    return parse_allocation(job, line, nodes)
 
 
 def _find_line(job: str, output: str) -> str:
@@ -91,8 +95,9 @@ def _describe_job(job: str) -> str:
         time.sleep(waits.pop(0))
 
 
-def parse_allocation(job: str, fields: Mapping[str, str], nodes: Sequence[str]) -> Allocation:
-    """The allocation that the fields of `scontrol show job --details` describe."""
+def parse_allocation(job: str, line: str, nodes: Sequence[str]) -> Allocation:
+    """The allocation that a line of `scontrol show job --details --oneliner` describes."""
+    fields = parse_fields(line)
     gpus = parse_gpus(fields.get("JOB_GRES", ""))  # the field `TRES` shows only what the site accounts for
     limit_seconds = 60 * parse_time_limit(fields.get("TimeLimit", "UNLIMITED"))
     return Allocation(
@@ -101,11 +106,17 @@ def parse_allocation(job: str, fields: Mapping[str, str], nodes: Sequence[str]) 
         end_time=parse_timestamp(fields.get("EndTime", "Unknown")),
         start_time=parse_timestamp(fields.get("StartTime", "Unknown")),
         walltime_seconds=limit_seconds if math.isfinite(limit_seconds) else None,
-        cpus_per_node=int(fields["NumCPUs"]) // len(nodes),
+        cpus_per_node=min([int(fields["NumCPUs"]) // len(nodes), *map(_count_ids, _CPU_IDS.findall(line))]),
         gpus_per_node=sum(count for _, count in gpus) // len(nodes),
         gpu_model=gpus[0][0] if gpus else "",
-        memory_mib_per_node=int(fields.get("Mem", "0")) or None,
+        memory_mib_per_node=min(map(int, _MEMORY.findall(line)), default=0) or None,
     )
+
+
+def _count_ids(ids: str) -> int:
+    """How many IDs there are in a list such as `0-63,128`."""
+    ends = (each.partition("-") for each in ids.split(","))
+    return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 
 
 def parse_timestamp(text: str) -> float:

@@ -4,7 +4,7 @@ import math
 import time
 
 import pytest
-from trainyard.cluster import slurm_allocation, slurm_queries
+from trainyard.cluster import slurm_allocation
 from trainyard.utils.errors import UserError
 
 # `scontrol show job --details --oneliner` of `sbatch --nodes=2 --ntasks-per-node=1 --cpus-per-task=3 --gres=gpu:2`
@@ -39,7 +39,7 @@ NO_GPU = (
 
 
 def test_an_allocation_is_parsed():
-    found = slurm_allocation.parse_allocation("1", slurm_queries.parse_fields(TWO_NODES), ["n1", "n2"])
+    found = slurm_allocation.parse_allocation("1", TWO_NODES, ["n1", "n2"])
     assert found == slurm_allocation.Allocation(
         job="1",
         nodes=("n1", "n2"),
@@ -56,7 +56,7 @@ def test_an_allocation_is_parsed():
 
 
 def test_an_allocation_without_gpus_is_parsed():
-    found = slurm_allocation.parse_allocation("2", slurm_queries.parse_fields(NO_GPU), ["n1"])
+    found = slurm_allocation.parse_allocation("2", NO_GPU, ["n1"])
     assert (found.nodes, found.gpus_per_node, found.gpu_model, found.cpus_per_node) == (("n1",), 0, "", 1)
     assert str(found) == "Slurm job 2 on n1; GPUs per node: none, CPUs per node: 1"
 
@@ -66,7 +66,7 @@ def test_an_allocation_without_gpus_is_parsed():
     [("gpu:4", "", 4), ("gpu:a100:3", "a100", 3), ("gpu:a100_3g.20gb:2,shard:8", "a100_3g.20gb", 2), ("(null)", "", 0)],
 )
 def test_gpus_with_and_without_a_type(text, model, count):
-    found = slurm_allocation.parse_allocation("1", {"JOB_GRES": text, "NumCPUs": "1"}, ["n1"])
+    found = slurm_allocation.parse_allocation("1", f"NumCPUs=1 JOB_GRES={text}", ["n1"])
     assert (found.gpu_model, found.gpus_per_node) == (model, count)
 
 
@@ -93,7 +93,7 @@ def test_outside_of_slurm_there_is_no_allocation(monkeypatch):
 
 def test_the_memory_of_a_job_on_this_node_is_the_smallest_limit(monkeypatch):
     whole = slurm_allocation.available_memory_bytes()
-    given = slurm_allocation.parse_allocation("1", slurm_queries.parse_fields(TWO_NODES), ["n1", "n2"])
+    given = slurm_allocation.parse_allocation("1", TWO_NODES, ["n1", "n2"])
     monkeypatch.setattr(slurm_allocation, "current_allocation", lambda: given)
     assert slurm_allocation.available_memory_bytes() == min(whole, 3000 * 2**20)
 
@@ -164,3 +164,20 @@ def test_of_the_tasks_of_an_array_only_the_own_one_counts(answers):
 def test_an_answer_about_other_jobs_is_an_error(answers):
     with pytest.raises(UserError, match="printed no line about this job"):
         slurm_allocation._query_allocation.__wrapped__("7")
+
+
+@pytest.mark.parametrize(
+    ("groups", "cpus", "mib"),
+    [
+        ("Nodes=n1 CPU_IDs=0-127 Mem=512000 GRES=   Nodes=n2 CPU_IDs=0-63 Mem=256000 GRES= ", 64, 256000),
+        ("Nodes=n1 CPU_IDs=0-31,64-95 Mem=256000 GRES=   Nodes=n2 CPU_IDs=0-127 Mem=512000 GRES= ", 64, 256000),
+        ("Nodes=n1 CPU_IDs=0-31,64,66 Mem=0 GRES=   Nodes=n2 CPU_IDs=0-127 Mem=0 GRES= ", 34, None),
+        ("Nodes=n[1-2] CPU_IDs=0-127 Mem=256000 GRES= ", 96, 256000),  # one of two threads a core
+        (f"Nodes=n1 CPU_IDs={','.join(map(str, range(0, 99, 2)))[:127]} Mem=256000 GRES= ", 96, 256000),  # cut off
+    ],
+)
+def test_of_nodes_that_differ_the_smallest_counts(groups, cpus, mib):
+    line = TWO_NODES.replace("NumCPUs=6", "NumCPUs=192")
+    start, end = line.index("Nodes=n[1-2] CPU_IDs"), line.index("MinCPUsNode")
+    found = slurm_allocation.parse_allocation("1", line[:start] + groups + line[end:], ["n1", "n2"])
+    assert (found.cpus_per_node, found.memory_mib_per_node) == (cpus, mib)
