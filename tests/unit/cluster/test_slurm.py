@@ -181,3 +181,23 @@ def test_of_nodes_that_differ_the_smallest_counts(groups, cpus, mib):
     start, end = line.index("Nodes=n[1-2] CPU_IDs"), line.index("MinCPUsNode")
     found = slurm_allocation.parse_allocation("1", line[:start] + groups + line[end:], ["n1", "n2"])
     assert (found.cpus_per_node, found.memory_mib_per_node) == (cpus, mib)
+
+
+@pytest.mark.parametrize(
+    ("requested", "count"),
+    [
+        ("TresPerNode=gpu:2", 2),  # as older releases print it
+        ("TresPerNode=gres:gpu:a100:2", 2),
+        ("TresPerNode=gres/gpu:2,gres/shard:9", 2),
+        ("TresPerJob=gres/gpu:a100:4", 2),
+        ("TresPerJob=gres:gpu:6 TresPerNode=gres:gpu:4", 3),
+        ("TresPerNode=gres/gpu:9", 8),
+        ("TresPerNode=gres/shard:9", 8),
+        ("", 8),
+    ],
+)
+def test_of_the_gpus_of_a_whole_node_those_requested_count(requested, count):
+    """With OverSubscribe=EXCLUSIVE, a job is allocated all GPUs of its nodes; its steps see as many as requested."""
+    line = TWO_NODES.replace("JOB_GRES=gpu:a100:4", "JOB_GRES=gpu:a100:16").replace("TresPerNode=gres:gpu:2", requested)
+    found = slurm_allocation.parse_allocation("1", line, ["n1", "n2"])
+    assert (found.gpus_per_node, found.gpu_model) == (count, "a100")
