@@ -83,14 +83,26 @@ def _build(folder: Path) -> StandIn | None:
 
 
 def _without_submitting(path: str, folder: Path) -> Iterator[str]:
-    """The entries of PATH; in place of those with programs that submit jobs, folders with links to their others."""
+    """The entries of PATH; in place of those with programs that submit jobs, folders with links to their others.
+
+    A folder that this user may not enter is kept, since nothing in it can be executed.
+    """
     for number, entry in enumerate(Path(each).absolute() for each in path.split(":") if each):
-        if not any((entry / name).exists() for name in SUBMITTING):
+        # Before Python 3.14, `Path.exists` raises an error in a folder that this user may not enter.
+        if not any(os.path.exists(entry / name) for name in SUBMITTING):  # noqa: PTH110
             yield str(entry)
             continue
         links = folder / f"path-{number}"
         links.mkdir()
-        for name in os.listdir(entry):
+        for name in _list_names(entry):
             if name not in SUBMITTING:
                 (links / name).symlink_to(entry / name)
         yield str(links)
+
+
+def _list_names(folder: Path) -> list[str]:
+    """The names in a folder; none if this user may enter it, but not list it."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

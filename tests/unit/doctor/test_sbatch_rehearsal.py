@@ -1,5 +1,6 @@
 """The stand-in for sbatch, which never lets the true one run, and the jobs that do not reach it."""
 
+import os
 import subprocess
 
 import pytest
@@ -61,6 +62,22 @@ def test_the_next_folder_is_used_if_one_is_missing_or_something_else_answers(tmp
     with sbatch_stand_in([tmp_path / "missing", tmp_path / "with:colon", tmp_path / "good"]) as stand_in:
         assert stand_in.folder.parent == tmp_path / "good"
     assert list((tmp_path / "with:colon").iterdir()) == []
+
+
+def test_folders_on_path_that_cannot_be_entered_or_listed_are_no_error(tmp_path, true_sbatch, monkeypatch):
+    def listdir(folder):
+        if "site's" in str(folder):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return list_names(folder)
+
+    list_names = os.listdir
+    monkeypatch.setenv("PATH", f"/{'x' * 300}:{os.environ['PATH']}")
+    with sbatch_stand_in([tmp_path]) as stand_in:
+        assert run("squeue", stand_in).stdout == "queue\n"
+    monkeypatch.setattr(os, "listdir", listdir)
+    with sbatch_stand_in([tmp_path]) as stand_in:
+        assert run("sbatch x", stand_in).returncode == 1
+        assert run("squeue", stand_in).stdout != "queue\n", "it cannot be linked"
 
 
 def test_without_a_folder_that_permits_execution_nothing_is_rehearsed(tmp_path, true_sbatch):
