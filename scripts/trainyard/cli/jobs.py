@@ -59,11 +59,15 @@ class SweepJobs:
                 self._config,
                 name,
                 self._results,
-                limit_minutes=self._profile.limit_minutes(rule),
+                limit_minutes=self.limit_minutes(name),
                 limit_gpus=self._profile.limits(rule).gpus,
                 fixed_minutes=self._profile.fixed_minutes(rule),
             )
         return self._plans[key]
+
+    def limit_minutes(self, name: str) -> float:
+        """The longest walltime that a job of a sweep can request."""
+        return self._profile.limit_minutes(self.rule_of(name), self._config.sweeps[name].slots.gpus_per_node)
 
     def digest(self, wildcards: Wildcards) -> str:
         """Changes with the results that a sweep must have; what is pending must not be a parameter of its rule."""
@@ -241,15 +245,15 @@ class TrainJobs:
             return what
         row = plan_scale(self._config, wildcards.name, wildcards.scale, self._results, runtime_minutes=None)
         gpus = self.nodes(wildcards) * self._ranks(wildcards)
-        effect = self._profile.limits(rule := self.rule_of(wildcards.scale)).describe(0, gpus=gpus, max_gpus=gpus)
-        return f"{what}; {describe_scale(row)}{effect}{self._describe_walltime(rule, study, row)}"
+        effect = self._profile.limits(self.rule_of(wildcards.scale)).describe(0, gpus=gpus, max_gpus=gpus)
+        return f"{what}; {describe_scale(row)}{effect}{self._describe_walltime(wildcards, study, row)}"
 
-    def _describe_walltime(self, rule: str, study: Scaling, row: PlannedJob) -> str:
-        """Why the walltime that the profile sets for a rule is not enough, or too much; "" if it suits."""
-        minutes = self._profile.walltime_minutes(rule)
+    def _describe_walltime(self, wildcards: Wildcards, study: Scaling, row: PlannedJob) -> str:
+        """Why the walltime that the profile sets for a scale is not enough, or too much; "" if it suits."""
+        minutes = self._profile.walltime_minutes(rule := self.rule_of(wildcards.scale))
         if minutes is None:
             return ""
-        if excess := self._profile.describe_excess(rule):
+        if excess := self._profile.describe_excess(rule, self._ranks(wildcards)):
             return excess
         walltime = format_duration(60 * minutes)
         if not row.predicted_seconds or row.predicted_seconds <= 60 * minutes:

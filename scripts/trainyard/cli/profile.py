@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, Final
 
 from snakemake_interface_common.exceptions import WorkflowError
@@ -99,21 +100,24 @@ class Profile:
         """The walltime that `set-resources` gives a rule instead of what it would request; None if there is none."""
         return self.walltime_minutes(rule) if "runtime" in self._set.get(rule, {}) else None
 
-    def limit_minutes(self, rule: str) -> float:
-        """The longest walltime that a job of a rule can request; infinite without a scheduler, or if it is unknown."""
-        if self.setting(rule, "slurm_partition") or not (file := self._partition_file()):
+    def limit_minutes(self, rule: str, gpus: int) -> float:
+        """The longest walltime that a job of a rule can request, with this number of GPUs per node.
+
+        Infinite without a scheduler, or if it is unknown.
+        """
+        if self.setting(rule, "slurm_partition") or not (fitting := self._fitting_partitions(rule, gpus)):
             return self.partition_minutes(rule)
-        slurm = max_walltime_minutes(self._partitions, ",".join(each.name for each in file))
-        return min(slurm, self.limits(rule).minutes, max(float(each.limits.max_runtime) for each in file))
+        slurm = max_walltime_minutes(self._partitions, ",".join(each.name for each in fitting))
+        return min(slurm, self.limits(rule).minutes, max(float(each.limits.max_runtime) for each in fitting))
 
     def partition_minutes(self, rule: str) -> float:
         """The same without a partition file, which is not known while Snakemake reads the Snakefile."""
         slurm = max_walltime_minutes(self._partitions, self.setting(rule, "slurm_partition"))
         return min(slurm, self.limits(rule).minutes)
 
-    def describe_excess(self, rule: str) -> str:
+    def describe_excess(self, rule: str, gpus: int) -> str:
         """That the walltime of a rule is longer than a job can request, for messages; "" if it is not."""
-        minutes, longest = self.walltime_minutes(rule), self.limit_minutes(rule)
+        minutes, longest = self.walltime_minutes(rule), self.limit_minutes(rule, gpus)
         if minutes is None or minutes <= longest:
             return ""
         walltime, most = format_duration(60 * minutes), format_duration(60 * longest)
@@ -129,7 +133,7 @@ class Profile:
 
     def node_memory(self, rule: str, gpus: int) -> NodeMemory:
         """The memory of the nodes with enough GPUs of the right type in the partition of a rule."""
-        names = self._partition_names(rule)
+        names = self._partition_names(rule, gpus)
         nodes = [each for each in self._partitions if (each.name in names if names else each.default)]
         nodes = [each for each in nodes if each.gpu_count(self.gpu_type) >= gpus]
         if not nodes:
@@ -138,11 +142,24 @@ class Profile:
         shares = [each.memory_share_mb(gpus, self.gpu_type) for each in nodes]
         return NodeMemory(largest, min(shares) if gpus else largest)
 
-    def _partition_names(self, rule: str) -> list[str]:
+    def _partition_names(self, rule: str, gpus: int) -> list[str]:
         """The partitions to which a job of a rule may be sent; none for the default one."""
         if name := self.setting(rule, "slurm_partition"):
             return name.split(",")
-        return [each.name for each in self._partition_file()]
+        return [each.name for each in self._fitting_partitions(rule, gpus)]
+
+    def _fitting_partitions(self, rule: str, gpus: int) -> list[Any]:
+        """The partitions of the partition file that the plugin would consider for a short job with these GPUs per node.
+
+        If there is none, those for one such GPU, because a sweep with `slots: auto` may request fewer, or else all.
+        """
+        file, names = self._partition_file(), ("slurm_cluster", "cluster", "clusters", "constraint")
+        given = {name: text for name in names if (text := self.setting(rule, name))}
+        for count in (gpus, min(gpus, 1)):
+            job = SimpleNamespace(resources={**given, "gpu": count, "gpu_model": self.gpu_type}, threads=1)
+            if fitting := [each for each in file if each.score_job_fit(job) is not None]:
+                return fitting
+        return file
 
     def _partition_file(self) -> list[Any]:
         """The partitions of the plugin's partition file, if there is one: each job is sent to one of them."""

@@ -168,7 +168,7 @@ class Workflow:
         """A function that returns what a job of `stage` or `fit_trees` does, and whether its walltime is too long."""
 
         def summary(wildcards: Wildcards) -> str:
-            return f"{text.format(wildcards.name)}{self._profile.describe_excess(rule) if self._submits else ''}"
+            return f"{text.format(wildcards.name)}{self._profile.describe_excess(rule, 0) if self._submits else ''}"
 
         return summary
 
@@ -179,7 +179,7 @@ class Workflow:
         rules = {self.sweep.rule_of(name) for name in self.config.sweeps}
         limits = {
             "--runtime-minutes": self._profile.walltime_minutes() or math.inf,
-            "--limit-minutes": min(map(self._profile.limit_minutes, rules), default=math.inf),
+            "--limit-minutes": min(map(self.sweep.limit_minutes, self.config.sweeps), default=math.inf),
             "--limit-gpus": min((self._profile.limits(rule).gpus for rule in rules), default=math.inf),
         }
         options = [f"{name} {value:g}" for name, value in limits.items() if math.isfinite(value)]

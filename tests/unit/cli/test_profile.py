@@ -194,7 +194,63 @@ def test_memory_is_limited_by_the_nodes_that_have_the_gpus(slurm, settings, gpus
 def test_the_partition_of_a_rule_comes_before_that_of_all(slurm):
     rules = {"train": Resources.parse(["slurm_partition=gpu"], allow_expressions=True)}
     found = profile.Profile(parsed("runtime=60", "slurm_partition=cpu"), lambda: None, rules)
-    assert (found.limit_minutes("train"), found.limit_minutes("sweep")) == (300, 1440)
+    assert (found.limit_minutes("train", 2), found.limit_minutes("sweep", 2)) == (300, 1440)
+
+
+PLAIN = "{gpu: {max_runtime: 300, max_gpu: 4}, cpu: {max_runtime: 1440}}"
+TYPED = """{
+  a40: {max_runtime: 300, max_gpu: 4, available_gpu_models: [a40]},
+  v100: {max_runtime: 600, max_gpu: 2, available_gpu_models: [v100]},
+  cpu: {max_runtime: 1440},
+}"""
+
+
+@pytest.fixture
+def partition_file(tmp_path, monkeypatch):
+    """A function that writes a partition file, and returns the executor's settings that name it."""
+    monkeypatch.setattr(profile, "list_partitions", list)
+
+    def write(partitions):
+        (tmp_path / "partitions.yaml").write_text(f"partitions: {partitions}")
+        return SimpleNamespace(partition_config=tmp_path / "partitions.yaml")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("partitions", "slots", "gpu_type", "minutes"),
+    [
+        (PLAIN, {"gpus_per_node": 1}, "", 300),
+        (PLAIN, {"gpus_per_node": 1}, "a100", 300),
+        (PLAIN, {"gpus_per_node": 0}, "", 1440),
+        (TYPED, {"gpus_per_node": 2}, "a40", 300),
+        (TYPED, {"gpus_per_node": 0}, "a40", 1440),
+        (TYPED, {"gpus_per_node": 2}, "", 600),
+        pytest.param(TYPED, {"gpus_per_node": 4}, "", 300, id="more GPUs than some nodes have"),
+        pytest.param(TYPED, "auto", "a40", 300, id="up to more GPUs than any node has"),
+        pytest.param(TYPED, {"gpus_per_node": 2}, "h100", 1440, id="none of the type"),
+    ],
+)
+def test_the_walltime_of_a_sweep_is_limited_by_the_partitions_with_its_gpus(
+    tmp_path, partition_file, partitions, slots, gpu_type, minutes
+):
+    """A longer one would fit no partition that has them, and the plugin would take Slurm's default partition."""
+    settings = partition_file(partitions)
+    yard = Workflow(
+        {"sweeps": {"s": {"command": "true {x}", "grid": {"x": [1]}, "slots": slots}}},
+        results=tmp_path,
+        default_resources=parsed("runtime=60", *([f"gpu_type={gpu_type}"] if gpu_type else [])),
+        executor=lambda: settings,
+    )
+    assert yard.sweep._plan("s", 1).limit_minutes == minutes
+    assert yard.plan_options(None) == f"--runtime-minutes 60 --limit-minutes {minutes}"
+
+
+def test_the_walltime_of_a_scale_is_compared_with_the_partitions_with_its_gpus(tmp_path, partition_file):
+    settings = partition_file(PLAIN)
+    yard = yard_of(tmp_path, executor=lambda: settings, train=["runtime=600"], stage=["runtime=600"])
+    assert "a job may take 5 h 0 min at most" in yard.train.summary(SimpleNamespace(name="s", scale="1x2"))
+    assert yard.cpu_job("stage", "{}")(SimpleNamespace(name="d")) == "d", "without GPUs, any partition will do"
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ def test_a_partition_file_limits_the_walltime_and_the_memory(tmp_path, monkeypat
     settings = type("Settings", (), {"partition_config": path})
     runtime = {"runtime": Resource(60)}
     found = profile.Profile(runtime, lambda: settings)
-    assert found.limit_minutes("sweep") == 120, "the file allows less than Slurm"
+    assert found.limit_minutes("sweep", 2) == 120, "the file allows less than Slurm"
     assert found.node_memory("sweep", 2) == NodeMemory(9000, 4500)
     fixed = profile.Profile(runtime | {"slurm_partition": Resource("big")}, lambda: settings)
-    assert fixed.limit_minutes("sweep") == 24 * 60, "the plugin prefers slurm_partition to the file"
+    assert fixed.limit_minutes("sweep", 2) == 24 * 60, "the plugin prefers slurm_partition to the file"
