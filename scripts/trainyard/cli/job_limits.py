@@ -1,7 +1,6 @@
 """The limits of Slurm's accounting on the jobs that a profile describes, and their effect on a request, in words."""
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -59,9 +58,7 @@ def _amount(limits: Limits, name: str) -> float:
 
 @cache
 def find_limits(account: str, qos: str, partition: str, gpu_type: str = "") -> JobLimits:
-    """The limits on this user's jobs; none away from a cluster, without accounting, or in a job, which submits none."""
-    if "SLURM_JOB_ID" in os.environ:
-        return JobLimits()
+    """The limits on this user's jobs; none away from a cluster, or without accounting."""
     try:
         levels = list_limits(host.user_name(), account=account, qos=qos, partition=partition)
         return JobLimits(tuple(levels), gpu_type)

@@ -37,9 +37,13 @@ class Profile:
         default_resources: Settings | None,
         executor: Callable[[], Any],
         set_resources: Mapping[str, Settings] | None = None,
+        *,
+        is_main: bool = True,
     ) -> None:
+        """`is_main`: no other Snakemake has started this one, as in a job."""
         self._defaults, self._set = default_resources or {}, set_resources or {}
         self._executor = executor  # its settings, which Snakemake sets after it has read the Snakefile
+        self._is_main = is_main
         self.gpu_type, self.has_scheduler = self.default("gpu_type"), bool(self.default("runtime"))
 
     def default(self, name: str) -> str:
@@ -124,8 +128,8 @@ class Profile:
         return f"; above the limit: {walltime} of walltime, but a job may take {most} at most: set `runtime`"
 
     def limits(self, rule: str) -> JobLimits:
-        """The limits of the accounting on the jobs of a rule."""
-        if not self.has_scheduler:
+        """The limits of the accounting on the jobs of a rule; none in a job, which submits no other."""
+        if not self.has_scheduler or not self._is_main:
             return JobLimits()
         default = next((each.name for each in self._partitions if each.default), "")
         partition = (self.setting(rule, "slurm_partition") or default).split(",")[0]

@@ -81,14 +81,14 @@ class Workflow:
         """The rules name their files in `results`. In a module with a `prefix`, Snakemake puts them in `prefixed`.
 
         `before_jobs` tells whether jobs are about to run: then the first command line that Snakemake asks for writes
-        the config, since it runs no `onstart` of a module. `is_main`: this Snakemake does not itself run in a job.
+        the config, since it runs no `onstart` of a module. `is_main`: no other Snakemake has started this one.
         """
         logging.raiseExceptions = False  # Snakemake's log on a full disk would print a stack trace for each line
         self._began = time.monotonic()
         self.config = check_config(raw, source=", ".join(Path(file).name for file in config_files) or "config")
         self._declared, self._results = results, prefixed or results
         self._deployment, self._before_jobs = {method.name for method in deployment}, before_jobs
-        self._profile = Profile(default_resources, executor, set_resources)
+        self._profile = Profile(default_resources, executor, set_resources, is_main=is_main)
         self._check_site(map(Path, config_files))
         self._resolved = self.config.model_dump(mode="json", exclude_unset=True)
         self.config_file = self._results / "configs" / f"{digest_of(self._resolved)}.json"

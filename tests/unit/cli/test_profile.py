@@ -8,8 +8,9 @@ from snakemake.resources import Resources
 from snakemake_executor_plugin_slurm import Executor
 from snakemake_executor_plugin_slurm.utils import set_gres_string
 from snakemake_executor_plugin_slurm.validation import validate_slurm_extra
-from trainyard.cli import profile, slurm_executor
+from trainyard.cli import job_limits, profile, slurm_executor
 from trainyard.cli.workflow import Workflow
+from trainyard.cluster.slurm_limits import Limits
 from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.planning.memory_request import NodeMemory
 from trainyard.scaling.user_script import UserScript
@@ -251,6 +252,18 @@ def test_the_walltime_of_a_scale_is_compared_with_the_partitions_with_its_gpus(t
     yard = yard_of(tmp_path, executor=lambda: settings, train=["runtime=600"], stage=["runtime=600"])
     assert "a job may take 5 h 0 min at most" in yard.train.summary(SimpleNamespace(name="s", scale="1x2"))
     assert yard.cpu_job("stage", "{}")(SimpleNamespace(name="d")) == "d", "without GPUs, any partition will do"
+
+
+@pytest.mark.parametrize(("is_main", "minutes"), [(True, 50), (False, 1440)])
+def test_limits_hold_for_the_jobs_of_a_snakemake_that_runs_in_a_job_itself(
+    tmp_path, slurm, monkeypatch, is_main, minutes
+):
+    """A user may start it in one; the Snakemake in a submitted job submits none, and asks for no limits."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(job_limits, "list_limits", lambda *_, **__: [Limits(origin="QOS", walltime_minutes=50)])
+    every = parsed("runtime=60", "qos=fifty")
+    yard = Workflow(CONFIG, results=tmp_path, default_resources=every, is_main=is_main)
+    assert yard.sweep._plan("one", 1).limit_minutes == minutes
 
 
 @pytest.mark.parametrize(
