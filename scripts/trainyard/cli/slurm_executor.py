@@ -84,13 +84,19 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
     def run_job(self, job: Any) -> None:
         """Submit a job, unless a job that another Snakemake submitted for it is live: then wait for that one.
 
+        While Slurm does not list the live jobs, the job waits for a later check.
+
         Groups of jobs (`--groups`) are always submitted: their comments do not tell them apart.
         """
+        listed = [] if job.is_group() else self._list_live_jobs()
+        if listed is None:
+            self._to_submit.append(job)
+            return
         self._failed_nodes, self._submitted_at = self._excluded_nodes(), time.monotonic()
         if job.is_group():
             super().run_job(job)
             return
-        live = self._find_live_job(job)
+        live = self._find_live_job(job, listed)
         if live is None:
             self._record_parameters(job)
             for log in job.log:
@@ -137,21 +143,22 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         named = self.workflow.executor_settings.exclude_failed_nodes or ""
         return set(filter(None, (name.strip() for name in named.split(","))))
 
-    def _find_live_job(self, job: Any) -> LiveJob | None:
-        """The live job for the same rule and wildcards in this folder.
+    def _find_live_job(self, job: Any, listed: Collection[LiveJob]) -> LiveJob | None:
+        """The listed job for the same rule and wildcards in this folder.
 
         None that Slurm is ending: it has failed, and may take hours to end if its node does not respond.
         """
         comment = "_wildcards_".join(filter(None, [f"rule_{job.name}", "_".join(job.wildcards).replace("/", "_")]))
         wanted = _ignore_nodes(comment), self.workflow.workdir_init
-        live = [each for each in self._list_live_jobs() or [] if each.state != "COMPLETING"]
+        live = [each for each in listed if each.state != "COMPLETING"]
         return next((each for each in live if (_ignore_nodes(each.comment), str(each.folder)) == wanted), None)
 
     def _list_live_jobs(self) -> list[LiveJob] | None:
+        """The live jobs of this user; None if Slurm does not list them, so that any job may be live."""
         try:
             return list_live_jobs()
         except (UserError, ValueError) as error:  # Slurm restarts; it may respond next time
-            self.logger.warning(f"Slurm did not list this user's jobs: {error}")
+            self.logger.warning(f"Slurm did not list your jobs, and none is submitted until it does: {error}")
             return None
 
     def _record_parameters(self, job: Any) -> None:

@@ -31,7 +31,8 @@ def list_live_jobs() -> list[LiveJob]:
         UserError: Slurm does not respond.
     """
     output = run_slurm_command("squeue", "--noheader", "--user", str(os.getuid()), "--format", _LIVE_FORMAT)
-    return [parse_live_job(line) for line in drop_cluster_lines(output)]
+    lines = (line for line in drop_cluster_lines(output) if line.count("|") >= _LIVE_FORMAT.count("|"))
+    return [parse_live_job(line) for line in lines]  # a comment may have several lines
 
 
 def parse_live_job(line: str) -> LiveJob:

@@ -1,5 +1,7 @@
 """A program in place of sbatch, which has Slurm test each request, records it and submits nothing.
 
+Another one is in place of squeue, and lists no job: Snakemake submits none while it does not know which are live.
+
 A shell that cannot execute the first program of a name on PATH runs the next one: where the temporary folder is mounted
 noexec, that would be the true sbatch. Therefore no other program that submits jobs is on the PATH of the stand-in, and
 it has to answer once before it is used.
@@ -71,8 +73,11 @@ def _build(folder: Path) -> StandIn | None:
     program.parent.mkdir()
     values = {"sbatch": shutil.which("sbatch"), "python": sys.executable, "records": folder / "records",
               "path": os.environ["PATH"]}  # fmt: skip
+    queue = program.with_name("squeue")  # no job of the new folder is live, and Snakemake would wait for a true answer
+    queue.write_text("#!/bin/sh\n")
     program.write_text(PROGRAM.format(nonce=nonce, **{name: shlex.quote(str(value)) for name, value in values.items()}))
-    program.chmod(0o755)
+    for file in (program, queue):
+        file.chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BASH_FUNC_sbatch")}
     environment["PATH"] = ":".join([str(program.parent), *_without_submitting(os.environ["PATH"], folder)])
     # As Snakemake's plugin calls it: through the shell.

@@ -312,7 +312,8 @@ def test_only_nodes_that_the_user_names_are_excluded(monkeypatch):
     executor.workflow = SimpleNamespace(executor_settings=SimpleNamespace(exclude_failed_nodes="n7, n8"))
     executor._failed_nodes = {"n7", "n8", "n[1-4]"}
     submitted = []
-    monkeypatch.setattr(executor, "_find_live_job", lambda job: None)
+    monkeypatch.setattr(executor, "_list_live_jobs", list)
+    monkeypatch.setattr(executor, "_find_live_job", lambda job, listed: None)
     monkeypatch.setattr(executor, "_record_parameters", lambda job: None)
     monkeypatch.setattr(Executor, "run_job", lambda self, job: submitted.append(self._failed_nodes))
     executor.run_job(SimpleNamespace(is_group=lambda: False, log=[]))

@@ -12,6 +12,7 @@ from snakemake.spawn_jobs import SpawnedJobArgsFactory
 from snakemake_executor_plugin_slurm import Executor
 from trainyard.cli.command_line import final_mark
 from trainyard.cli.slurm_executor import SlurmExecutor
+from trainyard.cluster.user_jobs import LiveJob
 
 
 def test_a_group_of_jobs_which_has_no_wildcards_is_submitted(monkeypatch):
@@ -28,7 +29,8 @@ def test_a_group_of_jobs_which_has_no_wildcards_is_submitted(monkeypatch):
 @pytest.mark.parametrize("is_final", [True, False])
 def test_a_job_that_would_end_in_the_same_way_again_is_not_retried(tmp_path, monkeypatch, is_final):
     monkeypatch.setattr(Executor, "run_job", lambda self, job: None)
-    monkeypatch.setattr(SlurmExecutor, "_find_live_job", lambda self, job: None)
+    monkeypatch.setattr(SlurmExecutor, "_list_live_jobs", lambda self: [])
+    monkeypatch.setattr(SlurmExecutor, "_find_live_job", lambda self, job, listed: None)
     monkeypatch.setattr(SlurmExecutor, "_record_parameters", lambda self, job: None)
     executor, log = SlurmExecutor.__new__(SlurmExecutor), tmp_path / "s.log"
     executor.workflow = SimpleNamespace(executor_settings=SimpleNamespace(exclude_failed_nodes=None))
@@ -135,3 +137,39 @@ def test_snakemake_does_not_wait_for_the_next_check_to_end():
         await asyncio.gather(executor.sleep(), end())
 
     asyncio.run(asyncio.wait_for(sleep_and_end(), 600))
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_a_job_waits_until_slurm_lists_the_live_jobs(tmp_path, monkeypatch, is_live):
+    """A restarted Snakemake would submit a second job for the results of a live one, which would fail."""
+    submitted, adopted, listed = [], [], [None]
+
+    async def check(self, jobs):
+        for job in jobs:
+            yield job
+
+    monkeypatch.setattr(Executor, "check_active_jobs", check)
+    monkeypatch.setattr(Executor, "run_job", lambda self, job: submitted.append(job.jobid))
+    monkeypatch.setattr(SlurmExecutor, "_list_live_jobs", lambda self: listed[-1])
+    monkeypatch.setattr(SlurmExecutor, "_record_parameters", lambda self, job: None)
+    executor = SlurmExecutor.__new__(SlurmExecutor)
+    executor.workflow = SimpleNamespace(
+        executor_settings=SimpleNamespace(exclude_failed_nodes=None, init_seconds_before_status_checks=5),
+        workdir_init=str(tmp_path),
+        persistence=SimpleNamespace(has_metadata=lambda job: False),
+    )
+    executor.logger, executor._to_submit, executor._submitted_at = SimpleNamespace(info=print), [], time.monotonic()
+    executor.next_seconds_between_status_checks = 5
+    executor.report_job_submission = lambda info: adopted.append(info.external_jobid)
+
+    async def check_once():
+        assert [job async for job in executor.check_active_jobs([])] == []
+
+    executor.run_job(SimpleNamespace(is_group=lambda: False, log=[], name="sweep", wildcards=["depth"], jobid=4))
+    asyncio.run(check_once())
+    assert (submitted, adopted) == ([], [])
+    live = LiveJob("7", "RUNNING", "2026-11-20T21:30:00", "rule_sweep_wildcards_depth", tmp_path)
+    listed.append([live] if is_live else [])
+    for _ in range(2):
+        asyncio.run(check_once())
+    assert (submitted, adopted) == (([], ["7"]) if is_live else ([4], []))

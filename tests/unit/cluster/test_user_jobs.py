@@ -15,6 +15,12 @@ def test_a_folder_may_have_any_characters():
     assert str(job.folder) == "/home/my project|x"
 
 
+def test_lines_of_comments_are_no_jobs(monkeypatch):
+    answer = "7|RUNNING|2026-11-22T03:41:24|first\nsecond|/home/ann\n8|PENDING|2026-11-22T03:41:24|rule_a|/home/ann\n"
+    monkeypatch.setattr(user_jobs, "run_slurm_command", lambda *command: answer)
+    assert [job.job for job in user_jobs.list_live_jobs()] == ["8"]
+
+
 @pytest.mark.parametrize(
     ("state", "preempted", "expected"),
     [

@@ -17,12 +17,15 @@ esac
 """
 
 
+OTHERS = {"sinfo": "#!/bin/sh\necho nodes\n", "squeue": "#!/bin/sh\nexit 1\n"}
+
+
 @pytest.fixture
 def true_sbatch(tmp_path, monkeypatch):
-    """The only sbatch on PATH, in a folder with another program; it leaves a file if it is not only to test."""
+    """The only sbatch on PATH, in a folder with other programs; it leaves a file if it is not only to test."""
     folder = tmp_path / "site's $HOME bin"
     folder.mkdir()
-    for name, text in {"sbatch": TRUE, "scancel": TRUE, "squeue": "#!/bin/sh\necho queue\n"}.items():
+    for name, text in {"sbatch": TRUE, "scancel": TRUE, **OTHERS}.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
@@ -41,7 +44,8 @@ def test_a_request_is_tested_and_recorded_and_nothing_is_submitted(tmp_path, tru
     with sbatch_stand_in([odd]) as stand_in:
         assert stand_in.folder.parent == odd
         assert run("sbatch --comment 'rule_x' --wrap=\"echo 'a b'\"", stand_in).returncode == 1
-        assert run("squeue", stand_in).stdout == "queue\n", "other programs of the same folder are found"
+        assert run("sinfo", stand_in).stdout == "nodes\n", "other programs of the same folder are found"
+        assert run("squeue", stand_in).returncode == 0, "Snakemake would wait for Slurm"
         assert stand_in.records() == [
             ["3", "Job 7 to start at 2026-11-21T03:12:36", "--comment", "rule_x", "--wrap=echo 'a b'"]
         ]
