@@ -15,8 +15,8 @@ NETWORK_FILE_SYSTEMS: Final = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "wekaf
 
 
 def node_name() -> str:
-    """The short host name."""
-    return short_name(socket.gethostname())
+    """The name of this node, without its domain: Slurm's own in a job, which may differ from the host name."""
+    return short_name(os.environ.get("SLURMD_NODENAME") or socket.gethostname())
 
 
 def short_name(name: str) -> str:

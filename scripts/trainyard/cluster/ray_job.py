@@ -144,7 +144,7 @@ class _OtherNodes:
         import ray
 
         known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-        joined = {host.short_name(node["NodeManagerHostname"]) for node in known if node["Alive"]}
+        joined = {node["NodeName"] for node in known if node["Alive"]}  # as `ray_node` names them
         return [name for name in self._nodes if host.short_name(name) not in joined]
 
     def _send(self, message: dict[str, Any]) -> None:

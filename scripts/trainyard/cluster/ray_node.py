@@ -87,12 +87,12 @@ def _importing_ray(worker_program: Sequence[str]) -> subprocess.Popen[bytes]:
 def _start_arguments(directory: Path, *, gpus: int, cpus: int, address: str) -> list[str]:
     """Options of `ray start`: in the foreground, with free ports that the kernel chooses."""
     head = address.rpartition(":")[0].strip("[]")  # an address of IPv6 is in brackets
-    address_options = ["--address", address, "--node-ip-address", host.source_address(head)]
+    options = ["--node-name", host.node_name(), "--address", address, "--node-ip-address", host.source_address(head)]
     resources = ["--num-gpus", str(gpus), "--num-cpus", str(cpus), "--object-store-memory", str(OBJECT_STORE_BYTES)]
     # By default, every Ray instance on a node has the same range of worker ports.
     ports = ["--min-worker-port", "0", "--max-worker-port", "0", "--dashboard-agent-listen-port", "0"]
     trimmed = ["--include-log-monitor", "false", "--disable-usage-stats", "--temp-dir", str(directory / "r")]
-    return ["--block", *address_options, *resources, *ports, *trimmed]
+    return ["--block", *options, *resources, *ports, *trimmed]
 
 
 @contextlib.contextmanager
