@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -51,8 +52,7 @@ def main() -> int:
     line = arguments.command
     for placeholder, value in values.items():
         line = [word.replace(placeholder, value) for word in line]
-    process = subprocess.Popen(line, env=program_environment(arguments.activate) | _environment(arguments, endpoint))
-    forward_to_launched(process, through_srun=False)
+    process = _start(line, program_environment(arguments.activate) | _environment(arguments, endpoint))
     if local_rank:
         return wait_as_shell(process)  # local rank 0 records the telemetry of this node
     ended = threading.Event()
@@ -80,6 +80,26 @@ def _meet(arguments: argparse.Namespace, local_rank: int) -> Endpoint:
     if listener:
         listener.close()  # the launcher cannot take it over
     return endpoint
+
+
+def _start(line: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    """Start the command and forward notices to it, also one that arrives meanwhile. No other thread may run yet."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
+    process = subprocess.Popen(line, env=environment, preexec_fn=_ignore_user_signals)
+    forward_to_launched(process, through_srun=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)
+    return process
+
+
+def _ignore_user_signals() -> None:
+    """In the process of the command: ignore the user signals until the command installs handlers of its own.
+
+    Some sites send the signals of a step to all of its processes. SIGUSR1, the notice for this program, would kill the
+    launcher and the ranks before they get SIGTERM.
+    """
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)
 
 
 def _sample(arguments: argparse.Namespace, ended: threading.Event) -> None:

@@ -1,0 +1,77 @@
+"""The program that wraps the launcher of a user's script on each node."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from slurm_cluster.waiting import PATIENCE_SECONDS
+from trainyard.cluster import host
+from trainyard.utils.import_path import SCRIPTS
+
+WATCH = (str(SCRIPTS / "trainyard"), "scaling.watch")
+RUNS = "echo ready; while :; do sleep 0.02; done"
+SAVES = f"trap 'touch saved; exit 3' TERM; {RUNS}"  # has no handler of other signals
+# `watch` whose handlers of signals are installed only after the command has sent one.
+LATE = """
+import sys, time
+from trainyard.scaling import watch
+forward_to_launched = watch.forward_to_launched
+def forward_late(*arguments, **options):
+    time.sleep(0.5)
+    return forward_to_launched(*arguments, **options)
+watch.forward_to_launched = forward_late
+sys.exit(watch.main())
+"""
+
+
+@contextmanager
+def started(
+    folder: Path, *command: str, program: tuple[str, ...] = WATCH, options: tuple[str, ...] = (), **variables: str
+) -> Iterator[subprocess.Popen]:
+    """`watch` with a command, in a session of its own, without the variables of a job that runs these tests."""
+    (folder / "meeting").mkdir(mode=0o700, exist_ok=True)
+    line = [sys.executable, *program, "--folder", str(folder / "telemetry"), "--rendezvous", str(folder / "meeting")]
+    line += ["--nodes", host.node_name(), *options, "--", *command]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CUDA_"))}
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(line, cwd=folder, env=inherited | variables, start_new_session=True, **piped)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def mask(status: str, name: str) -> int:
+    """A mask of signals in the text of /proc/<pid>/status."""
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith(name)), 16)
+
+
+def test_the_command_ignores_user_signals_and_blocks_none(tmp_path):
+    with started(tmp_path, "cat", "/proc/self/status") as process:
+        status = process.communicate(timeout=PATIENCE_SECONDS)[0]
+    user_signals = [signal.SIGUSR1, signal.SIGUSR2]
+    assert [number for number in user_signals if mask(status, "SigIgn") >> (number - 1) & 1] == user_signals
+    assert mask(status, "SigBlk") == 0
+
+
+@pytest.mark.parametrize("sent", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_user_signal_to_all_processes_of_a_step_is_sigterm_for_the_command(tmp_path, sent):
+    """As Slurm sends it with proctrack/linuxproc."""
+    with started(tmp_path, "/bin/sh", "-c", SAVES) as process:
+        assert process.stdout.readline() == "ready\n"
+        os.killpg(process.pid, sent)
+        assert process.wait(PATIENCE_SECONDS) == 3
+    assert (tmp_path / "saved").exists()
+
+
+def test_a_notice_while_the_command_starts_is_forwarded(tmp_path):
+    options = {"program": ("-c", LATE), "PYTHONPATH": str(SCRIPTS)}
+    with started(tmp_path, "/bin/sh", "-c", f"kill -USR1 $PPID; {RUNS}", **options) as process:
+        assert process.wait(PATIENCE_SECONDS) == 128 + signal.SIGTERM
