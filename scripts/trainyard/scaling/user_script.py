@@ -198,6 +198,7 @@ class UserScript:
         given = check_allocation(self._run, self._allocation)
         nodes = list(given.nodes) if given else [host.node_name()]
         watch_options += ["--rendezvous", meeting, "--nodes", ",".join(nodes)]
+        watch_options += ["--grace-seconds", f"{study.grace_seconds:g}"]
         named = find_interpreter(study)
         watch_options += ["--activate", str(named)] if named else []
         return script_command(

@@ -6,6 +6,7 @@ script itself, once per GPU, and sets the variables that torchrun would set. `us
 """
 
 import argparse
+import math
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from trainyard.cluster import gpus, host
+from trainyard.config.user_programs import GRACE_SECONDS
 from trainyard.programs.environment import program_environment, thread_variables
 from trainyard.scaling.launchers import MASTER_ADDRESS, MASTER_PORT, NODE_RANK, wait_as_shell
 from trainyard.scaling.notices import SIGNALS_OF_TORCHRUN, forward_to_launched
@@ -24,12 +26,13 @@ from trainyard.scaling.rendezvous import Endpoint, Rendezvous, RendezvousError
 from trainyard.training.telemetry import record_telemetry
 from trainyard.utils.stop_notice import NOTICES
 
+# torchrun and accelerate send SIGKILL to the ranks so many seconds after SIGTERM; torch before 2.12 always takes 30.
+SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 # Variables that torchrun sets for a rank, and the suffixes of Slurm's names for them.
 RANKS = {"RANK": "PROCID", "LOCAL_RANK": "LOCALID", "WORLD_SIZE": "NTASKS", "LOCAL_WORLD_SIZE": "NTASKS_PER_NODE"}
 
 
-def main() -> int:
-    """Run the command; returns its exit code, as a shell would."""
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, metavar="DIR", help="folder for the telemetry")
     parser.add_argument(
@@ -39,10 +42,22 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads per process")
     parser.add_argument("--rendezvous", type=Path, required=True, metavar="DIR", help="private folder to meet in")
     parser.add_argument("--nodes", required=True, metavar="NAMES", help="the nodes of the training, with commas")
+    parser.add_argument(
+        "--grace-seconds",
+        type=float,
+        default=GRACE_SECONDS,
+        metavar="S",
+        help=f"time from SIGTERM to SIGKILL (default: {GRACE_SECONDS:g})",
+    )
     parser.add_argument("--activate", type=Path, metavar="PYTHON", help="interpreter whose environment is activated")
     parser.add_argument("--per-gpu", action="store_true", help="srun runs this once per GPU, not once per node")
     parser.add_argument("command", nargs="+", help="command to run, after --")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the command; returns its exit code, as a shell would."""
+    arguments = _parse_arguments()
     local_rank = int(os.environ["SLURM_LOCALID"]) if arguments.per_gpu else 0
     try:
         endpoint = _meet(arguments, local_rank)
@@ -52,7 +67,7 @@ def main() -> int:
     line = arguments.command
     for placeholder, value in values.items():
         line = [word.replace(placeholder, value) for word in line]
-    process = _start(line, program_environment(arguments.activate) | _environment(arguments, endpoint))
+    process = _start(line, _environment(arguments, endpoint))
     if local_rank:
         return wait_as_shell(process)  # local rank 0 records the telemetry of this node
     ended = threading.Event()
@@ -112,8 +127,10 @@ def _sample(arguments: argparse.Namespace, ended: threading.Event) -> None:
 
 
 def _environment(arguments: argparse.Namespace, endpoint: Endpoint) -> dict[str, str]:
-    """Environment variables added for the command."""
-    given = thread_variables(arguments.threads)
+    """The environment variables of the command."""
+    # The user's own value comes first.
+    given = {SHUTDOWN_TIMEOUT: str(math.ceil(arguments.grace_seconds))} | program_environment(arguments.activate)
+    given |= thread_variables(arguments.threads)
     if signal.SIGHUP not in NOTICES:  # under nohup
         given |= {"PET_SIGNALS_TO_HANDLE": SIGNALS_OF_TORCHRUN}  # how torchrun reads an option from the environment
     if not gpus.has_gpu():

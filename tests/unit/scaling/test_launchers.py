@@ -195,3 +195,19 @@ def test_a_checkpoint_is_given_up_after_an_error_of_the_script_only(tmp_path, mo
 def test_a_script_whose_output_could_not_be_kept_is_judged_by_its_exit_code(tmp_path):
     absent = tmp_path / "output.log"
     assert [user_script._was_killed(code, absent) for code in (1, 137, -9)] == [False, True, True]
+
+
+@pytest.mark.parametrize(("of_user", "expected"), [({}, "91"), ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "45"}, "45")])
+def test_torchrun_grants_its_ranks_the_grace_period_of_the_study(tmp_path, monkeypatch, of_user, expected):
+    """By default, it sends SIGKILL 30 s after SIGTERM."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
+    for name, value in of_user.items():
+        monkeypatch.setenv(name, value)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho granted $TORCH_ELASTIC_SHUTDOWN_TIMEOUT s\n")
+    python.chmod(0o700)
+    options = {"script": "t.py", "python": str(python), "grace_seconds": 90.5, "scales": ["1x1"]}
+    script = UserScript(Scaling.model_validate(options), "1x1", tmp_path)
+    script.run(tmp_path)
+    assert script._reported.output.read_text() == f"granted {expected} s\n"
