@@ -4,12 +4,11 @@
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from trainyard.scaling.notices import block_notices
-from trainyard.scaling.rendezvous import Rendezvous, RendezvousError
+from trainyard.scaling.rendezvous import Rendezvous, RendezvousError, find_node_rank
 
 
 def main() -> int:
@@ -21,7 +20,7 @@ def main() -> int:
     parser.add_argument("command", nargs="+", help="program of a rank and its options, after --")
     arguments = parser.parse_args()
     nodes = arguments.nodes.split(",")
-    node_rank = int(os.environ["SLURM_NODEID"]) if len(nodes) > 1 else 0
+    node_rank = find_node_rank(nodes)
     try:
         endpoint, listener = Rendezvous(arguments.folder, nodes, rank=node_rank).meet()
     except RendezvousError:

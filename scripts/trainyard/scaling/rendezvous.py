@@ -68,6 +68,17 @@ def seconds_to_connect() -> float:
     return seconds
 
 
+def find_node_rank(nodes: Sequence[str]) -> int:
+    """The position of this node in the list of the nodes of a job, which is sorted by name.
+
+    A step may number its nodes in another order: SLURM_NODEID counts only if the list lacks the name of this host.
+    """
+    if len(nodes) == 1:
+        return 0  # it may be in a step of a larger job
+    names, own = [host.short_name(name) for name in nodes], host.node_name()
+    return names.index(own) if own in names else int(os.environ["SLURM_NODEID"])
+
+
 class Rendezvous:
     """The rendezvous of the nodes of a training, listed in the order of Slurm; `rank` is the position of this one.
 

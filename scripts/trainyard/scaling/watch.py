@@ -22,7 +22,7 @@ from trainyard.config.user_programs import GRACE_SECONDS
 from trainyard.programs.environment import program_environment, thread_variables
 from trainyard.scaling.launchers import MASTER_ADDRESS, MASTER_PORT, NODE_RANK, wait_as_shell
 from trainyard.scaling.notices import SIGNALS_OF_TORCHRUN, forward_to_launched
-from trainyard.scaling.rendezvous import Endpoint, Rendezvous, RendezvousError
+from trainyard.scaling.rendezvous import Endpoint, Rendezvous, RendezvousError, find_node_rank
 from trainyard.training.telemetry import record_telemetry
 from trainyard.utils.stop_notice import NOTICES
 
@@ -80,8 +80,8 @@ def main() -> int:
 
 
 def _node_rank(arguments: argparse.Namespace) -> int:
-    """The position of this node; a scale of one node may run in a step of a larger job."""
-    return int(os.environ["SLURM_NODEID"]) if "," in arguments.nodes else 0
+    """The position of this node. With --per-gpu it is that of Slurm, whose first task is rank 0."""
+    return int(os.environ["SLURM_NODEID"]) if arguments.per_gpu else find_node_rank(arguments.nodes.split(","))
 
 
 def _meet(arguments: argparse.Namespace, local_rank: int) -> Endpoint:

@@ -3,9 +3,10 @@
 import socket
 
 import pytest
+from trainyard.cluster import host
 from trainyard.scaling import rendezvous
 from trainyard.scaling.launchers import training_command
-from trainyard.scaling.rendezvous import LOOPBACK, SECONDS, Rendezvous, RendezvousError
+from trainyard.scaling.rendezvous import LOOPBACK, SECONDS, Rendezvous, RendezvousError, find_node_rank
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import write_json
 
@@ -66,3 +67,15 @@ def test_an_invalid_time_to_connect_is_an_error_before_anything_starts(value, mo
     monkeypatch.setenv(SECONDS, value)
     with pytest.raises(UserError, match=f"the environment variable {SECONDS} is '{value}', but must be a positive"):
         training_command("1x2", [], folder="/logs", allocation=None)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rank"),
+    [("a,b", 0), ("b,a", 1), ("a.cluster,b.cluster", 0), ("c,d", 1), ("d", 0)],
+    ids=["first", "second", "full names", "names that only Slurm has", "one node of a larger job"],
+)
+def test_a_node_finds_its_rank_by_its_name_in_the_list(nodes, rank, monkeypatch):
+    """The list is sorted by name. A step may number its nodes in another order."""
+    monkeypatch.setattr(host, "node_name", lambda: "a")
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    assert find_node_rank(nodes.split(",")) == rank

@@ -1,5 +1,6 @@
 """The program that wraps the launcher of a user's script on each node."""
 
+import argparse
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from slurm_cluster.waiting import PATIENCE_SECONDS
 from trainyard.cluster import host
+from trainyard.scaling import watch
 from trainyard.utils.import_path import SCRIPTS
 
 WATCH = (str(SCRIPTS / "trainyard"), "scaling.watch")
@@ -75,3 +77,13 @@ def test_a_notice_while_the_command_starts_is_forwarded(tmp_path):
     options = {"program": ("-c", LATE), "PYTHONPATH": str(SCRIPTS)}
     with started(tmp_path, "/bin/sh", "-c", f"kill -USR1 $PPID; {RUNS}", **options) as process:
         assert process.wait(PATIENCE_SECONDS) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(("per_gpu", "rank"), [(False, 0), (True, 1)], ids=["a launcher per node", "srun"])
+def test_a_launchers_rank_is_the_place_of_its_node_in_the_list_and_a_task_of_srun_has_slurms(
+    monkeypatch, per_gpu, rank
+):
+    """With srun, rank 0 is SLURM_PROCID 0, which is on the node with SLURM_NODEID 0."""
+    monkeypatch.setattr(host, "node_name", lambda: "a")
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    assert watch._node_rank(argparse.Namespace(nodes="a,b", per_gpu=per_gpu)) == rank
