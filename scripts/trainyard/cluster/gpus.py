@@ -8,7 +8,7 @@ def hide_gpus() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-def _are_hidden() -> bool:
+def are_hidden() -> bool:
     """Whether CUDA uses no GPU in this process; NVML lists them all the same."""
     return os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
 
@@ -17,7 +17,7 @@ def has_gpu() -> bool:
     """Whether this process can use a GPU."""
     import pynvml
 
-    if _are_hidden():
+    if are_hidden():
         return False
     try:
         pynvml.nvmlInit()
@@ -32,7 +32,7 @@ def own_gpu_name() -> str:
     """The model of this process's first GPU; "" without a GPU."""
     import pynvml
 
-    if _are_hidden():
+    if are_hidden():
         return ""
     try:
         pynvml.nvmlInit()

@@ -47,9 +47,14 @@ class RendezvousError(UserError):
 
 
 def problem(folder: Path) -> str:
-    """Why the nodes did not meet in this folder; "" if they did."""
+    """Why the training was not started on the nodes that meet in this folder; "" if it was."""
     path = folder / _PROBLEM
     return str(_read(path)["message"]) if path.exists() else ""
+
+
+def report_problem(folder: Path, message: str) -> None:
+    """Let `problem` return this message, which the launcher then raises as an error."""
+    write_json(folder / _PROBLEM, {"message": message})
 
 
 def seconds_to_connect() -> float:
@@ -177,7 +182,7 @@ class Rendezvous:
 
     def _fail(self, what: str) -> NoReturn:
         message = f"the nodes of the training did not meet: {what}"
-        write_json(self._folder / _PROBLEM, {"message": message})
+        report_problem(self._folder, message)
         raise RendezvousError(message)
 
 

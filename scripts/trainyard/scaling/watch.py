@@ -20,9 +20,9 @@ import psutil
 from trainyard.cluster import gpus, host
 from trainyard.config.user_programs import GRACE_SECONDS
 from trainyard.programs.environment import program_environment, thread_variables
-from trainyard.scaling.launchers import MASTER_ADDRESS, MASTER_PORT, NODE_RANK, wait_as_shell
+from trainyard.scaling.launchers import LAUNCHER_MODULES, MASTER_ADDRESS, MASTER_PORT, NODE_RANK, wait_as_shell
 from trainyard.scaling.notices import SIGNALS_OF_TORCHRUN, forward_to_launched
-from trainyard.scaling.rendezvous import Endpoint, Rendezvous, RendezvousError, find_node_rank
+from trainyard.scaling.rendezvous import Endpoint, Rendezvous, RendezvousError, find_node_rank, report_problem
 from trainyard.training.telemetry import record_telemetry
 from trainyard.utils.stop_notice import NOTICES
 
@@ -58,6 +58,10 @@ def _parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the command; returns its exit code, as a shell would."""
     arguments = _parse_arguments()
+    if error := _gpu_error(arguments.command):
+        print(error, file=sys.stderr, flush=True)
+        report_problem(arguments.rendezvous, error)  # not a failure of the script, which may resume
+        return 1
     local_rank = int(os.environ["SLURM_LOCALID"]) if arguments.per_gpu else 0
     try:
         endpoint = _meet(arguments, local_rank)
@@ -77,6 +81,24 @@ def main() -> int:
     ended.set()
     sampler.join()
     return code
+
+
+def _gpu_error(command: Sequence[str]) -> str:
+    """Why DeepSpeed's launcher would use GPUs that this job does not have; "" if it would not.
+
+    With a hostfile, it ignores CUDA_VISIBLE_DEVICES and counts the GPUs of a node from 0. Where Slurm does not confine
+    jobs to their GPUs (ConstrainDevices=no), those may be of another job.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if LAUNCHER_MODULES["deepspeed"] not in command or visible is None or gpus.are_hidden():
+        return ""
+    counted = [str(number) for number in range(len(visible.split(",")))]
+    if sorted(visible.split(",")) == sorted(counted):
+        return ""
+    return (
+        f"on {host.node_name()}, this job has GPU {visible}, but DeepSpeed's launcher ignores CUDA_VISIBLE_DEVICES and "
+        f"would use GPU {','.join(counted)}: set `launcher: torchrun`"
+    )
 
 
 def _node_rank(arguments: argparse.Namespace) -> int:

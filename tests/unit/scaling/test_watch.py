@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from slurm_cluster.waiting import PATIENCE_SECONDS
 from trainyard.cluster import host
-from trainyard.scaling import watch
+from trainyard.scaling import rendezvous, watch
 from trainyard.utils.import_path import SCRIPTS
 
 WATCH = (str(SCRIPTS / "trainyard"), "scaling.watch")
@@ -87,3 +87,25 @@ def test_a_launchers_rank_is_the_place_of_its_node_in_the_list_and_a_task_of_sru
     monkeypatch.setattr(host, "node_name", lambda: "a")
     monkeypatch.setenv("SLURM_NODEID", "1")
     assert watch._node_rank(argparse.Namespace(nodes="a,b", per_gpu=per_gpu)) == rank
+
+
+@pytest.mark.parametrize(
+    ("module", "visible", "starts"),
+    [
+        ("deepspeed.launcher.runner", "2,3", False),
+        ("deepspeed.launcher.runner", "GPU-8932f937,GPU-46ffa8c5", False),
+        ("deepspeed.launcher.runner", "1,0", True),
+        ("deepspeed.launcher.runner", "-1", True),
+        ("deepspeed.launcher.runner", None, True),
+        ("torch.distributed.run", "2,3", True),
+    ],
+)
+def test_deepspeed_does_not_start_where_it_would_use_the_gpus_of_another_job(tmp_path, module, visible, starts):
+    """With a hostfile, its launcher ignores CUDA_VISIBLE_DEVICES and takes the GPUs from 0 on."""
+    variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    with started(tmp_path, "touch", "started", module, **variables) as process:
+        error = process.communicate(timeout=PATIENCE_SECONDS)[1]
+    assert (tmp_path / "started").exists() == starts
+    assert process.returncode == (0 if starts else 1)
+    assert error == "" if starts else f"this job has GPU {visible}, but DeepSpeed's launcher" in error
+    assert rendezvous.problem(tmp_path / "meeting") == error.strip(), "no checkpoint is to blame"
