@@ -8,6 +8,7 @@ import sys
 import pandas as pd
 import pytest
 import yaml
+from slurm_cluster.waiting import wait_until
 from submitting import run_on_two_nodes
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
@@ -63,6 +64,21 @@ distributed.all_gather_object(places, (os.uname().nodename, os.environ["LOCAL_RA
 if distributed.get_rank() == 0:
     print(f"epoch 1: {len(set(places))} ranks, plain, 100 img/s", flush=True)
 distributed.destroy_process_group()
+"""
+# Rank 0 saves its state for longer than Slurm lets other tasks run after one has failed (KillWait, 5 s).
+SAVING = """
+import os, signal, sys, time
+from pathlib import Path
+def save(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.environ["RANK"] == "0":
+        time.sleep(10)
+        Path("saved").touch()
+    sys.exit(1)
+signal.signal(signal.SIGTERM, save)
+Path(f"ready-{os.environ['RANK']}").touch()
+while True:
+    time.sleep(0.1)
 """
 ACTIVATED = "export PATH=/home/me/env/bin:$PATH VIRTUAL_ENV=/home/me/env"  # in the environment of the job
 SCRIPTS = {"torchrun": "plain.py", "accelerate": "accelerated.py", "srun": "python plain.py --bare"}
@@ -159,3 +175,24 @@ def test_a_function_is_called_in_one_process_for_all_trials(finished):
     tries = journal_of(finished, "function")
     assert rows["process"].nunique() == 1
     assert [row["epoch"] for row in tries[0].epochs] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_a_script_on_two_nodes_saves_its_state_within_its_grace_period(cluster, shared_dir, launcher):
+    """Slurm passes SIGUSR1 for `watch` to all processes of a step, and ends a step soon after one of its tasks."""
+    (shared_dir / "saving.py").write_text(SAVING)
+    study = {"script": "saving.py", "launcher": launcher, "python": "trainyard", "scales": ["2x1"]}
+    (shared_dir / "config.yaml").write_text(yaml.safe_dump({"scaling": {"s": study}}))
+    program = f"{sys.executable} {ROOT}/scripts/train.py --config config.yaml --study s --scale 2x1"
+    shape = ["--nodes=2", "--ntasks-per-node=1", "--nodelist=n1,n2", "--cpus-per-task=2", "--gres=gpu:1"]
+    job = cluster.submit(f"echo $$ > process\nexec {program}", *shape, cwd=shared_dir)
+    wait_until(
+        lambda: len(list(shared_dir.glob("ready-*"))) == 2 or not cluster.run(["squeue", "--noheader"]).stdout,
+        what="both ranks",
+        poll_seconds=0.5,
+    )
+    cluster.host(1).run(["sh", "-c", f"kill {(shared_dir / 'process').read_text()}"], cwd="/")
+    assert cluster.wait_until_out_of_queue(job) == "FAILED"
+    output = (shared_dir / f"slurm-{job}.out").read_text()
+    assert "the script was ended by a signal" in output
+    assert (shared_dir / "saved").exists(), output

@@ -56,14 +56,20 @@ def _forward() -> None:
         signal.sigtimedwait(NOTICES, NEW_RANK_SECONDS)
 
 
-def forward_to_launched(process: "subprocess.Popen[Any]", *, through_srun: bool) -> None:
-    """Forward a notice from this program to a child process; call it in the main thread.
+def forward_to_launched(process: "subprocess.Popen[Any]", *, through_srun: bool) -> StopNotice:
+    """Forward a notice from this program to a child process; returns whether one has arrived. For the main thread.
 
     srun forwards SIGUSR1 to all tasks. At SIGTERM, it would kill them.
     """
-    number = signal.SIGUSR1 if through_srun else signal.SIGTERM
+    number, notice = signal.SIGUSR1 if through_srun else signal.SIGTERM, StopNotice()
+
+    def forward(*_: object) -> None:
+        notice.give()
+        process.send_signal(number)
+
     for each in NOTICES:
-        signal.signal(each, lambda *_: process.send_signal(number))
+        signal.signal(each, forward)
+    return notice
 
 
 def notice_to_rank() -> StopNotice:

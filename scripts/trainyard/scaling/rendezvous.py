@@ -16,6 +16,7 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -84,6 +85,13 @@ def find_node_rank(nodes: Sequence[str]) -> int:
     return names.index(own) if own in names else int(os.environ["SLURM_NODEID"])
 
 
+def end_together(folder: Path, *, task: int, tasks: int, seconds: float) -> None:
+    """Report that the command of a task has ended; wait at most so many seconds until those of all tasks have."""
+    with suppress(OSError):  # the disk is full, or the launcher has ended and removed the folder
+        (folder / f"ended-{task}").touch()
+        _await(folder, [f"ended-{each}" for each in range(tasks)], seconds)
+
+
 class Rendezvous:
     """The rendezvous of the nodes of a training, listed in the order of Slurm; `rank` is the position of this one.
 
@@ -109,7 +117,7 @@ class Rendezvous:
     def read(self) -> Endpoint:
         """The endpoint that the first node has announced."""
         seconds = START_FACTOR * self._seconds + GRACE_SECONDS
-        if self._await([_ENDPOINT], seconds):
+        if _await(self._folder, [_ENDPOINT], seconds):
             self._fail(f"{self._nodes[0]} announced no address to {self._name} within {seconds:g} s")
         return Endpoint(**_read(self._folder / _ENDPOINT))
 
@@ -161,7 +169,7 @@ class Rendezvous:
     def _collect(self, event: str, seconds: float, failure: str) -> list[dict[str, str]]:
         """The reports of the other nodes; `failure` says what those that do not report have failed to do."""
         names = {f"{event}-{rank}.json": node for rank, node in enumerate(self._nodes) if rank}
-        missing = self._await(list(names), seconds)
+        missing = _await(self._folder, list(names), seconds)
         reports = {name: _read(self._folder / name) for name in names if name not in missing}
         problems = [f"{names[name]} {report['error']}" for name, report in reports.items() if "error" in report]
         if missing:
@@ -170,20 +178,21 @@ class Rendezvous:
             self._fail("; ".join(problems))
         return list(reports.values())
 
-    def _await(self, names: Sequence[str], seconds: float) -> list[str]:
-        """Wait until all these files exist; returns those that do not, at the end of the time."""
-        end = time.monotonic() + seconds
-        while True:
-            there = os.listdir(self._folder)  # unlike a path, a folder that is opened is not cached by NFS
-            missing = [name for name in names if name not in there]
-            if not missing or time.monotonic() > end:
-                return missing
-            time.sleep(POLL_SECONDS)
-
     def _fail(self, what: str) -> NoReturn:
         message = f"the nodes of the training did not meet: {what}"
         report_problem(self._folder, message)
         raise RendezvousError(message)
+
+
+def _await(folder: Path, names: Sequence[str], seconds: float) -> list[str]:
+    """Wait until all these files exist; returns those that do not, at the end of the time."""
+    end = time.monotonic() + seconds
+    while True:
+        there = os.listdir(folder)  # unlike a path, a folder that is opened is not cached by NFS
+        missing = [name for name in names if name not in there]
+        if not missing or time.monotonic() > end:
+            return missing
+        time.sleep(POLL_SECONDS)
 
 
 def _listen(address: str, *, everywhere: bool) -> socket.socket:

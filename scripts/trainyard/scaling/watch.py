@@ -22,9 +22,16 @@ from trainyard.config.user_programs import GRACE_SECONDS
 from trainyard.programs.environment import program_environment, thread_variables
 from trainyard.scaling.launchers import LAUNCHER_MODULES, MASTER_ADDRESS, MASTER_PORT, NODE_RANK, wait_as_shell
 from trainyard.scaling.notices import SIGNALS_OF_TORCHRUN, forward_to_launched
-from trainyard.scaling.rendezvous import Endpoint, Rendezvous, RendezvousError, find_node_rank, report_problem
+from trainyard.scaling.rendezvous import (
+    Endpoint,
+    Rendezvous,
+    RendezvousError,
+    end_together,
+    find_node_rank,
+    report_problem,
+)
 from trainyard.training.telemetry import record_telemetry
-from trainyard.utils.stop_notice import NOTICES
+from trainyard.utils.stop_notice import NOTICES, StopNotice
 
 # torchrun and accelerate send SIGKILL to the ranks so many seconds after SIGTERM; torch before 2.12 always takes 30.
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -71,15 +78,9 @@ def main() -> int:
     line = arguments.command
     for placeholder, value in values.items():
         line = [word.replace(placeholder, value) for word in line]
-    process = _start(line, _environment(arguments, endpoint))
-    if local_rank:
-        return wait_as_shell(process)  # local rank 0 records the telemetry of this node
-    ended = threading.Event()
-    sampler = threading.Thread(target=_sample, args=(arguments, ended))
-    sampler.start()
-    code = wait_as_shell(process)
-    ended.set()
-    sampler.join()
+    process, notice = _start(line, _environment(arguments, endpoint))
+    code = _wait(process, arguments) if local_rank == 0 else wait_as_shell(process)
+    _end_together(arguments, notice)
     return code
 
 
@@ -119,13 +120,13 @@ def _meet(arguments: argparse.Namespace, local_rank: int) -> Endpoint:
     return endpoint
 
 
-def _start(line: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+def _start(line: Sequence[str], environment: Mapping[str, str]) -> tuple["subprocess.Popen[bytes]", StopNotice]:
     """Start the command and forward notices to it, also one that arrives meanwhile. No other thread may run yet."""
     signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
     process = subprocess.Popen(line, env=environment, preexec_fn=_ignore_user_signals)
-    forward_to_launched(process, through_srun=False)
+    notice = forward_to_launched(process, through_srun=False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)
-    return process
+    return process, notice
 
 
 def _ignore_user_signals() -> None:
@@ -137,6 +138,27 @@ def _ignore_user_signals() -> None:
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)
+
+
+def _wait(process: "subprocess.Popen[bytes]", arguments: argparse.Namespace) -> int:
+    """Wait for the command, and record the telemetry of this node; returns the exit code, as a shell would."""
+    ended = threading.Event()
+    sampler = threading.Thread(target=_sample, args=(arguments, ended))
+    sampler.start()
+    code = wait_as_shell(process)
+    ended.set()
+    sampler.join()
+    return code
+
+
+def _end_together(arguments: argparse.Namespace, notice: StopNotice) -> None:
+    """After a notice, wait for the other tasks of the step: srun would end them before they have saved their state."""
+    if arguments.per_gpu:
+        task, tasks = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+    else:
+        task, tasks = _node_rank(arguments), len(arguments.nodes.split(","))
+    seconds = arguments.grace_seconds if notice.is_given else 0.0
+    end_together(arguments.rendezvous, task=task, tasks=tasks, seconds=seconds)
 
 
 def _sample(arguments: argparse.Namespace, ended: threading.Event) -> None:

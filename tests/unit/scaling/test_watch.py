@@ -109,3 +109,31 @@ def test_deepspeed_does_not_start_where_it_would_use_the_gpus_of_another_job(tmp
     assert process.returncode == (0 if starts else 1)
     assert error == "" if starts else f"this job has GPU {visible}, but DeepSpeed's launcher" in error
     assert rendezvous.problem(tmp_path / "meeting") == error.strip(), "no checkpoint is to blame"
+
+
+def task(folder: Path, number: int, command: str):
+    """One of two tasks that srun starts on a node."""
+    of_slurm = {"PROCID": number, "LOCALID": number, "NODEID": 0, "NTASKS": 2, "NTASKS_PER_NODE": 2}
+    variables = {f"SLURM_{name}": str(value) for name, value in of_slurm.items()}
+    return started(folder, "/bin/sh", "-c", command, options=("--per-gpu",), **variables)
+
+
+def test_after_a_notice_a_task_ends_when_all_tasks_have_saved(tmp_path):
+    """srun ends all tasks once one has failed, and torchrun fails at each signal."""
+    with task(tmp_path, 0, SAVES.replace("touch", "sleep 1; touch")) as saves, task(tmp_path, 1, RUNS) as ends:
+        for process in (saves, ends):
+            assert process.stdout.readline() == "ready\n"
+        for process in (saves, ends):
+            process.send_signal(signal.SIGUSR1)
+        assert ends.wait(PATIENCE_SECONDS) == 128 + signal.SIGTERM
+        assert (tmp_path / "saved").exists()
+        assert saves.wait(PATIENCE_SECONDS) == 3
+
+
+def test_without_a_notice_a_task_that_fails_ends_at_once(tmp_path):
+    with task(tmp_path, 0, SAVES) as runs, task(tmp_path, 1, "exit 7") as fails:
+        assert runs.stdout.readline() == "ready\n"
+        assert fails.wait(PATIENCE_SECONDS) == 7
+        assert runs.poll() is None
+        runs.terminate()
+        assert runs.wait(PATIENCE_SECONDS) == 3, "the other task has ended, too"
