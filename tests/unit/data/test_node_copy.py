@@ -39,13 +39,15 @@ MOUNTS = [
         ("/", "ext4", "rw"),
         ("/home", "nfs4", "rw"),
         ("/home/x", "tmpfs", "rw"),
+        ("/data", "autofs", "rw,fd=6,direct"),
+        ("/data", "nfs4", "rw"),
         ("/dev", "tmpfs", "rw"),
         ("/live", "overlay", "rw,lowerdir=/run/root,upperdir=/dev,workdir=/run/work"),
         ("/container", "overlay", "rw,lowerdir=/l,upperdir=/not/in/this/container,workdir=/w"),
     )
 ]
-TYPES = [("/home/me", "nfs4"), ("/home/x/y", "tmpfs"), ("/homes/me", "ext4"), ("/live/tmp", "tmpfs"),
-         ("/container/tmp", "overlay")]  # fmt: skip
+TYPES = [("/home/me", "nfs4"), ("/home/x/y", "tmpfs"), ("/data/set", "nfs4"), ("/homes/me", "ext4"),
+         ("/live/tmp", "tmpfs"), ("/container/tmp", "overlay")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("path", "kind"), TYPES)
