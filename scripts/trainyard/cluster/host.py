@@ -72,7 +72,8 @@ def file_system_type(path: Path, mounts: Sequence[Any] | None = None) -> str:
 
 def innermost_mount(path: Path, mounts: Sequence[Any]) -> Any | None:
     """The innermost of psutil's mounts (`disk_partitions(all=True)`) that contains a path; None without one."""
-    above = [mount for mount in mounts if path.absolute().is_relative_to(mount.mountpoint)]
+    real = path.resolve()  # mount points have no symbolic links
+    above = [mount for mount in mounts if real.is_relative_to(mount.mountpoint)]
     # Of several mounts at one point, such as autofs and what it mounted there, the last one covers the others.
     return max(reversed(above), key=lambda mount: len(mount.mountpoint), default=None)
 

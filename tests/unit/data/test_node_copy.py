@@ -55,6 +55,11 @@ def test_a_file_system_is_that_of_the_innermost_mount(tmp_path, path, kind):
     assert host.file_system_type(type(tmp_path)(path), MOUNTS) == kind
 
 
+def test_a_symbolic_link_is_on_the_file_system_of_its_target(tmp_path):
+    (tmp_path / "results").symlink_to("/home/me/results")
+    assert host.file_system_type(tmp_path / "results/data", MOUNTS) == "nfs4"
+
+
 # policy, environment beside the disk, the file systems of data and disk, free bytes; whether it is used,
 # and what is said. The job has 10 GiB of memory.
 CHOICES = [
