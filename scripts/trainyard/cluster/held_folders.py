@@ -2,7 +2,8 @@
 
 A process holds such a folder by a lock on it. The kernel releases the lock when the process ends, also after SIGKILL.
 If a whole job is killed, its folders remain; the next process that calls `remove_unheld` removes folders that are not
-held.
+held. NFS and Lustre grant such a lock, but it holds on one node only: where other nodes may see a folder, each node
+removes only its own.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from trainyard.cluster import slurm_allocation
+from trainyard.cluster import host, slurm_allocation
 from trainyard.utils.files import expand_path
 
 _PLAIN_PATH: Final = re.compile(r"[\w/.+-]+", re.ASCII)
@@ -27,23 +28,31 @@ ORPHAN_SECONDS: Final = 60  # minimum age before removal: a new folder exists fo
 
 @contextlib.contextmanager
 def private_folder(prefix: str, *, max_path_length: int) -> Iterator[Path]:
-    """A new folder that only this user can enter, in the temporary folder, or in /tmp if its path would not do.
+    """A new folder that only this user can enter, in the temporary folder or in /tmp.
 
-    Its path has at most `max_path_length` characters, of which each is safe in a command line and in ASCII.
+    It is in /tmp if the temporary folder is on a network file system, or if its path is too long or not plain: the
+    folder's path has at most `max_path_length` characters, of which each is safe in a command line and in ASCII.
     """
     parent = tempfile.gettempdir()
-    if len(parent) > max_path_length - len(prefix) - 9 or not _PLAIN_PATH.fullmatch(parent):
+    is_short = len(parent) <= max_path_length - len(prefix) - 9
+    if not is_short or not _PLAIN_PATH.fullmatch(parent) or _is_on_network(parent):
         parent = "/tmp"
-    remove_unheld(Path(parent), f"{prefix}*", older_than_seconds=ORPHAN_SECONDS)
+    if not _is_on_network(parent):  # there, those of other nodes would seem unheld
+        remove_unheld(Path(parent), f"{prefix}*", older_than_seconds=ORPHAN_SECONDS)
     path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     lock = os.open(path, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # a network file system locks no folders, and then nobody removes it
+        with contextlib.suppress(OSError):  # the file system locks no folders, and then nobody removes it
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
+
+
+def _is_on_network(folder: str) -> bool:
+    """Whether other nodes may see this folder."""
+    return host.is_network_file_system(host.file_system_type(Path(folder)))
 
 
 @contextlib.contextmanager
@@ -157,7 +166,7 @@ RELEASE_SECONDS: Final = 5  # Ray's workers end shortly after Ray
 def remove_copies_at_exit(policy: str) -> Iterator[None]:
     """At the end of the block, remove the copies that killed processes of this job have left on this node."""
     for base in candidate_folders(policy, os.environ):
-        remove_unheld(base, f"{PREFIX}{os.getuid()}-*", older_than_seconds=ORPHAN_SECONDS)
+        remove_unheld(base, f"{_node_prefix()}*", older_than_seconds=ORPHAN_SECONDS)
     try:
         yield
     finally:
@@ -171,8 +180,17 @@ def copy_patterns(policy: str) -> list[str]:
 
 
 def copy_prefix() -> str:
-    """The prefix of the names of this job's copies."""
-    return f"{PREFIX}{os.getuid()}-{slurm_allocation.job_id()}-"
+    """The prefix of the names of this job's copies on this node."""
+    return f"{_node_prefix()}{slurm_allocation.job_id()}-"
+
+
+def _node_prefix() -> str:
+    """The prefix of the names of this user's copies on this node.
+
+    `data.local` and `TMPDIR` may be folders that the nodes share. No host name contains "+", so that the names of other
+    nodes do not begin with it.
+    """
+    return f"{PREFIX}{os.getuid()}-{host.node_name()}+"
 
 
 def candidate_folders(policy: str, environment: Mapping[str, str]) -> list[Path]:

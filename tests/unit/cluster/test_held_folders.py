@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from trainyard.cluster import host
 from trainyard.cluster.held_folders import private_folder, remove_unheld, shared_folder
 
 
@@ -21,8 +22,21 @@ def test_a_private_folder_has_a_short_and_plain_path(tmp_path, monkeypatch, name
     assert not folder.exists()
 
 
+@pytest.mark.parametrize(("temporary", "tmp"), [("nfs4", "ext4"), ("lustre", "nfs4")])
+def test_a_private_folder_is_in_tmp_if_other_nodes_may_see_the_temporary_folder(tmp_path, monkeypatch, temporary, tmp):
+    """Another node would remove it from a network file system. If /tmp is on one, no folder is removed there."""
+    monkeypatch.setattr(host, "file_system_type", lambda path: temporary if path == tmp_path else tmp)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    prefix = f"ty-own-{os.getpid()}-"  # no other test removes it
+    with tempfile.TemporaryDirectory(prefix=prefix, dir="/tmp", ignore_cleanup_errors=True) as left:
+        os.utime(left, (0, 0))
+        with private_folder(prefix, max_path_length=1000) as folder:
+            assert folder.parent == Path("/tmp")
+            assert Path(left).exists() == (tmp == "nfs4")
+
+
 def test_where_folders_cannot_be_locked_a_private_one_is_used_and_no_other_is_removed(tmp_path, monkeypatch):
-    """As a network file system answers, of which a test has none."""
+    """As a file system answers that supports no locks, of which a test has none."""
 
     def refuse(*_):
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))

@@ -1,5 +1,6 @@
 """The copy of a dataset on a node's local disk: its location, its sharing, and its removal."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -185,10 +186,24 @@ def test_concurrent_processes_make_one_copy_and_a_job_removes_it_at_its_end(stag
     assert list(disk.iterdir()) == []
 
 
+def test_in_a_folder_that_nodes_share_each_has_its_own_copy_and_removes_no_other(staged, disk, monkeypatch):
+    """As on NFS and Lustre, where a lock of a folder holds on one node only: here, nothing seems held."""
+    monkeypatch.setattr(fcntl, "flock", lambda lock, operation: None)
+    monkeypatch.setattr(host, "node_name", lambda: "n1-2")
+    with local_copy(staged, str(disk)) as copy:
+        long_ago = time.time() - 2 * held_folders.ORPHAN_SECONDS
+        os.utime(copy.staged.folder, (long_ago, long_ago))
+        monkeypatch.setattr(host, "node_name", lambda: "n1")
+        with remove_copies_at_exit(str(disk)), local_copy(staged, str(disk)) as other:
+            assert other.staged.folder != copy.staged.folder
+            assert len(list(disk.iterdir())) == 2
+        assert list(disk.iterdir()) == [copy.staged.folder]
+
+
 def test_copies_of_earlier_jobs_are_removed_unless_they_are_in_use(staged, disk, monkeypatch):
     (holder,) = holders(staged, disk, 1)
     held = disk / holder.stdout.readline().split()[0]
-    left = disk / held.name.replace("local", "1234")
+    left = disk / held.name.replace("+local-", "+1234-")
     left.mkdir()
     (left / "train-images.npy").touch()
     long_ago = time.time() - 2 * held_folders.ORPHAN_SECONDS
