@@ -42,7 +42,7 @@ def local_copy(staged: Staged, policy: str) -> Iterator[LocalCopy]:
     if parent is None:
         yield LocalCopy(staged, message)
         return
-    path, messages = parent / f"{copy_prefix()}{staged.digest}", list[str]()
+    path, messages = _copy_path(staged, parent), list[str]()
     with ExitStack() as stack:
         try:
             fill = partial(_copy, staged, messages.append)
@@ -69,9 +69,13 @@ def choose_local_folder(
         "SLURM_JOB_ID" not in environment or not host.is_network_file_system(kind_of(staged.folder))
     ):
         return None, ""
+    folders = candidate_folders(policy, environment)
+    for folder in folders:
+        if _copy_path(staged, folder).exists():  # made, or being made: its space is no longer free
+            return folder, ""
     need = sum((staged.folder / name).stat().st_size for name in staged.meta.files)
     reasons = []
-    for folder in candidate_folders(policy, environment):
+    for folder in folders:
         kind = kind_of(folder)
         if policy == "auto" and host.is_network_file_system(kind):
             reasons.append(f"{folder} is on {kind}")
@@ -83,6 +87,11 @@ def choose_local_folder(
         else:
             return folder, ""
     return None, _not_copied(staged, "; ".join(reasons) or f"{policy} is not writable")
+
+
+def _copy_path(staged: Staged, parent: Path) -> Path:
+    """The path in `parent` of the copy that this job has on this node."""
+    return parent / f"{copy_prefix()}{staged.digest}"
 
 
 def _not_copied(staged: Staged, reason: str) -> str:

@@ -134,6 +134,21 @@ def test_a_copy_is_shared_and_removed_by_its_last_user(staged, disk):
     assert list(disk.iterdir()) == []
 
 
+def test_a_copy_that_this_job_has_needs_no_more_space(staged, disk):
+    """A worker that starts later finds the disk full of that copy."""
+    with local_copy(staged, str(disk)) as first:
+        assert choose_local_folder(staged, str(disk), {}, free=lambda path: 0) == (disk, "")
+        assert first.staged.folder.parent == disk
+
+
+def test_a_copy_in_a_less_preferred_folder_is_found(staged, disk, tmp_path):
+    environment = {"SLURM_JOB_ID": "7", "SLURM_TMPDIR": str(tmp_path), "TMPDIR": str(disk)}
+    with local_copy(staged, str(disk)):
+        kinds = {staged.folder: "nfs4"}
+        chosen = choose_local_folder(staged, "auto", environment, kind_of=lambda path: kinds.get(path, "xfs"))
+        assert chosen == (disk, "")
+
+
 def test_a_failed_copy_is_removed_and_the_shared_files_are_read(staged, disk, monkeypatch):
     def cut_short(source, target):
         target.write_bytes(source.read_bytes()[:-1])
