@@ -42,11 +42,14 @@ def download(remote: RemoteFile, folder: Path) -> Path:
     Raises:
         DownloadError: no mirror delivers it with the right checksum (nothing is kept then), another file has its name,
             or it does not fit the disk.
-        StorageError: it cannot be written.
+        StorageError: it cannot be read or written.
     """
     from requests import RequestException
 
     target, failures = folder / remote.name, []
+    with storage_errors(target):
+        if target.exists() and has_checksum(target, remote.checksum):
+            return target  # without the lock, whose file a folder of another user does not store
     with hold_lock(folder / f".{remote.name}.lock", wait_seconds=LOCK_SECONDS, notify=log.info):
         if target.exists():
             if has_checksum(target, remote.checksum):

@@ -19,10 +19,11 @@ from imagesets import pack, pixels, write_mnist, write_tree
 from slurm_cluster.waiting import PATIENCE_SECONDS
 from trainyard.config.config import Data
 from trainyard.config.datasets import ImageFolder, Torchvision
-from trainyard.data import torchvision_datasets
+from trainyard.data import downloads, torchvision_datasets
 from trainyard.data.downloads import RETRIES, DownloadError, RemoteFile, download
 from trainyard.data.staged import StagedImageMeta
 from trainyard.data.staging import stage
+from trainyard.utils.errors import StorageError
 from yard import ROOT
 
 CONTENT = np.random.default_rng(0).bytes(3_000_000)
@@ -154,6 +155,18 @@ def test_a_file_that_exists_is_verified_and_not_downloaded_again(server, tmp_pat
     with pytest.raises(DownloadError, match=r"file.bin: its checksum is not sha256:.*: remove it"):
         get(server, tmp_path)
     assert (tmp_path / "file.bin").read_bytes() == CONTENT[:-1]
+
+
+def test_a_whole_file_is_used_where_no_lock_can_be_made(server, tmp_path, monkeypatch):
+    """In a folder that another user has filled, or that is read-only."""
+
+    def refuse(*_, **__):
+        raise StorageError(f"{tmp_path}: permission denied")
+
+    path = get(server, tmp_path)
+    monkeypatch.setattr(downloads, "hold_lock", refuse)
+    assert get(server, tmp_path) == path
+    assert len(server.requests) == 1
 
 
 def test_what_a_killed_download_left_is_removed(server, tmp_path):
