@@ -77,11 +77,11 @@ def test_folders_on_path_that_cannot_be_entered_or_listed_are_no_error(tmp_path,
     list_names = os.listdir
     monkeypatch.setenv("PATH", f"/{'x' * 300}:{os.environ['PATH']}")
     with sbatch_stand_in([tmp_path]) as stand_in:
-        assert run("squeue", stand_in).stdout == "queue\n"
+        assert run("sinfo", stand_in).stdout == "nodes\n"
     monkeypatch.setattr(os, "listdir", listdir)
     with sbatch_stand_in([tmp_path]) as stand_in:
         assert run("sbatch x", stand_in).returncode == 1
-        assert run("squeue", stand_in).stdout != "queue\n", "it cannot be linked"
+        assert run("sinfo", stand_in).stdout != "nodes\n", "it cannot be linked"
 
 
 def test_without_a_folder_that_permits_execution_nothing_is_rehearsed(tmp_path, true_sbatch):
