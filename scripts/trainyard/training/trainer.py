@@ -180,6 +180,7 @@ class Trainer:
         except Stopped:
             progress.seconds += time.perf_counter() - began
             self.checkpoints.save(wait=True)
+            self.group.any(False)  # until rank 0 has written: once a rank has ended, the others are killed after 30 s
             raise
         seconds = progress.seconds + time.perf_counter() - began
         return EpochMetrics.measured(train, val, progress.times, epoch=number, lr=progress.lr, seconds=seconds)

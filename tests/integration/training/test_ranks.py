@@ -121,8 +121,8 @@ from trainyard.training.trainer import Diverged, Stopped, Trainer
 from trainyard.scaling.rank import _explaining_unused_parameters
 from trainyard.utils.errors import UserError
 
-def stop_within_second_epoch(running, group):
-    # The messages on all ranks when the clock of rank 0 stops a training. Rank 0 has then written a checkpoint.
+def stop_within_second_epoch(running, group, look=str):
+    # What `look` makes of the error on all ranks when the clock of rank 0 stops a training: by default, its message.
     epochs = running.epochs()
     next(epochs)
     if group.is_main:
@@ -130,7 +130,12 @@ def stop_within_second_epoch(running, group):
     try:
         next(epochs)
     except Stopped as error:
-        return group.all_gather_object(str(error))
+        return group.all_gather_object(look(error))
+
+class SlowStore(CheckpointStore):
+    def save(self, *arguments, **options):
+        time.sleep(1)
+        return super().save(*arguments, **options)
 
 def main(arguments):
     folder, found = Path(sys.argv[1]), {}
@@ -265,6 +270,9 @@ def main(arguments):
         if group.is_main:
             shutil.copytree(folder / "by-two", folder / "by-two-stopped")
         found["resumed"] = all_rows(start(SPEC, store=store))
+        slow = SlowStore(folder / "slow")
+        is_written = lambda _: any(slow.folder.glob("epoch-0001-step-000001.*.pt"))
+        found["written before a rank ends"] = stop_within_second_epoch(start(SPEC, store=slow), group, is_written)
         found["resumed from one"] = all_rows(start(SPEC, store=CheckpointStore(folder / "by-one")))
         if group.is_main:
             (folder / "found.json").write_text(json.dumps(found))
@@ -432,6 +440,11 @@ def test_the_clock_of_rank_0_stops_all_and_they_resume_bit_identically(found):
     assert len(set(found["stopped"])) == 1
     assert "in epoch 2 of 3, after step 1 of 4" in found["stopped"][0]
     assert found["resumed"] == found["plain"]
+
+
+def test_no_rank_ends_before_rank_0_has_written_the_checkpoint_of_a_stop(found):
+    """torchrun kills the other ranks of a node 30 s after one has ended, and srun all ranks of the other nodes."""
+    assert found["written before a rank ends"] == [True, True]
 
 
 def test_a_training_resumes_on_another_number_of_ranks(found, data, folder):
