@@ -39,11 +39,11 @@ report: env
 check: env ## Check CONFIG=my.yaml, its data and your code, before a job is queued
 	@$(BIN)/python scripts/check.py --config '$(CONFIG)'
 
-test: env ## Run all tests (16 minutes on two cores)
+test: env ## Run all tests (15 to 22 minutes on two cores)
 	$(say) 'running the tests'
 	$(BIN)/python -m pytest -n 4 # more than the cores: many tests wait for Slurm
 
-test-unit: env ## Run the unit tests (2 minutes)
+test-unit: env ## Run the unit tests (3 to 5 minutes on two cores)
 	$(BIN)/python -m pytest -n 2 tests/unit
 
 test-slow: env ## Run the tests that `make test` omits: the ready-made configs on the test cluster, the trackers, peers (15 minutes)
