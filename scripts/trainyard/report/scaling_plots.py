@@ -203,7 +203,7 @@ def read_telemetry(folder: Path) -> pd.DataFrame:
 
 
 def _read_samples(path: Path) -> pd.DataFrame:
-    """The samples in a file; none if it is empty, as on a full disk. A row that continues a cut one is left out."""
+    """The samples in a file; none if it is empty, as on a full disk. Rows with too many fields are skipped."""
     if not path.stat().st_size:
         return pd.DataFrame()
     return pd.read_csv(path, on_bad_lines="skip")

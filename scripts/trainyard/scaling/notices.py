@@ -57,9 +57,9 @@ def _forward() -> None:
 
 
 def forward_to_launched(process: "subprocess.Popen[Any]", *, through_srun: bool) -> StopNotice:
-    """Forward a notice from this program to a child process; returns whether one has arrived. For the main thread.
+    """Forward a notice to a child process; returns the notice, which is given once it arrives.
 
-    srun forwards SIGUSR1 to all tasks. At SIGTERM, it would kill them.
+    Call this in the main thread. srun forwards SIGUSR1 to all tasks; at SIGTERM, it would kill them.
     """
     number, notice = signal.SIGUSR1 if through_srun else signal.SIGTERM, StopNotice()
 

@@ -54,7 +54,7 @@ def problem(folder: Path) -> str:
 
 
 def report_problem(folder: Path, message: str) -> None:
-    """Let `problem` return this message, which the launcher then raises as an error."""
+    """Record why the training is not started: `problem` returns the message, and the launcher raises it."""
     write_json(folder / _PROBLEM, {"message": message})
 
 
@@ -86,7 +86,7 @@ def find_node_rank(nodes: Sequence[str]) -> int:
 
 
 def end_together(folder: Path, *, task: int, tasks: int, seconds: float) -> None:
-    """Report that the command of a task has ended; wait at most so many seconds until those of all tasks have."""
+    """Record that the command of a task has ended, and wait up to `seconds` for the commands of all tasks."""
     with suppress(OSError):  # the disk is full, or the launcher has ended and removed the folder
         (folder / f"ended-{task}").touch()
         _await(folder, [f"ended-{each}" for each in range(tasks)], seconds)

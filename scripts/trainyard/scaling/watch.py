@@ -33,7 +33,7 @@ from trainyard.scaling.rendezvous import (
 from trainyard.training.telemetry import record_telemetry
 from trainyard.utils.stop_notice import NOTICES, StopNotice
 
-# torchrun and accelerate send SIGKILL to the ranks so many seconds after SIGTERM; torch before 2.12 always takes 30.
+# Seconds from SIGTERM to SIGKILL of the ranks, for torchrun and accelerate; torch before 2.12 always waits 30.
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 # Variables that torchrun sets for a rank, and the suffixes of Slurm's names for them.
 RANKS = {"RANK": "PROCID", "LOCAL_RANK": "LOCALID", "WORLD_SIZE": "NTASKS", "LOCAL_WORLD_SIZE": "NTASKS_PER_NODE"}

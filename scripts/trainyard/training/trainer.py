@@ -180,7 +180,8 @@ class Trainer:
         except Stopped:
             progress.seconds += time.perf_counter() - began
             self.checkpoints.save(wait=True)
-            self.group.any(False)  # until rank 0 has written: once a rank has ended, the others are killed after 30 s
+            # Wait until rank 0 has written: torchrun kills the other ranks 30 s after the first one has ended.
+            self.group.any(False)
             raise
         seconds = progress.seconds + time.perf_counter() - began
         return EpochMetrics.measured(train, val, progress.times, epoch=number, lr=progress.lr, seconds=seconds)
