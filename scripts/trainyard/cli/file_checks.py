@@ -50,7 +50,7 @@ def _remedy(path: Path | str) -> str:
 
 
 def _check_table(place: str, dataset: Table, *, has_scheduler: bool) -> Finding:
-    path = Path(dataset.path)
+    path = expand_path(dataset.path)
     try:
         columns = _columns(path)
     except FileNotFoundError:

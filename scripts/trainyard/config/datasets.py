@@ -105,7 +105,11 @@ class ImageFolder(Section):
 
 
 class Table(Section):
-    """A CSV or Parquet table with a target column, for tree models."""
+    """A CSV or Parquet table with a target column, for tree models.
+
+    Columns are numbers or categories: text is a category, as are Booleans with missing values. In a Parquet file, dates
+    and times are seconds since 1970.
+    """
 
     source: Literal["table"] = Field(description="A table file.")
     path: str = Field(description="The `.csv` or `.parquet` file.", pattern=r"\.(csv|parquet)$")

@@ -1,4 +1,8 @@
-"""Staging a CSV or Parquet table for tree models: {train,val}.parquet, with the target as the last column."""
+"""Staging a CSV or Parquet table for tree models: {train,val}.parquet, with the target as the last column.
+
+Numbers and booleans stay as they are. Points in time and durations become seconds, decimals floating-point numbers, and
+all other values categories of text: Parquet would return other categories as plain objects, which no model takes.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +12,7 @@ import numpy as np
 from trainyard.config.datasets import Table
 from trainyard.data.sources import stratified_split
 from trainyard.data.staged import SPLITS, TARGET, DataError, TableMeta
-from trainyard.utils.files import atomic_write, file_digest
+from trainyard.utils.files import atomic_write, expand_path, file_digest
 from trainyard.utils.text import printable
 
 
@@ -19,7 +23,7 @@ def table_digest(dataset: Table) -> str:
         DataError: it cannot be read.
     """
     try:
-        return file_digest(Path(dataset.path))
+        return file_digest(expand_path(dataset.path))
     except OSError as error:
         raise DataError(
             f"{dataset.path}: cannot be read ({error.strerror}); `path` is relative to the folder where Snakemake runs"
@@ -32,7 +36,7 @@ def stage_table(dataset: Table, folder: Path) -> TableMeta:
     Raises:
         DataError: the table cannot be used.
     """
-    frame = _read_table(Path(dataset.path))
+    frame = _read_table(expand_path(dataset.path))
     if dataset.target not in frame.columns:
         columns = ", ".join(map(str, frame.columns))
         raise DataError(f"{dataset.path}: there is no target column {dataset.target!r}; columns: {columns}")
@@ -50,13 +54,58 @@ def stage_table(dataset: Table, folder: Path) -> TableMeta:
     else:
         frame[TARGET] = _as_numbers(target, dataset)
     for column in frame.columns[frame.dtypes.map(lambda dtype: dtype.kind not in "iufb")]:
-        frame[column] = frame[column].astype("category")
-    strata = frame[TARGET].to_numpy() if classes else np.zeros(len(frame), np.int64)
-    for name, rows in zip(SPLITS, stratified_split(strata, dataset.val_fraction, dataset.seed), strict=True):
+        frame[column] = _as_feature(frame[column], dataset)
+    for name, rows in _split_rows(frame, classes, dataset).items():
         with atomic_write(folder / f"{name}.parquet", "wb") as file:
             frame.iloc[rows].to_parquet(file)
     files = {f"{name}.parquet": file_digest(folder / f"{name}.parquet") for name in SPLITS}
     return TableMeta(task=task, classes=classes, columns=[str(name) for name in frame.columns[:-1]], files=files)
+
+
+def _split_rows(frame: Any, classes: list[str], dataset: Table) -> dict[str, Any]:
+    """The numbers of the rows of each split, in ascending order.
+
+    Raises:
+        DataError: no row can be held out.
+    """
+    strata = frame[TARGET].to_numpy() if classes else np.zeros(len(frame), np.int64)
+    splits = dict(zip(SPLITS, stratified_split(strata, dataset.val_fraction, dataset.seed), strict=True))
+    if len(splits["val"]):
+        return splits
+    reason, remedy = "it has one row only", ""
+    if len(classes) > 1:
+        reason = f"each of the {len(classes)} classes in the column {dataset.target!r} has one row only"
+        remedy = "; if they are quantities, set `task: regression`"
+    raise DataError(f"{dataset.path}: no row can be held out for validation: {reason}{remedy}")
+
+
+def _as_feature(column: Any, dataset: Table) -> Any:
+    """A column without a numeric type as numbers or as categories of text; missing values stay missing.
+
+    Raises:
+        DataError: its values have parts, as those of a list.
+    """
+    from pandas import Timedelta, Timestamp, to_datetime
+    from pandas.api.types import infer_dtype
+
+    kind = infer_dtype(column, skipna=True)
+    if kind == "decimal":
+        return column.astype(np.float64)
+    if kind == "date":
+        column = to_datetime(column)
+    if column.dtype.kind in "mM":
+        begin = Timestamp(0, tz=column.dt.tz) if column.dtype.kind == "M" else Timedelta(0)
+        return (column - begin) / Timedelta(seconds=1)
+    if kind == "categorical":
+        return column.cat.rename_categories(str)
+    if kind == "string":
+        return column.astype("category")
+    if parts := {type(value).__name__ for value in column if isinstance(value, (list, dict, set, np.ndarray))}:
+        raise DataError(
+            f"{dataset.path}: the column {column.name!r} has values of the type {min(parts)}: write each of their "
+            "parts to a column of its own, or leave the column out"
+        )
+    return column.astype(object).map(str, na_action="ignore").astype("category")
 
 
 def _as_numbers(target: Any, dataset: Table) -> Any:
@@ -82,6 +131,10 @@ def _read_table(path: Path) -> Any:
     import pandas as pd
 
     try:
-        return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+        # Otherwise pandas guesses the type of a column for each part of a CSV file.
+        frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, low_memory=False)
     except (ValueError, OSError) as error:
         raise DataError(f"{path}: is not a readable {path.suffix[1:]} file ({error})") from None
+    if frame.empty:
+        raise DataError(f"{path}: has no rows")
+    return frame

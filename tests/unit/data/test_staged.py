@@ -1,13 +1,16 @@
 """Staging keeps pixels and rows as they are, and reports what it cannot use."""
 
+import datetime
 import json
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
 import pytest
 from sklearn.datasets import load_digits
+from trainyard.cli.file_checks import check_source
 from trainyard.config.datasets import Digits, Synthetic, Table
-from trainyard.data.known_images import known_images
+from trainyard.data.known_images import KnownImages, known_images
 from trainyard.data.sources import stratified_split
 from trainyard.data.staged import TARGET, DataError, Staged, StagedImageMeta, TableMeta
 from trainyard.data.staging import stage
@@ -140,11 +143,13 @@ BAD_TABLES = [
         "1 rows have no value in the target",
     ),
     (lambda path: path.write_bytes(b"\x00\xff\x00"), "price", "is not a readable csv file"),
+    (lambda path: write_table(path, frame(0)), "price", "table.csv: has no rows"),
+    (lambda path: write_table(path, frame(2)[:1]), "price", "held out for validation: it has one row only$"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("make", "target", "message"), BAD_TABLES, ids=["missing", "target", "unlabelled", "not a table"]
+    ("make", "target", "message"), BAD_TABLES, ids=["missing", "target", "unlabelled", "not a table", "empty", "row"]
 )
 def test_an_unusable_table_is_reported(tmp_path, make, target, message):
     make(tmp_path / "table.csv")
@@ -160,6 +165,65 @@ def test_a_target_of_a_regression_that_is_no_number_is_reported(tmp_path, target
     path = write_table(tmp_path / "table.csv", frame().assign(price=[float("inf")] + [1.0] * 39))
     with pytest.raises(DataError, match=values):
         stage(Table(source="table", path=str(path), target=target, task="regression"), tmp_path / "staged")
+
+
+DAY = np.datetime64("2020-01-01")
+COLUMNS = {  # of a Parquet file, and what is staged of their first rows
+    "booleans with missing values": ([True, None, False], ["True", None, "False"]),
+    "dates": ([datetime.date(2020, 1, 1), None, datetime.date(2020, 1, 2)], [1577836800, None, 1577923200]),
+    "points in time": ([DAY, None, DAY + np.timedelta64(36, "h")], [1577836800, None, 1577966400]),
+    "durations": ([np.timedelta64(90, "s"), None, np.timedelta64(1, "D")], [90, None, 86400]),
+    "decimals": ([Decimal("0.5"), None, Decimal("2.25")], [0.5, None, 2.25]),
+    "times of day": ([datetime.time(9, 30), None, datetime.time(12)], ["09:30:00", None, "12:00:00"]),
+    "bytes": ([b"x", None, b"y"], ["b'x'", None, "b'y'"]),
+}
+
+
+@pytest.mark.parametrize(("values", "expected"), COLUMNS.values(), ids=COLUMNS)
+def test_each_column_is_staged_as_numbers_or_as_categories_of_text(tmp_path, values, expected):
+    """Parquet has no other categories: both libraries refuse the plain objects that it returns for them."""
+    table = frame(60).assign(odd=pd.Series(values * 20))
+    table.to_parquet(tmp_path / "table.parquet")
+    dataset = Table(source="table", path=str(tmp_path / "table.parquet"), target="price")
+    staged = stage(dataset, tmp_path / "staged")
+    train, val = (pd.read_parquet(staged.folder / f"{name}.parquet") for name in ("train", "val"))
+    odd = pd.concat([train, val]).sort_index()["odd"]
+    assert [None if pd.isna(value) else value for value in odd[:3]] == expected
+    assert train["odd"].dtype == val["odd"].dtype
+    assert train["odd"].dtype.name == ("category" if isinstance(expected[0], str) else "float64")
+
+
+def test_a_column_of_a_long_csv_file_has_one_type(tmp_path):
+    """pandas guesses a type for each million of its values unless it is told not to."""
+    codes = [f"{code:05d}" for code in range(10_000)] + ["A12"]
+    others = pd.DataFrame(0, index=range(len(codes)), columns=[f"x{number}" for number in range(126)])
+    path = write_table(tmp_path / "table.csv", others.assign(code=codes, price=np.arange(len(codes)) / 2))
+    staged = stage(Table(source="table", path=str(path), target="price"), tmp_path / "staged")
+    assert set(pd.read_parquet(staged.folder / "train.parquet")["code"].cat.categories) == set(codes)
+
+
+@pytest.mark.parametrize("value", [[1.0, 2.0], {"a": 1}])
+def test_a_column_of_lists_is_reported(tmp_path, value):
+    frame().assign(vector=[value] * 40).to_parquet(tmp_path / "table.parquet")
+    with pytest.raises(DataError, match=r"the column 'vector' has values of the type .*: write each of their parts"):
+        stage(Table(source="table", path=str(tmp_path / "table.parquet"), target="price"), tmp_path / "staged")
+
+
+def test_a_table_of_which_no_row_can_be_held_out_is_reported(tmp_path):
+    """A quantity in whole numbers, such as a price, is taken for classes."""
+    path = write_table(tmp_path / "table.csv", frame().assign(price=range(1000, 1040)))
+    table = Table(source="table", path=str(path), target="price")
+    with pytest.raises(DataError, match=r"each of the 40 classes in the column 'price' has one row only; .*regress"):
+        stage(table, tmp_path / "staged")
+    assert stage(table.model_copy(update={"task": "regression"}), tmp_path / "staged").require(TableMeta)
+
+
+def test_the_path_of_a_table_may_begin_in_the_home_folder(tmp_path, monkeypatch):
+    write_table(tmp_path / "table.csv", frame())
+    monkeypatch.setenv("HOME", str(tmp_path))
+    table = Table(source="table", path="~/table.csv", target="price")
+    assert stage(table, tmp_path / "staged").require(TableMeta)
+    assert check_source("datasets.t", table, KnownImages(), has_scheduler=False).verdict == "ok"
 
 
 def test_a_table_that_changed_is_staged_again(tmp_path):

@@ -60,6 +60,17 @@ def test_regression_on_a_table_with_text_columns(prices, tmp_path, name):
     assert 0 < row["val"] < 0.3, "the noise is 0.05, the spread of prices 1"
 
 
+@pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
+def test_a_column_of_booleans_with_missing_values_is_fitted(tmp_path, name):
+    generator = np.random.default_rng(0)
+    table = pd.DataFrame({"old": generator.choice(np.array([True, False, None]), 300)})
+    table["price"] = (table["old"] == True) + generator.normal(scale=0.05, size=300)  # noqa: E712
+    table.to_csv(tmp_path / "prices.csv", index=False)
+    dataset = Table(source="table", path=str(tmp_path / "prices.csv"), target="price")
+    row = boosting.fit(STUDY, name, stage(dataset, tmp_path / "staged"), tmp_path / "models", threads=1)
+    assert row["val"] < 0.2, "the spread of prices is 0.5"
+
+
 def test_saved_models_open_in_their_own_libraries_and_predict_the_same(digits, tmp_path):
     rows = {name: boosting.fit(STUDY, name, digits, tmp_path, threads=2) for name in ("xgboost", "lightgbm")}
     images, labels = digits.split("val").images.reshape(360, -1), digits.split("val").labels
