@@ -3,11 +3,12 @@
 import json
 import logging
 import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from trainyard.utils.errors import UserError
 from trainyard.utils.files import atomic_write, digest_of, write_json
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_REFUSED: Final = re.compile(r'[][{}<":,]')  # in the name of a feature, by XGBoost or LightGBM
 log = logging.getLogger(__name__)
 
 # OpenMP threads that wait in a loop take CPU time from the threads they wait for, if other processes use it, too:
@@ -47,7 +49,18 @@ def tabular(staged: Staged) -> Tabular:
     task = staged.require(TableMeta).task
     frames = [pd.read_parquet(staged.folder / f"{name}.parquet") for name in ("train", "val")]
     targets = [frame.pop(TARGET).to_numpy() for frame in frames]
+    for frame in frames:
+        frame.columns = _accepted_names(map(str, frame.columns))
     return Tabular(frames[0], targets[0], frames[1], targets[1], task)
+
+
+def _accepted_names(columns: Iterable[str]) -> list[str]:
+    """Names of features that both libraries accept, as `size _m_` for `size [m]`; each of them once."""
+    names = list[str]()
+    for column in columns:
+        name = _REFUSED.sub("_", column)
+        names.append(name if name not in names else f"{name}_{len(names)}")
+    return names
 
 
 def fit(study: Trees, name: str, staged: Staged, folder: Path, *, threads: int) -> dict[str, Any]:
@@ -69,10 +82,15 @@ def fit(study: Trees, name: str, staged: Staged, folder: Path, *, threads: int) 
 
 def _fit(name: str, params: dict[str, Any], study: Trees, data: Tabular, folder: Path, threads: int) -> dict[str, Any]:
     settings = {"n_estimators": study.rounds, "n_jobs": threads, "random_state": study.seed, **params}
-    model = _MODELS[name](data.task, settings)
+    target: Array = data.train_target
+    decode: Callable[[Any], Array] = np.asarray
+    if data.task == "classification":  # XGBoost refuses numbers of classes with a gap: of a class without training rows
+        classes, target = np.unique(target, return_inverse=True)
+        decode = classes.__getitem__
     started = time.perf_counter()
     try:
-        model.fit(data.train, data.train_target)
+        model = _MODELS[name](data.task, settings)
+        model.fit(data.train, target)
     except (ValueError, TypeError) as error:
         raise UserError(f"{name} cannot be fitted with {settings}: {error}") from error
     except Exception as error:  # each library has its own error classes
@@ -87,8 +105,8 @@ def _fit(name: str, params: dict[str, Any], study: Trees, data: Tabular, folder:
     return {
         "model": name,
         "metric": score.__name__,
-        "train": score(data.train_target, model.predict(data.train)),
-        "val": score(data.val_target, model.predict(data.val)),
+        "train": score(data.train_target, decode(model.predict(data.train))),
+        "val": score(data.val_target, decode(model.predict(data.val))),
         "seconds": seconds,
         "threads": settings["n_jobs"],
         "rounds": settings["n_estimators"],
@@ -109,13 +127,13 @@ def rmse(truth: Array, predicted: Array) -> float:
 def _xgboost(task: str, settings: dict[str, Any]) -> Any:
     from xgboost import XGBClassifier, XGBRegressor
 
-    return (XGBClassifier if task == "classification" else XGBRegressor)(enable_categorical=True, **settings)
+    return (XGBClassifier if task == "classification" else XGBRegressor)(**{"enable_categorical": True, **settings})
 
 
 def _lightgbm(task: str, settings: dict[str, Any]) -> Any:
     from lightgbm import LGBMClassifier, LGBMRegressor
 
-    return (LGBMClassifier if task == "classification" else LGBMRegressor)(verbosity=-1, **settings)
+    return (LGBMClassifier if task == "classification" else LGBMRegressor)(**{"verbosity": -1, **settings})
 
 
 _MODELS: dict[str, Callable[[str, dict[str, Any]], Any]] = {"xgboost": _xgboost, "lightgbm": _lightgbm}

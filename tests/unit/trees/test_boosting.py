@@ -94,6 +94,36 @@ def test_the_rounds_of_the_table_are_those_of_the_model(digits, tmp_path):
     assert (row["rounds"], row["threads"]) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "params"), [("lightgbm", {"verbosity": 0}), ("xgboost", {"enable_categorical": False})]
+)
+def test_parameters_replace_those_that_trainyard_sets(digits, tmp_path, name, params):
+    study = Trees(dataset="d", rounds=1, params={name: params})
+    assert boosting.fit(study, name, digits, tmp_path, threads=1)["val"] > 0.5
+
+
+@pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
+def test_a_class_without_training_images_keeps_its_number(tmp_path, name):
+    """As the classes of EMNIST's letters, which are counted from 1."""
+    staged = stage(Digits(source="digits"), tmp_path / "staged")
+    for split in ("train", "val"):
+        labels = staged.split(split).labels
+        np.save(tmp_path / "staged" / f"{split}-labels.npy", labels + 1)
+    row = boosting.fit(STUDY.model_copy(update={"rounds": 3}), name, staged, tmp_path / "models", threads=1)
+    assert row["val"] > 0.8
+
+
+@pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
+def test_the_names_of_columns_may_have_any_characters(tmp_path, name):
+    generator = np.random.default_rng(0)
+    names = ["size [m]", "size {m}", "<5", "a:b", 'c, "d"']
+    table = pd.DataFrame(generator.uniform(size=(300, 5)), columns=names).assign(price=generator.uniform(size=300))
+    table.to_csv(tmp_path / "prices.csv", index=False)
+    dataset = Table(source="table", path=str(tmp_path / "prices.csv"), target="price")
+    row = boosting.fit(STUDY, name, stage(dataset, tmp_path / "staged"), tmp_path / "models", threads=1)
+    assert row["train"] < row["val"]
+
+
 def test_invalid_parameters_of_a_library_are_explained(digits, tmp_path):
     study = Trees(dataset="d", params={"xgboost": {"max_depth": "deep"}})
     with pytest.raises(UserError, match="xgboost"):
