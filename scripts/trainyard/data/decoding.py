@@ -15,8 +15,10 @@ EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".
 # The formats to recognize, whatever the extension. Without a list, Pillow also opens PostScript: it runs Ghostscript.
 FORMATS: Final = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", "AVIF", "JPEG2000")
 ORIENTATION_TAG: Final = 0x0112  # in EXIF
-# What Pillow raises for a damaged file, depending on the format.
-DECODING_ERRORS: Final = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, struct.error)
+TRANSPOSED: Final = 5  # the first of the orientations, 1 to 8, in which height and width are exchanged
+# What Pillow raises for a damaged file, depending on the format: a RuntimeError for AVIF.
+DECODING_ERRORS: Final = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, RuntimeError,
+                          struct.error)  # fmt: skip
 JPEG_MAGIC: Final = b"\xff\xd8\xff"
 EXIF_BYTES: Final = 2**17  # EXIF is one of the first segments of a JPEG, each of at most 64 KiB
 MODES: Final = {
@@ -76,7 +78,8 @@ def decode_image(content: bytes, target: ImageFormat) -> tuple[NDArray[np.uint8]
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
         if target.fit and image.format == "JPEG":  # decodes a large one at 1/2, 1/4 or 1/8 of its size
-            image.draft(None, (2 * target.width, 2 * target.height))
+            size = (2 * target.width, 2 * target.height)
+            image.draft(None, size if _orientation(image) < TRANSPOSED else size[::-1])
         image.load()
         return _convert(image, target)
     except BadImageError:
@@ -108,7 +111,7 @@ def _decode_plain_jpeg(content: bytes, target: ImageFormat) -> NDArray[np.uint8]
 
 def _convert(image: Any, target: ImageFormat) -> tuple[NDArray[np.uint8], list[str]]:
     conversions = []
-    if _orientation(image) not in (0, 1):
+    if _orientation(image) > 1:
         image = ImageOps.exif_transpose(image)
         conversions.append("rotated by EXIF")
     if image.format in ("GIF", "WEBP", "TIFF") and getattr(image, "is_animated", False):
@@ -125,8 +128,12 @@ def _convert(image: Any, target: ImageFormat) -> tuple[NDArray[np.uint8], list[s
 
 
 def _orientation(image: Any) -> int:
-    """The orientation in EXIF, 1 to 8; 1 means upright."""
-    return int(image.getexif().get(ORIENTATION_TAG, 1)) if "exif" in image.info else 1
+    """The orientation in EXIF, 1 to 8; 1 means upright, also where EXIF is damaged: the pixels may be intact."""
+    try:
+        found = image.getexif().get(ORIENTATION_TAG) if "exif" in image.info else None
+    except DECODING_ERRORS:
+        return 1
+    return int(found) if found in range(1, 9) else 1
 
 
 def _convert_mode(image: Any, mode: str) -> Any:
@@ -155,7 +162,7 @@ def read_size(content: bytes) -> tuple[int, int] | None:
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
         width, height = image.size
-        is_transposed = _orientation(image) in (5, 6, 7, 8)
+        is_transposed = _orientation(image) >= TRANSPOSED
     except (*DECODING_ERRORS, Image.DecompressionBombError):
         return None
     return (width, height) if is_transposed else (height, width)

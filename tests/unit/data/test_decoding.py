@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 from imagesets import pixels
-from PIL import Image, ImageFilter
+from PIL import Image, ImageFilter, ImageOps
 from trainyard.data import decoding
 from trainyard.data.decoding import ImageFormat, decode_image
 
@@ -63,3 +63,16 @@ def test_a_truncated_jpeg_is_never_accepted(share):
     content = jpeg(quality=95)
     with pytest.raises(decoding.BadImageError, match="truncated"):
         decode_image(content[: int(share * len(content))], FORM)
+
+
+def test_a_large_jpeg_that_is_rotated_keeps_its_details():
+    """libjpeg may decode a large one at a part of its size, of which height and width are exchanged before rotation."""
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 512, 3), np.uint8))
+    exif = Image.Exif()
+    exif[decoding.ORIENTATION_TAG] = 6
+    content = io.BytesIO()
+    noise.save(content, "JPEG", quality=95, exif=exif)
+    target = ImageFormat(height=8, width=64, channels=3, fit="crop")
+    pixels, _ = decode_image(content.getvalue(), target)
+    upright = ImageOps.exif_transpose(Image.open(content))
+    assert np.array_equal(pixels, ImageOps.fit(upright, (64, 8), Image.Resampling.BILINEAR))

@@ -72,9 +72,14 @@ def rotated(form):
 PICTURE = Image.fromarray(IMAGES[0])
 SQUARE = Image.fromarray(np.kron(np.arange(4, dtype=np.uint8).reshape(2, 2) * 60, np.ones((8, 8), np.uint8)))
 PNG, JPEG = encoded(PICTURE), encoded(PICTURE, "JPEG")
+JPEG_PICTURE = Image.open(io.BytesIO(JPEG))
 EPS = encoded(PICTURE, "EPS")
 HUGE_HEAD = b"IHDR" + (20000).to_bytes(4, "big") * 2 + PNG[24:29]
 HUGE_PNG = PNG[:12] + HUGE_HEAD + zlib.crc32(HUGE_HEAD).to_bytes(4, "big") + PNG[33:]
+AVIF = encoded(PICTURE, "AVIF")
+# An EXIF whose header is missing, and an orientation that is not a number.
+NO_EXIF = b"Exif\0\0" + bytes(20)
+BYTES_EXIF = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x07\0\x01\0\0\0\x06" + bytes(7)
 SIXTEEN_BITS = np.arange(256, dtype=np.uint16).reshape(16, 16) * 256 + 255
 
 
@@ -104,9 +109,13 @@ CASES = [
     Case("16 bits", encoded(Image.fromarray(SIXTEEN_BITS)), handled={"16 bits": 1},
          result=np.repeat((SIXTEEN_BITS >> 8).astype(np.uint8)[..., None], 3, axis=2)),
     Case("EXIF says turned", rotated("PNG"), handled={"rotated by EXIF": 1}, result=np.rot90(IMAGES[0], -1)),
+    Case("damaged EXIF", encoded(PICTURE, exif=NO_EXIF), result=IMAGES[0]),
+    Case("damaged EXIF of a JPEG", encoded(PICTURE, "JPEG", exif=NO_EXIF, dpi=(72, 72)), result=as_rgb(JPEG_PICTURE)),
+    Case("EXIF says bytes", encoded(PICTURE, exif=BYTES_EXIF), result=IMAGES[0]),
+    Case("damaged AVIF", AVIF.replace(b"pitm", b"pitx"), "damaged", "Failed to decode image"),
     Case("several frames", encoded(SQUARE, "GIF", save_all=True, append_images=[SQUARE.rotate(90)]),
          handled={"first frame": 1, "palette": 1}, result=as_rgb(SQUARE)),
-    Case("JPEG called PNG", JPEG, result=as_rgb(Image.open(io.BytesIO(JPEG)))),
+    Case("JPEG called PNG", JPEG, result=as_rgb(JPEG_PICTURE)),
 ]  # fmt: skip
 
 
