@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.config.datasets import Python
+from trainyard.data.mean_std import channel_sums, mean_and_std
 from trainyard.data.sources import Block, BlockTask, DataSource
 from trainyard.data.staged import SPLITS, DataError, OnTheFlyMeta
 from trainyard.utils.files import digest_of, file_digest
@@ -55,6 +56,22 @@ def as_pixels(image: Any, index: int) -> NDArray[np.uint8]:
             "(H, W, C), or with `on_the_fly: true` float32 of shape (C, H, W)"
         )
     return np.ascontiguousarray(pixels)
+
+
+def as_normalized(image: Any, index: int) -> NDArray[np.float32] | None:
+    """A normalized image of a user's dataset as a contiguous float32 array of shape (C, H, W); None for another image.
+
+    Raises:
+        DataError: it has floating-point numbers, but another shape.
+    """
+    if getattr(image, "is_floating_point", lambda: False)():  # a tensor: numpy has no bfloat16
+        image = image.detach().float()
+    numbers = np.asarray(image)
+    if numbers.dtype.kind != "f":
+        return None
+    if numbers.ndim != 3:
+        raise DataError(f"image {index} is {numbers.dtype} of shape {numbers.shape}: return the shape (C, H, W)")
+    return np.ascontiguousarray(numbers, np.float32)
 
 
 def as_numbers(label: Any, index: int, count: int) -> NDArray[np.float32]:
@@ -195,14 +212,31 @@ def describe_on_the_fly(dataset: Python) -> OnTheFlyMeta:
             raise DataError(f"{dataset.factory!r}: the {name} dataset is empty")
         as_label = as_numbers if dataset.targets else as_class
         as_label(read_item(split, 0)[1], 0, len(outputs))
-    sample = [read_item(train, index)[0] for index in range(0, len(train), -(-len(train) // SAMPLE_IMAGES))]
-    if getattr(sample[0], "is_floating_point", lambda: False)():
-        channels, height, width = sample[0].shape
-        mean, std = [0.0] * channels, [1.0] * channels
-    else:
-        pixels = np.stack([as_pixels(image, index) for index, image in enumerate(sample)])
-        _, height, width, channels = pixels.shape
-        flat = pixels.reshape(-1, channels)
-        mean, std = flat.mean(axis=0).tolist(), np.maximum(flat.std(axis=0), 1.0).tolist()
-    shape = (height, width, channels)
+    shape, mean, std = _measure_sample(train)
     return OnTheFlyMeta(classes=outputs, shape=shape, mean=mean, std=std, sizes=[len(train), len(val)])
+
+
+def _measure_sample(dataset: Any) -> tuple[tuple[int, int, int], list[float], list[float]]:
+    """Height, width and channels of a sample of images, and the mean and standard deviation of each channel.
+
+    Normalized images have the mean 0 and the standard deviation 1.
+
+    Raises:
+        DataError: the images are not alike.
+    """
+    found, totals = list[tuple[Any, ...]](), list[tuple[list[int], list[int]]]()
+    for index in range(0, len(dataset), -(-len(dataset) // SAMPLE_IMAGES)):
+        image = read_item(dataset, index)[0]
+        normalized = as_normalized(image, index)
+        pixels = as_pixels(image, index) if normalized is None else np.moveaxis(normalized, 0, 2)
+        found.append((*pixels.shape, pixels.dtype.name))
+        if found[-1] != found[0]:
+            sizes = ["{}x{}x{} {}".format(*each) for each in (found[-1], found[0])]
+            raise DataError(f"image {index} has {sizes[0]}, but image 0 {sizes[1]}: all must be alike")
+        if normalized is None:
+            totals.append(channel_sums(pixels[None]))
+    height, width, channels, _ = found[0]
+    if not totals:
+        return (height, width, channels), [0.0] * channels, [1.0] * channels
+    sums, squares = (np.sum(each, axis=0).tolist() for each in zip(*totals, strict=True))
+    return (height, width, channels), *mean_and_std(len(totals) * height * width, sums, squares)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainyard.config.config import Data
-from trainyard.data.python_factory import as_class, as_numbers, as_pixels, call_factory, read_item
+from trainyard.data.python_factory import as_class, as_normalized, as_numbers, as_pixels, call_factory, read_item
 from trainyard.data.staged import SPLITS, DataError, ImageMeta, OnTheFlyMeta, Staged
 from trainyard.training.sampler import derived_seed
 
@@ -215,10 +215,10 @@ class _WithIndex(torch.utils.data.Dataset[tuple[Any, Any, int]]):
         index, seed = key
         _seed_all(derived_seed(seed, index))
         image, label = read_item(self._dataset, index)
-        if not (isinstance(image, Tensor) and image.is_floating_point()):
-            image = torch.from_numpy(as_pixels(image, index))
+        normalized = as_normalized(image, index)
+        array = as_pixels(image, index) if normalized is None else normalized
         as_label = as_numbers if self._numeric else as_class
-        return image, as_label(label, index, self._outputs), index
+        return _tensor(array), as_label(label, index, self._outputs), index
 
 
 def _seed_all(seed: int) -> None:

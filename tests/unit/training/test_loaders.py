@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -123,6 +124,13 @@ class Blocks(torch.utils.data.Dataset):
             image[3] = random.randrange(256)
         if self.kind == "float":
             image = torch.from_numpy(image).permute(2, 0, 1) / 255 - 0.5
+        if self.kind in ("float64", "float16", "bfloat16", "array"):
+            image = torch.from_numpy(image).permute(2, 0, 1) / 255 - 0.5
+            image = image.numpy() if self.kind == "array" else image.to(getattr(torch, self.kind))
+        if self.kind == "flat":
+            image = torch.rand(6, 5)
+        if self.kind == "sizes":
+            image = image[: 5 + index % 2]
         return image, label
 
 def build(count, kind="uint8"):
@@ -179,14 +187,37 @@ def test_random_numbers_of_own_code_depend_on_neither_workers_nor_interruptions(
     assert not torch.equal(one[0, :4], one[1, :4])
 
 
-def test_own_images_that_are_normalized_already_are_taken_as_they_are(own, tmp_path):
-    staged = stage(
-        own(args={"count": 60, "kind": "float"}, on_the_fly=True, classes=["a", "b", "c"]), tmp_path / "data"
-    )
+@pytest.mark.parametrize("kind", ["float", "float64", "float16", "bfloat16", "array"])
+def test_own_images_that_are_normalized_already_are_taken_as_they_are(own, tmp_path, kind):
+    staged = stage(own(args={"count": 60, "kind": kind}, on_the_fly=True, classes=["a", "b", "c"]), tmp_path / "data")
     data = load_input_data(staged, CPU, Data(workers=1))
     batch = next(data.train.batches([torch.tensor([2])]))
     assert torch.equal(data.normalize(batch.pixels, channels_last=False), batch.pixels)
     assert train(LEARNER, data)[0][-1]["val_accuracy"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("flat", r"^image 0 is float32 of shape \(6, 5\): return the shape \(C, H, W\)$"),
+        ("sizes", "^image 1 has 6x5x3 uint8, but image 0 5x5x3 uint8: all must be alike$"),
+    ],
+)
+def test_own_images_that_fit_no_batch_are_found_before_the_training(own, tmp_path, kind, message):
+    with pytest.raises(DataError, match=message):
+        stage(own(args={"count": 60, "kind": kind}, on_the_fly=True, classes=["a", "b", "c"]), tmp_path / "data")
+
+
+def test_measuring_own_images_takes_the_memory_of_one(own, tmp_path):
+    """1,024 images of 512x512 pixels have 0.8 GB, and eight times as much as float64."""
+    section = own(args={"count": 900}, on_the_fly=True, classes=["a", "b", "c"])
+    stage(section, tmp_path / "imports")
+    tracemalloc.start()
+    try:
+        stage(section, tmp_path / "data")
+        assert tracemalloc.get_traced_memory()[1] < 900 * 6 * 5 * 3 * 8
+    finally:
+        tracemalloc.stop()
 
 
 def test_own_code_is_staged_again_when_its_file_changes(own, tmp_path):
