@@ -7,7 +7,7 @@ import re
 import types
 from collections.abc import Iterator
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -43,14 +43,13 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_text_for_numbers(cls, given: Any) -> Any:
-        """Reject text where a number is expected: Pydantic would convert it."""
+    def _check_numbers(cls, given: Any) -> Any:
+        """Reject text, and true, where a number is expected: Pydantic would convert them. False is 0, as in `off`."""
         if not isinstance(given, dict):
             return given
         names = cls._number_fields()
-        if wrong := [name for name in given if name in names and _holds_text(given[name])]:
-            kind = PydanticCustomError("number", "text instead of a number: write it without quotes")
-            details = [InitErrorDetails(type=kind, loc=(name,), input=given[name]) for name in wrong]
+        if wrong := {name: kind for name in given if name in names and (kind := _find_mistake(given[name]))}:
+            details = [InitErrorDetails(type=kind, loc=(name,), input=given[name]) for name, kind in wrong.items()]
             raise ValidationError.from_exception_data(cls.__name__, details)
         return given
 
@@ -80,11 +79,17 @@ def _value_types(annotation: Any) -> Iterator[Any]:
             yield member
 
 
-def _holds_text(value: Any) -> bool:
-    """Whether a value is a number written as text, or a mapping that contains one."""
+_TEXT: Final = PydanticCustomError("number", "text instead of a number: write it without quotes")
+_TRUE: Final = PydanticCustomError("number", "true instead of a number")
+
+
+def _find_mistake(value: Any) -> PydanticCustomError | None:
+    """The error if a value is a number written as text, or true, or if it is a mapping that contains such a value."""
     if isinstance(value, dict):
-        return any(map(_holds_text, value.values()))
-    return isinstance(value, str) and is_number(value)
+        return next(filter(None, map(_find_mistake, value.values())), None)
+    if isinstance(value, str):
+        return _TEXT if is_number(value) else None
+    return _TRUE if value is True else None
 
 
 MetricName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$", max_length=64)]

@@ -59,6 +59,9 @@ MISTAKES = [
         "1e-3",
         "sweeps.depth.train.lr: text instead of a number: write it without quotes (is '1e-3')",
     ),
+    ("sweeps.depth.train.augment", {"resized_crop": True}, "augment.resized_crop: true instead of a number (is True)"),
+    ("sweeps.depth.train.lr_scale", {"*": True}, "sweeps.depth.train.lr_scale: true instead of a number"),
+    ("sweeps.depth.slots", {"cpus_per_trial": True}, "slots.cpus_per_trial: true instead of a number (is True)"),
     ("sweeps.depth.train.pretrained", "no.pt", "no.pt: cannot be read (No such file or directory): give a file that"),
     ("sweeps.depth.train.pretrained", __file__, "test_load.py: is not a file of torch.save: it begins with b'"),
     ("scaling.study.train.pretrained", str(Path(__file__).parent), "config: cannot be read (Is a directory)"),
@@ -444,6 +447,11 @@ def test_an_error_has_place_reason_and_remedy(place, value, message):
         check_config(with_mistake(GOOD, place, value))
     assert message in str(caught.value)
     assert str(caught.value).startswith("1 error in config"), "one error"
+
+
+def test_false_turns_an_option_off():
+    config = check_config(with_mistake(GOOD, "sweeps.depth.train.augment", {"mixup": False, "flip": True}))
+    assert config.sweeps["depth"].train.augment.mixup == 0
 
 
 def test_all_errors_are_reported_at_once():
