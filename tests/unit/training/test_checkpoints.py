@@ -135,3 +135,12 @@ def test_a_changed_seed_is_another_training(data, tmp_path):
     train(SPEC, data, store=CheckpointStore(tmp_path, {"seed": 0}), epochs=1)
     with pytest.raises(UserError, match="seed is 0 there and 1 here"):
         train(changed(SPEC, seed=1), data, store=CheckpointStore(tmp_path, {"seed": 1}))
+
+
+@pytest.mark.parametrize("arguments", [{"blocks": 1, "width": 4}, {"blocks": 3, "width": 4}, {"blocks": 2, "width": 8}])
+def test_a_checkpoint_of_a_model_whose_code_has_changed_is_explained(data, tmp_path, arguments):
+    """The code of a user's model is not part of the spec."""
+    train(SPEC, data, store=CheckpointStore(tmp_path), epochs=1)
+    message = rf"^the checkpoint in {tmp_path} does not fit the model \(.*\): if the code .* increase `retrain` .*$"
+    with pytest.raises(UserError, match=message):
+        train(changed(SPEC, model_args=arguments), data, store=CheckpointStore(tmp_path))

@@ -13,6 +13,7 @@ from torch import Tensor
 from trainyard.training.checkpoints.state import TrainingState
 from trainyard.training.checkpoints.store import CheckpointStore
 from trainyard.training.computation.gradients import gradient_bytes
+from trainyard.training.out_of_memory import is_out_of_memory
 from trainyard.training.process_group import Group
 from trainyard.training.step_timing import synchronize
 from trainyard.utils.errors import UserError
@@ -30,7 +31,7 @@ class Checkpointer:
     thread is raised by the next save, the next `is_due`, or at the end of the block. A save with `wait` tries again.
 
     Raises:
-        UserError: the last checkpoint has another spec or global batch, or not all ranks see it.
+        UserError: the last checkpoint has another spec, model or global batch, or not all ranks see it.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Checkpointer:
         self.total_seconds = 0.0  # for which the training waited, including previous runs
         if store and (found := _latest(store, state.group)):
             _check_global_batch(found["global_batch"], global_batch)
-            state.load_state_dict(found)
+            _restore(state, found, store)
             self._blocked_seconds = found.get("saving_seconds", 0.0)
             self.last_seconds = found.get("writing_seconds", self._blocked_seconds)
             # The last save of a run is not in its own checkpoint: assume that it took as long as the one before it.
@@ -150,6 +151,22 @@ def _latest(store: CheckpointStore, group: Group) -> dict[str, Any] | None:
         time.sleep(1)
         found = store.latest()
     return found
+
+
+def _restore(state: TrainingState, found: dict[str, Any], store: CheckpointStore) -> None:
+    """Restore a state.
+
+    Raises:
+        UserError: the model or the optimizer has other tensors.
+    """
+    try:
+        state.load_state_dict(found)
+    except (RuntimeError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
+        reason = str(error).strip().splitlines()[-1].strip()
+        remedy = "if the code of the model has changed, increase `retrain` to start anew"
+        raise UserError(f"the checkpoint in {store.folder} does not fit the model ({reason}): {remedy}") from error
 
 
 def _position(state: dict[str, Any] | None) -> int:
