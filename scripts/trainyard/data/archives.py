@@ -85,23 +85,22 @@ class Collection(ABC):
 
 
 class Folder(Collection):
-    """The files below a folder. Links are followed; each folder is visited once."""
+    """The files below a folder. Links are followed, except to a folder that they are in."""
 
     def files(self) -> list[CollectedFile]:
         """All files, sorted by name, except hidden ones."""
         if not self.path.is_dir():
             raise DataError(f"{self.path}: no such folder")
-        seen: set[tuple[int, int]] = set()
+        state = self.path.stat()
         with ThreadPoolExecutor(LISTING_THREADS if is_network_file_system(file_system_type(self.path)) else 1) as pool:
-            found, pending = list[CollectedFile](), [""]
+            found, pending = list[CollectedFile](), {"": {(state.st_dev, state.st_ino)}}  # with the folders above each
             while pending:
-                listed = list(pool.map(self._list, pending))
-                pending = []
-                for files, folders in listed:
+                listed = list(zip(pool.map(self._list, pending), pending.values(), strict=True))
+                pending = {}
+                for (files, folders), above in listed:
                     found += files
-                    pending += [name for name, identity in folders if identity not in seen]
+                    pending |= {name: {*above, identity} for name, identity in folders if identity not in above}
                     self.folders += [name for name, _ in folders]
-                    seen.update(identity for _, identity in folders)
         return sorted(found, key=lambda file: file.name)
 
     def _list(self, folder: str) -> tuple[list[CollectedFile], list[tuple[str, tuple[int, int]]]]:

@@ -130,7 +130,7 @@ def _convert(image: Any, target: ImageFormat) -> tuple[NDArray[np.uint8], list[s
 def _orientation(image: Any) -> int:
     """The orientation in EXIF, 1 to 8; 1 means upright, also where EXIF is damaged: the pixels may be intact."""
     try:
-        found = image.getexif().get(ORIENTATION_TAG) if "exif" in image.info else None
+        found: Any = image.getexif().get(ORIENTATION_TAG) if "exif" in image.info else None
     except DECODING_ERRORS:
         return 1
     return int(found) if found in range(1, 9) else 1

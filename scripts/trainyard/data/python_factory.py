@@ -228,7 +228,7 @@ def _measure_sample(dataset: Any) -> tuple[tuple[int, int, int], list[float], li
     for index in range(0, len(dataset), -(-len(dataset) // SAMPLE_IMAGES)):
         image = read_item(dataset, index)[0]
         normalized = as_normalized(image, index)
-        pixels = as_pixels(image, index) if normalized is None else np.moveaxis(normalized, 0, 2)
+        pixels: NDArray[Any] = as_pixels(image, index) if normalized is None else np.moveaxis(normalized, 0, 2)
         found.append((*pixels.shape, pixels.dtype.name))
         if found[-1] != found[0]:
             sizes = ["{}x{}x{} {}".format(*each) for each in (found[-1], found[0])]

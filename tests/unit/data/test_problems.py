@@ -256,6 +256,17 @@ def test_an_irregular_layout_is_counted_or_listed(tree, tmp_path, name, make, li
             stage(ImageFolder(source="imagefolder", root=str(tree)), tmp_path / "staged")
 
 
+@pytest.mark.parametrize("link", ["val", "val/class0"])
+def test_a_folder_may_be_linked_twice(tree, tmp_path, link):
+    """As in torchvision: to validate on training images is a quick way to find out whether a model can learn them."""
+    shutil.rmtree(tree / link)
+    (tree / link).symlink_to(tree / link.replace("val", "train"))
+    staged = stage(ImageFolder(source="imagefolder", root=str(tree)), tmp_path / "staged")
+    train, val = staged.split("train"), staged.split("val")
+    assert np.array_equal(train.images[train.labels == 0], val.images[val.labels == 0])
+    assert {row["problem"] for row in problems(tmp_path / "staged")} == {"duplicate of a training image"}
+
+
 def test_a_folder_that_cannot_be_read_is_listed(tree, tmp_path):
     deep_folders(tree)
     with pytest.raises(DataError, match=r"1 x unreadable\n.*\(File name too long\)"):
