@@ -38,7 +38,7 @@ def find_layout(collection: Collection, files: Sequence[CollectedFile], *, val_f
     """The layout of these files of a collection.
 
     Raises:
-        DataError: no image is in a class folder.
+        DataError: no image is in a class folder, or none can be held out for validation.
     """
     base = _common_folder([file.name for file in files if _is_image(file.name)])
     inside = {file.name.removeprefix(base): file for file in files}
@@ -52,12 +52,19 @@ def find_layout(collection: Collection, files: Sequence[CollectedFile], *, val_f
     layout.problems += collection.rejected
     layout.ignored += len(inside) - len(images)
     if not layout.images["train"]:
+        is_class = TRAIN_FOLDER in top and len(top) > 1
+        remedy = "; if `train` is a class, move all class folders into a folder `train`" if is_class else ""
         raise DataError(
             f"{collection.path}: no image is in a class folder; expected train/<class>/*.jpg and "
-            "val/<class>/*.jpg, or <class>/*.jpg"
+            f"val/<class>/*.jpg, or <class>/*.jpg{remedy}"
         )
     if "val" not in layout.images:
         _split_randomly(layout, val_fraction, seed)
+        if not layout.images["val"]:
+            raise DataError(
+                f"{collection.path}: no image can be held out for validation, as each class has one only: add images, "
+                "or val/<class>/*.jpg beside train/<class>/*.jpg"
+            )
     return layout
 
 

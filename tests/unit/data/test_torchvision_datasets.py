@@ -15,6 +15,7 @@ from imagesets import (
     write_cifar10,
     write_cifar100,
     write_idx,
+    write_image,
     write_mnist,
     write_svhn,
     write_tiny_imagenet,
@@ -286,11 +287,22 @@ def test_a_missing_root_is_reported(tmp_path):
         stage_copy("CIFAR10", "/nowhere", tmp_path / "staged")
 
 
+BLACK = np.zeros((4, 4, 3), np.uint8)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda root: None, "cannot be read .*expected a folder, a zip or a tar"),
         (lambda root: root.mkdir(), "no image is in a class folder; expected train/<class>"),
+        (
+            lambda root: [write_image(root / name / "x.png", BLACK) for name in ("bus", "train")],
+            "if `train` is a class, move all class folders into a folder `train`$",
+        ),
+        (
+            lambda root: [write_image(root / name / "x.png", BLACK) for name in ("bus", "tram")],
+            "no image can be held out for validation, as each class has one only",
+        ),
         (lambda root: root.write_text("no archive at all"), "is not a folder, a zip or a tar"),
         (lambda root: root.write_bytes(b"PK\3\4 and then nonsense"), "is not a readable zip"),
         (lambda root: root.write_bytes(gzip.compress(bytes(range(256)) * 99)[:300]), "is damaged or truncated"),
