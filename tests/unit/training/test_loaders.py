@@ -127,6 +127,10 @@ class Blocks(torch.utils.data.Dataset):
         if self.kind in ("float64", "float16", "bfloat16", "array"):
             image = torch.from_numpy(image).permute(2, 0, 1) / 255 - 0.5
             image = image.numpy() if self.kind == "array" else image.to(getattr(torch, self.kind))
+        if self.kind == "channels first":
+            image = torch.zeros(3, 20, 30, dtype=torch.uint8)
+        if self.kind == "channels last":
+            image = np.zeros((20, 30, 3))
         if self.kind == "flat":
             image = torch.rand(6, 5)
         if self.kind == "sizes":
@@ -200,12 +204,23 @@ def test_own_images_that_are_normalized_already_are_taken_as_they_are(own, tmp_p
     ("kind", "message"),
     [
         ("flat", r"^image 0 is float32 of shape \(6, 5\): return the shape \(C, H, W\)$"),
+        (
+            "channels first",
+            r"^image 0 is uint8 of shape \(3, 20, 30\): return \(H, W, C\), as of `permute\(1, 2, 0\)`$",
+        ),
+        ("channels last", r"^image 0 is float64 of shape \(20, 30, 3\): return the shape \(C, H, W\)$"),
         ("sizes", "^image 1 has 6x5x3 uint8, but image 0 5x5x3 uint8: all must be alike$"),
     ],
 )
 def test_own_images_that_fit_no_batch_are_found_before_the_training(own, tmp_path, kind, message):
     with pytest.raises(DataError, match=message):
         stage(own(args={"count": 60, "kind": kind}, on_the_fly=True, classes=["a", "b", "c"]), tmp_path / "data")
+
+
+def test_staged_images_with_the_channels_first_are_an_error(own, tmp_path):
+    """As of torchvision.io.read_image: they would be images of three pixels' height with many channels."""
+    with pytest.raises(DataError, match=r"image 0 is uint8 of shape \(3, 20, 30\): return \(H, W, C\)"):
+        stage(own(args={"count": 6, "kind": "channels first"}), tmp_path / "data")
 
 
 def test_measuring_own_images_takes_the_memory_of_one(own, tmp_path):
