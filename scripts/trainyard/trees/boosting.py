@@ -92,11 +92,11 @@ def _fit(name: str, params: dict[str, Any], study: Trees, data: Tabular, folder:
         model = _MODELS[name](data.task, settings)
         model.fit(data.train, target)
     except (ValueError, TypeError) as error:
-        raise UserError(f"{name} cannot be fitted with {settings}: {error}") from error
+        raise UserError(f"{name} cannot be fitted with {settings}: {_reason(error)}") from error
     except Exception as error:  # each library has its own error classes
         if type(error).__module__.split(".")[0] not in ("xgboost", "lightgbm"):
             raise
-        raise DataError(f"{name} does not accept the data or its parameters: {error}") from error
+        raise DataError(f"{name} does not accept the data or its parameters: {_reason(error)}") from error
     seconds = time.perf_counter() - started
     score = accuracy if data.task == "classification" else rmse
     suffix = {"xgboost": "ubj", "lightgbm": "txt"}[name]
@@ -112,6 +112,12 @@ def _fit(name: str, params: dict[str, Any], study: Trees, data: Tabular, folder:
         "rounds": settings["n_estimators"],
         "file": f"{name}.{suffix}",
     }
+
+
+def _reason(error: Exception) -> str:
+    """The message of a library in one line, without the stack trace that XGBoost adds, and the place in its source."""
+    text = " ".join(str(error).partition("Stack trace")[0].split())
+    return re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", text)
 
 
 def accuracy(truth: Array, predicted: Array) -> float:

@@ -131,6 +131,15 @@ def test_invalid_parameters_of_a_library_are_explained(digits, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_error_of_xgboost_itself_is_one_line(tmp_path):
+    table = pd.DataFrame({"ratio": [np.inf, *np.arange(99)], "price": np.arange(100) / 2})
+    table.to_csv(tmp_path / "prices.csv", index=False)
+    staged = stage(Table(source="table", path=str(tmp_path / "prices.csv"), target="price"), tmp_path / "staged")
+    message = r"^xgboost cannot be fitted with {.*}: Check failed: valid: Input data contains `inf` [^\n]*set to `inf`$"
+    with pytest.raises(UserError, match=message):
+        boosting.fit(STUDY, "xgboost", staged, tmp_path / "models", threads=1)
+
+
 def test_threads_are_those_of_the_cpu_set_and_the_allocation(monkeypatch):
     mine = os.sched_getaffinity(0)
     monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
