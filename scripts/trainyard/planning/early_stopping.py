@@ -59,7 +59,7 @@ class EarlyStoppingRule:
             if at in before:
                 _remove(self._means[at], before[at])
             insort(self._means[at], curve.mean(at))
-        if self._stop.method != "asha" or not self._is_rung(epoch):
+        if self._stop.method != "asha" or not self._is_rung(trial, epoch):
             return
         reached = self._rungs[epoch]
         if earlier is not None:
@@ -79,7 +79,7 @@ class EarlyStoppingRule:
         A trial that has reached a rung continues if it is among the best 1/reduction of those that have reached it so
         far, rounded down as in the paper, but at least one: trials do not wait for others.
         """
-        if not self._is_rung(epoch):
+        if not self._is_rung(trial, epoch):
             return ""
         value, reached = self._curves[trial].values[epoch], self._rungs[epoch]
         places = max(1, len(reached) // self._stop.reduction_factor)
@@ -88,8 +88,12 @@ class EarlyStoppingRule:
             return ""
         return f"asha: {rank} of the {len(reached)} that have reached epoch {epoch}; the best {places} continue"
 
-    def _is_rung(self, epoch: int) -> bool:
-        return self._rung_from(epoch) == epoch and epoch != self._stop.epochs
+    def _is_rung(self, trial: str, epoch: int) -> bool:
+        return self._rung_from(epoch) == epoch and not self._is_last(trial, epoch)
+
+    def _is_last(self, trial: str, epoch: int) -> bool:
+        """Whether a trial is complete after this epoch. Many programs count from 0."""
+        return self._stop.epochs in (epoch, epoch + (self._curves[trial].first == 0))
 
     def _rung_from(self, epoch: int) -> int:
         """The first rung at this epoch or after it."""
@@ -100,7 +104,7 @@ class EarlyStoppingRule:
 
     def _judge_median(self, trial: str, epoch: int) -> str:
         """The median stopping rule: Golovin et al. 2017, "Google Vizier", section 3.2.2."""
-        if epoch < self._stop.grace_period or epoch == self._stop.epochs:
+        if epoch < self._stop.grace_period or self._is_last(trial, epoch):
             return ""
         if epoch not in self._means:
             so_far = (curve for curve in self._curves.values() if curve.covers(epoch))

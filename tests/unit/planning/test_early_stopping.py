@@ -72,6 +72,19 @@ def test_a_trial_is_not_ended_at_its_last_epoch():
         assert judge.verdict(f"{number}", {"epoch": 9, "val_accuracy": -number}) == ""
 
 
+@pytest.mark.parametrize("method", ["asha", "median"])
+def test_a_trial_that_counts_from_0_is_not_ended_at_its_last_epoch_either(method):
+    """Of 10 epochs, the last one is 9, at which others that count from 1 are compared."""
+    judge = rule(epochs=10, method=method, min_samples=1)
+    for number in range(9):
+        assert judge.verdict(f"{number}", {"epoch": 0, "val_accuracy": 1}) == ""
+        assert judge.verdict(f"{number}", {"epoch": 9, "val_accuracy": 2 - number}) == ""
+    judge.verdict("from 1", {"epoch": 1, "val_accuracy": -9})
+    judge.verdict("better", {"epoch": 1, "val_accuracy": 1})
+    judge.verdict("better", {"epoch": 9, "val_accuracy": 9})
+    assert judge.verdict("from 1", {"epoch": 9, "val_accuracy": -9})
+
+
 def test_less_may_be_better_and_what_is_no_number_is_worst():
     judge = rule(mode="min", metric="loss")
     assert judge.verdict("a", {"epoch": 1, "loss": 0.5}) == ""
@@ -148,7 +161,8 @@ def as_written(curves, trial, epoch, stop):
     """The median rule, computed from all curves: (the best value, the median, how many others), or None to go on."""
     others = [curve for name, curve in curves.items() if name != trial and min(curve) <= epoch <= max(curve)]
     means = [statistics.fmean(value for at, value in curve.items() if at <= epoch) for curve in others]
-    if epoch < stop.grace_period or epoch == stop.epochs or len(means) < stop.min_samples:
+    is_last = stop.epochs in (epoch, epoch + (min(curves[trial]) == 0))
+    if epoch < stop.grace_period or is_last or len(means) < stop.min_samples:
         return None
     best, median = max(value for at, value in curves[trial].items() if at <= epoch), statistics.median(means)
     return None if best >= median else (best, median, len(means))
