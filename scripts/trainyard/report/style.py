@@ -246,9 +246,12 @@ def fill_missing(values: pd.Series) -> pd.Series:
 
 
 def is_numeric(values: pd.Series) -> bool:
-    """Whether a column contains numbers that an axis can show, rather than names, booleans or infinite numbers."""
+    """Whether a column contains numbers that an axis can show, rather than names, booleans or infinite numbers.
+
+    A column without any value, as that of a key which is null in all trials, has no numbers either.
+    """
     is_number = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
-    return bool(is_number and np.isfinite(values.dropna().astype(float)).all())
+    return bool(is_number and values.notna().any() and np.isfinite(values.dropna().astype(float)).all())
 
 
 def to_numbers(values: pd.Series) -> "pd.Series[float]":

@@ -87,7 +87,8 @@ def _labeled(trials: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     texts = {key: column.map(style.format_value) for key, column in values.items()}
     for key, column in values.items():
         if not is_numeric(column):
-            texts[key] = column.astype(str).map(style.distinct_names(column.astype(str), 12))
+            names = style.fill_missing(column).astype(str)
+            texts[key] = names.map(style.distinct_names(names, 12))
     return pd.DataFrame(texts, values.index)
 
 

@@ -1,5 +1,6 @@
 """Every plot of a sweep shows what its trials were, or says why there is nothing to show."""
 
+import math
 from functools import partial
 from itertools import pairwise
 
@@ -11,7 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 from plotted import plotted
+from trainyard.config.load import check_config
 from trainyard.report import importance, metric_plots, parallel_plot, style, timeline_plots
+from trainyard.report.study_plots import draw_plan
 
 
 def sweep(count, *, status="finished", accuracy=None, **keys):
@@ -85,6 +88,8 @@ ODD = {
                    {"parallel": "\N{HORIZONTAL ELLIPSIS}8\N{HORIZONTAL ELLIPSIS}", "gantt": "accuracy (higher"}),
     "infinite numbers": (sweep(3, clip=[0.1, 1, float("inf")]), {"metric": "clip = inf", "gantt": "inf"}),
     "infinite numbers of several keys": (sweep(3, lr=[1, 2, 3], clip=[NONE, 1, float("inf")]), {"parallel": "inf"}),
+    "no value at all": (sweep(1, lr=[0.1], clip=[NONE]), {"metric": "at learning rate = 0.1, clip = (none)",
+                                                          "parallel": "(none)", "gantt": "0.1, (none)"}),
     "missing names": (sweep(3, lr=[1, 2, 3], aug=[None, "cutout", "None"]), {"parallel": "(none)"}),
     "keys of the same name": (sweep(2, **{"lr": [1, 2], "head.width": [1, 2], "body.width": [3, 4]}),
                               {"parallel": "head.width", "metric": "body.width = 4", "gantt": "head.width, body"}),
@@ -99,6 +104,16 @@ def test_every_plot_of_an_odd_sweep_says_what_there_is(ranked, texts):
     drawn = draw_all(ranked)
     for name, text in texts.items():
         assert text in drawn[name], name
+
+
+def test_the_plan_of_trials_with_different_keys_is_drawn(tmp_path):
+    """As of the example in config/README.md."""
+    values = {"grid": {"lr": [0.01, 0.03]}, "trials": [{"lr": 0.05, "optimizer": "adam"}, {"augment": None}]}
+    config = check_config({"sweeps": {"s": {"function": "os:getcwd", **values}}})
+    draw_plan(config, "s", tmp_path, limit_minutes=math.inf, limit_gpus=math.inf)
+    words = (tmp_path / "plan/s.svg").read_text()
+    assert "0.05, adam, (none)" in words
+    assert "0.01, (none), (none)" in words
 
 
 def test_a_metric_keeps_its_whole_name():
