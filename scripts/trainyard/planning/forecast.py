@@ -165,8 +165,8 @@ def plan_scale(config: Config, name: str, run: str, results: Path, *, runtime_mi
     gpus, summary = nodes * per_node, _nearest(study, results / "scaling" / name, nodes * per_node)
     ideal = high = None
     if summary:
-        ratio = gpus / summary["gpus"] if study.mode == "strong" else 1.0
-        ideal = summary["train_seconds"] / ratio
+        is_same_work = study.script is None or study.mode == "strong"  # a training has the same images at each scale
+        ideal = summary["train_seconds"] * (summary["gpus"] / gpus if is_same_work else 1.0)
         if study.script is None and study.train.patience is not None:  # at most all epochs
             ideal *= study.train.epochs / summary["epochs"]
         high = ideal if gpus <= summary["gpus"] else ideal / EFFICIENT

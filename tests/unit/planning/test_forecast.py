@@ -117,6 +117,16 @@ def test_a_scale_is_foreseen_between_ideal_scaling_and_where_it_stops_paying(tmp
     assert nearest.basis == "ideal scaling from 1x4, which ran on CPUs"
 
 
+@pytest.mark.parametrize(("study", "seconds"), [({"dataset": "digits"}, 1800), ({"script": "train.py"}, 7200)])
+def test_under_weak_scaling_more_gpus_take_fewer_steps_for_the_same_images(tmp_path, study, seconds):
+    """`batch_size` is per GPU, and an epoch has all images once. What a script does with more GPUs is not known."""
+    config = check_config({**CONFIG, "scaling": {"s": {"scales": ["1x1", "1x4"], **study}}})
+    trained(tmp_path, "1x1", gpus=1, seconds=7200)
+    row = plan_scale(config, "s", "1x4", tmp_path, runtime_minutes=60)
+    assert row.predicted_seconds == seconds
+    assert row.predicted_gpu_hours == 4 * seconds / 3600
+
+
 class Resource:
     def __init__(self, raw):
         self.raw = raw
