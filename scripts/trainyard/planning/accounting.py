@@ -52,7 +52,7 @@ def jobs_table(state: SweepState, runs: Sequence[Session], records: Mapping[str,
     """
     ended = [each for attempts in state.attempts.values() for each in attempts if each.outcome in CONCLUSIVE]
     kept = state.kept_seconds(ended)
-    rows = [_MeasuredJob(state, run, records.get(run.info.job)).row(kept) for run in runs]
+    rows = [job.row(kept) for job in _measured_jobs(state, runs, records)]
     return _name_units(pd.DataFrame(rows, columns=list(JOB_COLUMNS)), state.sweep.slots.unit)
 
 
@@ -178,6 +178,12 @@ class _MeasuredJob:
         return any(each.generation >= self.state.space.generation(each.trial) for each in current)
 
 
+def _measured_jobs(state: SweepState, runs: Sequence[Session], records: Mapping[str, JobRecord]) -> list[_MeasuredJob]:
+    """The jobs of some runs. A record is about the last run of a requeued job; the journal has the others."""
+    last = {run.info.job: run for run in runs}
+    return [_MeasuredJob(state, run, records.get(run.info.job) if run is last[run.info.job] else None) for run in runs]
+
+
 def _basis(record: JobRecord | None) -> str:
     return "measured: journal and sacct" if record else "measured: journal"
 
@@ -190,7 +196,7 @@ def compare_strategies(state: SweepState, runs: Sequence[Session], records: Mapp
     """
     ends = [end for name in state.trials if (end := state.end(name)) and end.outcome in CONCLUSIVE and end.seconds]
     durations = [state.seconds_of(end) or 0.0 for end in ends]
-    jobs = [_MeasuredJob(state, run, records.get(run.info.job)) for run in runs]
+    jobs = _measured_jobs(state, runs, records)
     counted = [job for job in jobs if job.is_counted]
     startups = [seconds for job in counted for seconds in job.run.slot_startups]
     startup = statistics.median(startups) if startups else 0.0

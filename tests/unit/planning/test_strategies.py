@@ -204,6 +204,19 @@ def test_the_accounting_says_what_was_asked_and_what_it_took(tmp_path, monkeypat
     assert second["idle_gpu_seconds"] == (31 - 2) * 2 - 32
 
 
+def test_the_accounting_of_a_requeued_job_is_that_of_its_last_run(tmp_path, monkeypatch):
+    state, runs = written(tmp_path, monkeypatch, walltime=60)
+    runs = [replace(run, info=replace(run.info, job="7")) for run in runs]
+    records = {"7": JobRecord(120.0, 31.0, "cpu=2,gres/gpu=2")}
+    first, second = jobs_table(state, runs, records).to_dict("records")
+    assert (first["elapsed_seconds"], first["used_fraction"], first["allocated_tres"]) == (36, 0.6, "")
+    assert (second["elapsed_seconds"], second["requested_seconds"]) == (31, 120)
+    for row in (first, second):
+        parts = [row[f"{kind}_gpu_seconds"] for kind in ("running", "failed", "startup", "idle")]
+        assert sum(parts) == row["elapsed_seconds"] * row["gpus"]
+    assert compare_strategies(state, runs, records)[-1].requested_job_seconds == 60 + 120
+
+
 def test_a_job_that_started_no_trial_is_wasted_as_a_whole(tmp_path, monkeypatch):
     state, runs = written(tmp_path, monkeypatch, walltime=60)
     early = replace(runs[0].info, job="6", time=900.0)
