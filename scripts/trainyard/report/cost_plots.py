@@ -7,9 +7,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from trainyard.config.sweep import Unit
-from trainyard.config.trial_status import CONCLUSIVE, TrialStatus
+from trainyard.config.trial_status import CONCLUSIVE
 from trainyard.report import style
 from trainyard.report.style import COLORS, FAILED, IDLE, MANY, STARTING, draw_bars
+from trainyard.report.sweep_tables import predicted_attempts
 from trainyard.report.timeline_plots import assign_jobs
 from trainyard.utils.text import count_of
 
@@ -146,8 +147,8 @@ def _requested_parts(strategies: pd.DataFrame, jobs: pd.DataFrame) -> dict[str, 
 
 def plot_predictions(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame) -> None:
     """Draw measured over predicted seconds of each trial, as predicted at its start; the title has the last job."""
-    done = timeline[(timeline["outcome"] == TrialStatus.FINISHED) & (timeline["expected_seconds"] > 0)]
-    measured, predicted = done["end"] - done["start"], done["expected_seconds"]
+    done = predicted_attempts(timeline)
+    measured, predicted = done["measured"], done["expected_seconds"]
     if done.empty:
         style.write_in_center(axes, "no durations were known beforehand: no trial was predicted")
         return

@@ -12,6 +12,7 @@ from trainyard.config.trial_status import ENDED, WITH_RESULT, TrialStatus
 from trainyard.packing.failure_policy import error_pattern
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.sweep_state import SweepState
+from trainyard.report.sweep_tables import predicted_attempts
 from trainyard.results import SweepResults
 from trainyard.results.answer import FILE
 from trainyard.results.ranking import Ranking
@@ -101,9 +102,8 @@ def _describe_makespan(tables: SweepResults) -> str:
 
 
 def _describe_predictions(tables: SweepResults) -> str:
-    timeline, jobs = tables.timeline, tables.jobs.dropna(subset=["gap"])
-    known = timeline[(timeline["outcome"] == TrialStatus.FINISHED) & (timeline["expected_seconds"] > 0)]
-    errors = ((known["end"] - known["start"]) / known["expected_seconds"] - 1).abs()
+    known, jobs = predicted_attempts(tables.timeline), tables.jobs.dropna(subset=["gap"])
+    errors = (known["measured"] / known["expected_seconds"] - 1).abs()
     trials = f"the median error of {count_of(len(known), 'trial')} is {errors.median():.0%}" if len(known) else ""
     last = [
         f"the last job: {format_duration(job.predicted_seconds)} predicted, "

@@ -92,6 +92,18 @@ def timeline_table(state: SweepState) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
+def predicted_attempts(timeline: pd.DataFrame) -> pd.DataFrame:
+    """The finished attempts of timeline.csv that were predicted, with their `measured` seconds.
+
+    A prediction is that of a whole trial, so these include the parts of earlier attempts that an attempt continued.
+    """
+    is_finished = timeline["outcome"] == TrialStatus.FINISHED
+    found = timeline[is_finished & (timeline["expected_seconds"] > 0)]
+    kept = timeline.get("kept_seconds", pd.Series(0.0, timeline.index))
+    continued = found["trial"].map(kept[~is_finished].groupby(timeline["trial"]).sum()).astype(float).fillna(0)
+    return found.assign(measured=found["end"] - found["start"] + continued.where(kept[found.index] > 0, 0))
+
+
 def epochs_table(state: SweepState) -> pd.DataFrame:
     """One row per epoch of each trial's result: trial, varied keys, and the epoch's metrics.
 

@@ -73,6 +73,26 @@ def test_the_summary_of_a_sweep_says_what_was_best_and_what_to_do_next(tmp_path)
     assert summary.next_steps[0] == f"Correct the error of 1 failed trial and {again}", "its tables are complete"
 
 
+def test_a_prediction_is_that_of_a_whole_trial_also_if_it_resumed(tmp_path):
+    """Its second attempt takes 2 s, and begins where the first one saved its state after 6 s."""
+    config = check_config({"sweeps": {"s": {"command": "train", "checkpoint": "*.pt", "metric": "rmse"}}})
+    folder = tmp_path / "sweeps/s"
+    folder.mkdir(parents=True)
+    (name,) = read_state(config.sweeps["s"], "s", tmp_path).trials
+    saved = {"checkpoint": {"name": "a.pt", "modified_ns": 107 * 10**9, "size": 1}}
+    events = [("session", 100, {"slots": 1, "gpus": 1, "nodes": 1, "job": "local", "pending": 1}),
+              ("started", 101, {"attempt": 1, "expected_seconds": 8.0}), ("interrupted", 108, {"attempt": 1}),
+              ("session", 200, {"slots": 1, "gpus": 1, "nodes": 1, "job": "local", "pending": 1}),
+              ("started", 201, {"attempt": 2, "expected_seconds": 8.0}), ("resumed", 201, {"attempt": 2, **saved}),
+              ("finished", 203, {"attempt": 2, "seconds": 2.0, "metrics": {"rmse": 1.0}})]  # fmt: skip
+    lines = [{"event": event, "time": float(time), "trial": name, **fields} for event, time, fields in events]
+    (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_sweep_tables(read_state(config.sweeps["s"], "s", tmp_path), folder)
+    write_tables(config, "sweeps", "s", tmp_path)
+    (summary,) = summarize_studies(config, tmp_path)
+    assert summary.facts["predicted"] == "the median error of 1 trial is 0%"
+
+
 def test_a_run_that_is_half_done_has_a_page_that_says_what_is_missing(tmp_path, browser):
     config = write_results(tmp_path, GRID, [finished(3.0), FAILED])
     for table in (tmp_path / "sweeps/s").glob("*.csv"):

@@ -176,6 +176,16 @@ TREES = pd.DataFrame(
 HISTORY = pd.DataFrame({"epoch": [1, 2], "val_loss": [1, 0.5], "train_loss": [1, 0.4], "seconds": [9, 9]})
 HISTORIES = [("1x2", HISTORY)]
 EXPECTED = TIMELINE.assign(expected_seconds=[11, None, 4, None])
+# A trial of 20 s that was trained anew: interrupted after 15 s, of which it kept 12 s, and 9 s from its checkpoint on.
+RESUMED = TIMELINE.assign(
+    trial="a",
+    attempt=[1, 2, 3, 4],
+    start=[100.0, 200.0, 220.0, 300.0],
+    end=[120.0, 215.0, 229.0, 301.0],
+    outcome=["finished", "interrupted", "finished", "failed"],
+    expected_seconds=[20.0, 20.0, 21.0, 20.0],
+    kept_seconds=[0.0, 12.0, 9.0, 0.0],
+)
 ON_GPU = SCALING.assign(device="NVIDIA H200")
 
 
@@ -263,6 +273,10 @@ PLOTS = {
     "predictions": (
         lambda axes: cost_plots.plot_predictions(axes, EXPECTED, JOBS),
         ["median error of the trials: 17%", "last job: 11.5 s predicted, 12 s measured"],
+    ),
+    "predictions of a resumed trial": (
+        lambda axes: cost_plots.plot_predictions(axes, RESUMED, JOBS.iloc[:0]),
+        ["median error of the trials: 0%"],
     ),
     "no predictions": (
         lambda axes: cost_plots.plot_predictions(axes, TIMELINE.assign(expected_seconds=float("nan")), JOBS.iloc[:0]),
