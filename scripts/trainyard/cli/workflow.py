@@ -139,7 +139,9 @@ class Workflow:
         write_json(self.config_file, self._resolved)
 
     def print_summary(self, run: Any, *, succeeded: bool) -> None:
-        """Print what a run, a `snakemake.workflow.Workflow`, came to."""
+        """Print what a run, a `snakemake.workflow.Workflow`, came to; nothing after `--touch`, which runs no job."""
+        if run.touch:
+            return
         seconds = time.monotonic() - self._began
         try:
             jobs, targets = read_jobs(run), frozenset(run.dag_settings.targets)

@@ -10,6 +10,7 @@ from trainyard.cli.again import call_again, call_with_config
 from trainyard.cli.jobs import SweepJobs
 from trainyard.cli.profile import Profile
 from trainyard.cli.run_summary import RunJob, RunSummary, read_jobs
+from trainyard.cli.workflow import Workflow
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.journal import Ended, Journal, Started
@@ -140,6 +141,18 @@ def test_a_training_can_be_trained_again_as_a_scaling_study(tmp_path, monkeypatc
     assert lines[-1] == (
         f"  next      train the best of sweep loop with checkpoints, as scaling study loop-best: {call}"
     )
+
+
+@pytest.mark.parametrize("touch", [False, True])
+def test_touching_files_finishes_nothing(tmp_path, capsys, touch):
+    """`snakemake --touch` runs no job, and takes each of them for done."""
+    workflow = Workflow({"sweeps": {"s": {"function": "os:getcwd", "grid": {"x": [1]}}}}, results=tmp_path)
+    done = SimpleNamespace(rule=SimpleNamespace(name="sweep"), wildcards={"name": "s"}, log=[])
+    dag = SimpleNamespace(needrun_jobs=lambda exclude_finished: iter([done]), finished=lambda each: True)
+    settings, scheduler = SimpleNamespace(targets=set()), SimpleNamespace(failed=[])
+    run = SimpleNamespace(touch=touch, dag=dag, dag_settings=settings, scheduler=scheduler)
+    workflow.print_summary(run, succeeded=True)
+    assert ("finished  sweep s" in capsys.readouterr().out) == (not touch)
 
 
 def test_many_failures_are_counted(tmp_path):
