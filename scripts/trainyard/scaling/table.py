@@ -91,8 +91,11 @@ def _medians(repeats: pd.DataFrame) -> dict[str, Any]:
 
 def _speedups(repeats: pd.DataFrame, base: "pd.Series[Any]", mode: Literal["weak", "strong"]) -> "pd.Series[float]":
     if mode == "strong":
+        speedups: pd.Series[float] = base["train_seconds"] / repeats["train_seconds"]
+        if "launcher" in repeats:  # a script, which may report steps: then a longer run has more rows
+            return speedups
         work = repeats["epochs"] / base["epochs"]  # 1, unless `patience` ended trainings at different epochs
-        return base["train_seconds"] / repeats["train_seconds"] * work.fillna(1)
+        return speedups * work.fillna(1)
     return repeats["images_per_second"] / base["images_per_second"]
 
 

@@ -51,6 +51,17 @@ def test_strong_scaling_after_patience_compares_epochs(tmp_path):
     assert table["val_f1"].tolist()[1] == 0.5, "own metrics are columns"
 
 
+def test_strong_scaling_of_a_script_compares_times_whatever_it_reports(tmp_path):
+    """Rows of steps are kept at a limited rate, so a faster run has fewer of them; in a minute without any, none."""
+    rows = [("1x1", 1, 4000, None, {"launcher": "torchrun", "epochs": 4300}),
+            ("1x4", 4, 1000, None, {"launcher": "torchrun", "epochs": 1300}),
+            ("1x8", 8, 600, None, {"launcher": "torchrun", "epochs": 0})]  # fmt: skip
+    table = scaling_table(summaries(tmp_path, rows), mode="strong", gpu_hour=None)
+    assert table["speedup"].tolist() == pytest.approx([1, 4, 4000 / 600])
+    assert table["speedup_low"].tolist() == table["speedup"].tolist()
+    assert table["recommended"].tolist() == [False, False, True]
+
+
 def test_scales_that_do_not_pay_off_are_named(tmp_path):
     rows = [*PUBLISHED, ("2x8", 16, 6000, 280)]
     table = scaling_table(summaries(tmp_path, rows), mode="strong", gpu_hour=None)
