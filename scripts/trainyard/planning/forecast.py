@@ -167,8 +167,8 @@ def plan_scale(config: Config, name: str, run: str, results: Path, *, runtime_mi
     if summary:
         is_same_work = study.script is None or study.mode == "strong"  # a training has the same images at each scale
         ideal = summary["train_seconds"] * (summary["gpus"] / gpus if is_same_work else 1.0)
-        if study.script is None and study.train.patience is not None:  # at most all epochs
-            ideal *= study.train.epochs / summary["epochs"]
+        if study.script is None:  # `patience` may have ended it, and a quick test may have had fewer epochs
+            ideal *= study.train.epochs / summary.get("epochs", study.train.epochs)
         high = ideal if gpus <= summary["gpus"] else ideal / EFFICIENT
     hours = None if ideal is None else gpus * ideal / 3600
     return PlannedJob(

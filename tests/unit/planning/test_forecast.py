@@ -139,6 +139,13 @@ def test_after_patience_a_scale_is_foreseen_with_all_its_epochs(tmp_path):
     assert plan_scale(config, "s", "1x4", tmp_path, runtime_minutes=60).predicted_seconds == 720 / 4 * 2
 
 
+def test_after_a_quick_test_a_scale_is_foreseen_with_the_epochs_of_the_config(tmp_path):
+    config = check_config({**CONFIG, "scaling": {"s": CONFIG["scaling"]["s"] | {"train": {"epochs": 90}}}})
+    trained(tmp_path, "1x1", gpus=1, seconds=72, epochs=1)
+    assert plan_scale(config, "s", "1x1", tmp_path, runtime_minutes=60).predicted_seconds == 72 * 90
+    assert plan_scale(config, "s", "1x4", tmp_path, runtime_minutes=60).predicted_gpu_hours == 72 * 90 / 3600
+
+
 def test_a_partitions_limit_becomes_retries_enough_and_options_of_the_plan(tmp_path, monkeypatch):
     lines = ["cpu*|up|1-00:00:00|1|8|1000|(null)|(null)", "gpu|up|2:00:00|1|8|1000|gpu:4|(null)"]
     monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition(line) for line in lines])
