@@ -11,6 +11,7 @@ from trainyard.config.config import Config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.live_view import slot_table
 from trainyard.planning.attempts import Attempt
+from trainyard.planning.forecast import is_trained
 from trainyard.planning.journal_fold import Fold
 from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.schedule import makespan
@@ -81,8 +82,9 @@ def _seconds_left(plan: Plan) -> float | None:
 
 def _study_rows(config: Config, results: Path) -> Iterator[list[str]]:
     for name, study in config.scaling.items():
-        runs = [results / "scaling" / name / run for scale in study.scales for run in study.runs(scale)]
-        yield [name, str(sum((run / "summary.json").exists() for run in runs)), str(len(runs))]
+        runs = [run for scale in study.scales for run in study.runs(scale)]
+        trained = sum(is_trained(study, run, results / "scaling" / name, results) for run in runs)
+        yield [name, str(trained), str(len(runs))]
 
 
 def _open_attempts(plan: Plan) -> list[Attempt]:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainyard.config.config import Config
+from trainyard.config.config import Config, Trees
+from trainyard.config.result_digests import fit_digest, result_digest
 from trainyard.config.scaling import EFFICIENT, Scaling, split_scale
 from trainyard.config.sweep import Sweep
-from trainyard.planning.plan import Plan, plan_sweep
+from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
 from trainyard.planning.strategies import RequestedJob, Strategy, estimate_others, make_strategy
 from trainyard.utils.text import count_of, format_duration
 
@@ -65,7 +66,7 @@ def plan_jobs(
     limit_minutes: float = math.inf,
     limit_gpus: float = math.inf,
 ) -> Iterator[PlannedJob]:
-    """The jobs that are missing in `results`, and for each sweep two alternative strategies.
+    """The jobs whose results are missing in `results` or of another config, and for each sweep two other strategies.
 
     `runtime_minutes` is the default walltime; None without a scheduler. `set_minutes` are those of some rules.
     """
@@ -84,11 +85,32 @@ def plan_jobs(
         for scale in study.scales:
             runtime = fixed.get(scale_rule(scale), runtime_minutes)
             for run in study.runs(scale):
-                if not (results / "scaling" / name / run / "summary.json").exists():
+                if not is_trained(study, run, results / "scaling" / name, results):
                     yield plan_scale(config, name, run, results, runtime_minutes=runtime)
-    for name in config.trees:
-        if not (results / "trees" / name / "trees.csv").exists():
+    for name, trees in config.trees.items():
+        if not _are_fitted(trees, results / "trees" / name, results):
             yield PlannedJob(job=f"trees {name}", walltime_minutes=fixed.get("fit_trees", runtime_minutes))
+
+
+def is_trained(study: Scaling, run: str, folder: Path, results: Path) -> bool:
+    """Whether a run of a study, whose results are in `folder`, has results of this config or of an older version."""
+    try:
+        known = json.loads((folder / run / "summary.json").read_text()).get("spec_digest")
+    except FileNotFoundError:
+        return False
+    return known in (None, result_digest(study, run, dataset_digest(results, study)))
+
+
+def _are_fitted(study: Trees, folder: Path, results: Path) -> bool:
+    """Whether all models of a tree study are those of this config, as far as their receipts are kept."""
+    if not (folder / "trees.csv").exists():
+        return False
+    receipts = {model: folder / "models" / f"{model}.json" for model in study.models}
+    return all(
+        json.loads(receipt.read_text())["identity"] == fit_digest(study, model, dataset_digest(results, study))
+        for model, receipt in receipts.items()
+        if receipt.exists()
+    )
 
 
 def _plan_sweep_jobs(plan: Plan, *, has_scheduler: bool) -> Iterator[PlannedJob]:

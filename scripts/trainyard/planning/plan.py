@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from trainyard.config.config import Config
+from trainyard.config.config import Config, Trees
 from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import Sweep
 from trainyard.data.staged import read_meta
@@ -83,7 +83,7 @@ def read_state(sweep: Sweep, name: str, results: Path, *, fold: Fold | None = No
     )
 
 
-def dataset_digest(results: Path, study: Sweep | Scaling) -> str:
+def dataset_digest(results: Path, study: Sweep | Scaling | Trees) -> str:
     """The digest of a study's staged dataset; a constant if it has none or it is not staged."""
     if study.dataset is None:
         return "no dataset"

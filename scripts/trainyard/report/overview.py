@@ -12,6 +12,7 @@ import pandas as pd
 
 from trainyard.config.config import Config
 from trainyard.packing.completeness import summarize_sweep
+from trainyard.planning.forecast import is_trained
 from trainyard.planning.plan import read_state
 from trainyard.report.pages import format_number, write_template
 from trainyard.report.sweep_facts import list_failures, list_next_steps, sweep_facts
@@ -86,7 +87,10 @@ def _summarize_sweep(config: Config, name: str, results: Path) -> Summary:
 def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
     study, folder, title = config.scaling[name], results / "scaling" / name, f"Scaling {name}"
     summaries = {scale: [folder / run / "summary.json" for run in study.runs(scale)] for scale in study.scales}
-    done = {scale: paths for scale, paths in summaries.items() if all(path.exists() for path in paths)}
+    trained = [
+        scale for scale in summaries if all(is_trained(study, run, folder, results) for run in study.runs(scale))
+    ]
+    done = {scale: summaries[scale] for scale in trained}
     so_far = f"{len(done)} of {count_of(len(summaries), 'scale')} trained" + ": " * bool(done) + ", ".join(done)
     left = {"so far": so_far, "missing": MISSING}
     try:
@@ -96,11 +100,11 @@ def _summarize_scaling(config: Config, name: str, results: Path) -> Summary:
     table = measured[measured["scale"].isin(done)]  # the others are trained again, or are no longer in the config
     if table.empty:
         return Summary(title, NO_RESULT, left)
-    trained = table["scale"].map({scale: sum(map(_train_seconds, paths)) for scale, paths in done.items()})
-    repeats = trained / table["train_seconds"]  # the table has medians over the repeats
+    spent_seconds = table["scale"].map({scale: sum(map(_train_seconds, paths)) for scale, paths in done.items()})
+    repeats = spent_seconds / table["train_seconds"]  # the table has medians over the repeats
     hours, cost = (table["gpu_hours"] * repeats).sum(), (table["cost"] * repeats).sum()
     spent = f"{hours:,.3g} GPU-hours" + (f", {cost:,.2f}" if cost else "") if hours else "no GPU time"
-    seconds, ended = format_duration(trained.sum()), _ended(chain(*done.values()))
+    seconds, ended = format_duration(spent_seconds.sum()), _ended(chain(*done.values()))
     ran = f"{count_of(len(table), 'scale')}, {study.mode} scaling, {seconds} of training, {ended}"
     return Summary(
         title,

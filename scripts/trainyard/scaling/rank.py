@@ -18,9 +18,8 @@ import torch
 from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.ranks import is_rank
 from trainyard.config.config import Config
+from trainyard.config.result_digests import training_spec
 from trainyard.config.scaling import Scaling, split_scale
-from trainyard.config.trials import RESULT_VERSION
-from trainyard.config.weights import identifying
 from trainyard.data.node_copy import local_copy
 from trainyard.data.staged import Staged
 from trainyard.scaling.notices import notice_to_rank
@@ -102,7 +101,8 @@ def _train(
         group.all_gather_object(None)  # wait until all nodes have written their telemetry
         if group.is_main:
             measured = _read_note(store, WARM_UP)
-            write_results(trainer, WarmUpResult(**measured) if measured else None, folder, scale=scale)
+            warmed_up = WarmUpResult(**measured) if measured else None
+            write_results(trainer, warmed_up, folder, scale=scale, spec_digest=store.folder.name)
 
 
 def _train_epochs(trainer: Trainer, store: CheckpointStore, study: Scaling) -> None:
@@ -205,12 +205,5 @@ def _read_note(store: CheckpointStore, name: str) -> Any:
 
 def _store(study: Scaling, staged: Staged, scale: str, folder: Path) -> CheckpointStore:
     """The checkpoints of this training. Each spec has its own folder: a changed config does not overwrite them."""
-    spec = {
-        "train": identifying(study.train.model_dump(mode="json", exclude_defaults=True)),
-        "mode": study.mode,
-        "retrain": study.retrain,
-        "scale": scale,
-        "dataset": staged.digest,
-        "version": RESULT_VERSION,
-    }
+    spec = training_spec(study, scale, staged.digest)
     return CheckpointStore(folder / "checkpoints" / digest_of(spec, length=10), spec)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainyard.cluster import host, slurm_allocation
+from trainyard.config.result_digests import result_digest, script_digest, script_inputs_digest
 from trainyard.config.scaling import Scaling, repeat_of, split_scale
 from trainyard.config.user_programs import build_argv, insert_resume_option, make_values, metrics_digest
 from trainyard.planning.attempts import epochs_before
@@ -35,7 +36,7 @@ from trainyard.scaling import rendezvous
 from trainyard.scaling.launchers import check_allocation, script_command
 from trainyard.scaling.reported_rows import ReportedRows
 from trainyard.utils.errors import FinalError, UserError
-from trainyard.utils.files import atomic_write, digest_of, hold_lock, write_json
+from trainyard.utils.files import atomic_write, hold_lock, write_json
 from trainyard.utils.stop_notice import NOTICES
 from trainyard.utils.text import count_of, describe_exit
 
@@ -71,10 +72,8 @@ class UserScript:
     def __init__(self, study: Scaling, run: str, folder: Path) -> None:
         self._study, self._run, self._folder = study, run, folder / run
         self._nodes, self._gpus = split_scale(run)
-        what = study.model_dump(mode="json", include={"launcher", "python", "args", "retrain"})
-        what |= {"script": study.program} | ({"env": study.env} if study.env else {})
         # A changed script starts in a new folder.
-        self._out = (self._folder / "out" / digest_of(what, length=10)).absolute()
+        self._out = (self._folder / "out" / script_digest(study)).absolute()
         self._reported = ReportedRows(self._out)
 
     def run(self, results: Path) -> int:
@@ -97,7 +96,9 @@ class UserScript:
             write_json(self._record, asdict(run))
             if problem:
                 raise FinalError(f"{self._run}: {problem}; see {self._reported.output}. {UNREADABLE_REMEDY}")
-            self._write(run, rows)
+            self._write(
+                run, rows, spec_digest=result_digest(self._study, self._run, dataset_digest(results, self._study))
+            )
         return 0
 
     @cached_property
@@ -114,11 +115,8 @@ class UserScript:
             run = ScriptRun(**json.loads(self._record.read_text()))
         except FileNotFoundError:
             return None
-        return run if run.what == self._digest(results) and self._reported.output.exists() else None
-
-    def _digest(self, results: Path) -> str:
-        """Digest of everything that changes the result except the script and its arguments, which change the folder."""
-        return digest_of([self._study.launcher_options, self._study.mode, dataset_digest(results, self._study)])
+        is_same = run.what == script_inputs_digest(self._study, dataset_digest(results, self._study))
+        return run if is_same and self._reported.output.exists() else None
 
     def _launch(self, results: Path) -> tuple[ScriptRun, list[Row], str]:
         """Run the script; return what became of it, its rows of metrics, and why there are none, or ""."""
@@ -129,7 +127,7 @@ class UserScript:
             missing = self._run_from_checkpoint(results, claimed)
         report = self._reported.report(ended=time.time())
         run = ScriptRun(
-            what=self._digest(results),
+            what=script_inputs_digest(self._study, dataset_digest(results, self._study)),
             train_seconds=report.seconds,
             row_seconds=list(report.row_seconds),
             device=recorded_gpu_name(self._folder / "telemetry") or "cpu",
@@ -270,7 +268,7 @@ class UserScript:
             return "the script was ended before the end of the walltime"
         return ""
 
-    def _write(self, run: ScriptRun, reported_rows: Sequence[Mapping[str, Any]]) -> None:
+    def _write(self, run: ScriptRun, reported_rows: Sequence[Mapping[str, Any]], *, spec_digest: str) -> None:
         """Write `history.csv` and `summary.json`; metrics that were not reported are empty."""
         from trainyard.training.telemetry import gpu_memory, telemetry_summary
         from trainyard.utils.csv_files import write_rows  # imports pandas, which takes a second
@@ -295,6 +293,7 @@ class UserScript:
             **{name: reported[name][-1] if reported[name] else None for name in LAST_VALUES},
             **{name: statistics.median(reported[name]) if reported[name] else None for name in MEDIANS},
             **{name: getattr(run, name) for name in RUN_FIELDS},
+            "spec_digest": spec_digest,
         }
         memory = gpu_memory(self._folder / "telemetry")
         write_json(self._folder / "summary.json", summary | telemetry_summary(self._folder / "telemetry", memory))

@@ -22,8 +22,13 @@ from trainyard.utils.text import count_of
 log = logging.getLogger(__name__)
 
 
-def write_results(trainer: Trainer, probe: WarmUpResult | None, folder: Path, *, scale: str) -> None:
-    """Write `history.csv` and `summary.json` of a complete training to `folder`."""
+def write_results(
+    trainer: Trainer, probe: WarmUpResult | None, folder: Path, *, scale: str, spec_digest: str | None = None
+) -> None:
+    """Write `history.csv` and `summary.json` of a complete training to `folder`.
+
+    `spec_digest` changes with everything that changes its result.
+    """
     from trainyard.utils.csv_files import write_rows  # imports pandas, which takes a second
 
     rows = trainer.state.rows
@@ -31,9 +36,8 @@ def write_results(trainer: Trainer, probe: WarmUpResult | None, folder: Path, *,
     for each in memory:
         log.info("%s%s", f"{each.node}: " if len({gpu.node for gpu in memory}) > 1 else "", each)
     write_rows(rows, folder / "history.csv")
-    write_json(
-        folder / "summary.json", _summary(trainer, probe, scale) | telemetry_summary(folder / "telemetry", memory)
-    )
+    measured = _summary(trainer, probe, scale) | telemetry_summary(folder / "telemetry", memory)
+    write_json(folder / "summary.json", measured | {"spec_digest": spec_digest})
     spent = trainer.checkpoints.total_seconds
     total = sum(row.seconds for row in trainer.history) + spent
     log.info("trained %s in %.1f s, %.1f s of it for checkpoints", count_of(len(rows), "epoch"), total, spent)

@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 
 from trainyard.config.config import Trees
-from trainyard.config.trials import RESULT_VERSION
+from trainyard.config.result_digests import fit_digest
 from trainyard.data.staged import TARGET, DataError, Staged, StagedImageMeta, TableMeta
 from trainyard.utils.errors import UserError
-from trainyard.utils.files import atomic_write, digest_of, write_json
+from trainyard.utils.files import atomic_write, write_json
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _REFUSED: Final = re.compile(r'[][{}<":,]')  # in the name of a feature, by XGBoost or LightGBM
@@ -70,7 +70,7 @@ def fit(study: Trees, name: str, staged: Staged, folder: Path, *, threads: int) 
         A row of `trees.csv`. `metric` names the metric of `train` and `val`: accuracy (a fraction) or RMSE.
     """
     params = study.params.get(name, {})  # type: ignore[call-overload]
-    identity = digest_of([name, study.rounds, study.seed, params, study.retrain, staged.digest, RESULT_VERSION])
+    identity = fit_digest(study, name, staged.digest)
     receipt = folder / f"{name}.json"
     if receipt.exists() and (known := json.loads(receipt.read_text()))["identity"] == identity:
         log.info("%s: already fitted", name)

@@ -12,7 +12,9 @@ from trainyard.cli import job_limits, profile, slurm_executor
 from trainyard.cli.workflow import Workflow
 from trainyard.cluster.slurm_limits import Limits
 from trainyard.cluster.slurm_queries import parse_partition
+from trainyard.config.result_digests import script_inputs_digest
 from trainyard.planning.memory_request import NodeMemory
+from trainyard.planning.plan import dataset_digest
 from trainyard.scaling.user_script import UserScript
 from trainyard.utils.errors import UserError
 
@@ -108,10 +110,11 @@ def test_a_script_whose_output_is_only_read_again_needs_no_gpu(tmp_path, scale, 
     assert request()["cpus"] == 8
     assert request()["nodes"] == int(scale[0])
     assert request().keys() & {"gpus", "gres", "slurm_extra"}
-    script = UserScript(yard.config.scaling["s"], scale, tmp_path / "scaling/s")
+    script = UserScript(study := yard.config.scaling["s"], scale, tmp_path / "scaling/s")
     script._reported.output.parent.mkdir(parents=True)
     script._reported.output.touch()
-    whole = {"what": script._digest(tmp_path), "train_seconds": 1.0, "row_seconds": [], "device": "", "job": ""}
+    digest = script_inputs_digest(study, dataset_digest(tmp_path, study))
+    whole = {"what": digest, "train_seconds": 1.0, "row_seconds": [], "device": "", "job": ""}
     script._record.write_text(json.dumps({**whole, "node": "", "node_names": [], "gpu_model": ""}))
     assert "is read again; nothing runs" in jobs.summary(wildcards)
     assert request() == {"nodes": 1, "cpus": 1}

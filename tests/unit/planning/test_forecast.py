@@ -14,10 +14,12 @@ from trainyard.cli.workflow import Workflow
 from trainyard.cluster.slurm_limits import Limits
 from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.load import check_config
+from trainyard.config.result_digests import fit_digest, result_digest
 from trainyard.planning.forecast import describe_scale, plan_jobs, plan_scale, summarize_cost, summarize_plan
 from trainyard.planning.journal import Journal
 from trainyard.planning.memory_request import NodeMemory
 from trainyard.planning.plan import plan_sweep
+from trainyard.planning.trial_space import NOT_STAGED
 from trainyard.report.plan_table import plan_table
 
 CONFIG = {
@@ -51,6 +53,29 @@ def test_every_job_that_is_missing_has_a_row(tmp_path):
     found = [(row.job, row.strategy) for row in plan_jobs(check_config(CONFIG), tmp_path)]
     assert found == [("stage digits", ""), ("sweep depth", "packed"), ("train s 1x1", ""), ("train s 1x4", ""),
                      ("train s 2x4", ""), ("trees t", "")]  # fmt: skip
+
+
+CHANGES = [{"retrain": 1}, {"mode": "weak"}, {"train": {"epochs": 2}}, {"train": {"model_args": {"width": 64}}}]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("has_digest", [True, False], ids=["now", "of an older version"])
+def test_results_of_another_config_are_missing(tmp_path, change, has_digest):
+    before = check_config(CONFIG)
+    for gpus, run in ((1, "1x1"), (4, "1x4"), (8, "2x4")):
+        digest = result_digest(before.scaling["s"], run, NOT_STAGED) if has_digest else None
+        trained(tmp_path, run, gpus=gpus, seconds=10, spec_digest=digest)
+    models = tmp_path / "trees/t/models"
+    models.mkdir(parents=True)
+    (models.parent / "trees.csv").touch()
+    for model in before.trees["t"].models if has_digest else ():
+        identity = fit_digest(before.trees["t"], model, NOT_STAGED)
+        (models / f"{model}.json").write_text(json.dumps({"identity": identity}))
+    after = check_config({**CONFIG, "scaling": {"s": CONFIG["scaling"]["s"] | change},
+                          "trees": {"t": {"dataset": "digits", "rounds": 7}}})  # fmt: skip
+    wanted = {"train s 1x1", "train s 1x4", "train s 2x4", "trees t"}
+    assert not wanted & {row.job for row in plan_jobs(before, tmp_path)}
+    assert wanted & {row.job for row in plan_jobs(after, tmp_path)} == (wanted if has_digest else set())
 
 
 def test_a_sweep_stands_beside_other_ways_to_run_it(tmp_path):

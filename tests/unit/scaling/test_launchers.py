@@ -11,6 +11,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from trainyard.cluster import host
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.scaling import Scaling
+from trainyard.planning.forecast import is_trained
 from trainyard.scaling import user_script
 from trainyard.scaling.launchers import TRAIN, script_command, training_command
 from trainyard.scaling.user_script import UserScript
@@ -208,6 +209,9 @@ def test_torchrun_grants_its_ranks_the_grace_period_of_the_study(tmp_path, monke
     python.write_text("#!/bin/sh\necho granted $TORCH_ELASTIC_SHUTDOWN_TIMEOUT s\n")
     python.chmod(0o700)
     options = {"script": "t.py", "python": str(python), "grace_seconds": 90.5, "scales": ["1x1"]}
-    script = UserScript(Scaling.model_validate(options), "1x1", tmp_path)
+    script = UserScript(study := Scaling.model_validate(options), "1x1", tmp_path)
     script.run(tmp_path)
     assert script._reported.output.read_text() == f"granted {expected} s\n"
+    assert is_trained(study, "1x1", tmp_path, tmp_path)
+    for change in ({"retrain": 1}, {"launcher_options": ["--max-restarts", "1"]}):
+        assert not is_trained(Scaling.model_validate(options | change), "1x1", tmp_path, tmp_path)

@@ -8,7 +8,9 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from trainyard.config.config import Config
 from trainyard.config.datasets import Digits
+from trainyard.config.scaling import Scaling
 from trainyard.data.staging import stage
+from trainyard.planning.forecast import is_trained
 from trainyard.scaling import rank, torchrun
 from trainyard.training.process_group import single_process
 from trainyard.training.rank_failures import first_failure, record_exception, write_failures
@@ -46,9 +48,12 @@ def test_the_memory_of_a_training_is_not_that_of_another_one_on_another_node(tmp
         folder = tmp_path / "scaling/s/1x1"
         rank._train(config, config.scaling["s"], "1x1", tmp_path, single_process(), StopNotice(), folder=folder)
         (folder / "telemetry/cpu-other.csv").write_text(samples)
+        assert is_trained(config.scaling["s"], "1x1", tmp_path / "scaling/s", tmp_path)
         return json.loads((folder / "summary.json").read_text())["cpu_rss_peak_mib"]
 
     assert trained() < 99999
+    other = Scaling.model_validate({"dataset": "d", "scales": ["1x1"], "retrain": 1})
+    assert not is_trained(other, "1x1", tmp_path / "scaling/s", tmp_path)
     assert trained() == 99999
     assert trained(lr=0.01) < 99999
 
