@@ -140,13 +140,11 @@ class Workflow:
 
     def print_summary(self, run: Any, *, succeeded: bool) -> None:
         """Print what a run, a `snakemake.workflow.Workflow`, came to; nothing after `--touch`, which runs no job."""
-        if run.touch:
-            return
         seconds = time.monotonic() - self._began
         try:
             jobs, targets = read_jobs(run), frozenset(run.dag_settings.targets)
             summary = RunSummary(self.config, self._results, jobs, seconds, succeeded, sys.argv, targets)
-            if all(job.rule != "plan" for job in jobs):  # which trains nothing
+            if not run.touch and all(job.rule != "plan" for job in jobs):  # which trains nothing
                 print(summary.text(), flush=True)
         except Exception as error:  # which must not fail a run that succeeded
             print(f"there is no summary of this run: {error}", flush=True)
