@@ -27,7 +27,7 @@ from slurm_cluster.waiting import wait_until
 from submitting import IMPATIENT
 from trainyard.planning.attempts import Attempt, fold_attempts
 from trainyard.planning.journal import read_journal
-from yard import PLACE_IN_ORDER, ROOT, TINY
+from yard import PLACE_IN_ORDER, ROOT, TINY, stage_tiny
 
 SUBMITTED = re.compile(r"submitted with SLURM jobid (\d+)")
 RAN = {"RUNNING", "COMPLETING"}  # states of a job that has started and not ended
@@ -340,12 +340,7 @@ class Training(Run):
 
     def write(self) -> None:
         super().write()
-        staged = self.cluster.head.path(self.cluster.shared / "staged")
-        if not staged.exists():
-            program = [sys.executable, str(ROOT / "scripts/stage.py"), "--config", "config.yaml", "--dataset", "tiny"]
-            self.cluster.run(program, cwd=self.folder, env={"PYTHONPATH": str(self.folder)})
-            shutil.copytree(self.seen / "results/data", staged)
-        shutil.copytree(staged, self.seen / "results/data", dirs_exist_ok=True)
+        stage_tiny(self.seen / "results")
 
     def logs(self) -> dict[Path, str]:
         """The output of all jobs."""
@@ -367,15 +362,16 @@ class Training(Run):
         return metrics | {"weights": weights_digest(self.checkpoints()[-1])}
 
     def undisturbed(self) -> dict[int, Any]:
-        """The results of the same training without a fault, which runs once per cluster."""
+        """The results of the same training without a fault and without Snakemake, which runs once per cluster."""
         kept = self.cluster.shared / "undisturbed"
         if not kept.exists():
-            kept.mkdir()
             other = Training(self.cluster, kept)
             other.write()
             other.open()
-            other.start()
-            assert other.wait_for_command() == 0, other.story()
+            line = f"{sys.executable} {ROOT}/scripts/train.py --scale 2x1 --config config.yaml --study s"
+            shape = ["--nodes=2", "--ntasks-per-node=1", "--gres=gpu:1"]
+            job = self.cluster.submit(f"export PYTHONPATH={kept}\nexec {line}", *shape, cwd=kept)
+            assert self.cluster.wait_for_job(job).state == "COMPLETED", (kept / f"slurm-{job}.out").read_text()
         return Training(self.cluster, kept).results()
 
     def wait_for_progress(self) -> None:

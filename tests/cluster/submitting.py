@@ -96,13 +96,15 @@ def run(config, context):
 """
 
 
-def depth_sweep_twice(cluster: Cluster, folder: Path, *, seconds_per_block: float) -> tuple[Path, Path]:
+def depth_sweep_twice(
+    cluster: Cluster, folder: Path, *, seconds_per_block: float, nodes: tuple[int, int] = (4, 2)
+) -> tuple[Path, Path]:
     """Run 20 trials of 4 to 80 blocks without measurements, then again with the journal of the first run.
 
-    Returns the folders with the results: of the first run on eight GPUs of four hosts, of the second on four of two.
+    Returns the folders with the results of the two runs, on so many hosts with two GPUs each.
     """
     results = []
-    for run, nodes in enumerate((4, 2)):
+    for run, hosts in enumerate(nodes):
         place = folder / f"run-{run}"
         place.mkdir()
         (place / "timed.py").write_text(TIMED.format(seconds=seconds_per_block))
@@ -113,7 +115,7 @@ def depth_sweep_twice(cluster: Cluster, folder: Path, *, seconds_per_block: floa
         sweep = {
             "function": "timed:run",
             "grid": {"blocks": {"start": 4, "stop": 80, "step": 4}},
-            "slots": {"nodes": nodes, "gpus_per_node": 2},
+            "slots": {"nodes": hosts, "gpus_per_node": 2},
             "retrain": run,
         }
         snakemake(cluster, place, {"sweeps": {"depth": sweep}, "pricing": {"gpu_hour": 2.5}}, "--", "sweeps")

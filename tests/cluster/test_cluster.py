@@ -2,12 +2,9 @@
 
 import signal
 import subprocess
-import sys
 import threading
-from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
 from slurm_cluster.cluster import Cluster
 from slurm_cluster.hosts import job_environment
 from slurm_cluster.namespaces import Process
@@ -66,30 +63,6 @@ def test_tmp_is_private_to_a_host_and_the_shared_folder_is_not(cluster: Cluster,
             assert (folder / f"of-n{k}").exists()
             assert not (folder / f"of-n{other}").exists()
     assert not Path("/tmp/of-n1").exists()
-
-
-ALL_REDUCE = """
-import socket, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.ones(1)
-dist.all_reduce(total)
-print(socket.gethostname(), dist.get_rank(), int(total), flush=True)
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.skipif(not find_spec("torch"), reason="needs torch")
-def test_torchrun_forms_one_group_over_two_hosts(cluster: Cluster, shared_dir: Path) -> None:
-    (shared_dir / "all_reduce.py").write_text(ALL_REDUCE)
-    rendezvous = "--rdzv-backend=c10d --rdzv-endpoint=n3:29400 --rdzv-id=test"
-    torchrun = f"{sys.executable} -m torch.distributed.run --nnodes=2 --nproc-per-node=1 {rendezvous} all_reduce.py"
-    where = ["--nodes=2", "--nodelist=n3,n4", "--ntasks-per-node=1", "--gres=gpu:2"]
-    shown = cluster.run(["srun", *where, *torchrun.split()], cwd=shared_dir, env={"OMP_NUM_THREADS": "1"}).stdout
-
-    reports = sorted(line.split() for line in shown.splitlines())
-    assert [host for host, _, _ in reports] == ["n3", "n4"]
-    assert {rank for _, rank, _ in reports} == {"0", "1"}
-    assert {total for _, _, total in reports} == {"2"}
 
 
 STUBBORN_STEP = """

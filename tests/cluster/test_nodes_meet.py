@@ -15,7 +15,7 @@ from slurm_cluster.hosts import Host
 from slurm_cluster.waiting import wait_until
 from trainyard.cluster.ports import PORTS
 from trainyard.scaling.rendezvous import SECONDS
-from yard import ROOT, TINY, WAITING
+from yard import ROOT, TINY, WAITING, stage_tiny
 
 NOBODY = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
 # Python imports it at its start: the program of one node does not get further.
@@ -43,13 +43,13 @@ def own_names_are_loopback(site: Cluster, line: str) -> Iterator[None]:
 
 def start(site: Cluster, folder: Path, **environment: str) -> int:
     """Submit a training on the first two hosts, which waits for the file `go`."""
+    stage_tiny(folder / "results")
     (folder / "waiting.py").write_text(WAITING)
     train = {"model": "waiting:build", "batch_size": 8, "epochs": 1}
     study = {"dataset": "tiny", "train": train, "scales": ["2x1"]}
     (folder / "config.yaml").write_text(yaml.safe_dump({**TINY, "scaling": {"s": study}}))
     program = f"{sys.executable} {ROOT}/scripts/"
     lines = [f"export {name}={value}" for name, value in {"PYTHONPATH": folder, **environment}.items()]
-    lines += [f"{program}stage.py --config config.yaml --dataset tiny"]
     lines += [f"exec {program}train.py --scale 2x1 --config config.yaml --study s"]
     shape = [
         "--nodes=2",

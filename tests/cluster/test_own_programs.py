@@ -51,19 +51,39 @@ world = accelerator.reduce(torch.ones(1), "sum").item()
 if accelerator.is_main_process:
     print(f"epoch 1: {world:.0f} ranks, {accelerator.distributed_type}, 100 img/s", flush=True)
 """
-# A script for srun and torchrun: both set the environment variables of its rank.
+# A script for torchrun.
 PLAIN = """
-import os, sys
+import os
 import torch
 from torch import distributed
 distributed.init_process_group("gloo")
-if sys.argv[1:] == ["--bare"]:
-    assert os.environ["RANK"] == os.environ["SLURM_PROCID"]
 places = [None] * distributed.get_world_size()
 distributed.all_gather_object(places, (os.uname().nodename, os.environ["LOCAL_RANK"]))
 if distributed.get_rank() == 0:
     print(f"epoch 1: {len(set(places))} ranks, plain, 100 img/s", flush=True)
 distributed.destroy_process_group()
+"""
+# A script for srun. Its ranks connect to the first one with the environment variables that launchers of torch set.
+BARE = """
+import os, socket, sys, time
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+assert (sys.argv[1:], rank) == (["--bare"], int(os.environ["SLURM_PROCID"]))
+place = f"{os.uname().nodename} {os.environ['LOCAL_RANK']}"
+address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if rank:
+    while True:
+        try:
+            with socket.create_connection((address, port)) as connection:
+                connection.sendall(place.encode())
+                break
+        except ConnectionRefusedError:  # it has not started
+            time.sleep(0.1)
+else:
+    server, places = socket.create_server(("", port)), {place}  # on all interfaces, as torch
+    for _ in range(world - 1):
+        connection, _ = server.accept()
+        places.add(connection.makefile().read())
+    print(f"epoch 1: {len(places)} ranks, bare, 100 img/s", flush=True)
 """
 # Rank 0 saves its state for longer than Slurm lets other tasks run after one has failed (KillWait, 5 s).
 SAVING = """
@@ -81,7 +101,7 @@ while True:
     time.sleep(0.1)
 """
 ACTIVATED = "export PATH=/home/me/env/bin:$PATH VIRTUAL_ENV=/home/me/env"  # in the environment of the job
-SCRIPTS = {"torchrun": "plain.py", "accelerate": "accelerated.py", "srun": "python plain.py --bare"}
+SCRIPTS = {"torchrun": "plain.py", "accelerate": "accelerated.py", "srun": "python bare.py --bare"}
 OWN = {
     "sweeps": {
         "programs": {
@@ -113,7 +133,8 @@ def finished(cluster):
     """The folder with the results of OWN."""
     folder = cluster.shared / "own"
     folder.mkdir()
-    for name, text in {**PROGRAMS, "mine.py": FUNCTION, "accelerated.py": ACCELERATED, "plain.py": PLAIN}.items():
+    scripts = {"mine.py": FUNCTION, "accelerated.py": ACCELERATED, "plain.py": PLAIN, "bare.py": BARE}
+    for name, text in (PROGRAMS | scripts).items():
         (folder / name).write_text(text)
         (folder / name).chmod(stat.S_IRWXU)
     (folder / "compiled.c").write_text(COMPILED)

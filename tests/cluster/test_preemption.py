@@ -6,7 +6,7 @@ import yaml
 from slurm_cluster.waiting import wait_until
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
-from yard import ROOT, TINY
+from yard import ROOT, TINY, stage_tiny
 
 # A model that writes a line per step. From step 12 on, each step waits for a file `go`, or until its process has been
 # told to stop.
@@ -38,16 +38,13 @@ def build(*, channels, classes, name):
 def test_a_preempted_sweep_over_two_nodes_repeats_no_step(second_site, second_dir):
     """One trial on each node, eight steps per epoch. Slurm gives five seconds, from SIGTERM to SIGKILL."""
     (second_dir / "gated.py").write_text(GATED)
+    stage_tiny(second_dir / "results")
     train = {"model": "gated:build", "batch_size": 8, "epochs": 3}
     trials = [{"lr": 0.01, "model_args.name": name} for name in ("a", "b")]
     sweep = {"dataset": "tiny", "train": train, "trials": trials, "slots": {"nodes": 2, "gpus_per_node": 1}}
     (second_dir / "config.yaml").write_text(yaml.safe_dump({**TINY, "sweeps": {"s": sweep}}))
     program = f"{sys.executable} {ROOT}/scripts/"
-    script = (
-        f"export PYTHONPATH={second_dir}\n"
-        f"{program}stage.py --config config.yaml --dataset tiny\n"
-        f"{program}sweep.py --config config.yaml --sweep s"
-    )
+    script = f"export PYTHONPATH={second_dir}\n{program}sweep.py --config config.yaml --sweep s"
     shape = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2", "--gres=gpu:1"]
 
     def steps() -> list[int]:

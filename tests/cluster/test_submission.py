@@ -10,7 +10,7 @@ import yaml
 from trainyard.config.load import check_config
 from trainyard.planning.journal import Journal
 from trainyard.planning.plan import plan_sweep
-from yard import ROOT, TINY
+from yard import ROOT, TINY, stage_tiny
 
 # Values for the commented lines of the profile that users of a site fill in.
 SITE = {
@@ -108,7 +108,7 @@ def submitted(cluster):
     program.chmod(0o755)
     profile.write_text(site_profile())
     (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
-    cluster.run([sys.executable, f"{ROOT}/scripts/stage.py", "--config=config.yaml", "--dataset=tiny"], cwd=folder)
+    stage_tiny(folder / "results")
     with Journal.opened(folder / "results/sweeps/done/journal.jsonl") as journal:  # only the tables are missing
         for name in plan_sweep(check_config(CONFIG), "done", folder / "results").state.trials:
             journal.append("started", trial=name, attempt=1)

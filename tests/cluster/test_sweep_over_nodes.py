@@ -12,7 +12,7 @@ from slurm_cluster.waiting import wait_until
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
 from trainyard.utils.jsonl import read_events
-from yard import ROOT, TINY
+from yard import ROOT, TINY, stage_tiny
 
 JOURNAL = "results/sweeps/s/journal.jsonl"
 # Each trial records its host and GPU and takes a while; with a file `gated`, it waits for the file `note-<n>-go`.
@@ -48,15 +48,12 @@ def start(
     gpus: int = 2,
     after: str = "",
 ) -> int:
-    """Submit a job that stages the data and runs the sweep followed by the shell code `after`; return its ID."""
-    folder.mkdir(exist_ok=True)
+    """Submit a job that runs the sweep followed by the shell code `after`; return its ID."""
+    stage_tiny(folder / "results")
     config = sweep_config(folder, trials=trials, seconds=seconds, nodes=nodes, gpus=gpus)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     program = f"{sys.executable} {ROOT}/scripts/"
-    script = (
-        f"export PYTHONPATH={folder}\n{program}stage.py --config config.yaml --dataset tiny\n"
-        f"{program}sweep.py --config config.yaml --sweep s {after}"
-    )
+    script = f"export PYTHONPATH={folder}\n{program}sweep.py --config config.yaml --sweep s {after}"
     shape = [f"--nodes={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={gpus}", f"--gres=gpu:{gpus}"]
     return cluster.submit(script, *shape, *options, cwd=folder)
 

@@ -44,7 +44,7 @@ def cluster():
 
 def test_the_second_run_requests_a_walltime_that_suffices(cluster, shared_dir):
     """benchmarks/predictions.py measures its accuracy."""
-    first, second = depth_sweep_twice(cluster, shared_dir, seconds_per_block=0.05)
+    first, second = depth_sweep_twice(cluster, shared_dir, seconds_per_block=0.05, nodes=(1, 2))
     unforeseen = pd.read_csv(first / "jobs.csv").iloc[0]
     assert pd.isna(unforeseen["predicted_seconds"])
     assert unforeseen["requested_seconds"] == 50 * 60, "as long as the QOS allows"

@@ -7,7 +7,7 @@ from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.cluster import gpus
 from trainyard.packing import gpu_health
 from trainyard.planning.attempts import fold_attempts
-from trainyard.planning.journal import decode_all, read_journal
+from trainyard.planning.journal import decode_all
 from trainyard.utils.jsonl import read_events
 from yard import ROOT, child_named
 
@@ -117,17 +117,6 @@ def test_an_idle_slot_retries_a_trial_that_failed_elsewhere_even_if_its_process_
     tries, _, _ = sweep("fails_late", [{"n": 0, "kills": kills}, {"n": 1, "kills": kills}])
     assert sorted(map(sorted, gpus_of(tries))) in ([["0"], ["0", "1"]], [["0", "1"], ["1"]])
     assert sorted(each.outcome for each in tries) == ["failed", "finished", "finished"]
-
-
-def test_the_same_mistake_in_the_first_trials_ends_the_sweep(yard):
-    (yard.folder / "train.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
-    sweep = {"command": "python3 train.py --lrr {lr}", "grid": {"lr": list(range(1, 21))}, "retries": 3}
-    yard.write({"sweeps": {"s": {**sweep, "slots": {"gpus_per_node": 2}}}})
-    done = yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
-    assert done.returncode == 1
-    line = next(line for line in done.stdout.splitlines() if "stopped: the first trials failed in the same way" in line)
-    assert "exit code 2: train.py: error: unrecognized arguments: --lrr" in line
-    assert len(fold_attempts(read_journal(yard.results / "sweeps/s/journal.jsonl"))) < 10
 
 
 def test_a_sweep_ends_in_an_error_when_ray_starts_no_more_workers(yard):

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.planning.attempts import fold_attempts
-from trainyard.planning.journal import decode_all, read_journal
+from trainyard.planning.journal import read_journal
 from trainyard.utils.jsonl import read_events
 from yard import Yard, alive, child_named, with_words
 
@@ -27,18 +27,17 @@ SEARCH = {
     "search": {"method": "tpe", "trials": 14, "values": {"x": {"low": 0, "high": 1}, "kind": ["a", "b"]}},
     "stop": {"method": "asha", "epochs": 3},
 }
-# A program that counts to sixty and resumes from the number in its file.
+# Counts to sixty, resumes from the number in its file, and does not end by itself unless nothing is left to do.
 COUNTING = """
 import os, sys, time
-path, start = sys.argv[1], int(open(sys.argv[2]).read()) if sys.argv[2:] else 0
+path, start = sys.argv[1], int(open(sys.argv[2]).read()) if sys.argv[2] else 0
 for step in range(start + 1, 61):
     time.sleep(0.05 if start or step < 10 else 600)
     open(path + ".new", "w").write(str(step))
     os.replace(path + ".new", path)
     print("step", step, "score", step / 60, flush=True)
+time.sleep(0 if start == 60 else 600)
 """
-
-
 # A program whose first attempt leaves two torn checkpoints. It fails if it resumes from one of them.
 TORN = """
 import os, pathlib, sys
@@ -50,11 +49,12 @@ if not resumed and not (folder / "1.pt").exists():
         (folder / f"{step}.pt").write_text(state)
         os.utime(folder / f"{step}.pt", (step, step))
     sys.exit("no space left on device")
+print("acc=1")
 """
 # Reports rows without the number of the epoch. Its checkpoint is as old as the journal's row of its epoch.
 UNNUMBERED = """
 import json, os, pathlib, sys, time
-checkpoint = pathlib.Path(sys.argv[1]) / "at.txt"
+checkpoint = pathlib.Path(sys.argv[1]) / "at.pt"
 done = int(checkpoint.read_text()) if sys.argv[2:] else 0
 for epoch in range(done + 1, 5):
     print(f"acc={epoch / 10}", flush=True)
@@ -68,18 +68,6 @@ for epoch in range(done + 1, 5):
     checkpoint.write_text(str(epoch))
     seconds = json.loads(row[0])["time"]
     os.utime(checkpoint, (seconds, seconds))
-"""
-# Saves a checkpoint on SIGTERM, which takes a while.
-POLITE = """
-import pathlib, signal, sys, time
-folder = pathlib.Path(sys.argv[1])
-def keep(*_):
-    time.sleep(3)
-    (folder / "kept.pt").write_text("state")
-    sys.exit()
-signal.signal(signal.SIGTERM, keep)
-print("step 1 score 1", flush=True)
-time.sleep(0 if sys.argv[2] else 600)
 """
 # A script of a scaling study. On SIGTERM it leaves a checkpoint and a later, torn one.
 SCALE = """
@@ -111,16 +99,9 @@ if len(sys.argv) == 3:
         os._exit(0)
 time.sleep(3600)
 """
-# Saves a checkpoint at its start and does not handle signals.
-HEEDLESS = """
-import pathlib, sys, time
-(pathlib.Path(sys.argv[1]) / "last.pt").write_text("state")
-print("step 1 score 1", flush=True)
-time.sleep(600)
-"""
 # The first process saves a checkpoint on SIGTERM, which takes long. The others reject their arguments.
 MISTAKEN = """
-import os, pathlib, signal, sys, time
+import argparse, os, pathlib, signal, sys, time
 def keep(*_):
     time.sleep(7)
     (pathlib.Path(sys.argv[1]) / "kept.pt").write_text("state")
@@ -130,8 +111,9 @@ try:
 except FileExistsError:
     while not os.path.exists("first/up"):
         time.sleep(0.05)
-    print("error: unrecognized arguments: --lrr")
-    sys.exit(2)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder")
+    parser.parse_args()
 signal.signal(signal.SIGTERM, keep)
 open("first/up", "w")
 time.sleep(600)
@@ -142,8 +124,13 @@ def events_of(yard, *kinds):
     return [event for event in read_events(yard.results / "sweeps/s/journal.jsonl") if event["event"] in kinds]
 
 
-def attempts_of(yard, *kinds):
-    return fold_attempts(decode_all(events_of(yard, *kinds)))
+def tries_of(yard):
+    return fold_attempts(read_journal(yard.results / "sweeps/s/journal.jsonl"))
+
+
+def resumed_from(tries):
+    """The checkpoint that each attempt resumed from, and its outcome."""
+    return [(each.resumed and each.resumed.name, each.outcome) for each in tries]
 
 
 def drawn(yard):
@@ -167,11 +154,11 @@ def test_a_killed_search_continues_with_the_same_suggestions(tmp_path_factory):
     assert ends[0] == ends[1], "the same trials were stopped early"
     assert {event for _, event in ends[0]} == {"finished", "stopped"}
     assert "trials finished" in output
-    again = next(attempt.trial for attempt in attempts_of(whole, "started", "finished") if attempt.metrics)
+    again = next(attempt.trial for attempt in tries_of(whole) if attempt.metrics)
     whole.write({"sweeps": {"s": {**SEARCH, "retrain": {again: 1}}}})
     whole.run(*whole.script("sweep", "--sweep", "s"))
     assert drawn(whole) == drawn(killed), "retraining a trial does not change the search"
-    assert [attempt.trial for attempt in attempts_of(whole, "started") if attempt.generation] == [again]
+    assert [attempt.trial for attempt in tries_of(whole) if attempt.generation] == [again]
 
 
 def test_a_function_that_exceeds_its_timeout_is_ended_with_its_process(yard):
@@ -181,31 +168,42 @@ def test_a_function_that_exceeds_its_timeout_is_ended_with_its_process(yard):
     yard.write({"sweeps": {"s": {"function": "mine:run", "trials": trials, "timeout_minutes": 0.1, "retries": 0}}})
     output = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
     assert "no retries left): it exceeded timeout_minutes (0.1)" in output
-    assert [attempt.outcome for attempt in attempts_of(yard, "started", "failed", "finished")] == [
-        "failed",
-        "finished",
-    ]
+    assert [attempt.outcome for attempt in tries_of(yard)] == ["failed", "finished"]
 
 
-def test_a_killed_program_leaves_no_process_and_resumes_from_its_checkpoint(yard):
+def test_a_program_ends_with_its_killed_driver_and_with_its_job_and_resumes_from_its_checkpoint(yard):
+    """All processes of a job get its signal: the program may die of it before the driver knows."""
     (yard.folder / "count.py").write_text(COUNTING)
-    command = "python count.py {trial_dir}/at.txt"
-    sweep = {"command": command, "checkpoint": "at.txt", "resume": "{resume_from}"}
+    words = f"{yard.folder}/count.py"
+    sweep = {"command": f"python {words} {{trial_dir}}/at.txt {{resume_from}} && true", "checkpoint": "at.txt"}
     yard.write({"sweeps": {"s": {**sweep, "metrics": {"pattern": r"step (?P<epoch>\d+) score (?P<score>\S+)"}}}})
-    started = yard.start(*yard.script("sweep", "--sweep", "s"))
-    wait_until(lambda: len(events_of(yard, "epoch")) >= 4, what="the fourth step", while_running=started)
-    driver = psutil.Process(started.pid)
-    driver.kill()
-    started.wait()
 
-    wait_until(lambda: not with_words(f"count.py {yard.results}"), what="the program to end with the driver")
+    def started_and_at(attempt, step):
+        started = yard.start(*yard.script("sweep", "--sweep", "s"))
+        wait_until(lambda: step in steps_of(attempt), what=f"step {step}", while_running=started)
+        return started
+
+    def steps_of(attempt):
+        tries = tries_of(yard)
+        return [row["epoch"] for row in tries[attempt].epochs] if len(tries) > attempt else []
+
+    killed = started_and_at(0, 4)
+    killed.kill()
+    killed.wait()
+    wait_until(lambda: not with_words(words), what="the program to end with the driver")
+
+    ended = started_and_at(1, 60)
+    for process in with_words(words):
+        with suppress(psutil.NoSuchProcess):  # its guard has ended it since
+            process.terminate()
+    ended.terminate()
+    ended.communicate(timeout=PATIENCE_SECONDS)
+    assert 5 <= steps_of(1)[0] < 60, "what was done is not done again"
+    assert steps_of(1) == list(range(steps_of(1)[0], 61))
+
     yard.run(*yard.script("sweep", "--sweep", "s"))
-    first, second = fold_attempts(read_journal(yard.results / "sweeps/s/journal.jsonl"))
-    assert first.outcome == "interrupted"
-    assert (second.outcome, second.metrics) == ("finished", {"score": 1.0})
-    kept = second.epochs[0]["epoch"]
-    assert 5 <= kept < 60, "what was done is not done again"
-    assert [row["epoch"] for row in second.epochs] == list(range(kept, 61))
+    assert resumed_from(tries_of(yard)) == [(None, "interrupted"), ("at.txt", "interrupted"), ("at.txt", "finished")]
+    assert tries_of(yard)[-1].metrics == {"score": 1.0}, "nothing was left to do"
 
 
 NUMBERS = """
@@ -308,8 +306,7 @@ def test_a_corrected_pattern_is_applied_to_saved_output_without_running_anything
     timeline = rows_of(yard, "timeline")
 
     write(r"Epoch (?P<epoch>\d+)/2: score=(?P<score>{number})", grid={"x": [1, 2, 3, 4]})
-    assert "1 of 4 trials pending, 3 outputs to re-read without running anything" in yard.snakemake("-n", "sweeps")
-    yard.snakemake("sweeps")
+    assert "1 of 4 trials pending, 3 outputs to re-read without running anything" in yard.snakemake("sweeps")
     assert runs() == 4
     trials = rows_of(yard, "trials")
     assert [float(row["score"]) for row in trials] == pytest.approx([2e-05, 4e-05, 6e-05, 8e-05])
@@ -389,8 +386,20 @@ def test_a_search_whose_metric_cannot_be_parsed_stops_at_once_and_continues_once
     assert runs == 2
 
 
+# A module torch whose torchrun runs the script as its only rank. The real one takes seconds to import.
+INSTANT_TORCHRUN = {
+    "torch/__init__.py": "",
+    "torch/distributed/__init__.py": "",
+    "torch/distributed/run.py": "import runpy, sys\n"
+    "sys.argv = sys.argv[sys.argv.index('tells.py') :]\n"
+    "runpy.run_path('tells.py', run_name='__main__')\n",
+}
+
+
 def test_a_corrected_pattern_of_a_scaling_script_runs_nothing(yard):
-    (yard.folder / "tells.py").write_text(TELLS)
+    for path, code in {"tells.py": TELLS, **INSTANT_TORCHRUN}.items():
+        (yard.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (yard.folder / path).write_text(code)
 
     def launch(pattern, *, check=True, **more):
         metrics = {"pattern": pattern}
@@ -426,77 +435,49 @@ def test_a_corrected_pattern_of_a_scaling_script_runs_nothing(yard):
     assert runs() == 2, "what changes the result has it run"
 
 
-def resumed_from(yard):
-    """The checkpoint that each attempt resumed from, and its outcome."""
-    tries = fold_attempts(read_journal(yard.results / "sweeps/s/journal.jsonl"))
-    return [(each.resumed and each.resumed.name, each.outcome) for each in tries]
-
-
-def test_after_a_torn_checkpoint_the_previous_one_is_tried_and_finally_none(yard):
-    (yard.folder / "torn.py").write_text(TORN)
-    sweep = {"command": "python torn.py {trial_dir}", "checkpoint": "*.pt", "resume": "{resume_from}", "retries": 1}
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    """The yard of a sweep of two programs after two runs. In the first one, one of them fails for good."""
+    yard = Yard(tmp_path_factory.mktemp("resumed"))
+    programs = {"torn": TORN, "unnumbered": UNNUMBERED}
+    for name, code in programs.items():
+        (yard.folder / f"{name}.py").write_text(code)
+    sweep = {"command": "python {program}.py {trial_dir}", "checkpoint": "*.pt", "resume": "{resume_from}"}
+    sweep |= {"grid": {"program": list(programs)}, "metrics": {"pattern": "acc=(?P<acc>{number})"}, "retries": 1}
     yard.write({"sweeps": {"s": sweep}})
-    yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
-    assert resumed_from(yard) == [(None, "failed"), ("3.pt", "failed")]
+    assert "1 trial finished, 1 failed" in yard.run(*yard.script("sweep", "--sweep", "s")).stdout
+    assert len(tries_of(yard)) == 4, "each program had one retry"
     yard.run(*yard.script("sweep", "--sweep", "s"))
-    assert resumed_from(yard)[2:] == [("2.pt", "failed"), (None, "finished")]
+    return yard
 
 
-def test_a_resumed_program_that_reports_no_epochs_continues_their_numbers(yard):
-    (yard.folder / "unnumbered.py").write_text(UNNUMBERED)
-    sweep = {"command": "python unnumbered.py {trial_dir}", "checkpoint": "at.txt", "resume": "{resume_from}"}
-    yard.write({"sweeps": {"s": {**sweep, "metrics": {"pattern": "acc=(?P<acc>{number})"}}}})
-    yard.run(*yard.script("sweep", "--sweep", "s"))
-    assert resumed_from(yard) == [(None, "failed"), ("at.txt", "finished")]
-    epochs = pd.read_csv(yard.results / "sweeps/s/epochs.csv")
+def tries_of_program(yard, name):
+    (trial,) = (row["trial"] for row in rows_of(yard, "trials") if row["program"] == name)
+    return [each for each in tries_of(yard) if each.trial == trial]
+
+
+def test_after_a_torn_checkpoint_the_previous_one_is_tried_and_finally_none(resumed):
+    first, second = [(None, "failed"), ("3.pt", "failed")], [("2.pt", "failed"), (None, "finished")]
+    assert resumed_from(tries_of_program(resumed, "torn")) == first + second
+
+
+def test_a_resumed_program_that_reports_no_epochs_continues_their_numbers(resumed):
+    tries = tries_of_program(resumed, "unnumbered")
+    assert resumed_from(tries) == [(None, "failed"), ("at.pt", "finished")]
+    epochs = pd.read_csv(resumed.results / "sweeps/s/epochs.csv").set_index("trial").loc[tries[0].trial]
     assert epochs["epoch"].tolist() == [1, 2, 3, 4]
     assert epochs["acc"].tolist() == [0.1, 0.2, 0.3, 0.4]
 
 
-def test_programs_have_a_grace_period_to_save_a_checkpoint_when_the_driver_is_terminated(yard):
-    (yard.folder / "polite.py").write_text(POLITE)
-    command = "python polite.py {trial_dir} {resume_from} && true"
-    metrics = {"pattern": r"step 1 score (?P<score>\S+)"}
-    yard.write({"sweeps": {"s": {"command": command, "checkpoint": "*.pt", "metrics": metrics}}})
-    started = yard.start(*yard.script("sweep", "--sweep", "s"))
-    wait_until(lambda: events_of(yard, "epoch"), what="the first step", while_running=started)
-    started.terminate()
-    output, _ = started.communicate(timeout=PATIENCE_SECONDS)
-    assert "1 running trial may take up to 30 s to save a checkpoint" in output
-    assert len(list((yard.results / "sweeps/s/trials").glob("*/kept.pt"))) == 1
-    assert resumed_from(yard) == [(None, "interrupted")]
-    yard.run(*yard.script("sweep", "--sweep", "s"))
-    assert resumed_from(yard)[1:] == [("kept.pt", "finished")]
-
-
-def test_checkpoints_of_programs_that_are_terminated_with_their_job_are_used(yard):
-    """All processes of the job get the signal: a program may die of it before the driver knows."""
-    (yard.folder / "heedless.py").write_text(HEEDLESS)
-    command = f"python {yard.folder}/heedless.py {{trial_dir}} {{resume_from}} && true"
-    metrics = {"pattern": r"step 1 score (?P<score>\S+)"}
-    yard.write({"sweeps": {"s": {"command": command, "checkpoint": "*.pt", "metrics": metrics}}})
-    for attempt in (1, 2):
-        started = yard.start(*yard.script("sweep", "--sweep", "s"))
-        wait_until(
-            lambda attempt=attempt: len(events_of(yard, "epoch")) == attempt,
-            what="the first step",
-            while_running=started,
-        )
-        for process in with_words(f"{yard.folder}/heedless.py"):
-            with suppress(psutil.NoSuchProcess):  # its guard has ended it since
-                process.terminate()
-        started.terminate()
-        started.communicate(timeout=PATIENCE_SECONDS)
-    assert resumed_from(yard) == [(None, "interrupted"), ("last.pt", "interrupted")]
-
-
-def test_running_programs_have_their_grace_period_when_a_sweep_stops_for_a_mistake(yard):
+def test_the_same_mistake_in_the_first_trials_ends_the_sweep_and_programs_that_run_have_their_grace_period(yard):
     (yard.folder / "mistaken.py").write_text(MISTAKEN)
-    sweep = {"command": "python mistaken.py {trial_dir} {seed}", "grid": {"seed": list(range(6))}, "checkpoint": "*.pt"}
-    yard.write({"sweeps": {"s": sweep | {"slots": {"gpus_per_node": 3}, "retries": 0}}})
+    sweep = {"command": "python mistaken.py {trial_dir} --lrr {lr}", "grid": {"lr": list(range(1, 21))}}
+    yard.write({"sweeps": {"s": {**sweep, "checkpoint": "*.pt", "slots": {"gpus_per_node": 3}, "retries": 3}}})
     done = yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
     assert done.returncode == 1
-    assert "stopped: the first trials failed in the same way" in done.stdout
+    line = next(line for line in done.stdout.splitlines() if "stopped: the first trials failed in the same way" in line)
+    assert "exit code 2: mistaken.py: error: unrecognized arguments: --lrr" in line
+    assert len(tries_of(yard)) < 10
     assert len(list((yard.results / "sweeps/s/trials").glob("*/kept.pt"))) == 1
     interrupted = {event["error"] for event in events_of(yard, "interrupted")}  # possibly also of one that just started
     assert "it was interrupted" in interrupted

@@ -57,7 +57,7 @@ def expected(tmp_path_factory):
     cpus = os.sched_getaffinity(0)
     os.sched_setaffinity(0, [min(cpus)])
     try:
-        yard.stage("set")
+        yard.run(*yard.script("stage", "--dataset", "set"))
     finally:
         os.sched_setaffinity(0, cpus)
     return digests(yard.results)
@@ -140,7 +140,7 @@ def test_a_disk_that_is_full_when_bad_images_are_left_out_is_one_error(yard):
     root = write_tree(yard.folder / "images", pixels(24, (256, 256, 3)), np.arange(24) % 3)
     (root / "train/class0/00000.png").write_bytes(b"no image")
     yard.write({"datasets": {"set": {"source": "imagefolder", "root": str(root), "on_bad_image": "skip"}}})
-    yard.stage("set")
+    yard.run(*yard.script("stage", "--dataset", "set"))
     expected = digests(yard.results)
     with mount_small_disk(yard.folder / "disk", "7m") as disk:
         yard.results = disk.mount

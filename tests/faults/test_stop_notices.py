@@ -65,9 +65,9 @@ def temporary(yard: Yard) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def scale_config(scale: str, *, waits_at: int, batch: int) -> dict:
-    train = {**TRAIN, "batch_size": batch, "model_args": {"waits_at": waits_at}}
-    return {**TINY, "scaling": {"s": {"dataset": "tiny", "train": train, "scales": [scale]}}}
+SCALE = "1x2"
+# Eight steps per epoch, as two ranks share each batch.
+SCALING = {"dataset": "tiny", "train": {**TRAIN, "batch_size": 4, "model_args": {"waits_at": 12}}, "scales": [SCALE]}
 
 
 def steps_of(yard: Yard) -> int:
@@ -75,8 +75,8 @@ def steps_of(yard: Yard) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def history(yard: Yard, scale: str) -> list[dict]:
-    table = pd.read_csv(yard.results / f"scaling/s/{scale}/history.csv")
+def history(yard: Yard) -> list[dict]:
+    table = pd.read_csv(yard.results / f"scaling/s/{SCALE}/history.csv")
     return table.drop(columns=list(NOISE)).to_dict("records")
 
 
@@ -97,71 +97,74 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("ending", ["preemption", "closed terminal"])
-def test_a_training_stops_within_a_step_and_resumes_bit_identically(gated, ending):
-    """The signal arrives in the middle of the second epoch."""
-    scale = "1x2"
-    gated.write(scale_config(scale, waits_at=12, batch=4))
-    gated.stage()
-    command = gated.script("train", "--study", "s", "--scale", scale)
-    first = gated.start(*command)
-    wait_until(lambda: steps_of(gated) == 12, what="twelve steps", while_running=first)
-    send, number = ENDINGS[ending]
-    send(first, number)
-    output, _ = first.communicate(timeout=PATIENCE_SECONDS)
-    assert first.returncode == 1, output
-    assert "stopped by a signal, in epoch 2 of 3, after step 4 of 8" in output
-    assert "the same command continues from here" in output
-    assert "Traceback" not in output
-    (gated.folder / "go").touch()
-    done = gated.run(*command)
-    assert "continuing after epoch 1 and step 4, from" in done.stdout
-    assert steps_of(gated) == 24, "no step is repeated"
-    disturbed = history(gated, scale)
-    for path in gated.folder.glob("steps-*"):
-        path.unlink()
-    gated.results.joinpath("scaling").rename(gated.folder / "before")
-    gated.run(*command)
-    assert history(gated, scale) == disturbed
+def train_command(yard: Yard) -> list[str]:
+    return yard.script("train", "--study", "s", "--scale", SCALE)
 
 
-@pytest.mark.parametrize("kind", ["training", "script"])
-def test_a_closed_terminal_does_not_end_a_training_under_nohup(gated, kind):
-    """torchrun handles SIGHUP, whatever it inherits, if it is not told otherwise."""
-    gated.write(scale_config("1x2", waits_at=12, batch=4))
-    if kind == "script":
-        lines = ["import os, time", "from pathlib import Path", "Path(os.environ['RANK'] + '-is-up').touch()"]
-        lines += ["while not Path('go').exists(): time.sleep(0.02)", "print('loss 1')"]
-        (gated.folder / "script.py").write_text("\n".join(lines))
-        study = {"script": "script.py", "scales": ["1x2"], "metrics": {"pattern": "loss (?P<loss>{number})"}}
-        gated.write({"scaling": {"s": study}})
-    else:
-        gated.stage()
-    is_up = {
-        "training": lambda: steps_of(gated) == 12,
-        "script": lambda: len([*gated.folder.glob("*-is-up")]) == 2,
-    }
-    started = gated.start("nohup", *gated.script("train", "--study", "s", "--scale", "1x2"))
-    wait_until(is_up[kind], what="two ranks", while_running=started)
+def close_terminal_under_nohup(yard: Yard, *, when: Callable[[], bool]) -> None:
+    """Run a scale that ends once there is a file `go`. torchrun handles SIGHUP if it is not told otherwise."""
+    started = yard.start("nohup", *train_command(yard))
+    wait_until(when, what="two ranks", while_running=started)
     signal_group(started, signal.SIGHUP)
-    (gated.folder / "go").touch()
+    (yard.folder / "go").touch()
     output, _ = started.communicate(timeout=PATIENCE_SECONDS)
     assert started.returncode == 0, output
 
 
-# A function that writes its epochs to its checkpoint folder, and a command that does the same at SIGTERM.
+def test_a_training_stops_within_a_step_and_resumes_bit_identically(gated):
+    """The signals arrive in the middle of the second epoch. Under nohup, a closed terminal does not disturb it."""
+    gated.write({**TINY, "scaling": {"s": SCALING}})
+    gated.stage()
+    close_terminal_under_nohup(gated, when=lambda: steps_of(gated) == 12)
+    undisturbed = history(gated)
+    gated.results.joinpath("scaling").rename(gated.folder / "before")
+    for path in (gated.folder / "go", *gated.folder.glob("steps-*")):
+        path.unlink()
+
+    for step, ending in enumerate(("preemption", "closed terminal"), 4):
+        started = gated.start(*train_command(gated))
+        wait_until(lambda step=step: steps_of(gated) == 8 + step, what="the step", while_running=started)
+        send, number = ENDINGS[ending]
+        send(started, number)
+        output, _ = started.communicate(timeout=PATIENCE_SECONDS)
+        assert started.returncode == 1, output
+        assert f"stopped by a signal, in epoch 2 of 3, after step {step} of 8" in output
+        assert "the same command continues from here" in output
+        assert "Traceback" not in output
+    assert "continuing after epoch 1 and step 4, from" in output
+    (gated.folder / "go").touch()
+    done = gated.run(*train_command(gated))
+    assert "continuing after epoch 1 and step 5, from" in done.stdout
+    assert steps_of(gated) == 24, "no step is repeated"
+    assert history(gated) == undisturbed
+
+
+def test_a_closed_terminal_does_not_end_a_script_under_nohup(yard):
+    lines = ["import os, time", "from pathlib import Path", "Path(os.environ['RANK'] + '-is-up').touch()"]
+    lines += ["while not Path('go').exists(): time.sleep(0.02)", "print('loss 1')"]
+    (yard.folder / "script.py").write_text("\n".join(lines))
+    study = {"script": "script.py", "scales": [SCALE], "metrics": {"pattern": "loss (?P<loss>{number})"}}
+    yard.write({"scaling": {"s": study}})
+    close_terminal_under_nohup(yard, when=lambda: len([*yard.folder.glob("*-is-up")]) == 2)
+
+
+# A function and a command that write their epochs to a checkpoint. From the third epoch on, each epoch waits for a file
+# `go`, or until the program has been told to stop.
 PROGRAMS = """
 import signal, sys, time
 from pathlib import Path
 
+def wait_in(epoch, is_told):
+    while epoch >= 3 and not Path("go").exists() and not is_told():
+        time.sleep(0.02)
+
 def run(config, context):
     kept = context.checkpoint_dir / "epoch"
     first = int(kept.read_text()) if kept.exists() else 0
-    for epoch in range(first + 1, 6):
+    for epoch in range(first + 1, 9):
         with open("function-epochs", "a") as file:
             file.write(f"{epoch}\\n")
-        while epoch == 3 and not first and not context.time_is_up:
-            time.sleep(0.02)
+        wait_in(epoch, lambda: context.time_is_up)
         context.report(epoch=epoch, loss=1 / epoch)
         kept.write_text(str(epoch))
         if context.time_is_up:
@@ -171,12 +174,12 @@ def command(lr, folder, resume_from):
     first = int(Path(resume_from).read_text()) if resume_from else 0
     told = []
     signal.signal(signal.SIGTERM, lambda *_: told.append(1))
-    for epoch in range(first + 1, 6):
+    for epoch in range(first + 1, 9):
         with open("command-epochs", "a") as file:
             file.write(f"{epoch}\\n")
-        while epoch == 3 and not first and not told:
-            time.sleep(0.02)
+        wait_in(epoch, lambda: told)
         print(f"epoch {epoch} loss {1 / epoch}", flush=True)
+        time.sleep(2 if told else 0)  # saving takes a while
         (Path(folder) / "kept.pt").write_text(str(epoch))
         if told:
             sys.exit(1)
@@ -187,12 +190,17 @@ if __name__ == "__main__":
 SWEEPS = {
     "function": {"function": "programs:run", "trials": [{"lr": 0.1}]},
     "command": {
-        "command": "python programs.py {lr} {trial_dir} {resume_from}",
+        "command": "python programs.py {lr} {trial_dir} {resume_from} && true",
         "trials": [{"lr": 0.1}],
         "checkpoint": "*.pt",
         "metrics": {"pattern": r"epoch (?P<epoch>\d+) loss (?P<loss>\S+)"},
     },
     "training": {"dataset": "tiny", "train": {**TRAIN, "model_args": {"waits_at": 12}}, "trials": [{"lr": 0.1}]},
+}
+ENDINGS_OF = {
+    "command": list(ENDINGS),
+    "training": ["preemption", "timeout"],
+    "function": ["preemption", "Ctrl-C"],
 }
 
 
@@ -204,69 +212,73 @@ def tries(yard: Yard, name: str):
     return fold_attempts(read_journal(journal_file(yard, name)))
 
 
-@pytest.mark.parametrize(
-    ("kind", "ending"),
-    [
-        *(("command", ending) for ending in ENDINGS),
-        ("training", "preemption"),
-        ("training", "timeout"),
-        ("function", "preemption"),
-        ("function", "Ctrl-C"),
-    ],
-)
-def test_a_trial_saves_its_state_when_it_is_told_to_end_and_resumes_from_it(gated, temporary, kind, ending):
-    """In the middle of its third epoch, a training in that of its second."""
+def is_in_epoch(yard: Yard, kind: str, epoch: int) -> bool:
+    """Whether the program of a sweep is in this epoch."""
+    epochs = yard.folder / f"{kind}-epochs"
+    return epochs.exists() and epochs.read_text().endswith(f"{epoch}\n")
+
+
+@pytest.mark.parametrize("kind", ENDINGS_OF)
+def test_a_trial_saves_its_state_when_it_is_told_to_end_and_resumes_from_it(gated, temporary, kind):
+    """In the middle of its third epoch and of those after it, a training in that of its second."""
     (gated.folder / "programs.py").write_text(PROGRAMS)
     gated.write({**TINY, "sweeps": {kind: SWEEPS[kind]}})
     if kind == "training":
         gated.stage()
     command = gated.script("sweep", "--sweep", kind)
-    epochs = gated.folder / f"{kind}-epochs"
-    in_epoch = {
-        "training": lambda: steps_of(gated) == 12,
-        "function": lambda: epochs.exists() and epochs.read_text().endswith("3\n"),
-        "command": lambda: epochs.exists() and epochs.read_text().endswith("3\n"),
-    }
-    first = gated.start(*command)
-    wait_until(in_epoch[kind], what="the trial to be in an epoch", while_running=first)
-    family = psutil.Process(first.pid).children(recursive=True)
-    send, number = ENDINGS[ending]
-    send(first, number)
-    output, _ = first.communicate(timeout=PATIENCE_SECONDS)
-    assert first.returncode == 130, output
-    assert "Traceback" not in output
-    assert [each.outcome for each in tries(gated, kind)] == ["interrupted"]
-    assert list(temporary.iterdir()) == []
-    wait_until(lambda: not alive(family), what="all processes to end")
+    for past, ending in enumerate(ENDINGS_OF[kind]):
+        started = gated.start(*command)
+        wait_until(
+            lambda past=past: (
+                steps_of(gated) == 12 + past if kind == "training" else is_in_epoch(gated, kind, 3 + past)
+            ),
+            what="the trial to be in an epoch",
+            while_running=started,
+        )
+        family = psutil.Process(started.pid).children(recursive=True)
+        send, number = ENDINGS[ending]
+        send(started, number)
+        output, _ = started.communicate(timeout=PATIENCE_SECONDS)
+        assert started.returncode == 130, (ending, output)
+        assert "1 running trial may take up to 30 s to save a checkpoint" in output
+        assert "interrupted: finished work is kept" in output
+        assert "Traceback" not in output
+        assert [each.outcome for each in tries(gated, kind)] == ["interrupted"] * (past + 1)
+        assert list(temporary.iterdir()) == []
+        wait_until(lambda family=family: not alive(family), what=f"all processes to end after {ending}")
     (gated.folder / "go").touch()
     gated.run(*command)
-    assert [each.outcome for each in tries(gated, kind)] == ["interrupted", "finished"]
+    *interrupted, last = tries(gated, kind)
+    assert (len(interrupted), last.outcome) == (len(ENDINGS_OF[kind]), "finished")
+    if kind == "command":
+        assert last.resumed.name == "kept.pt"
     if kind == "training":
         assert steps_of(gated) == 24, "no step is repeated"
-        rows = tries(gated, kind)[-1].epochs
-        assert [row["epoch"] for row in rows] == [1, 2, 3]
+        assert [row["epoch"] for row in last.epochs] == [1, 2, 3]
     else:
-        assert epochs.read_text().split() == list("12345"), "no epoch is repeated"
-        assert tries(gated, kind)[-1].metrics["loss"] == 1 / 5
+        assert (gated.folder / f"{kind}-epochs").read_text().split() == list("12345678"), "no epoch is repeated"
+        assert last.metrics["loss"] == 1 / 8
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_snakemake_and_its_sweep_end_and_continue_together(gated, number):
+def test_snakemake_and_its_sweep_end_and_continue_together(yard):
     """`timeout` and Ctrl-C send the signal to both."""
-    (gated.folder / "programs.py").write_text(PROGRAMS)
-    gated.write({"sweeps": {"command": SWEEPS["command"]}})
-    command, epochs = gated.snakemake_command("--", "sweeps"), gated.folder / "command-epochs"
-    first = gated.start(*command)
-    wait_until(lambda: epochs.exists() and epochs.read_text().endswith("3\n"), what="an epoch", while_running=first)
-    family = psutil.Process(first.pid).children(recursive=True)
-    signal_group(first, number)
-    output, _ = first.communicate(timeout=PATIENCE_SECONDS)
-    assert first.returncode == 1, output
-    wait_until(lambda: not alive(family), what="all processes to end")
-    assert [each.outcome for each in tries(gated, "command")] == ["interrupted"], output
-    gated.run(*command)
-    assert [each.outcome for each in tries(gated, "command")] == ["interrupted", "finished"]
-    assert epochs.read_text().split() == list("12345"), "no epoch is repeated"
+    (yard.folder / "programs.py").write_text(PROGRAMS)
+    yard.write({"sweeps": {"command": SWEEPS["command"]}})
+    command = yard.snakemake_command("--", "sweeps")
+    for past, ending in enumerate(("timeout", "Ctrl-C")):
+        started = yard.start(*command)
+        wait_until(lambda past=past: is_in_epoch(yard, "command", 3 + past), what="an epoch", while_running=started)
+        family = psutil.Process(started.pid).children(recursive=True)
+        send, number = ENDINGS[ending]
+        send(started, number)
+        output, _ = started.communicate(timeout=PATIENCE_SECONDS)
+        assert started.returncode == 1, (ending, output)
+        wait_until(lambda family=family: not alive(family), what=f"all processes to end after {ending}")
+        assert [each.outcome for each in tries(yard, "command")] == ["interrupted"] * (past + 1), output
+    (yard.folder / "go").touch()
+    yard.run(*command)
+    assert [each.outcome for each in tries(yard, "command")] == ["interrupted", "interrupted", "finished"]
+    assert (yard.folder / "command-epochs").read_text().split() == list("12345678"), "no epoch is repeated"
 
 
 STARTING: dict[str, Callable[[Yard, Path, psutil.Process], bool]] = {
@@ -303,26 +315,3 @@ def test_a_sweep_that_is_told_to_end_while_it_starts_leaves_nothing(yard, tempor
     assert [each.outcome for each in tries(yard, "s")] in ([], ["interrupted"])
     wait_until(lambda: not alive(family), what="all processes to end")
     wait_until(lambda: list(temporary.iterdir()) == [], what="all files to be removed")
-
-
-def test_a_command_that_is_ended_after_its_last_epoch_has_a_result(gated):
-    """Its second attempt has nothing left to do, and reports nothing."""
-    (gated.folder / "late.py").write_text(
-        "import sys, time\n"
-        "from pathlib import Path\n"
-        "if not sys.argv[3]:\n"
-        "    print('epoch 1 loss 0.5', flush=True)\n"
-        "    Path(sys.argv[2], 'kept.pt').write_text('state')\n"
-        "    Path('saved').touch()\n"
-        "    time.sleep(3600)\n"
-    )
-    sweep = {**SWEEPS["command"], "command": "python late.py {lr} {trial_dir} {resume_from}", "grace_seconds": 1}
-    gated.write({"sweeps": {"s": sweep}})
-    command = gated.script("sweep", "--sweep", "s")
-    first = gated.start(*command)
-    wait_until(lambda: (gated.folder / "saved").exists(), what="the last checkpoint", while_running=first)
-    first.send_signal(signal.SIGTERM)
-    first.communicate(timeout=PATIENCE_SECONDS)
-    gated.run(*command)
-    assert [each.outcome for each in tries(gated, "s")] == ["interrupted", "finished"]
-    assert tries(gated, "s")[-1].metrics == {"loss": 0.5}

@@ -43,7 +43,8 @@ class Greedy(SmallConvNet):
 """
 
 # A trial without torch. With `meet`, it first waits until so many trials have started, which takes as many slots. If
-# more than `gated_after` trials have started, it waits for a file `open`.
+# more than `gated_after` trials have started, it waits for a file `open`. If its seed is in `raises`, it fails while
+# there is a file `broken`.
 PLAIN = (
     PLACE_IN_ORDER
     + """
@@ -51,6 +52,8 @@ import time
 
 def run(config, context):
     gated = place_in_order() >= config.get("gated_after", 1000)
+    if config["seed"] in config.get("raises", ()) and (HERE / "broken").exists():
+        raise RuntimeError("planned trouble\\nwith a second line")
     while len(list(HERE.glob("place-*"))) < config.get("meet", 0):
         time.sleep(0.05)
     time.sleep(config["lasts"])
@@ -74,10 +77,10 @@ def trouble(yard: Yard) -> Yard:
     return yard
 
 
-def config(*, trials, slots=2, **sweep):
+def config(*, trials, **sweep):
     base = {"dataset": "tiny", "train": {"model": "trouble:build", "batch_size": 32, "lr": 0.01}}
     numbered = [{"seed": number, **trial} for number, trial in enumerate(trials)]
-    return {**TINY, "sweeps": {"s": {**base, "trials": numbered, "slots": {"gpus_per_node": slots}, **sweep}}}
+    return {**TINY, "sweeps": {"s": {**base, "trials": numbered, "slots": {"gpus_per_node": 2}, **sweep}}}
 
 
 def lasting(*seconds, slots=2, **sweep):
@@ -130,7 +133,8 @@ def failures(tmp_path_factory):
         {key: str(yard.folder / value) if key.endswith("mark") else value for key, value in options.items()}
         for options in trials
     ]
-    yard.write(config(trials=marked, retries=1))
+    slots = {"gpus_per_node": 2, "gpus_per_trial": "auto"}
+    yard.write(config(trials=marked, retries=1, slots=slots))
     yard.stage()
     return yard, yard.run(*sweep_command(yard)).stdout
 
@@ -163,24 +167,35 @@ def test_a_trial_that_is_out_of_memory_halves_its_micro_batches(failures):
     assert "out of memory; continues with micro-batches of 8 images x 4" in output
 
 
-def test_with_on_failed_trial_stop_the_sweep_ends_in_an_error_and_the_next_run_retries(trouble):
-    trials = [{}, {"model_args.trouble": "raise", "model_args.mark": f"{trouble.folder}/mark"}]
-    trouble.write(config(trials=trials, retries=0, on_failed_trial="stop"))
-    done = trouble.run(*sweep_command(trouble), check=False)
+def test_without_a_gpu_each_trial_has_its_own_slot_and_the_log_says_so(failures):
+    """With `gpus_per_trial: auto`."""
+    yard, output = failures
+    assert "gpus_per_trial: auto is 1 here, because there is no GPU" in output
+    events = read_events(yard.results / "sweeps/s/journal.jsonl")
+    assert {event["gpus_per_trial"] for event in events if event["event"] == "started"} == {1}
+    assert "share" not in {event["event"] for event in events}
+
+
+def test_with_on_failed_trial_stop_the_sweep_ends_in_an_error_and_the_next_run_retries(plain):
+    (plain.folder / "broken").touch()
+    plain.write(lasting(0, 0, args={"raises": [1]}, retries=0, on_failed_trial="stop"))
+    done = plain.run(*sweep_command(plain), check=False)
     assert done.returncode == 1
-    assert outcomes(trouble) == {"finished": 1, "failed": 1}, "without retries there is one attempt"
+    assert outcomes(plain) == {"finished": 1, "failed": 1}, "without retries there is one attempt"
     assert "FAILED (no retries left): RuntimeError: planned trouble" in done.stdout
     assert "1 of 2 trials are without a result" in done.stdout
     assert "Traceback" not in done.stdout
-    assert not (trouble.results / "sweeps/s/trials.csv").exists()
-    done = trouble.run(*sweep_command(trouble))
+    assert not (plain.results / "sweeps/s/trials.csv").exists()
+    (plain.folder / "broken").unlink()
+    done = plain.run(*sweep_command(plain))
     assert "1 of 2 trials pending (1 failed before)" in done.stdout
-    assert outcomes(trouble) == {"finished": 2, "failed": 1}
+    assert outcomes(plain) == {"finished": 2, "failed": 1}
 
 
-def test_a_sweep_in_which_everything_fails_is_an_error(trouble):
-    trouble.write(config(trials=[{"model_args.trouble": "raise"}] * 2, retries=0))
-    done = trouble.run(*sweep_command(trouble), check=False)
+def test_a_sweep_in_which_everything_fails_is_an_error(plain):
+    (plain.folder / "broken").touch()
+    plain.write(lasting(0, 0, args={"raises": [0, 1]}, retries=0))
+    done = plain.run(*sweep_command(plain), check=False)
     assert done.returncode == 1
     assert "planned trouble" in done.stdout
 
@@ -221,14 +236,13 @@ def test_a_killed_driver_loses_only_running_trials(plain):
     assert len(table(plain, "timeline")) == len(journal_of(plain))
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_an_interrupted_driver_records_it_and_leaves_no_process(plain, sent):
-    """Also if it was started with SIGINT ignored, as with `&` in a script."""
+def test_an_interrupted_driver_records_it_and_leaves_no_process(plain):
+    """Also if it was started with SIGINT ignored, as with `&` in a script, and functions do not check `time_is_up`."""
     plain.write(lasting(3600, 3600))
     driver = plain.start("env", "--ignore-signal=INT", *sweep_command(plain))
     wait_until(lambda: outcomes(plain)["running"] == 2, what="both trials to run", while_running=driver)
     family = descendants(driver.pid)
-    driver.send_signal(sent)
+    driver.send_signal(signal.SIGINT)
     output, _ = driver.communicate(timeout=PATIENCE_SECONDS)
     assert driver.returncode == 130
     assert "interrupted: finished work is kept" in output
@@ -237,12 +251,16 @@ def test_an_interrupted_driver_records_it_and_leaves_no_process(plain, sent):
     wait_until(lambda: not alive(family), what="Ray and its workers to end")
 
 
-def test_two_drivers_never_run_at_once(plain):
+def test_two_drivers_never_run_at_once_and_leave_no_process_or_file_of_ray(plain):
+    plain.environment["TMPDIR"] = temporary = tempfile.mkdtemp(prefix="t-")  # the paths of Ray's sockets must be short
     plain.write(lasting(0, 0, args={"gated_after": 0}))
     first = plain.start(*sweep_command(plain))
     wait_until(
         lambda: outcomes(plain)["running"] == 2, what="both trials of the first driver to run", while_running=first
     )
+    family = descendants(first.pid)
+    assert len(family) >= 4, "Ray and two workers run"
+    assert list(Path(temporary).glob("ty-*")), "Ray has a folder"
     second = plain.run(*sweep_command(plain), check=False)
     assert second.returncode == 1
     assert f"is in use by process {first.pid} on " in second.stdout
@@ -250,21 +268,9 @@ def test_two_drivers_never_run_at_once(plain):
     (plain.folder / "open").touch()
     assert "0 of 2 trials pending" in waiting.communicate(timeout=PATIENCE_SECONDS)[0]
     assert waiting.returncode == 0
-    assert first.wait() == 0
+    output, _ = first.communicate(timeout=PATIENCE_SECONDS)
+    assert first.returncode == 0, output
     assert outcomes(plain) == {"finished": 2}
-
-
-def test_a_sweep_leaves_no_process_or_file_of_ray(plain):
-    plain.environment["TMPDIR"] = temporary = tempfile.mkdtemp(prefix="t-")  # the paths of Ray's sockets must be short
-    plain.write(lasting(0, 0, args={"gated_after": 0}))
-    driver = plain.start(*sweep_command(plain))
-    wait_until(lambda: outcomes(plain)["running"] == 2, what="both trials to run", while_running=driver)
-    family = descendants(driver.pid)
-    assert len(family) >= 4, "Ray and two workers run"
-    assert list(Path(temporary).glob("ty-*")), "Ray has a folder"
-    (plain.folder / "open").touch()
-    output, _ = driver.communicate(timeout=PATIENCE_SECONDS)
-    assert driver.returncode == 0, output
     wait_until(lambda: not alive(family), what="all processes to end")
     assert list(Path(temporary).glob("ty-*")) == []
     shutil.rmtree(temporary)
@@ -301,8 +307,8 @@ ONE_BROKEN_WORKER = """
 import os, sys
 def break_one():
     try:
-        os.close(os.open("{folder}/broken", os.O_CREAT | os.O_EXCL))
-        sys.modules["trainyard.training.loaders"] = None
+        os.close(os.open("{folder}/broken-worker", os.O_CREAT | os.O_EXCL))
+        sys.modules["trainyard.data.node_copy"] = None
     except FileExistsError:
         pass
 if "cluster.worker_parent" in sys.orig_argv:
@@ -310,29 +316,30 @@ if "cluster.worker_parent" in sys.orig_argv:
 """
 
 
-def test_a_slot_that_cannot_start_is_given_up_and_the_others_run_its_trials(trouble):
-    (trouble.folder / "sitecustomize.py").write_text(ONE_BROKEN_WORKER.format(folder=trouble.folder))
-    gate = trouble.folder / "reported"  # trials wait until the failure of the slot is reported
-    trouble.write(config(trials=[{"model_args.gate": str(gate)}] * 4))
-    driver, output = trouble.start(*sweep_command(trouble)), ""
+def test_a_slot_that_cannot_start_is_given_up_and_the_others_run_its_trials(plain):
+    (plain.folder / "sitecustomize.py").write_text(ONE_BROKEN_WORKER.format(folder=plain.folder))
+    plain.write(TINY | lasting(*[0] * 4, dataset="tiny", args={"gated_after": 0}))
+    plain.stage()
+    driver, output = plain.start(*sweep_command(plain)), ""
     for line in driver.stdout:
         output += line
-        if "continuing with 1 of 2 slots" in line:
-            gate.touch()
+        if "continuing with 1 of 2 slots" in line:  # trials wait until the failure of the slot is reported
+            (plain.folder / "open").touch()
     assert driver.wait() == 0
-    assert outcomes(trouble) == {"finished": 4}
-    assert "import of trainyard.training.loaders halted" in output
-    assert table(trouble, "timeline")["slot"].nunique() == 1
+    assert outcomes(plain) == {"finished": 4}
+    assert "import of trainyard.data.node_copy halted" in output
+    assert table(plain, "timeline")["slot"].nunique() == 1
 
 
-def test_trials_run_longest_first_on_all_slots_at_once(plain):
-    """The long trial is among the first three."""
-    plain.write(lasting(0.5, 0.5, 0.5, 0.5, 1.0, slots=3, cost="lasts", args={"meet": 3}))
+def test_trials_run_longest_first_on_all_slots_at_once_of_which_several_share_a_gpu(plain):
+    """The long trial is among the first four."""
+    slots = {"gpus_per_node": 2, "gpus_per_trial": 0.5}
+    plain.write(lasting(0.5, 0.5, 0.5, 0.5, 0.5, 1.0, slots=slots, cost="lasts", args={"meet": 4}))
     plain.run(*sweep_command(plain))
     rows = table(plain, "timeline")
     seconds = table(plain).set_index("trial")["lasts"]
-    assert seconds[rows["trial"].iloc[:3]].max() == 1.0
-    assert rows["slot"].nunique() == 3
+    assert seconds[rows["trial"].iloc[:4]].max() == 1.0
+    assert rows.groupby("gpu")["slot"].nunique().to_dict() == {0: 2, 1: 2}, "two slots per GPU"
     for _, lane in rows.groupby("slot"):
         ordered = lane.sort_values("start")
         assert (ordered["start"].iloc[1:].to_numpy() >= ordered["end"].iloc[:-1].to_numpy()).all(), (
@@ -349,11 +356,3 @@ def test_measured_durations_correct_the_order_of_pending_trials(plain):
     plain.run(*sweep_command(plain))
     rows = table(plain, "timeline").merge(table(plain, "trials"), on="trial").sort_values("start")
     assert rows["lasts"].tolist() == [0.3, 2.5, 1.3]
-
-
-def test_several_slots_share_a_gpu(plain):
-    plain.write(lasting(*[0] * 4, slots={"gpus_per_node": 2, "gpus_per_trial": 0.5}, args={"meet": 4}))
-    plain.run(*sweep_command(plain))
-    slots_of = table(plain, "timeline").groupby("gpu")["slot"].nunique()
-    assert set(slots_of.index) == {0, 1}
-    assert slots_of.max() == 2, "two slots per GPU"
