@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trainyard.scaling.notices import block_notices
 from trainyard.scaling.rendezvous import Rendezvous, RendezvousError, find_node_rank
+from trainyard.utils.fast_start import torch_without_meta_kernels
 
 
 def main() -> int:
@@ -26,7 +27,8 @@ def main() -> int:
     except RendezvousError:
         return 1  # the launcher reports it
     block_notices()
-    from trainyard.scaling import torchrun  # imports torch, which takes seconds
+    with torch_without_meta_kernels():
+        from trainyard.scaling import torchrun  # imports torch, which takes seconds
 
     place = torchrun.NodePlace(node_rank=node_rank, nodes=len(nodes), ranks_per_node=arguments.ranks)
     return torchrun.run_ranks(arguments.command, place, endpoint, listener, folder=arguments.folder)

@@ -86,6 +86,26 @@ def _mark_as_disabled(method: Callable[..., Any] | None) -> None:
         plain.__dynamo_disable = plain
 
 
+@contextlib.contextmanager
+def torch_without_meta_kernels() -> Iterator[None]:
+    """Within the block, torch is imported without its kernels for meta tensors: saves 0.5 s of CPU time.
+
+    For a process that computes nothing, such as torchrun's own, whose ranks start once it has imported torch.
+    """
+    from importlib import metadata  # takes longer to import than all of this file
+
+    meta_kernels = "torch._meta_registrations"
+    release = ".".join(metadata.version("torch").split(".")[:2])
+    if os.environ.get(SWITCH) == "0" or release not in TESTED["torch"] or "torch" in sys.modules:
+        yield
+        return
+    sys.modules[meta_kernels] = ModuleType(meta_kernels)
+    try:
+        yield
+    finally:
+        del sys.modules[meta_kernels]
+
+
 # ---- Ray: a sweep needs neither an API server nor an autoscaler nor Ray's agents
 
 

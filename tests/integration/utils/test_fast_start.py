@@ -28,6 +28,17 @@ model(torch.ones(1, 2)).sum().backward()
 print("torch._dynamo" in sys.modules)
 """
 
+AGENT = """
+import sys
+from importlib import metadata
+version = metadata.version
+metadata.version = lambda name: sys.argv[1] or version(name)
+from trainyard.utils.fast_start import torch_without_meta_kernels
+with torch_without_meta_kernels():
+    print("torch._meta_registrations" in sys.modules)
+assert "torch._meta_registrations" not in sys.modules
+"""
+
 PATCHED = """
 import sys
 import ray
@@ -71,6 +82,14 @@ def output(code, *arguments, switch=None):
 def test_a_training_imports_the_compiler_only_without_the_patches(version, switch, imported):
     """Importing torch._dynamo takes longer than importing torch: it would double the start of every slot and rank."""
     assert output(TRAIN, version, switch=switch) == imported
+
+
+@pytest.mark.parametrize(
+    ("version", "switch", "replaced"), [("", None, "True"), ("", "0", "False"), ("9.9.0", None, "False")]
+)
+def test_the_meta_kernels_of_torch_are_replaced_only_while_torchrun_imports_it(version, switch, replaced):
+    """All trainings of other tests run with this replacement."""
+    assert output(AGENT, version, switch=switch) == replaced
 
 
 @pytest.mark.parametrize(("version", "switch", "patched"), [("", None, "7"), ("", "0", "0"), ("9.9.0", None, "0")])
