@@ -12,7 +12,7 @@ from loops import LEARNER, SPEC, changed, numbers, start, train
 from trainyard.config.config import Data
 from trainyard.config.datasets import Python
 from trainyard.config.train import Augment
-from trainyard.data.python_factory import as_class, as_numbers
+from trainyard.data.python_factory import as_class, as_normalized, as_numbers
 from trainyard.data.staged import DataError, ImageMeta, Staged
 from trainyard.data.staging import stage
 from trainyard.training import loaders
@@ -215,6 +215,10 @@ def test_own_images_that_are_normalized_already_are_taken_as_they_are(own, tmp_p
 def test_own_images_that_fit_no_batch_are_found_before_the_training(own, tmp_path, kind, message):
     with pytest.raises(DataError, match=message):
         stage(own(args={"count": 60, "kind": kind}, on_the_fly=True, classes=["a", "b", "c"]), tmp_path / "data")
+
+
+def test_series_with_many_channels_are_images_of_one_column():
+    assert as_normalized(np.zeros((64, 1000, 1)), 0).shape == (64, 1000, 1)
 
 
 def test_staged_images_with_the_channels_first_are_an_error(own, tmp_path):
