@@ -77,7 +77,7 @@ def steps_per_epoch(size: int, batch: BatchSizes) -> int:
 def training_batches(
     size: int, batch: BatchSizes, *, rank: int, seed: int, epoch: int, first_step: int = 0
 ) -> Iterator[Tensor]:
-    """Image indices, int64 (micro,), of each micro-batch of `rank` in an epoch, starting with `first_step`.
+    """Image indices, int64 (B,), of each micro-batch of `rank` in an epoch, starting with `first_step`.
 
     As DistributedSampler with drop_last, each epoch is reshuffled. The images of a step do not depend on the number
     of ranks.
@@ -85,7 +85,7 @@ def training_batches(
     order = torch.randperm(size, generator=torch.Generator().manual_seed(derived_seed(seed, epoch)))
     for step in range(first_step, steps_per_epoch(size, batch)):
         mine = order[step * batch.images + rank : (step + 1) * batch.images : batch.world_size]
-        yield from torch.split(mine, batch.micro)
+        yield from torch.tensor_split(mine, batch.accumulation)  # as even as possible: batch normalization needs two
 
 
 def validation_batches(size: int, *, batch: int, rank: int, world_size: int) -> Iterator[Tensor]:

@@ -1,7 +1,6 @@
 """The images of each rank and step."""
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as some
 from trainyard.config.train import Train
@@ -35,6 +34,18 @@ def test_the_images_of_a_step_do_not_depend_on_ranks_and_micro_batches(world_siz
     images = [image for step in taken for image in step]
     assert len(set(images)) == len(images)
     assert indices_by_step(batch, size=size, seed=seed, first_step=1) == taken[1:]
+
+
+@given(per_rank=some.integers(2, 200), micro=some.integers(2, 200))
+def test_micro_batches_are_even(per_rank, micro):
+    """A rest of one image is too few for batch normalization, whose layers of one pixel raise an error."""
+    batch = BatchSizes(per_rank=per_rank, micro=min(micro, per_rank))
+    sizes = [len(part) for part in training_batches(per_rank, batch, rank=0, seed=0, epoch=1)]
+    assert len(sizes) == batch.accumulation
+    assert sum(sizes) == per_rank
+    assert max(sizes) <= batch.micro
+    assert max(sizes) - min(sizes) <= 1
+    assert min(sizes) > 1 or batch.micro == 2
 
 
 def test_every_epoch_is_shuffled_anew():
@@ -81,7 +92,7 @@ def test_halving_keeps_the_step():
     sizes = []
     while batch.micro > 1:
         batch = batch.halved()
-        sizes.append([len(part) for part in torch.split(torch.arange(14), batch.micro)])
-    assert sizes == [[7, 7], [4, 4, 4, 2], [2] * 7, [1] * 14]
+        sizes.append([len(part) for part in training_batches(14, batch, rank=0, seed=0, epoch=1)])
+    assert sizes == [[7, 7], [4, 4, 3, 3], [2] * 7, [1] * 14]
     with pytest.raises(UserError, match="one image"):
         batch.halved()
