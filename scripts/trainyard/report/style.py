@@ -23,6 +23,7 @@ from matplotlib.ticker import MaxNLocator
 
 from trainyard.utils.files import atomic_write
 from trainyard.utils.garbage_collection import pause_garbage_collection
+from trainyard.utils.text import printable
 
 # Okabe and Ito 2008: colors that color-blind readers can tell apart, without yellow, which is too light for a line.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -261,7 +262,11 @@ def to_numbers(values: pd.Series) -> "pd.Series[float]":
 
 
 def shorten(text: str, length: int) -> str:
-    """A text in at most `length` characters; an ellipsis stands for the rest. A dollar sign begins no formula."""
+    """A text in at most `length` characters; an ellipsis stands for the rest. A dollar sign begins no formula.
+
+    Control characters, with which an SVG would be invalid, are escaped.
+    """
+    text = printable(text)
     short = text if len(text) <= length else f"{text[: length - 1]}\N{HORIZONTAL ELLIPSIS}"
     return short.replace("$", r"\$")
 

@@ -3,6 +3,7 @@
 import math
 from functools import partial
 from itertools import pairwise
+from xml.etree import ElementTree
 
 import matplotlib as mpl
 import numpy as np
@@ -114,6 +115,14 @@ def test_the_plan_of_trials_with_different_keys_is_drawn(tmp_path):
     words = (tmp_path / "plan/s.svg").read_text()
     assert "0.05, adam, (none)" in words
     assert "0.01, (none), (none)" in words
+
+
+def test_a_value_with_control_characters_is_drawn_in_a_valid_svg(tmp_path):
+    config = check_config({"sweeps": {"s": {"function": "os:getcwd", "grid": {"prompt": ["a\x1b[0m", "two\nlines"]}}}})
+    draw_plan(config, "s", tmp_path, limit_minutes=math.inf, limit_gpus=math.inf)
+    words = "".join(ElementTree.parse(tmp_path / "plan/s.svg").getroot().itertext())
+    assert r"a\x1b[0m" in words
+    assert r"two\nlines" in words
 
 
 def test_a_metric_keeps_its_whole_name():
