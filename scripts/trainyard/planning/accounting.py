@@ -107,7 +107,7 @@ class _MeasuredJob:
 
     def _measured(self) -> dict[str, float | None]:
         run, attempts, predicted = self.run, self.attempts(), self.run.info.predicted_seconds
-        measured = run.last_end - run.first_start if run.first_start and attempts else None
+        measured = run.last_end - run.first_start if run.first_start and run.last_end and attempts else None
         is_complete = len({each.trial for each in attempts if each.outcome in FINAL}) == run.info.pending
         gap = measured / predicted - 1 if is_complete and measured and predicted else None
         return {"measured_seconds": measured, "gap": gap}

@@ -232,6 +232,12 @@ def test_a_job_that_started_no_trial_is_wasted_as_a_whole(tmp_path, monkeypatch)
     assert compare_strategies(state, [*runs, replace(without[0], info=replace(early, time=1200.0))], {})[-1] == before
 
 
+def test_a_job_of_which_no_trial_has_ended_yet_has_no_measured_makespan(tmp_path, monkeypatch):
+    state, runs = written(tmp_path, monkeypatch)
+    runs[1].last_end = 0.0
+    assert jobs_table(state, runs, {})["measured_seconds"].isna().tolist() == [False, True]
+
+
 def test_every_attempt_of_a_job_is_counted_once(tmp_path):
     kinds = ["finished", "stopped", "diverged", "failed", "interrupted", "unreadable"]
     stop = {"method": "asha", "metric": "m", "mode": "min", "epochs": 9}
