@@ -78,6 +78,7 @@ def _summaries(folders: Sequence[Path]) -> pd.DataFrame:
     frame = pd.DataFrame([json.loads(path.read_text()) for path in summaries])
     for column in _NUMBERS:  # a user's script reports only some of them
         frame[column] = pd.to_numeric(frame[column]) if column in frame else float("nan")
+    frame["images_per_second"] = frame["images_per_second"].where(frame["images_per_second"] > 0)  # 0: not measured
     return frame
 
 

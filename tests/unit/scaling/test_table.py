@@ -85,6 +85,14 @@ def test_weak_scaling_compares_images_per_second(tmp_path):
     assert table["gpu_hours_increase"].tolist() == pytest.approx([0, 0.1]), "for the same images"
 
 
+def test_a_script_that_reports_no_images_per_second_at_first_has_no_infinite_speedup(tmp_path):
+    rows = [("1x1", 1, 100, 0, {"launcher": "torchrun"}), ("1x2", 2, 100, 80, {"launcher": "torchrun"})]
+    table = scaling_table(summaries(tmp_path, rows), mode="weak", gpu_hour=2.5)
+    assert table["images_per_second"].isna().tolist() == [True, False]
+    assert table["speedup"].isna().all()
+    assert table["throughput_scaling"].isna().all()
+
+
 def test_memory_scaling_is_that_of_the_first_gpus_average(tmp_path):
     """The mean memory of GPU 0, relative to that of the baseline."""
     rows = [("1x1", 1, 100, 40, {"gpu0_avg_mib": 8000}), ("1x2", 2, 100, 76, {"gpu0_avg_mib": 8400})]
