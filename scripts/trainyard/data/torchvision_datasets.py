@@ -20,6 +20,7 @@ from trainyard.data.downloads import RemoteFile, has_checksum
 from trainyard.data.sources import InMemorySource
 from trainyard.data.staged import SPLITS, DataError
 from trainyard.utils.errors import storage_errors
+from trainyard.utils.fast_start import import_torchvision
 from trainyard.utils.files import file_digest
 
 WRONG_CHECKSUM: Final = "its checksum differs from the published one: replace it, or leave out `root` to download it"
@@ -76,6 +77,7 @@ def read_published(dataset: Torchvision, root: Path, work: Path) -> InMemorySour
 
 
 def _class_of(dataset: Torchvision) -> Any:
+    import_torchvision()
     import torchvision.datasets
 
     return getattr(torchvision.datasets, dataset.name)

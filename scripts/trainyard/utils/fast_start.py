@@ -77,6 +77,49 @@ def distributed_data_parallel(module: "nn.Module", **options: Any) -> "Distribut
         vars(torch).pop("_dynamo", None)
 
 
+@contextlib.contextmanager
+def without_compiler() -> Iterator[None]:
+    """Within the block, neither torch's functions nor the import of torchvision import the compiler.
+
+    Saves 2 s of CPU time per process that counts FLOPs on the meta device, and 2.5 s per process that uses torchvision.
+    For code of torch and torchvision only: a user's may need the compiler.
+    """
+    import torch
+
+    if not is_enabled(torch) or "torch._dynamo" in sys.modules:
+        yield
+        return
+    marked: list[Callable[..., Any]] = []
+
+    def disable(function: Callable[..., Any], *_args: object, **_options: object) -> Callable[..., Any]:
+        marked.append(function)
+        return function
+
+    package, utils = ModuleType("torch._dynamo"), ModuleType("torch._dynamo.utils")
+    vars(package)["disable"] = disable
+    vars(utils)["is_compile_supported"] = _is_compile_supported  # for torchvision.ops.roi_align
+    vars(torch)["_dynamo"] = package
+    sys.modules |= {each.__name__: each for each in (package, utils)}
+    try:
+        yield
+    finally:
+        del vars(torch)["_dynamo"], sys.modules[package.__name__], sys.modules[utils.__name__]
+        for function in marked:  # the compiler may be imported later
+            vars(function).pop("__dynamo_disable", None)
+
+
+def import_torchvision() -> None:
+    """Import torchvision without the compiler."""
+    with without_compiler():
+        import torchvision  # noqa: F401
+
+
+def _is_compile_supported(device: Any) -> Any:
+    from torch._dynamo.utils import is_compile_supported
+
+    return is_compile_supported(device)
+
+
 def _mark_as_disabled(method: Callable[..., Any] | None) -> None:
     """Set the mark by which `torch._disable_dynamo` knows that it has handled a function before."""
     plain = getattr(method, "__wrapped__", None)

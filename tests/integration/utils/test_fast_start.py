@@ -13,7 +13,7 @@ import sys
 import torch
 torch.__version__ = sys.argv[1] or torch.__version__
 from trainyard.config.train import Train
-from trainyard.training import optimizers
+from trainyard.training import flops, optimizers
 from trainyard.utils.fast_start import distributed_data_parallel
 for name in ("sgd", "adam", "adamw"):
     model = torch.nn.Linear(2, 2)
@@ -25,7 +25,9 @@ for name in ("sgd", "adam", "adamw"):
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 model = distributed_data_parallel(torch.nn.Linear(2, 2), static_graph=True)
 model(torch.ones(1, 2)).sum().backward()
+assert flops.model_cost(Train(model="resnet18"), shape=(32, 32, 3), classes=2, precision="fp32").flops > 1e7
 print("torch._dynamo" in sys.modules)
+assert sys.modules["torchvision.ops.roi_align"].is_compile_supported("cpu")
 """
 
 AGENT = """

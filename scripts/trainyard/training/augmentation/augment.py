@@ -9,6 +9,7 @@ from trainyard.config.train import Augment
 from trainyard.training.augmentation.random_boxes import ERASED, draw_boxes, draw_crops, fill_boxes, resize_crops
 from trainyard.training.sampler import derived_seed
 from trainyard.utils.errors import UserError
+from trainyard.utils.fast_start import import_torchvision
 
 _STREAM = 0x617567  # so that the shuffling has other seeds
 _CROPS, _OPERATIONS, _ERASED = range(3)  # each with its own seeds
@@ -47,6 +48,7 @@ class Augmenter:
             self._crops = draw_crops(size, spec.resized_crop, height=height, width=width, generator=generator)
         if spec.rand_augment:
             # Imports torchvision, which takes seconds.
+            import_torchvision()
             from trainyard.training.augmentation.rand_augment import RandAugment
 
             generator = generator_of(_OPERATIONS)

@@ -7,6 +7,7 @@ import torch
 from trainyard.config.train import Augment
 from trainyard.training.loaders import ImageBatch, InputData
 from trainyard.training.sampler import derived_seed
+from trainyard.utils.fast_start import import_torchvision
 
 _STREAM = 0x6D6978  # so that shuffling and augmentation have other seeds
 
@@ -22,6 +23,7 @@ class Mixer:
         self._data, self._seed, self._channels_last = data, seed, channels_last
         self._transform: Any = None
         if spec.mixup or spec.cutmix:
+            import_torchvision()
             from torchvision.transforms import v2  # its import takes seconds
 
             kinds = [(v2.MixUp, spec.mixup), (v2.CutMix, spec.cutmix)]
