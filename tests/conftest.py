@@ -22,8 +22,8 @@ GROUPS = {
     "cluster/test_walltimes.py": None,  # a Slurm of its own, for which it mostly waits
     "cluster": "slurm",
     "workflow/test_workflow.py": "done",
-    "workflow/test_documents.py": "done",  # looks at the results of test_workflow.py
-    "workflow/test_demo.py": None,
+    "workflow/test_documents.py": "done",  # these look at the results of test_workflow.py
+    "workflow/test_demo.py": "done",
     "faults": None,
     "workflow": None,
     "integration/training": None,

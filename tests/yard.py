@@ -27,24 +27,36 @@ TINY = {
     },
 }
 
-# A config with everything, whose results `done` in tests/workflow/conftest.py has.
+DEMO = yaml.safe_load((ROOT / "config/config.yaml").read_text())
+TRAIN = {**TINY["sweeps"]["lr"]["train"], "epochs": 2}
+
+# A config with everything, whose results `done` in tests/workflow/conftest.py has: the embedded demo with six models
+# and one of its scales, and smaller studies with what the demo lacks.
 FULL = {
-    **TINY,
-    "datasets": {**TINY["datasets"], "prices": {"source": "table", "path": "prices.csv", "target": "price"}},
+    "datasets": {
+        **TINY["datasets"],
+        **DEMO["datasets"],
+        "prices": {"source": "table", "path": "prices.csv", "target": "price"},
+    },
+    "sweeps": {
+        "lr": {**TINY["sweeps"]["lr"], "train": TRAIN},
+        "depth": {**DEMO["sweeps"]["depth"], "grid": {"model_args.blocks": [4, 5, 6, 7, 8, 40]}},
+    },
     "scaling": {
         "ranks": {
             "dataset": "tiny",
-            "train": {"model": "cnn", "model_args": {"width": 4}, "batch_size": 32, "epochs": 2, "lr": 0.02},
+            "train": {**TRAIN, "lr": 0.02},  # as one of the trials of sweep lr
             "scales": ["1x1", "1x2"],
             "mode": "strong",
             "repeats": 2,
             "checkpoint_every_seconds": 0,
-        }
+        },
+        "width": {**DEMO["scaling"]["width"], "scales": ["1x2"]},
     },
     "pricing": {"gpu_hour": 2.5},
     "tables": {"parquet": True},
     "tensorboard": True,
-    "trees": {"images": {"dataset": "tiny", "rounds": 5}, "prices": {"dataset": "prices", "rounds": 5}},
+    "trees": {**DEMO["trees"], "prices": {"dataset": "prices", "rounds": 5}},
 }
 
 

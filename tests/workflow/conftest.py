@@ -1,4 +1,4 @@
-"""A finished run of a config with everything, which several files of tests look at."""
+"""A finished run of the demo and everything that it lacks, which several files of tests look at."""
 
 import shutil
 
@@ -13,7 +13,10 @@ ODD = 'a b\'s "work" in $HOME; é \\n %s # &'
 
 @pytest.fixture(scope="session")
 def done(tmp_path_factory) -> Yard:
-    """A finished run of a config with everything, which tests do not modify, in folders with odd names."""
+    """A finished run of FULL with its report, which tests do not modify, in folders with odd names.
+
+    `run.txt` is the output of the run.
+    """
     folder, clone = tmp_path_factory.mktemp("done") / f"{ODD} {{x}} [y] *", tmp_path_factory.mktemp("clone") / ODD
     folder.mkdir()
     for name in ("workflow", "scripts", "profiles", "envs"):
@@ -24,6 +27,7 @@ def done(tmp_path_factory) -> Yard:
     frame = pd.DataFrame({"size": generator.normal(size=60), "price": generator.normal(size=60)})
     frame.to_csv(yard.folder / "prices.csv", index=False)
     yard.write(FULL)
-    yard.snakemake()
-    yard.snakemake("--report", "report.html")
+    yard.environment.pop("MAKELEVEL", None)  # `make test` is not `make run`, which writes the report itself
+    (yard.folder / "run.txt").write_text(yard.snakemake())
+    yard.snakemake("--report", "report.html", "--report-stylesheet", str(ROOT / "workflow/report/report.css"))
     return yard

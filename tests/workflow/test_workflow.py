@@ -23,21 +23,6 @@ def read(yard, path):
     return pd.read_csv(yard.results / path)
 
 
-def test_a_dry_run_lists_pending_trials_before_anything_exists(yard):
-    yard.write(TINY)
-    output = yard.snakemake("-n")
-    assert "sweep lr: 4 of 4 trials pending; requests 2 slots of 1 GPU and 1 CPU; the time is unknown" in output
-    assert not yard.results.exists(), "a dry run writes nothing"
-
-
-def test_a_config_with_mistakes_stops_before_anything_runs(yard):
-    yard.write({**TINY, "sweps": {}, "pricing": {"gpu_hour": "free"}})
-    output = yard.snakemake("-n", check=False)
-    assert "2 errors in config" in output
-    assert "sweps: unknown key; did you mean 'sweeps'?" in output
-    assert "Traceback" not in output
-
-
 def test_the_trials_table_has_a_row_per_trial_and_the_documented_columns(done):
     rows = read(done, "sweeps/lr/trials.csv")
     assert list(rows.columns[:5]) == ["trial", "lr", "status", "attempts", "seconds"]
@@ -117,7 +102,7 @@ def test_every_table_is_also_written_as_parquet(done):
         "sweeps/lr/strategies",
         "scaling/ranks/scaling",
         "scaling/ranks/1x2/repeat-2/history",
-        "trees/images/trees",
+        "trees/digits/trees",
     ):
         pd.testing.assert_frame_equal(pd.read_parquet(done.results / f"{path}.parquet"), read(done, f"{path}.csv"))
 
@@ -140,7 +125,7 @@ def test_the_plan_predicts_the_cost_of_missing_results(done, yard):
     assert rows.loc[("train ranks 1x4", "none"), "basis"] == "ideal scaling from 1x2, which ran on CPUs"
     assert packed["predicted_cost"] == pytest.approx(2.5 * packed["predicted_gpu_hours"])
     assert (yard.results / "plan/lr.png").exists()
-    done.snakemake("plan")
+    assert "nothing is pending" in done.run(*done.script("plan")).stdout
     assert not (done.results / "plan").exists(), "nothing is missing"
 
 
@@ -168,14 +153,11 @@ def test_every_scale_has_its_history_and_its_epoch_lines(done):
 
 def test_a_trial_and_one_rank_give_bit_identical_metrics(done):
     """The same spec as a trial of a sweep and as scale 1x1."""
-    spec = {"dataset": "tiny", "trials": [{}], "train": FULL["scaling"]["ranks"]["train"]}
-    yard = Yard(done.folder / "same")
-    yard.folder.mkdir()
-    yard.write({**TINY, "sweeps": {"one": spec}})
-    yard.stage()
-    yard.run(*yard.script("sweep", "--sweep", "one"))
-    trial, rank = read(yard, "sweeps/one/epochs.csv"), read(done, "scaling/ranks/1x1/history.csv")
-    for metric in ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "lr"):
+    trials, rank = read(done, "sweeps/lr/epochs.csv"), read(done, "scaling/ranks/1x1/history.csv")
+    trial = trials[trials["lr"] == FULL["scaling"]["ranks"]["train"]["lr"]]
+    assert len(trial) == FULL["scaling"]["ranks"]["train"]["epochs"]
+    assert trial["reported_lr"].tolist() == rank["lr"].tolist()
+    for metric in ("train_loss", "train_accuracy", "val_loss", "val_accuracy"):
         assert trial[metric].tolist() == rank[metric].tolist()
 
 
@@ -183,23 +165,22 @@ def test_the_best_trial_is_trained_again_from_best_yaml(done):
     """In the same folder it is finished; in another one, it trains again, on a CPU bit-identically."""
     trials, best = read(done, "sweeps/lr/trials.csv"), done.results / "sweeps/lr/best.yaml"
     winner = trials.loc[trials["val_accuracy"].idxmax()]
-    same = done.snakemake("-n", "--configfile", str(best), "--", "sweeps")
+    same = done.snakemake("-n", "--configfile", str(best))
     assert "sweep lr: 0 of 1 trials pending; only the tables will be written" in same
+    assert "scaling lr-best: training at 1x1" in same
     yard = Yard(done.folder / "again")
     yard.folder.mkdir()
     yard.config_file = best
-    dry = yard.snakemake("-n")
-    assert "sweep lr: 1 of 1 trials pending; requests 1 slot of 1 GPU and 1 CPU" in dry
-    assert "scaling lr-best: training at 1x1" in dry
     yard.stage()
-    yard.run(*yard.script("sweep", "--sweep", "lr"))
+    output = yard.run(*yard.script("sweep", "--sweep", "lr")).stdout
+    assert "sweep lr: 1 of 1 trials pending; requests 1 slot of 1 GPU and 1 CPU" in output
     (again,) = read(yard, "sweeps/lr/trials.csv").to_dict("records")
     for column in ("trial", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy"):
         assert again[column] == winner[column]
 
 
 def test_trees_have_a_row_per_model(done):
-    images, prices = read(done, "trees/images/trees.csv"), read(done, "trees/prices/trees.csv")
+    images, prices = read(done, "trees/digits/trees.csv"), read(done, "trees/prices/trees.csv")
     assert images["model"].tolist() == ["xgboost", "lightgbm"]
     assert set(images["metric"]) == {"accuracy"}
     assert set(prices["metric"]) == {"rmse"}
@@ -238,40 +219,29 @@ def test_the_report_has_every_plot_and_table_with_its_caption(done):
 def test_tensorboard_has_a_run_for_each_trial_scale_and_repeat(done):
     trials = read(done, "sweeps/lr/trials.csv")["trial"].tolist()
     assert read(done, "tensorboard/sweeps/lr/runs.csv")["run"].tolist() == trials
-    files = list((done.results / "tensorboard").rglob("events.out.tfevents.*"))
-    assert len(files) == len(trials) + 2 * 2
+    folders = [done.results / "tensorboard" / study for study in ("sweeps/lr", "scaling/ranks")]
+    assert [len(list(each.rglob("events.out.tfevents.*"))) for each in folders] == [len(trials), 2 * 2]
     runs = read(done, "tensorboard/scaling/ranks/runs.csv")["run"].tolist()
     assert runs == ["1x1", "1x1/repeat-2", "1x2", "1x2/repeat-2"]
 
 
-def test_a_finished_run_has_nothing_to_do(done):
-    assert "Nothing to be done" in done.snakemake("-n")
-
-
-def test_a_version_with_other_commands_in_another_folder_runs_nothing_again(done, tmp_path):
+def test_a_version_with_other_commands_imported_by_another_workflow_finds_finished_results_finished(done, tmp_path):
     shutil.copytree(ROOT / "workflow", tmp_path / "workflow")
     for name in ("scripts", "envs"):
         (tmp_path / name).symlink_to(ROOT / name)
-    shutil.copy(ROOT / "Snakefile", tmp_path)
     for path in (tmp_path / "workflow/rules").glob("*.smk"):
         path.write_text(path.read_text().replace("{params.program} ", "{params.program}  "))
-    assert "Nothing to be done" in done.snakemake("-n", "--snakefile", str(tmp_path / "Snakefile"))
+    shutil.copy(ROOT / "Snakefile", tmp_path)
+    module = f"module trainyard:\n    snakefile: '{tmp_path}/workflow/Snakefile'\n    config: config\n"
+    (tmp_path / "importing").write_text(f"configfile: 'config.yaml'\n{module}use rule * from trainyard\n")
+    assert "Nothing to be done" in done.snakemake("-n", "--snakefile", str(tmp_path / "importing"))
 
 
-def test_another_workflow_finds_finished_results_finished(done, tmp_path):
-    module = f"module trainyard:\n    snakefile: '{ROOT}/workflow/Snakefile'\n    config: config\n"
-    (tmp_path / "Snakefile").write_text(f"configfile: 'config.yaml'\n{module}use rule * from trainyard\n")
-    assert "Nothing to be done" in done.snakemake("-n", "--snakefile", str(tmp_path / "Snakefile"))
-
-
-def test_every_program_has_a_benchmark_and_results_without_one_are_finished(done, yard):
+def test_every_program_has_a_benchmark(done):
     logs, benchmarks = (done.results / name for name in ("logs", "benchmarks"))
     ran = {path.relative_to(logs).with_suffix("") for path in logs.rglob("*.log")} - {Path("plan")}
     assert {path.relative_to(benchmarks).with_suffix("") for path in benchmarks.rglob("*.tsv")} == ran
     assert "max_rss" in pd.read_csv(next(benchmarks.rglob("*.tsv")), sep="\t").columns
-    shutil.copytree(done.folder, yard.folder, dirs_exist_ok=True)
-    shutil.rmtree(yard.results / "benchmarks")
-    assert "Nothing to be done" in yard.snakemake("-n")
 
 
 def test_every_rule_says_what_it_does(done):
@@ -296,31 +266,27 @@ def test_a_table_or_plot_of_missing_results_says_in_one_line_what_is_missing(yar
     assert "Traceback" not in run.stdout + run.stderr
 
 
-def test_options_that_change_no_result_run_nothing(done):
+def test_benchmarks_and_options_that_change_no_result_run_nothing(done, yard):
+    shutil.copytree(done.folder, yard.folder, dirs_exist_ok=True)
+    shutil.rmtree(yard.results / "benchmarks")
     changed = json.loads(json.dumps(FULL))
     changed["sweeps"]["lr"] |= {"slots": {"gpus_per_node": 1}, "retries": 3}
-    done.write(changed)
-    try:
-        assert "Nothing to be done" in done.snakemake("-n")
-    finally:
-        done.write(FULL)
+    yard.write(changed)
+    assert "Nothing to be done" in yard.snakemake("-n")
 
 
-def test_adding_five_trials_trains_five_and_retrain_trains_again(yard, done):
+def test_of_five_added_trials_and_one_to_retrain_these_six_run(yard, done):
     shutil.copytree(done.folder, yard.folder, dirs_exist_ok=True)
-    grown = json.loads(json.dumps(TINY))
+    one = read(done, "sweeps/lr/trials.csv")["trial"][0]
+    grown = json.loads(json.dumps(FULL))
     grown["sweeps"]["lr"]["grid"]["lr"] += [0.05, 0.06, 0.07, 0.08, 0.09]
-    yard.write(grown)
-    output = yard.snakemake("sweeps")
-    assert "sweep lr: 5 of 9 trials pending; requests 2 slots of 1 GPU and 1 CPU; predicted" in output
-    assert output.count("validation accuracy") == 5
-    assert (read(yard, "sweeps/lr/trials.csv")["attempts"] == 1).all()
-
-    one = read(yard, "sweeps/lr/trials.csv")["trial"][0]
     grown["sweeps"]["lr"]["retrain"] = {one: 1}
     yard.write(grown)
-    assert "sweep lr: 1 of 9 trials pending" in yard.snakemake("sweeps")
-    assert read(yard, "sweeps/lr/trials.csv").set_index("trial").loc[one, "attempts"] == 2
+    output = yard.snakemake("sweeps")
+    assert "sweep lr: 6 of 9 trials pending; requests 2 slots of 1 GPU and 1 CPU; predicted" in output
+    assert output.count("validation accuracy") == 6
+    attempts = read(yard, "sweeps/lr/trials.csv").set_index("trial")["attempts"]
+    assert attempts.to_dict() == dict.fromkeys(attempts.index, 1) | {one: 2}
     assert "Nothing to be done" in yard.snakemake("-n", "sweeps")
 
 
@@ -352,16 +318,13 @@ def test_a_workflow_killed_during_a_sweep_continues_with_the_missing_trials(yard
     assert output.count("validation accuracy") == 4 - finished
     assert (read(yard, "sweeps/lr/trials.csv")["status"] == "finished").all()
     assert read(yard, "sweeps/lr/trials.csv")["lr"].tolist() == [1e-5, 0.00001234, 1e16, 2.5]
-    for options in ([], ["--config", f"sweeps={{lr: {{retries: 3, grid: {{lr: {numbers}}}}}}}"]):
-        assert "Nothing to be done" in yard.snakemake("-n", "sweeps", *options)
+    options = ["--config", f"sweeps={{lr: {{retries: 3, grid: {{lr: {numbers}}}}}}}"]
+    assert "Nothing to be done" in yard.snakemake("-n", "sweeps", *options)
 
 
 def test_a_scale_resumes_to_the_same_metrics_and_another_spec_starts_over(yard, done):
-    yard.write(FULL)
-    (yard.folder / "prices.csv").write_bytes((done.folder / "prices.csv").read_bytes())
-    yard.stage()
+    shutil.copytree(done.folder, yard.folder, dirs_exist_ok=True)
     command = yard.script("train", "--study", "ranks", "--scale", "1x1")
-    yard.run(*command)
     folder = next((yard.results / "scaling/ranks/1x1/checkpoints").iterdir())
     newest = max(folder.glob("epoch-*.pt"))
     newest.unlink()
@@ -382,7 +345,6 @@ def test_a_scale_resumes_to_the_same_metrics_and_another_spec_starts_over(yard, 
 
 def test_the_wrong_number_of_ranks_is_explained(yard):
     yard.write(FULL)
-    yard.stage()
     yard.environment |= ONE_RANK
     output = yard.run(*yard.script("train", "--study", "ranks", "--scale", "1x2"), check=False).stdout
     assert "scale 1x2 needs 2 ranks, but has 1: start it with torchrun --nnodes 1 --nproc-per-node 2" in output
@@ -455,5 +417,5 @@ def test_status_on_a_narrow_terminal_shows_whole_lines_without_colors_until_inte
     text = shown.decode().replace("\x1b[?1049l", "\n")  # the end of the screen on which it was updated
     lines = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", text).splitlines()
     assert max(map(len, lines)) <= 40
-    assert lines[-5].split() == ["sweep", "finished", "running", "failed", "of"], "the last picture stays"
+    assert lines[-7].split() == ["sweep", "finished", "running", "failed", "of"], "the last picture stays"
     assert not re.search(rb"\x1b\[[0-9;]*[34]\dm", shown), "NO_COLOR"
