@@ -4,21 +4,31 @@ from slurm_cluster.waiting import PATIENCE_SECONDS
 
 ALIASES = "x0: &x0 [a, a]\n" + "".join(f"x{n}: &x{n} [*x{n - 1}, *x{n - 1}]\n" for n in range(1, 40))
 NAME = "a; touch executed; $(touch executed)"
+MISTAKES = f"datasets: {{'{NAME}': {{source: digits}}}}\npricing: {{gpu_hour: free}}\nsweps: {{}}"
 HOSTILE = {  # content, options, and what is said
-    "name": (f"datasets: {{'{NAME}': {{source: digits}}}}", [], "a name is used for a folder"),
-    "selection": ("datasets: {}", ["--config", f"sweeps={NAME}"], "--config sweeps: there is no 'a; touch executed"),
-    "null": ('datasets: {a: {source: imagefolder, root: "a\\0b"}}', [], "contains a null character"),
+    "mistakes": (
+        MISTAKES,
+        [],
+        [
+            "3 errors in mistakes.yaml",
+            "a name is used for a folder",
+            "pricing.gpu_hour: ",
+            "sweps: unknown key; did you mean 'sweeps'?",
+        ],
+    ),
+    "selection": ("datasets: {}", ["--config", f"sweeps={NAME}"], ["--config sweeps: there is no 'a; touch executed"]),
+    "null": ('datasets: {a: {source: imagefolder, root: "a\\0b"}}', [], ["contains a null character"]),
     "absent data": (
         "datasets: {a: {source: imagefolder, root: nowhere}}",
         [],
-        "datasets.a.root: nowhere: no such file",
+        ["datasets.a.root: nowhere: no such file"],
     ),
     "twice": (
         "datasets: {}\nsweeps: {}\ndatasets: {}",
         [],
-        "twice.yaml, line 3, column 1: not valid YAML: duplicate key",
+        ["twice.yaml, line 3, column 1: not valid YAML: duplicate key"],
     ),
-    "aliases": (ALIASES, [], "has more than 2,000,000 values with its aliases"),
+    "aliases": (ALIASES, [], ["has more than 2,000,000 values with its aliases"]),
 }
 
 
@@ -28,10 +38,10 @@ def test_a_hostile_config_is_one_error_and_nothing_is_executed_or_written(yard):
         yard.config_file = yard.folder / f"{name}.yaml"
         yard.config_file.write_text(content)
         started[name] = yard.start(*yard.snakemake_command("-n", *options))
-    for name, (_, _, message) in HOSTILE.items():
+    for name, (_, _, messages) in HOSTILE.items():
         output = started[name].communicate(timeout=PATIENCE_SECONDS)[0]
         assert started[name].returncode == 1, name
-        assert output.count(message) == 1, output
+        assert [output.count(message) for message in messages] == [1] * len(messages), output
         assert output.count("Error") == 1
         assert "Traceback" not in output
         assert 'File "' not in output, "no lines of the Snakefile"

@@ -51,8 +51,10 @@ def run_snakemake(yard: Yard, snakefile: Path, *options: str, check: bool = True
 
 def test_another_workflow_runs_a_sweep_with_prefixed_rules_and_results(importing):
     snakefile = importing.folder.with_name("source") / "Snakefile"
-    output = run_snakemake(importing, snakefile, "-n")
-    assert "sweep noise: 2 of 2 trials pending" in output
+    options = ["--profile", str(ROOT / "profiles/slurm"), "--set-resources", "training_sweep:mem_mb=12345"]
+    output = run_snakemake(importing, snakefile, "-n", *options, "--", "training_all")
+    planned = r"sweep noise: 2 of 2 trials pending; .* memory per node: 12.35 GB \(as set\)"
+    assert re.search(planned, output), "settings of the profile for a prefixed rule are found"
     assert {path.name for path in importing.folder.iterdir()} <= {"config.yaml", ".snakemake"}
 
     snakefile.write_text(snakefile.read_text() + OWN_RULE)
@@ -63,13 +65,6 @@ def test_another_workflow_runs_a_sweep_with_prefixed_rules_and_results(importing
     assert (importing.folder / "training/results/benchmarks/sweep/noise.tsv").exists()
     assert not importing.results.exists()
     assert "Nothing to be done" in run_snakemake(importing, snakefile, "-n")
-
-
-def test_settings_of_the_profile_for_a_prefixed_rule_are_found(importing):
-    snakefile = importing.folder.with_name("source") / "Snakefile"
-    options = ["--profile", str(ROOT / "profiles/slurm"), "--set-resources", "training_sweep:mem_mb=12345"]
-    output = run_snakemake(importing, snakefile, "-n", *options, "--", "training_all")
-    assert re.search(r"sweep noise: .* memory per node: 12.35 GB \(as set\)", output)
 
 
 def test_mistakes_in_the_config_of_a_module_stop_before_anything_runs(importing):

@@ -17,9 +17,9 @@ GOLDEN = Path(__file__).with_name("plans")
 NAMES = ("depth-sweep", "mnist-4x8", "guide-scaling", "tinyimagenet-resnet50", "own-script", "own-programs")
 
 
-def start(name: str, folder: str) -> subprocess.Popen:
+def start(name: str, folder: Path) -> subprocess.Popen:
     program = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(ROOT / "Snakefile"), "-n"]
-    config = ["--configfile", str(ROOT / f"config/{name}.yaml"), "--directory", folder]
+    config = ["--configfile", str(ROOT / f"config/{name}.yaml"), "--directory", str(folder)]
     profile = ["--profile", str(ROOT / "profiles/slurm")]
     return subprocess.Popen([*program, *profile, *config], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
@@ -32,15 +32,19 @@ def plan_of(started: subprocess.Popen) -> str:
     return "".join(f"{job}\n" for job in sorted(jobs))
 
 
-def plans() -> dict[str, str]:
-    with tempfile.TemporaryDirectory() as folder:
-        started = {name: start(name, folder) for name in NAMES}
-        return {name: plan_of(each) for name, each in started.items()}
+def plans(folder: Path) -> dict[str, str]:
+    started = {name: start(name, folder) for name in NAMES}
+    return {name: plan_of(each) for name, each in started.items()}
 
 
 @pytest.fixture(scope="module")
-def found():
-    return plans()
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("plans")
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    return plans(folder)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,10 +52,16 @@ def test_a_ready_made_config_has_its_golden_plan(found, name):
     assert found[name] == (GOLDEN / f"{name}.txt").read_text()
 
 
+def test_a_dry_run_writes_no_results(found, folder):
+    assert {path.name for path in folder.iterdir()} <= {".snakemake"}
+
+
 def test_every_config_has_a_golden_plan_except_the_demo():
     assert {path.stem for path in (ROOT / "config").glob("*.yaml")} == {*NAMES, "config"}
 
 
 if __name__ == "__main__":
-    for name, text in plans().items():
+    with tempfile.TemporaryDirectory() as temporary:
+        found = plans(Path(temporary))
+    for name, text in found.items():
         (GOLDEN / f"{name}.txt").write_text(text)
