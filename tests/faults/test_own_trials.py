@@ -282,6 +282,7 @@ def rows_of(yard, table):
 def test_a_corrected_pattern_is_applied_to_saved_output_without_running_anything(yard):
     (yard.folder / "tells.py").write_text(TELLS)
     sweep = {"command": "python tells.py {x}", "grid": {"x": [1, 2, 3]}, "slots": {"gpus_per_node": 2}}
+    target = "results/sweeps/s/trials.csv"
 
     def runs():
         return (yard.folder / "runs.txt").read_text().count("run")
@@ -300,13 +301,13 @@ def test_a_corrected_pattern_is_applied_to_saved_output_without_running_anything
     assert (again.returncode, runs()) == (done.returncode, 3), "neither is it tried again, nor run by the next run"
 
     write(r"Epoch (?P<epoch>\d+)/2: score=(?P<score>[\d.]+)")
-    output = yard.snakemake("sweeps")
+    output = yard.snakemake(target)
     assert output.count("matches only '1' of '1e-05' for score: write (?P<score>{number})") == 1
     assert [row["score"] for row in rows_of(yard, "trials")] == ["2", "4", "6"]
     timeline = rows_of(yard, "timeline")
 
     write(r"Epoch (?P<epoch>\d+)/2: score=(?P<score>{number})", grid={"x": [1, 2, 3, 4]})
-    assert "1 of 4 trials pending, 3 outputs to re-read without running anything" in yard.snakemake("sweeps")
+    assert "1 of 4 trials pending, 3 outputs to re-read without running anything" in yard.snakemake(target)
     assert runs() == 4
     trials = rows_of(yard, "trials")
     assert [float(row["score"]) for row in trials] == pytest.approx([2e-05, 4e-05, 6e-05, 8e-05])
@@ -314,7 +315,7 @@ def test_a_corrected_pattern_is_applied_to_saved_output_without_running_anything
     assert [float(row["score"]) for row in rows_of(yard, "epochs")][:2] == pytest.approx([1e-05, 2e-05])
     kept = {row["trial"]: row for row in rows_of(yard, "timeline")}
     assert all(kept[row["trial"]]["end"] == row["end"] for row in timeline), "it ended when it ended"
-    assert "Nothing to be done" in yard.snakemake("-n", "sweeps")
+    assert "Nothing to be done" in yard.snakemake("-n", target)
 
     first, *others = sorted((yard.results / "sweeps/s/trials").glob("*/output-1.log"))
     for path in others:

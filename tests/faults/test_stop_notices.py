@@ -264,7 +264,7 @@ def test_snakemake_and_its_sweep_end_and_continue_together(yard):
     """`timeout` and Ctrl-C send the signal to both."""
     (yard.folder / "programs.py").write_text(PROGRAMS)
     yard.write({"sweeps": {"command": SWEEPS["command"]}})
-    command = yard.snakemake_command("--", "sweeps")
+    command = yard.snakemake_command("--", "results/sweeps/command/trials.csv")
     for past, ending in enumerate(("timeout", "Ctrl-C")):
         started = yard.start(*command)
         wait_until(lambda past=past: is_in_epoch(yard, "command", 3 + past), what="an epoch", while_running=started)
