@@ -1,6 +1,8 @@
 """What all tests share: a yard, and the groups into which pytest-xdist puts them."""
 
-from collections.abc import Iterator
+import gc
+import os
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +14,12 @@ from yard import Yard
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+    from trainyard.data.staged import Staged
+    from trainyard.training.loaders import InputData
 
 TESTS = Path(__file__).parent
+# Tests run beside each other: threads of OpenMP must not take the CPU while they wait. Libraries read it once.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 settings.load_profile("ci")  # no time limit of an example (otherwise 200 ms), and the same examples in each run
 
 # Where tests run with `-n`: the first path (below tests/) that a test's own begins with decides. The tests of a named
@@ -45,6 +51,21 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
         yield disk
 
 
+@pytest.fixture(scope="session")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> "Staged":
+    """70 training images and 23 validation images of 8x8 pixels."""
+    from loops import stage_images  # imports torch
+
+    return stage_images(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="session")
+def data(staged: "Staged") -> "InputData":
+    from loops import load_images
+
+    return load_images(staged)
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
     from browser import browser_or_skip  # imports playwright
@@ -71,6 +92,22 @@ class GroupScheduling(LoadScopeScheduling):
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> GroupScheduling:
     return GroupScheduling(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None]:
+    """Collect without garbage collection, and spare it what stays until the end: libraries and tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """At the end, libraries are released as usual; otherwise triton reports leaks."""
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

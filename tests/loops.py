@@ -1,19 +1,17 @@
 """What tests of the training loop share: a staged dataset, a small training in this process, and comparisons."""
 
-import os
+from pathlib import Path
 
 import pytest
 import torch
 from trainyard.config.datasets import Synthetic
 from trainyard.config.train import Schedule, Train
+from trainyard.data.staged import Staged
 from trainyard.data.staging import stage
-from trainyard.training.loaders import load_input_data
+from trainyard.training.loaders import InputData, load_input_data
 from trainyard.training.process_group import single_process
 from trainyard.training.sampler import batch_sizes
 from trainyard.training.trainer import Stopped, Trainer
-
-# Tests run beside each other: threads of OpenMP must not take the CPU while they wait. Libraries read it once.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 SPEC = Train(
     model="resnet",
@@ -26,16 +24,13 @@ SPEC = Train(
 LEARNER = Train(model="cnn", model_args={"width": 8}, epochs=6, batch_size=16, optimizer="adam", lr=0.01)
 
 
-@pytest.fixture(scope="session")
-def staged(tmp_path_factory):
+def stage_images(folder: Path) -> Staged:
     """70 training images and 23 validation images of 8x8 pixels, which no batch size of the tests divides."""
     torch.set_num_threads(1)
-    dataset = Synthetic(source="synthetic", images=70, val_images=23, height=8, width=8)
-    return stage(dataset, tmp_path_factory.mktemp("data"))
+    return stage(Synthetic(source="synthetic", images=70, val_images=23, height=8, width=8), folder)
 
 
-@pytest.fixture(scope="session")
-def data(staged):
+def load_images(staged: Staged) -> InputData:
     return load_input_data(staged, torch.device("cpu"))
 
 

@@ -4,7 +4,6 @@ import argparse
 import math
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 from trainyard.config.load import ConfigError, check_config
@@ -41,6 +40,8 @@ VALUES = st.one_of(
 
 @given(st.recursive(VALUES, lambda inner: st.lists(inner, min_size=1, max_size=3)))
 def test_hydra_reads_the_values_that_the_config_has(value):
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
     (word,) = build_argv(["{args:hydra}"], make_values(["{args:hydra}"], {"key": value}, {}))
     override = OverridesParser.create().parse_override(word)
     found = override.value()

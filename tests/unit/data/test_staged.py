@@ -7,7 +7,6 @@ from decimal import Decimal
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.datasets import load_digits
 from trainyard.cli.file_checks import check_source
 from trainyard.config.datasets import Digits, Synthetic, Table
 from trainyard.data.known_images import KnownImages, known_images
@@ -19,6 +18,8 @@ SMALL = Synthetic(source="synthetic", images=9)
 
 
 def test_digits_are_staged_completely_and_stratified(tmp_path):
+    from sklearn.datasets import load_digits  # its import takes a second
+
     staged = stage(Digits(source="digits"), tmp_path)
     train, val = staged.split("train"), staged.split("val")
     assert train.images.shape == (1437, 8, 8, 1)

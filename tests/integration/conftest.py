@@ -1,3 +1,0 @@
-from loops import data, staged
-
-__all__ = ["data", "staged"]
