@@ -53,7 +53,9 @@ class Yard:
         A trial that resumes has run `earlier(trial)` seconds in another job.
         """
         self.capacity, self.seconds, self.epochs_run, self.earlier = capacity, seconds, epochs_run, earlier
-        state = replace(self.plan.state, work=work(self.plan) if work else {})
+        plan = self.plan
+        state = replace(plan.state, work=work(plan) if work else {})
+        self.trials = state.trials
         waiting = deque(Task(name, trial.spec, trial.values, 0, 0) for name, trial in state.trials.items())
         return ShareMeasurement(state, self.run).measure(waiting), len(waiting)
 
@@ -84,7 +86,7 @@ class Yard:
                 each[1] -= step * speed[slot]
                 if each[1] < 1e-6:
                     name, _, start, earlier = running.pop(slot)
-                    epochs = self.epochs_run(self.plan.state.trials[name])
+                    epochs = self.epochs_run(self.trials[name])
                     about = {"time": self.now, "trial": name, "attempt": 1}
                     events += [Epoch(metrics={"epoch": number + 1}, **about) for number in range(epochs)]
                     status = TrialStatus.FINISHED if epochs == 4 else TrialStatus.STOPPED

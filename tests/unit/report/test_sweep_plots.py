@@ -128,8 +128,9 @@ def test_a_value_with_control_characters_is_drawn_in_a_valid_svg(tmp_path):
 def test_a_metric_keeps_its_whole_name():
     rows, name = sweep(3, lr=[1, 2, 3], width=[1, 2, 3]), "mAP@0.5_of_$x_$"
     ranked = plotted(rows.table.assign(**{name: [0.1, 0.2, 0.3]}), ["lr", "width"], name)
+    drawn = draw_all(ranked)
     for plot in ("metric", "parallel"):
-        assert "mAP@0.5 of" in draw_all(ranked)[plot]
+        assert "mAP@0.5 of" in drawn[plot]
 
 
 def test_a_title_names_all_varied_keys_or_none():

@@ -11,10 +11,14 @@ from trainyard.training.gpu_peaks import PEAKS, gpu_peak
 from trainyard.training.process_group import Group
 
 
-def test_the_cost_of_resnet50_is_the_measured_one():
+@pytest.fixture(scope="module")
+def resnet50():
+    return model_cost(Train(model="resnet50"), shape=(64, 64, 3), classes=200, precision="bf16")
+
+
+def test_the_cost_of_resnet50_is_the_measured_one(resnet50):
     """1.985 GFLOP for an image of 64x64 pixels, forward and backward, measured on the H200."""
-    work = model_cost(Train(model="resnet50"), shape=(64, 64, 3), classes=200, precision="bf16")
-    assert work.flops == pytest.approx(1.985e9, rel=1e-3)
+    assert resnet50.flops == pytest.approx(1.985e9, rel=1e-3)
 
 
 def test_the_cost_of_a_convolution_equals_its_formula():
@@ -40,10 +44,9 @@ def test_the_memory_traffic_is_that_of_each_kernel():
     assert other.eager_bytes - one.eager_bytes == (forward + backward) * 4 * 8 * 8 * 2
 
 
-def test_the_memory_traffic_of_resnet50():
+def test_the_memory_traffic_of_resnet50(resnet50):
     """39 MB for an image of 64x64 pixels in bf16; with each operation reading its arguments once, it would be 32 MB."""
-    cost = model_cost(Train(model="resnet50"), shape=(64, 64, 3), classes=200, precision="bf16")
-    assert cost.eager_bytes == pytest.approx(39.2e6, rel=0.005)
+    assert resnet50.eager_bytes == pytest.approx(39.2e6, rel=0.005)
 
 
 def test_a_model_whose_flops_cannot_be_counted_is_not_an_error(caplog):

@@ -1,6 +1,5 @@
 """Input of a training: all ways to the device give the same batches."""
 
-import subprocess
 import sys
 import threading
 import tracemalloc
@@ -12,7 +11,7 @@ from loops import LEARNER, SPEC, changed, numbers, start, train
 from trainyard.config.config import Data
 from trainyard.config.datasets import Python
 from trainyard.config.train import Augment
-from trainyard.data.python_factory import as_class, as_normalized, as_numbers
+from trainyard.data.python_factory import _cached_datasets, as_class, as_normalized, as_numbers
 from trainyard.data.staged import DataError, ImageMeta, Staged
 from trainyard.data.staging import stage
 from trainyard.training import loaders
@@ -22,6 +21,14 @@ from trainyard.training.loaders import LoaderSplit, MappedSplit, ResidentSplit, 
 from trainyard.utils.errors import UserError
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_waits():
+    """torch waits five seconds for each worker of a DataLoader whose consumer has gone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
+        yield
 
 
 def test_resident_and_prefetched_images_give_the_same_training(staged):
@@ -245,15 +252,9 @@ def test_own_code_is_staged_again_when_its_file_changes(own, tmp_path):
     path = tmp_path / "own_blocks.py"
     # Of another length: bytecode of the same second would do for a file of the same.
     path.write_text(OWN.replace("80 * label", "8 * label"))
-    code = "from pathlib import Path; from trainyard.config.datasets import Python; "
-    code += "from trainyard.data.staging import stage; "
-    code += "print(stage(Python(source='python', factory='own_blocks:build', args={'count': 6}), Path('data')).digest)"
-    command = [sys.executable, "-c", code]
-    folders = [str(tmp_path), *filter(None, sys.path)]
-    again = subprocess.run(
-        command, cwd=tmp_path, env={"PYTHONPATH": ":".join(folders)}, text=True, capture_output=True, check=True
-    )
-    assert again.stdout.strip() != first
+    del sys.modules["own_blocks"]  # another run has nothing in memory
+    _cached_datasets.cache_clear()
+    assert stage(own(args={"count": 6}), tmp_path / "data").digest != first
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def test_cpu_and_memory_are_those_of_the_whole_tree(tmp_path):
         child.stdout.readline()
         began, process = time.time(), psutil.Process(child.pid)
         before = sum(process.cpu_times()[:2])
-        with record_telemetry(tmp_path, "n1", seconds=0.2, overwrite=True, root=psutil.Process()):
-            wait_until(lambda: sum(process.cpu_times()[:2]) >= before + 1, what="a second of CPU time")
+        with record_telemetry(tmp_path, "n1", seconds=0.1, overwrite=True, root=psutil.Process()):
+            wait_until(lambda: sum(process.cpu_times()[:2]) >= before + 0.5, what="half a second of CPU time")
         child.kill()
     samples = rows(tmp_path / "cpu-n1.csv")
     assert list(samples[0]) == list(CPU_COLUMNS)
@@ -56,7 +56,7 @@ def test_cpu_and_memory_are_those_of_the_whole_tree(tmp_path):
     times = [began, *(float(row["time"]) for row in samples)]
     seconds = [later - earlier for earlier, later in pairwise(times)]
     used = sum(float(row["cpu_percent"]) / 100 * each for row, each in zip(samples, seconds, strict=True))
-    assert used >= 0.3, "of one CPU second, however long it took; the times are those before each sample"
+    assert used >= 0.15, "of half a CPU second, however long it took; the times are those before each sample"
     assert max(int(row["processes"]) for row in samples) >= 2
 
 
@@ -65,11 +65,11 @@ def test_the_first_sample_of_a_process_has_its_cpu_time():
     me = psutil.Process()
     tree, began = telemetry._ProcessTree(me), time.monotonic()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
-        while sum(psutil.Process(child.pid).cpu_times()[:2]) < 0.6:
+        while sum(psutil.Process(child.pid).cpu_times()[:2]) < 0.3:
             time.sleep(0.02)
         percent = tree.sample()[0]
         child.kill()
-    assert percent / 100 * (time.monotonic() - began) >= 0.5, "CPU seconds since the telemetry began"
+    assert percent / 100 * (time.monotonic() - began) >= 0.25, "CPU seconds since the telemetry began"
 
 
 def test_a_resumed_training_appends_its_samples_and_a_new_one_overwrites_them(tmp_path):
