@@ -1,4 +1,4 @@
-"""Trials with a ranking, made from a table as the plots get it."""
+"""What plots get: trials with a ranking, and the tables of jobs and strategies of a small sweep."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +8,37 @@ from trainyard.config.metric_names import Mode, guess_mode
 from trainyard.config.trial_status import TrialStatus
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.results.ranking import RankedTrial, Ranking, rank_configurations
+
+STRATEGIES = pd.DataFrame(
+    {
+        "strategy": ["separate_jobs", "job_array", "packed"],
+        "jobs": [3, 3, 2],
+        "gpus_per_job": [1, 1, 2],
+        "requested_seconds_per_job": [7.7, 12, 6.5],
+        "requested_job_seconds": [23.0, 36, 13],
+        "requested_gpu_seconds": [23.0, 36, 26],
+        "running_gpu_seconds": 17.0,
+        "wasted_gpu_seconds": [6, 19, 9],
+        "wasted_fraction": [6 / 23, 19 / 36, 9 / 26],
+        "startup_gpu_seconds": [6, 6, 2],
+    }
+)
+JOBS = pd.DataFrame(
+    {
+        "start": [99.5, 4999.5],
+        "slots": 2,
+        "gpus": 2,
+        "startup_seconds": 0.5,
+        "requested_seconds": None,
+        "elapsed_seconds": [10.5, 2.5],
+        "predicted_seconds": [None, 11.5],
+        "measured_seconds": [10, 12.0],
+        "gap": [None, 0.04],
+        "failed_gpu_seconds": [4.0, 0.0],
+        "idle_gpu_seconds": [1.0, 2.0],
+        "counted": True,
+    }
+)
 
 
 def plotted(

@@ -22,39 +22,6 @@ from trainyard.utils.errors import FinalError, UserError
 from trainyard.utils.typed_commands import snakemake_call
 from yard import ROOT
 
-# Rank 1 exits while a collective still runs in a thread of its process group. The thread waits for the GIL, which the
-# last exit handler holds, when the interpreter would be finalized; finalization takes long here.
-RANKS = """
-import argparse, atexit, ctypes, sys, time
-from contextlib import suppress
-import torch
-import torch.distributed as dist
-from trainyard.cli import command_line
-
-class SlowToFinalize:
-    def __del__(self):
-        time.sleep(1)
-
-values = torch.ones(4)
-
-def main(arguments):
-    global slow
-    dist.init_process_group("gloo")
-    if dist.get_rank() == 0:
-        time.sleep(1)
-        with suppress(RuntimeError):  # rank 1 has ended
-            dist.all_reduce(values)
-        time.sleep(3)
-        return
-    slow = SlowToFinalize()
-    sys.setswitchinterval(10)
-    atexit.register(ctypes.PyDLL(None).usleep, 2_000_000)
-    dist.all_reduce(values, async_op=True)
-    print("rank 1 is done")
-
-command_line.run_program(main, argparse.Namespace(log_file=None))
-"""
-
 WAITING = """
 import argparse, time
 from trainyard.cli import command_line
@@ -66,14 +33,6 @@ def main(arguments):
 command_line.run_program(main, argparse.Namespace(log_file=None))
 """
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "scripts"), "OMP_NUM_THREADS": "1"}
-
-
-def test_a_rank_exits_with_0_while_its_process_group_is_active(tmp_path):
-    (tmp_path / "ranks.py").write_text(RANKS)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--log-dir", str(tmp_path),
-                "--nproc-per-node", "2"]  # fmt: skip
-    done = finished([*torchrun, "ranks.py"], cwd=tmp_path, env=ENVIRONMENT)
-    assert "rank 1 is done" in done.stdout, "the last output is flushed"
 
 
 def test_a_background_program_handles_sigint_and_under_nohup_ignores_sighup():

@@ -1,17 +1,13 @@
 """What the doctor's job reports from nodes, and the findings that follow."""
 
-import os
-import subprocess
 from dataclasses import replace
 
 import pytest
 from trainyard.cluster import slurm_queries
-from trainyard.doctor import node_job, node_probe
+from trainyard.doctor import node_job
 from trainyard.doctor.node_checks import check_nodes
-from trainyard.doctor.node_report import LOCK, NONCE, JobReport, NodeReport, read_job, read_nodes
+from trainyard.doctor.node_report import JobReport, NodeReport
 from trainyard.utils.errors import UserError
-from trainyard.utils.files import hold_lock, write_json
-from trainyard.utils.import_path import helper_command
 
 NODE = NodeReport(
     node="n1",
@@ -85,30 +81,6 @@ def test_reports_become_findings(node, job, name, verdict, message):
 def test_a_file_system_without_locks_is_reported():
     found = {each.name: each for each in check_nodes(JOB, [NODE, OTHER], nonce="right", lock_error="no locks")}
     assert (found["locks"].verdict, found["locks"].message) == ("fails", "no locks")
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
-def test_a_node_reports_locks_and_cpus_truthfully(tmp_path):
-    write_json(tmp_path / NONCE, "right")
-    probe = [*helper_command("doctor.node_probe"), "node", str(tmp_path)]
-    with hold_lock(tmp_path / LOCK):
-        subprocess.run(["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), *probe], check=True)
-    (report,) = read_nodes(tmp_path)
-    assert (report.nonce, report.lock_held, report.tmp_executes, report.cpus) == ("right", True, True, 1)
-    assert report.machine_cpus > 1
-    assert report.ray
-    assert not report.import_error
-    free = NodeReport(node="n1", python="")
-    node_probe._try_lock(free, tmp_path)
-    assert (free.lock, free.lock_held) == ("", False)
-
-
-def test_outside_of_slurm_the_job_reports_that_there_is_none(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    subprocess.run([*helper_command("doctor.node_probe"), "job", str(tmp_path)], check=True, env=environment)
-    report = read_job(tmp_path)
-    assert report is not None
-    assert "SLURM_JOB_ID is not set" in report.slurm_error
 
 
 def test_the_wait_for_the_job_goes_on_while_slurm_does_not_respond(tmp_path, monkeypatch):

@@ -1,9 +1,7 @@
 """What trials will take: from durations that were measured, with an interval that holds; before, by expressions."""
 
 import math
-import sys
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -221,29 +219,6 @@ def test_values_that_have_no_logarithm_are_taken_as_they_are(odd):
     every = expand(Sweep(command="python3 program.py {x}", trials=[{"x": x} for x in (odd, 1, 2, 3, 4, 5)])).trials
     found = predict(every, [(trial, 3.0) for trial in every[:4]])
     assert found.seconds == pytest.approx([3.0] * 6, rel=0.1)
-
-
-# ---- how honest it is: benchmarks/calibration.py in small
-
-
-@pytest.mark.parametrize(("kind", "order", "finished", "least", "upper"), [
-    ("blocks; FLOPs known", "longest first", 1, 85, 1.8),
-    ("blocks; FLOPs known", "longest first", 4, 85, 1.4),
-    ("blocks x epochs; FLOPs known", "longest first", 4, 80, 1.35),
-    ("square of a key", "longest first", 12, 80, 1.3),
-    ("100 subjects x 3 seeds", "random", 8, 80, 1.5),
-    ("random lr and dropout without effect", "random", 8, 80, 1.3),
-    ("blocks x 3 seeds, 5 % stragglers; FLOPs known", "random", 8, 70, 1.2),
-])  # fmt: skip
-def test_interrupted_sweeps_end_within_what_was_predicted(kind, order, finished, least, upper, monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[3] / "benchmarks")])
-    import calibration
-
-    found = calibration.cell([calibration.simulate(kind, order, finished, seed) for seed in range(30)])
-    inside, high, short = found
-    assert inside >= least
-    assert high <= upper
-    assert short <= 10
 
 
 @pytest.mark.parametrize("expression", ["lr.x", "__import__('os')", "model", "1 +", "epochs / 0", "epochs if 1 else 2"])

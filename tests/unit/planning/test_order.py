@@ -2,8 +2,6 @@
 
 import heapq
 import statistics
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -112,31 +110,6 @@ def test_longest_first_stays_where_not_all_trials_end_in_time():
 def test_many_trials_per_slot_are_not_searched():
     many = np.sort(np.random.default_rng(0).uniform(1, 20, MAX_PER_SLOT * 4 + 1))[::-1]
     assert best_order(many, draws_of(many, 0.03), slots=4) == list(range(len(many)))
-
-
-# ---- whole sweeps: benchmarks/order.py in small
-
-
-@pytest.fixture
-def simulate(monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[3] / "benchmarks")])
-    import order
-
-    return order.simulate
-
-
-def test_the_depth_sweep_ends_within_one_percent_of_the_lower_bound(simulate):
-    """From the first trial that finishes, its durations follow from their relative costs."""
-    assert simulate("depth sweep: 20 trials", 4, 0.0, 0) <= 1.01
-
-
-@pytest.mark.parametrize("slots", [4, 8])
-def test_sweeps_with_noise_are_not_slower_than_longest_first(simulate, slots):
-    first, chosen = (
-        statistics.fmean(simulate("depth sweep: 20 trials", slots, 0.03, seed, longest_first=each) for seed in range(8))
-        for each in (True, False)
-    )
-    assert chosen <= first
 
 
 def test_the_remaining_seconds_of_a_running_trial_are_those_of_samples_that_it_has_not_outlasted():

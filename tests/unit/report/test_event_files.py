@@ -3,9 +3,6 @@
 import csv
 import json
 import os
-import shlex
-import subprocess
-import sys
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -13,7 +10,6 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from trainyard.config.load import check_config
 from trainyard.planning.plan import read_state
 from trainyard.report.event_files import FILE, write_event_files
-from yard import ROOT
 
 CONFIG = {
     "sweeps": {
@@ -197,17 +193,3 @@ def test_the_key_changes_no_trial():
     mine = CONFIG["sweeps"]["mine"]
     with_key = check_config({"tensorboard": True, "sweeps": {"mine": {**mine, "tensorboard": True}}})
     assert with_key.sweeps["mine"].spec_content == check_config(CONFIG).sweeps["mine"].spec_content
-
-
-def test_nothing_that_writes_event_files_imports_torch():
-    code = "import sys, trainyard.report.event_files; print('torch' in sys.modules, 'tensorflow' in sys.modules)"
-    path = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
-    assert subprocess.check_output([sys.executable, "-c", code], env=path, text=True).split() == ["False", "False"]
-
-
-def test_the_command_that_shows_the_curves_works_with_spaces_in_paths(tmp_path):
-    (tmp_path / "my.yaml").write_text(json.dumps(CONFIG))
-    call = [sys.executable, ROOT / "scripts/event_files.py", "--config", "my.yaml", "--results", "my results"]
-    output = subprocess.check_output(call, cwd=tmp_path, env=os.environ | {"PWD": str(tmp_path)}, text=True)
-    command = next(line for line in output.splitlines() if "--logdir" in line).partition("curves: ")[2]
-    assert shlex.split(command)[1:] == ["--logdir", "my results/tensorboard"]

@@ -1,57 +1,15 @@
 """The report's first page says what was best, what it cost and wasted, what failed, and what to do next."""
 
 import json
-import os
 
-import pandas as pd
 import pytest
-from browser import WIDTHS, opened, wait_for_tables
 from trainyard.config.load import check_config
 from trainyard.planning.plan import read_state
-from trainyard.report.overview import summarize_studies, write_overview
+from trainyard.report.overview import summarize_studies
 from trainyard.report.study_tables import write_tables
 from trainyard.report.sweep_tables import write_sweep_tables
 from trainyard.utils.csv_files import read_table, write_table
-
-LONG = "a_key_with_a_name_that_is_longer_than_any_column_should_be"
-
-
-def write_results(results, sweep, ends, *, device="cpu", gpu_hour=None, slots=2):
-    """The tables and the page of a sweep whose trials ended so, one after another: (event, fields)."""
-    config = check_config({"sweeps": {"s": {"function": "os:getcwd", **sweep}}, "pricing": {"gpu_hour": gpu_hour}})
-    folder = results / "sweeps/s"
-    folder.mkdir(parents=True)
-    names, now = list(read_state(config.sweeps["s"], "s", results).trials), 1_800_000_000.0
-    lines = [{"event": "session", "time": now, "slots": slots, "gpus": slots, "nodes": 1, "node": "n1", "job": "local",
-              "pending": len(names), "predicted_seconds": 20.0}]  # fmt: skip
-    for name, (event, fields) in zip(names, ends, strict=False):
-        now += 10.0
-        where = {"slot": 0, "node": "n1", "gpu": "0", "device": device}
-        about = {"trial": name, "attempt": 1}
-        lines.append({"event": "started", "time": now, "expected_seconds": 8.0, **where, **about})
-        lines.append({"event": event, "time": now + 10.0, "seconds": 9.5, **fields, **about})
-    if ends:
-        (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write_sweep_tables(read_state(config.sweeps["s"], "s", results), folder)
-    write_tables(config, "sweeps", "s", results)
-    return config
-
-
-def finished(value):
-    return ("finished", {"metrics": {"rmse": value}})
-
-
-FAILED = ("failed", {"error": "RuntimeError: <b>bad</b>", "log": "results/sweeps/s/logs/x.txt"})
-DIVERGED = ("diverged", {"error": "rmse is nan"})
-GRID = {"grid": {"lr": [1, 2, 3, 4]}, "metric": "rmse", "mode": "min"}
-MANY = {"grid": {"lr": list(range(1, 55)), LONG: ["x" * 60, "y", "z"]}, "metric": "rmse", "mode": "min"}
-SWEEPS = {
-    "many trials and long names": (MANY, [finished(1 + number % 50) for number in range(150)] + [FAILED] * 12),
-    "failed and diverged trials": (GRID, [finished(3.0), FAILED, DIVERGED, finished(2.0)]),
-    "only failed trials": (GRID, [FAILED] * 4),
-    "no trials yet": (GRID, []),
-    "one trial": ({"grid": {"lr": [1]}}, [finished(3.0)]),
-}
+from written_results import DIVERGED, FAILED, GRID, finished, write_results, write_scaling_results
 
 
 def test_the_summary_of_a_sweep_says_what_was_best_and_what_to_do_next(tmp_path):
@@ -93,33 +51,9 @@ def test_a_prediction_is_that_of_a_whole_trial_also_if_it_resumed(tmp_path):
     assert summary.facts["predicted"] == "the median error of 1 trial is 0%"
 
 
-def test_a_run_that_is_half_done_has_a_page_that_says_what_is_missing(tmp_path, browser):
-    config = write_results(tmp_path, GRID, [finished(3.0), FAILED])
-    for table in (tmp_path / "sweeps/s").glob("*.csv"):
-        table.unlink()
-    wide = scaled(tmp_path, {"1x1": [9.0], "1x2": [9.0]})
-    (tmp_path / "scaling/wide/scaling.csv").unlink()
-    (tmp_path / "scaling/wide/1x2/summary.json").unlink()
-    trees = check_config({"datasets": {"d": {"source": "digits"}}, "trees": {"t": {"dataset": "d"}}})
-    whole = config.model_copy(update={"scaling": wide.scaling, "trees": trees.trees})
-    sweep, scaling, models = summarize_studies(whole, tmp_path)
-    assert "best rmse (lowest): 3" in sweep.answer
-    assert sweep.facts["so far"] == "1 trial finished, 1 failed, 2 to run"
-    assert any("RuntimeError: <b>bad</b>" in line for line in sweep.failures)
-    assert "Run the same command for 2 trials without a result." in sweep.next_steps
-    assert scaling.facts["so far"] == "1 of 2 scales trained: 1x1"
-    assert [each.answer for each in (scaling, models)] == ["no result yet"] * 2
-    for each in (sweep, scaling, models):
-        assert each.facts["missing"].startswith("tables and plots: run the same command again")
-    for width in WIDTHS:
-        with opened(browser, write_overview(whole, tmp_path), width=width) as page:
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-            page.screenshot(path=tmp_path / f"page-{width}.png", full_page=True)
-
-
 @pytest.mark.parametrize("table", [["1x1"], ["1x1", "1x2"]], ids=["a new scale", "a scale that is trained again"])
 def test_a_study_that_is_extended_or_trained_again_has_a_page_of_what_is_known(tmp_path, table):
-    config = scaled(tmp_path, {"1x1": [9.0], "1x2": [8.0]}, device="cpu", cost=None)
+    config = write_scaling_results(tmp_path, {"1x1": [9.0], "1x2": [8.0]}, device="cpu", cost=None)
     path = tmp_path / "scaling/wide/scaling.csv"
     write_table(read_table(path).head(len(table)), path)
     (tmp_path / "scaling/wide/1x2/summary.json").unlink()
@@ -185,7 +119,9 @@ def test_values_that_were_tried_in_vain_are_not_advised(tmp_path, end):
 
 
 def test_a_scaling_study_of_which_not_all_is_known_has_empty_cells(tmp_path):
-    config = scaled(tmp_path, {"1x1": [9.0], "1x2": [9.0]}, device="cpu", cost=None, images_per_second=[None, 5.0])
+    config = write_scaling_results(
+        tmp_path, {"1x1": [9.0], "1x2": [9.0]}, device="cpu", cost=None, images_per_second=[None, 5.0]
+    )
     (summary,) = summarize_studies(config, tmp_path)
     assert summary.rows == [
         ["scale", "training (s)", "images/s", "speedup", "efficiency"],
@@ -196,27 +132,11 @@ def test_a_scaling_study_of_which_not_all_is_known_has_empty_cells(tmp_path):
 
 def test_all_repeats_of_a_scaling_study_have_their_cost(tmp_path):
     known = {"device": "NVIDIA H200", "cost": 2.0, "gpu_hours": 1.0, "efficiency": None}
-    config = scaled(tmp_path, {"1x1": [10.0, 20.0, 60.0]}, **known)
+    config = write_scaling_results(tmp_path, {"1x1": [10.0, 20.0, 60.0]}, **known)
     (summary,) = summarize_studies(config, tmp_path)
     assert summary.facts["cost"] == "4.5 GPU-hours, 9.00", "the table has those of the median, 20 s"
     assert summary.facts["ran"].startswith("1 scale, weak scaling, 1 min 30 s of training, until ")
     assert "1970" not in summary.facts["ran"], "the last repeat ended later than the first"
-
-
-def scaled(results, seconds, **columns):
-    """The tables of a scaling study whose repeats took so long, by scale; returns its config."""
-    study = {"script": "train.py", "scales": list(seconds), "repeats": max(map(len, seconds.values()))}
-    row = {"speedup": 1.0, "efficiency": 1.0, "images_per_second": 5.0, "gpu_hours": None, **columns}
-    medians = [sorted(each)[len(each) // 2] for each in seconds.values()]
-    table = pd.DataFrame({"scale": list(seconds), "train_seconds": medians}).assign(**row)
-    write_table(table, results / "scaling/wide/scaling.csv")
-    for scale, repeats in seconds.items():
-        for number, each in enumerate(repeats, start=1):
-            path = results / "scaling/wide" / scale / (f"repeat-{number}" if number > 1 else "") / "summary.json"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"train_seconds": each}))
-            os.utime(path, (number > 1 and 1_800_000_000,) * 2)
-    return check_config({"scaling": {"wide": study}})
 
 
 def test_cpu_time_is_not_presented_as_gpu_time(tmp_path):
@@ -231,14 +151,3 @@ def test_a_job_on_gpus_that_started_no_trial_is_not_said_to_have_run_on_cpus(tmp
     write_table(read_table(later).head(0), later)
     (summary,) = summarize_studies(results, tmp_path)
     assert "GPU-hours" in summary.facts["cost"]
-
-
-@pytest.mark.parametrize(("sweep", "ends"), SWEEPS.values(), ids=SWEEPS)
-def test_any_sweep_has_pages_that_fit_the_screen(tmp_path, browser, sweep, ends):
-    config = write_results(tmp_path, sweep, ends)
-    for width in WIDTHS if len(ends) > 100 else WIDTHS[-1:]:
-        for path in (write_overview(config, tmp_path), tmp_path / "tables/sweeps/s.html"):
-            with opened(browser, path, width=width) as page:
-                wait_for_tables(page)
-                assert page.evaluate("document.documentElement.scrollWidth") <= width
-                assert "NaN" not in page.inner_text("body")

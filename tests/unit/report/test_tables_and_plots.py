@@ -2,26 +2,23 @@
 
 import json
 import re
-import subprocess
-import sys
 from inspect import signature
 
-import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from PIL import Image
-from plotted import plotted
+from plotted import JOBS, STRATEGIES, plotted
 from trainyard.config.load import check_config
 from trainyard.packing.live_view import slot_table
 from trainyard.planning.accounting import compare_strategies, jobs_table, strategies_table
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal import Location
 from trainyard.planning.plan import plan_sweep
-from trainyard.report import cost_plots, metric_plots, parallel_plot, scaling_plots, style, timeline_plots, tree_plots
+from trainyard.report import cost_plots, metric_plots, scaling_plots, style, timeline_plots, tree_plots
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.study_plots import _rank_trials
+from trainyard.report.study_tables import write_tables
 from trainyard.report.sweep_tables import (
     epochs_table,
     metric_column,
@@ -140,36 +137,6 @@ SAMPLES = {
         }
     )
 }
-STRATEGIES = pd.DataFrame(
-    {
-        "strategy": ["separate_jobs", "job_array", "packed"],
-        "jobs": [3, 3, 2],
-        "gpus_per_job": [1, 1, 2],
-        "requested_seconds_per_job": [7.7, 12, 6.5],
-        "requested_job_seconds": [23.0, 36, 13],
-        "requested_gpu_seconds": [23.0, 36, 26],
-        "running_gpu_seconds": 17.0,
-        "wasted_gpu_seconds": [6, 19, 9],
-        "wasted_fraction": [6 / 23, 19 / 36, 9 / 26],
-        "startup_gpu_seconds": [6, 6, 2],
-    }
-)
-JOBS = pd.DataFrame(
-    {
-        "start": [99.5, 4999.5],
-        "slots": 2,
-        "gpus": 2,
-        "startup_seconds": 0.5,
-        "requested_seconds": None,
-        "elapsed_seconds": [10.5, 2.5],
-        "predicted_seconds": [None, 11.5],
-        "measured_seconds": [10, 12.0],
-        "gap": [None, 0.04],
-        "failed_gpu_seconds": [4.0, 0.0],
-        "idle_gpu_seconds": [1.0, 2.0],
-        "counted": True,
-    }
-)
 TREES = pd.DataFrame(
     {"model": ["xgboost"], "metric": ["rmse"], "train": [0.1], "val": [0.2], "seconds": [1.0], "threads": [2]}
 )
@@ -381,61 +348,6 @@ def test_each_file_of_a_plot_is_drawn_once(tmp_path):
     line = Counted([0, 1], [0, 1])
     style.save(lambda axes: axes.add_line(line), tmp_path / "picture")
     assert line.count == 2, "as SVG and as PNG"
-
-
-MANY = 10_000
-MANY_TRIALS = pd.DataFrame(
-    {
-        "trial": [f"t{number}" for number in range(MANY)],
-        "seed": range(MANY),
-        "file": [f"f{n}.csv" for n in range(MANY)],
-        "status": ["finished", "stopped"] * (MANY // 2),
-        "seconds": 0.9,
-        "val_accuracy": [number / MANY for number in range(MANY)],
-    }
-)
-MANY_BARS = pd.DataFrame(
-    {
-        "trial": MANY_TRIALS["trial"],
-        "node": "n1",
-        "gpu": 0,
-        "slot": [number % 8 for number in range(MANY)],
-        "start": [number // 8 for number in range(MANY)],
-        "end": [number // 8 + 0.9 for number in range(MANY)],
-        "outcome": [*(["finished", "stopped"] * (MANY // 2))[:-1], "failed"],
-        "expected_seconds": 1.0,
-    }
-)
-MANY_JOBS = JOBS.tail(1).assign(start=-1.0, slots=8, gpus=8, elapsed_seconds=1252.0)
-MANY_EPOCHS = pd.concat([MANY_TRIALS.assign(epoch=epoch, val_loss=1 / epoch) for epoch in (1, 2, 3)])
-LARGE = ranked("seed", "file", trials=MANY_TRIALS)
-LARGE_BY_SEED, LARGE_BY_NAME = ranked("seed", trials=MANY_TRIALS), ranked("file", trials=MANY_TRIALS)
-LARGE_PLOTS = {
-    "gantt": lambda axes: timeline_plots.plot_gantt(axes, MANY_BARS, MANY_JOBS, LARGE_BY_SEED),
-    "gantt of several keys": lambda axes: timeline_plots.plot_gantt(axes, MANY_BARS, MANY_JOBS, LARGE),
-    "packing": lambda axes: cost_plots.plot_packing(axes, MANY_BARS, MANY_TRIALS, MANY_JOBS, STRATEGIES),
-    "metric": lambda axes: metric_plots.plot_metric(axes, ranked=LARGE_BY_SEED),
-    "metric by name": lambda axes: metric_plots.plot_metric(axes, ranked=LARGE_BY_NAME),
-    "losses": lambda axes: metric_plots.plot_epochs(axes, MANY_EPOCHS, LARGE_BY_SEED, "val_loss"),
-    "losses of several keys": lambda axes: metric_plots.plot_epochs(axes, MANY_EPOCHS, LARGE, "val_loss"),
-    "parallel coordinates": lambda axes: parallel_plot.plot_parallel(axes, LARGE),
-    "predictions": lambda axes: cost_plots.plot_predictions(axes, MANY_BARS, JOBS),
-}
-
-
-@pytest.mark.parametrize("painter", LARGE_PLOTS.values(), ids=LARGE_PLOTS)
-def test_a_plot_of_10000_trials_has_few_artists_and_less_than_a_megabyte(tmp_path, painter):
-    axes = Figure().add_subplot()
-    painter(axes)
-    assert len(axes.get_children()) < 400
-    style.save(painter, tmp_path / "picture")
-    assert max((tmp_path / f"picture.{suffix}").stat().st_size for suffix in ("svg", "png")) < 1e6
-
-
-def test_narrow_bars_are_not_hidden_by_their_edges(tmp_path):
-    style.save(LARGE_PLOTS["gantt"], tmp_path / "gantt")
-    pixels = np.asarray(Image.open(tmp_path / "gantt.png").convert("RGB"))
-    assert (pixels[:, pixels.shape[1] // 2] < 250).any(axis=1).mean() > 0.5, "most of a line across the slots"
 
 
 @pytest.mark.parametrize("pause", [20.0, 4000.0])
@@ -796,14 +708,13 @@ def test_the_areas_of_the_packing_plot_are_those_of_the_tables(tmp_path, runs, c
 def test_the_page_shows_the_waste_of_the_table(tmp_path):
     runs, changes = SWEPT["three runs"]
     _, trials, _, strategies = swept(tmp_path, runs, **changes)
-    folder, config = tmp_path / "sweeps/s", tmp_path / "config.yaml"
+    folder = tmp_path / "sweeps/s"
     write_table(trials, folder / "trials.csv")
-    config.write_text(json.dumps({"sweeps": {"s": {"function": "os:getcwd", "grid": {"lr": [1, 2, 3]}}}}))
-    command = [sys.executable, "scripts/tables.py", "--config", config, "--results", tmp_path, "--kind", "sweeps"]
-    subprocess.run([*command, "--name", "s"], check=True, timeout=300)
+    config = check_config({"sweeps": {"s": {"function": "os:getcwd", "grid": {"lr": [1, 2, 3]}}}})
+    page = write_tables(config, "sweeps", "s", tmp_path)
     written = pd.read_csv(folder / "strategies.csv")
     row = ["wasted_fraction", *written["wasted_fraction"].map("{:.4g}".format)]
-    assert json.dumps(json.dumps(row))[1:-1] in (tmp_path / "tables/sweeps/s.html").read_text()
+    assert json.dumps(json.dumps(row))[1:-1] in page.read_text()
     assert written["wasted_fraction"].tolist() == pytest.approx(strategies["wasted_fraction"].tolist())
 
 

@@ -1,8 +1,6 @@
 """Launch commands, compared with golden texts."""
 
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -50,39 +48,6 @@ def test_several_nodes_need_a_job_with_as_many():
     three = Allocation(job="7", nodes=("a", "b", "c"), end_time=0)
     with pytest.raises(UserError, match="needs 2 nodes, but the job has 3"):
         training_command("2x1", OPTIONS, folder="/logs", allocation=three)
-
-
-@pytest.mark.parametrize("rank", [{}, {"RANK": "0", "WORLD_SIZE": "1"}], ids=["plain", "RANK of another launcher"])
-def test_train_is_the_launcher_unless_torchrun_has_started_it(tmp_path, rank):
-    config = "{datasets: {d: {source: digits}}, scaling: {s: {dataset: d, train: {model: cnn}, scales: [2x1]}}}"
-    (tmp_path / "config.yaml").write_text(config)
-    command = [sys.executable, str(TRAIN), "--config", "config.yaml", "--study", "s", "--scale", "2x1"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")} | rank
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "scale 2x1 needs 2 nodes, but this is not a Slurm job" in done.stdout
-
-
-def test_a_killed_agent_has_the_exit_code_of_a_shell(tmp_path):
-    """`sys.exit` would make 247 of -9, which docs/exit-codes.md does not have."""
-    program = (
-        "from unittest import mock; from trainyard.scaling import launchers; "
-        "line = ['/bin/sh', '-c', 'kill -KILL $$']; "
-        "mock.patch.object(launchers, 'training_command', return_value=line).start(); "
-        "raise SystemExit(launchers.launch('1x1', []))"
-    )
-    environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=False)
-    assert done.returncode == 128 + signal.SIGKILL
-
-
-def test_a_killed_launcher_of_a_script_has_the_exit_code_of_a_shell(tmp_path):
-    (tmp_path / "meeting").mkdir(mode=0o700)
-    options = ["--folder", str(tmp_path), "--rendezvous", str(tmp_path / "meeting"), "--nodes", host.node_name()]
-    line = [*WATCH.split(), *options, "--", "/bin/sh", "-c", "kill -KILL $$"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 128 + signal.SIGKILL, done.stderr
 
 
 # `watch` replaces the placeholders on each node.

@@ -1,37 +1,13 @@
 """The device of a process, and how ranks join and leave their process group."""
 
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from slurm_cluster.waiting import PATIENCE_SECONDS
-from trainyard.cluster.ports import reserved_port
 from trainyard.training import process_group
 from trainyard.training.process_group import single_process
 from trainyard.utils.errors import UserError
-from yard import ROOT
-
-# Rank 0 joins and then takes part in nothing.
-PROGRAM = """
-import argparse, time
-import torch, torch.distributed as dist
-from trainyard.cli import command_line
-from trainyard.training.process_group import process_group
-
-def main(arguments):
-    with process_group() as group:
-        other = dist.new_group()
-        if group.is_main:
-            time.sleep(600)
-        dist.all_reduce(torch.ones(1), group=other, async_op=True)
-        group.limit_collectives(2 / 60)
-        dist.all_reduce(torch.ones(1))
-
-command_line.run_program(main, argparse.Namespace(log_file=None))
-"""
 
 
 def test_a_missing_gpu_is_not_replaced_by_a_cpu(tmp_path, monkeypatch):
@@ -61,36 +37,6 @@ def test_rank_alone_does_not_make_a_process_a_rank(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     with process_group.process_group() as group:
         assert (group.rank, group.world_size) == (0, 1)
-
-
-def test_a_rank_leaves_after_a_timeout_while_another_operation_waits_for_longer(tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM)
-    with reserved_port() as port:
-        said, code = end_of_rank_1(tmp_path, port)
-    assert code == 1
-    assert "rank 1 timed out in a collective operation: another rank hangs" in said
-    assert "Traceback" not in said
-
-
-def end_of_rank_1(tmp_path, port):
-    """The output and the exit code of rank 1, after which rank 0 is killed."""
-    common = {"PYTHONPATH": str(ROOT / "scripts"), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1",
-              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "0"}  # fmt: skip
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, tmp_path / "program.py"],
-            text=True,
-            stdout=subprocess.PIPE,
-            env=os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]
-    try:
-        return ranks[1].communicate(timeout=PATIENCE_SECONDS)[0], ranks[1].returncode
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
 
 
 @pytest.fixture

@@ -1,0 +1,51 @@
+"""The report's first page and the pages of tables fit the screen, whatever a run has left."""
+
+import pytest
+from browser import WIDTHS, opened, wait_for_tables
+from trainyard.config.load import check_config
+from trainyard.report.overview import summarize_studies, write_overview
+from written_results import DIVERGED, FAILED, GRID, finished, write_results, write_scaling_results
+
+LONG = "a_key_with_a_name_that_is_longer_than_any_column_should_be"
+MANY = {"grid": {"lr": list(range(1, 55)), LONG: ["x" * 60, "y", "z"]}, "metric": "rmse", "mode": "min"}
+SWEEPS = {
+    "many trials and long names": (MANY, [finished(1 + number % 50) for number in range(150)] + [FAILED] * 12),
+    "failed and diverged trials": (GRID, [finished(3.0), FAILED, DIVERGED, finished(2.0)]),
+    "only failed trials": (GRID, [FAILED] * 4),
+    "no trials yet": (GRID, []),
+    "one trial": ({"grid": {"lr": [1]}}, [finished(3.0)]),
+}
+
+
+def test_a_run_that_is_half_done_has_a_page_that_says_what_is_missing(tmp_path, browser):
+    config = write_results(tmp_path, GRID, [finished(3.0), FAILED])
+    for table in (tmp_path / "sweeps/s").glob("*.csv"):
+        table.unlink()
+    wide = write_scaling_results(tmp_path, {"1x1": [9.0], "1x2": [9.0]})
+    (tmp_path / "scaling/wide/scaling.csv").unlink()
+    (tmp_path / "scaling/wide/1x2/summary.json").unlink()
+    trees = check_config({"datasets": {"d": {"source": "digits"}}, "trees": {"t": {"dataset": "d"}}})
+    whole = config.model_copy(update={"scaling": wide.scaling, "trees": trees.trees})
+    sweep, scaling, models = summarize_studies(whole, tmp_path)
+    assert "best rmse (lowest): 3" in sweep.answer
+    assert sweep.facts["so far"] == "1 trial finished, 1 failed, 2 to run"
+    assert any("RuntimeError: <b>bad</b>" in line for line in sweep.failures)
+    assert "Run the same command for 2 trials without a result." in sweep.next_steps
+    assert scaling.facts["so far"] == "1 of 2 scales trained: 1x1"
+    assert [each.answer for each in (scaling, models)] == ["no result yet"] * 2
+    for each in (sweep, scaling, models):
+        assert each.facts["missing"].startswith("tables and plots: run the same command again")
+    for width in WIDTHS:
+        with opened(browser, write_overview(whole, tmp_path), width=width) as page:
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize(("sweep", "ends"), SWEEPS.values(), ids=SWEEPS)
+def test_any_sweep_has_pages_that_fit_the_screen(tmp_path, browser, sweep, ends):
+    config = write_results(tmp_path, sweep, ends)
+    for width in WIDTHS if len(ends) > 100 else WIDTHS[-1:]:
+        for path in (write_overview(config, tmp_path), tmp_path / "tables/sweeps/s.html"):
+            with opened(browser, path, width=width) as page:
+                wait_for_tables(page)
+                assert page.evaluate("document.documentElement.scrollWidth") <= width
+                assert "NaN" not in page.inner_text("body")
