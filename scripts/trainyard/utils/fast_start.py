@@ -81,7 +81,7 @@ def distributed_data_parallel(module: "nn.Module", **options: Any) -> "Distribut
 def without_compiler() -> Iterator[None]:
     """Within the block, neither torch's functions nor the import of torchvision import the compiler.
 
-    Saves 2 s of CPU time per process that counts FLOPs on the meta device, and 2.5 s per process that uses torchvision.
+    Saves 1.5 s of CPU time per process that counts FLOPs on the meta device, 2.4 s per process that uses torchvision.
     For code of torch and torchvision only: a user's may need the compiler.
     """
     import torch
