@@ -43,7 +43,7 @@ test: env ## Run all tests (15 to 22 minutes on two cores)
 	$(say) 'running the tests'
 	$(BIN)/python -m pytest -n 4 # more than the cores: many tests wait for Slurm
 
-test-unit: env ## Run the unit tests (3 to 5 minutes on two cores)
+test-unit: env ## Run the unit tests (200 CPU seconds: about 2 minutes on two cores)
 	$(BIN)/python -m pytest -n 2 tests/unit
 
 test-slow: env ## Run the tests that `make test` omits: the ready-made configs on the test cluster, the trackers, peers (15 minutes)
