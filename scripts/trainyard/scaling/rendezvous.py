@@ -1,8 +1,9 @@
 """Where the launchers of a training meet: an address and a port of its first node, agreed upon through files.
 
 A program on each node signs in with a file. When all have, the first node listens where the others reach it, at a
-random port, and tells them in a file. Each of the others connects once, and reports how that went. The files are in a
-folder of the shared file system that only the user can enter. Nothing that arrives through the network is read.
+random port, and tells them in a file. Each of the others connects once, and reports how that went. A launcher that
+cannot take over the socket starts once it is closed, on all nodes: no rank may connect to it. The files are in a folder
+of the shared file system that only the user can enter. Nothing that arrives through the network is read.
 
 This imports no torch: a node signs in before it loads what takes long.
 """
@@ -32,7 +33,7 @@ START_FACTOR: Final = 5  # starting Python on all nodes may take this many times
 GRACE_SECONDS: Final = 15.0  # until a file is visible on the first node; its error is the one that counts
 POLL_SECONDS: Final = 0.1
 LOOPBACK: Final = "127.0.0.1"
-_ENDPOINT, _PROBLEM = "endpoint.json", "problem.json"
+_ENDPOINT, _PROBLEM, _RELEASED = "endpoint.json", "problem.json", "released"
 
 
 @dataclass(frozen=True)
@@ -114,12 +115,26 @@ class Rendezvous:
         """
         return (self._follow(), None) if self._rank else self._lead()
 
-    def read(self) -> Endpoint:
-        """The endpoint that the first node has announced."""
-        seconds = START_FACTOR * self._seconds + GRACE_SECONDS
-        if _await(self._folder, [_ENDPOINT], seconds):
-            self._fail(f"{self._nodes[0]} announced no address to {self._name} within {seconds:g} s")
-        return Endpoint(**_read(self._folder / _ENDPOINT))
+    def meet_and_release(self) -> Endpoint:
+        """Meet the other nodes; returns the endpoint once its port is free again, for a launcher that listens there.
+
+        Raises:
+            RendezvousError: some nodes did not sign in, or cannot connect.
+        """
+        endpoint, listener = self.meet()
+        if listener is None:
+            return self.await_release()
+        listener.close()
+        (self._folder / _RELEASED).touch()
+        return endpoint
+
+    def await_release(self) -> Endpoint:
+        """The endpoint, once the first node has released it.
+
+        Raises:
+            RendezvousError: it did not in the time that the nodes may take.
+        """
+        return self._await_first(_RELEASED, "has not met the other nodes", (START_FACTOR + 1) * self._seconds)
 
     @property
     def _name(self) -> str:
@@ -148,7 +163,7 @@ class Rendezvous:
         if ipaddress.ip_address(mine).is_loopback:
             self._give_up("signed-in", f"takes {first} for a loopback address: correct its /etc/hosts")
         self._report("signed-in", address=mine)
-        endpoint = self.read()
+        endpoint = self._await_first(_ENDPOINT, "announced no address", START_FACTOR * self._seconds)
         if failure := _connection_error(endpoint, self._seconds):
             where = f"{first} at {endpoint.address}, port {endpoint.port}"
             self._give_up(
@@ -156,6 +171,13 @@ class Rendezvous:
             )
         self._report("connected")
         return endpoint
+
+    def _await_first(self, name: str, failure: str, seconds: float) -> Endpoint:
+        """The endpoint, once this file of the first node exists; `failure` says what that has failed to do."""
+        seconds += 2 * GRACE_SECONDS
+        if _await(self._folder, [name], seconds):
+            self._fail(f"{self._nodes[0]} {failure} within {seconds:g} s, says {self._name}")
+        return Endpoint(**_read(self._folder / _ENDPOINT))
 
     def _report(self, event: str, **facts: str) -> None:
         write_json(self._folder / f"{event}-{self._rank}.json", facts)

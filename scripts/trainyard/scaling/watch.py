@@ -112,12 +112,7 @@ def _meet(arguments: argparse.Namespace, local_rank: int) -> Endpoint:
     rendezvous = Rendezvous(
         arguments.rendezvous, arguments.nodes.split(","), rank=_node_rank(arguments), everywhere=True
     )
-    if local_rank:
-        return rendezvous.read()
-    endpoint, listener = rendezvous.meet()
-    if listener:
-        listener.close()  # the launcher cannot take it over
-    return endpoint
+    return rendezvous.await_release() if local_rank else rendezvous.meet_and_release()
 
 
 def _start(line: Sequence[str], environment: Mapping[str, str]) -> tuple["subprocess.Popen[bytes]", StopNotice]:

@@ -1,5 +1,6 @@
 """The rendezvous of the launchers, with and without all nodes. tests/cluster has it on several hosts."""
 
+import json
 import socket
 
 import pytest
@@ -28,8 +29,20 @@ def test_one_node_listens_on_loopback_at_a_port_that_differs_each_time(tmp_path)
         assert listener.getsockname() == (LOOPBACK, endpoint.port)
         socket.create_connection((endpoint.address, endpoint.port), timeout=10).close()
         listener.close()
-    assert Rendezvous(tmp_path / "3", ["n1"], rank=0).read() == met[3][0]
     assert rendezvous.problem(tmp_path / "3") == ""
+
+
+def test_ranks_start_once_the_port_is_free(tmp_path):
+    """A rank that connects to the listener of the rendezvous instead of the script's would wait for ever."""
+    (tmp_path / "1").mkdir()
+    Rendezvous(tmp_path / "1", ["n1"], rank=0).meet()[1].close()
+    with pytest.raises(RendezvousError, match=r"n1 has not met the other nodes within 0\.8 s, says n1"):
+        Rendezvous(tmp_path / "1", ["n1"], rank=0).await_release()
+    (tmp_path / "2").mkdir()
+    endpoint = Rendezvous(tmp_path / "2", ["n1"], rank=0, everywhere=True).meet_and_release()
+    assert Rendezvous(tmp_path / "2", ["n1"], rank=0, everywhere=True).await_release() == endpoint
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((endpoint.address, endpoint.port), timeout=10)
 
 
 def failure(folder, nodes, rank=0):
@@ -49,7 +62,7 @@ def test_nodes_that_cannot_connect_are_named_with_the_address_that_they_tried(tm
         write_json(tmp_path / f"signed-in-{rank}.json", {"address": LOOPBACK})
     write_json(tmp_path / "connected-2.json", {"error": "has no route"})
     message = failure(tmp_path, ["n1", "n2", "n3"])
-    port = Rendezvous(tmp_path, ["n1"], rank=0).read().port
+    port = json.loads((tmp_path / "endpoint.json").read_text())["port"]
     assert message == (
         f"n2 could not connect to n1 at 127.0.0.1, port {port}, within 0.1 s ({SECONDS}); n3 has no route"
     )
