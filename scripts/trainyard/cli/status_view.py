@@ -3,14 +3,17 @@
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
+import psutil
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from trainyard.cluster import host
 from trainyard.config.config import Config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.live_view import slot_table
-from trainyard.planning.attempts import Attempt
+from trainyard.planning.attempts import Attempt, Session
 from trainyard.planning.forecast import is_trained
 from trainyard.planning.journal_fold import Fold
 from trainyard.planning.plan import Plan, plan_sweep
@@ -30,6 +33,7 @@ SWEEP_COLUMNS = (
     Column("predicted time left", rank=4),
 )
 STUDY_COLUMNS = (Column("scaling study", is_cut=True), Column("trained"), Column("of"))
+CLOCKS_SECONDS: Final = 60  # by which the clocks of nodes may differ, and a job may exceed its walltime
 
 
 def status_view(
@@ -54,15 +58,17 @@ def status_view(
 
 def _row(plan: Plan) -> Iterator[str]:
     state, pending = plan.state, plan.forecast.pending
-    outcomes = [last.outcome if (last := state.last_attempt(name)) else None for name in pending]
+    running = len({attempt.trial for attempt in _open_attempts(plan)}.intersection(pending))
+    outcomes = [last.outcome for name in pending if (last := state.last_attempt(name))]
+    failed = outcomes.count(TrialStatus.FAILED)
     ends = [end.outcome for name in state.trials if (end := state.end(name))]
     yield state.name
     yield str(ends.count(TrialStatus.FINISHED))
     yield str(ends.count(TrialStatus.STOPPED))
     yield str(ends.count(TrialStatus.DIVERGED))
-    yield str(outcomes.count(TrialStatus.RUNNING))
-    yield str(outcomes.count(TrialStatus.FAILED) + ends.count(TrialStatus.UNREADABLE))
-    yield str(len(outcomes) - outcomes.count(TrialStatus.RUNNING) - outcomes.count(TrialStatus.FAILED))
+    yield str(running)
+    yield str(failed + ends.count(TrialStatus.UNREADABLE))
+    yield str(len(pending) - running - failed)
     yield str(len(state.trials))
     left = _seconds_left(plan)
     yield "-" if not pending else "unknown yet" if left is None else format_duration(left)
@@ -88,5 +94,23 @@ def _study_rows(config: Config, results: Path) -> Iterator[list[str]]:
 
 
 def _open_attempts(plan: Plan) -> list[Attempt]:
+    """Attempts without an end, unless their driver was killed so that it could record none."""
+    if plan.state.sessions and not _may_run(plan.state.sessions[-1]):
+        return []
     last = [attempts[-1] for attempts in plan.state.attempts.values()]
     return [attempt for attempt in last if attempt.outcome == TrialStatus.RUNNING]
+
+
+def _may_run(session: Session) -> bool:
+    """Whether this driver may still run: its walltime has not passed, and its process, if on this node, exists."""
+    info, now = session.info, time.time()
+    if info.walltime_seconds is not None:
+        limit = session.start - (info.lead_seconds or 0) + info.walltime_seconds + CLOCKS_SECONDS
+        if session.end <= limit < now:  # with a later event, the walltime was extended
+            return False
+    if info.process is None or info.node != host.node_name():
+        return True
+    try:
+        return psutil.Process(info.process).create_time() <= session.start + CLOCKS_SECONDS  # or it is another one
+    except psutil.NoSuchProcess:
+        return False

@@ -1,11 +1,19 @@
 """The progress of sweeps, as `status.py` shows it."""
 
+import io
+import os
+import subprocess
+import sys
 import time
 
+import psutil
 import pytest
-from trainyard.cli.status_view import _seconds_left
+from rich.console import Console
+from trainyard.cli.status_view import _seconds_left, status_view
+from trainyard.cluster import host
 from trainyard.config.load import check_config
 from trainyard.planning.journal import Journal
+from trainyard.planning.journal_fold import Fold
 from trainyard.planning.plan import plan_sweep
 
 CONFIG = check_config({"sweeps": {"s": {"command": "x {seed}", "grid": {"seed": [1, 2, 3, 4]}}}})
@@ -22,3 +30,41 @@ def test_the_time_left_leaves_out_what_running_trials_have_run_on_the_slots_of_t
         for trial in (second, third):
             journal.write({"event": "started", "time": now - 3600, "trial": trial, "attempt": 1})
     assert _seconds_left(plan_sweep(CONFIG, "s", tmp_path)) == pytest.approx(60 * minutes, rel=0.05)
+
+
+def ended_process():
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        return process.pid
+
+
+@pytest.mark.parametrize(
+    ("driver", "is_running"),
+    [
+        ({}, True),
+        ({"node": "elsewhere", "process": 1}, True),
+        ({"node": host.node_name(), "process": os.getpid(), "time": psutil.Process().create_time() + 1}, True),
+        ({"node": host.node_name(), "process": ended_process()}, False),
+        ({"node": host.node_name(), "process": os.getpid(), "time": psutil.Process().create_time() - 1000}, False),
+        ({"walltime_seconds": 8000, "lead_seconds": 10}, True),
+        ({"walltime_seconds": 7000, "lead_seconds": 10}, False),
+        ({"walltime_seconds": 7250, "lead_seconds": 200}, False),
+        ({"walltime_seconds": 1000, "lead_seconds": 10}, True),
+    ],
+    ids=["unknown", "other node", "runs", "ended", "other process", "in time", "late", "late by its lead", "extended"],
+)
+def test_trials_of_a_killed_driver_do_not_run(tmp_path, driver, is_running):
+    """It could record no end. Once the walltime has passed, or if its process on this node is gone, it has ended."""
+    done, second, _, _ = plan_sweep(CONFIG, "s", tmp_path).state.trials
+    path, now = tmp_path / "sweeps/s/journal.jsonl", time.time()
+    with Journal.opened(path) as journal:
+        journal.write({"event": "session", "time": now - 7200, "job": "1", "slots": 1} | driver)
+        journal.write({"event": "started", "time": now - 7200, "trial": done, "attempt": 1})
+        journal.write({"event": "finished", "time": now - 3600, "trial": done, "attempt": 1, "seconds": 3600.0})
+        journal.write({"event": "started", "time": now - 3600, "trial": second, "attempt": 1, "slot": "0"})
+    console = Console(width=200, file=io.StringIO())
+    console.print(status_view(CONFIG, tmp_path, {"s": Fold(path)}))
+    shown = console.file.getvalue().split()
+    row = shown[shown.index("s") :]
+    finished, running, pending = ("1", "1", "2") if is_running else ("1", "0", "3")
+    assert row[1:8] == [finished, "0", "0", running, "0", pending, "4"]
+    assert ("killed" in shown) == is_running
