@@ -166,7 +166,7 @@ def plot_epochs(axes: Axes, epochs: pd.DataFrame, ranked: PlottedTrials, curve: 
 
     The color of the others stands for the value of the key, or for the metric if there are several keys or many names.
     """
-    epochs = epochs[epochs[curve].notna()] if curve in epochs else epochs.head(0)
+    epochs = epochs[style.within_axes(epochs[curve].astype(float)).notna()] if curve in epochs else epochs.head(0)
     if epochs.empty:
         style.write_in_center(axes, "no trial has reported a metric of each epoch")
         return

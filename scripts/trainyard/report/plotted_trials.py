@@ -33,9 +33,8 @@ class PlottedTrials:
 
     @cached_property
     def values(self) -> "pd.Series[float]":
-        """The metric of each trial; NaN without one."""
-        numbers = self.table["trial"].map(self.ranking.scores).astype(float)
-        return numbers.where(np.isfinite(numbers))
+        """The metric of each trial; NaN without one that an axis can show."""
+        return style.within_axes(self.table["trial"].map(self.ranking.scores).astype(float))
 
     def main_keys(self, most: int) -> list[str]:
         """The varied keys, or of more than `most`, those with the most values."""

@@ -39,6 +39,7 @@ FENCE = 3.0  # interquartile ranges
 MIN_FENCED = 10  # with fewer values, none is an outlier
 LINE = 0.19  # inches from one line of text to the next
 LETTERS_PER_INCH = 12.5  # of a title
+LARGEST = 1e100  # that an axis shows; matplotlib fails if a power of ten above the largest value is infinite
 MANY = 1000  # with more marks, an SVG contains them as an image: as a shape, each takes 150 bytes or more
 STYLE: Any = {
     "figure.figsize": (6.4, 3.8),
@@ -246,13 +247,18 @@ def fill_missing(values: pd.Series) -> pd.Series:
     return values if is_numeric(values) else values.astype(object).fillna("(none)")
 
 
+def within_axes(numbers: "pd.Series[float]") -> "pd.Series[float]":
+    """The numbers that an axis can show, and NaN for infinite ones and those above `LARGEST`."""
+    return numbers.where(numbers.abs() <= LARGEST)
+
+
 def is_numeric(values: pd.Series) -> bool:
     """Whether a column contains numbers that an axis can show, rather than names, booleans or infinite numbers.
 
     A column without any value, as that of a key which is null in all trials, has no numbers either.
     """
     is_number = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
-    return bool(is_number and values.notna().any() and np.isfinite(values.dropna().astype(float)).all())
+    return bool(is_number and values.notna().any() and within_axes(values.dropna().astype(float)).notna().all())
 
 
 def to_numbers(values: pd.Series) -> "pd.Series[float]":

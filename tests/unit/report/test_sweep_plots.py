@@ -89,6 +89,8 @@ ODD = {
                    {"parallel": "\N{HORIZONTAL ELLIPSIS}8\N{HORIZONTAL ELLIPSIS}", "gantt": "accuracy (higher"}),
     "infinite numbers": (sweep(3, clip=[0.1, 1, float("inf")]), {"metric": "clip = inf", "gantt": "inf"}),
     "infinite numbers of several keys": (sweep(3, lr=[1, 2, 3], clip=[NONE, 1, float("inf")]), {"parallel": "inf"}),
+    "numbers that end before infinity": (sweep(4, lr=[1e300, 1, 2, 3], width=[7, 7, 8, 8],
+                                               accuracy=[-1e308, -1e300, 0.5, 0.6]), {"metric": "learning rate = 3"}),
     "no value at all": (sweep(1, lr=[0.1], clip=[NONE]), {"metric": "at learning rate = 0.1, clip = (none)",
                                                           "parallel": "(none)", "gantt": "0.1, (none)"}),
     "missing names": (sweep(3, lr=[1, 2, 3], aug=[None, "cutout", "None"]), {"parallel": "(none)"}),
@@ -115,6 +117,19 @@ def test_the_plan_of_trials_with_different_keys_is_drawn(tmp_path):
     words = (tmp_path / "plan/s.svg").read_text()
     assert "0.05, adam, (none)" in words
     assert "0.01, (none), (none)" in words
+
+
+@pytest.mark.parametrize("last", [1e308, math.inf])
+def test_a_loss_that_diverges_is_drawn_up_to_where_axes_end(last):
+    ranked = sweep(2, lr=[1, 2])
+    epochs = epochs_of(ranked).assign(val_loss=[1, 1, 1e20, 1e20, 1e90, last])
+    with mpl.rc_context(style.STYLE):
+        figure = Figure()
+        axes = figure.subplots()
+        metric_plots.plot_epochs(axes, epochs, ranked, curve="val_loss")
+        figure.draw_without_rendering()
+    assert axes.get_yscale() == "log"
+    assert 1e90 <= axes.get_ylim()[1] < 1e100
 
 
 def test_a_value_with_control_characters_is_drawn_in_a_valid_svg(tmp_path):
