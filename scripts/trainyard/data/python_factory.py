@@ -21,7 +21,7 @@ from trainyard.utils.import_path import OWN_ERRORS, error_line, import_object
 
 SHOWN_CHARACTERS: Final = 80  # of a label, in an error
 COLORS: Final = (3, 4)  # channels; where the height or the width belongs, they are in the wrong place
-MOST_CHANNELS: Final = 16  # if there are more of these where the channels belong
+MOST_CHANNELS: Final = 16  # feature maps have more, but few pixels
 SAMPLE_IMAGES: Final = 1024  # for the mean and standard deviation of images that are made on the fly
 
 
@@ -57,7 +57,7 @@ def as_pixels(image: Any, index: int) -> NDArray[np.uint8]:
             f"image {index} is {pixels.dtype} of shape {pixels.shape}: return uint8 of shape (H, W) or "
             "(H, W, C), or with `on_the_fly: true` float32 of shape (C, H, W)"
         )
-    if pixels.shape[0] in (1, *COLORS) and pixels.shape[2] > MOST_CHANNELS:
+    if pixels.shape[0] in (1, *COLORS) and min(pixels.shape[1:]) > MOST_CHANNELS:
         raise DataError(f"image {index} is uint8 of shape {pixels.shape}: return (H, W, C), as of `permute(1, 2, 0)`")
     return np.ascontiguousarray(pixels)
 
@@ -73,7 +73,7 @@ def as_normalized(image: Any, index: int) -> NDArray[np.float32] | None:
     numbers = np.asarray(image)
     if numbers.dtype.kind != "f":
         return None
-    if numbers.ndim != 3 or (numbers.shape[2] in COLORS and numbers.shape[0] > MOST_CHANNELS):
+    if numbers.ndim != 3 or (numbers.shape[2] in COLORS and min(numbers.shape[:2]) > MOST_CHANNELS):
         raise DataError(f"image {index} is {numbers.dtype} of shape {numbers.shape}: return the shape (C, H, W)")
     return np.ascontiguousarray(numbers, np.float32)
 

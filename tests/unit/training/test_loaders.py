@@ -11,7 +11,7 @@ from loops import LEARNER, SPEC, changed, numbers, start, train
 from trainyard.config.config import Data
 from trainyard.config.datasets import Python
 from trainyard.config.train import Augment
-from trainyard.data.python_factory import _cached_datasets, as_class, as_normalized, as_numbers
+from trainyard.data.python_factory import _cached_datasets, as_class, as_normalized, as_numbers, as_pixels
 from trainyard.data.staged import DataError, ImageMeta, Staged
 from trainyard.data.staging import stage
 from trainyard.training import loaders
@@ -226,6 +226,13 @@ def test_own_images_that_fit_no_batch_are_found_before_the_training(own, tmp_pat
 
 def test_series_with_many_channels_are_images_of_one_column():
     assert as_normalized(np.zeros((64, 1000, 1)), 0).shape == (64, 1000, 1)
+
+
+@pytest.mark.parametrize("pixels", [1, 3, 4])
+def test_a_few_pixels_may_have_many_channels(pixels):
+    """As feature maps of another model, or patches of a hyperspectral image."""
+    assert as_normalized(np.zeros((512, pixels, pixels)), 0).shape == (512, pixels, pixels)
+    assert as_pixels(np.zeros((pixels, pixels, 200), np.uint8), 0).shape == (pixels, pixels, 200)
 
 
 def test_staged_images_with_the_channels_first_are_an_error(own, tmp_path):
