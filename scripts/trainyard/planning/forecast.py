@@ -1,5 +1,6 @@
 """The missing jobs of all studies, with their requests and predicted cost: the rows of plan.csv."""
 
+import csv
 import json
 import math
 import statistics
@@ -102,8 +103,13 @@ def is_trained(study: Scaling, run: str, folder: Path, results: Path) -> bool:
 
 
 def _are_fitted(study: Trees, folder: Path, results: Path) -> bool:
-    """Whether all models of a tree study are those of this config, as far as their receipts are kept."""
-    if not (folder / "trees.csv").exists():
+    """Whether a tree study has all models of this config: those in its table, as far as their receipts are kept."""
+    try:
+        with open(folder / "trees.csv", newline="") as file:
+            known = {row["model"] for row in csv.DictReader(file)}
+    except FileNotFoundError:
+        return False
+    if not known.issuperset(study.models):
         return False
     receipts = {model: folder / "models" / f"{model}.json" for model in study.models}
     return all(
@@ -226,9 +232,14 @@ def describe_scale(row: PlannedJob) -> str:
 
 
 def _nearest(study: Scaling, folder: Path, gpus: int) -> dict[str, Any] | None:
-    """The summary of the largest measured scale that is no larger, or else of the smallest."""
+    """The summary of the largest measured scale that is no larger, or else of the smallest.
+
+    A script tells nothing about a training that has taken its place, nor the reverse; only scripts have a launcher.
+    """
     paths = [folder / run / "summary.json" for scale in study.scales for run in study.runs(scale)]
-    known = sorted((json.loads(path.read_text()) for path in paths if path.exists()), key=lambda each: each["gpus"])
+    found = [json.loads(path.read_text()) for path in paths if path.exists()]
+    known = [each for each in found if ("launcher" in each) == (study.script is not None)]
+    known.sort(key=lambda each: each["gpus"])
     smaller = [each for each in known if each["gpus"] <= gpus]
     return smaller[-1] if smaller else (known[0] if known else None)
 

@@ -33,11 +33,23 @@ CONFIG = {
 }
 
 
+def fitted(results, models, *, study, has_receipts=True):
+    folder = results / "trees/t/models"
+    folder.mkdir(parents=True)
+    (folder.parent / "trees.csv").write_text("\n".join(["model", *models]))
+    for model in models if has_receipts else ():
+        (folder / f"{model}.json").write_text(json.dumps({"identity": fit_digest(study, model, NOT_STAGED)}))
+
+
 def trained(results, scale, *, gpus, seconds, device="A100", **more):
     folder = results / "scaling/s" / scale
     folder.mkdir(parents=True)
     summary = {"scale": scale, "gpus": gpus, "train_seconds": seconds, "device": device, **more}
     (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def launched(study):
+    return {"launcher": "torchrun"} if "script" in study else {}
 
 
 def finished(results, hours_by_blocks):
@@ -65,17 +77,19 @@ def test_results_of_another_config_are_missing(tmp_path, change, has_digest):
     for gpus, run in ((1, "1x1"), (4, "1x4"), (8, "2x4")):
         digest = result_digest(before.scaling["s"], run, NOT_STAGED) if has_digest else None
         trained(tmp_path, run, gpus=gpus, seconds=10, spec_digest=digest)
-    models = tmp_path / "trees/t/models"
-    models.mkdir(parents=True)
-    (models.parent / "trees.csv").touch()
-    for model in before.trees["t"].models if has_digest else ():
-        identity = fit_digest(before.trees["t"], model, NOT_STAGED)
-        (models / f"{model}.json").write_text(json.dumps({"identity": identity}))
+    fitted(tmp_path, before.trees["t"].models, study=before.trees["t"], has_receipts=has_digest)
     after = check_config({**CONFIG, "scaling": {"s": CONFIG["scaling"]["s"] | change},
                           "trees": {"t": {"dataset": "digits", "rounds": 7}}})  # fmt: skip
     wanted = {"train s 1x1", "train s 1x4", "train s 2x4", "trees t"}
     assert not wanted & {row.job for row in plan_jobs(before, tmp_path)}
     assert wanted & {row.job for row in plan_jobs(after, tmp_path)} == (wanted if has_digest else set())
+
+
+@pytest.mark.parametrize(("models", "is_planned"), [(["xgboost"], False), (["xgboost", "lightgbm"], True)])
+def test_a_tree_study_with_one_more_model_is_missing(tmp_path, models, is_planned):
+    config = check_config({**CONFIG, "trees": {"t": {"dataset": "digits", "models": models}}})
+    fitted(tmp_path, ["xgboost"], study=config.trees["t"])
+    assert ("trees t" in {row.job for row in plan_jobs(config, tmp_path)}) == is_planned
 
 
 def test_a_sweep_stands_beside_other_ways_to_run_it(tmp_path):
@@ -146,7 +160,7 @@ def test_a_scale_is_foreseen_between_ideal_scaling_and_where_it_stops_paying(tmp
 def test_under_weak_scaling_more_gpus_take_fewer_steps_for_the_same_images(tmp_path, study, seconds):
     """`batch_size` is per GPU, and an epoch has all images once. What a script does with more GPUs is not known."""
     config = check_config({**CONFIG, "scaling": {"s": {"scales": ["1x1", "1x4"], **study}}})
-    trained(tmp_path, "1x1", gpus=1, seconds=7200)
+    trained(tmp_path, "1x1", gpus=1, seconds=7200, **launched(study))
     row = plan_scale(config, "s", "1x4", tmp_path, runtime_minutes=60)
     assert row.predicted_seconds == seconds
     assert row.predicted_gpu_hours == 4 * seconds / 3600
@@ -169,6 +183,16 @@ def test_after_a_quick_test_a_scale_is_foreseen_with_the_epochs_of_the_config(tm
     trained(tmp_path, "1x1", gpus=1, seconds=72, epochs=1)
     assert plan_scale(config, "s", "1x1", tmp_path, runtime_minutes=60).predicted_seconds == 72 * 90
     assert plan_scale(config, "s", "1x4", tmp_path, runtime_minutes=60).predicted_gpu_hours == 72 * 90 / 3600
+
+
+@pytest.mark.parametrize("study", [{"dataset": "digits"}, {"script": "train.py", "mode": "strong"}])
+def test_a_script_does_not_foresee_a_training_nor_a_training_a_script(tmp_path, study):
+    """Before `train` took the place of `script`, or the reverse: the summaries are still there."""
+    config = check_config({**CONFIG, "scaling": {"s": {"scales": ["1x1", "1x4"], **study}}})
+    other = {} if "script" in study else {"script": "train.py"}
+    trained(tmp_path, "1x1", gpus=1, seconds=7200, epochs=0, **launched(other))
+    row = plan_scale(config, "s", "1x4", tmp_path, runtime_minutes=60)
+    assert (row.predicted_seconds, row.basis) == (None, "no evidence")
 
 
 def test_a_partitions_limit_becomes_retries_enough_and_options_of_the_plan(tmp_path, monkeypatch):
@@ -232,7 +256,7 @@ SCRIPT = {"script": "train.py", "scales": ["1x1", "1x4"]}
 def test_a_scale_that_its_walltime_does_not_suit_says_so(tmp_path, monkeypatch, study, runtime, words):
     monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition("gpu*|up|2:00:00|1|8|1000|gpu:4|(null)")])
     config = CONFIG if not study else {"scaling": {"s": study}}
-    trained(tmp_path, "1x1", gpus=1, seconds=3600 if study else 4 * 3600, epochs=1)
+    trained(tmp_path, "1x1", gpus=1, seconds=3600 if study else 4 * 3600, epochs=1, **launched(study))
     yard = Workflow(config, results=tmp_path, default_resources={"runtime": Resource(runtime)})
     said = yard.train.summary(SimpleNamespace(name="s", scale="1x4"))
     assert re.sub(r".*GPU-hours( \(costs [0-9.]+\))?", "", said) == words
