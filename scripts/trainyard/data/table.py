@@ -1,7 +1,8 @@
 """Staging a CSV or Parquet table for tree models: {train,val}.parquet, with the target as the last column.
 
-Numbers and booleans stay as they are. Points in time and durations become seconds, decimals floating-point numbers, and
-all other values categories of text: Parquet would return other categories as plain objects, which no model takes.
+Numbers and booleans stay as they are. Points in time and durations become seconds, decimals and Arrow's numbers
+floating-point numbers, and all other values categories of text: Parquet would return other categories as plain objects,
+which no model takes.
 """
 
 from pathlib import Path
@@ -44,6 +45,8 @@ def stage_table(dataset: Table, folder: Path) -> TableMeta:
     if unlabelled:
         raise DataError(f"{dataset.path}: {unlabelled} rows have no value in the target column {dataset.target!r}")
     target = frame.pop(dataset.target)
+    if not len(frame.columns):
+        raise DataError(f"{dataset.path}: has no column besides the target {dataset.target!r}")
     is_floating = target.dtype.kind == "f"
     task = dataset.task if dataset.task != "auto" else ("regression" if is_floating else "classification")
     classes: list[str] = []
@@ -53,7 +56,7 @@ def stage_table(dataset: Table, folder: Path) -> TableMeta:
         frame[TARGET] = codes.astype(np.int64)
     else:
         frame[TARGET] = _as_numbers(target, dataset)
-    for column in frame.columns[frame.dtypes.map(lambda dtype: dtype.kind not in "iufb")]:
+    for column in frame.columns[~frame.dtypes.map(_is_plain_number)]:
         frame[column] = _as_feature(frame[column], dataset)
     for name, rows in _split_rows(frame, classes, dataset).items():
         with atomic_write(folder / f"{name}.parquet", "wb") as file:
@@ -79,23 +82,33 @@ def _split_rows(frame: Any, classes: list[str], dataset: Table) -> dict[str, Any
     raise DataError(f"{dataset.path}: no row can be held out for validation: {reason}{remedy}")
 
 
+def _is_plain_number(dtype: Any) -> bool:
+    """Whether all models take a column of this type. LightGBM refuses the types of Arrow."""
+    from pandas import ArrowDtype
+
+    return dtype.kind in "iufb" and not isinstance(dtype, ArrowDtype)
+
+
 def _as_feature(column: Any, dataset: Table) -> Any:
-    """A column without a numeric type as numbers or as categories of text; missing values stay missing.
+    """A column of another type as plain numbers or as categories of text; missing values stay missing.
 
     Raises:
         DataError: its values have parts, as those of a list.
     """
-    from pandas import Timedelta, Timestamp, to_datetime
+    from pandas import Series, Timestamp
     from pandas.api.types import infer_dtype
 
     kind = infer_dtype(column, skipna=True)
-    if kind == "decimal":
+    if column.isna().all():
+        return Series(np.nan, column.index)
+    if kind == "decimal" or column.dtype.kind in "iufb":
         return column.astype(np.float64)
     if kind == "date":
-        column = to_datetime(column)
-    if column.dtype.kind in "mM":
-        begin = Timestamp(0, tz=column.dt.tz) if column.dtype.kind == "M" else Timedelta(0)
-        return (column - begin) / Timedelta(seconds=1)
+        column = column.astype("datetime64[s]")
+    if column.dtype.kind == "M":
+        column -= Timestamp(0, tz=column.dt.tz).as_unit("s")  # nanoseconds would end in 2262: 9999-12-31 is common
+    if column.dtype.kind == "m":
+        return column.dt.total_seconds().astype(np.float64)
     if kind == "categorical":
         return column.cat.rename_categories(str)
     if kind == "string":
@@ -133,7 +146,7 @@ def _read_table(path: Path) -> Any:
     try:
         # Otherwise pandas guesses the type of a column for each part of a CSV file.
         frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, low_memory=False)
-    except (ValueError, OSError) as error:
+    except (ValueError, TypeError, OSError) as error:  # a TypeError for the type of a column
         raise DataError(f"{path}: is not a readable {path.suffix[1:]} file ({error})") from None
     if frame.empty:
         raise DataError(f"{path}: has no rows")

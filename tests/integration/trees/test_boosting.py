@@ -125,6 +125,17 @@ def test_the_names_of_columns_may_have_any_characters(tmp_path, name):
     assert row["train"] < row["val"]
 
 
+@pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
+@pytest.mark.parametrize("names", [["a b", "a_b", "a[b"], ["a_", "a__2", "a:"]])
+def test_columns_with_similar_names_are_different_features(tmp_path, name, names):
+    """LightGBM replaces spaces by underscores."""
+    table = pd.DataFrame(np.random.default_rng(0).uniform(size=(60, 4)), columns=[*names, "price"])
+    table.to_csv(tmp_path / "prices.csv", index=False)
+    dataset = Table(source="table", path=str(tmp_path / "prices.csv"), target="price")
+    staged = stage(dataset, tmp_path / "staged")
+    assert boosting.fit(STUDY, name, staged, tmp_path / "models", threads=1)["train"] < 1
+
+
 def test_invalid_parameters_of_a_library_are_explained(digits, tmp_path):
     study = Trees(dataset="d", params={"xgboost": {"max_depth": "deep"}})
     with pytest.raises(UserError, match="xgboost"):

@@ -6,6 +6,7 @@ from decimal import Decimal
 
 import numpy as np
 import pandas as pd
+import pyarrow
 import pytest
 from trainyard.cli.file_checks import check_source
 from trainyard.config.datasets import Digits, Synthetic, Table
@@ -146,12 +147,12 @@ BAD_TABLES = [
     (lambda path: path.write_bytes(b"\x00\xff\x00"), "price", "is not a readable csv file"),
     (lambda path: write_table(path, frame(0)), "price", "table.csv: has no rows"),
     (lambda path: write_table(path, frame(2)[:1]), "price", "held out for validation: it has one row only$"),
+    (lambda path: write_table(path, frame()[["price"]]), "price", "has no column besides the target 'price'$"),
 ]
+BAD_TABLE_IDS = ["missing", "target", "unlabelled", "not a table", "empty", "row", "no feature"]
 
 
-@pytest.mark.parametrize(
-    ("make", "target", "message"), BAD_TABLES, ids=["missing", "target", "unlabelled", "not a table", "empty", "row"]
-)
+@pytest.mark.parametrize(("make", "target", "message"), BAD_TABLES, ids=BAD_TABLE_IDS)
 def test_an_unusable_table_is_reported(tmp_path, make, target, message):
     make(tmp_path / "table.csv")
     with pytest.raises(DataError, match=message):
@@ -177,13 +178,20 @@ COLUMNS = {  # of a Parquet file, and what is staged of their first rows
     "decimals": ([Decimal("0.5"), None, Decimal("2.25")], [0.5, None, 2.25]),
     "times of day": ([datetime.time(9, 30), None, datetime.time(12)], ["09:30:00", None, "12:00:00"]),
     "bytes": ([b"x", None, b"y"], ["b'x'", None, "b'y'"]),
-}
+    "dates of all years": ([datetime.date(9999, 12, 31), None, datetime.date(1500, 1, 1)],
+                           [253402214400, None, -14831769600]),
+    "points in time of all years": ([np.datetime64("9999-12-31", "us"), None, np.datetime64("1500-01-01", "us")],
+                                    [253402214400, None, -14831769600]),
+    "no values": ([None, None, None], [None, None, None]),
+    "numbers of Arrow": (pd.array([1, None, 3], "int64[pyarrow]"), [1, None, 3]),
+    "points in time of Arrow": (pd.array([DAY, None, DAY], "timestamp[us][pyarrow]"), [1577836800, None, 1577836800]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("values", "expected"), COLUMNS.values(), ids=COLUMNS)
 def test_each_column_is_staged_as_numbers_or_as_categories_of_text(tmp_path, values, expected):
     """Parquet has no other categories: both libraries refuse the plain objects that it returns for them."""
-    table = frame(60).assign(odd=pd.Series(values * 20))
+    table = frame(60).assign(odd=pd.concat([pd.Series(values)] * 20, ignore_index=True))
     table.to_parquet(tmp_path / "table.parquet")
     dataset = Table(source="table", path=str(tmp_path / "table.parquet"), target="price")
     staged = stage(dataset, tmp_path / "staged")
@@ -207,6 +215,13 @@ def test_a_column_of_a_long_csv_file_has_one_type(tmp_path):
 def test_a_column_of_lists_is_reported(tmp_path, value):
     frame().assign(vector=[value] * 40).to_parquet(tmp_path / "table.parquet")
     with pytest.raises(DataError, match=r"the column 'vector' has values of the type .*: write each of their parts"):
+        stage(Table(source="table", path=str(tmp_path / "table.parquet"), target="price"), tmp_path / "staged")
+
+
+def test_a_type_that_pandas_does_not_read_is_reported(tmp_path):
+    values = pd.Series([[1], [2]] * 20, dtype=pd.ArrowDtype(pyarrow.list_(pyarrow.int64())))
+    frame().assign(vector=values).to_parquet(tmp_path / "table.parquet")
+    with pytest.raises(DataError, match=r"table.parquet: is not a readable parquet file \(data type 'list<"):
         stage(Table(source="table", path=str(tmp_path / "table.parquet"), target="price"), tmp_path / "staged")
 
 
