@@ -55,12 +55,17 @@ def tabular(staged: Staged) -> Tabular:
 
 
 def _accepted_names(columns: Iterable[str]) -> list[str]:
-    """Names of features that both libraries accept, as `size _m_` for `size [m]`; each of them once."""
-    names = list[str]()
+    """Names of features that both libraries accept, as `size _m_` for `size [m]`; each of them once.
+
+    LightGBM takes a space for an underscore.
+    """
+    names = dict[str, str]()  # by what LightGBM makes of them
     for column in columns:
         name = _REFUSED.sub("_", column)
-        names.append(name if name not in names else f"{name}_{len(names)}")
-    return names
+        while name.replace(" ", "_") in names:
+            name += f"_{len(names)}"
+        names[name.replace(" ", "_")] = name
+    return list(names.values())
 
 
 def fit(study: Trees, name: str, staged: Staged, folder: Path, *, threads: int) -> dict[str, Any]:
