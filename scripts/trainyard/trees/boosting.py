@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -91,7 +92,7 @@ def _fit(name: str, params: dict[str, Any], study: Trees, data: Tabular, folder:
     decode: Callable[[Any], Array] = np.asarray
     if data.task == "classification":  # XGBoost refuses numbers of classes with a gap: of a class without training rows
         classes, target = np.unique(target, return_inverse=True)
-        decode = classes.__getitem__
+        decode = partial(_decode, classes)
     started = time.perf_counter()
     try:
         model = _MODELS[name](data.task, settings)
@@ -117,6 +118,11 @@ def _fit(name: str, params: dict[str, Any], study: Trees, data: Tabular, folder:
         "rounds": settings["n_estimators"],
         "file": f"{name}.{suffix}",
     }
+
+
+def _decode(classes: Array, predicted: Array) -> Array:
+    """The classes that a model predicts by their positions, int (N,), or by a column for each, (N, classes)."""
+    return classes[predicted.argmax(axis=1) if predicted.ndim == 2 else predicted]
 
 
 def _reason(error: Exception) -> str:

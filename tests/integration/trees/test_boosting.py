@@ -136,6 +136,15 @@ def test_columns_with_similar_names_are_different_features(tmp_path, name, names
     assert boosting.fit(STUDY, name, staged, tmp_path / "models", threads=1)["train"] < 1
 
 
+def test_probabilities_of_two_classes_are_scored(tmp_path):
+    """With this objective, XGBoost returns a column for each of two classes, but one number for each of three."""
+    table = pd.DataFrame({"x": np.arange(60.0), "y": ["low"] * 30 + ["high"] * 30})
+    table.to_csv(tmp_path / "table.csv", index=False)
+    staged = stage(Table(source="table", path=str(tmp_path / "table.csv"), target="y"), tmp_path / "staged")
+    study = Trees(dataset="d", rounds=5, params={"xgboost": {"objective": "multi:softprob", "num_class": 2}})
+    assert boosting.fit(study, "xgboost", staged, tmp_path / "models", threads=1)["val"] > 0.9
+
+
 def test_invalid_parameters_of_a_library_are_explained(digits, tmp_path):
     study = Trees(dataset="d", params={"xgboost": {"max_depth": "deep"}})
     with pytest.raises(UserError, match="xgboost"):
