@@ -30,8 +30,11 @@ from trainyard.data.problems import Problem
 from trainyard.data.staged import DataError
 from trainyard.utils.errors import StorageError
 from trainyard.utils.files import atomic_write
+from trainyard.utils.text import printable
 
 LISTING_THREADS: Final = 16  # network file systems have a high latency, but serve many requests at once
+MOST_PATHS: Final = 10_000  # through links, to folders of which ...
+MOST_PATHS_EACH: Final = 100  # ... each is found at more than this many on average: they contain each other
 BOMB_RATIO: Final = 100  # an archive that decompresses to more than this times its size ...
 BOMB_BYTES: Final = 2**30  # ... and to more than this is refused: images hardly compress
 MAX_FILE_BYTES: Final = 2**28
@@ -88,10 +91,14 @@ class Folder(Collection):
     """The files below a folder. Links are followed, except to a folder that they are in."""
 
     def files(self) -> list[CollectedFile]:
-        """All files, sorted by name, except hidden ones."""
+        """All files, sorted by name, except hidden ones.
+
+        Raises:
+            DataError: it cannot be read, or its folders contain each other, with paths without number.
+        """
         if not self.path.is_dir():
             raise DataError(f"{self.path}: no such folder")
-        state = self.path.stat()
+        state, different = self.path.stat(), set[tuple[int, int]]()
         with ThreadPoolExecutor(LISTING_THREADS if is_network_file_system(file_system_type(self.path)) else 1) as pool:
             found, pending = list[CollectedFile](), {"": {(state.st_dev, state.st_ino)}}  # with the folders above each
             while pending:
@@ -101,6 +108,12 @@ class Folder(Collection):
                     found += files
                     pending |= {name: {*above, identity} for name, identity in folders if identity not in above}
                     self.folders += [name for name, _ in folders]
+                    different.update(identity for _, identity in folders)
+                if len(self.folders) > max(MOST_PATHS, MOST_PATHS_EACH * len(different)):
+                    example = printable(self.folders[-1])
+                    raise DataError(
+                        f"{self.path}: its folders contain each other through links, as {example}: remove these links"
+                    )
         return sorted(found, key=lambda file: file.name)
 
     def _list(self, folder: str) -> tuple[list[CollectedFile], list[tuple[str, tuple[int, int]]]]:

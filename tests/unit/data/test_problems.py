@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import itertools
 import os
 import shutil
 import struct
@@ -265,6 +266,15 @@ def test_a_folder_may_be_linked_twice(tree, tmp_path, link):
     train, val = staged.split("train"), staged.split("val")
     assert np.array_equal(train.images[train.labels == 0], val.images[val.labels == 0])
     assert {row["problem"] for row in problems(tmp_path / "staged")} == {"duplicate of a training image"}
+
+
+def test_folders_that_link_to_each_other_are_an_error(tmp_path):
+    """Seven of them have 82,201 paths, and each further one multiplies this."""
+    for one, other in itertools.permutations("abcdefg", 2):
+        (tmp_path / "set" / one).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "set" / one / other).symlink_to(f"../{other}")
+    with pytest.raises(DataError, match=r"set: its folders contain each other through links, as [a-g](/[a-g]){4,}:"):
+        stage(ImageFolder(source="imagefolder", root=str(tmp_path / "set")), tmp_path / "staged")
 
 
 def test_a_folder_that_cannot_be_read_is_listed(tree, tmp_path):
