@@ -34,7 +34,7 @@ AGENT = """
 import sys
 from importlib import metadata
 version = metadata.version
-metadata.version = lambda name: sys.argv[1] or version(name)
+metadata.version = lambda name: version("not-installed") if sys.argv[1] == "unknown" else sys.argv[1] or version(name)
 from trainyard.utils.fast_start import torch_without_meta_kernels
 with torch_without_meta_kernels():
     print("torch._meta_registrations" in sys.modules)
@@ -87,7 +87,8 @@ def test_a_training_imports_the_compiler_only_without_the_patches(version, switc
 
 
 @pytest.mark.parametrize(
-    ("version", "switch", "replaced"), [("", None, "True"), ("", "0", "False"), ("9.9.0", None, "False")]
+    ("version", "switch", "replaced"),
+    [("", None, "True"), ("", "0", "False"), ("9.9.0", None, "False"), ("unknown", None, "False")],
 )
 def test_the_meta_kernels_of_torch_are_replaced_only_while_torchrun_imports_it(version, switch, replaced):
     """All trainings of other tests run with this replacement."""
