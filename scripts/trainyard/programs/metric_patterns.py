@@ -8,6 +8,7 @@ from trainyard.config.user_programs import NUMBER
 
 _WHOLE_NUMBER: Final = re.compile(r"\d+(?:,\d{3}(?!\d)|_\d+)*(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?")
 _SIGN_BEFORE: Final = re.compile(r"(?:^|[\s=:,;(\[|])-$")
+_QUANTIFIER: Final = re.compile(r"(?<!\\)[*+?]$")  # as in `.*`, which takes the first digits of a number
 
 
 class PatternParser:
@@ -50,15 +51,27 @@ def _partial_number_warning(match: "re.Match[str]") -> str:
     line, starts = match.string, [match.start(name) for name in match.re.groupindex]
     for name in match.re.groupindex:
         start, end = match.span(name)
-        whole = _WHOLE_NUMBER.match(line, start + (line[start : start + 1] in ("+", "-"))) if start < end else None
+        first = _start_of_number(match, name) if start < end else start
+        whole = _WHOLE_NUMBER.match(line, first + (line[first : first + 1] in ("+", "-"))) if start < end else None
         if whole is None or any(end <= other < whole.end() for other in starts):
             continue
-        sign = "-" if _SIGN_BEFORE.search(line, max(0, start - 2), start) else ""
-        if whole.end() > end or sign:
-            value, number = match[name], sign + line[start : max(end, whole.end())]
+        sign = "-" if _SIGN_BEFORE.search(line, max(0, first - 2), first) else ""
+        if whole.end() > end or sign or first < start:
+            value, number = match[name], sign + line[first : max(end, whole.end())]
             remedy = f"write (?P<{name}>{{number}}), which matches signs, exponents and percent"
             if re.search("[,_]", whole[0]):
                 remedy = "numbers must not contain `,` or `_`: have the program print them without"
+            elif first < start:
+                remedy = f"write the text that is before the number, as in `{name}=`, before (?P<{name}>"
             pattern = match.re.pattern.replace(NUMBER, "{number}")  # as the user wrote it
             return f"the pattern {pattern} matches only {value!r} of {number!r} for {name}: {remedy}"
     return ""
+
+
+def _start_of_number(match: "re.Match[str]", name: str) -> int:
+    """Where the number of a group begins: before the group, if the pattern does not say what is there."""
+    start, before = match.start(name), match.re.pattern.partition(f"(?P<{name}>")[0]
+    if match.start() < start and not _QUANTIFIER.search(before):
+        return start
+    numbers = _WHOLE_NUMBER.finditer(match.string)
+    return next((number.start() for number in numbers if number.start() < start < number.end()), start)

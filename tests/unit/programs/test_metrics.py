@@ -238,12 +238,27 @@ def test_a_number_with_separators_is_warned_about(tmp_path, line, part):
 
 
 @pytest.mark.parametrize(
+    ("pattern", "line", "part"),
+    [("(?P<n>{number}) img/s", "speed 14,478 img/s", "matches only '478' of '14,478' for n"),
+     ("loss (?P<loss>{number}).*(?P<n>{number}) img/s", "loss 0.5 at 1478.5 img/s", "only '5' of '1478.5' for n"),
+     (r"speed .+?(?P<n>\d+)", "speed 478", "matches only '78' of '478' for n")],
+    ids=["separator", "greedy", "lazy"],
+)  # fmt: skip
+def test_a_pattern_that_begins_within_a_number_is_warned_about(tmp_path, pattern, line, part):
+    found = reported(tmp_path, pattern=pattern)
+    found.add_line(line)
+    assert part in found.take_warning()
+
+
+@pytest.mark.parametrize(
     ("pattern", "line"),
     [(r"n=(?P<n>{number})", "n=12,3456"), (r"n=(?P<n>{number})", "n=0.5,123"), (r"n=(?P<n>{number})", "n=12, 345"),
      (r"n=(?P<n>\d+)_(?P<m>\d+)", "n=1_000"),
      (r"epoch (?P<epoch>\d+)\.(?P<step>\d+) (?P<loss>{number})", "epoch 3.5 1.2e-05"),
      (r"epoch (?P<epoch>\d+)", "epoch 3. loss 1"), (r"epoch (?P<epoch>\d+)/", "epoch 3/10"),
-     (r"acc (?P<acc>[\d.]+)%", "acc 93.5%"), (r"acc - (?P<acc>[\d.]+)", "acc - 0.5")],
+     (r"acc (?P<acc>[\d.]+)%", "acc 93.5%"), (r"acc - (?P<acc>[\d.]+)", "acc - 0.5"),
+     ("(?P<acc>{number}) acc", "0.5,0.25 acc"), (r"v1\.(?P<minor>\d+)", "v1.25"),
+     (r"(?P<epoch>\d\d)(?P<step>\d\d)", "0312"), (r"\d+\.(?P<step>\d+)", "3.25")],
 )  # fmt: skip
 def test_a_pattern_that_matches_whole_numbers_is_not_warned_about(tmp_path, pattern, line):
     found = reported(tmp_path, pattern=pattern)
