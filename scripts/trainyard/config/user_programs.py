@@ -83,6 +83,7 @@ class Metrics(Section):
             raise PydanticCustomError("metrics", "sample is for pattern: a file is read by its format")
         for pattern in self.patterns:
             try:
+                re.compile(pattern)  # as it was written, for the position in an error
                 groups = _compile(pattern).groupindex
             except re.error as error:
                 message = "{pattern} is not a regular expression: {error}"

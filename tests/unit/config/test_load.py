@@ -305,6 +305,7 @@ MISTAKES = [
     ),
     ("sweeps.own", {"command": "./x", "stop": {"method": "asha"}}, "search and stop need the metrics of a command"),
     ("sweeps.own", {"command": "./x", "metrics": {"pattern": "acc ([0-9"}}, "is not a regular expression"),
+    ("sweeps.own", {"command": "./x", "metrics": {"pattern": "(?P<a>{number}))"}}, "parenthesis at position 15"),
     ("sweeps.own", {"command": "./x", "metrics": {"pattern": "acc .*"}}, "names no metric: write a group as"),
     ("sweeps.own", {"command": "./x", "metrics": {"file": "m.txt"}}, "'m.txt' is not valid; a metrics file"),
     (
