@@ -106,7 +106,8 @@ def _as_feature(column: Any, dataset: Table) -> Any:
     if kind == "date":
         column = column.astype("datetime64[s]")
     if column.dtype.kind == "M":
-        column -= Timestamp(0, tz=column.dt.tz).as_unit("s")  # nanoseconds would end in 2262: 9999-12-31 is common
+        # Nanoseconds would end in 2262, but 9999-12-31 is common.
+        column = column - Timestamp(0, tz=column.dt.tz).as_unit("s")
     if column.dtype.kind == "m":
         return column.dt.total_seconds().astype(np.float64)
     if kind == "categorical":

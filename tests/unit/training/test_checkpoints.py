@@ -114,3 +114,25 @@ def test_a_checkpoint_of_a_model_whose_code_has_changed_is_explained(data, tmp_p
     message = rf"^the checkpoint in {tmp_path} does not fit the model \(.*\): if the code .* increase `retrain` .*$"
     with pytest.raises(UserError, match=message):
         train(changed(SPEC, model_args=arguments), data, store=CheckpointStore(tmp_path))
+
+
+OWN_LOSS = """
+from torch import nn, zeros
+
+class Before(nn.CrossEntropyLoss):
+    def __init__(self):
+        super().__init__()
+        self.center = nn.Module()
+        self.center.register_buffer("mean", zeros(1))
+
+class After(nn.CrossEntropyLoss):
+    pass
+"""
+
+
+def test_a_checkpoint_of_a_loss_whose_code_has_changed_is_explained(data, tmp_path, monkeypatch):
+    (tmp_path / "own_loss.py").write_text(OWN_LOSS)
+    monkeypatch.syspath_prepend(tmp_path)
+    train(changed(SPEC, loss="own_loss:Before"), data, store=CheckpointStore(tmp_path / "store"), epochs=1)
+    with pytest.raises(UserError, match=r"does not fit the model \(.* `center`\): if the code .* or the loss"):
+        train(changed(SPEC, loss="own_loss:After"), data, store=CheckpointStore(tmp_path / "store"))

@@ -157,15 +157,15 @@ def _restore(state: TrainingState, found: dict[str, Any], store: CheckpointStore
     """Restore a state.
 
     Raises:
-        UserError: the model or the optimizer has other tensors.
+        UserError: the model, the optimizer or the user's loss has other tensors.
     """
     try:
         state.load_state_dict(found)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, AttributeError) as error:  # AttributeError: for a buffer of a module that is gone
         if is_out_of_memory(error):
             raise
         reason = str(error).strip().splitlines()[-1].strip()
-        remedy = "if the code of the model has changed, increase `retrain` to start anew"
+        remedy = "if the code of the model or the loss has changed, increase `retrain` to start anew"
         raise UserError(f"the checkpoint in {store.folder} does not fit the model ({reason}): {remedy}") from error
 
 
