@@ -54,7 +54,9 @@ def _describe_runs(tables: SweepResults) -> str:
     counts, jobs = Counter(tables.trials["status"]), tables.jobs
     parts = [f"{counts[status]} {WORDS.get(status, status)}" for status in ORDER if counts[status]]
     last = jobs.iloc[-1]
-    nodes = f"{last['nodes']:.0f} nodes" if last["nodes"] > 1 else f"node {last['node']}"
+    names = tables.timeline["node"].dropna().unique()
+    most = max(last["nodes"], len(names))  # of one job, or of several that ran one after another
+    nodes = f"{most:.0f} nodes" if most > 1 else f"node {[*names, last['node']][0]}"
     devices = ["CPUs" if name == "cpu" else str(name) for name in tables.timeline["device"].dropna().unique()]
     times = f"{count_of(len(jobs), 'job')}, {format_duration(jobs['elapsed_seconds'].sum())}"
     when = f"from {format_time(jobs['start'].iloc[0])}"

@@ -60,7 +60,8 @@ def plot_gantt(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame, ranked: P
 
 def _lanes(run: pd.DataFrame, held: pd.Series) -> pd.DataFrame:
     """The slots that trials used, and those that no trial used although a job held them; `held`: slots of each job."""
-    used = run.drop_duplicates("slot", keep="last").sort_values(["node", "slot"])
+    nodes = run.groupby("slot")["node"].transform("nunique")
+    used = run.assign(on_nodes=nodes).drop_duplicates("slot", keep="last").sort_values(["node", "slot"])
     unused = [] if pd.isna(most := held.max()) else sorted(set(range(int(most))) - set(used["slot"]))
     return pd.concat([used, pd.DataFrame({"slot": unused, "gpu": ""})] if unused else [used], ignore_index=True)
 
@@ -125,9 +126,11 @@ def plot_schedule(axes: Axes, plan: Plan) -> None:
 
 
 def _lane_name(row: Any) -> str:
-    """Node and GPU of a slot; without a GPU, its number. The node of one that no trial used is not known."""
-    if pd.isna(row.node):
+    """Node and GPU of a slot, or its number: without a GPU, or if its jobs had it on several nodes."""
+    if pd.isna(row.node):  # that of a slot which no trial used is not known
         return f"slot {row.slot}, not used"
+    if row.on_nodes > 1:
+        return f"slot {row.slot}"
     return f"{row.node} slot {row.slot}" if getattr(row, "device", "") == "cpu" else f"{row.node} GPU {row.gpu}"
 
 

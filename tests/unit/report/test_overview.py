@@ -51,6 +51,15 @@ def test_a_prediction_is_that_of_a_whole_trial_also_if_it_resumed(tmp_path):
     assert summary.facts["predicted"] == "the median error of 1 trial is 0%"
 
 
+@pytest.mark.parametrize(("nodes", "where"), [(["n3", "n2"], "2 nodes"), (["n2", "n2"], "node n2")])
+def test_a_sweep_that_went_on_elsewhere_names_no_single_node(tmp_path, nodes, where):
+    config = write_results(tmp_path, GRID, [finished(3.0), finished(2.0)])
+    path = tmp_path / "sweeps/s/timeline.csv"
+    write_table(read_table(path).assign(node=nodes), path)
+    (summary,) = summarize_studies(config, tmp_path)
+    assert f", on {where}, " in summary.facts["ran"]
+
+
 @pytest.mark.parametrize("table", [["1x1"], ["1x1", "1x2"]], ids=["a new scale", "a scale that is trained again"])
 def test_a_study_that_is_extended_or_trained_again_has_a_page_of_what_is_known(tmp_path, table):
     config = write_scaling_results(tmp_path, {"1x1": [9.0], "1x2": [8.0]}, device="cpu", cost=None)

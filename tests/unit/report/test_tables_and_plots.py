@@ -373,6 +373,12 @@ def test_a_gantt_has_the_idle_time_of_slots_that_no_trial_used():
     assert (names[0], names[-1]) == ("n1 GPU 0", "slot 3, not used")
 
 
+def test_a_gantt_names_no_node_for_a_slot_that_was_on_several():
+    axes = Figure().add_subplot()
+    timeline_plots.plot_gantt(axes, TIMELINE.assign(node=["n1", "n1", "n2", "n1"]), JOBS, ranked("blocks"))
+    assert {label.get_text() for label in axes.get_yticklabels()} == {"n1 GPU 0", "slot 1"}
+
+
 def test_no_more_than_all_slots_are_busy_if_trials_came_to_share_a_gpu():
     """As with `gpus_per_trial: auto`: the job began with one slot."""
     axes = Figure().add_subplot()
