@@ -357,7 +357,7 @@ def test_a_corrected_pattern_reclassifies_diverged_trials_but_not_those_that_wer
     output, ends = sweep("score", reported)
     assert ends == ["finished", "diverged", "diverged"]
     (early,) = [event for event in events_of(yard, "diverged") if "early" in event]
-    assert early["early"].startswith("asha: 2 of the 2")
+    assert early["early"].startswith("asha: rank 2 of the 2")
     output, ends = sweep("best", reported)
     assert "1 of 1 saved outputs could be read again" in output, "that of the trial that ended by itself"
     assert ends == ["finished", "diverged", "finished"]

@@ -1,5 +1,6 @@
 """Reads and merges config files, and reports all errors at once: place, reason, value and suggestion."""
 
+import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -230,6 +231,8 @@ def _reason(item: Any) -> str:
     if item["type"] in ("dict_type", "model_type", "model_attributes_type"):
         known = ", ".join(_keys_at(loc))
         return f"must be a mapping, not {item['input']!r}" + (f"; known: {known}" if known else "")
+    if item["type"] == "list_type" and not isinstance(item["input"], dict):
+        return f"must be a list: write [{json.dumps(item['input'], default=str)}]"
     if item["type"] == "missing":
         return "is required, but missing"
     if item["type"] == "string_pattern_mismatch":

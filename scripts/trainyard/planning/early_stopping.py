@@ -86,7 +86,7 @@ class EarlyStoppingRule:
         rank = len(reached) - bisect_right(reached, value) + 1
         if rank <= places:
             return ""
-        return f"asha: {rank} of the {len(reached)} that have reached epoch {epoch}; the best {places} continue"
+        return f"asha: rank {rank} of the {len(reached)} that have reached epoch {epoch}; the best {places} continue"
 
     def _is_rung(self, trial: str, epoch: int) -> bool:
         return self._rung_from(epoch) == epoch and not self._is_last(trial, epoch)

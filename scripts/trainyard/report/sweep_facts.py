@@ -73,7 +73,7 @@ def _describe_cost(tables: SweepResults, pricing: Pricing) -> str:
     unit = _charged(tables)
     seconds, price = _strategy(tables, "packed")[f"requested_{unit.lower()}_seconds"], pricing.per_hour(unit)
     if unit == "GPU" and _is_on_cpus(tables):
-        return f"{format_duration(seconds)} of slots on CPUs, no GPU time"
+        return f"{format_duration(seconds)} of slots on CPUs requested, no GPU time"
     hours = seconds / 3600
     cost = "" if price is None else f", {price * hours:,.2f} at {price:g} per {unit}-hour"
     return f"{hours:,.3g} {unit}-hours requested{cost}"

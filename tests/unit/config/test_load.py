@@ -84,7 +84,7 @@ MISTAKES = [
     ),
     ("sweeps.depth.train.augment", {"crop_padding": 2, "resized_crop": 0.5}, "give crop_padding or resized_crop, not"),
     ("sweeps.depth.train.augment.resized_crop", 8, "augment.resized_crop: input should be less than or equal to 1"),
-    ("sweeps.depth.train.freeze", "conv1", "sweeps.depth.train.freeze: input should be a valid list"),
+    ("sweeps.depth.train.freeze", "conv1", 'sweeps.depth.train.freeze: must be a list: write ["conv1"]'),
     ("sweeps.depth.train.lr_scale", {"*": 0}, "sweeps.depth.train.lr_scale.*: input should be greater than 0"),
     ("sweeps.depth.grid.lr", [0.1, "0.2"], "sweeps.depth.grid.lr: text instead of a number"),
     ("sweeps.depth.grid.lr", {"start": 0.1, "stop": "0.2"}, "sweeps.depth.grid.lr.stop: text instead of a number"),

@@ -90,7 +90,7 @@ def test_less_may_be_better_and_what_is_no_number_is_worst():
     assert judge.verdict("a", {"epoch": 1, "loss": 0.5}) == ""
     assert judge.verdict("b", {"epoch": 1, "loss": 0.4}) == ""
     assert judge.verdict("c", {"epoch": 1, "loss": float("nan")}) == (
-        "asha: 3 of the 3 that have reached epoch 1; the best 1 continue"
+        "asha: rank 3 of the 3 that have reached epoch 1; the best 1 continue"
     )
     assert judge.verdict("d", {"epoch": 1, "loss": None}).startswith("asha: ")
 
@@ -98,7 +98,7 @@ def test_less_may_be_better_and_what_is_no_number_is_worst():
 def test_what_the_journal_knows_counts():
     known = [Attempt(f"t{number}", 1, 0, 0, epochs=[{"epoch": 1, "val_accuracy": number}]) for number in range(1, 6)]
     judge = EarlyStoppingRule(Stop(method="asha"), known)
-    assert judge.verdict("new", {"epoch": 1, "val_accuracy": 3.5}).startswith("asha: 3 of the 6")
+    assert judge.verdict("new", {"epoch": 1, "val_accuracy": 3.5}).startswith("asha: rank 3 of the 6")
     assert judge.verdict("other", {"epoch": 1, "val_accuracy": 4.5}) == ""
 
 
@@ -108,7 +108,7 @@ def test_a_restarted_trial_is_judged_again_and_does_not_compete_with_itself(meth
     judge = EarlyStoppingRule(Stop(method=method), known)
     for _ in range(3):
         why = judge.verdict("t1", {"epoch": 1, "val_accuracy": 1})
-        assert why.startswith("asha: 6 of the 6" if method == "asha" else "median: its best value by epoch 1, 1, ")
+        assert why.startswith("asha: rank 6 of the 6" if method == "asha" else "median: its best value by epoch 1, 1, ")
         assert judge.verdict("t6", {"epoch": 1, "val_accuracy": 6}) == ""
     assert judge.verdict("t1", {"epoch": 1, "val_accuracy": 7}) == "", "the new value counts"
     assert judge.verdict("t6", {"epoch": 1, "val_accuracy": 0}), "and the old one does not"
@@ -119,7 +119,7 @@ def test_a_row_without_the_metric_is_not_judged():
     for number in range(4):
         assert judge.verdict(f"t{number}", {"epoch": 1, "loss": number}) == "" or number
     assert judge.verdict("other", {"epoch": 1, "train_loss": 3}) == ""
-    assert judge.verdict("other", {"epoch": 1, "loss": 0.5}).startswith("asha: 2 of the 5")
+    assert judge.verdict("other", {"epoch": 1, "loss": 0.5}).startswith("asha: rank 2 of the 5")
 
 
 def test_a_trial_that_diverged_is_the_worst_where_it_would_have_been_judged_next():
@@ -127,13 +127,13 @@ def test_a_trial_that_diverged_is_the_worst_where_it_would_have_been_judged_next
     judge.verdict("a", {"epoch": 3, "val_accuracy": 0.5})
     judge.verdict("b", {"epoch": 3, "val_accuracy": 0.6})
     judge.verdict("c", {"epoch": 1, "val_accuracy": 0.9})
-    assert judge.verdict("d", {"epoch": 3, "val_accuracy": 0.1}).startswith("asha: 3 of the 3")
+    assert judge.verdict("d", {"epoch": 3, "val_accuracy": 0.1}).startswith("asha: rank 3 of the 3")
     judge.diverged("c")
-    assert judge.verdict("e", {"epoch": 3, "val_accuracy": 0.05}).startswith("asha: 4 of the 5")
+    assert judge.verdict("e", {"epoch": 3, "val_accuracy": 0.05}).startswith("asha: rank 4 of the 5")
     diverged = Attempt("c", 1, 0, 0, outcome="diverged", epochs=[{"epoch": 1, "val_accuracy": 0.9}])
     again = EarlyStoppingRule(Stop(method="asha", grace_period=3), [diverged])
     assert again.verdict("a", {"epoch": 3, "val_accuracy": -100}) == ""
-    assert again.verdict("b", {"epoch": 3, "val_accuracy": -101}).startswith("asha: 2 of the 3")
+    assert again.verdict("b", {"epoch": 3, "val_accuracy": -101}).startswith("asha: rank 2 of the 3")
 
 
 def test_the_median_rule_takes_a_diverged_trial_for_the_worst():

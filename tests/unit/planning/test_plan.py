@@ -170,9 +170,9 @@ def test_trials_trained_again_are_stopped_by_what_came_since(tmp_path):
             journal.append("finished", trial=name, attempt=1, seconds=1.0, metrics={"val_accuracy": 0.9})
     judge = plan(tmp_path, retrain=1, stop=stop).state.early_stopping_rule()
     assert judge.verdict(names[0], {"epoch": 1, "val_accuracy": 0.5}) == ""
-    assert judge.verdict(names[1], {"epoch": 1, "val_accuracy": 0.4}).startswith("asha: 2 of the 2")
+    assert judge.verdict(names[1], {"epoch": 1, "val_accuracy": 0.4}).startswith("asha: rank 2 of the 2")
     one = plan(tmp_path, retrain={names[0]: 1}, stop=stop).state.early_stopping_rule()
-    assert one.verdict(names[0], {"epoch": 1, "val_accuracy": 0.5}).startswith("asha: 4 of the 4")
+    assert one.verdict(names[0], {"epoch": 1, "val_accuracy": 0.5}).startswith("asha: rank 4 of the 4")
 
 
 def test_the_digest_changes_with_the_results_wanted_and_not_with_what_is_pending(tmp_path):

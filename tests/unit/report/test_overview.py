@@ -151,7 +151,7 @@ def test_all_repeats_of_a_scaling_study_have_their_cost(tmp_path):
 def test_cpu_time_is_not_presented_as_gpu_time(tmp_path):
     config = write_results(tmp_path, GRID, [finished(value) for value in (5.0, 1.0, 3.0, 2.0)], gpu_hour=2.5)
     (summary,) = summarize_studies(config, tmp_path)
-    assert summary.facts["cost"] == "1 min 40 s of slots on CPUs, no GPU time"
+    assert summary.facts["cost"] == "1 min 40 s of slots on CPUs requested, no GPU time"
     assert summary.facts["failed"] == "no attempt"
 
 
