@@ -138,7 +138,8 @@ def plot_losses(left: Axes, right: Axes, histories: Sequence[History], scaling: 
         for axes, x in ((left, rows["epoch"]), (right, spent)):
             for name, line, split in (("val_loss", "o-", "validation"), ("train_loss", "--", "training")):
                 if name in rows and rows[name].notna().any():  # a user's script may not report it
-                    axes.plot(x, rows[name], line, color=color, markersize=4, label=f"{scale} {split}")
+                    shown = style.within_axes(rows[name])
+                    axes.plot(x, shown, line, color=color, markersize=4, label=f"{scale} {split}")
     if not left.lines:
         right.remove()
         style.write_in_center(left, "no loss was reported")

@@ -329,6 +329,14 @@ def test_an_own_loss_may_be_negative(loss, scale):
     assert (left.get_yscale(), right.get_yscale(), left.get_ylabel()) == (scale, scale, "loss")
 
 
+@pytest.mark.parametrize("last", [1e300, float("inf")])
+def test_a_loss_that_diverges_leaves_the_axes_of_the_others_as_they_are(last):
+    left, right = Figure().subplots(1, 2)
+    rows = pd.DataFrame({"epoch": [1, 2, 3], "seconds": 1.0, "val_loss": [1, 1e20, last]})
+    scaling_plots.plot_losses(left, right, [("1x2", rows)], ON_GPU)
+    assert 1e20 <= left.get_ylim()[1] < 1e100
+
+
 def test_equal_data_give_equal_plots(tmp_path):
     for name in ("one", "other"):
         style.save(lambda axes: scaling_plots.plot_steps(axes, SCALING), tmp_path / name)
