@@ -1,7 +1,7 @@
 """The progress of all sweeps and scaling studies, as `scripts/status.py` shows it."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -41,10 +41,11 @@ def status_view(
 ) -> RenderableType:
     """The progress of all sweeps and studies, in `height` lines; only new events of the journals are read."""
     plans = [plan_sweep(config, name, results, fold=fold) for name, fold in folds.items()]
-    running = [(plan, attempts) for plan in plans if (attempts := _open_attempts(plan))]
+    opened = [_open_attempts(plan) for plan in plans]
+    running = [(plan, attempts) for plan, attempts in zip(plans, opened, strict=True) if attempts]
     blocks: list[list[RenderableType]] = []
     if plans:
-        blocks.append([TerminalTable(SWEEP_COLUMNS, [list(_row(plan)) for plan in plans])])
+        blocks.append([TerminalTable(SWEEP_COLUMNS, [list(_row(*each)) for each in zip(plans, opened, strict=True)])])
     if config.scaling:
         blocks.append([TerminalTable(STUDY_COLUMNS, list(_study_rows(config, results)))])
     lines = len(plans) + len(config.scaling) + 2 * len(blocks) + 3 * len(running)
@@ -56,9 +57,9 @@ def status_view(
     return Group(*(part for number, block in enumerate(blocks) for part in ([""] if number else []) + block))
 
 
-def _row(plan: Plan) -> Iterator[str]:
+def _row(plan: Plan, opened: Sequence[Attempt]) -> Iterator[str]:
     state, pending = plan.state, plan.forecast.pending
-    running = len({attempt.trial for attempt in _open_attempts(plan)}.intersection(pending))
+    running = len({attempt.trial for attempt in opened}.intersection(pending))
     outcomes = [last.outcome for name in pending if (last := state.last_attempt(name))]
     failed = outcomes.count(TrialStatus.FAILED)
     ends = [end.outcome for name in state.trials if (end := state.end(name))]
@@ -70,13 +71,13 @@ def _row(plan: Plan) -> Iterator[str]:
     yield str(failed + ends.count(TrialStatus.UNREADABLE))
     yield str(len(pending) - running - failed)
     yield str(len(state.trials))
-    left = _seconds_left(plan)
+    left = _seconds_left(plan, opened)
     yield "-" if not pending else "unknown yet" if left is None else format_duration(left)
 
 
-def _seconds_left(plan: Plan) -> float | None:
+def _seconds_left(plan: Plan, opened: Sequence[Attempt]) -> float | None:
     """Predicted seconds until the last trial ends, on the slots of the present job if there is one; None if unknown."""
-    seconds, running = plan.forecast.seconds, {each.trial: each for each in _open_attempts(plan)}
+    seconds, running = plan.forecast.seconds, {each.trial: each for each in opened}
     slots = plan.state.sessions[-1].info.slots if running and plan.state.sessions else None
     if slots is None or not seconds:
         return plan.request.predicted_seconds

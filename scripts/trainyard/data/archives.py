@@ -94,7 +94,7 @@ class Folder(Collection):
         """All files, sorted by name, except hidden ones.
 
         Raises:
-            DataError: it cannot be read, or its folders contain each other, with paths without number.
+            DataError: it cannot be read, or its folders contain each other through links.
         """
         if not self.path.is_dir():
             raise DataError(f"{self.path}: no such folder")

@@ -7,6 +7,7 @@ from typing import Any, Final
 from trainyard.config.user_programs import NUMBER
 
 _WHOLE_NUMBER: Final = re.compile(r"\d+(?:,\d{3}(?!\d)|_\d+)*(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?")
+_IN_NUMBER: Final = "0123456789.,_eE+-"
 _SIGN_BEFORE: Final = re.compile(r"(?:^|[\s=:,;(\[|])-$")
 _QUANTIFIER: Final = re.compile(r"(?<!\\)[*+?]$")  # as in `.*`, which takes the first digits of a number
 
@@ -51,8 +52,10 @@ def _partial_number_warning(match: "re.Match[str]") -> str:
     line, starts = match.string, [match.start(name) for name in match.re.groupindex]
     for name in match.re.groupindex:
         start, end = match.span(name)
-        first = _start_of_number(match, name) if start < end else start
-        whole = _WHOLE_NUMBER.match(line, first + (line[first : first + 1] in ("+", "-"))) if start < end else None
+        if start == end:  # it has matched nothing
+            continue
+        first = _start_of_number(match, name)
+        whole = _WHOLE_NUMBER.match(line, first + (line[first] in "+-"))
         if whole is None or any(end <= other < whole.end() for other in starts):
             continue
         sign = "-" if _SIGN_BEFORE.search(line, max(0, first - 2), first) else ""
@@ -70,8 +73,11 @@ def _partial_number_warning(match: "re.Match[str]") -> str:
 
 def _start_of_number(match: "re.Match[str]", name: str) -> int:
     """Where the number of a group begins: before the group, if the pattern does not say what is there."""
-    start, before = match.start(name), match.re.pattern.partition(f"(?P<{name}>")[0]
+    line, start = match.string, match.start(name)
+    if start == 0 or line[start - 1] not in _IN_NUMBER:
+        return start
+    before = match.re.pattern.partition(f"(?P<{name}>")[0]
     if match.start() < start and not _QUANTIFIER.search(before):
         return start
-    numbers = _WHOLE_NUMBER.finditer(match.string)
+    numbers = _WHOLE_NUMBER.finditer(line)
     return next((number.start() for number in numbers if number.start() < start < number.end()), start)

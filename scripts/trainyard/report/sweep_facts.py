@@ -56,7 +56,7 @@ def _describe_runs(tables: SweepResults) -> str:
     last = jobs.iloc[-1]
     names = tables.timeline["node"].dropna().unique()
     most = max(last["nodes"], len(names))  # of one job, or of several that ran one after another
-    nodes = f"{most:.0f} nodes" if most > 1 else f"node {[*names, last['node']][0]}"
+    nodes = f"{most:.0f} nodes" if most > 1 else f"node {names[0] if len(names) else last['node']}"
     devices = ["CPUs" if name == "cpu" else str(name) for name in tables.timeline["device"].dropna().unique()]
     times = f"{count_of(len(jobs), 'job')}, {format_duration(jobs['elapsed_seconds'].sum())}"
     when = f"from {format_time(jobs['start'].iloc[0])}"

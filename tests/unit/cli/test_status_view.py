@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 from rich.console import Console
-from trainyard.cli.status_view import _seconds_left, status_view
+from trainyard.cli.status_view import _open_attempts, _seconds_left, status_view
 from trainyard.cluster import host
 from trainyard.config.load import check_config
 from trainyard.planning.journal import Journal
@@ -29,7 +29,8 @@ def test_the_time_left_leaves_out_what_running_trials_have_run_on_the_slots_of_t
         journal.write({"event": "finished", "time": now - 3660, "trial": done, "attempt": 1, "seconds": 6000.0})
         for trial in (second, third):
             journal.write({"event": "started", "time": now - 3600, "trial": trial, "attempt": 1})
-    assert _seconds_left(plan_sweep(CONFIG, "s", tmp_path)) == pytest.approx(60 * minutes, rel=0.05)
+    plan = plan_sweep(CONFIG, "s", tmp_path)
+    assert _seconds_left(plan, _open_attempts(plan)) == pytest.approx(60 * minutes, rel=0.05)
 
 
 def ended_process():
