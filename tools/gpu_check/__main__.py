@@ -33,7 +33,6 @@ from gpu_check import (
     compilation,
     correctness,
     endings,
-    graphs,
     machine,
     memory,
     objective,
@@ -69,8 +68,6 @@ CORRECT: Final[dict[str, Check]] = {
     "launch": programs.check_programs,
     "compile": compilation.check_compile,
     "compiled_sweep": compilation.check_compiled_sweep,
-    "graphs": graphs.check_cuda_graphs,
-    "graph_fallback": graphs.check_cuda_graph_fallback,
     "memory": memory.check_out_of_memory,
 }
 SPEED: Final[dict[str, Check]] = {"small": speed.measure_small_resnets, "resnet50": speed.measure_resnet50}

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from trainyard.training.networks.models import ResNet, SmallConvNet
+from trainyard.training.networks.models import SmallConvNet
 
 BAD_STEP = 6
 
@@ -26,24 +26,6 @@ class _BadStep(SmallConvNet):
         return logits.masked_fill(self.steps.eq(BAD_STEP), torch.nan)
 
 
-class _Synchronizing(SmallConvNet):
-    """A forward pass that waits for the GPU, so that no CUDA graph can capture it."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = super().forward(images)  # type: ignore[no-untyped-call]
-        return logits if float(logits.detach().sum()) else logits + 0
-
-
-def dropout(*, channels: int, classes: int) -> nn.Module:
-    """A model that draws random numbers on the GPU, without max pooling, whose backward pass is not deterministic."""
-    return nn.Sequential(nn.Dropout(0.2), ResNet(channels=channels, classes=classes, blocks=1, width=8))
-
-
 def bad_step(*, channels: int, classes: int) -> nn.Module:
     """A model whose loss is NaN in the sixth step."""
     return _BadStep(channels=channels, classes=classes, width=8)
-
-
-def synchronizing(*, channels: int, classes: int) -> nn.Module:
-    """A model whose forward pass waits for the GPU."""
-    return _Synchronizing(channels=channels, classes=classes, width=8)

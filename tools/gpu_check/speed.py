@@ -19,7 +19,7 @@ from gpu_check.machine import wait_for
 from gpu_check.rig import Rig, changed, first_line, free_memory, start
 
 GOALS = {"NVIDIA H200": 40_000, "NVIDIA H100 80GB HBM3": 27_000}  # img/s of ResNet-50 in bf16, by the GPU's name
-GRAPH_SPEEDUP = 5  # goal for the small ResNets, relative to eager steps
+COMPILED_SPEEDUP = 5  # goal for the small ResNets, relative to eager steps
 TOY_MODEL = {"model_args": {"blocks": 2, "width": 8}}
 HOST_STEPS = 12
 
@@ -33,7 +33,6 @@ class Measurement:
     data: InputData
     goal: int | None = None  # images per second
     epochs: int = 3  # the first one does not count
-    cuda_graphs: bool = False
 
 
 def measure_resnet50(rig: Rig) -> None:
@@ -54,8 +53,6 @@ def measure_resnet50(rig: Rig) -> None:
     }
     for name, options in options_by_name.items():
         measure(rig, Measurement(f"ResNet-50, {name}", changed(spec, **options), data, goal))
-    fastest = changed(spec, cudnn_benchmark=True)
-    measure(rig, Measurement("ResNet-50, cudnn.benchmark, CUDA graph", fastest, data, goal, cuda_graphs=True))
     del data
     prefetched = rig.images(**images, prefetched=True)
     measure(rig, Measurement("ResNet-50, prefetched images", spec, prefetched, goal, epochs=2))
@@ -71,8 +68,8 @@ def measure_small_resnets(rig: Rig) -> None:
             spec = Train(model="resnet", model_args=model_args, batch_size=batch_size, precision="bf16", lr=0.01)
             name = f"{blocks} blocks, {side}x{side}, batch {batch_size}"
             eager = measure(rig, Measurement(name, spec, data))
-            goal = int(GRAPH_SPEEDUP * eager) if rig.has_gpu else None
-            measure(rig, Measurement(f"{name}, CUDA graph", spec, data, goal, cuda_graphs=True))
+            goal = int(COMPILED_SPEEDUP * eager) if rig.has_gpu else None
+            measure(rig, Measurement(f"{name}, compile", changed(spec, compile=True), data, goal))
 
 
 def measure(rig: Rig, what: Measurement, *, table: str = "speed") -> float:
@@ -97,7 +94,7 @@ def _row(rig: Rig, what: Measurement) -> tuple[float, dict[str, Any]]:
     """Images per second, and the row."""
     if rig.has_gpu:
         torch.cuda.reset_peak_memory_stats()
-    trainer = start(changed(what.spec, epochs=what.epochs), what.data, cuda_graphs=what.cuda_graphs)
+    trainer = start(changed(what.spec, epochs=what.epochs), what.data)
     warmed = warm_up(trainer)
     rows = list(trainer.epochs())[1:]
     rate = statistics.median(row.images_per_second for row in rows)

@@ -36,7 +36,6 @@ _FOR_TRAIN = {  # keys of trainings, and why a script does not need them
     "find_unused_parameters": "a script sets up DDP itself",
     "collective_timeout_minutes": "a script sets it in init_process_group",
     "checkpoint_every_seconds": "a script saves by itself",
-    "cuda_graphs": "a script captures its own",
     "lr_scaling": "a script has its own learning rate",
 }
 EFFICIENT = 0.7  # minimum parallel efficiency of a scale that pays off

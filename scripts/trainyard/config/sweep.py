@@ -516,8 +516,6 @@ class Sweep(ProgramOptions, Workload):
     def _check_slots(self) -> "Sweep":
         if not self.is_training and self.slots.gpus_per_trial == "auto":
             raise PydanticCustomError("slots", "gpus_per_trial: auto is for `train`; set the number for your program")
-        if not self.is_training and self.cuda_graphs:
-            raise PydanticCustomError("kind", "cuda_graphs is for train: your own program captures its own")
         if self.is_training and self.slots.share > 1:
             message = (
                 "gpus_per_trial: {share}, but a training by `train` uses one GPU; set gpus_per_trial: 1, or give a "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from pathlib import PurePath
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from pydantic import Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
@@ -160,12 +160,6 @@ class TrainingSection(Section):
 
     dataset: Name | None = Field(None, description="One of `datasets`. Optional for your own program.")
     train: Train = Field(Train(), description="The training configuration.")
-    cuda_graphs: bool | Literal["auto"] = Field(
-        False,
-        description="With `train`, on one GPU: capture the forward and backward passes of a step in a CUDA graph, for "
-        "models whose kernels are shorter than their launches. `true`: also models and losses of your own, which must "
-        "do the same in each step; `auto`: all others. Results do not change. See `docs/gpu.md`.",
-    )
     tensorboard: bool = Field(
         False, description="Write event files for TensorBoard of this study. At the top of the config: of all studies."
     )

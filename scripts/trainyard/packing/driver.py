@@ -282,7 +282,6 @@ def _worker_setup(plan: Plan, results: Path, data: Data) -> WorkerSetup:
         threads=sweep.slots.cpus_per_trial,
         gpu_share=sweep.slots.share,
         is_training=sweep.is_training,
-        cuda_graphs=sweep.cuda_graphs,
         is_deterministic=any(spec.deterministic for spec in trainings(sweep)),
         dataset=(results / "data" / sweep.dataset).absolute() if sweep.dataset else None,
         metrics=sweep.metrics,

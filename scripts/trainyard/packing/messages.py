@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from trainyard.config.config import Data
 from trainyard.config.user_programs import GRACE_SECONDS, Metrics
@@ -28,7 +28,6 @@ class WorkerSetup:
     data: Data
     threads: int
     is_training: bool = True  # whether trials run Trainyard's own training loop
-    cuda_graphs: bool | Literal["auto"] = False  # as in the config
     is_deterministic: bool = False  # whether one of them may be `deterministic`
     dataset: Path | None = None
     gpu_share: float = 1.0  # of a GPU, for a trial: below 1, the limit of its GPU memory; 0: it sees no GPU

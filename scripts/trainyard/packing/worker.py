@@ -283,7 +283,6 @@ class Worker:
             notice=self._notice,
             downloads=self._setup.data.downloads,
             on_halved=note,
-            cuda_graphs=self._setup.cuda_graphs,
         )
 
 

@@ -91,7 +91,6 @@ def _train(
             downloads=config.data.downloads,
             on_halved=partial(_remember_micro_batch, store),
             find_unused_parameters=study.find_unused_parameters,
-            cuda_graphs=study.cuda_graphs,
         )
         _log_start(trainer, store)
         with _telemetry(trainer, folder, study):

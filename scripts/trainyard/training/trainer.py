@@ -3,11 +3,9 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, nullcontext
 from itertools import islice
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +20,12 @@ from trainyard.training.checkpoints.checkpointer import Checkpointer
 from trainyard.training.checkpoints.state import EpochProgress, TrainingState, set_random_state
 from trainyard.training.checkpoints.store import CheckpointStore
 from trainyard.training.computation import precision
-from trainyard.training.computation.cuda_graphs import build_step_graph
 from trainyard.training.computation.determinism import choose_kernels
 from trainyard.training.computation.forward_pass import ForwardPass
-from trainyard.training.computation.gradients import compute_gradients
-from trainyard.training.computation.weight_casts import cast_weights_together
 from trainyard.training.epoch_metrics import EpochMetrics
 from trainyard.training.loaders import ImageBatch, InputData
 from trainyard.training.networks import models
 from trainyard.training.networks.activation_checkpointing import checkpoint_blocks
-from trainyard.training.networks.batch_counts import count_batches_together
 from trainyard.training.networks.freezing import freeze
 from trainyard.training.networks.pretrained import load_pretrained
 from trainyard.training.networks.running_statistics import reduce_buffers
@@ -84,7 +78,6 @@ class Trainer:
         downloads: str = Data().downloads,
         on_halved: Callable[[BatchSizes], None] = lambda batch: None,
         find_unused_parameters: bool = False,
-        cuda_graphs: bool | Literal["auto"] = False,
     ) -> None:
         self.objective = Objective(spec, group.device, classes=data.classes, numeric=data.numeric)
         torch.manual_seed(spec.seed)  # after own code, which may draw random numbers
@@ -100,7 +93,8 @@ class Trainer:
         parts = (self.module, spec, data, group, self.objective)
         self.forward = ForwardPass(*parts, channels_last=channels_last, find_unused_parameters=find_unused_parameters)
         self.state = self._initial_state()
-        self.step_graph = build_step_graph(spec, group, wanted=cuda_graphs)
+        if spec.activation_checkpointing:
+            checkpoint_blocks(self.module)  # after the optimizer has seen the names of the parameters
         self.wrap()  # before a checkpoint is loaded, within an epoch: DDP broadcasts the buffers of rank 0
         if spec.ema_decay is not None:
             self.state.average = WeightAverage(self.module, spec.ema_decay)
@@ -158,7 +152,6 @@ class Trainer:
         self.batch = self.batch.halved()
         message = "out of memory: micro-batches of %d images from now on, %d of them to a step of %d"
         log.warning(message, self.batch.micro, self.batch.accumulation, self.batch.per_rank)
-        self.step_graph = None  # its memory is needed
         self.state.optimizer.zero_grad(set_to_none=True)
         self.state.scaler = precision.renewed_scaler(self.state.scaler, self.state.optimizer, self.group.device)
         if self.group.device.type == "cuda":
@@ -236,12 +229,7 @@ class Trainer:
         """Update the parameters once, from one or more micro-batches; returns whether all ranks stop now."""
         progress = self.state.progress
         state, spec = self.state, self.spec
-        batches = self._augmented(images, augment)
-        if self.step_graph:
-            sums = self.step_graph(partial(compute_gradients, self), list(batches))
-            self._start_flags(sums)
-        else:
-            sums = compute_gradients(self, batches, on_forward=self._start_flags)
+        sums = self._compute_gradients(self._augmented(images, augment))
         known = self._flags.finish(state.optimizer)
         for status in known:
             self._check(status)
@@ -256,6 +244,20 @@ class Trainer:
         progress.sums += sums
         progress.step += 1
         return any(status.stop for status in known)
+
+    def _compute_gradients(self, batches: Iterable[ImageBatch]) -> Tensor:
+        """Set the gradients of all parameters from the micro-batches of a step; returns the sums of the step."""
+        sums = torch.zeros_like(self.state.progress.sums)
+        self.state.optimizer.zero_grad(set_to_none=True)
+        for remaining, images in zip(reversed(range(self.batch.accumulation)), batches, strict=True):
+            with self.forward.no_sync() if remaining else nullcontext():
+                loss, sums_of_batch = self.forward.compute_loss(images, model=self.model, training=True)
+                sums += sums_of_batch
+                if not remaining:
+                    self._start_flags(sums)  # so that their all-reduce overlaps the backward pass
+                share = len(images.labels) / self.batch.per_rank
+                self.state.scaler.scale(loss * share if share < 1 else loss).backward()  # type: ignore[no-untyped-call]
+        return sums
 
     def _augmented(self, images: Iterator[ImageBatch], augment: Augmenter) -> Iterator[ImageBatch]:
         """The micro-batches of a step."""
@@ -330,11 +332,4 @@ def _build_module(spec: Train, data: InputData, group: Group, *, channels_last: 
         else:
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
     freeze(module, spec.freeze)  # after the conversion, which makes new modules
-    if models.is_known(spec.model):
-        count_batches_together(module)
-        is_half = precision.is_half(precision.resolve_precision(spec.precision, group.device))
-        if is_half and group.world_size == 1 and not spec.compile:
-            cast_weights_together(module)
-    if spec.activation_checkpointing:
-        checkpoint_blocks(module)
     return module

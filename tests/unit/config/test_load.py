@@ -344,8 +344,6 @@ MISTAKES = [
         {"script": "t.py", "find_unused_parameters": True, "scales": ["1x1"]},
         "find_unused_parameters is for train: a script sets up DDP itself",
     ),
-    ("scaling.own", {"script": "t.py", "cuda_graphs": "auto", "scales": ["1x1"]}, "cuda_graphs is for train"),
-    ("sweeps.own", {"function": "a:b", "cuda_graphs": True}, "cuda_graphs is for train: your own program"),
     (
         "scaling.own",
         {"script": "t.py", "collective_timeout_minutes": 5, "scales": ["1x1"]},

@@ -1,7 +1,9 @@
 """The training loop: reproducible, also when it is interrupted or takes its steps in micro-batches."""
 
+import gc
 import json
 import time
+import weakref
 from dataclasses import fields
 
 import pandas as pd
@@ -9,7 +11,7 @@ import pytest
 import torch
 from loops import LEARNER, SPEC, assert_close, assert_equal_states, changed, numbers, start, train
 from trainyard.config.metric_names import EPOCH_METRICS
-from trainyard.config.train import Schedule
+from trainyard.config.train import Augment, Schedule
 from trainyard.scaling.table import scaling_table
 from trainyard.training.checkpoints.store import CheckpointStore
 from trainyard.training.epoch_metrics import EpochMetrics, epoch_line
@@ -269,3 +271,31 @@ def test_the_training_time_includes_the_time_that_it_waits_for_checkpoints(data,
     table = scaling_table({"1x1": [tmp_path]}, mode="weak", gpu_hour=2.0).iloc[0]
     assert table["train_seconds"] == summary["train_seconds"]
     assert table["checkpoint_seconds"] == summary["checkpoint_seconds"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "bf16"},
+        {"precision": "bf16", "activation_checkpointing": True},
+        {"ema_decay": 0.9},
+        {"augment": Augment(mixup=0.2), "clip_norm": 1.0},
+    ],
+)
+def test_a_finished_training_keeps_no_memory(data, options):
+    """Not even until a garbage collection, which Python starts by the number of objects, not by their size."""
+    training = start(changed(SPEC, epochs=1, **options), data)
+    gc.collect()
+    gc.disable()
+    try:
+        list(training.epochs())
+        tensors = [weakref.ref(each) for each in (*training.module.parameters(), *training.module.buffers())]
+        del training
+        assert not any(each() is not None for each in tensors)
+    finally:
+        gc.enable()
+
+
+def test_factors_of_learning_rates_find_parameters_in_checkpointed_blocks(data):
+    spec = changed(SPEC, lr_scale={"3.conv1": 0.5}, activation_checkpointing=True)
+    assert [group["lr_scale"] for group in start(spec, data).state.optimizer.param_groups] == [1.0, 0.5]

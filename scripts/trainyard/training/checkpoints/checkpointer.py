@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainyard.training.checkpoints.state import TrainingState
 from trainyard.training.checkpoints.store import CheckpointStore
-from trainyard.training.computation.gradients import gradient_bytes
+from trainyard.training.networks.models import gradient_bytes
 from trainyard.training.out_of_memory import is_out_of_memory
 from trainyard.training.process_group import Group
 from trainyard.training.step_timing import synchronize

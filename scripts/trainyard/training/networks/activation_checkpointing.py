@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
@@ -16,44 +17,45 @@ log = logging.getLogger(__name__)
 
 
 def checkpoint_blocks(model: nn.Module) -> int:
-    """Apply activation checkpointing to every block of a model; returns the number of blocks.
+    """Wrap every block of a model for activation checkpointing; returns the number of blocks.
 
-    Results do not change, including random numbers and the running statistics of batch normalization.
+    Results do not change, including random numbers and the running statistics of batch normalization; neither do the
+    names in the model's state dict.
     """
-    blocks = _blocks(model)
-    for block in blocks:
+    places = list(_blocks(model))
+    for parent, name, block in places:
         norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
-        block.forward = partial(_checkpointed, block, block.forward, norms)
-    if not blocks:
+        setattr(parent, name, checkpoint_wrapper(block, checkpoint_fn=partial(_checkpointed, norms)))
+    if not places:
         log.warning("activation_checkpointing: %s has no repeated blocks, so no memory is saved", type(model).__name__)
-    return len(blocks)
+    return len(places)
 
 
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The outermost modules whose class occurs more than once and that have children."""
+def _blocks(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """Parent, name and module of the outermost modules whose class occurs more than once and that have children."""
     kinds = Counter(type(module) for module in model.modules())
     containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
-    def search(module: nn.Module) -> Iterator[nn.Module]:
-        for child in module.children():
+    def search(parent: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+        for name, child in parent.named_children():
             if kinds[type(child)] > 1 and type(child) not in containers and next(child.children(), None) is not None:
-                yield child
+                yield parent, name, child
             else:
                 yield from search(child)
 
-    return list(search(model))
+    return search(model)
 
 
-def _checkpointed(block: nn.Module, forward: Any, norms: Sequence[nn.Module], *inputs: Any, **named: Any) -> Any:
+def _checkpointed(norms: Sequence[nn.Module], block: nn.Module, *inputs: Any, **named: Any) -> Any:
     if not (block.training and torch.is_grad_enabled()):
-        return forward(*inputs, **named)
+        return block(*inputs, **named)
     if torch.compiler.is_compiling():  # compiled code recomputes values only: it updates statistics once by itself
-        return checkpoint(forward, *inputs, use_reentrant=False, **named)
+        return checkpoint(block, *inputs, use_reentrant=False, **named)
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _frozen_statistics(norms)
 
-    return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts, **named)
+    return checkpoint(block, *inputs, use_reentrant=False, context_fn=contexts, **named)
 
 
 @contextmanager

@@ -109,3 +109,8 @@ def _unknown(name: str, known: Sequence[str]) -> str:
     close = get_close_matches(name[:100], [*_OWN, *known], n=1)
     remedy = f"did you mean {close[0]!r}?" if close else f"use {', '.join(_OWN)}, or a name of torchvision's"
     return f"model {name!r} is not known; {remedy} (or a path package.module:function)"
+
+
+def gradient_bytes(module: nn.Module) -> int:
+    """The size of the gradients of the parameters that are trained."""
+    return sum(each.numel() * each.element_size() for each in module.parameters() if each.requires_grad)
