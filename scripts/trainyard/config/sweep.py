@@ -204,6 +204,12 @@ class Stop(Section):
         return {RENAMED.get(name, name): value for name, value in given.items()}
 
     @property
+    def rule(self) -> dict[str, Any]:
+        """What decides whether a trial is stopped before its last epoch, as the journal records it."""
+        other = "min_samples" if self.method == "asha" else "reduction_factor"
+        return self.model_dump(exclude={"epochs", other})
+
+    @property
     def content(self) -> dict[str, Any]:
         """All fields for a digest, under their first names: a renamed key changes no digest."""
         first = {new: old for old, new in RENAMED.items()}

@@ -197,6 +197,8 @@ class OutcomeHandler:
         fields: dict[str, Any] = {"seconds": seconds, **end.details()}
         is_stopped = end.status is TrialStatus.STOPPED
         is_diverged = end.status is TrialStatus.DIVERGED
+        if is_stopped and self._rule:
+            fields["rule"] = self._rule.content
         if reason := end.error if is_diverged else find_divergence(end.metrics, self._monitored):
             fields |= {"early": slot.stop_reason if is_stopped else None, "log": end.program and end.program.output}
             self._record_diverged(slot, reason, **fields)

@@ -47,6 +47,7 @@ class Attempt:
     metrics_digest: str | None = None  # of the `metrics` rules that read its output; None in old journals
     is_halved: bool = False  # whether its micro-batch did not fit into the GPU's memory
     early: str = ""  # why its program was stopped before it diverged; `error` holds the reason of a stopped attempt
+    rule: dict[str, Any] | None = None  # of early stopping, that stopped it; None in old journals
     failure: str = ""  # the error with which it failed after it had diverged
     load_details: "Callable[[Attempt, str], None] | None" = field(default=None, repr=False, compare=False)  # sets one
 
@@ -119,7 +120,7 @@ def _end(attempt: Attempt, event: Ended) -> None:
     attempt.log = event.log or ""
     attempt.failure = event.failure or ""
     attempt.metrics = event.metrics or {}
-    attempt.metrics_digest = event.heard
+    attempt.metrics_digest, attempt.rule = event.heard, event.rule
     if event.status == TrialStatus.DIVERGED:
         # Old journals record only the exit code of a program that was stopped early.
         attempt.early = event.early or ("it was ended early" if event.exit_code else "")

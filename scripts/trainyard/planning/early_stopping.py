@@ -26,6 +26,11 @@ class EarlyStoppingRule:
             if attempt.outcome == TrialStatus.DIVERGED:
                 self.diverged(attempt.trial)
 
+    @property
+    def content(self) -> dict[str, Any]:
+        """What it decides by, for the journal."""
+        return self._stop.rule
+
     def verdict(self, trial: str, row: Mapping[str, Any]) -> str:
         """Why the trial must stop after this epoch; "" if it continues.
 

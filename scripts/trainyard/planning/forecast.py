@@ -15,6 +15,7 @@ from trainyard.config.scaling import EFFICIENT, Scaling, split_scale
 from trainyard.config.sweep import Sweep
 from trainyard.planning.plan import Plan, dataset_digest, plan_sweep
 from trainyard.planning.strategies import RequestedJob, Strategy, estimate_others, make_strategy
+from trainyard.planning.sweep_state import SweepState
 from trainyard.utils.text import count_of, format_duration
 
 
@@ -269,8 +270,9 @@ def compare_planned_strategies(plan: Plan) -> list[Strategy]:
 def summarize_plan(plan: Plan) -> str:
     """The work, the request and the predicted time of a sweep's job: one line for `snakemake -n`."""
     state, slots = plan.state, plan.request.slots
-    again = f" ({state.failed_before} failed before)" if state.failed_before else ""
-    what = f"{len(state.unfinished)} of {len(state.trials)} trials pending{again}{_count_rereads(plan)}"
+    again = ", ".join(_describe_again(plan.state))
+    what = f"{len(state.unfinished)} of {len(state.trials)} trials pending{f' ({again})' * bool(again)}"
+    what += _count_rereads(plan)
     if not state.unfinished:
         return f"sweep {state.name}: {what}; only the tables will be written"
     requested = f"{count_of(slots.count, 'slot')} of {_describe_slot(plan)}"
@@ -282,6 +284,19 @@ def summarize_plan(plan: Plan) -> str:
     measured = state.measured
     why = f"; {measured.why}" if measured and measured.why and measured.gpus_per_trial == slots.share else ""
     return f"sweep {state.name}: {what}; requests {requested}{nodes}{chosen}; {_describe_prediction(plan)}{why}"
+
+
+def _describe_again(state: SweepState) -> Iterator[str]:
+    """How many of the pending trials have run before, and why they run again."""
+    if state.failed_before:
+        yield f"{state.failed_before} failed before"
+    if not (stopped := state.stopped_before):
+        return
+    by = "by a rule that is no longer in the config"
+    if (now := state.sweep.stop) and (then := stopped[0].rule):
+        changed = [f"{name}: {value}" for name, value in then.items() if value != now.rule.get(name, value)]
+        by = f"by another rule, with {', '.join(changed)}"
+    yield f"{len(stopped)} stopped early {by}"
 
 
 def _describe_slot(plan: Plan) -> str:

@@ -112,6 +112,7 @@ class Ended(TrialEvent):
     error: str | None = None
     seconds: float | None = None
     why: str | None = None  # the trial was stopped early
+    rule: dict[str, Any] | None = None  # that stopped it early, as in `Stop.rule`
     early: str | None = None  # why the program was stopped before it diverged
     precision: str | None = None
     exit_code: int | None = None
@@ -129,8 +130,8 @@ END_FIELDS: Final[
     dict[TrialStatus, tuple[str, ...]]
 ] = {  # in the journal's order; None is omitted, except for `seconds`
     TrialStatus.FINISHED: ("metrics", "seconds", *_PROGRAM),
-    TrialStatus.STOPPED: ("metrics", "seconds", "why", *_PROGRAM),
-    TrialStatus.DIVERGED: ("error", "seconds", "early", *_PROGRAM, "failure", "log"),
+    TrialStatus.STOPPED: ("metrics", "seconds", "why", "rule", *_PROGRAM),
+    TrialStatus.DIVERGED: ("error", "seconds", "early", "rule", *_PROGRAM, "failure", "log"),
     TrialStatus.UNREADABLE: ("error", "seconds", "log", "output", "precision", "exit_code", "tail", "heard"),
     TrialStatus.FAILED: ("error", "seconds", *_PROGRAM, "log", "retried"),
     TrialStatus.INTERRUPTED: ("error", *_PROGRAM, "ended"),

@@ -58,14 +58,32 @@ class SweepState:
 
     def result(self, trial: str) -> Attempt | None:
         """The attempt whose metrics are the trial's result; None if the trial is pending or has diverged."""
-        is_early = self.sweep.stop is not None
-        return find_result(self.attempts_at(trial), self.space.generation(trial), early=is_early)
+        return find_result(self._counting(trial), self.space.generation(trial), early=True)
 
     def end(self, trial: str) -> Attempt | None:
         """The attempt after which a trial is not run again: its result, or one that diverged or is unreadable."""
-        is_early, generation = self.sweep.stop is not None, self.space.generation(trial)
-        end = find_result(self.attempts_at(trial), generation, early=is_early, diverged=True)
+        end = find_result(self._counting(trial), self.space.generation(trial), early=True, diverged=True)
         return end or self.unreadable(trial)
+
+    def _counting(self, trial: str) -> list[Attempt]:
+        """The attempts at a trial without those that another rule of early stopping has stopped.
+
+        Old journals do not record the rule: what they have as stopped counts under any.
+        """
+        return [each for each in self.attempts_at(trial) if not self._is_stopped_by_another(each)]
+
+    def _is_stopped_by_another(self, attempt: Attempt) -> bool:
+        has_diverged = attempt.outcome == TrialStatus.DIVERGED and not self._is_unmonitored(attempt)
+        if has_diverged or not (attempt.early or attempt.outcome == TrialStatus.STOPPED):
+            return False
+        return self.sweep.stop is None or attempt.rule not in (None, self.sweep.stop.rule)
+
+    @property
+    def stopped_before(self) -> list[Attempt]:
+        """The last attempts at unfinished trials that another rule of early stopping has stopped."""
+        last = filter(None, map(self.last_attempt, self.unfinished))
+        wanted = (each for each in last if each.generation >= self.space.generation(each.trial))
+        return [each for each in wanted if self._is_stopped_by_another(each)]
 
     def unreadable(self, trial: str) -> Attempt | None:
         """The last attempt at a trial if its output holds no metrics and is still kept."""
@@ -170,9 +188,11 @@ class SweepState:
     def _is_outdated(self, end: Attempt) -> bool:
         if end.outcome == TrialStatus.UNREADABLE or end.metrics_digest != metrics_digest(self.sweep.metrics):
             return True
-        if end.outcome != TrialStatus.DIVERGED or end.early:
-            return False
-        return end.error not in {find_divergence({name: None}, [name]) for name in self.sweep.monitored_metrics}
+        return end.outcome == TrialStatus.DIVERGED and self._is_unmonitored(end)
+
+    def _is_unmonitored(self, diverged: Attempt) -> bool:
+        """Whether an attempt has diverged by a metric that is no longer monitored."""
+        return diverged.error not in {find_divergence({name: None}, [name]) for name in self.sweep.monitored_metrics}
 
     @cached_property
     def stop(self) -> Stop | None:

@@ -8,9 +8,14 @@ from collections import defaultdict
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trainyard.config.load import check_config
 from trainyard.config.sweep import Stop
+from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.early_stopping import EarlyStoppingRule
+from trainyard.planning.forecast import summarize_plan
+from trainyard.planning.journal import Ended, Journal, Started
+from trainyard.planning.plan import plan_sweep
 
 RUNGS = (1, 3, 9)  # of 27 epochs, a third goes on at each
 
@@ -209,3 +214,49 @@ def test_the_median_rule_takes_values_whose_sum_overflows_and_epochs_that_are_fa
     assert judge.verdict("d", {"epoch": 10**12, "loss": 1.7e308}).endswith(
         "1.2e+308, the median of the means of 3 other trials"
     )
+
+
+STOP = {"method": "asha", "metric": "loss", "grace_period": 2}
+
+
+def swept(results, **sweep):
+    """The state of a sweep of a function with four trials."""
+    config = check_config({"sweeps": {"s": {"function": "os:getcwd", "grid": {"lr": [1, 2, 3, 4]}, **sweep}}})
+    return plan_sweep(config, "s", results)
+
+
+def stopped(results, *, rule):
+    """The first trial has finished, and the second was stopped by this rule, or by one that is not recorded."""
+    finished, early, *_ = swept(results).state.trials
+    with Journal.opened(results / "sweeps/s/journal.jsonl") as journal:
+        for trial, status in ((finished, TrialStatus.FINISHED), (early, TrialStatus.STOPPED)):
+            journal.record(Started(trial=trial, attempt=1))
+            end = {"status": status, "metrics": {"loss": 0.5}, "seconds": 1.0, "rule": rule}
+            journal.record(Ended(trial=trial, attempt=1, why="asha: rank 2 of the 2", **end))
+    return early
+
+
+@pytest.mark.parametrize(
+    ("now", "reason"),
+    [
+        ({**STOP, "mode": "max"}, ""),
+        ({**STOP, "mode": "max", "min_samples": 9}, ""),  # of the other method
+        ({**STOP, "mode": "max", "epochs": 27}, ""),
+        ({**STOP, "mode": "min"}, "1 stopped early by another rule, with mode: max"),
+        ({**STOP, "mode": "max", "metric": "val_loss"}, "1 stopped early by another rule, with metric: loss"),
+        ({**STOP, "mode": "max", "reduction_factor": 4}, "1 stopped early by another rule, with reduction_factor: 3"),
+        ({**STOP, "mode": "max", "method": "median"}, "1 stopped early by another rule, with method: asha"),
+        (None, "1 stopped early by a rule that is no longer in the config"),
+    ],
+)
+def test_what_a_rule_has_stopped_counts_under_this_rule_only(tmp_path, now, reason):
+    trial = stopped(tmp_path, rule=Stop.model_validate({**STOP, "mode": "max"}).rule)
+    plan = swept(tmp_path, **({"stop": now} if now else {}))
+    assert (plan.state.result(trial) is None) == (trial in plan.state.unfinished) == bool(reason)
+    assert f"{'3 of 4 trials pending (' + reason + ')' if reason else '2 of 4 trials pending;'}" in summarize_plan(plan)
+
+
+def test_what_an_old_journal_has_as_stopped_counts_under_any_rule(tmp_path):
+    trial = stopped(tmp_path, rule=None)
+    assert trial not in swept(tmp_path, stop={**STOP, "mode": "min"}).state.unfinished
+    assert trial in swept(tmp_path).state.unfinished
