@@ -26,7 +26,7 @@ from trainyard.training.epoch_metrics import EpochMetrics
 from trainyard.training.loaders import ImageBatch, InputData
 from trainyard.training.networks import models
 from trainyard.training.networks.activation_checkpointing import checkpoint_blocks
-from trainyard.training.networks.freezing import freeze
+from trainyard.training.networks.freezing import freeze, set_training_mode
 from trainyard.training.networks.pretrained import load_pretrained
 from trainyard.training.networks.running_statistics import reduce_buffers
 from trainyard.training.networks.weight_average import WeightAverage
@@ -198,7 +198,7 @@ class Trainer:
 
     def _train_steps(self, number: int, progress: EpochProgress, timer: StepTimer) -> None:
         """Take the remaining steps of an epoch, until a rank asks to stop."""
-        self.model.train()
+        set_training_mode(self.model)
         size, seed = len(self.data.train), self.spec.seed
         order = training_batches(
             size, self.batch, rank=self.group.rank, seed=seed, epoch=number, first_step=progress.step

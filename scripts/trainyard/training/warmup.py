@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Optimizer
 
 from trainyard.training.loaders import ImageBatch
+from trainyard.training.networks.freezing import set_training_mode
 from trainyard.training.networks.models import gradient_bytes
 from trainyard.training.networks.running_statistics import unchanged_buffers
 from trainyard.training.out_of_memory import OutOfMemory, is_out_of_memory
@@ -180,7 +181,7 @@ def _pass(trainer: Trainer, model: nn.Module) -> None:
     labels, indices = trainer.objective.zero_targets(shape[0], device), torch.zeros(shape[0], dtype=torch.int64)
     images = ImageBatch(torch.zeros(shape, dtype=torch.uint8, device=device), labels, indices)
     images = trainer.mix(images, epoch=0, step=0)
-    trainer.module.train()
+    set_training_mode(trainer.module)
     trainer.state.optimizer.zero_grad(set_to_none=True)
     loss, _ = trainer.forward.compute_loss(images, model=model, training=True)
     trainer.state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from types import MethodType
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -14,8 +13,8 @@ from trainyard.training.networks.models import ModelError
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     """Exclude the parameters that match a pattern from training.
 
-    Batch normalization whose parameters are all frozen stays in evaluation mode: its running statistics are frozen,
-    too.
+    `set_training_mode` leaves batch normalization whose parameters are all frozen in evaluation mode: its running
+    statistics are frozen, too.
 
     Raises:
         ModelError: a pattern matches no parameter, or all parameters are frozen.
@@ -32,8 +31,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         raise ModelError("freeze: the patterns match all parameters of the model, so nothing is left to train")
     for name, module in inner.named_modules():
         if isinstance(module, _BatchNorm) and _is_frozen(name, module, patterns):
-            module.train = MethodType(_stay_in_evaluation, module)  # type: ignore[method-assign]
-            module.eval()
+            module.is_frozen = True  # type: ignore[assignment]
 
 
 def _is_frozen(name: str, norm: nn.Module, patterns: Sequence[str]) -> bool:
@@ -43,9 +41,12 @@ def _is_frozen(name: str, norm: nn.Module, patterns: Sequence[str]) -> bool:
     return not any(parameter.requires_grad for parameter in own)
 
 
-def _stay_in_evaluation(norm: nn.Module, mode: bool = True) -> nn.Module:
-    """In place of `train`."""
-    return nn.Module.train(norm, False)
+def set_training_mode(model: nn.Module) -> None:
+    """Set the training mode of a model, and the evaluation mode of its frozen batch normalization."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and getattr(module, "is_frozen", False):
+            module.eval()
 
 
 def lr_scales(names: Sequence[str], scales: Mapping[str, float]) -> dict[str, float]:
