@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import torch
-from trainyard.training.computation.determinism import fix_cublas_workspace
+from trainyard.training.numerics import fix_cublas_workspace
 
 from gpu_check import (
     compilation,

@@ -108,8 +108,10 @@ class Worker:
         began = time.perf_counter()
         import torch
 
-        from trainyard.training import trainer  # noqa: F401  (the first trial would have to import it)
-        from trainyard.training.computation import determinism
+        from trainyard.training import (
+            numerics,
+            trainer,  # noqa: F401  (the first trial would have to import it)
+        )
         from trainyard.training.loaders import load_input_data
         from trainyard.training.process_group import single_process
         from trainyard.training.step_timing import device_name
@@ -117,7 +119,7 @@ class Worker:
         imported = time.perf_counter()
         torch.set_num_threads(self._setup.threads)
         if self._setup.is_deterministic:
-            determinism.fix_cublas_workspace()
+            numerics.fix_cublas_workspace()
         gpu_sharing.limit_gpu_memory(self._setup.gpu_share)
         self._group = single_process()
         copied = self._copy_dataset()
@@ -166,7 +168,7 @@ class Worker:
             )
         finally:
             if self._setup.is_training and request.spec.get("compile"):
-                from trainyard.training.computation.compilation import release_compiled_code
+                from trainyard.training.forward_pass import release_compiled_code
 
                 release_compiled_code()  # and the memory of its CUDA graphs, before a trial that does not compile
 

@@ -1,10 +1,12 @@
-"""The metrics of an epoch."""
+"""The metrics of an epoch, the best epoch by the metric that a training monitors, and early stopping by patience."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trainyard.config.metric_names import EPOCH_METRICS
+from trainyard.config.train import Train
 from trainyard.training.objective import Means
 from trainyard.training.step_timing import StepTimes
 
@@ -77,3 +79,25 @@ def epoch_line(row: EpochMetrics, epochs: int) -> str:
         parts.append(f"Accuracy (train, val): {row.train_accuracy:.2%}, {row.val_accuracy:.2%}")
     parts += [f"{name.removeprefix('val_')} (val): {value:.4g}" for name, value in row.own.items()]
     return " | ".join([*parts, f"Throughput: {row.images_per_second:.1f} img/s"])
+
+
+def _worth(spec: Train, row: EpochMetrics) -> float:
+    """The monitored value of an epoch, larger is better; NaN counts as the worst."""
+    value = row.value(spec.monitor)
+    if value is None or math.isnan(value):
+        return -math.inf
+    return float(value if spec.mode == "max" else -value)
+
+
+def best_epoch(spec: Train, history: Sequence[EpochMetrics]) -> int | None:
+    """The first epoch with the best monitored value; None without epochs."""
+    values = [_worth(spec, row) for row in history]
+    return 1 + values.index(max(values)) if values else None
+
+
+def is_out_of_patience(spec: Train, history: Sequence[EpochMetrics]) -> bool:
+    """Whether the last `patience` epochs brought no new best."""
+    if spec.patience is None:
+        return False
+    best = best_epoch(spec, history)
+    return best is not None and len(history) - best >= spec.patience

@@ -13,16 +13,14 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from trainyard.config.config import Data
 from trainyard.config.train import Train
-from trainyard.training import monitor, optimizers
+from trainyard.training import numerics, optimizers
 from trainyard.training.augmentation.augment import Augmenter
 from trainyard.training.augmentation.mixing import Mixer
 from trainyard.training.checkpoints.checkpointer import Checkpointer
 from trainyard.training.checkpoints.state import EpochProgress, TrainingState, set_random_state
 from trainyard.training.checkpoints.store import CheckpointStore
-from trainyard.training.computation import precision
-from trainyard.training.computation.determinism import choose_kernels
-from trainyard.training.computation.forward_pass import ForwardPass
-from trainyard.training.epoch_metrics import EpochMetrics
+from trainyard.training.epoch_metrics import EpochMetrics, is_out_of_patience
+from trainyard.training.forward_pass import ForwardPass
 from trainyard.training.loaders import ImageBatch, InputData
 from trainyard.training.networks import models
 from trainyard.training.networks.activation_checkpointing import checkpoint_blocks
@@ -105,7 +103,7 @@ class Trainer:
     def _initial_state(self) -> TrainingState:
         optimizer = optimizers.build_optimizer(self.spec, self.module)
         schedule = LambdaLR(optimizer, optimizers.lr_factor(self.spec.schedule, self.steps, self.spec.epochs))
-        scaler = precision.gradient_scaler(self.precision, self.group.device)
+        scaler = numerics.gradient_scaler(self.precision, self.group.device)
         loss = self.objective.own_module
         return TrainingState(self.module, optimizer, schedule, scaler, self.group, self.spec, loss)
 
@@ -126,7 +124,7 @@ class Trainer:
     @property
     def is_complete(self) -> bool:
         """Whether no epoch remains, also because the last ones brought no improvement (`patience`)."""
-        return len(self.history) >= self.spec.epochs or monitor.is_out_of_patience(self.spec, self.history)
+        return len(self.history) >= self.spec.epochs or is_out_of_patience(self.spec, self.history)
 
     def epochs(self) -> Iterator[EpochMetrics]:
         """Train the remaining epochs; each is yielded after its state has been copied for a checkpoint, if one is due.
@@ -153,7 +151,7 @@ class Trainer:
         message = "out of memory: micro-batches of %d images from now on, %d of them to a step of %d"
         log.warning(message, self.batch.micro, self.batch.accumulation, self.batch.per_rank)
         self.state.optimizer.zero_grad(set_to_none=True)
-        self.state.scaler = precision.renewed_scaler(self.state.scaler, self.state.optimizer, self.group.device)
+        self.state.scaler = numerics.renewed_scaler(self.state.scaler, self.state.optimizer, self.group.device)
         if self.group.device.type == "cuda":
             torch.cuda.empty_cache()
         self.wrap()
@@ -309,10 +307,10 @@ class Trainer:
 
 def _choose_numerics(spec: Train, device: torch.device) -> tuple[str, bool]:
     """The precision, and whether images are in channels-last format; sets torch's global options for the spec."""
-    chosen = precision.resolve_precision(spec.precision, device)
-    precision.set_float32(chosen)
-    choose_kernels(spec, device)
-    half_on_gpu = device.type == "cuda" and precision.is_half(chosen)
+    chosen = numerics.resolve_precision(spec.precision, device)
+    numerics.set_float32(chosen)
+    numerics.choose_kernels(spec, device)
+    half_on_gpu = device.type == "cuda" and numerics.is_half(chosen)
     return chosen, half_on_gpu if spec.channels_last == "auto" else spec.channels_last
 
 

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 from loops import LEARNER, SPEC, assert_close, assert_equal_states, changed, numbers, start, train
-from trainyard.training.computation import forward_pass
-from trainyard.training.computation.compilation import compile_step, release_compiled_code
+from trainyard.training import forward_pass
+from trainyard.training.forward_pass import compile_step, release_compiled_code
 from trainyard.training.process_group import Group
 from trainyard.training.warmup import warm_up
 

@@ -9,8 +9,8 @@ import pytest
 from loops import SPEC, start, train
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.worker import Worker
+from trainyard.training import forward_pass
 from trainyard.training.checkpoints.store import CheckpointStore
-from trainyard.training.computation import compilation
 from trainyard.utils.errors import Diverged
 
 
@@ -18,7 +18,7 @@ from trainyard.utils.errors import Diverged
 def test_compiled_code_is_released_after_each_trial_however_it_ends(monkeypatch, error):
     """Also before a trial that does not compile: the memory pools of CUDA graphs would remain."""
     released = []
-    monkeypatch.setattr(compilation, "release_compiled_code", lambda: released.append(True))
+    monkeypatch.setattr(forward_pass, "release_compiled_code", lambda: released.append(True))
     worker = Worker()
     worker._setup = SimpleNamespace(is_training=True)
 

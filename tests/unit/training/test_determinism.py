@@ -7,8 +7,8 @@ import torch
 from loops import SPEC, assert_equal_states, changed, start, train
 from trainyard.config.train import Train
 from trainyard.config.trials import Trial
+from trainyard.training import numerics
 from trainyard.training.checkpoints.store import CheckpointStore
-from trainyard.training.computation import determinism
 from trainyard.utils.errors import UserError
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
@@ -16,15 +16,15 @@ GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch):
-    monkeypatch.delenv(determinism.CUBLAS_VARIABLE, raising=False)
+    monkeypatch.delenv(numerics.CUBLAS_VARIABLE, raising=False)
     yield
-    determinism.choose_kernels(Train(), CPU)
-    os.environ.pop(determinism.CUBLAS_VARIABLE, None)
+    numerics.choose_kernels(Train(), CPU)
+    os.environ.pop(numerics.CUBLAS_VARIABLE, None)
 
 
 def settings() -> tuple[bool, bool, bool, str | None]:
     cudnn = torch.backends.cudnn
-    variable = os.environ.get(determinism.CUBLAS_VARIABLE)
+    variable = os.environ.get(numerics.CUBLAS_VARIABLE)
     return torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.benchmark, variable
 
 
@@ -41,15 +41,15 @@ def test_each_trial_has_its_own_setting(data):
 
 
 def test_a_workspace_with_which_cublas_is_not_deterministic_is_refused(monkeypatch):
-    monkeypatch.setenv(determinism.CUBLAS_VARIABLE, ":4096:2:16:8")
+    monkeypatch.setenv(numerics.CUBLAS_VARIABLE, ":4096:2:16:8")
     with pytest.raises(UserError, match="_CONFIG to be :4096:8 or :16:8, not :4096:2:16:8: unset"):
-        determinism.choose_kernels(Train(deterministic=True), GPU)
-    determinism.choose_kernels(Train(deterministic=True), CPU)
+        numerics.choose_kernels(Train(deterministic=True), GPU)
+    numerics.choose_kernels(Train(deterministic=True), CPU)
 
 
 def test_the_users_workspace_is_kept(monkeypatch):
-    monkeypatch.setenv(determinism.CUBLAS_VARIABLE, ":16:8")
-    determinism.choose_kernels(Train(deterministic=True), GPU)
+    monkeypatch.setenv(numerics.CUBLAS_VARIABLE, ":16:8")
+    numerics.choose_kernels(Train(deterministic=True), GPU)
     assert settings() == (True, True, False, ":16:8")
 
 

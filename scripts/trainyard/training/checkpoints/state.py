@@ -10,8 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainyard.config.train import Train
-from trainyard.training import monitor
-from trainyard.training.epoch_metrics import EpochMetrics
+from trainyard.training.epoch_metrics import EpochMetrics, best_epoch
 from trainyard.training.networks.running_statistics import reduce_buffers
 from trainyard.training.networks.weight_average import WeightAverage
 from trainyard.training.objective import SUMS
@@ -64,12 +63,12 @@ class TrainingState:
     @property
     def best_epoch(self) -> int | None:
         """The first epoch with the best value of the metric that the spec monitors."""
-        return monitor.best_epoch(self.spec, self.history)
+        return best_epoch(self.spec, self.history)
 
     def best_of(self, epochs: Iterable[int]) -> int | None:
         """The best of some complete epochs, by the same metric."""
         known = sorted(epoch for epoch in epochs if epoch <= len(self.history))
-        place = monitor.best_epoch(self.spec, [self.history[epoch - 1] for epoch in known])
+        place = best_epoch(self.spec, [self.history[epoch - 1] for epoch in known])
         return known[place - 1] if place else None
 
     @property

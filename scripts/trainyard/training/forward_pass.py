@@ -1,21 +1,24 @@
-"""The forward pass of a training: its model over all ranks, and the loss of a batch."""
+"""The forward pass of a training: its model over all ranks, compiled if configured, and the loss of a batch."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainyard.config.train import Train
-from trainyard.training.computation import precision
-from trainyard.training.computation.compilation import ModelWithLoss, compile_step
+from trainyard.training import numerics
 from trainyard.training.loaders import ImageBatch, InputData
 from trainyard.training.networks import models
 from trainyard.training.networks.running_statistics import other_buffers
 from trainyard.training.objective import Objective
 from trainyard.training.process_group import Group
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class ForwardPass:
@@ -36,7 +39,7 @@ class ForwardPass:
     ) -> None:
         self._module, self._spec, self._group, self._objective = module, spec, group, objective
         self._normalize = partial(data.normalize, channels_last=channels_last)
-        self._precision = precision.resolve_precision(spec.precision, group.device)
+        self._precision = numerics.resolve_precision(spec.precision, group.device)
         self._compiled: Callable[..., tuple[Tensor, Tensor]] | None = None
         self.find_unused_parameters = find_unused_parameters  # in each step, by DDP
 
@@ -72,9 +75,56 @@ class ForwardPass:
 
         `model` maps normalized images to outputs, or is this object's own `model`.
         """
-        with precision.autocast(self._precision, self._group.device):
+        with numerics.autocast(self._precision, self._group.device):
             if self._compiled is not None and model is self.model:
                 return self._compiled(images.pixels, images.labels)
             outputs = model(self._normalize(images.pixels))
             loss = self._objective.loss(outputs, images.labels, training=training)
         return loss, self._objective.sums(loss, outputs, images.labels, training=training)
+
+
+class ModelWithLoss(nn.Module):
+    """A model with what is compiled with it: the normalization of its input, the loss, and the sums of the metrics.
+
+    It is a module because DDP calls one: torch.compile starts inside of DDP, so all of this is compiled as one piece.
+    """
+
+    def __init__(self, model: nn.Module, objective: Objective, normalize: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model, self._objective, self._normalize = model, objective, normalize
+
+    def forward(self, pixels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean loss of a batch in training, and its sums for `Objective.means`."""
+        outputs = self.model(self._normalize(pixels))
+        loss = self._objective.loss(outputs, targets, training=True)
+        return loss, self._objective.sums(loss, outputs, targets, training=True)
+
+
+def compile_step(step: Callable[_P, _R], *, cuda_graphs: bool) -> Callable[_P, _R]:
+    """`step` (one forward pass), compiled for each shape that it is called with.
+
+    Shapes are static: with micro-batches of two sizes, the rest of a step gets code of its own. After a second size,
+    torch.compile would compile for any size, which is slower.
+
+    With `cuda_graphs`, each call overwrites the results of the call before it, gradients included. A step must
+    therefore be one call: gradients that accumulate over several calls would be overwritten.
+
+    Compiled code is kept per line of Python, not per model, and at most eight versions of it; after that, torch.compile
+    stops compiling. So the code of trainings before this one, or of other micro-batches, is released first.
+    """
+    release_compiled_code()
+    compiled = torch.compile(step, mode="reduce-overhead" if cuda_graphs else "default", dynamic=False)
+    if not cuda_graphs:
+        return compiled
+
+    def replayed(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        return compiled(*args, **kwargs)
+
+    return replayed
+
+
+def release_compiled_code() -> None:
+    """Release all code that this process has compiled, and the memory pools of its CUDA graphs."""
+    torch.compiler.reset()
+    torch.cuda.empty_cache()

@@ -2,21 +2,21 @@
 
 import pytest
 import torch
-from trainyard.training.computation import precision
+from trainyard.training import numerics
 
 
 @pytest.fixture(autouse=True)
 def _restored():
     yield
-    precision.set_float32("fp32")
+    numerics.set_float32("fp32")
 
 
 @pytest.mark.parametrize("first", ["fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("name", ["fp32", "tf32", "bf16"])
 def test_both_ways_to_ask_for_tf32_agree(first, name):
     """After `fp32_precision` has been set, torch raises where `allow_tf32` is read: in users' code, and to compile."""
-    precision.set_float32(first)  # by the trial before
-    precision.set_float32(name)
+    numerics.set_float32(first)  # by the trial before
+    numerics.set_float32(name)
     is_tf32 = name != "fp32"
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (is_tf32, is_tf32)
     assert (torch.get_float32_matmul_precision() == "high") == is_tf32
@@ -27,7 +27,7 @@ def test_both_ways_to_ask_for_tf32_agree(first, name):
 
 
 def test_cpus_multiply_exactly():
-    precision.set_float32("tf32")
+    numerics.set_float32("tf32")
     assert torch.backends.mkldnn.matmul.fp32_precision == "none"
 
 
@@ -50,9 +50,9 @@ def _set(backend, value):
 @pytest.mark.parametrize("before", ["fp32", "tf32"])
 def test_what_the_code_of_a_user_has_set_does_not_change_later_trainings(by_user, name, before):
     """In the same worker. torch raises where a setting is read that contradicts another one, as torch.compile does."""
-    precision.set_float32(before)
+    numerics.set_float32(before)
     by_user()
-    precision.set_float32(name)
+    numerics.set_float32(name)
     in_tf32 = name != "fp32"
     assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == in_tf32
     assert torch.get_float32_matmul_precision() == ("high" if in_tf32 else "highest")

@@ -1,13 +1,22 @@
-"""The `precision` of a training: data types, autocast and loss scaling on its device."""
+"""How a training computes on its device: data types, autocast, loss scaling, and which kernels torch may choose.
 
+Deterministic kernels: https://docs.pytorch.org/docs/stable/notes/randomness.html.
+"""
+
+import os
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.optim import Optimizer
 
+from trainyard.config.train import Train
+from trainyard.utils.errors import UserError
+
 _BACKENDS: Any = torch.backends  # its stubs lack some of what follows
 _FLOAT32_SETTINGS = (_BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn, _BACKENDS.cudnn, _BACKENDS.cuda.matmul, _BACKENDS)
+CUBLAS_VARIABLE: Final = "CUBLAS_WORKSPACE_CONFIG"
+CUBLAS_DETERMINISTIC: Final = (":4096:8", ":16:8")  # the values with which torch calls cuBLAS in deterministic mode
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -60,3 +69,29 @@ def renewed_scaler(scaler: torch.amp.GradScaler, optimizer: Optimizer, device: t
     renewed = torch.amp.GradScaler(device.type, enabled=scaler.is_enabled())
     renewed.load_state_dict(scaler.state_dict())
     return renewed
+
+
+def fix_cublas_workspace() -> None:
+    """Give cuBLAS workspaces of fixed size, with which it is deterministic, unless the user has chosen another.
+
+    torch reads the variable once, when it first calls cuBLAS: call this before, if a training may be deterministic.
+    """
+    os.environ.setdefault(CUBLAS_VARIABLE, CUBLAS_DETERMINISTIC[0])
+
+
+def choose_kernels(spec: Train, device: torch.device) -> None:
+    """Let torch choose kernels as the spec says, in all that this process computes from now on.
+
+    Raises:
+        UserError: the environment variable of cuBLAS contradicts the spec.
+    """
+    torch.backends.cudnn.benchmark = spec.cudnn_benchmark
+    torch.backends.cudnn.deterministic = spec.deterministic
+    if spec.deterministic:
+        fix_cublas_workspace()
+        value = os.environ[CUBLAS_VARIABLE]
+        if device.type == "cuda" and value not in CUBLAS_DETERMINISTIC:
+            allowed = " or ".join(CUBLAS_DETERMINISTIC)
+            raise UserError(f"`deterministic: true` needs {CUBLAS_VARIABLE} to be {allowed}, not {value}: unset it")
+    if torch.are_deterministic_algorithms_enabled() != spec.deterministic:  # setting it imports a part of the compiler
+        torch.use_deterministic_algorithms(spec.deterministic)

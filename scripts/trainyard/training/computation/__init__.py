@@ -1,1 +1,0 @@
-"""How a step is computed: precision, deterministic kernels, torch.compile, CUDA graphs."""
