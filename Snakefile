@@ -31,6 +31,7 @@ onstart:
     with plain_errors():
         yard.check(dry_run=False)
         yard.write_config()
+    yard.pass_on_interrupt(workflow)
 
 
 onsuccess:

@@ -1,6 +1,7 @@
 """At SIGTERM, trainings and trials save their state within a step, and the next run goes on from there."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -261,23 +262,34 @@ def test_a_trial_saves_its_state_when_it_is_told_to_end_and_resumes_from_it(gate
 
 
 def test_snakemake_and_its_sweep_end_and_continue_together(yard):
-    """`timeout` and Ctrl-C send the signal to both."""
+    """`timeout` and Ctrl-C send the signal to both, `kill -INT <pid>` to Snakemake alone."""
     (yard.folder / "programs.py").write_text(PROGRAMS)
     yard.write({"sweeps": {"command": SWEEPS["command"]}})
     command = yard.snakemake_command("--", "results/sweeps/command/trials.csv")
-    for past, ending in enumerate(("timeout", "Ctrl-C")):
+    alone = (subprocess.Popen.send_signal, signal.SIGINT)
+    for past, (send, number) in enumerate((ENDINGS["timeout"], ENDINGS["Ctrl-C"], alone)):
         started = yard.start(*command)
         wait_until(lambda past=past: is_in_epoch(yard, "command", 3 + past), what="an epoch", while_running=started)
         family = psutil.Process(started.pid).children(recursive=True)
-        send, number = ENDINGS[ending]
         send(started, number)
         output, _ = started.communicate(timeout=PATIENCE_SECONDS)
-        assert started.returncode == 1, (ending, output)
-        wait_until(lambda family=family: not alive(family), what=f"all processes to end after {ending}")
+        assert started.returncode == 1, output
+        wait_until(lambda family=family: not alive(family), what=f"all processes to end after signal {number}")
         assert [each.outcome for each in tries(yard, "command")] == ["interrupted"] * (past + 1), output
+        if number == signal.SIGINT:
+            first, *lines = output.partition("Trainyard: ")[2].splitlines()
+            assert first.startswith("interrupted after ")
+            assert lines == [
+                "  not done  sweep command",
+                "  answers   sweep command: 0 trials finished, 0 failed, 1 to run",
+                "              so far: no trial has finished",
+                f"  results   {yard.results}: logs/",
+                "  next      run the same command to go on: what has finished is kept",
+            ]
+            assert not re.search("Exception|Error|Traceback", output), output
     (yard.folder / "go").touch()
     yard.run(*command)
-    assert [each.outcome for each in tries(yard, "command")] == ["interrupted", "interrupted", "finished"]
+    assert [each.outcome for each in tries(yard, "command")] == ["interrupted"] * 3 + ["finished"]
     assert (yard.folder / "command-epochs").read_text().split() == list("12345678"), "no epoch is repeated"
 
 

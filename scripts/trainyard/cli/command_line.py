@@ -42,14 +42,15 @@ def run_program(
 ) -> NoReturn:
     """Run `main` and exit with its return value or 0; with 1 after an error, with 130 after an interrupt.
 
-    SIGINT interrupts it even if the parent process ignores SIGINT, as a script does for `program &`. With
-    `stops_at_signals`, the other signals that end a job do so, too, and a program in a Slurm job becomes a step of its
-    own if Slurm's signals would not reach it.
+    SIGINT interrupts it even if the parent process ignores SIGINT, as a script does for `program &`, and so do the
+    other signals that end a job, unless it is a rank. With `stops_at_signals`, a program in a Slurm job becomes a step
+    of its own if Slurm's signals would not reach it.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     set_up_logging(arguments.log_file)
-    if stops_at_signals and not is_rank():
-        job_step.become_task()
+    if not is_rank():
+        if stops_at_signals:
+            job_step.become_task()
         interrupt_at_notice()
     code = _exit_code(main, arguments)
     _flush_output()

@@ -22,7 +22,7 @@ SHOWN: Final = 8  # studies, failures
 NOUNS: Final = {"stage": "dataset", "sweep": "sweep", "sweep_on_nodes": "sweep", "train": "scaling",
                 "train_on_nodes": "scaling", "fit_trees": "trees"}  # fmt: skip
 OF_STUDIES: Final = {"sweeps": ("sweep", "sweep_on_nodes", "table_sweeps"), "scaling": ("table_scaling",)}
-State = Literal["finished", "failed", "left"]
+State = Literal["finished", "failed", "interrupted", "left"]
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,15 @@ class RunJob:
 
 def read_jobs(workflow: Any) -> list[RunJob]:
     """The jobs of a run that has ended, from a `snakemake.workflow.Workflow`, in the order of their names."""
-    dag, failed = workflow.dag, workflow.scheduler.failed
+    dag, scheduler = workflow.dag, workflow.scheduler
 
     def read(job: Any) -> RunJob:
-        state: State = "failed" if job in failed else "finished" if dag.finished(job) else "left"
+        states: dict[State, bool] = {
+            "failed": job in scheduler.failed,
+            "interrupted": job in scheduler.running,
+            "finished": dag.finished(job),
+        }
+        state: State = next((state for state, holds in states.items() if holds), "left")
         name, scale = (str(job.wildcards.get(key, "")) for key in ("name", "scale"))
         return RunJob(job.rule.name, name, scale, next(map(str, job.log), ""), state)
 
@@ -60,18 +65,19 @@ class RunSummary:
     succeeded: bool
     argv: Sequence[str]  # the command line of the run
     targets: frozenset[str] = frozenset()
+    interrupted: bool = False
 
     def text(self) -> str:
         """The summary, in lines with a heading each."""
         parts = {
-            "finished": [_list(self._work("finished")) or "nothing new"],
+            "finished": [_list(self._work("finished")) or "nothing new" * (not self.interrupted)],
             "failed": self._failures(),
-            "not run": [_list(self._work("left"))],
+            "not done": [_list(self._work("interrupted", "left"))],
             "answers": self._answers(),
             "results": [f"{self.results.absolute()}: {_list(self._folders())}"],
             "next": self._next_steps(),
         }
-        end = "done" if self.succeeded else "ended before everything was done,"
+        end = "done" if self.succeeded else "interrupted" * self.interrupted or "ended before everything was done,"
         lines = [f"Trainyard: {end} after {format_duration(self.seconds)}"]
         for heading, content in parts.items():
             lines += [f"  {'' if number else heading:<9} {line}" for number, line in enumerate(filter(None, content))]
@@ -80,12 +86,12 @@ class RunSummary:
     def _folders(self) -> list[str]:
         return [f"{name}/" for name in ("tables", "plots", "logs") if (self.results / name).exists()]
 
-    def _work(self, state: State) -> list[str]:
-        """Datasets and studies with a job in this state; a scaling study with its scales."""
+    def _work(self, *states: State) -> list[str]:
+        """Datasets and studies with a job in one of these states; a scaling study with its scales."""
         found: dict[str, list[str]] = {}
         for rule, noun in NOUNS.items():
             for job in self.jobs:
-                if (job.rule, job.state) == (rule, state):
+                if job.rule == rule and job.state in states:
                     found.setdefault(f"{noun} {job.name}", []).append(job.scale)
         return [name + f" ({', '.join(scales)})" * any(scales) for name, scales in found.items()]
 
@@ -107,12 +113,14 @@ class RunSummary:
         state = read_state(self.config.sweeps[name], name, self.results)
         ranking = rank_sweep(state)
         failed = [last for name in state.unfinished if state.has_failed(name) and (last := state.last_attempt(name))]
-        lines = [summarize_sweep(state), *map(describe_failure, failed[:1]), *describe_ranking(ranking)]
+        best, *runner_up = describe_ranking(ranking)
+        best = f"so far: {best}" if self.interrupted else best
+        lines = [summarize_sweep(state), *map(describe_failure, failed[:1]), best, *runner_up]
         if ranking.best_trial:
             files, line = find_files(state, ranking), paste_line(state, ranking)
             lines += [f"its files: {files}"] * bool(files)
             lines += [f"by hand: {line}"] * (line is not None and "\n" not in line)
-            lines += [f"its config: {state.folder / FILE}"]
+            lines += [f"its config: {state.folder / FILE}"] * (not self.interrupted)  # a sweep writes it at its end
         return [lines[0], *(f"  {line}" for line in lines[1:])]
 
     def _scaling_answer(self, name: str) -> list[str]:
@@ -125,6 +133,8 @@ class RunSummary:
         return [f"scaling {name}: {recommendation(read_table(table))}"]
 
     def _next_steps(self) -> list[str]:
+        if self.interrupted:
+            return ["run the same command to go on: what has finished is kept"]
         if not self.succeeded:
             return ["correct the cause and run the same command again: what has finished is kept"]
         steps = [step for name in self._touched("sweeps") for step in self._retry(name)]

@@ -5,12 +5,14 @@ import logging
 import math
 import re
 import shlex
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from trainyard.cli.checks import check_use, refuse_mistakes
 from trainyard.cli.conclusion import Conclusion
@@ -29,6 +31,7 @@ from trainyard.programs.environment import RECORD, record_environment
 from trainyard.report.plot_names import PLOT_LABELS, plots_of
 from trainyard.utils.files import digest_of, write_json
 from trainyard.utils.import_path import SCRIPTS
+from trainyard.utils.stop_notice import POLL_SECONDS
 
 log = logging.getLogger("workflow")
 
@@ -84,7 +87,7 @@ class Workflow:
         the config, since it runs no `onstart` of a module. `is_main`: no other Snakemake has started this one.
         """
         logging.raiseExceptions = False  # Snakemake's log on a full disk would print a stack trace for each line
-        self._began = time.monotonic()
+        self._began, self._is_interrupted = time.monotonic(), False
         self.config = check_config(raw, source=", ".join(Path(file).name for file in config_files) or "config")
         self._declared, self._results = results, prefixed or results
         self._deployment, self._before_jobs = {method.name for method in deployment}, before_jobs
@@ -138,16 +141,53 @@ class Workflow:
         """Write the config of this run, command-line overrides included, for the programs to read."""
         write_json(self.config_file, self._resolved)
 
+    def pass_on_interrupt(self, run: Any) -> None:
+        """At SIGINT, also tell the programs of a run, a `snakemake.workflow.Workflow`, to save their state and end.
+
+        Ctrl-C reaches them without this, but a signal to Snakemake alone does not, which waits for their end. Snakemake
+        would then print the end of each as an error.
+        """
+        from snakemake.logging import logger
+        from snakemake.shell import shell
+        from snakemake_interface_logger_plugins.common import LogEvent
+
+        def tell() -> None:
+            while True:  # a program may be about to start
+                for job in list(run.scheduler.running):
+                    shell.terminate(job.jobid)  # once: SIGTERM
+                time.sleep(POLL_SECONDS)
+
+        def is_news(record: logging.LogRecord) -> bool:
+            is_job = getattr(record, "event", None) == LogEvent.JOB_ERROR
+            return not is_job and getattr(record, "exception", None) != "RuleException"
+
+        def interrupt(*_: object) -> NoReturn:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self._is_interrupted = True
+            logger.addFilter(is_news)
+            threading.Thread(target=tell, daemon=True).start()
+            raise KeyboardInterrupt
+
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # `snakemake &` in a script ignores it
+            signal.signal(signal.SIGINT, interrupt)
+
     def print_summary(self, run: Any, *, succeeded: bool) -> None:
-        """Print what a run, a `snakemake.workflow.Workflow`, came to; nothing after `--touch`, which runs no job."""
+        """Print what a run, a `snakemake.workflow.Workflow`, came to; nothing after `--touch`, which runs no job.
+
+        After an interrupt, it is the last that Snakemake prints, without the error that not all jobs have completed.
+        """
         seconds = time.monotonic() - self._began
         try:
             jobs, targets = read_jobs(run), frozenset(run.dag_settings.targets)
-            summary = RunSummary(self.config, self._results, jobs, seconds, succeeded, sys.argv, targets)
+            summary = RunSummary(
+                self.config, self._results, jobs, seconds, succeeded, sys.argv, targets, self._is_interrupted
+            )
             if not run.touch and all(job.rule != "plan" for job in jobs):  # which trains nothing
                 print(summary.text(), flush=True)
         except Exception as error:  # which must not fail a run that succeeded
             print(f"there is no summary of this run: {error}", flush=True)
+        if self._is_interrupted:
+            raise SystemExit(1)
 
     def check(self, *, dry_run: bool) -> None:
         """Check all that can be checked before a job is queued.

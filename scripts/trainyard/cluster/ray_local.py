@@ -19,6 +19,7 @@ import psutil
 from trainyard.cluster import held_folders, job_step
 from trainyard.utils.environment import environment_variables
 from trainyard.utils.fast_start import trimmed_ray_init, trimmed_ray_shutdown
+from trainyard.utils.stop_notice import ignore_notice
 
 if TYPE_CHECKING:
     from trainyard.cluster.worker_parent import WorkerParent
@@ -128,7 +129,7 @@ def _handler_of_sigterm_kept() -> Iterator[None]:
             before(signal.SIGTERM, None)
         raise
     finally:
-        if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # as after a notice
+        if signal.getsignal(signal.SIGTERM) is not ignore_notice:  # as after a notice
             signal.signal(signal.SIGTERM, before)
 
 

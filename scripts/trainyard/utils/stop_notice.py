@@ -41,15 +41,23 @@ def stop_notice_of_signals() -> StopNotice:
 
 
 def interrupt_at_notice() -> None:
-    """Raise KeyboardInterrupt in the main thread at the first notice; Slurm sends SIGTERM twice at a preemption."""
-    for number in NOTICES:
+    """Raise KeyboardInterrupt in the main thread at SIGINT and at the first notice, but not at a notice after either.
+
+    Slurm sends SIGTERM twice at a preemption, and Snakemake sends it after Ctrl-C. A second Ctrl-C counts.
+    """
+    for number in (*NOTICES, signal.SIGINT):
         signal.signal(number, _interrupt)
 
 
 def _interrupt(*_: object) -> NoReturn:
     for number in NOTICES:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, ignore_notice)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     raise KeyboardInterrupt
+
+
+def ignore_notice(*_: object) -> None:
+    """The handler after the first notice. With SIG_IGN, Python would report a signal that arrived just before."""
 
 
 def _reset_signals() -> None:

@@ -95,12 +95,34 @@ def test_after_a_run_that_failed_half_way_it_says_what_failed_and_what_is_kept(t
         "  finished  dataset d",
         "  failed    sweep own: see results/logs/sweep/own.log",
         "            scaling width 2x1: see results/logs/train_on_nodes/width.log",
-        "  not run   sweep loop",
+        "  not done  sweep loop",
         "  answers   sweep own: 1 trial finished, 1 failed, 1 to run",
         f"              trial {second} failed: ValueError: no; see a.txt",
         f"              best rmse (lowest, guessed from its name): 3, by trial {first} with lr = 0.1",
     ]
     assert lines[-1] == "  next      correct the cause and run the same command again: what has finished is kept"
+
+
+def test_an_interrupted_run_says_what_has_finished_so_far_and_that_the_same_command_goes_on(tmp_path):
+    finish(tmp_path, "own", {"rmse": 3.0}, {"rmse": 1.0})
+    jobs = [
+        job("stage", "d"), job("sweep", "own", state="interrupted"), job("sweep", "loop", state="left"),
+        job("train", "width", "1x1"), job("train", "width", "1x2", state="interrupted")]  # fmt: skip
+    lines = RunSummary(CONFIG, tmp_path, jobs, 9.0, False, ARGV, interrupted=True).text().splitlines()
+    first, second, _ = read_state(CONFIG.sweeps["own"], "own", tmp_path).trials
+    by_hand = tmp_path / "sweeps/own/trials/by-hand"
+    assert lines == [
+        "Trainyard: interrupted after 9 s",
+        "  finished  dataset d, scaling width (1x1)",
+        "  not done  sweep own, sweep loop, scaling width (1x2)",
+        "  answers   sweep own: 2 trials finished, 0 failed, 1 to run",
+        f"              so far: best rmse (lowest, guessed from its name): 1, by trial {second} with lr = 0.2",
+        f"              runner-up: 3, by trial {first} with lr = 0.1",
+        f"              its files: {tmp_path}/sweeps/own/trials/{second}",
+        f"              by hand: mkdir -p {by_hand} && train --lr 0.2 > {by_hand}/log",
+        f"  results   {tmp_path}: ",
+        "  next      run the same command to go on: what has finished is kept",
+    ]
 
 
 def test_a_sweep_that_is_done_although_trials_failed_says_how_to_run_them_again(tmp_path, monkeypatch):
@@ -149,7 +171,7 @@ def test_touching_files_finishes_nothing(tmp_path, capsys, touch):
     workflow = Workflow({"sweeps": {"s": {"function": "os:getcwd", "grid": {"x": [1]}}}}, results=tmp_path)
     done = SimpleNamespace(rule=SimpleNamespace(name="sweep"), wildcards={"name": "s"}, log=[])
     dag = SimpleNamespace(needrun_jobs=lambda exclude_finished: iter([done]), finished=lambda each: True)
-    settings, scheduler = SimpleNamespace(targets=set()), SimpleNamespace(failed=[])
+    settings, scheduler = SimpleNamespace(targets=set()), SimpleNamespace(failed=[], running=[])
     run = SimpleNamespace(touch=touch, dag=dag, dag_settings=settings, scheduler=scheduler)
     workflow.print_summary(run, succeeded=True)
     assert ("finished  sweep s" in capsys.readouterr().out) == (not touch)
@@ -165,11 +187,12 @@ def test_jobs_are_read_from_snakemakes_run():
     def made(rule, log=(), **wildcards):
         return SimpleNamespace(rule=SimpleNamespace(name=rule), wildcards=wildcards, log=log)
 
-    jobs = [made("train", ["a.log"], name="w", scale="1x1"), made("all"), made("sweep", name="s")]
+    jobs = [made("train", ["a.log"], name="w", scale="1x1"), made("all"), made("sweep", name="s"), made("stage")]
     dag = SimpleNamespace(needrun_jobs=lambda exclude_finished: iter(jobs), finished=lambda each: each is jobs[0])
-    run = SimpleNamespace(dag=dag, scheduler=SimpleNamespace(failed=[jobs[2]]))
+    run = SimpleNamespace(dag=dag, scheduler=SimpleNamespace(failed=[jobs[2]], running=[jobs[3]]))
     assert read_jobs(run) == [
         RunJob("all", "", "", "", "left"),
+        RunJob("stage", "", "", "", "interrupted"),
         RunJob("sweep", "s", "", "", "failed"),
         RunJob("train", "w", "1x1", "a.log", "finished"),
     ]
