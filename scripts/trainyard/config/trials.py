@@ -6,6 +6,7 @@ import json
 import math
 import operator
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -102,7 +103,7 @@ def _expand(sweep: Sweep) -> Expansion:
     keys = {"grid": list(sweep.grid), "search": list(sweep.search.values) if sweep.search else []}
     malformed = [(place, key) for place, varied in keys.items() for key in varied if not VARIED_KEY.match(key)]
     if malformed:
-        expansion.errors = [(place, ValueError(_malformed(key))) for place, key in malformed]
+        expansion.errors = [(place, ValueError(_malformed(key, sweep))) for place, key in malformed]
         return expansion
     for place, count in _counts(sweep).items():
         if count > MAX_TRIALS:
@@ -264,7 +265,7 @@ def make_trial(sweep: Sweep, values: dict[str, Any]) -> Trial:
     merged = dict(sweep.base)
     for key, value in values.items():
         if not VARIED_KEY.match(key):
-            raise ValueError(_malformed(key))
+            raise ValueError(_malformed(key, sweep))
         _set_at(merged, key.split("."), value)
     spec = sweep.spec_of(merged)
     varied = {key.partition(".")[0] for key in values}
@@ -278,7 +279,10 @@ def make_trial(sweep: Sweep, values: dict[str, Any]) -> Trial:
     return Trial(spec, found)
 
 
-def _malformed(key: str) -> str:
+def _malformed(key: str, sweep: Sweep) -> str:
+    name = re.split("[/@]", key.lstrip("+"))[-1]
+    if sweep.command is not None and name != key and VARIED_KEY.match(name):  # as Hydra has them
+        return f"{key!r} is not a key: write {name} here, and {key}={{{name}}} in the command"
     return f"{key!r} is not a key: write names joined by dots, as in model_args.blocks"
 
 

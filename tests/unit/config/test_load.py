@@ -104,7 +104,17 @@ MISTAKES = [
         "sweeps.depth.grid.lr.stepp: unknown key; did you mean 'step'?",
     ),
     ("sweeps.depth.grid.lrr", [1], "sweeps.depth.grid.lrr: unknown key; did you mean 'lr'?"),
-    ("sweeps.depth.grid.model_args..x", [1], "'model_args..x' is not a key"),
+    ("sweeps.depth.grid.model_args..x", [1], "'model_args..x' is not a key: write names joined by dots"),
+    (
+        "sweeps.own",
+        {"command": "x {args:hydra}", "grid": {"+net.k": [1]}},
+        "sweeps.own.grid: '+net.k' is not a key: write net.k here, and +net.k={net.k} in the command",
+    ),
+    (
+        "sweeps.own",
+        {"command": "x {args:hydra}", "trials": [{"db/opt": "a"}]},
+        "sweeps.own.trials.0: 'db/opt' is not a key: write opt here, and db/opt={opt} in the command",
+    ),
     ("sweeps.depth.grid.epochs.x", [1], "epochs"),
     ("sweeps.depth.trials", [{"lr": 0.1}, {"batch_size": 0}], "sweeps.depth.trials.1.batch_size"),
     (
