@@ -181,8 +181,9 @@ class Stop(Section):
     method: Literal["asha", "median"] = Field(
         description="`asha`: at epochs `grace_period`, `grace_period` x `reduction_factor`, ... a trial continues only "
         "if it is in the best 1/`reduction_factor` of the trials that have reached this epoch, or the best of them if "
-        "that is less than one trial (Li et al. 2020). `median`: from `grace_period` on, a trial ends if its best "
-        "value is worse than the median of the other trials' running means at this epoch (Golovin et al. 2017)."
+        "that is less than one trial (Li et al. 2020); one that does not report this epoch is judged at its first "
+        "report after it. `median`: from `grace_period` on, a trial ends if its best value is worse than the median of "
+        "the other trials' running means at this epoch (Golovin et al. 2017)."
     )
     metric: str = Field("val_accuracy", description="Metric to compare. By default the sweep's `metric`, if it is set.")
     mode: Mode = Field("max", description="Whether a larger or a smaller value is better, as in `search`.")

@@ -18,11 +18,12 @@ class EarlyStoppingRule:
         """`tries` are the earlier attempts that `retrain` has not overruled."""
         self._stop = stop
         self._curves: dict[str, _Curve] = defaultdict(_Curve)
-        self._rungs: dict[int, list[float]] = defaultdict(list)  # by epoch: values of all trials there, ascending
-        self._means: dict[int, list[float]] = {}  # by judged epoch: running means of all trials that reached it
+        # By judged epoch: what each trial that has reached it is compared by there, ascending; see `_standing`.
+        self._standings: dict[int, list[float]] = {}
+        self._judged: dict[str, int] = {}  # for `asha`, by trial: the epoch at which it was judged last
         for attempt in tries:
             for row in attempt.epochs:
-                self.verdict(attempt.trial, row)
+                self._record(attempt.trial, row)
             if attempt.outcome == TrialStatus.DIVERGED:
                 self.diverged(attempt.trial)
 
@@ -36,85 +37,106 @@ class EarlyStoppingRule:
 
         The value of an epoch replaces the one that an earlier attempt reported. A row without the metric is ignored.
         """
-        if self._stop.metric not in row:
+        if not self._record(trial, row):
             return ""
         epoch = int(row["epoch"])
-        self._record(trial, epoch, self._value(row))
         return self._judge_asha(trial, epoch) if self._stop.method == "asha" else self._judge_median(trial, epoch)
 
     def diverged(self, trial: str) -> None:
         """Record that a trial has diverged: it counts as the worst where it would have been judged next."""
         epoch = max(self._curves[trial].last, 0) + 1
         if self._stop.method == "asha":
-            epoch = self._rung_from(epoch)
-        self._record(trial, epoch, -math.inf)
+            rung = self._rung_at(epoch) or self._stop.grace_period
+            epoch = rung if rung >= epoch else rung * self._stop.reduction_factor
+        self._set_value(trial, epoch, -math.inf)
 
-    def _record(self, trial: str, epoch: int, value: float) -> None:
-        """Record a trial's value at an epoch, replacing an earlier one."""
-        curve = self._curves[trial]
-        earlier = curve.values.get(epoch)
-        if earlier == value:
-            return
-        epochs = curve.affected_by(epoch)
-        fewer, others = sorted((epochs, self._means), key=len)
-        affected = [at for at in fewer if at in others]
-        before = {at: curve.mean(at) for at in affected if curve.covers(at)}
-        curve.record(epoch, value)
-        for at in affected:
-            if at in before:
-                _remove(self._means[at], before[at])
-            insort(self._means[at], curve.mean(at))
-        if self._stop.method != "asha" or not self._is_rung(trial, epoch):
-            return
-        reached = self._rungs[epoch]
-        if earlier is not None:
-            _remove(reached, earlier)
-        insort(reached, value)
-
-    def _value(self, row: Mapping[str, Any]) -> float:
-        """The metric of an epoch, negated if lower is better; the worst value if it is missing or not finite."""
+    def _record(self, trial: str, row: Mapping[str, Any]) -> bool:
+        """Record the value of an epoch; returns whether there is one."""
+        if self._stop.metric not in row:
+            return False
         value = row[self._stop.metric]
         if value is None or not math.isfinite(value):
-            return -math.inf
-        return float(value if self._stop.mode == "max" else -value)
+            value = -math.inf
+        elif self._stop.mode == "min":
+            value = -value
+        self._set_value(trial, int(row["epoch"]), float(value))
+        return True
+
+    def _set_value(self, trial: str, epoch: int, value: float) -> None:
+        """Set a trial's value at an epoch, where higher is better, and update the standings that it changes."""
+        curve = self._curves[trial]
+        if curve.values.get(epoch) == value:
+            return
+        if self._stop.method == "asha":
+            affected = [at for at in self._standings if self._rung_at(at) <= epoch <= at]
+        else:
+            fewer, others = sorted((curve.affected_by(epoch), self._standings), key=len)
+            affected = [at for at in fewer if at in others]
+        before = {at: self._standing(curve, at) for at in affected}
+        curve.record(epoch, value)
+        for at in affected:
+            if (old := before[at]) is not None:
+                _remove(self._standings[at], old)
+            if (new := self._standing(curve, at)) is not None:
+                insort(self._standings[at], new)
+
+    def _standing(self, curve: "_Curve", epoch: int) -> float | None:
+        """What a trial is compared by at an epoch: for `asha` its last value since the rung, for `median` its mean.
+
+        None if it has not reached the epoch.
+        """
+        if self._stop.method == "median":
+            return curve.mean(epoch) if curve.covers(epoch) else None
+        rung = self._rung_at(epoch)
+        latest = max((at for at in curve.values if rung <= at <= epoch), default=None)
+        return None if latest is None else curve.values[latest]
+
+    def _standings_at(self, epoch: int) -> list[float]:
+        """The standings of all trials at an epoch."""
+        if epoch not in self._standings:
+            found = (self._standing(curve, epoch) for curve in self._curves.values())
+            self._standings[epoch] = sorted(value for value in found if value is not None)
+        return self._standings[epoch]
 
     def _judge_asha(self, trial: str, epoch: int) -> str:
         """Asynchronous successive halving: Li et al. 2020, "A system for massively parallel hyperparameter tuning".
 
         A trial that has reached a rung continues if it is among the best 1/reduction of those that have reached it so
-        far, rounded down as in the paper, but at least one: trials do not wait for others.
+        far, rounded down as in the paper, but at least one: trials do not wait for others. A trial that does not report
+        the epoch of the rung is judged by its first report after it, and compared with the last values that others had
+        reported since the rung by then.
         """
-        if not self._is_rung(trial, epoch):
+        rung, judged = self._rung_at(epoch), self._judged.get(trial)
+        if not rung or self._is_last(trial, epoch):
             return ""
-        value, reached = self._curves[trial].values[epoch], self._rungs[epoch]
+        if judged is not None and judged < epoch and self._rung_at(judged) == rung:
+            return ""
+        self._judged[trial] = epoch
+        values = self._curves[trial].values
+        first = min(at for at in values if rung <= at <= epoch)
+        value, reached = values[first], self._standings_at(first)
         places = max(1, len(reached) // self._stop.reduction_factor)
         rank = len(reached) - bisect_right(reached, value) + 1
         if rank <= places:
             return ""
-        return f"asha: rank {rank} of the {len(reached)} that have reached epoch {epoch}; the best {places} continue"
-
-    def _is_rung(self, trial: str, epoch: int) -> bool:
-        return self._rung_from(epoch) == epoch and not self._is_last(trial, epoch)
+        return f"asha: rank {rank} of the {len(reached)} that have reached epoch {first}; the best {places} continue"
 
     def _is_last(self, trial: str, epoch: int) -> bool:
         """Whether a trial is complete after this epoch. Many programs count from 0."""
         return self._stop.epochs in (epoch, epoch + (self._curves[trial].first == 0))
 
-    def _rung_from(self, epoch: int) -> int:
-        """The first rung at this epoch or after it."""
+    def _rung_at(self, epoch: int) -> int:
+        """The last rung at this epoch or before it; 0 before the first one."""
         rung = self._stop.grace_period
-        while rung < epoch:
+        while rung * self._stop.reduction_factor <= epoch:
             rung *= self._stop.reduction_factor
-        return rung
+        return rung if rung <= epoch else 0
 
     def _judge_median(self, trial: str, epoch: int) -> str:
         """The median stopping rule: Golovin et al. 2017, "Google Vizier", section 3.2.2."""
         if epoch < self._stop.grace_period or self._is_last(trial, epoch):
             return ""
-        if epoch not in self._means:
-            so_far = (curve for curve in self._curves.values() if curve.covers(epoch))
-            self._means[epoch] = sorted(curve.mean(epoch) for curve in so_far)
-        curve, means = self._curves[trial], self._means[epoch]
+        curve, means = self._curves[trial], self._standings_at(epoch)
         others = len(means) - 1
         if others < self._stop.min_samples:
             return ""

@@ -63,6 +63,37 @@ def test_27_curves_are_stopped_as_in_the_paper(order):
         assert (end is None) == (goes_on and epoch < 27), f"{trial} at epoch {epoch}"
 
 
+def test_trials_that_report_every_fifth_epoch_are_judged_at_their_first_report_after_a_rung():
+    """The rungs are 1, 3, 9 and 27."""
+    judge, ends = rule(epochs=40), {}
+    for epoch in range(5, 41, 5):
+        for trial in (f"t{number:02}" for number in reversed(range(12)) if f"t{number:02}" not in ends):
+            if why := judge.verdict(trial, {"epoch": epoch, "val_accuracy": int(trial[1:])}):
+                ends[trial] = epoch
+                assert f"reached epoch {epoch};" in why
+    assert ends == {f"t{number:02}": 5 for number in range(11)}
+
+
+def test_a_trial_that_reports_seldom_is_compared_with_what_others_had_at_its_epoch():
+    judge = rule()
+    for name, values in {"a": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6), "b": (0.1, 0.2, 0.25)}.items():
+        for epoch, value in enumerate(values, start=1):
+            judge.verdict(name, {"epoch": epoch, "val_accuracy": value})
+    assert judge.verdict("c", {"epoch": 5, "val_accuracy": 0.55}) == "", "not with 0.6, of epoch 6"
+    assert judge.verdict("d", {"epoch": 5, "val_accuracy": 0.27}) == (
+        "asha: rank 3 of the 4 that have reached epoch 5; the best 1 continue"  # b was stopped at epoch 3, the rung
+    )
+
+
+def test_what_was_reported_but_never_judged_is_judged_when_the_trial_goes_on():
+    """The driver was killed when the trial was at a rung; what it had printed is known from its output."""
+    known = [Attempt(f"t{number}", 1, 0, 0, epochs=[{"epoch": 3, "val_accuracy": number}]) for number in range(3)]
+    judge = EarlyStoppingRule(Stop(method="asha"), known)
+    assert judge.verdict("t2", {"epoch": 4, "val_accuracy": 0}) == "", "its value at the rung counts"
+    assert judge.verdict("t0", {"epoch": 4, "val_accuracy": 9}).startswith("asha: rank 3 of the 3 that have reached ep")
+    assert judge.verdict("t2", {"epoch": 5, "val_accuracy": 0}) == "", "it was judged"
+
+
 def test_most_of_the_budget_is_saved_and_the_best_survives_if_it_is_seen_to_be():
     ends = {trial: end for trial, _, end in reported(rule(), None) if end}
     best = max(CURVES, key=lambda name: CURVES[name][-1])
