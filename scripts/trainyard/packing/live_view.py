@@ -2,7 +2,6 @@
 
 import io
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
@@ -20,6 +19,7 @@ from trainyard.planning.journal import Ended, Epoch, Halved, Resumed, Started, T
 from trainyard.planning.plan import Plan
 from trainyard.planning.sweep_state import SweepState
 from trainyard.planning.trial_space import is_placeholder
+from trainyard.utils.jsonl import read_clock
 from trainyard.utils.terminal_table import Column, TerminalTable
 from trainyard.utils.text import count_of, format_duration
 
@@ -32,7 +32,7 @@ class LiveView:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._began = time.time()
+        self._began = read_clock()
         self._width = 0  # of the terminal
         self._running: dict[str, Attempt] = {}  # by trial
         self._waiting = dict.fromkeys(plan.forecast.pending)  # trials that have not started
@@ -118,7 +118,7 @@ class LiveView:
         """The remaining time: the predicted seconds of all trials, or else their mean so far, shared by the slots."""
         if not self._finished:
             return ""
-        mean, now = self._finished_seconds / self._finished, time.time()
+        mean, now = self._finished_seconds / self._finished, read_clock()
         waiting = self._waiting_seconds if self._plan.forecast.seconds else len(self._waiting) * mean
         running = [
             max(0.0, self._plan.forecast.seconds.get(attempt.trial, mean) - (now - attempt.start))
@@ -132,7 +132,7 @@ class LiveView:
         if console.width != self._width:  # the terminal has wrapped the lines of the last picture
             console.clear()
             self._width = console.width
-        total, since = len(self._plan.forecast.pending), format_duration(time.time() - self._began)
+        total, since = len(self._plan.forecast.pending), format_duration(read_clock() - self._began)
         done = f"{self._ended} of {count_of(total, 'trial')} done"
         head = f"sweep {self._plan.state.name}: {done}, {since}{self._time_left()}"
         bar = ProgressBar(total=total, completed=self._ended, width=60)
@@ -223,5 +223,5 @@ def _cells(attempt: Attempt, state: SweepState) -> dict[str, str]:
         "configuration": _values_text(state, attempt.trial),
         "epoch": f"{len(attempt.epochs)}{of}",
         "metric": _metric_text(state, attempt.epochs[-1]) if attempt.epochs else "",
-        "seconds": f"{time.time() - attempt.start:.0f}",
+        "seconds": f"{read_clock() - attempt.start:.0f}",
     }

@@ -37,13 +37,14 @@ class AttemptRecorder:
 
     def record(
         self, on: Slot, kind: type[TrialEvent], *, then: Callable[[], object] | None = None, **fields: Any
-    ) -> None:
-        """Record an event of the trial that runs on a slot. `then` is as in `Journal.record`."""
+    ) -> TrialEvent:
+        """Record an event of the trial that runs on a slot, and return it. `then` is as in `Journal.record`."""
         assert on.task is not None
         event = self._journal.record(kind(trial=on.task.trial, attempt=on.attempt, **fields), then=then)
         if isinstance(event, Ended):
             self._ended.add((event.trial, event.attempt))
         self._on_event(event)
+        return event
 
     def record_end(
         self, slot: Slot, status: TrialStatus, *, then: Callable[[], object] | None = None, **fields: Any

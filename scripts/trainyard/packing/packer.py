@@ -205,8 +205,8 @@ class Packer:
                 self._outcomes.warn_once("metrics", slot, warning)
                 first_step_time = first if first and row["epoch"] == 1 else None
                 row = shift_epoch(row, slot.epochs.before)
-                slot.epochs.times.append((time.time(), int(row["epoch"] or 0)))
-                self._recorder.record(slot, Epoch, metrics=row, first_step_time=first_step_time)
+                epoch = self._recorder.record(slot, Epoch, metrics=row, first_step_time=first_step_time)
+                slot.epochs.times.append((epoch.time, int(row["epoch"] or 0)))
                 slot.stop_reason = self._rule.verdict(slot.task.trial, row) if self._rule else ""
             case CheckpointResumed(checkpoint=checkpoint):
                 slot.resumed = checkpoint
@@ -227,8 +227,9 @@ class Packer:
         if task is None:
             return
         slot.task, slot.attempt = task, self._queue.start_attempt(task)
-        slot.stop_reason, slot.resumed, slot.epochs = "", None, ReportedEpochs(time.time())
-        self._recorder.record(slot, Started, **self._start_fields(slot, task))
+        slot.stop_reason, slot.resumed = "", None
+        started = self._recorder.record(slot, Started, **self._start_fields(slot, task))
+        slot.epochs = ReportedEpochs(started.time)
         request = TrialRequest(
             spec=task.spec.model_dump(mode="json", exclude_defaults=True),
             trial=task.trial,

@@ -87,11 +87,16 @@ def update_attempts(found: Attempts, event: TrialEvent) -> None:
             expected_seconds=event.expected_seconds,
             gpus_per_trial=event.gpus_per_trial,
         )
-    elif key in found:
-        _apply(found[key], event)
+        return
+    if key not in found:  # its start is damaged
+        before = found.get((event.trial, event.attempt - 1))
+        start = event.time - (event.seconds or 0.0 if isinstance(event, Ended) else 0.0)
+        found[key] = Attempt(*key, start, start, generation=before.generation if before else 0)
+    _apply(found[key], event)
 
 
 def _apply(attempt: Attempt, event: TrialEvent) -> None:
+    time = max(attempt.start, event.time)  # the clock may have been set back
     match event:
         case Ended():
             if attempt.outcome == TrialStatus.RUNNING:  # a driver that is killed may record a second end
@@ -101,19 +106,19 @@ def _apply(attempt: Attempt, event: TrialEvent) -> None:
             attempt.failure = attempt.failure if attempt.outcome == TrialStatus.DIVERGED else ""  # it is the error now
             attempt.epochs, attempt.metrics, attempt.metrics_digest = event.rows, event.metrics, event.heard
         case Epoch(metrics=row):
-            attempt.end = event.time
+            attempt.end = time
             merge_row(attempt.epochs, row, resumed=attempt.resumed is not None)
-            attempt.epoch_times.setdefault(row.get("epoch", len(attempt.epochs)), event.time)
+            attempt.epoch_times.setdefault(row.get("epoch", len(attempt.epochs)), time)
         case Halved():
-            attempt.end, attempt.is_halved = event.time, True
+            attempt.end, attempt.is_halved = time, True
         case Resumed(checkpoint=checkpoint):
-            attempt.end, attempt.resumed = event.time, CheckpointFile(**checkpoint)
+            attempt.end, attempt.resumed = time, CheckpointFile(**checkpoint)
         case _:
-            attempt.end = event.time
+            attempt.end = time
 
 
 def _end(attempt: Attempt, event: Ended) -> None:
-    attempt.end = event.ended or event.time
+    attempt.end = max(attempt.start, event.ended or event.time)
     attempt.outcome = event.status
     attempt.seconds = event.seconds
     attempt.error = event.error or event.why or ""

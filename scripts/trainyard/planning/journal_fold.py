@@ -77,9 +77,9 @@ class _Open:
         """Add all epochs to the attempt."""
         found = {_key(self.attempt): self.attempt}
         for line in self.lines[self.parsed :]:
-            record = jsonl.parse_event(line)
-            if record and isinstance(event := decode(record), TrialEvent):
-                update_attempts(found, event)
+            with suppress(ValueError):  # damaged
+                if (record := jsonl.parse_event(line)) and isinstance(event := decode(record), TrialEvent):
+                    update_attempts(found, event)
         self.parsed = len(self.lines)
 
 
@@ -142,7 +142,7 @@ class Fold:
             attempt.lines.append(line)
             if self.sessions:
                 self.sessions[-1].end = max(self.sessions[-1].end, float(row[1]))
-        elif (record := reader.parsed(line, number)) and (event := decode(record)):
+        elif event := reader.parsed(line, number, decode):
             self._apply_event(event, line)
 
     def _apply_event(self, event: Event, line: bytes) -> None:
@@ -165,7 +165,7 @@ class Fold:
             opened.lines.append(line)
             return
         if isinstance(event, Epoch) and attempt and is_incomplete:  # of an ended attempt: it is read with the others
-            attempt.end = event.time
+            attempt.end = max(attempt.start, event.time)
             return
         if opened and not isinstance(event, Ended):
             opened.parse()
@@ -219,7 +219,7 @@ class Fold:
                     row = _ROW.match(line) if names is not None else None
                     if row and names is not None and row[2] not in names:
                         continue
-                    if (record := reader.parsed(line, number)) and isinstance(event := decode(record), TrialEvent):
+                    if isinstance(event := reader.parsed(line, number, decode), TrialEvent):
                         update_attempts(found, event)
         reader.warn()
         return found

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from trainyard.config.trial_status import TrialStatus
-from trainyard.programs.metrics import numeric_row
+from trainyard.programs.metrics import numeric_row, take_epoch
 from trainyard.programs.row_limiter import Row, RowLimiter
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.utils.import_path import error_line
@@ -57,8 +57,7 @@ class Context:
         """
         self._row_count += 1
         row = numeric_row(metrics)
-        epoch = row.pop("epoch", None)
-        self._reports.put({"epoch": self._row_count if epoch is None else epoch, **row})
+        self._reports.put({"epoch": take_epoch(row, self._row_count), **row})
         if self._answers.get():
             raise EndTrial(TrialStatus.STOPPED)
 

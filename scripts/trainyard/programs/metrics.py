@@ -17,6 +17,7 @@ from trainyard.programs.output_lines import LineSplitter
 from trainyard.programs.row_limiter import BURST_ROWS, RESUMED_BURST_ROWS, ROWS_PER_SECOND, Row, RowLimiter, thin_rows
 
 CHUNK_BYTES: Final = 2**20
+MAX_INTEGER: Final = 2**62  # of a metric
 KEPT_LINES: Final = 100  # the last ones, to say up to where a pattern matches,
 KEPT_CHARACTERS: Final = 300  # and of each: the parts of a pattern with several `.*` take cubic time
 UNREADABLE_REMEDY: Final = (
@@ -88,10 +89,10 @@ class MetricsCollector:
         for row in new:
             numbers = numeric_row(row)
             self._row_count += 1
-            epoch = numbers.pop("epoch", None)
+            complete = numbers.get("epoch") is None or not self._hold_first_row  # without an epoch, each row is one
+            epoch = take_epoch(numbers, self._row_count)
             self.latest |= numbers
-            complete = epoch is None or not self._hold_first_row  # without an epoch, each row is one
-            epoch_row: Row = {"epoch": int(self._row_count if epoch is None else epoch), **numbers}
+            epoch_row: Row = {"epoch": epoch, **numbers}
             self._limiter.add(epoch_row, complete=complete)
         return self._limiter.take_rows(final=final)
 
@@ -148,23 +149,33 @@ _NOT_A_NUMBER: Final = object()
 
 
 def numeric_row(metrics: Mapping[str, Any]) -> Row:
-    """The metrics that are numbers; NaN and infinity become None."""
+    """The metrics that are numbers. NaN, infinity and what is too large for a float become None.
+
+    Integers have at most 64 bits, as in tables; larger ones become floats.
+    """
     return {name: number for name, value in metrics.items() if (number := _number(value)) is not _NOT_A_NUMBER}
 
 
+def take_epoch(row: Row, counted: int) -> int:
+    """Remove the epoch from a row and return it; `counted` if the row has none."""
+    epoch = row.pop("epoch", None)
+    return counted if epoch is None or abs(epoch) > MAX_INTEGER else int(epoch)
+
+
 def _number(value: Any) -> Any:
-    if hasattr(value, "item"):  # a scalar of NumPy or torch
-        value = value.item()
-    if isinstance(value, (bool, int)):
-        return int(value)
     percent = isinstance(value, str) and value.rstrip().endswith("%")
     try:
+        if hasattr(value, "item"):  # a scalar of NumPy or torch
+            value = value.item()
         number = float(value.rstrip().removesuffix("%")) / 100 if percent else float(value)
-    except (TypeError, ValueError):
+    except OverflowError:
+        return None
+    except (TypeError, ValueError, RuntimeError):  # torch raises the last for a tensor of several elements
         return _NOT_A_NUMBER
     if not math.isfinite(number):
         return None
-    return int(number) if isinstance(value, str) and re.fullmatch(r"[+-]?\d+", value.strip()) else number
+    is_integer = isinstance(value, int) or (isinstance(value, str) and re.fullmatch(r"[+-]?\d+", value.strip()))
+    return int(value) if is_integer and abs(number) <= MAX_INTEGER else number
 
 
 def find_divergence(metrics: Mapping[str, Any], names: Iterable[str]) -> str:

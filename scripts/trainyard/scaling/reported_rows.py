@@ -7,7 +7,6 @@
 
 import logging
 import math
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from trainyard.planning.attempts import ReportedEpochs
 from trainyard.programs.metrics import merge_row, parse_saved_output
 from trainyard.programs.row_limiter import Row, shift_epoch
 from trainyard.utils.errors import StorageError
-from trainyard.utils.jsonl import Event, EventLog, read_events
+from trainyard.utils.jsonl import Event, EventLog, read_clock, read_decoded
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ class ReportedRows:
             StorageError: the file cannot be written.
         """
         if resumes:
-            self._events = read_events(self._path)
+            self._events = self._read()
             if self.output.exists():
                 self.output.rename(self._folder / f"output-{1 + len(self._earlier_outputs())}.log")
         else:
@@ -77,8 +76,11 @@ class ReportedRows:
 
     def _append(self, event: str, **fields: Any) -> None:
         assert self._log is not None
-        self._events.append({"event": event, "time": time.time(), **fields})
+        self._events.append({"event": event, "time": read_clock(), **fields})
         self._log.write(self._events[-1])
+
+    def _read(self) -> list[Event]:
+        return read_decoded(self._path, _checked)
 
     def report(self, *, ended: float) -> Report:
         """What has been reported until the last launch `ended` (Unix seconds)."""
@@ -94,7 +96,7 @@ class ReportedRows:
         """When each launch reported its epochs."""
         return [
             ReportedEpochs(began, rows[0]["epoch"] - 1 if rows else 0, [(row["_time"], row["epoch"]) for row in rows])
-            for began, rows in _launches(read_events(self._path))
+            for began, rows in _launches(self._read())
         ]
 
     def parse_outputs(self, metrics: Metrics | None, *, seconds: float) -> tuple[list[Row], str]:
@@ -121,6 +123,14 @@ class ReportedRows:
 
 
 _TIMES = ("_time", "_seconds")
+
+
+def _checked(event: Event) -> Event:
+    """The event, unless it lacks a field."""
+    row = event.get("row")
+    if event["event"] != "launched" and not (isinstance(row, dict) and isinstance(row.get("epoch"), int)):
+        raise ValueError("a row without an epoch")
+    return event
 
 
 def _launches(events: Iterable[Event]) -> Iterator[tuple[float, list[dict[str, Any]]]]:

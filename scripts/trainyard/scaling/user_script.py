@@ -37,6 +37,7 @@ from trainyard.scaling.launchers import check_allocation, script_command
 from trainyard.scaling.reported_rows import ReportedRows
 from trainyard.utils.errors import FinalError, UserError
 from trainyard.utils.files import atomic_write, hold_lock, write_json
+from trainyard.utils.jsonl import read_clock
 from trainyard.utils.stop_notice import NOTICES
 from trainyard.utils.text import count_of, describe_exit
 
@@ -125,7 +126,7 @@ class UserScript:
         self._record.unlink(missing_ok=True)
         with claim_folder(self._out, owner=f"scale {self._run}", grace_seconds=self._study.grace_seconds) as claimed:
             missing = self._run_from_checkpoint(results, claimed)
-        report = self._reported.report(ended=time.time())
+        report = self._reported.report(ended=read_clock())
         run = ScriptRun(
             what=script_inputs_digest(self._study, dataset_digest(results, self._study)),
             train_seconds=report.seconds,

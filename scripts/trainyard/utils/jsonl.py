@@ -12,15 +12,23 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from itertools import dropwhile
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from trainyard.utils.errors import UserError, storage_errors
 from trainyard.utils.files import append_whole, drop_last, hold_lock
 
 Event = dict[str, Any]
+Decoded = TypeVar("Decoded")
 BLOCK_BYTES: Final = 1 << 22  # bytes per read
 RESERVE_BYTES: Final = 1 << 18  # room for the last events of a thousand trials
+_DIGITS: Final = 308  # of the largest float
+_CLOCK_OFFSET: Final = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 log = logging.getLogger(__name__)
+
+
+def read_clock() -> float:
+    """Unix seconds by a clock that nobody sets: it follows the time that has passed since this process started."""
+    return _CLOCK_OFFSET + time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class EventLog:
@@ -70,7 +78,7 @@ class EventLog:
         self, event: str, *, durable: bool = False, then: Callable[[], object] | None = None, **fields: Any
     ) -> Event:
         """Write one event with the time now, as `write` does."""
-        record = {"event": event, "time": round(time.time(), 4), **fields}
+        record = {"event": event, "time": round(read_clock(), 4), **fields}
         self.write(record, durable=durable, then=then)
         return record
 
@@ -247,12 +255,14 @@ class Reader:
         self.offset, self.lines = self.offset + len(block), self.lines + block.count(b"\n")
         return first, block.removesuffix(b"\n").split(b"\n")
 
-    def parsed(self, line: bytes, number: int) -> Event | None:
-        """The event of a line, or None if it is damaged."""
-        event = parse_event(line)
-        if event is None and line:
+    def parsed(self, line: bytes, number: int, decode: Callable[[Event], Decoded]) -> Decoded | None:
+        """What `decode` makes of the event of a line; None if the line is damaged, or if `decode` raises ValueError."""
+        if (event := parse_event(line)) is not None:
+            with suppress(ValueError):
+                return decode(event)
+        if line:
             self._damaged.append(number)
-        return event
+        return None
 
     def warn(self) -> None:
         """Log the numbers of the damaged lines."""
@@ -262,11 +272,16 @@ class Reader:
 
 def read_events(path: Path) -> list[Event]:
     """All complete events of a file, in order; none if the file does not exist. Reading needs no lock."""
+    return read_decoded(path, lambda event: event)
+
+
+def read_decoded(path: Path, decode: Callable[[Event], Decoded | None]) -> list[Decoded]:
+    """What `decode` makes of each event, without None; see `Reader.parsed`."""
     if not path.exists():
         return []
-    reader, events = Reader(path), list[Event]()
+    reader, events = Reader(path), list[Decoded]()
     for first, lines in reader.blocks():
-        found = (reader.parsed(line, number) for number, line in enumerate(lines, start=first))
+        found = (reader.parsed(line, number, decode) for number, line in enumerate(lines, start=first))
         events += [event for event in found if event is not None]
     reader.warn()
     return events
@@ -275,7 +290,14 @@ def read_events(path: Path) -> list[Event]:
 def parse_event(line: bytes) -> Event | None:
     """The event in a line; None if it is damaged."""
     try:
-        event = json.loads(line.decode(errors="replace"))
+        event = _DECODER.decode(line.decode(errors="replace"))
     except ValueError:
         return None
     return event if isinstance(event, dict) and "event" in event and "time" in event else None
+
+
+def _parse_integer(text: str) -> float:
+    return int(text) if len(text) <= _DIGITS else float(text)  # infinite, as in numbers with a point
+
+
+_DECODER: Final = json.JSONDecoder(parse_int=_parse_integer)

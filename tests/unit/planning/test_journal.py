@@ -1,6 +1,8 @@
 """The journal survives what happens to files, and everything known about trials is a fold over it."""
 
 import json
+import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -86,6 +88,83 @@ def test_damage_in_the_middle_costs_the_damaged_lines_only(tmp_path, caplog):
     path.write_bytes(b"\n".join(lines) + b"\n")
     assert fold_attempts(read_journal(path))[-1].outcome == "finished"
     assert "skipped damaged lines: 3" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        '{"event":"epoch","time":1.5,"metrics":{"epoch":1}}',
+        '{"event":"epoch","time":1.5,"trial":"a","attempt":2}',
+        '{"event":"epoch","time":1.5,"trial":"a","attempt":"2","metrics":{}}',
+        '{"event":"epoch","time":null,"trial":"a","attempt":2,"metrics":{}}',
+        '{"event":"finished","time":1.5,"trial":"a"}',
+        '{"event":"reread","time":1.5,"trial":"a","attempt":2,"outcome":"?","error":"","rows":[],"metrics":{},"heard":""}',
+        '{"event":"resumed","time":1.5,"trial":"a","attempt":2,"checkpoint":{"name":"last.pt"}}',
+        '{"event":"suggested","time":1.5,"search":"s"}',
+        '{"event":"share","time":1.5,"slots":4}',
+        '{"event":"work","time":1.5}',
+    ],
+)
+def test_a_line_that_lacks_a_field_costs_that_line_only(tmp_path, caplog, damaged):
+    path = tmp_path / "journal.jsonl"
+    write_one_of_each(path)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:5], damaged, *lines[5:], ""]))
+    (_, found), fold = fold_attempts(read_journal(path)), Fold(path).update()
+    assert (found.outcome, found.metrics) == ("finished", {"val_accuracy": 0.9})
+    assert list(fold.attempts.values())[-1] == found
+    assert "skipped damaged lines: 6" in caplog.text
+
+
+def test_a_result_counts_without_the_start_of_its_attempt(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    write_one_of_each(path)
+    lines = path.read_text().splitlines()
+    lines[4] = "\0" * 40
+    path.write_text("\n".join([*lines, ""]))
+    events = read_journal(path)
+    first, second = fold_attempts(events)
+    assert (second.outcome, second.number, second.seconds) == ("finished", 2, 2.0)
+    assert (second.start, second.end) == (events[-1].time - 2.0, events[-1].time)
+    assert find_result([first, second]) is second
+    assert list(Fold(path).update().attempts.values()) == [first, second]
+
+
+def test_an_attempt_without_its_start_is_of_the_generation_before_it():
+    """`retrain` numbers them; a result of an earlier generation must not count for a later one."""
+    of_it = {"trial": "a", "seconds": 1.0, "metrics": {}}
+    events = [{"event": "started", "time": 1.0, "trial": "a", "attempt": 1, "generation": 3},
+              {"event": "finished", "time": 2.0, "attempt": 1, **of_it},
+              {"event": "finished", "time": 9.0, "attempt": 2, **of_it}]  # fmt: skip
+    assert [attempt.generation for attempt in fold_attempts(decode_all(events))] == [3, 3]
+
+
+def test_a_number_that_no_float_can_hold_is_infinite_when_it_is_read(tmp_path):
+    """Versions that could not handle it had recorded it before they ended."""
+    path = tmp_path / "journal.jsonl"
+    path.write_text('{"event":"epoch","time":1.5,"trial":"a","attempt":1,"metrics":{"loss":1%s}}\n' % ("0" * 400))
+    (event,) = read_journal(path)
+    assert event.metrics == {"loss": math.inf}
+
+
+def test_a_clock_that_is_set_back_turns_no_duration_negative(tmp_path, monkeypatch):
+    path, now = tmp_path / "journal.jsonl", time.time()
+    with Journal.opened(path) as journal:
+        journal.append("started", trial="a", attempt=1)
+        monkeypatch.setattr(time, "time", lambda: now - 3600)
+        journal.append("epoch", trial="a", attempt=1, metrics={})
+        journal.append("finished", trial="a", attempt=1, metrics={}, seconds=0.0)
+    (attempt,) = fold_attempts(read_journal(path))
+    assert attempt.start <= attempt.epoch_times[1] <= attempt.end
+
+
+def test_an_attempt_of_a_journal_with_such_times_ends_no_earlier_than_it_starts():
+    of_it = {"trial": "a", "attempt": 1}
+    events = [{"event": "started", "time": 5000.0, **of_it},
+              {"event": "epoch", "time": 1500.0, **of_it, "metrics": {}},
+              {"event": "finished", "time": 1600.0, **of_it, "metrics": {}, "seconds": 200.0}]  # fmt: skip
+    (attempt,) = fold_attempts(decode_all(events))
+    assert (attempt.start, attempt.epoch_times[1], attempt.end) == (5000.0, 5000.0, 5000.0)
 
 
 def test_an_attempt_without_an_end_is_open_until_the_last_that_was_heard_of_it(tmp_path):

@@ -33,7 +33,7 @@ def event(kind, time, trial, number):
         "slot_up": {"slot": 0, "import_seconds": 1.5},
         "started": {**of_trial, "node": "n1", "gpu": "0", "slot": 0, "expected_seconds": 2.5},
         "epoch": {**of_trial, "metrics": {"epoch": time // 3, "loss": time / 7}},
-        "halved": {**of_trial, "micro_batch": 8},
+        "halved": {**of_trial, "micro_batch": 8, "accumulation": 2},
         "finished": {**of_trial, "seconds": time / 3, "metrics": {"loss": time / 5}},
         "failed": {**of_trial, "error": "boom", "seconds": 1.0},
         "interrupted": {**of_trial, "ended": time - 1},

@@ -37,6 +37,16 @@ def test_reports_are_epochs_and_the_returned_numbers_are_metrics(tmp_path):
     assert end.metrics == {"val_accuracy": 0.5, "size": 12}
 
 
+def test_huge_numbers_are_infinite_and_end_nothing(tmp_path):
+    def train(config, context):
+        context.report(epoch=10**400, loss=10**400)
+        return {"size": 10**400}
+
+    rows, end = run(train, context(tmp_path))
+    assert rows == [{"epoch": 1, "loss": None}]
+    assert (end.status, end.metrics) == (TrialStatus.FINISHED, {"loss": None, "size": None})
+
+
 def test_the_rows_of_a_function_that_reports_each_step_are_limited(tmp_path):
     def train(config, context):
         for step in range(5000):

@@ -6,7 +6,9 @@ import math
 import operator
 import re
 import time
+from fractions import Fraction
 
+import numpy as np
 import pytest
 from trainyard.config.user_programs import Metrics
 from trainyard.programs.metric_files import LineMetricsFile
@@ -140,6 +142,27 @@ def test_only_numbers_are_metrics():
     assert numeric_row({"a": True, "b": "x", "c": Scalar(), "d": float("inf"), "e": "7", "f": "1e-3"}) == {
         "a": 1, "c": 2.5, "d": None, "e": 7, "f": 0.001,
     }  # fmt: skip
+
+
+def test_a_number_that_no_float_can_hold_is_infinite():
+    """JSON and Python have integers of any size; tables and early stopping have floats and integers of 64 bits."""
+    huge = 10**400
+    row = numeric_row({"a": huge, "b": -huge, "c": str(huge), "d": Fraction(huge), "e": 10**30, "f": 2**62, "g": 2**64})
+    assert row == {"a": None, "b": None, "c": None, "d": None, "e": 1e30, "f": 2**62, "g": 2.0**64}
+    assert [type(row[name]) for name in "efg"] == [float, int, float]
+
+
+def test_an_array_is_no_metric():
+    assert numeric_row({"history": np.arange(3), "loss": np.float32(0.5)}) == {"loss": 0.5}
+
+
+@pytest.mark.parametrize("epoch", ["1" + 400 * "0", "1" + 30 * "0", "1e300"], ids=len)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.csv"])
+def test_an_epoch_that_no_program_reaches_is_counted(tmp_path, name, epoch):
+    rows = {"metrics.jsonl": f'{{"epoch": {epoch}, "acc": 1}}\n', "metrics.csv": f"epoch,acc\n{epoch},1\n"}
+    found = reported(tmp_path, file=name)
+    (tmp_path / name).write_text(rows[name])
+    assert found.new_rows(final=True) == [{"epoch": 1, "acc": 1}]
 
 
 def lines_of(*chunks):

@@ -13,8 +13,8 @@ METRICS = Metrics(pattern=r"epoch (?P<epoch>\d+) loss (?P<val_loss>{number})")
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that advances by 10 s per event."""
-    now = iter(range(0, 1000, 10))
-    monkeypatch.setattr(reported_rows.time, "time", lambda: float(next(now)))
+    times = iter(range(0, 1000, 10))
+    monkeypatch.setattr(reported_rows, "read_clock", lambda: float(next(times)))
 
 
 def launch(folder: Path, *epochs: int, resumes: bool, loss: float = 0.5) -> ReportedRows:
@@ -107,3 +107,13 @@ def test_what_a_killed_launch_could_not_write_in_full_does_not_count(tmp_path, c
     reported.output.write_text("epoch 3 loss 0.125")  # a program that ended by itself may omit the last line break
     rows = [{"epoch": 1, "val_loss": 0.5}, {"epoch": 3, "val_loss": 0.125}]
     assert reported.parse_outputs(METRICS, seconds=60)[0] == rows
+
+
+def test_a_line_that_lacks_a_field_costs_that_line_only(tmp_path, clock):
+    launch(tmp_path, 1, resumes=False)
+    with open(tmp_path / "rows.jsonl", "a") as file:
+        file.write('{"event":"row","time":15.0}\n{"event":"row","time":15.0,"row":{"val_loss":0.5}}\n')
+    assert launch(tmp_path, 2, resumes=True).report(ended=60.0).rows == [
+        {"epoch": 1, "val_loss": 0.5},
+        {"epoch": 2, "val_loss": 0.5},
+    ]
