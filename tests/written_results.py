@@ -43,7 +43,7 @@ def write_results(results, sweep, ends, *, device="cpu", gpu_hour=None, slots=2)
 def write_scaling_results(results, seconds, **columns):
     """The tables of a scaling study whose repeats took so long, by scale; returns its config."""
     study = {"script": "train.py", "scales": list(seconds), "repeats": max(map(len, seconds.values()))}
-    row = {"speedup": 1.0, "efficiency": 1.0, "images_per_second": 5.0, "gpu_hours": None, **columns}
+    row = {"verdict": "", "speedup": 1.0, "efficiency": 1.0, "images_per_second": 5.0, "gpu_hours": None, **columns}
     medians = [sorted(each)[len(each) // 2] for each in seconds.values()]
     table = pd.DataFrame({"scale": list(seconds), "train_seconds": medians}).assign(**row)
     write_table(table, results / "scaling/wide/scaling.csv")

@@ -261,7 +261,8 @@ _STATUS: Final = {status.value: status for status in ENDED}
 _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 _FIELDS: Final = {kind: tuple(each.name for each in fields(kind) if each.name != "time") for kind in _NAMES}
 _COMPUTED: Final = ("status", "spent")  # by `decode`
-_REQUIRED: Final[dict[type[Event], tuple[tuple[str, Any], ...]]] = {  # fields that every event of a kind has, with their types
+# Fields that every event of a kind has, with their types.
+_REQUIRED: Final[dict[type[Event], tuple[tuple[str, Any], ...]]] = {
     kind: tuple(
         (each.name, (int, float) if each.type is float else get_origin(each.type) or each.type)
         for each in fields(kind)

@@ -48,6 +48,7 @@ class MetricsCollector:
         self._parser = PatternParser(metrics.compiled if metrics else [])
         self._row_count, self._hold_first_row = 0, hold_first_row
         self.latest: Row = {}  # the last value of each metric in all rows until the latest `new_rows`
+        self.counts_epochs = True  # whether each row had a whole number as its epoch
         self._limiter = RowLimiter(burst or (RESUMED_BURST_ROWS if resumes else BURST_ROWS), clock)
         self._is_final, self._warned = False, False
         self._last_lines = deque[str](maxlen=KEPT_LINES)
@@ -89,7 +90,9 @@ class MetricsCollector:
         for row in new:
             numbers = numeric_row(row)
             self._row_count += 1
-            complete = numbers.get("epoch") is None or not self._hold_first_row  # without an epoch, each row is one
+            reported = numbers.get("epoch")
+            self.counts_epochs &= reported is not None and reported == int(reported)
+            complete = reported is None or not self._hold_first_row  # without an epoch, each row is one
             epoch = take_epoch(numbers, self._row_count)
             self.latest |= numbers
             epoch_row: Row = {"epoch": epoch, **numbers}
@@ -113,6 +116,7 @@ class ParsedOutput:
     metrics: Row = field(default_factory=dict)  # the last value of each
     missing: str = ""  # why there are none
     warning: str = ""
+    counts_epochs: bool = False  # as in `MetricsCollector`
 
 
 def parse_saved_output(
@@ -136,7 +140,7 @@ def parse_saved_output(
     for row in collector.new_rows(final=True, torn=torn):
         merge_row(rows, row, resumed=resumed)
     rows = thin_rows(rows, int(BURST_ROWS + seconds * ROWS_PER_SECOND))
-    return ParsedOutput(rows, collector.latest, collector.missing, collector.take_warning())
+    return ParsedOutput(rows, collector.latest, collector.missing, collector.take_warning(), collector.counts_epochs)
 
 
 def latest_saved_metrics(metrics: Metrics | None, folder: Path, outputs: Iterable[Path]) -> Row:

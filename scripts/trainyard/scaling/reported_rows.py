@@ -99,8 +99,11 @@ class ReportedRows:
             for began, rows in _launches(self._read())
         ]
 
-    def parse_outputs(self, metrics: Metrics | None, *, seconds: float) -> tuple[list[Row], str]:
-        """The rows in the saved outputs, parsed again, and why there are none, or "". `seconds`: of all launches."""
+    def parse_outputs(self, metrics: Metrics | None, *, seconds: float) -> tuple[list[Row], str, bool]:
+        """The rows in the saved outputs, parsed again, why there are none, or "", and whether they count epochs.
+
+        `seconds`: of all launches.
+        """
         outputs = [*self._earlier_outputs(), self.output]
         parsed = [
             parse_saved_output(
@@ -116,7 +119,7 @@ class ReportedRows:
             launches = dict(enumerate(each.before for each in self.epochs()))
             parts = [[shift_epoch(row, launches.get(place, 0)) for row in rows] for place, rows in enumerate(parts)]
         rows = _join(parts)
-        return rows, "" if rows else parsed[-1].missing
+        return rows, "" if rows else parsed[-1].missing, all(each.counts_epochs for each in parsed if each.rows)
 
     def _earlier_outputs(self) -> list[Path]:
         return sorted(self._folder.glob("output-*.log"), key=lambda path: (len(path.name), path.name))

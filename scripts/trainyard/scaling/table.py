@@ -12,8 +12,15 @@ from trainyard.config.scaling import EFFICIENT
 from trainyard.utils.errors import MissingResultError
 from trainyard.utils.text import format_duration
 
+SAME_WORK_REMEDY: Final = (
+    "Let each scale do the same work. A script that resumes from a file in a folder that all scales share continues "
+    "the training of another scale: let it save below {out_dir}, and the same command trains each from the beginning."
+)
 MAX_INCREASE: Final = 0.2  # of GPU-hours over the baseline, for the recommended scale
 BACKWARD: Final = 2 / 3  # share of the backward pass in a step: it has twice the FLOPs of the forward pass
+NOT_COMPARED: Final = "not compared: "
+WORK: Final = {"trained_epochs": "epoch", "trained_images": "image", "trained_steps": "step"}  # by column of a summary
+SAME_WORK: Final = 0.1  # images and steps may differ by this fraction: they are those between two reports
 ON_CPU: Final = "on CPUs: says nothing of GPUs"
 
 SCALING_COLUMNS: Final = (
@@ -46,6 +53,9 @@ def scaling_table(
     - `cost`: `gpu_hours` at the price `gpu_hour`; `cost_per_million_images` at the throughput I.
     - `<name>_spread`: (maximum - minimum) / median over the repeats.
 
+    Scales that did another amount of work than the baseline are not compared, which is known of scripts that report
+    their epochs, images or steps.
+
     The columns about GPU hours and cost are empty for CPU runs. The `metrics` of the training follow as `val_<name>`.
     """
     repeats = {scale: _summaries(folders) for scale, folders in runs.items()}
@@ -55,18 +65,24 @@ def scaling_table(
     frame["speedup"] = _speedups(frame, base, mode)
     for column, choose in (("speedup_low", np.min), ("speedup_high", np.max)):
         frame[column] = [choose(_speedups(each, base, mode)) for each in repeats.values()]
+    baseline = next(iter(repeats.values()))
+    differences = [_difference(each, baseline, mode) for each in repeats.values()]
+    frame.loc[[bool(each) for each in differences], ["speedup", "speedup_low", "speedup_high"]] = float("nan")
     frame["efficiency"] = frame["speedup"] / (frame["gpus"] / base["gpus"])
     frame["memory_avg_scaling"] = frame["gpu0_avg_mib"] / base["gpu0_avg_mib"]
     _add_costs(frame, gpu_hour)
     _add_communication(frame)
     best = _recommended(frame)
     frame["recommended"] = frame.index == best
-    frame["verdict"] = [_verdict(row, row.Index == best) for row in frame.itertuples()]
+    frame["verdict"] = [
+        NOT_COMPARED + difference if difference else _verdict(row, row.Index == best)
+        for row, difference in zip(frame.itertuples(), differences, strict=True)
+    ]
     own = [name for name in frame if name.startswith("val_") and name not in SCALING_COLUMNS]
     return frame.reindex(columns=[*SCALING_COLUMNS, *own])
 
 
-_NUMBERS: Final = ("epochs", "gpu0_avg_mib", "gradient_mib", "accumulation", "data_wait_fraction",
+_NUMBERS: Final = (*WORK, "epochs", "gpu0_avg_mib", "gradient_mib", "accumulation", "data_wait_fraction",
                    "exposed_comm_fraction", "images_per_second", "step_ms_p50", "step_ms_p95")  # fmt: skip
 
 
@@ -98,6 +114,33 @@ def _speedups(repeats: pd.DataFrame, base: "pd.Series[Any]", mode: Literal["weak
         work = repeats["epochs"] / base["epochs"]  # 1, unless `patience` ended trainings at different epochs
         return speedups * work.fillna(1)
     return repeats["images_per_second"] / base["images_per_second"]
+
+
+def _difference(repeats: pd.DataFrame, baseline: pd.DataFrame, mode: Literal["weak", "strong"]) -> str:
+    """How the work of a scale differs from that of the baseline, as `4 epochs instead of 1`; "" if it is not known to.
+
+    Whatever is known of both counts, in the order of `WORK`. Weak scaling has the same epochs, and other steps. In
+    strong scaling, a script whose batch size is per GPU takes fewer steps.
+    """
+    for column, noun in WORK.items():
+        own, expected = repeats[column].dropna(), baseline[column].dropna()
+        if own.empty or expected.empty or (mode == "weak" and noun != "epoch"):
+            continue
+        tolerance = 0.0 if noun == "epoch" else SAME_WORK
+        counts = f"{_range(own)} {noun}{'s' if own.max() != 1 else ''}"
+        if np.ptp(own) > tolerance * own.max():
+            return f"{counts} in its repeats"
+        both = pd.concat([own, expected])
+        gpus = [*repeats["gpus"][own.index], *baseline["gpus"][expected.index]]
+        measures = [both, both * gpus] if noun == "step" else [both]
+        is_same = any(np.ptp(each) <= tolerance * each.max() for each in measures)
+        return "" if is_same else f"{counts} instead of {_range(expected)}"
+    return ""
+
+
+def _range(values: "pd.Series[float]") -> str:
+    low, high = f"{values.min():,.0f}", f"{values.max():,.0f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _add_costs(frame: pd.DataFrame, gpu_hour: float | None) -> None:
@@ -146,6 +189,17 @@ def _verdict(row: Any, recommended: bool) -> str:
 
 def recommendation(table: pd.DataFrame) -> str:
     """The conclusion in words: the recommended scale, the largest efficient one, and those that do not pay off."""
+    apart = table["verdict"].astype(str).str.startswith(NOT_COMPARED)
+    if not apart.any():
+        return _advice(table)
+    scales = ", ".join(f"{row.scale} ({row.verdict.removeprefix(NOT_COMPARED)})" for row in table[apart].itertuples())
+    return (
+        f"These scales did other work than {table['scale'].iloc[0]} and are not compared: {scales}. {SAME_WORK_REMEDY} "
+        + (_advice(table[~apart]) if len(table[~apart]) > 1 else "")
+    ).rstrip()
+
+
+def _advice(table: pd.DataFrame) -> str:
     if (table["device"] == "cpu").any():
         return "There is no recommendation: measurements on CPUs do not show how this training scales on GPUs."
     if table["efficiency"].isna().all():

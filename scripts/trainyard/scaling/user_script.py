@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +48,10 @@ _KILLED_RANK: Final = re.compile(rb"exitcode +: -(\d+) \(pid")
 # Metrics that the tables have columns for, if a script reports them; others are in history.csv only.
 LAST_VALUES: Final = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "global_batch")
 MEDIANS: Final = ("images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction", "exposed_comm_fraction")
+_COUNTERS: Final = {  # metrics that count what was trained
+    "trained_images": ("images", "samples"),
+    "trained_steps": ("step", "steps", "global_step", "iteration"),
+}
 RUN_FIELDS: Final = ("train_seconds", "device", "job", "node", "node_names", "gpu_model")
 log = logging.getLogger(__name__)
 
@@ -65,6 +70,7 @@ class ScriptRun:
     gpu_model: str
     heard: str = ""  # digest of the rules that parsed the output
     told: bool = False  # whether the configured metrics were reported
+    counts_epochs: bool = False  # whether the `epoch` of each row is a whole number that the script reported
 
 
 class UserScript:
@@ -90,7 +96,9 @@ class UserScript:
                 run, rows, problem = self._launch(results)
             else:
                 log.info("the script is not run again: its output is parsed again")
-                rows, problem = self._reported.parse_outputs(self._study.metrics, seconds=run.train_seconds)
+                rows, problem, run.counts_epochs = self._reported.parse_outputs(
+                    self._study.metrics, seconds=run.train_seconds
+                )
                 if len(rows) != len(run.row_seconds):  # the times of these rows are unknown
                     run.row_seconds = [None] * len(rows)
             run.heard, run.told = metrics_digest(self._study.metrics), not problem
@@ -125,7 +133,7 @@ class UserScript:
 
         self._record.unlink(missing_ok=True)
         with claim_folder(self._out, owner=f"scale {self._run}", grace_seconds=self._study.grace_seconds) as claimed:
-            missing = self._run_from_checkpoint(results, claimed)
+            missing, counts_epochs = self._run_from_checkpoint(results, claimed)
         report = self._reported.report(ended=read_clock())
         run = ScriptRun(
             what=script_inputs_digest(self._study, dataset_digest(results, self._study)),
@@ -136,13 +144,14 @@ class UserScript:
             node=host.node_name(),
             node_names=list(self._allocation.nodes) if self._allocation else [host.node_name()],
             gpu_model=self._allocation.gpu_model if self._allocation else "",
+            counts_epochs=counts_epochs,
         )
         return run, report.rows, "" if report.rows else missing
 
-    def _run_from_checkpoint(self, results: Path, claimed: FolderClaim) -> str:
+    def _run_from_checkpoint(self, results: Path, claimed: FolderClaim) -> tuple[str, bool]:
         """Run the script from the latest checkpoint that it has not failed to resume from.
 
-        Returns why this launch reported no metrics, or "".
+        Returns why this launch reported no metrics, or "", and whether its rows count epochs.
         """
         bad = self._bad_checkpoints()
         kept = find_checkpoint(self._out, self._study.checkpoint, bad=bad)
@@ -154,7 +163,7 @@ class UserScript:
             numbers_rows = self._study.metrics is not None and self._study.metrics.numbers_rows
             before = epochs_before(self._reported.epochs(), kept) if kept and numbers_rows else 0
             with self._reported.launch(resumes=kept is not None):
-                code, reason, missing = self._monitor(line, claimed, resumed=kept is not None, before=before)
+                code, reason, reported = self._monitor(line, claimed, resumed=kept is not None, before=before)
             problem = rendezvous.problem(Path(meeting))
         if problem:
             raise UserError(problem)
@@ -164,7 +173,7 @@ class UserScript:
             write_json(self._bad, [*bad, kept])
         if code:
             raise UserError(f"the script failed: {describe_exit(code)}; its output is above")
-        return missing
+        return reported.missing, reported.counts_epochs
 
     @property
     def _bad(self) -> Path:
@@ -219,10 +228,12 @@ class UserScript:
             file.writelines(f"{node} slots={self._gpus}\n" for node in nodes)
         return path
 
-    def _monitor(self, line: list[str], claimed: FolderClaim, *, resumed: bool, before: int) -> tuple[int, str, str]:
+    def _monitor(
+        self, line: list[str], claimed: FolderClaim, *, resumed: bool, before: int
+    ) -> tuple[int, str, MetricsCollector]:
         """Run a command, log its output and collect its metrics, whose epochs are those after the first `before` ones.
 
-        Returns the exit code, why the command was ended, and why it reported no metrics, or "".
+        Returns the exit code, why the command was ended, or "", and the collector.
         """
         reported = MetricsCollector(self._study.metrics, self._out, resumes=resumed, hold_first_row=False)
         self._reported.add_kept(reported.new_rows())
@@ -258,7 +269,7 @@ class UserScript:
                 self._reported.add(shift_epoch(row, before))
             if warning := reported.take_warning():
                 log.warning("%s", warning)
-        return process.wait(), reason, reported.missing
+        return process.wait(), reason, reported
 
     def _reason_to_end(self, signalled: threading.Event) -> str:
         """Why the script must end now; "" if it need not."""
@@ -291,6 +302,7 @@ class UserScript:
             "gpus": self._nodes * self._gpus,
             "launcher": self._study.launcher,
             "epochs": len(rows),
+            **_trained(rows, counts_epochs=run.counts_epochs),
             **{name: reported[name][-1] if reported[name] else None for name in LAST_VALUES},
             **{name: statistics.median(reported[name]) if reported[name] else None for name in MEDIANS},
             **{name: getattr(run, name) for name in RUN_FIELDS},
@@ -299,6 +311,22 @@ class UserScript:
         memory = gpu_memory(self._folder / "telemetry")
         write_json(self._folder / "summary.json", summary | telemetry_summary(self._folder / "telemetry", memory))
         log.info("the script ran %.1f s and reported %s of metrics", seconds, count_of(len(rows), "row"))
+
+
+def _trained(rows: Sequence[Mapping[str, Any]], *, counts_epochs: bool) -> dict[str, float | None]:
+    """How much a script has trained, by its own count: None where unknown.
+
+    The numbers of a script that resumed by itself start late. Rows are thinned, so they are not counted; the first and
+    the last one are always there.
+    """
+    found: dict[str, float | None] = dict.fromkeys(("trained_epochs", *_COUNTERS))
+    if rows and counts_epochs:
+        found["trained_epochs"] = rows[-1]["epoch"] - rows[0]["epoch"] + 1
+    for column, names in _COUNTERS.items():
+        counts = [row[name] for row in rows for name in names if row.get(name) is not None]
+        if len(counts) == len(rows) > 1 and all(earlier < later for earlier, later in pairwise(counts)):
+            found[column] = counts[-1] - counts[0]
+    return found
 
 
 def _was_killed(code: int, output: Path) -> bool:

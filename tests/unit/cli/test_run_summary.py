@@ -58,7 +58,7 @@ def test_after_a_run_it_says_what_finished_the_answers_and_what_is_next(tmp_path
     finish(tmp_path, "own", {"rmse": 3.0}, {"rmse": 1.0}, {"rmse": 2.0})
     for name in ("tables", "logs"):
         (tmp_path / name).mkdir()
-    scaling = pd.DataFrame({"device": ["cpu"], "scale": ["1x1"]})
+    scaling = pd.DataFrame({"device": ["cpu"], "scale": ["1x1"], "verdict": [""]})
     (tmp_path / "scaling/width").mkdir(parents=True)
     scaling.to_csv(tmp_path / "scaling/width/scaling.csv")
     _, second, third = read_state(CONFIG.sweeps["own"], "own", tmp_path).trials

@@ -33,7 +33,7 @@ def test_a_resumed_launch_replaces_the_epochs_that_it_repeats(tmp_path, clock):
     reported = launch(tmp_path, 3, 4, resumes=True, loss=0.1)  # launched at 50
     rows = [{"epoch": epoch, "val_loss": loss} for epoch, loss in [(1, 0.4), (2, 0.4), (3, 0.1), (4, 0.1)]]
     assert reported.report(ended=75.0) == Report(rows, [10, 10, 10, 10], seconds=10 + 10 + 25)
-    assert reported.parse_outputs(METRICS, seconds=60) == (rows, "")
+    assert reported.parse_outputs(METRICS, seconds=60) == (rows, "", True)
 
 
 def test_rows_without_an_epoch_are_numbered_by_their_launch_when_they_are_read_again(tmp_path, clock):
@@ -44,7 +44,7 @@ def test_rows_without_an_epoch_are_numbered_by_their_launch_when_they_are_read_a
         (40.0, 2, [(50.0, 3), (60.0, 4)]),
     ]
     rows = [{"epoch": epoch, "loss": loss} for epoch, loss in [(1, 0.4), (2, 0.4), (3, 0.1), (4, 0.1)]]
-    assert reported.parse_outputs(Metrics(pattern="loss (?P<loss>{number})"), seconds=60) == (rows, "")
+    assert reported.parse_outputs(Metrics(pattern="loss (?P<loss>{number})"), seconds=60) == (rows, "", False)
 
 
 def test_rows_that_the_file_of_a_resumed_script_still_has_count_once(tmp_path, clock):

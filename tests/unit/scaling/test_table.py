@@ -62,6 +62,61 @@ def test_strong_scaling_of_a_script_compares_times_whatever_it_reports(tmp_path)
     assert table["recommended"].tolist() == [False, False, True]
 
 
+@pytest.mark.parametrize("mode", ["strong", "weak"])
+def test_a_scale_that_trained_other_epochs_is_not_compared(tmp_path, mode):
+    """The script at 1x1 has resumed from the file that the one at 1x2 had saved in a folder that they share."""
+    script = {"launcher": "torchrun"}
+    rows = [("1x1", 1, 30, 40, script | {"trained_epochs": 1}), ("1x2", 2, 50, 80, script | {"trained_epochs": 4}),
+            ("1x4", 4, 9, 150, script | {"trained_epochs": 1})]  # fmt: skip
+    table = scaling_table(summaries(tmp_path, rows), mode=mode, gpu_hour=2.5)
+    compared = ["speedup", "speedup_low", "speedup_high", "efficiency", "gpu_hours_increase"]
+    assert table.loc[1, compared].isna().all()
+    assert table.loc[[0, 2], compared].notna().all(axis=None)
+    assert table["verdict"].tolist()[1] == "not compared: 4 epochs instead of 1"
+    assert table["recommended"].tolist() == [False, False, True]
+    words = recommendation(table)
+    assert words.startswith(
+        "These scales did other work than 1x1 and are not compared: 1x2 (4 epochs instead of 1). Let each"
+    )
+    assert "{out_dir}" in words
+    assert "Use 1x4" in words
+
+
+def test_without_another_scale_of_the_same_work_there_is_no_recommendation(tmp_path):
+    cpu = {"device": "cpu", "launcher": "torchrun"}
+    rows = [("1x1", 1, 30, 40, cpu | {"trained_epochs": 1}), ("1x2", 2, 50, 80, cpu | {"trained_epochs": 4})]
+    table = scaling_table(summaries(tmp_path, rows), mode="strong", gpu_hour=None)
+    assert table["verdict"].tolist() == ["on CPUs: says nothing of GPUs", "not compared: 4 epochs instead of 1"]
+    assert "pay off" not in recommendation(table)
+
+
+def test_repeats_that_continue_each_other_are_not_compared(tmp_path):
+    rows = [("1x1", 1, 100, 40, {"trained_epochs": 4}), ("1x1/repeat-2", 1, 30, 40, {"trained_epochs": 1}),
+            ("1x2", 2, 50, 80, {"trained_epochs": 4}), ("1x2/repeat-2", 2, 50, 80, {"trained_epochs": 4})]  # fmt: skip
+    table = scaling_table(summaries(tmp_path, rows), mode="strong", gpu_hour=None)
+    expected = ["not compared: 1 to 4 epochs in its repeats", "not compared: 4 epochs instead of 1 to 4"]
+    assert table["verdict"].tolist() == expected
+    assert table["efficiency"].isna().all()
+    assert "Use" not in recommendation(table)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "verdict"),
+    [
+        ({"trained_steps": 3900}, {"trained_steps": 3990}, "good value"),
+        ({"trained_steps": 4000}, {"trained_steps": 2000}, "good value"),  # of a batch size per GPU
+        ({"trained_steps": 4000}, {"trained_steps": 1000}, "not compared: 1,000 steps instead of 4,000"),
+        ({"trained_images": 50_000}, {"trained_images": 10_000}, "not compared: 10,000 images instead of 50,000"),
+        ({"trained_epochs": 2, "trained_steps": 9}, {"trained_epochs": 2, "trained_steps": 1}, "good value"),
+        ({"trained_epochs": 2}, {"trained_steps": 1}, "good value"),
+    ],
+)
+def test_what_a_script_has_counted_is_the_work_of_its_scales(tmp_path, first, second, verdict):
+    rows = [("1x1", 1, 100, 40, first), ("1x2", 2, 50, 80, second), ("1x3", 3, 30, 120, first)]
+    table = scaling_table(summaries(tmp_path, rows), mode="strong", gpu_hour=None)
+    assert table["verdict"].tolist()[1] == verdict
+
+
 def test_scales_that_do_not_pay_off_are_named(tmp_path):
     rows = [*PUBLISHED, ("2x8", 16, 6000, 280)]
     table = scaling_table(summaries(tmp_path, rows), mode="strong", gpu_hour=None)
