@@ -2,11 +2,14 @@
 
 import argparse
 import signal
+import textwrap
 from contextlib import nullcontext
 
+from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.text import Text
 from trainyard.cli import command_line
-from trainyard.cli.status_view import status_view
+from trainyard.cli.status_view import describe_other_run, status_view
 from trainyard.config.load import read_config
 from trainyard.planning.journal_fold import Fold
 from trainyard.utils.errors import UserError
@@ -21,17 +24,24 @@ def main(arguments: argparse.Namespace) -> None:
         raise UserError(f"{arguments.config} has no sweeps and no scaling studies")
     console = open_console()
     folds = {name: Fold(arguments.results / "sweeps" / name / "journal.jsonl") for name in config.sweeps}
+
+    def view(height: int | None = None) -> RenderableType:
+        notice = describe_other_run(config, arguments.config, arguments.results)
+        lines = [Text(line, style="yellow") for line in textwrap.wrap(notice, console.width)]
+        left = height and height - len(lines)
+        return Group(*lines, status_view(config, arguments.results, folds, height=left))
+
     if arguments.watch:
         interrupt = StopNotice()  # an exception while a picture is drawn would leave half of it
         signal.signal(signal.SIGINT, interrupt.give)
         with Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else nullcontext() as live:
             while not interrupt.is_given:
                 if live:
-                    live.update(status_view(config, arguments.results, folds, height=console.height), refresh=True)
+                    live.update(view(console.height), refresh=True)
                 else:  # lines cannot be replaced
-                    console.print(status_view(config, arguments.results, folds), "")
+                    console.print(view(), "")
                 interrupt.wait(arguments.every)
-    console.print(status_view(config, arguments.results, folds))
+    console.print(view())
 
 
 def _arguments() -> argparse.Namespace:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from trainyard.cluster import host
 from trainyard.config.config import Config
+from trainyard.config.load import config_copy
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.live_view import slot_table
 from trainyard.planning.attempts import Attempt, Session
@@ -55,6 +56,17 @@ def status_view(
         line = Text(title, no_wrap=True, overflow="ellipsis")
         blocks.append([line, slot_table(attempts, plan.state, max_rows=rows)])
     return Group(*(part for number, block in enumerate(blocks) for part in ([""] if number else []) + block))
+
+
+def describe_other_run(config: Config, file: Path, results: Path) -> str:
+    """Why the progress by a config file is not that of a run with these results; "" if nothing says so."""
+    if not results.exists():
+        return f"{results.absolute()} does not exist: nothing has run there (--results names the results of a run)"
+    copies = list((results / "configs").glob("*.json"))
+    if not copies or config_copy(config, results) in copies:
+        return ""
+    last = max(copies, key=lambda copy: copy.stat().st_mtime)
+    return f"{file} as it is now has not run with these results: the config of the last run is {last}"
 
 
 def _row(plan: Plan, opened: Sequence[Attempt]) -> Iterator[str]:

@@ -22,14 +22,14 @@ from trainyard.cli.profile import Profile
 from trainyard.cli.program_environments import check_interpreters
 from trainyard.cli.run_summary import RunSummary, read_jobs
 from trainyard.config.datasets import ImageFolder, Python, has_images, needs_download
-from trainyard.config.load import check_config
+from trainyard.config.load import as_given, check_config, config_copy
 from trainyard.config.train import NAME_PATTERN
 from trainyard.config.trials import published_weights
 from trainyard.config.weights import weights_receipt
 from trainyard.planning.memory_request import MemoryRequest, staging_memory, trees_memory
 from trainyard.programs.environment import RECORD, record_environment
 from trainyard.report.plot_names import PLOT_LABELS, plots_of
-from trainyard.utils.files import digest_of, write_json
+from trainyard.utils.files import write_json
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.stop_notice import POLL_SECONDS
 
@@ -93,8 +93,7 @@ class Workflow:
         self._deployment, self._before_jobs = {method.name for method in deployment}, before_jobs
         self._profile = Profile(default_resources, executor, set_resources, is_main=is_main)
         self._check_site(map(Path, config_files))
-        self._resolved = self.config.model_dump(mode="json", exclude_unset=True)
-        self.config_file = self._results / "configs" / f"{digest_of(self._resolved)}.json"
+        self.config_file = config_copy(self.config, self._results)
         self.staging_mem_mb = self._profile.mem_mb(self._staging_memory)
         self.tree_mem_mb = self._profile.mem_mb(self._tree_memory)
         self._submits = is_main and self._profile.has_scheduler
@@ -139,7 +138,7 @@ class Workflow:
 
     def write_config(self) -> None:
         """Write the config of this run, command-line overrides included, for the programs to read."""
-        write_json(self.config_file, self._resolved)
+        write_json(self.config_file, as_given(self.config))
 
     def pass_on_interrupt(self, run: Any) -> None:
         """At SIGINT, also tell the programs of a run, a `snakemake.workflow.Workflow`, to save their state and end.

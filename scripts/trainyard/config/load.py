@@ -17,6 +17,7 @@ from trainyard.config.sweep import Sweep
 from trainyard.config.train import union_members
 from trainyard.config.trials import CostError, Expansion, expand, relative_cost, trainings
 from trainyard.config.weights import WeightsError, identifying
+from trainyard.utils.files import digest_of
 from trainyard.utils.text import suggest
 
 
@@ -45,6 +46,16 @@ def check_config(raw: Any, *, source: str = "config") -> Config:
         lines = [f"  {problem[:MAX_LENGTH]}" for problem in (*problems[:MAX_ERRORS], *more)]
         raise ConfigError("\n".join([f"{count} in {source}:", *lines]))
     return config
+
+
+def as_given(config: Config) -> dict[str, Any]:
+    """A config as JSON, without what is left to the defaults."""
+    return config.model_dump(mode="json", exclude_unset=True)
+
+
+def config_copy(config: Config, results: Path) -> Path:
+    """The file in the results from which the programs of a run with this config read it."""
+    return results / "configs" / f"{digest_of(as_given(config))}.json"
 
 
 def _errors_of_rest(raw: Any, wrong: Sequence[tuple[Any, ...]]) -> Iterator[str]:

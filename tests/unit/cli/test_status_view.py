@@ -9,12 +9,13 @@ import time
 import psutil
 import pytest
 from rich.console import Console
-from trainyard.cli.status_view import _open_attempts, _seconds_left, status_view
+from trainyard.cli.status_view import _open_attempts, _seconds_left, describe_other_run, status_view
 from trainyard.cluster import host
-from trainyard.config.load import check_config
+from trainyard.config.load import as_given, check_config, config_copy
 from trainyard.planning.journal import Journal
 from trainyard.planning.journal_fold import Fold
 from trainyard.planning.plan import plan_sweep
+from trainyard.utils.files import write_json
 
 CONFIG = check_config({"sweeps": {"s": {"command": "x {seed}", "grid": {"seed": [1, 2, 3, 4]}}}})
 
@@ -69,3 +70,20 @@ def test_trials_of_a_killed_driver_do_not_run(tmp_path, driver, is_running):
     finished, running, pending = ("1", "1", "2") if is_running else ("1", "0", "3")
     assert row[1:8] == [finished, "0", "0", running, "0", pending, "4"]
     assert ("killed" in shown) == is_running
+
+
+def test_a_folder_without_results_and_an_edited_config_are_told(tmp_path):
+    """Otherwise, a finished sweep is shown as pending."""
+    file, results = tmp_path / "my.yaml", tmp_path / "results"
+    edited = check_config({"sweeps": {"s": {"command": "x {seed}", "grid": {"seed": [7, 8]}}}})
+    assert describe_other_run(CONFIG, file, results) == (
+        f"{results} does not exist: nothing has run there (--results names the results of a run)"
+    )
+    (results / "sweeps/s").mkdir(parents=True)  # by sweep.py, started by hand
+    assert describe_other_run(CONFIG, file, results) == ""
+    write_json(config_copy(CONFIG, results), as_given(CONFIG))
+    assert describe_other_run(CONFIG, file, results) == ""
+    assert describe_other_run(edited, file, results) == (
+        f"{file} as it is now has not run with these results: the config of the last run is "
+        f"{config_copy(CONFIG, results)}"
+    )
