@@ -46,7 +46,12 @@ def _absent(path: Path, *, has_scheduler: bool) -> Verdict:
 
 
 def _remedy(path: Path | str) -> str:
-    return "" if Path(path).is_absolute() else "a relative path begins in the folder where Snakemake runs"
+    """The folder of a relative path: the present one, as for Snakemake and its programs."""
+    return (
+        ""
+        if Path(path).is_absolute()
+        else f"a relative path begins in the folder where Snakemake runs: here {Path.cwd()}"
+    )
 
 
 def _check_table(place: str, dataset: Table, *, has_scheduler: bool) -> Finding:

@@ -16,8 +16,11 @@ from trainyard.training import rehearsal, training_rehearsal
 from trainyard.training.networks.models import build_model
 from trainyard.utils.errors import UserError
 
-RELATIVE = "a relative path begins in the folder where Snakemake runs"
 DIGITS = {"d": {"source": "digits"}}
+
+
+def relative():
+    return f"a relative path begins in the folder where Snakemake runs: here {Path.cwd()}"
 
 
 @pytest.fixture
@@ -61,15 +64,15 @@ def test_wrong_files_columns_arguments_and_batches_are_all_named(mistakes, monke
     }
     many = {"dataset": "d", "train": {"model": "cnn", "batch_size": 512}, "scales": ["1x1", "1x4"]}
     assert mistakes({"datasets": datasets, "sweeps": sweeps, "scaling": {"many": many}}) == [
-        f"datasets.photos.root: nowhere: no such file or folder: {RELATIVE}",
-        f"datasets.copy.root: nowhere.zip: no such file or folder: {RELATIVE}",
+        f"datasets.photos.root: nowhere: no such file or folder: {relative()}",
+        f"datasets.copy.root: nowhere.zip: no such file or folder: {relative()}",
         "datasets.prices.target: prices.csv has no column 'prize': did you mean 'price'?",
-        f"datasets.absent.path: absent.csv: no such file: {RELATIVE}",
+        f"datasets.absent.path: absent.csv: no such file: {relative()}",
         "sweeps.large.train.batch_size: the global batch of 1,500 images is larger than the 1,437 images for training: "
         "lower it",
         "sweeps.spelled.train.model_args.block: is not an argument of resnet: did you mean 'blocks'?",
         "sweeps.spelled.train.model_args.width: must be a positive integer: it is '8'",
-        f"sweeps.command.command: absent.py: no such file: {RELATIVE}",
+        f"sweeps.command.command: absent.py: no such file: {relative()}",
         "sweeps.words.metrics.pattern: finds 'high' for acc, which is not a number: write (?P<acc>{number})",
         "scaling.many.train.batch_size: the global batch of 2,048 images at 1x4 is larger than the 1,437 images for "
         "training: lower it",
@@ -89,7 +92,7 @@ def test_wrong_files_columns_arguments_and_batches_are_all_named(mistakes, monke
 )
 def test_the_script_of_a_command_must_be_there_if_the_command_tells_its_path(mistakes, command, is_checked):
     found = mistakes({"sweeps": {"s": {"command": command}}})
-    assert found == [f"sweeps.s.command: absent.py: no such file: {RELATIVE}"] * is_checked
+    assert found == [f"sweeps.s.command: absent.py: no such file: {relative()}"] * is_checked
 
 
 OWN = """
