@@ -109,11 +109,10 @@ def warn_unreadable(state: SweepState, *, error: type[UserError] = FinalError) -
     unreadable = [attempt for name in state.trials if (attempt := state.unreadable(name))]
     if not unreadable:
         return
-    first, count = unreadable[0], f"{len(unreadable)} of {len(state.trials)}"
-    message = (
-        f"sweep {state.name}: {count} trials have no metrics; the first, {first.trial}: {first.error}; see "
-        f"{state.output_of(first)}. {UNREADABLE_REMEDY}"
-    )
+    first = next((each for each in unreadable if state.output_of(each).exists()), unreadable[0])
+    details = f"; see {output}. {UNREADABLE_REMEDY}" if (output := state.output_of(first)).exists() else ""
+    count = f"{len(unreadable)} of {len(state.trials)}"
+    message = f"sweep {state.name}: {count} trials have no metrics; the first, {first.trial}: {first.error}{details}"
     if state.sweep.on_failed_trial == "stop" or not any(state.result(name) for name in state.trials):
         raise error(message)
     log.warning("%s", message)

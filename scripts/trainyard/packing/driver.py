@@ -43,6 +43,7 @@ from trainyard.planning.sweep_state import SweepState
 from trainyard.planning.task import Task, TaskSource
 from trainyard.programs.command import failed_by_itself
 from trainyard.programs.environment import RECORD, find_interpreter, record_environment
+from trainyard.programs.process import wait_for_folder
 from trainyard.utils.environment import environment_variables
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import count_of
@@ -67,8 +68,9 @@ def run_sweep(config: Config, name: str, results: Path, *, wait_seconds: float =
             plan = _fix_slots(plan)
             _check(plan, results)
             log.info(summarize_plan(plan))
-            _close_open_attempts(journal, plan)
-            if plan.state.to_reread:
+            if _close_open_attempts(journal, plan):
+                plan = _fix_slots(plan_sweep(config, name, results))
+            if plan.state.to_reread or plan.state.to_read_first:
                 reread_outputs(journal, plan.state)
                 found = _fix_slots(plan_sweep(config, name, results))
                 _check_can_run(plan, found)
@@ -124,13 +126,22 @@ def _check_can_run(before: Plan, found: Plan) -> None:
         )
 
 
-def _close_open_attempts(journal: Journal, plan: Plan) -> None:
-    """Record attempts of a killed driver as interrupted. They end at the time of their last event."""
-    for tries in plan.state.attempts.values():
-        for attempt in tries:
-            if attempt.outcome == TrialStatus.RUNNING:
-                status = TrialStatus.INTERRUPTED
-                journal.record(Ended(trial=attempt.trial, attempt=attempt.number, status=status, ended=attempt.end))
+def _close_open_attempts(journal: Journal, plan: Plan) -> int:
+    """Record attempts of a killed driver as interrupted; returns how many there were.
+
+    They end at the time of their last event, or of the last output of their program, which may still be ending.
+    """
+    state = plan.state
+    opened = [each for tries in state.attempts.values() for each in tries if each.outcome == TrialStatus.RUNNING]
+    deadline = time.monotonic() + state.sweep.trial_grace_seconds
+    for attempt in opened:
+        output, end = state.output_of(attempt), attempt.end
+        if output.exists():
+            wait_for_folder(output.parent, timeout_seconds=max(0.0, deadline - time.monotonic()))
+            end = max(end, min(output.stat().st_mtime, time.time()))
+        status = TrialStatus.INTERRUPTED
+        journal.record(Ended(trial=attempt.trial, attempt=attempt.number, status=status, ended=round(end, 4)))
+    return len(opened)
 
 
 def _run_pending(plan: Plan, journal: Journal, results: Path, config: Config, parent: WorkerParent | None) -> None:

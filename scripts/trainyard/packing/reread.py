@@ -5,7 +5,13 @@ from dataclasses import replace
 
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import metrics_digest
-from trainyard.planning.attempts import Attempt, attempts_before, epochs_before, reported_epochs
+from trainyard.planning.attempts import (
+    Attempt,
+    attempts_before,
+    epochs_before,
+    reported_epochs,
+    update_attempts,
+)
 from trainyard.planning.journal import Journal, Reread
 from trainyard.planning.sweep_state import SweepState
 from trainyard.programs.metrics import ParsedOutput, find_divergence, latest_saved_metrics, parse_saved_output
@@ -16,52 +22,39 @@ log = logging.getLogger(__name__)
 
 def reread_outputs(journal: Journal, state: SweepState) -> None:
     """Apply the current `metrics` to the saved outputs, without running anything."""
-    warnings, readable = dict[str, str](), 0
+    for attempt in state.to_read_first:
+        parsed = replace(_parse_own(state, attempt), metrics={})  # without a result
+        _record(journal, state, attempt, parsed, outcome=attempt.outcome, error=attempt.error)
+    warning, readable = "", 0
     for attempt in state.to_reread:
         parsed = _parse(state, attempt)
         readable += not parsed.missing
-        if parsed.warning:
-            warnings.setdefault("pattern", f"trial {attempt.trial}: {parsed.warning}")
-        if parsed.missing and attempt.outcome != TrialStatus.UNREADABLE:
-            warnings.setdefault(
-                "kept",
-                f"trial {attempt.trial}, read again: {parsed.missing}; see {state.output_of(attempt)}. The metrics "
-                "that were read before are kept, also those of similar trials",
-            )
-            continue
+        if parsed.warning and not warning:
+            warning = f"trial {attempt.trial}: {parsed.warning}"
         outcome, error = _judge(state, attempt, parsed)
         is_same = attempt.metrics_digest == metrics_digest(state.sweep.metrics)
         if not is_same or (outcome, error) != (attempt.outcome, attempt.error):
-            for earlier in state.continued_by(attempt) if not is_same else ():  # first: it has the digest of all
-                _reread_rows(journal, state, earlier)
             _record(journal, state, attempt, parsed, outcome=outcome, error=error)
-    for warning in warnings.values():
+    if warning:
         log.warning("%s", warning)
-    log.info("%d of %d saved outputs could be read again; no trial was run", readable, len(state.to_reread))
-
-
-def _reread_rows(journal: Journal, state: SweepState, attempt: Attempt) -> None:
-    """Read the epochs of an attempt that a later one has continued. Its file of metrics is that of the later one."""
-    metrics = state.sweep.metrics
-    if metrics and metrics.patterns and state.output_of(attempt).exists():
-        parsed = replace(_parse_own(state, attempt), metrics={})  # without a result
-        _record(journal, state, attempt, parsed, outcome=attempt.outcome, error=attempt.error)
+    if state.to_reread:
+        count = len(state.to_reread)
+        log.info("%d of %d saved outputs could be read again; no trial was run", readable, count)
 
 
 def _record(
     journal: Journal, state: SweepState, attempt: Attempt, parsed: ParsedOutput, *, outcome: str, error: str
 ) -> None:
-    journal.record(
-        Reread(
-            trial=attempt.trial,
-            attempt=attempt.number,
-            outcome=outcome,
-            error=error,
-            rows=parsed.rows,
-            metrics=parsed.metrics,
-            heard=metrics_digest(state.sweep.metrics),
-        )
+    reread = Reread(
+        trial=attempt.trial,
+        attempt=attempt.number,
+        outcome=outcome,
+        error=error,
+        rows=parsed.rows,
+        metrics=parsed.metrics,
+        heard=metrics_digest(state.sweep.metrics),
     )
+    update_attempts({(attempt.trial, attempt.number): attempt}, journal.record(reread))  # for those that continue it
 
 
 def _parse(state: SweepState, attempt: Attempt) -> ParsedOutput:
@@ -89,12 +82,13 @@ def _parse_own(state: SweepState, attempt: Attempt) -> ParsedOutput:
 
 def _judge(state: SweepState, attempt: Attempt, parsed: ParsedOutput) -> tuple[TrialStatus, str]:
     """The status of an attempt by its newly parsed output, and the error or the reason for its early end."""
-    if attempt.outcome == TrialStatus.STOPPED:
-        return attempt.outcome, attempt.error
-    if parsed.missing:
-        return TrialStatus.UNREADABLE, parsed.missing
     if diverged := find_divergence(parsed.metrics, state.sweep.monitored_metrics):
         return TrialStatus.DIVERGED, diverged
     if attempt.failure:
         return TrialStatus.FAILED, attempt.failure
-    return (TrialStatus.STOPPED, attempt.early) if attempt.early else (TrialStatus.FINISHED, "")
+    if parsed.missing:
+        return TrialStatus.UNREADABLE, parsed.missing
+    why = attempt.error if attempt.outcome == TrialStatus.STOPPED else attempt.early
+    if why and attempt.rule and parsed.metrics.get(attempt.rule["metric"]) != attempt.stopped_at:
+        return TrialStatus.INTERRUPTED, "it was stopped early by other values than `metrics` find now"
+    return (TrialStatus.STOPPED, why) if why else (TrialStatus.FINISHED, "")

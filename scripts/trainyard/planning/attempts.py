@@ -46,8 +46,9 @@ class Attempt:
     resumed: CheckpointFile | None = None  # the checkpoint it resumed from
     metrics_digest: str | None = None  # of the `metrics` rules that read its output; None in old journals
     is_halved: bool = False  # whether its micro-batch did not fit into the GPU's memory
-    early: str = ""  # why its program was stopped before it diverged; `error` holds the reason of a stopped attempt
+    early: str = ""  # why it was stopped early, if its outcome is another one; else `error` has the reason
     rule: dict[str, Any] | None = None  # of early stopping, that stopped it; None in old journals
+    stopped_at: float | None = None  # the value of that rule's metric then; None if it was no finite number
     failure: str = ""  # the error with which it failed after it had diverged
     load_details: "Callable[[Attempt, str], None] | None" = field(default=None, repr=False, compare=False)  # sets one
 
@@ -102,9 +103,15 @@ def _apply(attempt: Attempt, event: TrialEvent) -> None:
             if attempt.outcome == TrialStatus.RUNNING:  # a driver that is killed may record a second end
                 _end(attempt, event)
         case Reread():  # recorded long after the end
+            if attempt.outcome == TrialStatus.STOPPED:
+                attempt.early = attempt.error
             attempt.outcome, attempt.error = TrialStatus(event.outcome), event.error
             attempt.failure = attempt.failure if attempt.outcome == TrialStatus.DIVERGED else ""  # it is the error now
             attempt.epochs, attempt.metrics, attempt.metrics_digest = event.rows, event.metrics, event.heard
+            last = max(attempt.epoch_times, default=-1)
+            unheard = [row["epoch"] for row in event.rows if row["epoch"] > last]
+            if attempt.outcome == TrialStatus.INTERRUPTED:  # its driver was killed before it read them
+                attempt.epoch_times |= dict.fromkeys(unheard, attempt.end)
         case Epoch(metrics=row):
             attempt.end = time
             merge_row(attempt.epochs, row, resumed=attempt.resumed is not None)
@@ -126,6 +133,7 @@ def _end(attempt: Attempt, event: Ended) -> None:
     attempt.failure = event.failure or ""
     attempt.metrics = event.metrics or {}
     attempt.metrics_digest, attempt.rule = event.heard, event.rule
+    attempt.stopped_at = attempt.metrics.get(event.rule["metric"]) if event.rule else None
     if event.status == TrialStatus.DIVERGED:
         # Old journals record only the exit code of a program that was stopped early.
         attempt.early = event.early or ("it was ended early" if event.exit_code else "")

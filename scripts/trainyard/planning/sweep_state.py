@@ -1,7 +1,7 @@
 """The state of a sweep: its trials, their attempts by the journal, and which trials are unfinished."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +26,9 @@ from trainyard.planning.task import folder_name, output_name
 from trainyard.planning.trial_space import TrialSpace
 from trainyard.programs.metrics import find_divergence
 
+_LOST: Final = (
+    "its output, which was read with other `metrics`, is gone: restore them, or increase `retrain` to run it again"
+)
 UNPROVEN_STARTUP_SECONDS: Final = 60.0  # assumed from the start of the driver to the first trial
 
 
@@ -66,11 +69,12 @@ class SweepState:
         return end or self.unreadable(trial)
 
     def _counting(self, trial: str) -> list[Attempt]:
-        """The attempts at a trial without those that another rule of early stopping has stopped.
+        """The attempts at a trial without those that another rule of early stopping has stopped, and lost ones.
 
         Old journals do not record the rule: what they have as stopped counts under any.
         """
-        return [each for each in self.attempts_at(trial) if not self._is_stopped_by_another(each)]
+        attempts = (each for each in self.attempts_at(trial) if not self._is_stopped_by_another(each))
+        return [each for each in attempts if not self._is_lost(each)]
 
     def _is_stopped_by_another(self, attempt: Attempt) -> bool:
         has_diverged = attempt.outcome == TrialStatus.DIVERGED and not self._is_unmonitored(attempt)
@@ -86,11 +90,22 @@ class SweepState:
         return [each for each in wanted if self._is_stopped_by_another(each)]
 
     def unreadable(self, trial: str) -> Attempt | None:
-        """The last attempt at a trial if its output holds no metrics and is still kept."""
+        """The last attempt at a trial if its output holds no metrics and is still kept, or if it is lost."""
         last = self.last_attempt(trial)
-        if last is None or last.outcome != TrialStatus.UNREADABLE or last.generation < self.space.generation(trial):
+        if last is None or last.generation < self.space.generation(trial) or self._is_stopped_by_another(last):
             return None
-        return last if self.output_of(last).exists() else None
+        if self._is_lost(last):
+            details: dict[str, Any] = {"metrics": {}, "epochs": [], "epoch_times": {}}
+            return replace(last, outcome=TrialStatus.UNREADABLE, error=_LOST, **details)
+        return last if last.outcome == TrialStatus.UNREADABLE and self.output_of(last).exists() else None
+
+    def _is_lost(self, attempt: Attempt) -> bool:
+        """Whether the metrics of a program that has ended were read by other rules, and its output is not kept."""
+        return attempt.outcome in CONCLUSIVE and self._is_misread(attempt) and not self.output_of(attempt).exists()
+
+    def _is_misread(self, attempt: Attempt) -> bool:
+        """Whether the output of an attempt is known to have been read by other `metrics` rules than the present."""
+        return bool(self.sweep.command) and attempt.metrics_digest not in (None, metrics_digest(self.sweep.metrics))
 
     def last_attempt(self, trial: str) -> Attempt | None:
         """The last attempt at a trial, if any."""
@@ -157,7 +172,7 @@ class SweepState:
 
     def epochs_of(self, attempt: Attempt) -> list[dict[str, Any]]:
         """Metrics of each epoch of an attempt, after the epochs of the attempts that it continued."""
-        return whole_epochs(self.attempts[attempt.trial], attempt)
+        return whole_epochs([each for each in self.attempts[attempt.trial] if not self._is_misread(each)], attempt)
 
     def output_of(self, attempt: Attempt) -> Path:
         """The file with the output of a user's program."""
@@ -185,6 +200,27 @@ class SweepState:
             and not (has_file and each is not self.last_attempt(each.trial))
         ]
 
+    @cached_property
+    def to_read_first(self) -> list[Attempt]:
+        """Attempts that others have continued or may continue, whose kept output must be read before a trial runs.
+
+        Their driver was killed before it had read all, or the `metrics` rules have changed. Rows in a file of metrics
+        are those of the last attempt.
+        """
+        if not self.sweep.command or self.sweep.metrics is None or not self.sweep.metrics.patterns:
+            return []
+        digest = self.sweep.metrics.digest
+        numbers = {name: end.number for name in self.trials if (end := self.end(name))}
+        return [
+            each
+            for name in self.trials
+            for each in self.attempts_at(name)
+            if each.generation >= self.space.generation(name)
+            and each.number != numbers.get(name)
+            and each.metrics_digest != digest
+            and self.output_of(each).exists()
+        ]
+
     def _is_outdated(self, end: Attempt) -> bool:
         if end.outcome == TrialStatus.UNREADABLE or end.metrics_digest != metrics_digest(self.sweep.metrics):
             return True
@@ -207,7 +243,8 @@ class SweepState:
         if self.stop is None:
             return None
         attempts = [(each, self.space.generation(name)) for name in self.trials for each in self.attempts_at(name)]
-        return EarlyStoppingRule(self.stop, [each for each, wanted in attempts if each.generation >= wanted])
+        known = (each for each, wanted in attempts if each.generation >= wanted)
+        return EarlyStoppingRule(self.stop, [each for each in known if not self._is_misread(each)])
 
     @property
     def is_share_open(self) -> bool:

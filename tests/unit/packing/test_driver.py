@@ -1,5 +1,6 @@
 """What the driver of a sweep does before a trial runs."""
 
+import os
 import subprocess
 
 import pytest
@@ -50,3 +51,21 @@ def test_a_trial_that_has_failed_by_its_corrected_metrics_runs_in_a_job_with_its
         assert not isinstance(error.value, FinalError), "a retry has the GPU"
     run_sweep(config, "s", tmp_path)
     assert ran == [[trial]]
+
+
+def test_an_attempt_whose_driver_was_killed_ends_with_its_output_which_is_read(tmp_path, monkeypatch):
+    sweep = {"command": "false", "metrics": {"pattern": "epoch (?P<epoch>[0-9]+) loss (?P<loss>{number})"}}
+    config = check_config({"sweeps": {"s": sweep}})
+    (trial,) = plan_sweep(config, "s", tmp_path).state.trials
+    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+        started = journal.record(Started(trial=trial, attempt=1))
+    journal_file = tmp_path / "sweeps/s/journal.jsonl"
+    journal_file.write_text(journal_file.read_text().replace(str(started.time), "1700000000.0"))
+    output = tmp_path / "sweeps/s/trials" / trial / "output-1.log"
+    output.parent.mkdir(parents=True)
+    output.write_text("epoch 1 loss 0.5\n")
+    os.utime(output, (1.7e9 + 50, 1.7e9 + 50))
+    monkeypatch.setattr(driver, "_run_pending", lambda *_: None)
+    (attempt,) = run_sweep(config, "s", tmp_path).state.attempts_at(trial)
+    assert (attempt.outcome, attempt.end - attempt.start) == (TrialStatus.INTERRUPTED, 50)
+    assert (attempt.epochs, attempt.epoch_times) == ([{"epoch": 1, "loss": 0.5}], {1: attempt.end})

@@ -4,12 +4,15 @@ import json
 
 import pytest
 from trainyard.config.load import check_config
+from trainyard.config.sweep import Stop
 from trainyard.config.trial_status import TrialStatus
+from trainyard.packing.completeness import check_sweep, summarize_sweep
 from trainyard.packing.reread import reread_outputs
 from trainyard.planning.attempts import ReportedEpochs, epochs_before
-from trainyard.planning.journal import Ended, Journal, Resumed, Started
+from trainyard.planning.journal import Ended, Epoch, Journal, Resumed, Started
 from trainyard.planning.plan import plan_sweep
 from trainyard.programs.command import CheckpointFile
+from trainyard.results.ranking import rank_sweep
 
 # The second attempt resumes from epoch 2.
 OUTPUTS = ("epoch 1 acc=0.1\nepoch 2 acc=0.2\nepoch 3 acc=0.3\n", "epoch 3 acc=0.5\nepoch 4 acc=0.6\n")
@@ -155,3 +158,96 @@ def test_a_driver_that_is_killed_between_two_outputs_reads_both_again(tmp_path, 
             reread(tmp_path, pattern=PATTERN)
     state = reread(tmp_path, pattern=PATTERN)
     assert [row["epoch"] for row in state.epochs_of(state.result(trial))] == [1, 2, 3, 4]
+
+
+TRAIN, VAL, NEITHER = ("train loss (?P<loss>{number})", "val loss (?P<loss>{number})", "x (?P<loss>{number})")
+LOSSES = {"train": "train loss 0.01\n", "both": "train loss 0.2\nval loss 0.3\n"}
+
+
+def plan_of_losses(results, pattern, **more):
+    """The plan of two trials, of which one prints no `val loss`."""
+    sweep = {"command": "./p {x}", "grid": {"x": list(LOSSES)}, "metrics": {"pattern": pattern}, "metric": "loss"}
+    return plan_sweep(check_config({"sweeps": {"s": sweep | more}}), "s", results)
+
+
+def write_losses(results, *statuses, rule=None):
+    """Both trials have ended so, and their output was read with the pattern TRAIN."""
+    state = plan_of_losses(results, TRAIN).state
+    with Journal.opened(results / "sweeps/s/journal.jsonl") as journal:
+        for (trial, known), status in zip(state.trials.items(), statuses, strict=True):
+            text = LOSSES[known.values["x"]]
+            end = {"metrics": {"loss": float(text.split()[2])}, "seconds": 1.0, "heard": state.sweep.metrics.digest}
+            stop = {"why": "asha: rank 2", "rule": rule} if status == TrialStatus.STOPPED else {}
+            journal.record(Started(trial=trial, attempt=1))
+            journal.record(Ended(trial=trial, attempt=1, status=status, **end, **stop))
+            path = results / "sweeps/s/trials" / trial / "output-1.log"
+            path.parent.mkdir(parents=True)
+            path.write_text(text)
+    return list(state.trials)
+
+
+def read_losses_again(results, pattern, **more):
+    with Journal.opened(results / "sweeps/s/journal.jsonl") as journal:
+        reread_outputs(journal, plan_of_losses(results, pattern, **more).state)
+    return plan_of_losses(results, pattern, **more).state
+
+
+def test_after_a_change_of_metrics_only_what_they_find_counts(tmp_path, caplog):
+    """A trial without a validation loss kept its training loss of 0.01, and won."""
+    only_train, both = write_losses(tmp_path, TrialStatus.FINISHED, TrialStatus.FINISHED)
+    assert rank_sweep(plan_of_losses(tmp_path, TRAIN).state).best_trial.trial == only_train
+    state = read_losses_again(tmp_path, VAL)
+    assert rank_sweep(state).scores == {only_train: None, both: 0.3}
+    assert (state.unfinished, summarize_sweep(state)) == ([], "sweep s: 1 trial finished, 1 without metrics, 0 failed")
+    check_sweep(state)
+    assert "1 of 2 trials have no metrics" in caplog.text
+    assert rank_sweep(read_losses_again(tmp_path, TRAIN)).scores == {only_train: 0.01, both: 0.2}
+
+
+def test_what_cannot_be_read_again_because_its_output_is_gone_counts_under_the_former_metrics_only(tmp_path, caplog):
+    trials = write_losses(tmp_path, TrialStatus.FINISHED, TrialStatus.FINISHED)
+    (tmp_path / "sweeps/s/trials" / trials[0] / "output-1.log").unlink()
+    state = read_losses_again(tmp_path, VAL)
+    assert rank_sweep(state).scores == {trials[0]: None, trials[1]: 0.3}
+    assert (state.unfinished, summarize_sweep(state)) == ([], "sweep s: 1 trial finished, 1 without metrics, 0 failed")
+    check_sweep(state)
+    assert f"the first, {trials[0]}: its output, which was read with other `metrics`, is gone" in caplog.text
+    assert rank_sweep(plan_of_losses(tmp_path, TRAIN).state).scores[trials[0]] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("patterns", "outcome"),
+    [
+        ([TRAIN + " *"], TrialStatus.STOPPED),  # the same value
+        ([NEITHER], TrialStatus.UNREADABLE),
+        ([NEITHER, TRAIN], TrialStatus.STOPPED),
+        ([VAL], TrialStatus.INTERRUPTED),
+        ([NEITHER, VAL], TrialStatus.INTERRUPTED),
+    ],
+)
+def test_a_trial_that_was_stopped_by_other_values_than_metrics_find_now_goes_on(tmp_path, patterns, outcome):
+    stop = {"method": "asha", "metric": "loss", "mode": "min"}
+    rule = Stop.model_validate(stop).rule
+    _, stopped = write_losses(tmp_path, TrialStatus.FINISHED, TrialStatus.STOPPED, rule=rule)
+    for pattern in patterns:
+        state = read_losses_again(tmp_path, pattern, stop=stop)
+    assert state.last_attempt(stopped).outcome == outcome
+    assert state.unfinished == [stopped] * (outcome == TrialStatus.INTERRUPTED)
+
+
+def test_what_a_killed_driver_had_not_read_is_read_before_the_trial_goes_on(tmp_path):
+    """It had read epochs 1 and 2; the output goes on until epoch 3, and then there is a part of a line."""
+    (trial,) = state_with(tmp_path, pattern=PATTERN).trials
+    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+        started = journal.record(Started(trial=trial, attempt=1))
+        for epoch in (1, 2):
+            journal.record(Epoch(trial=trial, attempt=1, metrics={"epoch": epoch, "acc": epoch / 10}))
+        journal.record(Ended(trial=trial, attempt=1, status=TrialStatus.INTERRUPTED, ended=started.time + 9))
+    output = tmp_path / "sweeps/s/trials" / trial / "output-1.log"
+    output.parent.mkdir(parents=True)
+    output.write_text(OUTPUTS[0] + "epoch 4 acc=0.")
+    state = reread(tmp_path, pattern=PATTERN)
+    (attempt,) = state.attempts_at(trial)
+    assert attempt.epochs == [{"epoch": epoch, "acc": epoch / 10} for epoch in (1, 2, 3)]
+    assert attempt.epoch_times[2] < attempt.epoch_times[3] == attempt.end
+    assert (attempt.outcome, state.unfinished, state.to_read_first) == (TrialStatus.INTERRUPTED, [trial], [])
