@@ -27,12 +27,18 @@ from trainyard.utils.text import count_of, suggest
 
 
 def check_use(
-    config: Config, results: Path, *, anew: bool = False, has_scheduler: bool = False, dry_run: bool = False
+    config: Config,
+    results: Path,
+    *,
+    anew: bool = False,
+    has_scheduler: bool = False,
+    dry_run: bool = False,
+    in_container: bool = False,
 ) -> Iterator[Finding]:
     """The findings of all checks. With `anew`, the user's code is tried again even if it has passed before.
 
     With a scheduler, it is a warning if a file is absent that only its nodes may have; in a dry run, which may plan for
-    another machine, also if it is a script.
+    another machine, also if it is a script. `in_container`: jobs run in a container, which may have other programs.
     """
     for name, dataset in config.datasets.items():
         known = known_images(dataset, results / "data" / name)
@@ -47,7 +53,12 @@ def check_use(
             yield _batches(place, study, specs, images)
         yield from chain(_patterns(place, study.metrics), _direction(place, study))
         yield from check_script(place, study, has_scheduler=has_scheduler, dry_run=dry_run)
-        yield from check_environment(place, study, absent="warns" if has_scheduler and dry_run else "fails")
+        yield from check_environment(
+            place,
+            study,
+            absent="warns" if has_scheduler and dry_run else "fails",
+            may_be_elsewhere=has_scheduler or in_container or bool(config.env_modules),
+        )
     yield from rehearsals.rehearse_config(config, results, anew=anew)
 
 

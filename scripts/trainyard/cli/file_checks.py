@@ -19,7 +19,7 @@ from trainyard.utils.files import expand_path
 from trainyard.utils.text import suggest
 
 _SHELL: Final = re.compile(r"[;|&$<>()`\n]")  # a command that may change folders or make files
-_SCRIPT: Final = (".py", ".sh")
+SCRIPT: Final = (".py", ".sh")
 _INTERPRETER: Final = re.compile(r"python[\d.]*|(ba)?sh")
 _CODE_OPTION: Final = re.compile(r"-[a-z]*[cm]|--module")  # followed by a module or code, not by a script
 
@@ -112,7 +112,7 @@ def _words(command: Command | None) -> list[str]:
 
 def _find_script(words: Sequence[str]) -> tuple[str, bool] | None:
     """The first word that looks like a script, and whether the command itself starts it; None if that is not clear."""
-    number = next((number for number, word in enumerate(words) if word.endswith(_SCRIPT)), None)
+    number = next((number for number, word in enumerate(words) if word.endswith(SCRIPT)), None)
     if number is None:
         return None
     path, before = words[number], [word for word in words[:number] if word != "-u"]

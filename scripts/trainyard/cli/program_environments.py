@@ -1,5 +1,6 @@
 """The environments of users' programs: checked before anything is submitted, and named in the plan."""
 
+import os
 import re
 import shlex
 import shutil
@@ -10,16 +11,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from trainyard.cli.file_checks import SCRIPT
 from trainyard.config.config import Config
 from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import Sweep
-from trainyard.config.user_programs import Command
+from trainyard.config.user_programs import SHELL, Command
 from trainyard.doctor.findings import Finding, Verdict
 from trainyard.programs.environment import find_interpreter, program_environment, script_interpreter
 from trainyard.scaling.launchers import LAUNCHER_MODULES
 from trainyard.utils.errors import UserError
 
 _OF_PYTHON: Final = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed")
+_PLAIN: Final = re.compile(r"[\w./+@%-]+")  # without placeholders, variables and operators
+_REMEDY: Final = "activate your environment, or name it by `python:` or `env:`"
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
@@ -35,24 +39,47 @@ def check_interpreters(config: Config) -> None:
         raise UserError("\n".join(["environments of your programs:", *errors]))
 
 
-def check_environment(place: str, study: Sweep | Scaling, *, absent: Verdict) -> Iterator[Finding]:
-    """Whether a program's environment has an interpreter, and for a distributed script its launcher.
+def check_environment(
+    place: str, study: Sweep | Scaling, *, absent: Verdict, may_be_elsewhere: bool
+) -> Iterator[Finding]:
+    """Whether a program's environment has an interpreter, the program, and for a distributed script its launcher.
 
-    What is missing gets the verdict `absent`.
+    What is missing gets the verdict `absent`; a program is a warning if it may be on other nodes or in a container.
     """
     if (study.command if isinstance(study, Sweep) else study.script) is None:
         return
+    if isinstance(study, Sweep):
+        yield from _check_program(f"{place}.command", study, absent="warns" if may_be_elsewhere else "fails")
     key = "env" if study.env else "python"
     try:
         found = find_interpreter(study) if isinstance(study, Sweep) else script_interpreter(study)
         module = LAUNCHER_MODULES.get(study.launcher) if isinstance(study, Scaling) else None
         if isinstance(study, Scaling) and module and not _has_module(study, package := module.partition(".")[0]):
-            remedy = "activate your environment, or name it by `python:` or `env:`"
-            yield Finding(f"{place}.launcher", absent, f"{found} does not have {package}", remedy)
+            yield Finding(f"{place}.launcher", absent, f"{found} does not have {package}", _REMEDY)
         elif found is not None:
             yield Finding(f"{place}.{key}", "ok", f"{found} runs it")
     except UserError as error:
         yield Finding(f"{place}.{key}", absent, str(error))
+
+
+def _check_program(place: str, sweep: Sweep, *, absent: Verdict) -> Iterator[Finding]:
+    """Whether the program that a command starts is there; nothing if that is not clear from its first word."""
+    try:
+        environment = program_environment(find_interpreter(sweep))
+    except UserError:  # another finding says so
+        return
+    command, path = sweep.command or "", environment.get("PATH")
+    if isinstance(command, str) and shutil.which(SHELL, path=path) is None:
+        message = f"there is no {SHELL} on your PATH, which runs a command that is text"
+        yield Finding(place, absent, message, "a list of words needs none")
+    elif _PLAIN.fullmatch(name := _first_word(command)) and not shutil.which(name, path=path):
+        line = [SHELL, "-c", 'type -- "$1"', SHELL, name]  # bash knows its own commands and the user's functions
+        if isinstance(command, str) and not subprocess.run(line, env=environment, capture_output=True).returncode:
+            return
+        if os.sep in name and Path(name).exists():
+            yield Finding(place, absent, f"{name}: is not executable", "`chmod +x` makes it so")
+        elif os.sep not in name or not name.endswith(SCRIPT):  # `check_script` looks for scripts
+            yield Finding(place, absent, f"{name}: no such program on the PATH of the command", _REMEDY)
 
 
 def describe_environment(study: Sweep | Scaling) -> str:

@@ -196,7 +196,13 @@ class Workflow:
         """
         self.sweep.check()
         has_scheduler = self._profile.has_scheduler
-        findings = check_use(self.config, self._results, has_scheduler=has_scheduler, dry_run=dry_run)
+        findings = check_use(
+            self.config,
+            self._results,
+            has_scheduler=has_scheduler,
+            dry_run=dry_run,
+            in_container="APPTAINER" in self._deployment,
+        )
         refuse_mistakes(findings, notify=log.warning)
 
     def message(self, text: str) -> str:

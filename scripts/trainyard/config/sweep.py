@@ -380,10 +380,10 @@ class Workload(TrainingSection):
 
     command: Command | None = Field(
         None,
-        description="Your own program: a shell command line or a list of words. Placeholders such as `{lr}` stand for "
-        "arguments, `{args}` for all others as `--lr 0.1` (`{args:dashes}`, `{args:hydra}`: in other styles); "
-        "`{trial_dir}`, `{trial}`, `{attempt}`, `{resume_from}`, `{dataset}`, `{cpus}` and `{port}` are predefined. "
-        "Trainyard quotes values, so write no quotes around a placeholder.",
+        description="Your own program: a command line for bash, with `pipefail`, or a list of words. Placeholders such "
+        "as `{lr}` stand for arguments, `{args}` for all others as `--lr 0.1` (`{args:dashes}`, `{args:hydra}`: in "
+        "other styles); `{trial_dir}`, `{trial}`, `{attempt}`, `{resume_from}`, `{dataset}`, `{cpus}` and `{port}` are "
+        "predefined. Trainyard quotes values, so write no quotes around a placeholder.",
     )
     function: DottedPath | None = Field(
         None, description="Your own Python function, `package.module:function`, called as `function(config, context)`."

@@ -27,11 +27,13 @@ PLACEHOLDER: Final = re.compile(
 # matches would grow with the cube of the number of digits.
 NUMBER: Final = r"(?:[+-]?(?:(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?|(?i:nan|inf(?:inity)?)(?![A-Za-z]))(?: ?%)?)"
 _IN_PATTERN: Final = re.compile(r"(?<!\\)\{number\}")
+_SEPARATED: Final = re.compile(r"\d+(?:[,_]\d+)+")  # 2,466
 _BRACES: Final = re.compile(r"(?<!\\)\{(?!number\})([A-Za-z]\w*)\}")  # text in braces, no quantifier
 GRACE_SECONDS: Final = 30.0  # Slurm's and torchrun's default between SIGTERM and SIGKILL: a checkpoint of several GB
 
 # Placeholders that a command may use beside its arguments.
 TRIAL_PLACEHOLDERS = ("trial_dir", "trial", "attempt", "resume_from", "dataset", "cpus")
+SHELL: Final = "bash"  # dash, the `sh` of Debian, has no pipefail
 PORT: Final = "port"  # the same, unless an argument has this name
 SCALE_PLACEHOLDERS = ("out_dir", "resume_from", "nodes", "gpus", "gpus_per_node", "cpus_per_gpu", "dataset", "seed")
 
@@ -150,8 +152,13 @@ def find_mismatch(pattern: str, lines: Collection[str]) -> str:
             beginning = _compile(pattern[:end])
         except re.error:  # within a group, say
             continue
-        if any((match := beginning.search(line)) and match[0].strip() for line in lines):
-            return f": it matches up to {pattern[:end]}, but not the rest, {pattern[end:]}"
+        found = [match for line in lines if (match := beginning.search(line)) and match[0].strip()]
+        if found:
+            numbers = ((each, number[0]) for each in found for number in _SEPARATED.finditer(each.string)
+                       if number.start() < each.end() < number.end())  # fmt: skip
+            hint = next((f"; {{number}} ends at the `{each.string[each.end()]}` of {number}: have the program print "
+                         "numbers without it" for each, number in numbers), "")  # fmt: skip
+            return f": it matches up to {pattern[:end]}, but not the rest, {pattern[end:]}{hint}"
     return ""
 
 
@@ -257,8 +264,18 @@ def _names(part: str) -> frozenset[str]:
 def check_quoting(command: Command, *, in_shell: bool = True) -> Command:
     """The command; raises a PydanticCustomError if it cannot run as it is meant.
 
-    A placeholder is in a context where quoting does not work, or a shell would take an option for a command.
+    A placeholder is in a context where quoting does not work, or a shell would take an option for a command. Without a
+    shell, an operator of one would be an argument.
     """
+    if not in_shell and isinstance(command, str):
+        try:
+            shlex.split(command)
+        except ValueError as error:
+            raise PydanticCustomError("quoting", "{error}", {"error": str(error).lower()}) from None
+        words = shlex.split(command, posix=False)  # with their quotes
+        if operator := next(filter(_OPERATOR.fullmatch, words), None):
+            message = "{operator} would be an argument of the script, which runs without a shell: remove it"
+            raise PydanticCustomError("quoting", message, {"operator": operator})
     if in_shell and isinstance(command, str) and (options := _parse(command).options):
         raise PydanticCustomError("quoting", "{message}", {"message": _OPTION_LINE.format(option=options[0])})
     for name, where in _parse(command).placeholders if isinstance(command, str) else ():
@@ -275,10 +292,12 @@ _OPTION_LINE: Final = (
     "the shell would take {option} for a command, since it begins a line: in YAML, indent all lines after `>` alike, "
     "or end the line before it with a backslash after `|`"
 )
+_OPERATOR: Final = re.compile(r"[|&;]+|[&\d]*>.*")  # as in `2>&1 | tee log.txt`
 _ASSIGN: Final = "assign it to a variable first, as in x={name}, and write $x there"
 _IN_WORDS: Final = (shell_syntax.SINGLE_QUOTES, shell_syntax.DOUBLE_QUOTES, shell_syntax.ESCAPED)
 _REMEDIES: Final = {
     shell_syntax.SINGLE_QUOTES: _NO_QUOTES,
+    shell_syntax.ANSI_QUOTES: _NO_QUOTES,
     shell_syntax.DOUBLE_QUOTES: _NO_QUOTES,
     shell_syntax.ESCAPED: "write {name} without the backslash, since Trainyard quotes values",
     shell_syntax.BACKTICKS: "write $(...) instead of backticks",
@@ -404,7 +423,8 @@ _RESUME: Final = re.compile(r"([ \t]*)(?<!\$)\{resume\}")
 def build_argv(command: Command, values: Callable[[str], Any], *, in_shell: bool = True) -> list[str]:
     """The argument vector of a command whose placeholders are replaced by their values.
 
-    Text runs in a shell, with its values quoted; without a shell, it is split into words as a shell would split it.
+    Text runs in bash, with its values quoted: a pipe fails if any of its programs does. Without a shell, it is split
+    into words as a shell would split it.
 
     Raises:
         KeyError: a placeholder has no value.
@@ -412,7 +432,7 @@ def build_argv(command: Command, values: Callable[[str], Any], *, in_shell: bool
     if isinstance(command, list):
         return [word for part in command for word in _fill_in(part, values)]
     line = PLACEHOLDER.sub(lambda name: _quote(values(name[1])), command)
-    return ["/bin/sh", "-c", line] if in_shell else shlex.split(line)
+    return [SHELL, "-o", "pipefail", "-c", line] if in_shell else shlex.split(line)
 
 
 def _fill_in(part: str, values: Callable[[str], Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Parsing a command line as a POSIX shell does: the context of each placeholder, and the operators it contains.
+"""Parsing a command line as bash does: the context of each placeholder, and the operators it contains.
 
 `shlex` splits a line into words, but does not report which quotes, substitution or here-document a character is in.
 """
@@ -11,6 +11,7 @@ from typing import Final
 UNQUOTED: Final = ""
 SINGLE_QUOTES, DOUBLE_QUOTES, BACKTICKS = "single quotes", "double quotes", "backticks"
 ARITHMETIC, COMMENT, HERE_DOCUMENT, ESCAPED = "$((...))", "a comment", "a here-document", "a backslash"
+ANSI_QUOTES = "$'...'"
 _OPTION_LINE: Final = re.compile(r"[ \t]*(--?[A-Za-z][^\s)]*)(?=\s|$)")  # but no pattern of `case`, as in `-v)`
 _HERE_DOCUMENT: Final = re.compile(r"""<<(-?)[ \t]*((?:'[^']*'|"[^"]*"|\\.|[^\s;&|<>()'"\\`$])+)""")
 
@@ -69,9 +70,14 @@ class _Parser:
             self._at += 3
         elif character == "(":
             self._add_operator("(")
-            self._parse_nested(1, ")")
+            if self._is_at("(("):
+                self._at += 1
+                self._parse_quoted("))", ARITHMETIC)
+            else:
+                self._parse_nested(1, ")")
         else:
             redirects = character in "&|" and self._text[self._at - 1 : self._at] in ("<", ">")  # as in 2>&1
+            redirects = redirects or self._is_at("&>")
             if character in ";|&)\n" and not redirects:
                 self._add_operator("a line break" if character == "\n" else character)
             self._at += 1
@@ -89,6 +95,12 @@ class _Parser:
         elif self._is_at("$(("):
             self._at += 2
             self._parse_quoted("))", ARITHMETIC)
+        elif self._is_at("$["):
+            self._at += 1
+            self._parse_quoted("]", ARITHMETIC)
+        elif self._is_at("$'") and context == UNQUOTED:
+            self._at += 1
+            self._parse_quoted("'", ANSI_QUOTES, expands=False)
         elif self._is_at("$("):
             self._parse_nested(2, ")")
         elif self._is_at("${") and context == UNQUOTED:

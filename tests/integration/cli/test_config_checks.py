@@ -1,7 +1,10 @@
 """What is wrong with files, data and code is found before a job is queued: all of it at once, with its place."""
 
+import json
 import logging
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from trainyard.cli.file_checks import check_script
 from trainyard.config.load import check_config
 from trainyard.config.train import Train
 from trainyard.data.known_images import KnownImages
+from trainyard.programs.environment import RECORD
 from trainyard.training import rehearsal, training_rehearsal
 from trainyard.training.networks.models import build_model
 from trainyard.utils.errors import UserError
@@ -60,7 +64,7 @@ def test_wrong_files_columns_arguments_and_batches_are_all_named(mistakes, monke
         **training("large", batch_size=500, accumulation=3),
         **training("spelled", model="resnet", model_args={"block": 4, "width": "8"}),
         "command": {"command": "python absent.py"},
-        "words": {"command": "run", "metrics": {"pattern": "acc (?P<acc>.*)", "sample": "acc high"}},
+        "words": {"command": ["true"], "metrics": {"pattern": "acc (?P<acc>.*)", "sample": "acc high"}},
     }
     many = {"dataset": "d", "train": {"model": "cnn", "batch_size": 512}, "scales": ["1x1", "1x4"]}
     assert mistakes({"datasets": datasets, "sweeps": sweeps, "scaling": {"many": many}}) == [
@@ -93,6 +97,49 @@ def test_wrong_files_columns_arguments_and_batches_are_all_named(mistakes, monke
 def test_the_script_of_a_command_must_be_there_if_the_command_tells_its_path(mistakes, command, is_checked):
     found = mistakes({"sweeps": {"s": {"command": command}}})
     assert found == [f"sweeps.s.command: absent.py: no such file: {relative()}"] * is_checked
+
+
+PROGRAM = "no such program on the PATH of the command: activate your environment, or name it by `python:` or `env:`"
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("pyhton train.py", f"pyhton: {PROGRAM}"),
+        ("LR=1 pyhton -m train 2>&1 | tee log", f"pyhton: {PROGRAM}"),
+        (["pyhton", "train.py"], f"pyhton: {PROGRAM}"),
+        (["cd", "x"], f"cd: {PROGRAM}"),
+        ("bin/train --lr 1", f"bin/train: {PROGRAM}"),
+        ("./plain.sh", "./plain.sh: is not executable: `chmod +x` makes it so"),
+        ("./absent.sh", f"./absent.sh: no such file: {RELATIVE}"),
+        ("cd x && pyhton train.py", None),
+        ("for n in 1 2; do echo $n; done", None),
+        ("mine --lr 1", None),
+        ("$HOME/train; (x)", None),
+        ("~/train", None),
+        (["{program}"], None),
+    ],
+)
+def test_the_program_of_a_command_must_be_there(mistakes, monkeypatch, caplog, command, problem):
+    monkeypatch.setenv("BASH_FUNC_mine%%", "() { true; }")  # `module` is such a function
+    for name in ("train.py", "plain.sh"):
+        Path(name).touch()
+    config = {"sweeps": {"s": {"command": command, "args": {"program": "x"} if "{program}" in command else {}}}}
+    if shutil.which("cd"):  # POSIX wants it as a program, too
+        problem = None if command == ["cd", "x"] else problem
+    assert mistakes(config) == [f"sweeps.s.command: {problem}"] * bool(problem)
+    if problem and "no such program" in problem:  # it may be on the nodes, or in a container
+        assert mistakes(config, has_scheduler=True) == mistakes(config, in_container=True) == []
+        assert problem in caplog.text
+
+
+def test_a_command_that_is_text_needs_bash(mistakes, monkeypatch):
+    monkeypatch.setenv(RECORD, json.dumps({"PATH": "/nowhere"}))
+    needs_none = ", which runs a command that is text: a list of words needs none"
+    assert mistakes({"sweeps": {"s": {"command": "true"}}}) == [
+        f"sweeps.s.command: there is no bash on your PATH{needs_none}"
+    ]
+    assert mistakes({"sweeps": {"s": {"command": [sys.executable]}}}) == []
 
 
 OWN = """
@@ -288,7 +335,7 @@ def test_a_distributed_script_may_be_written_with_its_interpreter(tmp_path, monk
     ],
 )
 def test_a_guess_from_the_name_of_a_metric_is_said(mistakes, caplog, sweep, said):
-    assert mistakes({"sweeps": {"s": {"command": "run", **sweep}}}) == []
+    assert mistakes({"sweeps": {"s": {"command": "true", **sweep}}}) == []
     assert [record.getMessage() for record in caplog.records if said and said in record.getMessage()] or not said
     assert said or not caplog.records
 

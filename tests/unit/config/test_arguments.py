@@ -30,7 +30,7 @@ def test_all_arguments_that_the_command_does_not_name_are_added_in_its_style(lin
     words = line.split()
     if ">" not in words:
         assert build_argv(words, make_values(words, ARGS, {})) == LINES[line]
-    assert build_argv(line, make_values(line, ARGS, {}))[:2] == ["/bin/sh", "-c"]
+    assert build_argv(line, make_values(line, ARGS, {}))[:-1] == ["bash", "-o", "pipefail", "-c"]
 
 
 VALUES = st.one_of(

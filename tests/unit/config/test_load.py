@@ -300,6 +300,15 @@ MISTAKES = [
         "scaling.own.script: {seed} is in single quotes",
     ),
     *(
+        ("scaling.own", {"script": f"t.py {text}", "scales": ["1x1"]}, f"scaling.own.script: {error}")
+        for text, error in {
+            "2>&1 | tee log": "2>&1 would be an argument of the script, which runs without a shell: remove it",
+            "|| true": "|| would be an argument of the script",
+            "> log.txt": "> would be an argument of the script",
+            "it's": "no closing quotation",
+        }.items()
+    ),
+    *(
         (
             "sweeps.own",
             {"command": "./x {lr}"} | part,
@@ -737,6 +746,10 @@ PATTERNS = ["epoch (?P<epoch>{number})", "acc=(?P<val_accuracy>{number})"]
         (
             {"pattern": PATTERNS, "sample": "epoch 3: acc 91.2%"},
             "acc=.* matches nothing in the sample, epoch 3: acc 91.2%: it matches up to acc, but not the rest, =",
+        ),
+        (
+            {"pattern": "loss (?P<loss>{number}) acc", "sample": "step 1,000: loss 2,466 acc 1"},
+            r"not the rest,  acc; \{number\} ends at the `,` of 2,466: have the program print numbers without it",
         ),
         ({"file": "x.csv", "sample": "epoch"}, "sample is for pattern"),
     ],
