@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from trainyard.config.arguments import format_argument
 from trainyard.utils.import_path import PLACE
+from trainyard.utils.text import SHELL_SIGNAL
 
 # A GPU is checked each time this many different trials in a row have failed on it. Its slot is retired if the check
 # finds a fault, or if this many of these trials finished elsewhere, or survived there. A trial that fails on two GPUs
@@ -30,7 +31,6 @@ SAME_ERRORS: Final = 10
 QUICK_SECONDS: Final = 60.0  # a wrong command line or an import error fails within this time, even after torch
 USAGE_EXIT_CODE: Final = 2  # of argparse, click and most programs
 NOT_RUN_EXIT_CODES: Final = {126, 127}  # of a shell that cannot run a command, or does not find it
-SHELL_SIGNAL: Final = 128  # plus the number of a signal: the exit code of a shell whose command it ended
 # Unlike most errors, these do not depend on a trial's values.
 NOT_RUN: Final = re.compile(
     r"\b(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|command not found|No such file)\b"

@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from trainyard.cluster.gpus import has_gpu
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import TrialStatus
-from trainyard.packing.failure_policy import SHELL_SIGNAL, FailurePolicy
+from trainyard.packing.failure_policy import FailurePolicy
 from trainyard.packing.gpu_sharing import GpuUse
 from trainyard.packing.messages import CheckpointResumed, MicroBatchHalved, TrialMessage, TrialRequest, WorkerSetup
 from trainyard.packing.outcomes import AttemptRecorder, OutcomeHandler
@@ -29,7 +29,7 @@ from trainyard.planning.task import Task, TaskSource
 from trainyard.programs.row_limiter import shift_epoch
 from trainyard.programs.trial_messages import EpochReported, ProgramOutput, TrialEnded, timeout_error
 from trainyard.utils.errors import UserError
-from trainyard.utils.text import count_of
+from trainyard.utils.text import SHELL_SIGNAL, count_of
 
 # The signals of a cancelled job arrive everywhere at about the same time. When workers or programs die first, the
 # packer waits this long for its own signal, so that their trials count as interrupted and not as failed.

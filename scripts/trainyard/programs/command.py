@@ -34,10 +34,13 @@ from trainyard.programs.process import FolderClaim, ProcessGuard
 from trainyard.programs.trial_messages import EpochReported, ProgramOutput, TrialEnded, timeout_error
 from trainyard.utils.errors import UserError
 from trainyard.utils.stop_notice import StopNotice
-from trainyard.utils.text import describe_exit
+from trainyard.utils.text import SHELL_SIGNAL, describe_exit
 
 POLL_SECONDS: Final = 0.25  # between two reads of a metrics file
 MAX_LINES: Final = 100  # of output to search until the limits are checked again: a pattern may take long for each
+EARLY_END: Final = (
+    "a program of a pipe ended before it had read all (`| head`); if it may, begin the command with `set +o pipefail;`"
+)
 # With these variables, a program would join the Ray or the Slurm step of this job.
 HIDDEN_VARIABLES: Final = re.compile(r"RAY_|PMI_|PMIX_|SLURM_(?!JOB_|JOBID|CLUSTER_NAME|SUBMIT_|TMPDIR)")
 
@@ -89,7 +92,7 @@ def run_command(trial: CommandTrial, guard: ProcessGuard) -> Generator[EpochRepo
     if status is TrialStatus.FINISHED:
         if collector.missing:  # an earlier attempt was ended after its last checkpoint: nothing was left to do
             metrics = latest_saved_metrics(trial.metrics, trial.folder, trial.earlier_outputs)
-        status, reason = _judge_exit(exit_code, tail, missing_metrics="" if metrics else collector.missing)
+        status, reason = _judge_exit(exit_code, program.error(), missing_metrics="" if metrics else collector.missing)
     is_judged = status in (TrialStatus.FINISHED, TrialStatus.STOPPED) or failed_by_itself(reason)
     return TrialEnded(
         status=status,
@@ -117,12 +120,18 @@ def _check_limits(trial: CommandTrial, began: float, ended_at: float | None) -> 
     return TrialStatus.RUNNING, ""
 
 
-def _judge_exit(exit_code: int, tail: str, *, missing_metrics: str) -> tuple[TrialStatus, str]:
-    """The status of a program that ended by itself, and the error if it did not finish."""
+def _judge_exit(exit_code: int, error: str, *, missing_metrics: str) -> tuple[TrialStatus, str]:
+    """The status of a program that ended by itself, and why it did not finish."""
     if exit_code == 0:
         return (TrialStatus.UNREADABLE, missing_metrics) if missing_metrics else (TrialStatus.FINISHED, "")
-    last_line = (tail.strip().splitlines() or ["no output"])[-1].strip()
-    return TrialStatus.FAILED, f"{describe_exit(exit_code)}: {last_line}"
+    return TrialStatus.FAILED, describe_program_failure(exit_code, error)
+
+
+def describe_program_failure(exit_code: int, error: str) -> str:
+    """How a program failed, in one line, with the `error` that its output names."""
+    if exit_code == SHELL_SIGNAL + signal.SIGPIPE:
+        error = EARLY_END
+    return f"{describe_exit(exit_code)}: {error or 'no output'}"
 
 
 def failed_by_itself(error: str) -> bool:
@@ -133,7 +142,7 @@ def failed_by_itself(error: str) -> bool:
     """
     external = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
     if found := re.match(r"exit code (\d+)(?: \([\w ]+\))?: ", error):
-        return int(found[1]) - 128 not in external
+        return int(found[1]) - SHELL_SIGNAL not in external
     killed = re.match(r"killed by ([\w ]+): ", error)
     return killed is not None and killed[1] not in {each.name for each in external}
 
@@ -226,9 +235,14 @@ class _Program:
 
     def end(self) -> int:
         """End all its processes, with the grace period; returns the exit code, or minus the signal that ended it."""
+        self._output.stop_reading()
         exit_code = self._process.end(self._grace_seconds)
         self._resources.close()
         return exit_code
+
+    def error(self) -> str:
+        """The line of the output that says why it failed."""
+        return self._output.error()
 
     def tail(self) -> str:
         """The last lines of the output."""

@@ -27,6 +27,7 @@ RECORDED: Final = (
 _OF_MAKE: Final = re.compile(r"MAKE(FLAGS|LEVEL|OVERRIDES|_TERMOUT|_TERMERR)|MFLAGS")
 # Snakemake sets them to the CPUs of the job, which several trials share.
 _THREADS: Final = ("OMP", "OPENBLAS", "GOTO", "MKL", "VECLIB", "NUMEXPR")
+FULL_ERRORS: Final = {"HYDRA_FULL_ERROR": "1"}  # without it, Hydra hides where an exception comes from
 TRAINYARD: Final = "trainyard"  # in place of the path of an interpreter: the one that runs Trainyard
 
 
@@ -40,7 +41,7 @@ def program_environment(python: Path | None = None) -> dict[str, str]:
     recorded = json.loads(os.environ.get(RECORD, "{}"))
     hidden = {RECORD, *recorded}
     kept = {name: value for name, value in os.environ.items() if name not in hidden and not _OF_MAKE.fullmatch(name)}
-    user = kept | {name: value for name, value in recorded.items() if value is not None}
+    user = FULL_ERRORS | kept | {name: value for name, value in recorded.items() if value is not None}
     return user if python is None else _activate(python, user)
 
 

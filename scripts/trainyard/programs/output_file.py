@@ -8,12 +8,14 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
-from trainyard.programs.output_lines import LineSplitter
+from trainyard.programs.output_lines import LineSplitter, find_error
 from trainyard.utils.errors import storage_error
 
 INCOMPLETE_SUFFIX: Final = ".incomplete"  # of a file that lacks a part of the output: nobody may parse it again
 TAIL_LINES: Final = 30  # of the output, for the journal
 TAIL_CHARACTERS: Final = 2000
+ERROR_LINES: Final = 100  # in which the error of a failed program is looked for: torchrun adds 50 after it
+QUEUED_LINES: Final = 1000  # that were not read yet: then the program waits, as if the pipe were full
 log = logging.getLogger(__name__)
 
 
@@ -62,20 +64,36 @@ class OutputReader:
     """Takes a program's output in chunks, keeps it in a file, and puts its lines into a queue, which None ends."""
 
     def __init__(self, path: Path) -> None:
-        self.lines = queue.SimpleQueue[str | None]()
+        self.lines = queue.Queue[str | None](QUEUED_LINES)
         self._file, self._splitter = OutputFile(path), LineSplitter()
-        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._last: deque[str] = deque(maxlen=ERROR_LINES)
+        self._is_read = True
 
     def take(self, chunk: bytes) -> None:
-        """Take a chunk of the output; b"" is its end."""
+        """Take a chunk of the output; b"" is its end. It waits while the queue is full."""
         self._file.write(chunk)
         for line in self._splitter.feed(chunk, final=not chunk):
-            self._tail.append(line)
-            self.lines.put(line)
+            self._last.append(line)
+            self._put(line)
         if not chunk:
             self._file.close()
-            self.lines.put(None)
+            self._put(None)
+
+    def _put(self, line: str | None) -> None:
+        if self._is_read:
+            self.lines.put(line)
+
+    def stop_reading(self) -> None:
+        """Empty the queue and leave it empty: from now on, output is kept in the file only."""
+        self._is_read = False
+        with suppress(queue.Empty):
+            while True:
+                self.lines.get_nowait()  # makes room for a line that `take` waits with
 
     def tail(self) -> str:
         """The last lines so far."""
-        return "\n".join(self._tail)[-TAIL_CHARACTERS:]
+        return "\n".join(list(self._last)[-TAIL_LINES:])[-TAIL_CHARACTERS:]
+
+    def error(self) -> str:
+        """The line so far that says why the program failed; "" without any."""
+        return find_error(list(self._last), recent=TAIL_LINES)

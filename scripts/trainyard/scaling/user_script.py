@@ -27,7 +27,7 @@ from trainyard.config.scaling import Scaling, repeat_of, split_scale
 from trainyard.config.user_programs import build_argv, insert_resume_option, make_values, metrics_digest
 from trainyard.planning.attempts import epochs_before
 from trainyard.planning.plan import dataset_digest
-from trainyard.programs.command import CheckpointFile, find_checkpoint, start_error
+from trainyard.programs.command import CheckpointFile, describe_program_failure, find_checkpoint, start_error
 from trainyard.programs.environment import find_interpreter, script_interpreter
 from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector
 from trainyard.programs.output_file import OutputReader
@@ -40,7 +40,7 @@ from trainyard.utils.errors import FinalError, UserError
 from trainyard.utils.files import atomic_write, hold_lock, write_json
 from trainyard.utils.jsonl import read_clock
 from trainyard.utils.stop_notice import NOTICES
-from trainyard.utils.text import count_of, describe_exit
+from trainyard.utils.text import count_of
 
 OUTPUT_TIMEOUT_SECONDS: Final = 1.0
 REPORT_BYTES: Final = 2**16  # of the end of the output, with the reports of torchrun on all nodes
@@ -163,7 +163,7 @@ class UserScript:
             numbers_rows = self._study.metrics is not None and self._study.metrics.numbers_rows
             before = epochs_before(self._reported.epochs(), kept) if kept and numbers_rows else 0
             with self._reported.launch(resumes=kept is not None):
-                code, reason, reported = self._monitor(line, claimed, resumed=kept is not None, before=before)
+                code, reason, error, reported = self._monitor(line, claimed, resumed=kept is not None, before=before)
             problem = rendezvous.problem(Path(meeting))
         if problem:
             raise UserError(problem)
@@ -172,7 +172,7 @@ class UserScript:
         if code and kept and not _was_killed(code, self._reported.output):
             write_json(self._bad, [*bad, kept])
         if code:
-            raise UserError(f"the script failed: {describe_exit(code)}; its output is above")
+            raise UserError(f"the script failed: {describe_program_failure(code, error)}; its output is above")
         return reported.missing, reported.counts_epochs
 
     @property
@@ -230,10 +230,10 @@ class UserScript:
 
     def _monitor(
         self, line: list[str], claimed: FolderClaim, *, resumed: bool, before: int
-    ) -> tuple[int, str, MetricsCollector]:
+    ) -> tuple[int, str, str, MetricsCollector]:
         """Run a command, log its output and collect its metrics, whose epochs are those after the first `before` ones.
 
-        Returns the exit code, why the command was ended, or "", and the collector.
+        Returns the exit code, why the command was ended, or "", the error that its output names, and the collector.
         """
         reported = MetricsCollector(self._study.metrics, self._out, resumes=resumed, hold_first_row=False)
         self._reported.add_kept(reported.new_rows())
@@ -269,7 +269,7 @@ class UserScript:
                 self._reported.add(shift_epoch(row, before))
             if warning := reported.take_warning():
                 log.warning("%s", warning)
-        return process.wait(), reason, reported
+        return process.wait(), reason, output.error(), reported
 
     def _reason_to_end(self, signalled: threading.Event) -> str:
         """Why the script must end now; "" if it need not."""

@@ -4,6 +4,9 @@ import difflib
 import signal
 from collections.abc import Iterable
 from datetime import datetime
+from typing import Final
+
+SHELL_SIGNAL: Final = 128  # plus the number of a signal: the exit code of a shell whose command it ended
 
 
 def format_duration(seconds: float) -> str:
@@ -39,7 +42,9 @@ def describe_exit(code: int) -> str:
     """
     if code < 0:
         return f"killed by {_signal_name(-code)}"
-    return f"exit code {code}" + (f" ({_signal_name(code - 128)})" if code - 128 in signal.valid_signals() else "")
+    return f"exit code {code}" + (
+        f" ({_signal_name(code - SHELL_SIGNAL)})" if code - SHELL_SIGNAL in signal.valid_signals() else ""
+    )
 
 
 def _signal_name(number: int) -> str:

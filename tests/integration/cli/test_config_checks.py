@@ -111,7 +111,7 @@ PROGRAM = "no such program on the PATH of the command: activate your environment
         (["cd", "x"], f"cd: {PROGRAM}"),
         ("bin/train --lr 1", f"bin/train: {PROGRAM}"),
         ("./plain.sh", "./plain.sh: is not executable: `chmod +x` makes it so"),
-        ("./absent.sh", f"./absent.sh: no such file: {RELATIVE}"),
+        ("./absent.sh", "./absent.sh: no such file: {relative}"),
         ("cd x && pyhton train.py", None),
         ("for n in 1 2; do echo $n; done", None),
         ("mine --lr 1", None),
@@ -127,7 +127,8 @@ def test_the_program_of_a_command_must_be_there(mistakes, monkeypatch, caplog, c
     config = {"sweeps": {"s": {"command": command, "args": {"program": "x"} if "{program}" in command else {}}}}
     if shutil.which("cd"):  # POSIX wants it as a program, too
         problem = None if command == ["cd", "x"] else problem
-    assert mistakes(config) == [f"sweeps.s.command: {problem}"] * bool(problem)
+    expected = (problem or "").format(relative=relative())
+    assert mistakes(config) == [f"sweeps.s.command: {expected}"] * bool(problem)
     if problem and "no such program" in problem:  # it may be on the nodes, or in a container
         assert mistakes(config, has_scheduler=True) == mistakes(config, in_container=True) == []
         assert problem in caplog.text

@@ -7,7 +7,10 @@ import sys
 
 import pytest
 from trainyard.cluster import host
+from trainyard.config.scaling import Scaling
 from trainyard.scaling.launchers import TRAIN
+from trainyard.scaling.user_script import UserScript
+from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import SCRIPTS, helper_command
 
 
@@ -42,3 +45,12 @@ def test_a_killed_launcher_of_a_script_has_the_exit_code_of_a_shell(tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 128 + signal.SIGKILL, done.stderr
+
+
+def test_the_error_of_a_script_is_its_exception_and_not_the_report_of_its_launcher(tmp_path, monkeypatch):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
+    script = tmp_path / "train.py"
+    script.write_text("import os\nif os.environ['RANK'] == '0':\n    raise ValueError('no such model')\n")
+    study = Scaling(script=str(script), scales=["1x2"], python=sys.executable)
+    with pytest.raises(UserError, match=r"the script failed: exit code 1: ValueError: no such model; its output is"):
+        UserScript(study, "1x2", tmp_path).run(tmp_path)

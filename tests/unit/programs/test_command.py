@@ -21,6 +21,7 @@ from trainyard.config.user_programs import Metrics, UserProgram
 from trainyard.programs import command
 from trainyard.programs.command import CommandTrial, failed_by_itself, find_checkpoint, run_command
 from trainyard.programs.metrics import MetricsCollector
+from trainyard.programs.output_file import QUEUED_LINES, OutputReader
 from trainyard.programs.process import ProcessGuard
 from trainyard.programs.trial_messages import EpochReported
 from trainyard.utils.errors import UserError
@@ -141,7 +142,10 @@ FAILURES = {
     "kill -SEGV $$": "killed by SIGSEGV: no output",
     "kill -35 $$": "killed by signal 35: no output",  # a real-time signal has no name
     "sh -c 'kill -KILL $$'; exit $?": "exit code 137 (SIGKILL): ",
-    "./nowhere": "exit code 127: /bin/sh: 1: ./nowhere: not found",
+    "./nowhere": "exit code 127: bash: line 1: ./nowhere: No such file or directory",
+    "(echo ValueError: lr; exit 3) 2>&1 | tee log.txt": "exit code 3: ValueError: lr",
+    "yes | head -n 1": "exit code 141 (SIGPIPE): a program of a pipe ended before it had read all (`| head`); if it "
+    "may, begin the command with `set +o pipefail;`",
     "sleep 60": "it exceeded timeout_minutes (0.01)",
 }
 
@@ -151,7 +155,38 @@ def test_the_error_of_a_failed_command_is_one_line(tmp_path, guard, line):
     limit = 0.6 if line.startswith("sleep") else None
     end = end_of(call(tmp_path, line, metrics=PATTERN, timeout_seconds=limit), guard)
     assert end.status == TrialStatus.FAILED
-    assert end.error.startswith(FAILURES[line].partition("/bin/sh")[0])
+    assert end.error.startswith(FAILURES[line])
+
+
+def test_the_last_program_of_a_pipe_may_end_early_where_the_command_says_so(tmp_path, guard):
+    end = end_of(call(tmp_path, "set +o pipefail; yes 'epoch 1: acc 0.5' | head -n 1", metrics=PATTERN), guard)
+    assert (end.status, end.metrics) == (TrialStatus.FINISHED, {"val_accuracy": 0.5})
+
+
+HYDRA = """
+import hydra
+
+@hydra.main(version_base=None, config_path=None)
+def main(config):
+    raise ValueError(f"lr is {config.lr}")
+
+main()
+"""
+
+
+@pytest.mark.parametrize("full", [None, "0"])
+def test_the_error_of_a_hydra_program_is_its_exception_and_not_its_hint(tmp_path, guard, monkeypatch, full):
+    if full is not None:
+        monkeypatch.setenv("HYDRA_FULL_ERROR", full)
+    (tmp_path / "program.py").write_text(HYDRA)
+    for argument, error in {
+        "+lr=0.1": "ValueError: lr is 0.1",
+        "epoch=3": "hydra.errors.ConfigCompositionException: Could not override 'epoch'." if full is None else
+                   "object_type=dict",
+    }.items():  # fmt: skip
+        end = end_of(call(tmp_path, [sys.executable, "program.py", argument]), guard)
+        assert end.error == f"exit code 1: {error}"
+        assert ("HYDRA_FULL_ERROR" in end.program.tail) == (full is not None)
 
 
 SAYS = """
@@ -420,6 +455,27 @@ def test_a_program_that_prints_faster_than_its_output_can_be_searched_ends_at_it
     line = "step 1 of 9, " * 20
     end = end_of(call(tmp_path, f"yes '{line}'", metrics=metrics, timeout_seconds=0.3, grace_seconds=0.0), guard)
     assert (end.status, end.error) == (TrialStatus.FAILED, "it exceeded timeout_minutes (0.005)")
+
+
+def test_output_that_is_not_read_waits_in_the_pipe_and_not_in_memory(tmp_path):
+    reader = OutputReader(tmp_path / "output-1.log")
+    taking = threading.Thread(target=reader.take, args=(b"x\n" * 5000,), daemon=True)
+    taking.start()
+    wait_until(reader.lines.full, what="the queue is full")
+    assert taking.is_alive()
+    assert reader.lines.qsize() == QUEUED_LINES
+    reader.stop_reading()
+    taking.join(PATIENCE_SECONDS)
+    assert not taking.is_alive()
+    assert (tmp_path / "output-1.log").stat().st_size == 10_000
+
+
+def test_a_program_that_waits_for_its_output_to_be_read_can_be_ended(tmp_path, guard):
+    line = "seq -f 'epoch %.0f: acc 0.5' 100000000"
+    running = run_command(call(tmp_path, line, metrics=PATTERN), guard)
+    assert running.send(None).row["epoch"] == 1
+    running.close()
+    assert not any(each.info["cwd"] == str(tmp_path) for each in psutil.process_iter(["cwd"]))
 
 
 def test_a_program_that_ended_in_time_has_not_exceeded_its_timeout_while_its_output_is_searched(

@@ -1,0 +1,35 @@
+"""The error of a failed program is the line of its output that a person would quote."""
+
+import pytest
+from trainyard.programs.output_lines import find_error
+
+TRACEBACK = ["Traceback (most recent call last):", '  File "train.py", line 9, in main', "    raise ValueError(3)"]
+ERRORS = {
+    "the last line": (["reading", "train.py: error: unrecognized arguments: --lr"],
+                      "train.py: error: unrecognized arguments: --lr"),
+    "none": ([], ""),
+    "a hint": ([*TRACEBACK, "ValueError: 3", "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack"],
+               "ValueError: 3"),
+    "a hint without a traceback": (["Key 'x' is not in struct", "Set the environment variable HYDRA_FULL_ERROR=1 for"],
+                                   "Key 'x' is not in struct"),
+    "advice after it": ([*TRACEBACK, "RuntimeError: CUDA error: out of range", "Compile with `TORCH_USE_CUDA_DSA`"],
+                        "RuntimeError: CUDA error: out of range"),
+    "a cause": ([*TRACEBACK, "KeyError: 'x'", "During handling of the above exception, ...", *TRACEBACK, "ValueError"],
+                "ValueError"),
+    "a message on the next line": ([*TRACEBACK, "RuntimeError: Error(s) in loading Net:", "\tsize mismatch for fc"],
+                                   "RuntimeError: Error(s) in loading Net: size mismatch for fc"),
+    "of a rank": ([f"[rank1]: {line}" for line in (*TRACEBACK, "ValueError: 3")] + ["[rank0]: waiting"],
+                  "ValueError: 3"),
+    "of a launcher": ([*TRACEBACK, "ValueError: 3", *TRACEBACK, "torch.errors.ChildFailedError:", "=====", "FAILED"],
+                      "ValueError: 3"),
+    "of a launcher alone": ([*TRACEBACK, "subprocess.CalledProcessError: x", "end"],
+                            "subprocess.CalledProcessError: x"),
+    "one that was handled": ([*TRACEBACK, "ValueError: 3", *map(str, range(30)), "no data"], "no data"),
+    "a torn one": (TRACEBACK, "raise ValueError(3)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_the_error_is_found_as_a_person_would(case):
+    lines, expected = ERRORS[case]
+    assert find_error(lines, recent=30) == expected
