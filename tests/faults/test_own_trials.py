@@ -161,6 +161,33 @@ def test_a_killed_search_continues_with_the_same_suggestions(tmp_path_factory):
     assert [attempt.trial for attempt in tries_of(whole) if attempt.generation] == [again]
 
 
+LEAVING = """
+import os, pathlib
+def run(config, context):
+    here, marks = os.getcwd(), pathlib.Path(__file__).with_name("marks")
+    (marks / str(config["n"])).write_text(here)
+    os.chdir(context.trial_dir)
+    if config["n"] == 0 and len(list(marks.iterdir())) == 1:
+        context.interrupt()
+    return {"loss": config["n"]}
+"""
+
+
+def test_a_function_that_leaves_its_folder_or_interrupts_itself_changes_nothing_for_other_trials(yard):
+    (yard.folder / "mine.py").write_text(LEAVING)
+    (yard.folder / "marks").mkdir()
+    yard.write({"sweeps": {"s": {"function": "mine:run", "grid": {"n": [0, 1, 2]}, "metric": "loss"}}})
+    left = yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
+    assert left.returncode == 1
+    assert (
+        "1 trial left, of which each called context.interrupt(), although context.time_is_up was False" in left.stdout
+    )
+    assert [attempt.outcome for attempt in tries_of(yard)] == ["interrupted", "finished", "finished"]
+    assert {each.read_text() for each in (yard.folder / "marks").iterdir()} == {str(yard.folder)}
+    yard.run(*yard.script("sweep", "--sweep", "s"))
+    assert len([attempt for attempt in tries_of(yard) if attempt.outcome == "finished"]) == 3
+
+
 def test_a_function_that_exceeds_its_timeout_is_ended_with_its_process(yard):
     code = "import time\ndef run(config, context):\n    time.sleep(config['lasts'])\n"
     (yard.folder / "mine.py").write_text(code)

@@ -99,6 +99,7 @@ class OutcomeHandler:
         self._warned = set[str]()  # subjects
         self.gpu_uses: list[GpuUse] = []  # of trials whose GPU use was measured
         self.interrupted = 0  # trials that ended at the deadline and can continue
+        self.interrupted_themselves = 0  # of these, the functions that nothing asked to end
 
     def handle(self, slot: Slot, end: TrialEnded) -> bool:
         """Handle the end of an attempt; returns whether the slot is ready for the next trial."""
@@ -108,9 +109,11 @@ class OutcomeHandler:
         match end.status:
             case TrialStatus.INTERRUPTED:
                 self.interrupted += 1
+                self.interrupted_themselves += end.interrupts_itself
                 self._recorder.record_end(slot, end.status, error=end.error, **end.details())
-                slot.worker = None
-                return False
+                if not end.interrupts_itself:
+                    slot.worker = None
+                return end.interrupts_itself
             case TrialStatus.FAILED:
                 self.handle_failure(slot, end)
                 return False

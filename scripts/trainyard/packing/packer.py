@@ -26,6 +26,7 @@ from trainyard.planning.attempts import ReportedEpochs, epochs_before
 from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.journal import Epoch, Halved, Journal, Resumed, Started, TrialEvent
 from trainyard.planning.task import Task, TaskSource
+from trainyard.programs.function import INTERRUPTED_ITSELF
 from trainyard.programs.row_limiter import shift_epoch
 from trainyard.programs.trial_messages import EpochReported, ProgramOutput, TrialEnded, timeout_error
 from trainyard.utils.errors import UserError
@@ -149,6 +150,8 @@ class Packer:
         if not left:
             return
         remedy = "the same command continues from here, and so do Snakemake's retries"
+        if left == self._outcomes.interrupted_themselves:
+            raise UserError(f"{count_of(left, 'trial')} left, of which each {INTERRUPTED_ITSELF[3:]}: {remedy}")
         can_resume = self._setup.can_resume
         if not self._queue.longest_seconds and not (can_resume and self._outcomes.interrupted):
             remedy = "none could end in time: request a longer walltime (the resource `runtime`, in minutes)"

@@ -220,6 +220,7 @@ class Worker:
     def _run_function(self, request: TrialRequest) -> TrialRun:
         spec = UserProgram.model_validate(request.spec)
         assert spec.function is not None
+        os.chdir(self._setup.cwd or ".")  # the function of an earlier trial may have left it
         for folder in (request.folder, request.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
         dataset = self._dataset.folder if self._dataset else None

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from trainyard.config.trial_status import TrialStatus
 from trainyard.programs.metrics import numeric_row, take_epoch
@@ -16,6 +16,8 @@ from trainyard.programs.row_limiter import Row, RowLimiter
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.utils.import_path import error_line
 from trainyard.utils.stop_notice import StopNotice
+
+INTERRUPTED_ITSELF: Final = "it called context.interrupt(), although context.time_is_up was False"
 
 
 class EndTrial(BaseException):
@@ -102,9 +104,10 @@ def _call(function: Callable[..., Any], config: dict[str, Any], context: Context
         metrics = numeric_row(returned) if isinstance(returned, dict) else {}
         end = TrialEnded(status=TrialStatus.FINISHED, metrics=metrics)
     except EndTrial as request:
-        is_interrupted = request.status is TrialStatus.INTERRUPTED
-        error = "it wrote a checkpoint before the end of the job" if is_interrupted else ""
-        end = TrialEnded(status=request.status, error=error)
+        error, by_itself = "", request.status is TrialStatus.INTERRUPTED and not context.time_is_up
+        if request.status is TrialStatus.INTERRUPTED:
+            error = INTERRUPTED_ITSELF if by_itself else "it wrote a checkpoint before the end of the job"
+        end = TrialEnded(status=request.status, error=error, interrupts_itself=by_itself)
     except BaseException as error:
         end = TrialEnded(status=TrialStatus.FAILED, error=error_line(error), traceback=traceback.format_exc())
     context._reports.put(end)

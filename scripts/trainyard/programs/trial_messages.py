@@ -37,6 +37,7 @@ class TrialEnded:
     traceback: str = ""
     warning: str = ""  # about how metrics are read
     program: ProgramOutput | None = None
+    interrupts_itself: bool = False  # a function that nothing asked to end
 
     def details(self) -> dict[str, Any]:
         """Further fields of the journal's event."""

@@ -87,7 +87,10 @@ def test_a_function_may_interrupt_itself_at_the_deadline(tmp_path):
 
     _, end = run(train, context(tmp_path, deadline=time.time() + 0.05))
     assert end.status == TrialStatus.INTERRUPTED
-    assert end.error == "it wrote a checkpoint before the end of the job"
+    assert (end.error, end.interrupts_itself) == ("it wrote a checkpoint before the end of the job", False)
+    _, end = run(lambda config, context: context.interrupt(), context(tmp_path))
+    assert end.status == TrialStatus.INTERRUPTED
+    assert end.interrupts_itself
 
 
 def test_an_exception_is_reported_with_its_traceback(tmp_path):
