@@ -119,6 +119,19 @@ def cut_off(*, seconds: float | None = None) -> Step:
     return cut
 
 
+def lose_daemon(name: str, *, seconds: float) -> Step:
+    """Let the job end while slurmctld or slurmdbd is away, and keep it away for so long after that."""
+
+    def lose(run: Run) -> None:
+        run.cluster.kill_daemon(name)
+        run.open()
+        wait_until(run.is_complete, what="the work to be complete", while_running=run.commands[-1])
+        time.sleep(seconds)
+        run.cluster.start_daemon(name)
+
+    return lose
+
+
 def kill_slurmd(run: Sweep) -> None:
     run.other_host.kill_slurmd()
 
@@ -333,6 +346,8 @@ SWEEP = [
     Fault("host cut off the network", cut_off(), 240, nodes=2, leaves=KILLED_AT_ITS_RETURN),
     Fault("host cut off the network for 90 s", cut_off(seconds=90), 240, nodes=2, leaves=KILLED_AT_ITS_RETURN),
     Fault("slurmd killed", kill_slurmd, 60, nodes=2),
+    Fault("slurmdbd away while the job ends", lose_daemon("slurmdbd", seconds=15), 120, opens=False),
+    Fault("slurmctld away while the job ends", lose_daemon("slurmctld", seconds=15), 120, opens=False),
     Fault("slurmstepd killed", kill_slurmstepd, 300),
     Fault("scancel", cancel, 60),
     Fault("walltime", nothing, 180, minutes=1, opens=False, says=("before the end of the walltime",)),

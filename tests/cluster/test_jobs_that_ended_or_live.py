@@ -55,6 +55,16 @@ def test_a_preempted_job_is_submitted_again_without_a_retry(cluster, shared_dir)
     assert (shared_dir / "snakemake.out").read_text().count("was preempted: submitting job 0 again") == 2
 
 
+def test_a_job_that_slurm_will_never_start_is_reported(cluster, shared_dir):
+    (shared_dir / "Snakefile").write_text(GATED_JOBS)
+    options = ["--set-resources", "work:runtime=1441", "--", "one"]  # the partition allows a day
+    with snakemake_in_background(cluster, shared_dir, {}, *options, snakefile=shared_dir / "Snakefile") as running:
+        said = "(work one) as it is: its walltime is above the limit of its partition (PartitionTimeLimit)"
+        output = (shared_dir / "snakemake.out").read_text
+        wait_until(lambda: said in output(), what="the reason", while_running=running)
+        assert output().count("Slurm will not start job") == 1
+
+
 def test_a_restarted_snakemake_takes_the_results_of_the_jobs_of_a_killed_one(cluster, shared_dir):
     """Of three jobs, one ends before the restart, one still runs and one is pending.
 

@@ -10,6 +10,7 @@ $TRAINYARD_CLUSTER, by default /tmp/trainyard-cluster, with "-<site>" added for 
 import os
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -34,6 +35,10 @@ from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 
 DEFAULT_STATE = "/tmp/trainyard-cluster"
 HEAD_DAEMONS = {"munged", "slurmctld"}
+SLURM_DAEMONS = {  # on the head: the command and the port of each
+    "slurmctld": (["slurmctld", "-D", "-i"], config.SLURMCTLD_PORT),
+    "slurmdbd": (["slurmdbd", "-D"], config.SLURMDBD_PORT),
+}
 ACCOUNTING_DAEMONS = {"mariadbd", "slurmdbd"}
 MAX_STATE_PATH = 70  # characters: paths of sockets in it may have 107
 START_SECONDS = PATIENCE_SECONDS  # for one daemon
@@ -134,8 +139,25 @@ class Cluster(Client):
         """The processes of each host other than Slurm's daemons; hosts without any are left out."""
         return {host.name: left for host in self.hosts.values() if (left := host.processes_left())}
 
+    def kill_daemon(self, name: str) -> None:
+        """Send SIGKILL to slurmctld or slurmdbd."""
+        for process in self.head.processes():
+            if process.name == name:
+                process.signal(signal.SIGKILL)
+        wait_until(lambda: name not in {each.name for each in self.head.processes()}, what=f"{name} to end")
+
+    def start_daemon(self, name: str) -> None:
+        """Start slurmctld or slurmdbd on the head, and wait until it listens."""
+        command, port = SLURM_DAEMONS[name]
+        self._start_on_head(name, command)
+        self._wait_for(name, lambda: self.head.listens(port))
+
     def repair(self) -> None:
-        """Restore power, network and slurmd on every host and empty the queue, as the next test expects."""
+        """Restore the head, power, network and slurmd on every host and empty the queue, as the next test expects."""
+        running = {process.name for process in self.head.processes()}
+        for name in ("slurmdbd", "slurmctld") if self.site.accounting else ("slurmctld",):
+            if name not in running:
+                self.start_daemon(name)
         for host in self.hosts.values():
             if host.spaces is None:
                 host.boot()
@@ -159,8 +181,7 @@ class Cluster(Client):
         self._wait_for("munged", (self.state / "munge/socket").exists)
         if self.site.accounting:
             self._start_accounting()
-        self._start_on_head("slurmctld", ["slurmctld", "-D", "-i"])
-        self._wait_for("slurmctld", lambda: self.head.listens(config.SLURMCTLD_PORT))
+        self.start_daemon("slurmctld")
         for command in config.limit_commands(self.site):
             self.run(["sacctmgr", "--immediate", *command], cwd="/")
         for host in self.hosts.values():
@@ -169,8 +190,7 @@ class Cluster(Client):
 
     def _start_accounting(self) -> None:
         self._wait_for("mariadbd", lambda: self.head.listens(config.DATABASE_PORT))
-        self._start_on_head("slurmdbd", ["slurmdbd", "-D"])
-        self._wait_for("slurmdbd", lambda: self.head.listens(config.SLURMDBD_PORT))
+        self.start_daemon("slurmdbd")
         for command in config.accounting_commands():
             self.run(["sacctmgr", "--immediate", *command], cwd="/")
 

@@ -16,7 +16,7 @@ from typing import NoReturn
 from trainyard.cluster import job_step, slurm_allocation, slurm_queries
 from trainyard.cluster.ranks import is_rank
 from trainyard.config.config import Config
-from trainyard.utils.errors import FinalError, UserError, storage_error
+from trainyard.utils.errors import ContinuedError, FinalError, UserError, storage_error
 from trainyard.utils.stop_notice import interrupt_at_notice
 from trainyard.utils.typed_commands import as_typed, own_program, snakemake_call
 
@@ -68,9 +68,10 @@ def _exit_code(main: Callable[[argparse.Namespace], int | None], arguments: argp
         return 130
     except UserError as error:
         logging.error("%s", error)
-        if isinstance(error, FinalError) and arguments.log_file:
-            with suppress(OSError):
-                final_mark(arguments.log_file).touch()
+        for kind, mark in ((FinalError, final_mark), (ContinuedError, continued_mark)):
+            if isinstance(error, kind) and arguments.log_file:
+                with suppress(OSError):
+                    mark(arguments.log_file).touch()
         return 1
     except Exception as error:
         if isinstance(error, OSError) and (of_storage := storage_error(error)):
@@ -83,6 +84,11 @@ def _exit_code(main: Callable[[argparse.Namespace], int | None], arguments: argp
 def final_mark(log_file: Path) -> Path:
     """The file beside a log that marks a FinalError, for the executor: Snakemake sees no exit code of a program."""
     return log_file.with_name(f".{log_file.name}.final")
+
+
+def continued_mark(log_file: Path) -> Path:
+    """The same for a ContinuedError."""
+    return log_file.with_name(f".{log_file.name}.continued")
 
 
 def _flush_output() -> None:

@@ -3,7 +3,12 @@
 The plugin polls a preempted job as if it still ran. With PreemptMode=CANCEL, Slurm does not requeue the job, and the
 plugin would wait forever. A job that ends by itself within the grace period would cost a retry, whatever the mode.
 
-It also polls a cancelled job for ever, whose state is `CANCELLED by <uid>` in the accounting.
+It also polls a cancelled job for ever, whose state is `CANCELLED by <uid>` in the accounting. And if all its queries of
+one check fail, as while slurmdbd restarts, it forgets the jobs, and Snakemake would wait forever. A job that Slurm will
+never start is polled without a word.
+
+Each check of the plugin runs several of Slurm's commands. Here, one listing of the queue answers for all jobs in it,
+and the plugin is asked only about those that have ended.
 
 If Snakemake is killed, its jobs continue. Another Snakemake would submit each of them again, and the duplicates would
 fail because the results are in use.
@@ -13,12 +18,14 @@ The plugin excludes all nodes of a job that lost one of them from later jobs, al
 A job that sbatch refuses because too many are in the queue, or while the controller restarts, would cost a retry too.
 
 The plugin waits 10 s longer before each check, up to three minutes, so that it notices the end of a job late. Here,
-Slurm is also asked once all output files of a job have appeared, for which no command of Slurm is needed. And at its
-own end, Snakemake would wait for the time of the next check.
+the waits are a fraction of the time since the last submission, and Slurm is also asked once all output files of a job
+have appeared. One job's files are looked at in turn, so that the load on the file system and on Slurm does not grow
+with the number of jobs. And at its own end, Snakemake would wait for the time of the next check.
 
 Without accounting, the plugin would wait for a job forever, unless its jobs are followed with squeue.
 
-A job whose program ended in an error that it would meet again is not submitted again.
+A job whose program ended in an error that it would meet again is not submitted again. One that ended before its
+walltime with work left is no error.
 
 Jobs read the config from the results: the files of --configfile may be edited meanwhile, or be on no node.
 
@@ -27,8 +34,10 @@ Here, the job's script starts the step itself.
 """
 
 import asyncio
+import math
 import os
 import shlex
+import threading
 import time
 from collections.abc import AsyncGenerator, Collection
 from pathlib import Path
@@ -40,18 +49,24 @@ from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
-from trainyard.cli.command_line import final_mark
+from trainyard.cli.command_line import continued_mark, final_mark
+from trainyard.cli.job_limits import find_limits
 from trainyard.cli.profile import Profile
 from trainyard.cluster import job_script
+from trainyard.cluster.slurm_limits import find_excesses
 from trainyard.cluster.slurm_queries import TEMPORARY
-from trainyard.cluster.user_jobs import LiveJob, final_state, list_live_jobs
+from trainyard.cluster.user_jobs import COMPLETING, UserJob, describe_request, final_state, list_user_jobs
 from trainyard.utils.errors import UserError
 
 LOST: Final = {"PREEMPTED": "was preempted", "NODE_FAIL": "lost a node"}  # by final state: not the program's fault
 FOUND: Final = "found"  # in `aux` of a job that another Snakemake submitted: whether with the same parameters
 CHECK_FRACTION: Final = 0.1  # of the time since the last submission, after which jobs are checked again at the latest
+MAX_CHECK_SECONDS: Final = 180  # between checks
+RATE_SECONDS: Final = 10  # at least between checks of a Snakemake that has run for a while: six a minute
 IDLE_SECONDS: Final = 30  # between checks without a job of our own in the queue
-POLL_SECONDS: Final = 0.5  # between looks at the output files of jobs
+LIST_SECONDS: Final = 15  # for which a listing of the queue holds at submissions: more than RATE_SECONDS
+LOOK_FRACTION: Final = 0.01  # of the time since the last submission, after which output files are looked at again
+LOOK_SECONDS: Final = (0.5, 5)  # bounds of the time between two looks at output files
 END_SECONDS: Final = 1.5  # from the last output file of a job until Slurm reports its end
 
 
@@ -73,7 +88,12 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
     def __init__(self, workflow: Any, logger: Any) -> None:
         self._to_submit: list[Any] = []  # jobs, at the end of a check; no retry counts for them
         self._refusals: set[str] = set()  # that were logged
-        self._submitted_at = time.monotonic()  # when a job was last submitted
+        self._began = self._submitted_at = time.monotonic()  # this executor, and when a job was last submitted
+        self._listing = threading.Lock()
+        self._listed: tuple[float, list[UserJob]] = (-math.inf, [])  # when this user's jobs were listed, and they
+        self._settled: set[str | None] = set()  # Slurm jobs that were reported or submitted again
+        self._reasons: set[tuple[str, str]] = set()  # Slurm jobs, and why they are pending, that were looked into
+        self._looks = 0  # at output files
         self._outputs: dict[str, list[float | None]] = {}  # by Slurm job: when its files were changed, at the last look
         try:
             Profile(workflow.resource_settings.default_resources, lambda: workflow.executor_settings).follow_jobs()
@@ -88,7 +108,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
 
         Groups of jobs (`--groups`) are always submitted: their comments do not tell them apart.
         """
-        listed = [] if job.is_group() else self._list_live_jobs()
+        listed = [] if job.is_group() else self._list_jobs(max_age_seconds=LIST_SECONDS)
         if listed is None:
             self._to_submit.append(job)
             return
@@ -100,7 +120,8 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         if live is None:
             self._record_parameters(job)
             for log in job.log:
-                final_mark(Path(log)).unlink(missing_ok=True)
+                for mark in (final_mark, continued_mark):
+                    mark(Path(log)).unlink(missing_ok=True)
             super().run_job(job)
             return
         self.logger.info(
@@ -143,23 +164,27 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         named = self.workflow.executor_settings.exclude_failed_nodes or ""
         return set(filter(None, (name.strip() for name in named.split(","))))
 
-    def _find_live_job(self, job: Any, listed: Collection[LiveJob]) -> LiveJob | None:
+    def _find_live_job(self, job: Any, listed: Collection[UserJob]) -> UserJob | None:
         """The listed job for the same rule and wildcards in this folder.
 
         None that Slurm is ending: it has failed, and may take hours to end if its node does not respond.
         """
         comment = "_wildcards_".join(filter(None, [f"rule_{job.name}", "_".join(job.wildcards).replace("/", "_")]))
         wanted = _ignore_nodes(comment), self.workflow.workdir_init
-        live = [each for each in listed if each.state != "COMPLETING"]
+        live = (each for each in listed if each.is_live)
         return next((each for each in live if (_ignore_nodes(each.comment), str(each.folder)) == wanted), None)
 
-    def _list_live_jobs(self) -> list[LiveJob] | None:
-        """The live jobs of this user; None if Slurm does not list them, so that any job may be live."""
-        try:
-            return list_live_jobs()
-        except (UserError, ValueError) as error:  # Slurm restarts; it may respond next time
-            self.logger.warning(f"Slurm did not list your jobs, and none is submitted until it does: {error}")
-            return None
+    def _list_jobs(self, *, max_age_seconds: float = 0) -> list[UserJob] | None:
+        """The jobs of this user; None if Slurm does not list them, so that any job may be live."""
+        with self._listing:  # jobs are submitted in several threads
+            if time.monotonic() - self._listed[0] < max_age_seconds:
+                return self._listed[1]
+            try:
+                self._listed = (time.monotonic(), list_user_jobs())
+            except (UserError, ValueError) as error:  # Slurm restarts; it may respond next time
+                self.logger.warning(f"Slurm did not list your jobs, and none is submitted until it does: {error}")
+                return None
+            return self._listed[1]
 
     def _record_parameters(self, job: Any) -> None:
         """Record a job's parameters, and that its output is incomplete.
@@ -175,46 +200,101 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
 
     async def check_active_jobs(self, active_jobs: Collection[Any]) -> AsyncGenerator[Any, None]:
         """Report the jobs that have ended, and yield the others."""
-        found = [each for each in active_jobs if FOUND in each.aux]
-        submitted = [each for each in active_jobs if FOUND not in each.aux]
-        active = [each async for each in super().check_active_jobs(submitted)]
-        live = self._list_live_jobs() if active or found else []
-        live_ids = None if live is None else {each.job for each in live}
-        for info in [*active, *found]:
-            if live_ids is None or info.external_jobid in live_ids or not self._end(info):
+        listed = self._list_jobs() if active_jobs else []
+        known = {each.job: each for each in listed or ()}
+        ended = []
+        for info in active_jobs:
+            job = known.get(info.external_jobid)
+            if listed is None or (job and self._may_continue(info, job)):
+                yield info
+            elif job and self._end(info, job.state):
+                continue
+            elif FOUND in info.aux:
+                self._end(info, final_state(info.external_jobid))
+            else:
+                ended.append(info)
+        unknown = [info async for info in super().check_active_jobs(ended)] if ended else []
+        for info in ended:  # the plugin neither reports nor yields them if Slurm does not answer
+            if info in unknown and info.external_jobid not in known:
+                self._end(info, final_state(info.external_jobid))
+            if info.external_jobid not in self._settled:
                 yield info
         jobs, self._to_submit = self._to_submit, []
-        for job in jobs:
+        for each in jobs:
             if self._to_submit:  # one has just been refused
-                self._to_submit.append(job)
+                self._to_submit.append(each)
             else:
-                await asyncio.to_thread(self.run_job, job)
+                await asyncio.to_thread(self.run_job, each)
+        submitted = any(FOUND not in info.aux for info in active_jobs)
+        self._plan_next_check(is_idle=not submitted and bool(active_jobs or jobs))
+
+    def _plan_next_check(self, *, is_idle: bool) -> None:
+        """Jobs that end soon after their submission are noticed soon; those that run for hours cost few checks."""
         first = self.workflow.executor_settings.init_seconds_before_status_checks
-        soon = max(first, CHECK_FRACTION * (time.monotonic() - self._submitted_at))
-        planned: float = super().next_seconds_between_status_checks
-        self.next_seconds_between_status_checks = min(soon, planned)
-        if not submitted and (found or jobs):
-            self.next_seconds_between_status_checks = IDLE_SECONDS
+        planned = max(first, CHECK_FRACTION * (time.monotonic() - self._submitted_at), self._rate_seconds)
+        self.next_seconds_between_status_checks = IDLE_SECONDS if is_idle else min(planned, MAX_CHECK_SECONDS)
+
+    @property
+    def _rate_seconds(self) -> float:
+        """The least time between two checks, which grows with the age of this Snakemake."""
+        return min(RATE_SECONDS, CHECK_FRACTION * (time.monotonic() - self._began))
 
     async def sleep(self) -> None:
         """Wait until the next check is due, which is soon after the output of a job is there, or Snakemake ends."""
-        due = time.monotonic() + self.next_seconds_between_status_checks
-        while self.wait and (left := due - time.monotonic()) > 0:
-            await asyncio.sleep(min(POLL_SECONDS, left))
-            has_new = [self._has_new_output(info) for info in list(self.active_jobs)]  # looks at all of them
-            if any(has_new):
-                due = min(due, time.monotonic() + END_SECONDS)
+        began = look = time.monotonic()
+        due = began + self.next_seconds_between_status_checks
+        while self.wait and (left := due - (now := time.monotonic())) > 0:
+            if self._submitted_at > began:
+                first = self.workflow.executor_settings.init_seconds_before_status_checks
+                due = min(due, self._submitted_at + max(first, self._rate_seconds))
+            if now >= look:
+                if self._has_new_output():
+                    due = min(due, max(now + END_SECONDS, began + self._rate_seconds))
+                look = now + min(max(LOOK_SECONDS[0], LOOK_FRACTION * (now - self._submitted_at)), LOOK_SECONDS[1])
+            await asyncio.sleep(min(LOOK_SECONDS[0], left))
 
-    def _has_new_output(self, info: Any) -> bool:
-        """Whether all output files of a job are there, and changed since the last look."""
+    def _has_new_output(self) -> bool:
+        """Whether all output files of the next job in turn are there, and changed since the last look at them."""
+        if not (jobs := list(self.active_jobs)):
+            return False
+        self._looks += 1
+        info = jobs[self._looks % len(jobs)]
         now = [_changed_at(Path(file)) for file in info.job.output]
         before = self._outputs.get(info.external_jobid, now)
         self._outputs[info.external_jobid] = now
         return now != before and None not in now
 
-    def _end(self, info: Any) -> bool:
-        """Report a job that has left the queue, or submit it again; False if the plugin will report it."""
-        state = final_state(info.external_jobid)
+    def _may_continue(self, info: Any, job: UserJob) -> bool:
+        """Whether a job is live, or Slurm ends it and may requeue it, or does not say yet how it ends."""
+        if job.state != COMPLETING:
+            self._warn_if_hopeless(info, job)
+            return job.is_live
+        return FOUND in info.aux or final_state(job.job) in LOST
+
+    def _warn_if_hopeless(self, info: Any, job: UserJob) -> None:
+        """Say once that Slurm will never start a pending job as it is."""
+        if job.state != "PENDING" or (job.job, job.reason) in self._reasons:
+            return
+        self._reasons.add((job.job, job.reason))
+        if why := self._describe_excess(job) or job.why_hopeless:
+            self.logger.warning(
+                f"Slurm will not start job {job.job} ({_name(info.job)}) as it is: {why} ({job.reason}). To change its "
+                "request, press Ctrl-C, correct it and run the same command again."
+            )
+
+    def _describe_excess(self, job: UserJob) -> str:
+        """How a job that waits because of a limit is above this limit by itself; "" if it is not."""
+        if not job.waits_for_limit:
+            return ""
+        try:
+            request = describe_request(job.job)
+        except UserError:  # it has just left the queue
+            return ""
+        limits = find_limits(request.account, request.qos, request.partition)
+        return "; ".join(find_excesses(request.minutes, request.resources, limits.levels))
+
+    def _end(self, info: Any, state: str) -> bool:
+        """Report a job that has ended in this state, or submit it again; False if the plugin reports it."""
         if info.aux.get(FOUND) and state == "COMPLETED":
             self.report_job_success(info)
         elif FOUND in info.aux or state in LOST:
@@ -225,10 +305,16 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             return False
         return True
 
+    def report_job_success(self, job_info: Any) -> None:
+        """Report a job that has ended as it should."""
+        self._settled.add(job_info.external_jobid)
+        super().report_job_success(job_info)
+
     def report_job_error(self, job_info: Any, msg: str | None = None, **kwargs: Any) -> None:
-        """Report a failed job, or submit it again if it was preempted or temporarily refused."""
-        if job_info.external_jobid and final_state(job_info.external_jobid) == "PREEMPTED":
-            self._submit_again(job_info, LOST["PREEMPTED"])
+        """Report a failed job, or submit it again if it was preempted, lost a node or was temporarily refused."""
+        self._settled.add(job_info.external_jobid)
+        if job_info.external_jobid and (state := final_state(job_info.external_jobid)) in LOST:
+            self._submit_again(job_info, LOST[state])
         elif not job_info.external_jobid and (refusal := TEMPORARY.search(msg or "")):
             if refusal[0] not in self._refusals:
                 self.logger.info(f"sbatch refuses jobs for now ({refusal[0]}): they are submitted later (no retry).")
@@ -237,6 +323,18 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         else:
             super().report_job_error(job_info, msg=msg, **kwargs)
 
+    def print_job_error(self, job_info: Any, msg: str | None = None, **kwargs: Any) -> None:
+        """Print the error of a job; if its work continues in the next one, as planned, a line."""
+        job = job_info.job
+        is_planned = not job.is_group() and any(continued_mark(Path(log)).exists() for log in job.log)
+        if not is_planned or job.attempt > job.restart_times:
+            super().print_job_error(job_info, msg=msg, **kwargs)
+            return
+        self.logger.info(
+            f"Slurm job {job_info.external_jobid} has ended before its walltime, as planned, with work left: job "
+            f"{job.jobid} ({_name(job)}) continues in another one."
+        )
+
     def handle_job_error(self, job: Any) -> None:
         """Use up the retries of a job that would end in the same way. Snakemake calls this before it retries one."""
         super().handle_job_error(job)
@@ -244,9 +342,20 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             self.logger.info(f"Job {job.jobid} would end in the same way again: it is not submitted again.")
             job._attempt = max(job.attempt, job.restart_times + 1)  # `attempt` would also change its resources
 
+    def shutdown(self) -> None:
+        """End, without a word on nodes that the user excludes: the plugin would report that they failed."""
+        self._failed_nodes = set()
+        super().shutdown()
+
     def _submit_again(self, info: Any, reason: str) -> None:
+        self._settled.add(info.external_jobid)
         self.logger.info(f"Slurm job {info.external_jobid} {reason}: submitting job {info.job.jobid} again (no retry).")
         self._to_submit.append(info.job)
+
+
+def _name(job: Any) -> str:
+    """Rule and wildcards of a job, or the name of a group."""
+    return " ".join([job.name, *([] if job.is_group() else map(str, job.wildcards))])
 
 
 def _ignore_nodes(comment: str) -> str:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainyard.cluster.slurm_queries import (
@@ -99,6 +99,26 @@ def combine_limits(levels: Sequence[Limits]) -> Limits:
         job_resources=dict(ChainMap(*(dict(each.job_resources) for each in levels))),
         total_resources=dict(ChainMap(*(dict(each.total_resources) for each in levels))),
     )
+
+
+def find_excesses(minutes: float, resources: Mapping[str, float], levels: Sequence[Limits]) -> Iterator[str]:
+    """What a job of so many minutes, with these resources on all nodes, requests above its limits.
+
+    Each text names the level that sets the limit: the first one that has it. Slurm would never start the job.
+    """
+    named = [(each.origin, limits_by_name(each)) for each in levels]
+    wanted = Limits(walltime_minutes=minutes, job_resources=resources, total_resources=resources)
+    for name, amount in limits_by_name(wanted).items():
+        origin, limit = next(((origin, limits[name]) for origin, limits in named if name in limits), ("", math.inf))
+        if amount > limit:
+            yield f"{amount:g} {name}, but {origin} allows {limit:g}"
+
+
+def limits_by_name(limits: Limits) -> dict[str, float]:
+    """The limits on the size of jobs, by what they count."""
+    minutes = {"minutes of walltime": limits.walltime_minutes} if math.isfinite(limits.walltime_minutes) else {}
+    per_job = {f"{name} per job": amount for name, amount in limits.job_resources.items()}
+    return minutes | per_job | {f"{name} in all jobs": amount for name, amount in limits.total_resources.items()}
 
 
 # sacctmgr's columns, by field of Limits; the strictest counts where a level has several.

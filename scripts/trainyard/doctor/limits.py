@@ -1,15 +1,13 @@
 """Checks of what Slurm does with jobs that it has accepted: limits of QOS and accounts, and preemption."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from trainyard.cluster.slurm_limits import Limits, combine_limits, first_limit
+from trainyard.cluster.slurm_limits import Limits, combine_limits, find_excesses, limits_by_name
 from trainyard.doctor.findings import Finding, Verdict
 from trainyard.doctor.sbatch_request import SbatchRequest
 from trainyard.doctor.site import Site
 from trainyard.utils.errors import UserError
-
-MINUTES = "minutes of walltime"
 
 
 def check_limits(site: Site) -> Iterator[Finding]:
@@ -29,7 +27,7 @@ def compare_limits(requests: Sequence[SbatchRequest], levels: Sequence[Sequence[
     pairs = list(zip(requests, levels, strict=True))
     above: dict[str, list[str]] = {}
     for job, limits in pairs:
-        for text in _excesses(job, limits):
+        for text in find_excesses(job.options.time or 0, job.resources, limits):
             above.setdefault(text, []).append(job.job)
     if above:
         remedy = "request less, or set another `qos` or `slurm_account` in the profile: Slurm would never start them"
@@ -40,37 +38,12 @@ def compare_limits(requests: Sequence[SbatchRequest], levels: Sequence[Sequence[
     queued, running = (min(getattr(each, name) for each in combined) for name in ("submitted_jobs", "running_jobs"))
     counts = {"in the queue": queued, "running": running}
     texts = [f"at most {value:g} jobs {what}" for what, value in counts.items() if math.isfinite(value)]
-    texts += dict.fromkeys(f"at most {value:g} {name}" for each in combined for name, value in _values(each).items())
+    texts += dict.fromkeys(
+        f"at most {value:g} {name}" for each in combined for name, value in limits_by_name(each).items()
+    )
     if len(requests) > queued:
         texts.append(f"so that some of the {len(requests)} jobs are submitted later")
     return Finding("limits", "ok", ", ".join(texts) or "the site enforces none for these jobs")
-
-
-def _excesses(request: SbatchRequest, levels: Sequence[Limits]) -> Iterator[str]:
-    """What a job requests above its limits, with the level that sets each limit: the first one that has it."""
-    wanted = {MINUTES: request.options.time or 0, **_per_job(request.resources), **_in_all(request.resources)}
-    for name, amount in wanted.items():
-        limit, origin = _limit_on(name, levels)
-        if amount > limit:
-            yield f"{amount:g} {name}, but {origin} allows {limit:g}"
-
-
-def _limit_on(name: str, levels: Sequence[Limits]) -> tuple[float, str]:
-    return first_limit(levels, lambda each: _values(each).get(name, math.inf))
-
-
-def _values(limits: Limits) -> dict[str, float]:
-    """The limits of a job, by what they count."""
-    minutes = {MINUTES: limits.walltime_minutes} if math.isfinite(limits.walltime_minutes) else {}
-    return {**minutes, **_per_job(limits.job_resources), **_in_all(limits.total_resources)}
-
-
-def _per_job(resources: Mapping[str, float]) -> dict[str, float]:
-    return {f"{name} per job": amount for name, amount in resources.items()}
-
-
-def _in_all(resources: Mapping[str, float]) -> dict[str, float]:
-    return {f"{name} in all jobs": amount for name, amount in resources.items()}
 
 
 # What happens to the jobs of a partition when others preempt them: a verdict, and what Trainyard does.

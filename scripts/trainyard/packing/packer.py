@@ -29,7 +29,7 @@ from trainyard.planning.task import Task, TaskSource
 from trainyard.programs.function import INTERRUPTED_ITSELF
 from trainyard.programs.row_limiter import shift_epoch
 from trainyard.programs.trial_messages import EpochReported, ProgramOutput, TrialEnded, timeout_error
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import ContinuedError, UserError
 from trainyard.utils.text import SHELL_SIGNAL, count_of
 
 # The signals of a cancelled job arrive everywhere at about the same time. When workers or programs die first, the
@@ -149,16 +149,18 @@ class Packer:
         left = self._queue.waiting + interrupted
         if not left:
             return
+        kind: type[UserError] = ContinuedError
         remedy = "the same command continues from here, and so do Snakemake's retries"
         if left == self._outcomes.interrupted_themselves:
             raise UserError(f"{count_of(left, 'trial')} left, of which each {INTERRUPTED_ITSELF[3:]}: {remedy}")
         can_resume = self._setup.can_resume
         if not self._queue.longest_seconds and not (can_resume and self._outcomes.interrupted):
+            kind = UserError
             remedy = "none could end in time: request a longer walltime (the resource `runtime`, in minutes)"
             if not can_resume:
                 remedy += "; these trials cannot resume"
                 remedy += ", so that retries request more time, unless `runtime` is set" if interrupted else ""
-        raise UserError(f"stopped before the end of the walltime with {count_of(left, 'trial')} left: {remedy}")
+        raise kind(f"stopped before the end of the walltime with {count_of(left, 'trial')} left: {remedy}")
 
     def _handle_answer(self, slot: Slot) -> None:
         """Handle the next message of a slot's worker."""

@@ -35,7 +35,7 @@ from trainyard.training.summary import write_results
 from trainyard.training.telemetry import record_telemetry
 from trainyard.training.trainer import Stopped, Trainer
 from trainyard.training.warmup import WarmUpResult, warm_up
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import ContinuedError, UserError
 from trainyard.utils.files import digest_of, hold_lock, write_json
 from trainyard.utils.stop_notice import StopNotice
 from trainyard.utils.text import count_of
@@ -116,7 +116,8 @@ def _train_epochs(trainer: Trainer, store: CheckpointStore, study: Scaling) -> N
         for row in trainer.epochs():
             log.info(epoch_line(row, trainer.spec.epochs))
     except Stopped as error:
-        raise UserError(f"{error}: the same command continues from here, and so do Snakemake's retries") from None
+        kind = UserError if trainer.notice.is_given else ContinuedError
+        raise kind(f"{error}: the same command continues from here, and so do Snakemake's retries") from None
     except OutOfMemory as error:
         _remember_micro_batch(store, trainer.batch.halved())
         raise UserError(f"{error}: the next attempt uses micro-batches of half the size") from None

@@ -36,7 +36,7 @@ from trainyard.programs.row_limiter import Row, shift_epoch
 from trainyard.scaling import rendezvous
 from trainyard.scaling.launchers import check_allocation, script_command
 from trainyard.scaling.reported_rows import ReportedRows
-from trainyard.utils.errors import FinalError, UserError
+from trainyard.utils.errors import ContinuedError, FinalError, UserError
 from trainyard.utils.files import atomic_write, hold_lock, write_json
 from trainyard.utils.jsonl import read_clock
 from trainyard.utils.stop_notice import NOTICES
@@ -53,6 +53,7 @@ _COUNTERS: Final = {  # metrics that count what was trained
     "trained_steps": ("step", "steps", "global_step", "iteration"),
 }
 RUN_FIELDS: Final = ("train_seconds", "device", "job", "node", "node_names", "gpu_model")
+ENDED_IN_TIME: Final = "the script was ended before the end of the walltime"
 log = logging.getLogger(__name__)
 
 
@@ -168,7 +169,8 @@ class UserScript:
         if problem:
             raise UserError(problem)
         if reason:
-            raise UserError(f"{reason}: the same command continues from the last checkpoint")
+            kind = ContinuedError if reason == ENDED_IN_TIME else UserError
+            raise kind(f"{reason}: the same command continues from the last checkpoint")
         if code and kept and not _was_killed(code, self._reported.output):
             write_json(self._bad, [*bad, kept])
         if code:
@@ -277,7 +279,7 @@ class UserScript:
             return "the script was ended by a signal"
         end = self._allocation.deadline - self._study.grace_seconds if self._allocation else math.inf
         if self._study.checkpoint is not None and time.time() > end:  # without one, an earlier end saves nothing
-            return "the script was ended before the end of the walltime"
+            return ENDED_IN_TIME
         return ""
 
     def _write(self, run: ScriptRun, reported_rows: Sequence[Mapping[str, Any]], *, spec_digest: str) -> None:

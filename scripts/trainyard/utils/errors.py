@@ -16,6 +16,10 @@ class FinalError(UserError):
     """An error that the same job would meet again: Snakemake's retries would not help."""
 
 
+class ContinuedError(UserError):
+    """A job ended by itself before the end of its walltime, as planned: Snakemake's retries continue its work."""
+
+
 class Diverged(UserError):
     """The loss became NaN or infinite."""
 

@@ -18,7 +18,7 @@ from trainyard.cluster import slurm_allocation, slurm_queries
 from trainyard.config.load import check_config
 from trainyard.report.study_plots import draw_plots
 from trainyard.report.study_tables import write_tables
-from trainyard.utils.errors import FinalError, UserError
+from trainyard.utils.errors import ContinuedError, FinalError, UserError
 from trainyard.utils.typed_commands import snakemake_call
 from yard import ROOT
 
@@ -125,7 +125,7 @@ def test_a_job_does_not_wait_until_the_accounting_knows_it(monkeypatch, caplog):
         wait_until(lambda: "submitted with: sbatch job-7.sh" in caplog.messages, what="the line")
 
 
-@pytest.mark.parametrize("error", [UserError, FinalError])
+@pytest.mark.parametrize("error", [UserError, FinalError, ContinuedError])
 def test_an_error_that_would_occur_again_is_marked_beside_the_log(tmp_path, error):
     def fail(arguments):
         raise error("all trials fail alike")
@@ -133,3 +133,4 @@ def test_an_error_that_would_occur_again_is_marked_beside_the_log(tmp_path, erro
     log = tmp_path / "s.log"
     assert command_line._exit_code(fail, Namespace(log_file=log)) == 1
     assert command_line.final_mark(log).exists() is (error is FinalError)
+    assert command_line.continued_mark(log).exists() is (error is ContinuedError)

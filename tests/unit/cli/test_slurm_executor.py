@@ -10,32 +10,81 @@ from snakemake.jobs import GroupJob
 from snakemake.settings.types import SharedFSUsage
 from snakemake.spawn_jobs import SpawnedJobArgsFactory
 from snakemake_executor_plugin_slurm import Executor
-from trainyard.cli.command_line import final_mark
+from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
+from trainyard.cli import slurm_executor
+from trainyard.cli.command_line import continued_mark, final_mark
+from trainyard.cli.job_limits import JobLimits
 from trainyard.cli.slurm_executor import SlurmExecutor
-from trainyard.cluster.user_jobs import LiveJob
+from trainyard.cluster.slurm_limits import Limits
+from trainyard.cluster.user_jobs import Request, UserJob
 
 
-def test_a_group_of_jobs_which_has_no_wildcards_is_submitted(monkeypatch):
+@pytest.fixture
+def said():
+    """What an executor logged and reported."""
+    return []
+
+
+@pytest.fixture
+def executor(monkeypatch, tmp_path, said):
+    """An executor that starts no thread; what it logs and reports is in `said`, what the plugin would submit, too."""
+
+    def start(self, workflow, logger):
+        self.workflow, self.logger, self.wait, self.active_jobs = workflow, logger, True, []
+        self.next_seconds_between_status_checks = 5
+
+    monkeypatch.setattr(Executor, "__init__", start)
+    monkeypatch.setattr(Executor, "run_job", lambda self, job: said.append(("submitted", job)))
+    monkeypatch.setattr(RemoteExecutor, "report_job_success", lambda self, info: said.append(("done", info.job)))
+    monkeypatch.setattr(RemoteExecutor, "report_job_error", lambda self, info, **_: said.append(("failed", info.job)))
+    monkeypatch.setattr(SlurmExecutor, "_record_parameters", lambda self, job: None)
+    workflow = SimpleNamespace(
+        executor_settings=SimpleNamespace(exclude_failed_nodes=None, init_seconds_before_status_checks=5),
+        resource_settings=SimpleNamespace(default_resources=None),
+        workdir_init=str(tmp_path),
+        persistence=SimpleNamespace(has_metadata=lambda job: False),
+    )
+    return SlurmExecutor(workflow, SimpleNamespace(info=said.append, warning=said.append))
+
+
+def snakemake_job(log="s.log", **values):
+    return SimpleNamespace(
+        is_group=lambda: False, log=[str(log)], output=[], name="sweep", wildcards=["depth"], jobid=4, **values
+    )
+
+
+def slurm_job(number="7", *files):
+    job = snakemake_job()
+    job.output = files
+    return SimpleNamespace(external_jobid=str(number), job=job, aux={})
+
+
+def user_job(number="7", state="RUNNING", *, reason="None", folder="/"):
+    return UserJob(str(number), state, "2026-11-20T21:30:00", reason, "rule_sweep_wildcards_depth", folder)
+
+
+def check(executor, *jobs):
+    """The jobs that a check yields."""
+
+    async def active():
+        return [job async for job in executor.check_active_jobs(jobs)]
+
+    return asyncio.run(active())
+
+
+def test_a_group_of_jobs_which_has_no_wildcards_is_submitted(executor, said):
     """Whatever is raised before the submission is lost in a thread of the plugin, and Snakemake waits forever."""
-    submitted = []
-    monkeypatch.setattr(Executor, "run_job", lambda self, job: submitted.append(job))
-    executor, job = SlurmExecutor.__new__(SlurmExecutor), GroupJob.__new__(GroupJob)
+    job = GroupJob.__new__(GroupJob)
     job.groupid, job.jobs = "several", []
-    executor.workflow = SimpleNamespace(executor_settings=SimpleNamespace(exclude_failed_nodes=None))
     executor.run_job(job)
-    assert submitted == [job]
+    assert said == [("submitted", job)]
 
 
 @pytest.mark.parametrize("is_final", [True, False])
-def test_a_job_that_would_end_in_the_same_way_again_is_not_retried(tmp_path, monkeypatch, is_final):
-    monkeypatch.setattr(Executor, "run_job", lambda self, job: None)
-    monkeypatch.setattr(SlurmExecutor, "_list_live_jobs", lambda self: [])
-    monkeypatch.setattr(SlurmExecutor, "_find_live_job", lambda self, job, listed: None)
-    monkeypatch.setattr(SlurmExecutor, "_record_parameters", lambda self, job: None)
-    executor, log = SlurmExecutor.__new__(SlurmExecutor), tmp_path / "s.log"
-    executor.workflow = SimpleNamespace(executor_settings=SimpleNamespace(exclude_failed_nodes=None))
-    executor.logger = SimpleNamespace(info=print)
-    job = SimpleNamespace(is_group=lambda: False, log=[str(log)], restart_times=2, attempt=1, _attempt=1, jobid=4)
+def test_a_job_that_would_end_in_the_same_way_again_is_not_retried(executor, tmp_path, monkeypatch, is_final):
+    monkeypatch.setattr(slurm_executor, "list_user_jobs", list)
+    log = tmp_path / "s.log"
+    job = snakemake_job(log, restart_times=2, attempt=1, _attempt=1)
     final_mark(log).touch()
     executor.run_job(job)
     assert not final_mark(log).exists(), "it is of an earlier job"
@@ -44,6 +93,18 @@ def test_a_job_that_would_end_in_the_same_way_again_is_not_retried(tmp_path, mon
     executor.handle_job_error(job)
     is_retried = job.restart_times > job._attempt - 1  # as Snakemake's scheduler decides
     assert is_retried is not is_final
+
+
+@pytest.mark.parametrize(("is_planned", "attempt", "is_error"), [(True, 2, False), (True, 3, True), (False, 1, True)])
+def test_a_planned_continuation_is_no_error(executor, monkeypatch, tmp_path, said, is_planned, attempt, is_error):
+    monkeypatch.setattr(RemoteExecutor, "print_job_error", lambda self, info, **_: said.append("error"))
+    info = slurm_job()
+    info.job = snakemake_job(tmp_path / "s.log", restart_times=2, attempt=attempt)
+    if is_planned:
+        continued_mark(tmp_path / "s.log").touch()
+    executor.print_job_error(info)
+    line = "Slurm job 7 has ended before its walltime, as planned, with work left: job 4 (sweep depth) continues in"
+    assert [text.startswith("error" if is_error else line) for text in said] == [True]
 
 
 def test_jobs_read_the_config_of_this_run(tmp_path, monkeypatch):
@@ -61,49 +122,189 @@ def test_jobs_read_the_config_of_this_run(tmp_path, monkeypatch):
     assert executor.format_job_exec(None) == f"python -m snakemake --configfiles '{tmp_path}/a b.json' --cores all"
 
 
-def test_the_end_of_a_job_is_noticed_within_a_tenth_of_its_time(monkeypatch):
+class FakeClock:
+    """A clock that moves when an executor sleeps, and counts what it does meanwhile."""
+
+    def __init__(self, monkeypatch, *, jobs):
+        self.now, self.listings, self.looks = 1000.0, [], []
+        self.jobs = jobs
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(slurm_executor, "list_user_jobs", self._list)
+        monkeypatch.setattr(slurm_executor, "_changed_at", self._look)
+        monkeypatch.setattr(asyncio, "sleep", self._sleep)
+
+    def _list(self):
+        self.listings.append(self.now)
+        return [user_job(number) for number in range(self.jobs)]
+
+    def _look(self, file):
+        self.looks.append(self.now)
+
+    async def _sleep(self, seconds):
+        self.now += seconds
+
+    def follow(self, executor, *, until):
+        """Let it check and sleep, as Snakemake does, until this time since the start of the test."""
+        while self.now - 1000 < until:
+            executor.active_jobs = check(executor, *executor.active_jobs)
+            asyncio.run(executor.sleep())
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_waiting_costs_few_commands_and_few_looks_whatever_the_number_of_jobs(monkeypatch, request, count):
+    """The plugin alone runs three commands in each check; it must not be asked about jobs in the queue."""
+    clock = FakeClock(monkeypatch, jobs=count)
+    monkeypatch.setattr(Executor, "check_active_jobs", None)
+    executor = request.getfixturevalue("executor")
+    executor.active_jobs = [slurm_job(number, "one", "two") for number in range(count)]
+    clock.follow(executor, until=3 * 3600)
+
+    def per_minute(moments):
+        minutes = [int(moment - 1000) // 60 for moment in moments]
+        return [minutes.count(minute) for minute in range(180)]
+
+    listings, looks = per_minute(clock.listings), per_minute([*dict.fromkeys(clock.looks)])
+    assert len(executor.active_jobs) == count
+    assert listings[0] >= 10, "jobs that end at once are noticed soon"
+    assert max(listings[2:]) <= 6
+    assert max(listings[60:]) <= 1
+    assert max(looks) <= 120
+    assert max(looks[10:]) <= 15
+    assert len(clock.looks) == 2 * len({*clock.looks}), "at the files of one job"
+
+
+def test_checks_are_no_more_often_if_jobs_are_submitted_all_the_time(monkeypatch, request):
+    clock = FakeClock(monkeypatch, jobs=1)
+    executor = request.getfixturevalue("executor")
+    executor.active_jobs = [slurm_job("0")]
+    for second in range(1000):
+        clock.follow(executor, until=second)
+        executor.run_job(snakemake_job())
+    assert len([moment for moment in clock.listings if moment > 1900]) <= 6 * 100 / 60 + 1
+
+
+def test_the_end_of_a_job_is_noticed_within_a_tenth_of_its_time(monkeypatch, request):
     """The plugin alone checks after 5, 20, 45, 80 s: a job of 21 s would seem to take 45 s."""
-    executor, now = SlurmExecutor.__new__(SlurmExecutor), [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-
-    async def check(self, jobs):  # as the plugin does if no job has ended
-        self.next_seconds_between_status_checks = min(self.next_seconds_between_status_checks + 10, 180)
-        for job in jobs:
-            yield job
-
-    async def active():
-        return [job async for job in executor.check_active_jobs([SimpleNamespace(aux={}, external_jobid="1")])]
-
-    monkeypatch.setattr(Executor, "check_active_jobs", check)
-    monkeypatch.setattr(SlurmExecutor, "_list_live_jobs", lambda self: None)
-    executor.workflow = SimpleNamespace(executor_settings=SimpleNamespace(init_seconds_before_status_checks=5))
-    executor._submitted_at, executor._to_submit = now[0], []
-    executor.next_seconds_between_status_checks, checks = 5, []
-    while now[0] < 1000.0 + 24 * 3600:
-        now[0] += executor.next_seconds_between_status_checks
-        checks.append(now[0] - 1000.0)
-        assert len(asyncio.run(active())) == 1
-    gaps = [later - earlier for earlier, later in itertools.pairwise(checks)]
-    assert all(gap <= max(5, 0.1 * check) + 1e-6 for gap, check in zip(gaps, checks, strict=False))
-    assert max(gaps) == pytest.approx(180), "no more often than the plugin where jobs are long"
-    assert len(checks) < 24 * 3600 / 180 + 60
+    clock = FakeClock(monkeypatch, jobs=1)
+    executor = request.getfixturevalue("executor")
+    executor.active_jobs = [slurm_job("0")]
+    clock.follow(executor, until=2 * 3600)
+    gaps = [(before - 1000, after - before) for before, after in itertools.pairwise(clock.listings)]
+    assert all(gap <= max(5, 0.1 * (before + gap)) + 0.5 for before, gap in gaps)
+    assert max(gap for _, gap in gaps) == pytest.approx(180), "no more often than the plugin where jobs are long"
 
 
-def sleeping_executor(*jobs, seconds):
-    executor = SlurmExecutor.__new__(SlurmExecutor)
-    executor.wait, executor.active_jobs, executor._outputs = True, list(jobs), {}
-    executor.next_seconds_between_status_checks = seconds
-    return executor
+def test_a_job_that_is_submitted_while_others_run_for_hours_is_checked_soon(monkeypatch, request):
+    clock = FakeClock(monkeypatch, jobs=1)
+    executor = request.getfixturevalue("executor")
+    executor.active_jobs = [slurm_job("0")]
+    clock.follow(executor, until=3600)
+    before, sleep = clock.now, asyncio.sleep
+
+    async def submit_and_sleep(seconds):
+        if clock.now == before:
+            executor._submitted_at = clock.now + seconds
+        await sleep(seconds)
+
+    check(executor, *executor.active_jobs)
+    monkeypatch.setattr(asyncio, "sleep", submit_and_sleep)
+    asyncio.run(executor.sleep())
+    assert clock.now - before <= 11
 
 
-def slurm_job(*files):
-    return SimpleNamespace(external_jobid="7", job=SimpleNamespace(output=files))
+@pytest.fixture
+def plugin(monkeypatch, said):
+    """What the plugin does with the jobs that it is asked about: by default nothing, as if Slurm did not answer."""
+    answers = {}
+
+    async def answer(self, jobs):
+        for info in jobs:
+            said.append(("asked", info.external_jobid))
+            found = answers.get(info.external_jobid)
+            if found == "yield":
+                yield info
+            elif found:
+                getattr(self, f"report_job_{found}")(info)
+
+    monkeypatch.setattr(Executor, "check_active_jobs", answer)
+    monkeypatch.setattr(slurm_executor, "final_state", lambda job: "")
+    return answers
 
 
-def test_slurm_is_asked_soon_after_all_output_of_a_job_has_appeared(tmp_path):
+@pytest.mark.parametrize("listed", [[], [user_job(state="COMPLETED")], [user_job(state="COMPLETING")]])
+def test_jobs_that_the_plugin_forgets_while_slurm_does_not_answer_are_followed(
+    executor, plugin, monkeypatch, said, listed
+):
+    """Snakemake would wait for them forever."""
+    job = slurm_job()
+    monkeypatch.setattr(slurm_executor, "list_user_jobs", lambda: listed)
+    assert check(executor, job) == [job]
+    plugin["7"] = "success"
+    assert check(executor, job) == []
+    assert said == [("asked", "7"), ("asked", "7"), ("done", job.job)]
+
+
+def test_while_slurm_lists_no_jobs_none_is_ended(executor, plugin, monkeypatch):
+    def fail():
+        raise slurm_executor.UserError("slurmctld restarts")
+
+    monkeypatch.setattr(slurm_executor, "list_user_jobs", fail)
+    plugin["7"] = "error"
+    assert check(executor, job := slurm_job()) == [job]
+
+
+@pytest.mark.parametrize(
+    ("state", "end"),
+    [("NODE_FAIL", "lost a node"), ("PREEMPTED", "was preempted"), ("CANCELLED", "failed"), ("TIMEOUT", "asked")],
+)
+def test_the_plugin_is_not_asked_about_ends_that_are_no_fault_of_the_job(
+    executor, plugin, monkeypatch, said, state, end
+):
+    """It would say that nodes are excluded, which they are not, or wait forever."""
+    monkeypatch.setattr(slurm_executor, "list_user_jobs", lambda: [user_job(state=state)])
+    check(executor, slurm_job())
+    assert end in str(said)
+    assert ("asked" in str(said)) is (end == "asked")
+
+
+def test_a_job_that_slurm_ends_and_may_requeue_is_waited_for(executor, plugin, monkeypatch, said):
+    monkeypatch.setattr(slurm_executor, "list_user_jobs", lambda: [user_job(state="COMPLETING")])
+    monkeypatch.setattr(slurm_executor, "final_state", lambda job: "NODE_FAIL")
+    assert check(executor, job := slurm_job()) == [job]
+    assert said == []
+
+
+def test_a_job_that_slurm_will_never_start_is_reported_once(executor, monkeypatch, said):
+    listed = [user_job(state="PENDING", reason="PartitionTimeLimit"), user_job("8", "PENDING", reason="Priority")]
+    monkeypatch.setattr(slurm_executor, "list_user_jobs", lambda: listed)
+    jobs = [slurm_job("7"), slurm_job("8")]
+    for _ in range(3):
+        assert check(executor, *jobs) == jobs
+    assert len(said) == 1
+    assert said[0].startswith(
+        "Slurm will not start job 7 (sweep depth) as it is: its walltime is above the limit of its partition "
+        "(PartitionTimeLimit). "
+    )
+
+
+LIMITED = Limits(origin="QOS long", total_resources={"gres/gpu": 4})
+
+
+@pytest.mark.parametrize(("gpus", "is_hopeless"), [(4, False), (8, True)])
+def test_a_job_that_waits_for_a_limit_below_its_request_is_reported(executor, monkeypatch, said, gpus, is_hopeless):
+    request = Request("lab", "long", "gpu", 60, {"cpu": 8, "gres/gpu": gpus})
+    monkeypatch.setattr(slurm_executor, "describe_request", lambda job: request)
+    monkeypatch.setattr(slurm_executor, "find_limits", lambda *names: JobLimits((LIMITED,)))
+    listed = [user_job(state="PENDING", reason="QOSGrpGRES")]
+    monkeypatch.setattr(slurm_executor, "list_user_jobs", lambda: listed)
+    check(executor, slurm_job())
+    assert ("8 gres/gpu in all jobs, but QOS long allows 4 (QOSGrpGRES)" in str(said)) is is_hopeless
+
+
+def test_slurm_is_asked_soon_after_all_output_of_a_job_has_appeared(executor, tmp_path):
     old, new = tmp_path / "old.csv", tmp_path / "new.csv"
     old.touch()
-    executor = sleeping_executor(slurm_job(old, new), seconds=3600)
+    executor.active_jobs, executor.next_seconds_between_status_checks = [slurm_job("7", old, new)], 3600
 
     async def write():
         while not executor._outputs:
@@ -116,19 +317,19 @@ def test_slurm_is_asked_soon_after_all_output_of_a_job_has_appeared(tmp_path):
     asyncio.run(asyncio.wait_for(wait_and_write(), 600))
 
 
-def test_output_of_an_earlier_run_is_no_reason_to_ask_slurm(tmp_path):
+def test_output_of_an_earlier_run_is_no_reason_to_ask_slurm(executor, tmp_path):
     file = tmp_path / "a.csv"
     file.touch()
-    executor = sleeping_executor(slurm_job(file), seconds=3600)
-    assert [executor._has_new_output(executor.active_jobs[0]) for _ in range(3)] == [False] * 3
+    executor.active_jobs = [slurm_job("7", file)]
+    assert [executor._has_new_output() for _ in range(3)] == [False] * 3
     file.unlink()  # as Snakemake does at the start of the job
-    assert not executor._has_new_output(executor.active_jobs[0])
+    assert not executor._has_new_output()
     file.touch()
-    assert [executor._has_new_output(executor.active_jobs[0]) for _ in range(2)] == [True, False]
+    assert [executor._has_new_output() for _ in range(2)] == [True, False]
 
 
-def test_snakemake_does_not_wait_for_the_next_check_to_end():
-    executor = sleeping_executor(seconds=3600)
+def test_snakemake_does_not_wait_for_the_next_check_to_end(executor):
+    executor.next_seconds_between_status_checks = 3600
 
     async def end():
         executor.wait = False
@@ -140,36 +341,21 @@ def test_snakemake_does_not_wait_for_the_next_check_to_end():
 
 
 @pytest.mark.parametrize("is_live", [True, False])
-def test_a_job_waits_until_slurm_lists_the_live_jobs(tmp_path, monkeypatch, is_live):
+def test_a_job_waits_until_slurm_lists_the_live_jobs(executor, tmp_path, monkeypatch, said, is_live):
     """A restarted Snakemake would submit a second job for the results of a live one, which would fail."""
-    submitted, adopted, listed = [], [], [None]
+    adopted, answers = [], {}
 
-    async def check(self, jobs):
-        for job in jobs:
-            yield job
+    def listing():
+        if not answers:
+            raise slurm_executor.UserError("slurmctld restarts")
+        return answers["jobs"]
 
-    monkeypatch.setattr(Executor, "check_active_jobs", check)
-    monkeypatch.setattr(Executor, "run_job", lambda self, job: submitted.append(job.jobid))
-    monkeypatch.setattr(SlurmExecutor, "_list_live_jobs", lambda self: listed[-1])
-    monkeypatch.setattr(SlurmExecutor, "_record_parameters", lambda self, job: None)
-    executor = SlurmExecutor.__new__(SlurmExecutor)
-    executor.workflow = SimpleNamespace(
-        executor_settings=SimpleNamespace(exclude_failed_nodes=None, init_seconds_before_status_checks=5),
-        workdir_init=str(tmp_path),
-        persistence=SimpleNamespace(has_metadata=lambda job: False),
-    )
-    executor.logger, executor._to_submit, executor._submitted_at = SimpleNamespace(info=print), [], time.monotonic()
-    executor.next_seconds_between_status_checks = 5
+    monkeypatch.setattr(slurm_executor, "list_user_jobs", listing)
     executor.report_job_submission = lambda info: adopted.append(info.external_jobid)
-
-    async def check_once():
-        assert [job async for job in executor.check_active_jobs([])] == []
-
-    executor.run_job(SimpleNamespace(is_group=lambda: False, log=[], name="sweep", wildcards=["depth"], jobid=4))
-    asyncio.run(check_once())
-    assert (submitted, adopted) == ([], [])
-    live = LiveJob("7", "RUNNING", "2026-11-20T21:30:00", "rule_sweep_wildcards_depth", tmp_path)
-    listed.append([live] if is_live else [])
+    executor.run_job(job := snakemake_job())
+    check(executor)
+    assert (("submitted", job) in said, adopted) == (False, [])
+    answers["jobs"] = [user_job(folder=tmp_path)] if is_live else []
     for _ in range(2):
-        asyncio.run(check_once())
-    assert (submitted, adopted) == (([], ["7"]) if is_live else ([4], []))
+        check(executor)
+    assert (("submitted", job) in said, adopted) == ((False, ["7"]) if is_live else (True, []))
