@@ -92,9 +92,12 @@ class SweepJobs:
         environment = describe_environment(plan.state.sweep)
         if not self._profile.has_scheduler:
             return f"{summarize_plan(plan)}{environment}"
-        request, most = plan.request, plan.state.max_slots.gpus
-        limits = self._profile.limits(self.rule_of(wildcards.name))
-        effect = limits.describe(request.needed_minutes, gpus=request.slots.gpus, max_gpus=most)
+        request, most, rule = plan.request, plan.state.max_slots.gpus, self.rule_of(wildcards.name)
+        is_fixed = plan.fixed_minutes is not None
+        needed = 0 if is_fixed else request.needed_minutes
+        effect = self._profile.limits(rule).describe(needed, gpus=request.slots.gpus, max_gpus=most)
+        if is_fixed:
+            effect += self._profile.describe_excess(rule, plan.state.max_slots.gpus_per_node)
         return f"{summarize_plan(plan)}; {summarize_cost(plan)}{effect}{environment}"
 
     def minutes(self, wildcards: Wildcards, attempt: int) -> int:
@@ -179,10 +182,15 @@ class SweepJobs:
         return "|".join(names) or "(?!)"
 
     def check(self) -> None:
-        """Raise a UserError if `retrain` of a sweep names something else than its trials."""
+        """Raise a UserError if `retrain` of a sweep names something else than its trials, or no job can run any."""
         for name, sweep in self._config.sweeps.items():
-            if isinstance(sweep.retrain, dict):  # a plan of its own: partitions may not be known yet
-                plan_sweep(self._config, name, self._results).state.space.check_retrain(name)
+            limit = self.limit_minutes(name)
+            if isinstance(sweep.retrain, dict) or math.isfinite(limit):
+                # A plan of its own: those of a partition file may not be known yet.
+                plan = plan_sweep(self._config, name, self._results, limit_minutes=limit)
+                plan.state.space.check_retrain(name)
+                if plan.forecast.pending and self._profile.fixed_minutes(self.rule_of(name)) is None:
+                    plan.request.check_limit()
 
 
 @cache

@@ -120,7 +120,7 @@ class Profile:
         return min(slurm, self.limits(rule).minutes)
 
     def describe_excess(self, rule: str, gpus: int) -> str:
-        """That the walltime of a rule is longer than a job can request, for messages; "" if it is not."""
+        """That the walltime that is set for a rule is longer than a job may take, for messages; "" if it is not."""
         minutes, longest = self.walltime_minutes(rule), self.limit_minutes(rule, gpus)
         if minutes is None or minutes <= longest:
             return ""

@@ -11,6 +11,7 @@ from trainyard.planning.duration_forecast import DurationForecast
 from trainyard.planning.gpu_count import GpuOption, choose_option, list_options
 from trainyard.planning.schedule import jobs_needed
 from trainyard.planning.sweep_state import SweepState
+from trainyard.utils.errors import UserError
 from trainyard.utils.text import format_duration
 
 TABLES_MINUTES: Final = 10  # walltime of a job that only writes tables
@@ -149,13 +150,23 @@ class JobRequest:
         """Seconds of training in the longest job that can be requested."""
         return 60 * self._limit_minutes - self._state.startup_seconds - self.margin_seconds
 
+    def check_limit(self) -> None:
+        """Raise a UserError if the longest job that can be requested has no time to train."""
+        if self._useful_seconds <= 0:
+            limit = format_duration(60 * self._limit_minutes)
+            taken = format_duration(self._state.startup_seconds + self.margin_seconds)
+            raise UserError(
+                f"sweeps.{self._state.name}: a job may take {limit} at most, but its start and its end, with the grace "
+                f"period of trials, need {taken}: request a partition or QOS with a longer limit"
+            )
+
     @cached_property
     def too_long(self) -> list[str]:
         """Pending trials that cannot resume and almost certainly exceed the longest job, longest first."""
         if self._state.sweep.can_resume:
             return []
         least = self._forecast.min_seconds
-        return [name for name in self._forecast.pending if least.get(name, 0.0) > self._useful_seconds]
+        return [name for name in self._forecast.pending if name in least and least[name] > self._useful_seconds]
 
     @property
     def too_long_message(self) -> str:

@@ -201,6 +201,33 @@ def test_the_partition_of_a_rule_comes_before_that_of_all(slurm):
     assert (found.limit_minutes("train", 2), found.limit_minutes("sweep", 2)) == (300, 1440)
 
 
+def test_a_walltime_above_the_limit_of_a_partition_is_said_of_every_job(tmp_path, slurm):
+    """Slurm would accept the job and never start it."""
+    ten_hours = {rule: ["runtime=600"] for rule in ("stage", "sweep", "train", "fit_trees")}
+    yard, above = (
+        yard_of(tmp_path, "slurm_partition=gpu", **ten_hours),
+        "10 h 0 min of walltime, but a job may take 5 h",
+    )
+    one, wide = (SimpleNamespace(name=name) for name in ("one", "wide"))
+    assert above in yard.sweep.summary(one, 1)
+    assert above not in yard.sweep.summary(wide, 1)
+    assert above in yard.train.summary(SimpleNamespace(name="s", scale="1x2"))
+    assert above in yard.cpu_job("stage", "{}")(SimpleNamespace(name="d"))
+    assert above in yard.cpu_job("fit_trees", "{}")(SimpleNamespace(name="t"))
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+def test_a_limit_that_leaves_no_time_to_train_is_one_error(tmp_path, monkeypatch, resumable):
+    monkeypatch.setattr(
+        profile, "list_partitions", lambda: [parse_partition("gpu*|up|1:00|1|8|9000|gpu:a100:4|(null)")]
+    )
+    sweep = {"function": "json:dumps", "grid": {"x": [1]}, "resumable": resumable}
+    yard = Workflow({"sweeps": {"s": sweep}}, results=tmp_path, default_resources=parsed("runtime=60"))
+    assert "1 of 1 trials pending" in yard.sweep.summary(SimpleNamespace(name="s"), 1)
+    with pytest.raises(UserError, match=r"sweeps\.s: a job may take 1 min 0 s at most, but .* need 2 min"):
+        yard.check(dry_run=True)
+
+
 PLAIN = "{gpu: {max_runtime: 300, max_gpu: 4}, cpu: {max_runtime: 1440}}"
 TYPED = """{
   a40: {max_runtime: 300, max_gpu: 4, available_gpu_models: [a40]},
@@ -315,7 +342,7 @@ def test_only_nodes_that_the_user_names_are_excluded(monkeypatch):
     executor.workflow = SimpleNamespace(executor_settings=SimpleNamespace(exclude_failed_nodes="n7, n8"))
     executor._failed_nodes = {"n7", "n8", "n[1-4]"}
     submitted = []
-    monkeypatch.setattr(executor, "_list_live_jobs", list)
+    monkeypatch.setattr(executor, "_list_jobs", lambda max_age_seconds: [])
     monkeypatch.setattr(executor, "_find_live_job", lambda job, listed: None)
     monkeypatch.setattr(executor, "_record_parameters", lambda job: None)
     monkeypatch.setattr(Executor, "run_job", lambda self, job: submitted.append(self._failed_nodes))
