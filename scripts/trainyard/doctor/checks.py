@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from trainyard.cluster import slurm_queries
-from trainyard.cluster.slurm_queries import Association, Partition
+from trainyard.cluster.slurm_queries import TEMPORARY, Association, Partition
 from trainyard.doctor.findings import Finding, catch_errors
 from trainyard.doctor.limits import check_limits, check_preemption
 from trainyard.doctor.memory import check_memory
@@ -76,6 +76,10 @@ def check_request(request: SbatchRequest, partitions: Sequence[Partition]) -> Fi
         remedy = "lower `runtime` in the profile: trials that finish within it stay finished"
         message = f"{request}: above the limit of {kinds[0].name}, {kinds[0].limit}"
         return Finding(request.job, "fails", message, remedy)
+    if refusal := not request.accepted and TEMPORARY.search(request.response):
+        message = f"{request}: sbatch refuses it for now ({refusal[0]})"
+        remedy = "Snakemake submits it when others have ended; if nothing of yours is in the queue, ask for the limit"
+        return Finding(request.job, "warns", message, remedy)
     if not request.accepted:
         constraint = f", constraint {request.options.constraint}" if request.options.constraint else ""
         message = f"{request}{constraint}: {request.response}"

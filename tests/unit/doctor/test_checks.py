@@ -13,6 +13,10 @@ CPU = slurm_queries.parse_partition("cpu|up|infinite|12|64+|190000+|(null)|(null
 CLOSED = slurm_queries.parse_partition("old|down|4:00:00|2|16|64000|gpu:v100:4(S:0-1)|(null)")
 PARTITIONS = [GPU, CPU, CLOSED]
 YES = "sbatch: Job 12 to start at 2026-11-21T03:12:36 using 1 processors on nodes n1 in partition gpu"
+FULL = (
+    "sbatch: error: AssocMaxSubmitJobLimit allocation failure: Job violates accounting/QOS policy (job submit limit, "
+    "user's size and/or time limits)"
+)
 NO = "allocation failure: Requested node configuration is not available"
 
 
@@ -46,6 +50,7 @@ REQUESTS = [
     (request("-t", "60", "-p", "old"), "fails", "partition old is not up"),
     (request("-t", "60", "--gpus=h100:3", code="1", response=NO), "fails", f"3 h100 GPUs per node, ? MB, 60 min: {NO}"),
     (request("-t", "60", "-C", "x", code="1", response="Invalid feature"), "fails", "constraint x: Invalid feature"),
+    (request("-t", "60", code="1", response=FULL), "warns", "refuses it for now (AssocMaxSubmitJobLimit)"),
 ]
 
 
@@ -54,7 +59,7 @@ def test_a_request_is_checked_against_the_partitions(asked, verdict, message):
     found = checks.check_request(asked, PARTITIONS)
     assert (found.name, found.verdict) == ("sweep depth", verdict)
     assert message in found.message
-    assert bool(found.remedy) == (verdict == "fails")
+    assert bool(found.remedy) == (verdict != "ok")
 
 
 KNOWN = [
