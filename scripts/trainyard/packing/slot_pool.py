@@ -152,10 +152,13 @@ class SlotPool:
             self._retire(
                 slot,
                 f"{slot} is retired: {count} trials in a row failed there, {finished} of them finished elsewhere or "
-                f"run longer there{found}",
+                f"run longer there{found}"
+                if count
+                else f"{slot} is retired{found}",
             )
             return False
-        log.warning("%s: %d trials in a row failed there%s", slot, count, found)
+        if count:  # none by now if a trial has finished there in another slot, or they have failed elsewhere, too
+            log.warning("%s: %d trials in a row failed there%s", slot, count, found)
         slot.failed_starts = 0
         self._note_avoided(slot)
         return True
