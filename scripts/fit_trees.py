@@ -4,7 +4,7 @@ import argparse
 import logging
 
 from trainyard.cli import command_line
-from trainyard.cluster import slurm_allocation
+from trainyard.cluster import slurm_allocation, slurm_queries
 from trainyard.cluster.job_memory import record_memory
 from trainyard.config.load import read_config
 from trainyard.data.staged import Staged
@@ -24,7 +24,8 @@ def main(arguments: argparse.Namespace) -> None:
     folder = arguments.results / "trees" / arguments.study
     staged = Staged(arguments.results / "data" / study.dataset)
     threads = slurm_allocation.available_cpus()
-    with hold_lock(folder / ".lock"), record_memory(folder, processes=1):
+    lock = hold_lock(folder / ".lock", is_given_up=slurm_queries.is_given_up, notify=log.info)
+    with lock, record_memory(folder, processes=1):
         rows = []
         for name in study.models:
             rounds, on = count_of(study.rounds, "round"), count_of(threads, "thread")

@@ -132,6 +132,14 @@ def lose_daemon(name: str, *, seconds: float) -> Step:
     return lose
 
 
+def cut_off_until_requeued(run: Sweep) -> None:
+    """Cut the driver's host off until Slurm has started the job again elsewhere, where it finds the first driver."""
+    host = run.driver_host
+    host.disconnect()
+    wait_until(lambda: WAITS_FOR_FIRST in run.output(), what="the job to start again", while_running=run.commands[-1])
+    host.reconnect()
+
+
 def kill_slurmd(run: Sweep) -> None:
     run.other_host.kill_slurmd()
 
@@ -258,6 +266,11 @@ def trouble_rank(number: int, code: str) -> Step:
     return lambda run: run.trouble(number, code)
 
 
+def cut_rank_0_off(run: Training) -> None:
+    """Cut the host off on which Snakemake runs in the job. It returns when all work is finished."""
+    run.rank(0)[0].disconnect()
+
+
 def lose_rank_1(run: Training) -> None:
     run.rank(1)[0].power_off()
 
@@ -331,6 +344,7 @@ def break_sampler(run: Training) -> None:
     (run.seen / name).write_text(text + NO_SAMPLES)
 
 
+WAITS_FOR_FIRST = "results/sweeps/s, in use by process"
 WAITS = ("is already in the queue as Slurm job",)
 REQUEUED = ("slurm_partition=preempt",)
 KILLED_AT_ITS_RETURN = (
@@ -339,12 +353,13 @@ KILLED_AT_ITS_RETURN = (
 SWEEP = [
     Fault("driver killed", kill_driver, 60, says=("SIGKILL",)),
     Fault("worker of a slot killed", kill_worker, 60, says=("the worker's process ended: it was killed.*see .*log",)),
-    Fault("GPU on which every trial fails", break_gpu, 60, says=("planned trouble; see .*log",)),
+    Fault("GPU on which every trial fails", break_gpu, 60, says=(r"planned trouble \(.*, line \d+\); see .*\.log",)),
     Fault("Ray's head killed", kill_ray("gcs_server", on="driver"), 120, nodes=2),
     Fault("Ray on a node killed", kill_ray("raylet", on="other"), 120, nodes=2),
     Fault("host lost", lose_host, 120, nodes=2, says=("the worker's process ended|node",), quick=True),
     Fault("host cut off the network", cut_off(), 240, nodes=2, leaves=KILLED_AT_ITS_RETURN),
     Fault("host cut off the network for 90 s", cut_off(seconds=90), 240, nodes=2, leaves=KILLED_AT_ITS_RETURN),
+    Fault("driver's host cut off until the job runs again", cut_off_until_requeued, 300, leaves=KILLED_AT_ITS_RETURN),
     Fault("slurmd killed", kill_slurmd, 60, nodes=2),
     Fault("slurmdbd away while the job ends", lose_daemon("slurmdbd", seconds=15), 120, opens=False),
     Fault("slurmctld away while the job ends", lose_daemon("slurmctld", seconds=15), 120, opens=False),
@@ -377,6 +392,14 @@ TRAINING = [
         says=("rank 0 timed out in a collective operation.* takes longer than collective_timeout_minutes",),
     ),
     Fault("host lost", lose_rank_1, 120, job=Training),
+    Fault(
+        "host cut off until all work is finished",
+        cut_rank_0_off,
+        240,
+        job=Training,
+        before=shorten_timeout,
+        leaves=KILLED_AT_ITS_RETURN,
+    ),
     Fault("ports taken", nothing, 60, job=Training, before=take_ports, then=free_ports),
     Fault("NaN on one rank", trouble_rank(1, "factor = float('nan')"), 60, job=Training),
     Fault("checkpoint truncated", cancel, 60, job=Training, then=damage_checkpoint("truncate"), says=SKIPPED),

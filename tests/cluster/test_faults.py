@@ -77,6 +77,8 @@ def test_after_a_fault_the_same_command_completes_the_work(cluster: Cluster, sha
             assert re.search(pattern, run.output()), run.story()
         assert to_end <= fault.bound_seconds, run.story()
         assert run.leftovers(except_for=fault.leaves) == []
+        assert run.is_complete(), "what ended last has removed results"
+        assert run.results() == expected
         save(replace(measured, holds=True), run.output())
 
 

@@ -31,6 +31,12 @@ Jobs read the config from the results: the files of --configfile may be edited m
 
 The plugin starts Snakemake twice in each job: one that only starts a step, and in the step the one that runs the rule.
 Here, the job's script starts the step itself.
+
+When a node that was cut off returns, Slurm kills there what it has started again elsewhere. The Snakemake in the killed
+job would delete the output files of its rule, which may be complete by now. Trainyard's own rules write theirs
+atomically and at the end, so that Snakemake deletes none in their jobs, only where it runs itself, once Slurm reports
+that a job has failed. A job of another rule, in a workflow that imports these, would leave half-written files that
+count as complete.
 """
 
 import asyncio
@@ -70,12 +76,13 @@ LOOK_SECONDS: Final = (0.5, 5)  # bounds of the time between two looks at output
 END_SECONDS: Final = 1.5  # from the last output file of a job until Slurm reports its end
 
 
-def register(config_file: Path | None = None) -> None:
+def register(config_file: Path | None = None, *, own_rules: Any = None) -> None:
     """Make `executor: slurm` use this executor, and a requeued job append to its log.
 
-    Jobs read `config_file` in place of those of the command line; with None, they read the same.
+    Jobs read `config_file` in place of those of the command line; with None, they read the same. `own_rules`: the
+    folder of Trainyard's own rules, as Snakemake names it.
     """
-    SlurmExecutor.config_file = config_file
+    SlurmExecutor.config_file, SlurmExecutor.own_rules = config_file, own_rules
     os.environ.setdefault("SBATCH_OPEN_MODE", "append")
     ExecutorPluginRegistry().get_plugin("slurm").executor = SlurmExecutor
 
@@ -84,6 +91,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
     """Submits jobs to Slurm and follows them. Its public methods are the interface of executor plugins."""
 
     config_file: Path | None = None
+    own_rules: Any = None  # a SourceFile of Snakemake
 
     def __init__(self, workflow: Any, logger: Any) -> None:
         self._to_submit: list[Any] = []  # jobs, at the end of a check; no retry counts for them
@@ -138,15 +146,20 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         return "all"
 
     def additional_general_args(self) -> str:
-        """Arguments of the Snakemake in a job: it runs the rule itself, unless tasks of an array share a script."""
-        arguments: str = super().additional_general_args() if self.array_jobs else ""
-        return arguments
+        """Arguments of the Snakemake in a job: it runs the rule itself, unless tasks of an array share a script.
+
+        It has nothing to choose from, and the default scheduler starts a solver, which fails on a full /tmp.
+        """
+        of_array = super().additional_general_args() if self.array_jobs else ""
+        return f"{of_array} --scheduler greedy".lstrip()
 
     def format_job_exec(self, job: Any) -> str:
         """The script of a job: Snakemake in a step on the first node, with the options that the plugin would use."""
         command: str = super().format_job_exec(job)
         if given := self.config_file and self.workflow.spawned_job_args_factory.get_configfiles_arg():
             command = command.replace(given, f"--configfiles {shlex.quote(str(self.config_file))}")
+        if all(each.rule.basedir == self.own_rules for each in (job.jobs if job.is_group() else [job])):
+            command += " --keep-incomplete"
         if self.array_jobs:
             return command
         step = [self.get_python_executable(), shlex.quote(job_script.__file__)]

@@ -53,7 +53,8 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
     if importlib.util.find_spec("snakemake_executor_plugin_slurm"):
         from trainyard.cli import slurm_executor
 
-        slurm_executor.register(None if is_module else workflow.config_file.absolute())
+        rules = snakemake.current_basedir.join("workflow/rules")
+        slurm_executor.register(None if is_module else workflow.config_file.absolute(), own_rules=rules)
     return workflow
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainyard.utils.errors import UserError
+from trainyard.utils.files import Holder
 from trainyard.utils.text import count_of
 
 ACCOUNTING_DELAY_SECONDS = 5
@@ -121,6 +122,14 @@ def has_ended(job: str) -> bool:
         return all(state == "PENDING" for state in _query_queue(job, "%T"))
     except UserError:  # Slurm does not respond
         return False
+
+
+def is_given_up(other: Holder) -> bool:
+    """Whether Slurm has ended the job of a process, or runs that job again here: it kills the process if it can."""
+    mine = Holder.this_process()
+    if not (other.job and mine.job) or other.cluster != mine.cluster:
+        return False
+    return other.restarts < mine.restarts if other.job == mine.job else has_ended(other.job)
 
 
 def _query_queue(job: str, columns: str) -> list[str]:

@@ -10,7 +10,6 @@ Fields of an event are named as in the journal, where they are kept in the order
 """
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
@@ -20,8 +19,8 @@ from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar, get_origin
 from trainyard.cluster import slurm_queries
 from trainyard.config.trial_status import ENDED, TrialStatus
 from trainyard.programs.command import CheckpointFile
-from trainyard.utils.files import hold_lock
-from trainyard.utils.holder_record import Holder, HolderRecord, hold_record
+from trainyard.utils.files import Holder, hold_lock
+from trainyard.utils.holder_record import HolderRecord, hold_record
 from trainyard.utils.jsonl import EventLog, read_clock, read_decoded
 
 log = logging.getLogger(__name__)
@@ -347,12 +346,10 @@ class Journal(EventLog):
             StorageError: it cannot be written.
         """
         lock, place = path.with_name(f".{path.name}.lock"), path.with_name(f".{path.name}.driver")
-        record = hold_record(
-            place, _this_driver(), job_has_ended=_job_has_ended, wait_seconds=wait_seconds, notify=log.info
-        )
+        waiting: Any = {"wait_seconds": wait_seconds, "is_given_up": slurm_queries.is_given_up, "notify": log.info}
         with (
-            hold_lock(lock, wait_seconds=wait_seconds, notify=log.info),
-            record as driver,
+            hold_lock(lock, **waiting),
+            hold_record(place, Holder.this_process(), **waiting) as driver,
             cls.repaired(path) as journal,
         ):
             journal.driver = driver
@@ -366,15 +363,3 @@ class Journal(EventLog):
         stamped = replace(event, time=round(read_clock(), 4))
         self.write(encode(stamped), durable=event.is_durable, then=then)
         return stamped
-
-
-def _this_driver() -> Holder:
-    job = os.environ.get("SLURM_JOB_ID", "")
-    return Holder.this_process(job, os.environ.get("SLURM_CLUSTER_NAME", "") if job else "")
-
-
-def _job_has_ended(other: Holder) -> bool:
-    """Whether the Slurm job of another driver is known not to run."""
-    mine = _this_driver()
-    is_known = other.job and mine.job and other.cluster == mine.cluster and other.job != mine.job
-    return bool(is_known and slurm_queries.has_ended(other.job))

@@ -18,8 +18,7 @@ from typing import Any, Final
 import psutil
 
 from trainyard.utils.errors import UserError
-from trainyard.utils.files import LockHeldError, hold_inheritable_lock
-from trainyard.utils.holder_record import start_ticks
+from trainyard.utils.files import LockHeldError, hold_inheritable_lock, start_ticks
 
 GUARD_PROGRAM: Final = Path(__file__).with_name("guard.py")
 TREE_VARIABLE: Final = "TRAINYARD_TREE"  # in the environment of a program and of all its descendants

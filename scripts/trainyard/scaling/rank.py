@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import torch
 
-from trainyard.cluster import host, slurm_allocation
+from trainyard.cluster import host, slurm_allocation, slurm_queries
 from trainyard.cluster.ranks import is_rank
 from trainyard.config.config import Config
 from trainyard.config.result_digests import training_spec
@@ -69,12 +69,12 @@ def _train(
 ) -> None:
     torch.set_num_threads(study.cpus_per_gpu)
     with ExitStack() as stack:
+        group.limit_collectives(max(STARTUP_MINUTES, study.collective_timeout_minutes))
         if group.is_main:
-            stack.enter_context(hold_lock(folder / ".lock"))
+            stack.enter_context(hold_lock(folder / ".lock", is_given_up=slurm_queries.is_given_up, notify=log.info))
         staged = Staged(results / "data" / str(study.dataset))  # a study without `script` has a dataset
         store = _store(study, staged, scale, folder)
         batch = _batch(study, store, group)
-        group.limit_collectives(max(STARTUP_MINUTES, study.collective_timeout_minutes))
         copy = stack.enter_context(local_copy(staged, config.data.local))
         if copy.message:
             log.warning("%s", copy.message)

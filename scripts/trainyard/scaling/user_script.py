@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from trainyard.cluster import host, slurm_allocation
+from trainyard.cluster import host, slurm_allocation, slurm_queries
 from trainyard.config.result_digests import result_digest, script_digest, script_inputs_digest
 from trainyard.config.scaling import Scaling, repeat_of, split_scale
 from trainyard.config.user_programs import build_argv, insert_resume_option, make_values, metrics_digest
@@ -91,7 +91,7 @@ class UserScript:
             UserError: the script cannot be started, failed, or reported none of the configured metrics.
         """
         self._out.mkdir(parents=True, exist_ok=True)
-        with hold_lock(self._folder / ".lock"):
+        with hold_lock(self._folder / ".lock", is_given_up=slurm_queries.is_given_up, notify=log.info):
             run = self.reusable(results)
             if run is None:
                 run, rows, problem = self._launch(results)

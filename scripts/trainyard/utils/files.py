@@ -6,12 +6,14 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Self
 
 from trainyard.utils.errors import StorageError, UserError, storage_errors
 
@@ -19,11 +21,79 @@ LOCK_REMEDY: Final = (
     "mount this file system with locks (NFS: without `nolock`, and with a running lock service; Lustre: with `flock`), "
     "or keep the results on another one (Snakemake's option `--directory FOLDER`)"
 )
+# The longest wait for a process that Slurm has given up, because its node does not respond. Slurm kills it when the
+# node returns; if that stays away, most network file systems release its locks within minutes.
+GIVEN_UP_SECONDS: Final = 600.0
 log = logging.getLogger(__name__)
 
 
 class LockHeldError(UserError):
     """Another process holds the lock and did not release it in time."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that holds a lock."""
+
+    process: int
+    host: str
+    since: str
+    job: str = ""  # the ID of its Slurm job
+    cluster: str = ""  # of the job
+    restarts: int = 0  # how often Slurm had requeued the job
+    place: str = ""  # where the PID is valid
+    started: int = 0  # ticks since boot
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    @classmethod
+    def this_process(cls) -> Self:
+        """The record of this process."""
+        job = os.environ.get("SLURM_JOB_ID", "")
+        return cls(
+            process=os.getpid(),
+            host=socket.gethostname(),
+            since=time.strftime("%Y-%m-%d %H:%M:%S"),
+            job=job,
+            cluster=os.environ.get("SLURM_CLUSTER_NAME", "") if job else "",
+            restarts=int(os.environ.get("SLURM_RESTART_COUNT", "0")) if job else 0,
+            place=_place(),
+            started=start_ticks(os.getpid()),
+        )
+
+    @classmethod
+    def parse(cls, content: bytes) -> Self | None:
+        """The holder in a record; None if it is damaged, or not written completely."""
+        try:
+            return cls(**json.loads(content))
+        except (ValueError, TypeError):
+            return None
+
+    def encode(self) -> bytes:
+        """The record of a holder."""
+        return json.dumps(asdict(self)).encode()
+
+    def __str__(self) -> str:
+        """As in `process 7 on n1 in job 3, since 2026-01-31 10:00:00`."""
+        return f"process {self.process} on {self.host}{f' in job {self.job}' if self.job else ''}, since {self.since}"
+
+    def has_ended(self) -> bool:
+        """Whether the process is known to have ended, as it can be seen from here."""
+        return self.place == _place() and start_ticks(self.process) != self.started
+
+
+def _place() -> str:
+    """The boot and the PID namespace of this process."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+
+
+def start_ticks(process: int) -> int:
+    """When a process started, in ticks since boot, as PIDs are reused; 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
 
 
 @contextmanager
@@ -107,11 +177,18 @@ def file_digest(path: Path, algorithm: str = "sha256") -> str:
 
 
 @contextmanager
-def hold_lock(path: Path, *, wait_seconds: float = 0.0, notify: Callable[[str], None] = print) -> Iterator[None]:
+def hold_lock(
+    path: Path,
+    *,
+    wait_seconds: float = 0.0,
+    is_given_up: Callable[[Holder], bool] = lambda other: False,
+    notify: Callable[[str], None] = print,
+) -> Iterator[None]:
     """Hold the lock file `path` during the block; wait up to `wait_seconds` for another holder.
 
     The kernel releases the lock when the process ends, so a stale lock cannot remain. It is a POSIX record lock, which
-    network file systems coordinate between hosts. `notify` gets a message if another process holds the lock.
+    network file systems coordinate between hosts. `notify` gets a message if another process holds the lock. For one
+    that Slurm has given up, as `is_given_up` tells, wait up to ten minutes.
 
     Raises:
         LockHeldError: the lock was not released in time; the message names the holder.
@@ -121,17 +198,21 @@ def hold_lock(path: Path, *, wait_seconds: float = 0.0, notify: Callable[[str], 
         with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(open(path, "a+b", buffering=0))
-        _wait_for_lock(file, path, wait_seconds, notify)
+        _wait_for_lock(file, path, wait_seconds, is_given_up, notify)
         with storage_errors(path):
             file.truncate(0)
-            since = time.strftime("%Y-%m-%d %H:%M:%S")
-            file.write(f"process {os.getpid()} on {socket.gethostname()}, since {since}".encode())
+            file.write(Holder.this_process().encode())
         yield
 
 
-def _wait_for_lock(file: IO[bytes], path: Path, wait_seconds: float, notify: Callable[[str], None]) -> None:
-    deadline = time.monotonic() + wait_seconds
-    is_notified = False
+def _wait_for_lock(
+    file: IO[bytes],
+    path: Path,
+    wait_seconds: float,
+    is_given_up: Callable[[Holder], bool],
+    notify: Callable[[str], None],
+) -> None:
+    began, known, seconds = time.monotonic(), None, wait_seconds
     while True:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -140,12 +221,15 @@ def _wait_for_lock(file: IO[bytes], path: Path, wait_seconds: float, notify: Cal
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise StorageError(f"{path.parent} cannot be locked ({error.strerror}): {LOCK_REMEDY}") from error
         file.seek(0)
-        holder = file.read().decode() or "another process"
-        if time.monotonic() >= deadline:
-            raise held_error(path.parent, holder)
-        if not is_notified:
-            notify(f"waiting for {path.parent}, in use by {holder}")
-            is_notified = True
+        content = file.read()
+        is_new, known = content != known, content
+        holder = Holder.parse(content)
+        if is_new:  # the first look, or another process has taken it meanwhile
+            seconds = max(wait_seconds, GIVEN_UP_SECONDS) if holder and is_given_up(holder) else wait_seconds
+        if time.monotonic() >= began + seconds:
+            raise held_error(path.parent, str(holder or "another process"))
+        if is_new:
+            notify(f"waiting for {path.parent}, in use by {holder or 'another process'}")
         time.sleep(0.2)
 
 

@@ -5,68 +5,21 @@ file, and a thread sets the record's time of modification every few seconds, whi
 that does not change was left by a process that was killed. Nobody compares clocks.
 """
 
-import json
 import math
 import os
-import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from trainyard.utils.errors import UserError, storage_errors
-from trainyard.utils.files import held_error
+from trainyard.utils.files import Holder, held_error
 
 BEAT_SECONDS: Final = 5.0  # between two signs of life
 WATCH_SECONDS: Final = 30.0  # without a sign of life, after which a record counts as left behind
 POLL_SECONDS: Final = 0.5
-
-
-@dataclass(frozen=True)
-class Holder:
-    """A process that holds a lock."""
-
-    process: int
-    host: str
-    since: str
-    job: str = ""  # the ID of its Slurm job
-    cluster: str = ""  # of the job
-    place: str = ""  # where the PID is valid
-    started: int = 0  # ticks since boot
-    token: str = field(default_factory=lambda: secrets.token_hex(8))
-
-    @classmethod
-    def this_process(cls, job: str = "", cluster: str = "") -> Self:
-        """The record of this process."""
-        since, started = time.strftime("%Y-%m-%d %H:%M:%S"), start_ticks(os.getpid())
-        return cls(os.getpid(), socket.gethostname(), since, job, cluster, _place(), started)
-
-    def __str__(self) -> str:
-        """As in `process 7 on n1 in job 3, since 2026-01-31 10:00:00`."""
-        return f"process {self.process} on {self.host}{f' in job {self.job}' if self.job else ''}, since {self.since}"
-
-    def has_ended(self) -> bool:
-        """Whether the process is known to have ended, as it can be seen from here."""
-        return self.place == _place() and start_ticks(self.process) != self.started
-
-
-def _place() -> str:
-    """The boot and the PID namespace of this process."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
-
-
-def start_ticks(process: int) -> int:
-    """When a process started, in ticks since boot, as PIDs are reused; 0 if it has ended."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[19])
 
 
 class HolderRecord:
@@ -88,7 +41,7 @@ class HolderRecord:
                 self._is_lost = True
             if self._is_lost and not self._is_reported:
                 self._is_reported = True
-                other = _parse(_read(self._path)[0])
+                other = Holder.parse(_read(self._path)[0])
                 who = f"{other} has taken over" if other else "it was moved or removed, or another run has taken over"
                 raise UserError(f"{self._path.parent}: {who}; {self._holder} stops and writes nothing more there")
         return not self._is_lost
@@ -104,7 +57,7 @@ class HolderRecord:
         """Give a sign of life; returns False if the record is not this process's."""
         try:
             with open(self._path, "rb") as file:
-                if _parse(file.read()) != self._holder:
+                if Holder.parse(file.read()) != self._holder:
                     return False
                 os.utime(file.fileno())
         except FileNotFoundError:
@@ -117,21 +70,21 @@ def hold_record(
     path: Path,
     holder: Holder,
     *,
-    job_has_ended: Callable[[Holder], bool] = lambda other: False,
+    is_given_up: Callable[[Holder], bool] = lambda other: False,
     wait_seconds: float = 0.0,
     notify: Callable[[str], None] = print,
 ) -> Iterator[HolderRecord]:
     """Keep the record of a holder at `path` during the block; wait up to `wait_seconds` for another one.
 
-    A record that a killed process has left is replaced at once if its process or its Slurm job is known to have ended,
-    otherwise after half a minute without a sign of life.
+    A record that a killed process has left is replaced at once if its process is known to have ended, or if Slurm has
+    given it up, otherwise after half a minute without a sign of life.
 
     Raises:
         LockHeldError: another process holds it; the message names it.
         StorageError: the record cannot be written.
     """
     record, ended = HolderRecord(path, holder), threading.Event()
-    watch, deadline = _Watch(path, job_has_ended, notify), time.monotonic() + wait_seconds
+    watch, deadline = _Watch(path, is_given_up, notify), time.monotonic() + wait_seconds
     with storage_errors(path):
         while not _create(path, holder):
             watch.look(is_last=time.monotonic() >= deadline)
@@ -143,15 +96,15 @@ def hold_record(
         ended.set()
         thread.join()
         with suppress(OSError):
-            if _parse(_read(path)[0]) == holder:
+            if Holder.parse(_read(path)[0]) == holder:
                 path.unlink()
 
 
 class _Watch:
     """Watches the record of another process, and removes it if that process does not run any more."""
 
-    def __init__(self, path: Path, job_has_ended: Callable[[Holder], bool], notify: Callable[[str], None]) -> None:
-        self._path, self._job_has_ended, self._notify = path, job_has_ended, notify
+    def __init__(self, path: Path, is_given_up: Callable[[Holder], bool], notify: Callable[[str], None]) -> None:
+        self._path, self._is_given_up, self._notify = path, is_given_up, notify
         self._content, self._modified, self._changed_at, self._is_alive = b"", 0, 0.0, False
         self._last_message = ""
 
@@ -162,9 +115,9 @@ class _Watch:
             LockHeldError: the other process runs, and `is_last`.
         """
         content, modified = _read(self._path)
-        other = _parse(content)
+        other = Holder.parse(content)
         if content != self._content:  # the first look, or another process has taken over
-            has_ended = other is not None and (other.has_ended() or self._job_has_ended(other))
+            has_ended = other is not None and (other.has_ended() or self._is_given_up(other))
             self._is_alive, self._changed_at = False, -math.inf if has_ended else time.monotonic()
         elif modified != self._modified:
             self._is_alive, self._changed_at = True, time.monotonic()
@@ -193,7 +146,7 @@ def _create(path: Path, holder: Holder) -> bool:
     try:
         with open(path, "xb", buffering=0) as file:
             try:
-                file.write(json.dumps(asdict(holder)).encode())
+                file.write(holder.encode())
             except OSError:
                 path.unlink()
                 raise
@@ -212,11 +165,3 @@ def _read(path: Path) -> tuple[bytes, int]:
             return file.read(), os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
         return b"", 0
-
-
-def _parse(content: bytes) -> Holder | None:
-    """The holder in a record; None if it is damaged, or not written completely."""
-    try:
-        return Holder(**json.loads(content))
-    except (ValueError, TypeError):
-        return None

@@ -119,7 +119,21 @@ def test_jobs_read_the_config_of_this_run(tmp_path, monkeypatch):
     executor = SlurmExecutor.__new__(SlurmExecutor)
     executor.workflow, executor.array_jobs = workflow, True
     monkeypatch.setattr(SlurmExecutor, "config_file", tmp_path / "a b.json")
-    assert executor.format_job_exec(None) == f"python -m snakemake --configfiles '{tmp_path}/a b.json' --cores all"
+    job = SimpleNamespace(is_group=lambda: False, rule=SimpleNamespace(basedir="/another/workflow"))
+    assert executor.format_job_exec(job) == f"python -m snakemake --configfiles '{tmp_path}/a b.json' --cores all"
+
+
+@pytest.mark.parametrize(
+    ("folders", "keeps"), [(["own"], True), (["another"], False), (["own", "own"], True), (["own", "another"], False)]
+)
+def test_a_killed_job_deletes_no_output_that_its_next_incarnation_may_have_written(monkeypatch, folders, keeps):
+    """Only Trainyard's rules write theirs atomically and last: a half-written one of another rule would stay."""
+    monkeypatch.setattr(Executor, "format_job_exec", lambda self, job: "python -m snakemake")
+    executor = SlurmExecutor.__new__(SlurmExecutor)
+    executor.array_jobs, executor.own_rules = True, "own"
+    jobs = [SimpleNamespace(is_group=lambda: False, rule=SimpleNamespace(basedir=each)) for each in folders]
+    job = SimpleNamespace(is_group=lambda: True, jobs=jobs) if len(jobs) > 1 else jobs[0]
+    assert ("--keep-incomplete" in executor.format_job_exec(job)) is keeps
 
 
 class FakeClock:

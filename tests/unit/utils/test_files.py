@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 from slurm_cluster.waiting import PATIENCE_SECONDS
+from trainyard.cluster import slurm_queries
 from trainyard.utils.errors import StorageError
 from trainyard.utils.files import LockHeldError, atomic_write, hold_lock
 from trainyard.utils.import_path import SCRIPTS
@@ -64,6 +66,31 @@ def test_a_lock_names_its_holder_and_is_released_when_that_is_killed(tmp_path):
     messages = []
     with hold_lock(path, wait_seconds=PATIENCE_SECONDS, notify=messages.append):
         pass
+
+
+@pytest.mark.parametrize("restarts", ["1", None])
+def test_a_requeued_job_waits_for_its_own_predecessor_and_for_no_other_program_of_this_job(
+    tmp_path, monkeypatch, restarts
+):
+    """Slurm runs a job again while its first processes still run on a node that does not respond."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    path, scripts = tmp_path / ".lock", next(folder for folder in sys.path if folder.endswith("scripts"))
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path), scripts], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    if restarts:
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    messages = []
+
+    def end(message):
+        messages.append(message)
+        holder.kill()
+
+    lock = hold_lock(path, is_given_up=slurm_queries.is_given_up, notify=end)
+    with nullcontext() if restarts else pytest.raises(LockHeldError, match=" in job 7, since"), lock:
+        assert f"in use by process {holder.pid} on " in messages[0]
+    holder.kill()
+    holder.wait()
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
