@@ -121,8 +121,11 @@ def test_an_idle_slot_retries_a_trial_that_failed_elsewhere_even_if_its_process_
 
 def test_a_sweep_ends_in_an_error_when_ray_starts_no_more_workers(yard):
     impatient = """
-import runpy, sys
+import runpy, sys, threading
+from trainyard.cluster import ray_local
 from trainyard.packing.live_view import LiveView
+reap = ray_local._reap_raylet
+ray_local._reap_raylet = lambda has_ended: reap(threading.Event())  # otherwise, Ray would be started again
 show = LiveView.show
 def show_impatiently(view):
     from trainyard.packing import slot_pool  # it imports Ray, which reads its environment then: not before it is up
@@ -153,6 +156,30 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     assert driver.returncode == 1
     assert "Ray does not start workers any more" in output
     assert "The same command continues" in output
+
+
+def test_after_the_end_of_the_raylet_ray_is_started_again_and_no_trial_has_failed(yard):
+    """Otherwise, all GPUs would be idle until no worker had started for five minutes."""
+    slots, held = {"gpus_per_node": 2}, yard.folder / "held"
+    held.touch()
+    command = f"while [ -e {held} ]; do sleep 0.1; done; echo {{n}}"
+    yard.write({"sweeps": {"s": {"command": command, "grid": {"n": [1, 2, 3]}, "slots": slots, "retries": 0}}})
+    driver = yard.start(*yard.script("sweep", "--sweep", "s"))
+    journal = yard.results / "sweeps/s/journal.jsonl"
+    wait_until(
+        lambda: journal.exists() and journal.read_text().count('"started"') == 2,
+        what="two trials to run",
+        while_running=driver,
+    )
+    child_named("raylet", psutil.Process(driver.pid)).kill()
+    wait_until(lambda: journal.read_text().count('"ray_up"') == 2, what="Ray to start again", while_running=driver)
+    held.unlink()
+    output, _ = driver.communicate(timeout=PATIENCE_SECONDS)
+    assert driver.returncode == 0, output
+    assert "starting Ray again" in output
+    tries = fold_attempts(decode_all(read_events(journal)))
+    assert sorted(each.outcome for each in tries) == ["finished"] * 3 + ["interrupted"] * 2
+    assert journal.read_text().count('"session"') == 1, "in the tables, it is one run"
 
 
 def test_a_gpu_is_checked_in_a_separate_process():

@@ -17,7 +17,7 @@ from typing import Any
 
 from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.held_folders import copy_patterns
-from trainyard.cluster.ray_local import local_ray, token
+from trainyard.cluster.ray_local import RunningRay, local_ray, token
 from trainyard.cluster.ray_node import RAY_ENDED
 from trainyard.cluster.srun import srun_options
 from trainyard.cluster.worker_parent import WorkerParent
@@ -33,11 +33,10 @@ log = logging.getLogger(__name__)
 @contextlib.contextmanager
 def start_ray(
     slots: Slots, *, folder: Path, local: str, processes: int = 1, parent: WorkerParent | None = None
-) -> Iterator[dict[str, float]]:
+) -> Iterator[RunningRay]:
     """Run a private Ray with all slots, on this machine or on several nodes of this job.
 
-    Yields the seconds of each step of its start. Workers are forked from `parent`, and on the other nodes from a
-    similar process.
+    Workers are forked from `parent`, and on the other nodes from a similar process.
 
     The output of the other nodes is written to `ray-nodes.log` in `folder`, and their memory is recorded there, by
     `processes` per node; `local` is `data.local` of the config.
@@ -47,8 +46,8 @@ def start_ray(
     """
     gpus, cpus, cleanup = slots.gpus_per_node, slots.cpus_per_node, copy_patterns(local)
     if slots.nodes == 1:
-        with local_ray(gpus=gpus, cpus=cpus, cleanup=cleanup, parent=parent) as seconds:
-            yield seconds
+        with local_ray(gpus=gpus, cpus=cpus, cleanup=cleanup, parent=parent) as running:
+            yield running
         return
     given = _check_allocation(slots)
     others = [name for name in given.nodes if host.short_name(name) != host.node_name()]
@@ -60,14 +59,14 @@ def start_ray(
         raise UserError(f"{host.node_name()} does not reach {others[0]}: {error}; {remedy}") from None
     with (
         _OtherNodes(others, srun, folder, slots=slots, local=local, processes=processes, parent=parent) as nodes,
-        local_ray(gpus=gpus, cpus=cpus, address=address, cleanup=cleanup, parent=parent) as seconds,
+        local_ray(gpus=gpus, cpus=cpus, address=address, cleanup=cleanup, parent=parent) as running,
     ):
         try:
             began = time.perf_counter()
             nodes.join()
-            seconds["join_nodes_seconds"] = time.perf_counter() - began
-            log.info("Ray is up on %d nodes after %.1f s", slots.nodes, sum(seconds.values()))
-            yield seconds
+            running.seconds["join_nodes_seconds"] = time.perf_counter() - began
+            log.info("Ray is up on %d nodes after %.1f s", slots.nodes, sum(running.seconds.values()))
+            yield running
         finally:
             nodes.leave()  # concurrently with Ray on this node
 

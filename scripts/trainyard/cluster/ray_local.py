@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +19,7 @@ import psutil
 
 from trainyard.cluster import held_folders, job_step
 from trainyard.utils.environment import environment_variables
+from trainyard.utils.errors import UserError
 from trainyard.utils.fast_start import trimmed_ray_init, trimmed_ray_shutdown
 from trainyard.utils.stop_notice import ignore_notice
 
@@ -56,6 +58,18 @@ ENVIRONMENT: Final[Mapping[str, str | None]] = {  # None: must not be set
 }
 
 
+class RayEndedError(UserError):
+    """The raylet of this node has ended, and with it all workers of the node: only a new Ray can start others."""
+
+
+@dataclass(frozen=True)
+class RunningRay:
+    """Ray, as the driver sees it."""
+
+    seconds: dict[str, float]  # of each step of its start
+    has_ended: threading.Event  # set once the raylet of this node has ended
+
+
 @contextlib.contextmanager
 def local_ray(
     *,
@@ -64,11 +78,10 @@ def local_ray(
     address: str | None = None,
     cleanup: Sequence[str] = (),
     parent: "WorkerParent | None" = None,
-) -> Iterator[dict[str, float]]:
+) -> Iterator[RunningRay]:
     """Run Ray on this machine with `gpus` and `cpus`; at the end of the block, its processes and files are removed.
 
-    Yields the seconds of each step of its start. With the `parent` of the workers, they are forked from it, and it ends
-    with Ray.
+    With the `parent` of the workers, they are forked from it, and it ends with Ray.
 
     With an `address` of this host, Ray listens there instead of on loopback, and nodes with the token can join.
     If the driver is killed with SIGKILL, the kernel and a watchdog clean up, including folders that match a pattern in
@@ -80,6 +93,7 @@ def local_ray(
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("start the local Ray from the main thread, or it ends with the thread that started it")
     seconds: dict[str, float] = {}
+    has_ended = threading.Event()
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(private_directory())
         register = stack.enter_context(_watchdog(directory=directory, cleanup=cleanup))
@@ -93,8 +107,8 @@ def local_ray(
         with _timed(into=seconds, name="ray_init_seconds"), trimmed_ray_init(parent.serve(directory) if parent else ()):
             _start(directory, gpus=gpus, cpus=cpus, address=address)
         register()
-        _reap_raylet()
-        yield seconds
+        _reap_raylet(has_ended)
+        yield RunningRay(seconds, has_ended)
 
 
 def _start(directory: Path, *, gpus: int, cpus: int, address: str | None) -> None:
@@ -133,8 +147,8 @@ def _handler_of_sigterm_kept() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _reap_raylet() -> None:
-    """Wait for the end of the raylet in a thread.
+def _reap_raylet(has_ended: threading.Event) -> None:
+    """Wait for the end of the raylet in a thread, and report it.
 
     Workers end within a second of their raylet, and guards then end users' programs. Until somebody waits for a raylet
     that was killed, its process remains (as a zombie), and the workers take it for alive.
@@ -143,6 +157,7 @@ def _reap_raylet() -> None:
     def wait(pid: int) -> None:
         with contextlib.suppress(ChildProcessError):  # Ray was faster
             os.waitpid(pid, 0)
+        has_ended.set()
 
     for child in psutil.Process().children():
         if child.name() == "raylet":

@@ -17,6 +17,7 @@ from trainyard.cluster.cuda_mps import run_mps
 from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.ray_job import start_ray
+from trainyard.cluster.ray_local import RayEndedError, RunningRay
 from trainyard.cluster.worker_parent import WorkerParent, worker_parent
 from trainyard.config.config import Config, Data
 from trainyard.config.sweep import Slots
@@ -51,6 +52,7 @@ from trainyard.utils.text import count_of
 if TYPE_CHECKING:  # it imports Ray
     from trainyard.packing.packer import Packer
 
+RAY_STARTS: Final = 4  # at most, in one job: then the cause is not an accident
 COUNTING_SECONDS: Final = 10.0  # limit for counting FLOPs, while the GPUs are idle
 log = logging.getLogger(__name__)
 
@@ -63,23 +65,37 @@ def run_sweep(config: Config, name: str, results: Path, *, wait_seconds: float =
         UserError: the sweep cannot go on.
     """
     with Journal.opened(results / "sweeps" / name / "journal.jsonl", wait_seconds=wait_seconds) as journal:
-        plan = plan_sweep(config, name, results)
-        with _start_worker_parent(plan.state) as parent:
-            plan = _fix_slots(plan)
-            _check(plan, results)
-            log.info(summarize_plan(plan))
-            if _close_open_attempts(journal, plan):
-                plan = _fix_slots(plan_sweep(config, name, results))
-            if plan.state.to_reread or plan.state.to_read_first:
-                reread_outputs(journal, plan.state)
-                found = _fix_slots(plan_sweep(config, name, results))
-                _check_can_run(plan, found)
-                plan = found
-            if plan.forecast.pending:
-                if plan.state.sweep.required_metrics:  # search and early stopping depend on them
-                    warn_unreadable(plan.state)
-                _run_pending(plan, journal, results, config, parent)
+        for left in reversed(range(RAY_STARTS)):
+            try:
+                _run(journal, config, name, results, is_first=left == RAY_STARTS - 1)
+                break
+            except RayEndedError as error:
+                if not left:
+                    raise
+                log.warning("%s; starting Ray again", error)
         return plan_sweep(config, name, results)
+
+
+def _run(journal: Journal, config: Config, name: str, results: Path, *, is_first: bool) -> None:
+    """Run the pending trials; all starts of Ray in a job but the first one continue its session."""
+    plan = plan_sweep(config, name, results)
+    with _start_worker_parent(plan.state) as parent:
+        plan = _fix_slots(plan)
+        _check(plan, results)
+        log.info(summarize_plan(plan))
+        if _close_open_attempts(journal, plan):
+            plan = _fix_slots(plan_sweep(config, name, results))
+        if plan.state.to_reread or plan.state.to_read_first:
+            reread_outputs(journal, plan.state)
+            found = _fix_slots(plan_sweep(config, name, results))
+            _check_can_run(plan, found)
+            plan = found
+        if plan.forecast.pending:
+            if plan.state.sweep.required_metrics:  # search and early stopping depend on them
+                warn_unreadable(plan.state)
+            if is_first:
+                _record_session(journal, plan)
+            _run_pending(plan, journal, results, config, parent)
 
 
 def _start_worker_parent(state: SweepState) -> AbstractContextManager[WorkerParent | None]:
@@ -148,7 +164,6 @@ def _run_pending(plan: Plan, journal: Journal, results: Path, config: Config, pa
     """Start Ray, run the pending trials on its slots, and shut it down."""
     slots, folder = plan.state.sweep.slots, results / "sweeps" / plan.state.name
     counted, _ = measured_processes(config.sweeps[plan.state.name], slots)
-    _record_session(journal, plan)
     view = LiveView(plan)
     log.info("starting Ray with %s", count_of(slots.count, "slot"))
     flops = _count_flops(plan, results)  # while Ray starts
@@ -157,11 +172,11 @@ def _run_pending(plan: Plan, journal: Journal, results: Path, config: Config, pa
         remove_copies_at_exit(config.data.local),
         record_memory(folder, processes=counted),
         run_mps(slots.uses_mps),
-        start_ray(slots, folder=folder, local=config.data.local, processes=counted, parent=parent) as seconds,
+        start_ray(slots, folder=folder, local=config.data.local, processes=counted, parent=parent) as running,
         view.show(),
     ):
-        journal.record(RayUp(spent=seconds))
-        _run_trials(plan, journal, flops, _worker_setup(plan, results, config.data), view)
+        journal.record(RayUp(spent=running.seconds))
+        _run_trials(plan, journal, flops, _worker_setup(plan, results, config.data), view, running)
 
 
 def _record_session(journal: Journal, plan: Plan) -> None:
@@ -187,7 +202,12 @@ def _record_session(journal: Journal, plan: Plan) -> None:
 
 
 def _run_trials(
-    plan: Plan, journal: Journal, flops: Future[dict[str, float]], setup: WorkerSetup, view: LiveView
+    plan: Plan,
+    journal: Journal,
+    flops: Future[dict[str, float]],
+    setup: WorkerSetup,
+    view: LiveView,
+    running: RunningRay,
 ) -> None:
     """Run the pending trials. With `gpus_per_trial: auto`, measure first how many should share a GPU."""
     # Ray reads on import the environment that `start_ray` sets.
@@ -206,6 +226,7 @@ def _run_trials(
         journal,
         limits=limits,
         failures=_failure_policy(plan),
+        ray_has_ended=running.has_ended,
         gpu_model=allocation.gpu_model if allocation else "",
         rule=plan.state.early_stopping_rule(),
         monitored_metrics=plan.state.sweep.monitored_metrics,

@@ -5,12 +5,15 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
+from threading import Event
 from typing import Any, Final
 
 import ray
 from ray.exceptions import RayError
 
+from trainyard.cluster import host
 from trainyard.cluster.gpus import has_gpu
+from trainyard.cluster.ray_local import RayEndedError
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.failure_policy import FailurePolicy
@@ -36,6 +39,7 @@ from trainyard.utils.text import SHELL_SIGNAL, count_of
 # packer waits this long for its own signal, so that their trials count as interrupted and not as failed.
 SIGNAL_SECONDS: Final = 1.0
 SYNC_POLL_SECONDS: Final = 0.1  # until an end that could not be synced ends the sweep
+RAY_POLL_SECONDS: Final = 1.0  # until the end of the raylet is noticed, also if no worker reports it
 SIGNAL_CODES: Final = (-signal.SIGTERM, -signal.SIGINT, SHELL_SIGNAL + signal.SIGTERM, SHELL_SIGNAL + signal.SIGINT)
 
 
@@ -43,7 +47,8 @@ class Packer:
     """Runs trials on slots until none is left, and records everything in the journal.
 
     With `measures_gpu`, it measures the GPU memory and utilization of trials (`gpu_uses`). `rule` decides which trials
-    to stop early. `on_event` gets each event of a trial. For the metrics, see `OutcomeHandler`.
+    to stop early. `on_event` gets each event of a trial. For the metrics, see `OutcomeHandler`; for `ray_has_ended`,
+    `RunningRay`.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Packer:
         setup: WorkerSetup,
         limits: TimeLimits,
         failures: FailurePolicy,
+        ray_has_ended: Event,
         gpu_model: str = "",
         measures_gpu: bool = False,
         rule: EarlyStoppingRule | None = None,
@@ -65,7 +71,7 @@ class Packer:
         on_event: Callable[[TrialEvent], None] = lambda event: None,
     ) -> None:
         self._setup, self._rule, self._gpu_share, self._measures_gpu = setup, rule, slots.share, measures_gpu
-        self._journal, self._limits = journal, limits
+        self._journal, self._limits, self._ray_has_ended = journal, limits, ray_has_ended
         self._awaited = set[Any]()  # answers that had arrived when the packer last waited for a signal
         self._queue = TrialQueue(
             limits=limits, failures=failures, source=source, predict=predict, may_end_early=may_end_early
@@ -97,6 +103,7 @@ class Packer:
         Raises:
             UserError: no slot can be started any more, all trials fail in the same way, a finished trial does not
                 report a required metric, or tasks are left at the deadline.
+            RayEndedError: only a new Ray can run the tasks that are left.
         """
         self._queue.add(tasks)
         self._pool.start_all(self._queue.waiting)
@@ -120,18 +127,21 @@ class Packer:
             self._pool.check_startable()
             answers = {slot.answer: slot for slot in busy}
             ready, _ = ray.wait(list(answers), num_returns=1, timeout=self._wait_seconds(busy), fetch_local=False)
+            if self._ray_has_ended.is_set():
+                time.sleep(SIGNAL_SECONDS)
+                raise RayEndedError(f"Ray has ended on {host.node_name()}: its raylet was killed, or it crashed")
             for answer in ready:
                 self._handle_answer(answers[answer])
             if not ready and not self._handle_overdue(busy) and self._limits.seconds_left() == 0:
                 return
 
-    def _wait_seconds(self, busy: list[Slot]) -> float | None:
-        """Seconds until a message is overdue, the deadline is reached, or the journal may be synced; None: never."""
+    def _wait_seconds(self, busy: list[Slot]) -> float:
+        """Seconds until a message is overdue, the deadline is reached, or the journal or Ray must be looked at."""
         due = min(slot.due for slot in busy)
         overdue = None if math.isinf(due) else max(0.0, due - time.monotonic())
         syncing = None if self._journal.is_synced() else SYNC_POLL_SECONDS
         limits = (self._limits.seconds_left(), overdue, syncing)
-        return min((seconds for seconds in limits if seconds is not None), default=None)
+        return min([RAY_POLL_SECONDS, *(seconds for seconds in limits if seconds is not None)])
 
     def _handle_overdue(self, busy: list[Slot]) -> bool:
         """Handle trials beyond their timeout and workers that do not start; returns whether there were any."""

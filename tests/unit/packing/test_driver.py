@@ -45,6 +45,7 @@ def test_a_trial_that_has_failed_by_its_corrected_metrics_runs_in_a_job_with_its
     allocation = object() if in_slurm_job else None
     monkeypatch.setattr(driver.slurm_allocation, "current_allocation", lambda: allocation)
     monkeypatch.setattr(driver, "_run_pending", lambda plan, *_: ran.append(plan.forecast.pending))
+    monkeypatch.setattr(driver, "_record_session", lambda *_: None)
     if in_slurm_job:
         with pytest.raises(UserError, match="1 trial must run again by the output as it is read now") as error:
             run_sweep(config, "s", tmp_path)
