@@ -79,9 +79,12 @@ def _line(finding: Finding) -> str:
 
 def _trials(place: str, sweep: Sweep) -> Finding:
     """The number of trials; that each is valid, and has a cost, was checked when the config was read."""
-    count = sweep.search.trials if sweep.search else len(expand(sweep).trials)
     cost = f", their cost by {sweep.cost}" if sweep.cost else ""
-    return Finding(place, "ok", f"{count_of(count, 'trial')}{cost}")
+    return Finding(place, "ok", f"{count_of(_count_trials(sweep), 'trial')}{cost}")
+
+
+def _count_trials(sweep: Sweep) -> int:
+    return sweep.search.trials if sweep.search else len(expand(sweep).trials)
 
 
 def _model_arguments(place: str, specs: Iterable[Train]) -> Iterator[Finding]:
@@ -152,6 +155,12 @@ def _direction(place: str, study: Sweep | Scaling) -> Iterator[Finding]:
     groups = [name for pattern in (study.metrics.compiled if study.metrics else []) for name in pattern.groupindex]
     metric, mode = study.target
     metric, mode = (metric, mode) if metric else study.ranking_metric(groups) or (None, None)
+    if metric is None and len(candidates := study.ranking_candidates(groups)) > 1 and _count_trials(study) > 1:
+        names = f"{', '.join(candidates[:-1])} and {candidates[-1]}"
+        message = f"trials report {names}, and nothing says which one ranks them"
+        yield Finding(f"{place}.metric", "fails", message, "set `metric`")
+    if metric and mode == "max" and guess_mode(metric) == "min":
+        yield Finding(f"{place}.mode", "warns", f"max, but by its name a smaller {metric} is better")
     known = (*TRAINING_METRICS, *(f"best_{name}" for name in TRAINING_METRICS))
     if metric is None or metric in known or study.mode or mode not in (None, guess_mode(metric)):
         return

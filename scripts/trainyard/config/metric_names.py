@@ -22,9 +22,31 @@ MINIMIZED_ENDINGS: Final = (
 MINIMIZED_WORDS: Final = frozenset((
     "errors", "err", "ppl", "wer", "cer", "ter", "eer", "ece", "fpr", "fnr", "bits", "bpb", "bpc", "brier",
     "fid", "kid", "fvd", "lpips", "epe", "hausdorff", "divergence", "kl", "deviance", "regret", "latency", "duration",
-    "time", "ms",
+    "time", "ms", "ce", "bce", "xent", "cost",
 ))  # fmt: skip
 MINIMIZED_IN_WORDS: Final = "names with a word such as loss, error, rmse, mse, mae, perplexity, wer, cer or seconds"
+
+# A name of which all words are among these is no measure of quality: it counts the progress, or repeats a setting.
+_COUNTED: Final = frozenset((
+    "step", "steps", "epoch", "epochs", "iter", "iters", "iteration", "iterations", "it", "update", "updates", "batch",
+    "batches", "sample", "samples", "example", "examples", "token", "tokens", "episode", "episodes", "time",
+    "timestamp", "walltime", "runtime", "elapsed", "eta", "duration", "seconds", "minutes", "hours", "lr", "seed",
+))  # fmt: skip
+_BESIDE_COUNTED: Final = frozenset((
+    "global", "local", "num", "n", "number", "idx", "index", "current", "total", "best", "last", "base", "train",
+    "training", "trainer", "val", "valid", "validation", "eval", "test", "wall", "clock", "seen", "processed", "s",
+))  # fmt: skip
+
+
+def is_counter(metric: str) -> bool:
+    """Whether a number by this name is a counter, a time or a setting, which says nothing about how good a trial is."""
+    words = ["lr" if word == "rate" else word for word in _words(metric) if word != "learning"]
+    is_rate = words[:1] == ["lr"]  # also of one optimizer, as in `lr-Adam`
+    return is_rate or not (_COUNTED.isdisjoint(words) or set(words) - _COUNTED - _BESIDE_COUNTED)
+
+
+def _words(metric: str) -> list[str]:
+    return re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", metric).lower())
 
 
 def guess_mode(metric: str) -> Mode:
@@ -33,7 +55,7 @@ def guess_mode(metric: str) -> Mode:
     `negative_log_likelihood` is a loss, but `log_likelihood` and scikit-learn's `neg_log_loss` are not.
     """
     metric = re.sub("ms[_-]?ssim", "ssim", metric, flags=re.IGNORECASE)  # a score, not milliseconds
-    words = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", metric).lower())
+    words = _words(re.sub("cross[_-]?entropy", "loss", metric, flags=re.IGNORECASE))
     words = words[: words.index("per")] if "per" in words[1:-1] else words
     if "likelihood" in words:
         return "max" if {"neg", "negative"}.isdisjoint(words) else "min"

@@ -3,7 +3,7 @@
 import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from functools import cache, cached_property
 from typing import Annotated, Any, Final, Literal
@@ -32,6 +32,7 @@ from trainyard.config.metric_names import (
     TRAINING_METRICS,
     Mode,
     guess_mode,
+    is_counter,
 )
 from trainyard.config.train import Section, Train
 from trainyard.config.user_programs import (
@@ -163,7 +164,9 @@ class Search(Section):
     )
     trials: PositiveInt = Field(description="Number of trials.")
     values: Draws = Field(description="For each key, a list of choices or a range `{low: , high: , log: , integer: }`.")
-    metric: str = Field("val_accuracy", description="Metric to optimize. By default the sweep's `metric`, if set.")
+    metric: str = Field(
+        "val_accuracy", description="Metric to optimize. By default the sweep's `metric`, or that of `stop`, if set."
+    )
     mode: Mode = Field(
         "max",
         description="Whether a larger or a smaller value is better. By default the sweep's `mode`, or else `min` for "
@@ -185,7 +188,9 @@ class Stop(Section):
         "report after it. `median`: from `grace_period` on, a trial ends if its best value is worse than the median of "
         "the other trials' running means at this epoch (Golovin et al. 2017)."
     )
-    metric: str = Field("val_accuracy", description="Metric to compare. By default the sweep's `metric`, if it is set.")
+    metric: str = Field(
+        "val_accuracy", description="Metric to compare. By default the sweep's `metric`, or that of `search`, if set."
+    )
     mode: Mode = Field("max", description="Whether a larger or a smaller value is better, as in `search`.")
     grace_period: PositiveInt = Field(1, description="Epochs before a trial can be stopped.")
     reduction_factor: int = Field(3, ge=2, description="For `asha`: inverse of the fraction of trials that continue.")
@@ -365,13 +370,19 @@ Retrain = int | dict[str, int]
 
 
 def _with_target(part: dict[str, Any], sweep: dict[str, Any]) -> dict[str, Any]:
-    """The section `search` or `stop` with its metric and mode filled in from the sweep or what its trials monitor."""
+    """The section `search` or `stop` with its metric and mode filled in.
+
+    They are those of the sweep, of the other section, or of what its trials monitor, in this order.
+    """
     train = sweep["train"] if isinstance(sweep.get("train"), dict) else {}
-    metric = part.get("metric") or sweep.get("metric") or train.get("monitor")
-    mode = part.get("mode") or sweep.get("mode")
+    monitor = {"metric": train.get("monitor"), "mode": train.get("monitor_mode")}
+    places = [part, sweep, *(sweep[name] for name in ("search", "stop") if isinstance(sweep.get(name), dict)), monitor]
+    metrics = [place["metric"] for place in places if place.get("metric")]
+    metric = metrics[0] if metrics else DEFAULT_METRIC
+    same = (place for place in places if place.get("metric") in (None, metric))
+    mode = next((place["mode"] for place in same if place.get("mode")), None)
     if mode is None and isinstance(metric, str):
-        mode = train.get("monitor_mode") if metric == train.get("monitor") else None
-        mode = mode or guess_mode(metric)
+        mode = guess_mode(metric)
     return part | {name: value for name, value in (("metric", metric), ("mode", mode)) if value is not None}
 
 
@@ -442,7 +453,8 @@ class Sweep(ProgramOptions, Workload):
     metric: str | None = Field(
         None,
         description="The metric that ranks trials in plots and tables, and the default for `search` and `stop`. By "
-        "default theirs, or else what `train` monitors (`val_accuracy`), or the first metric that a program reports.",
+        "default theirs, or else what `train` monitors (`val_accuracy`); for a program, `val_accuracy`, or the only "
+        "metric that it reports beside counters such as `step` and `lr`. If it reports several, set this.",
     )
     mode: Mode | None = Field(
         None,
@@ -503,6 +515,10 @@ class Sweep(ProgramOptions, Workload):
                 if part and own is not None and own != other:
                     message = "{key} is {own} for the sweep, but {other} for {name}: set it once"
                     raise PydanticCustomError("target", message, {"key": key, "own": own, "name": name, "other": other})
+        if self.search and self.stop and self.search.metric == self.stop.metric and self.search.mode != self.stop.mode:
+            message = "{metric} has mode {search} for search, but {stop} for stop: set it once"
+            modes = {"metric": self.stop.metric, "search": self.search.mode, "stop": self.stop.mode}
+            raise PydanticCustomError("target", message, modes)
         return self
 
     @model_validator(mode="after")
@@ -637,19 +653,26 @@ class Sweep(ProgramOptions, Workload):
         train, metric = self.train, self.metric or self.train.monitor
         return metric, self.mode or (train.mode if metric in (train.monitor, train.best_metric) else guess_mode(metric))
 
-    def ranking_metric(self, reported: Sequence[str]) -> tuple[str, Mode | None] | None:
-        """The reported metric that ranks trials, and its mode; None if nothing was reported.
+    @staticmethod
+    def ranking_candidates(reported: Iterable[str]) -> list[str]:
+        """The metrics that may rank trials if the config names none: `val_accuracy`, or else all but counters."""
+        names = list(reported)
+        return [DEFAULT_METRIC] if DEFAULT_METRIC in names else [name for name in names if not is_counter(name)]
 
-        If the config determines no metric, or no trial has reported it: `val_accuracy`, or else the first one. The mode
-        is None if it must be guessed from the name.
+    def ranking_metric(self, reported: Sequence[str]) -> tuple[str, Mode | None] | None:
+        """The reported metric that ranks trials, and its mode; None if none does.
+
+        If the config determines no metric, or no trial has reported it, it is the only candidate. The mode is None if
+        it must be guessed from the name.
         """
         metric, mode = self.target
         if metric is not None and metric in reported:
             return metric, mode
         open_mode = mode if metric is None else None
-        if DEFAULT_METRIC in reported:
+        candidates = self.ranking_candidates(reported)
+        if candidates == [DEFAULT_METRIC]:
             return DEFAULT_METRIC, open_mode or "max"
-        return (reported[0], open_mode) if reported else None
+        return (candidates[0], open_mode) if len(candidates) == 1 else None
 
     def is_log(self, key: str) -> bool | None:
         """Whether a key is drawn on a logarithmic scale; None if it has no range."""

@@ -119,7 +119,8 @@ class PlottedTrials:
     def describe_best(self) -> str:
         """The best value and all values of its keys, or, if these are too many, its trial."""
         if self.best is None:
-            return f"no trial has finished with {self.label}"
+            undecided = "several metrics, and none ranks the trials: set `metric`"
+            return undecided if self.ranking.candidates else f"no trial has finished with {self.label}"
         what, has_seeds = describe_best(self.ranking, metric=self.label), self.ranking.has_seeds
         value = self.format_metric(self.values[self.best.name])
         start = f"{what}{' over seeds; its best trial' * has_seeds}: {value}"

@@ -25,12 +25,23 @@ def describe_best(ranking: Ranking, *, metric: str = "") -> str:
 
 def describe_ranking(ranking: Ranking) -> list[str]:
     """The best configuration and the runner-up, a line each."""
+    if ranking.candidates:
+        return [_describe_undecided(ranking)]
     if not ranking.counting:
         return ["no trial has finished" + f" with {ranking.metric}" * (ranking.metric != FALLBACK)]
     first, *others = ranking.counting
     instead = f"; no trial has reported {ranking.unreported}, the metric of the sweep" if ranking.unreported else ""
     lines = [f"{describe_best(ranking)}: {_describe(first, ranking)}{instead}"]
     return lines + [f"runner-up: {_describe(second, ranking)}" for second in others[:1]]
+
+
+def _describe_undecided(ranking: Ranking) -> str:
+    """Why no metric ranks the trials."""
+    names = " and ".join(filter(None, [", ".join(ranking.candidates[:-1]), ranking.candidates[-1]]))
+    if ranking.unreported:
+        missing = f"no trial has reported {ranking.unreported}, the metric of the sweep"
+        return f"no ranking: {missing}, but {names}: set `metric` to one of them"
+    return f"no ranking: trials report {names}, and nothing says which one ranks them: set `metric`"
 
 
 def _describe(configuration: Configuration, ranking: Ranking) -> str:

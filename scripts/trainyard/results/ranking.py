@@ -82,6 +82,7 @@ class Ranking:
     is_guessed: bool  # whether the mode is guessed from the metric's name
     configurations: list[Configuration]
     unreported: str = ""  # the metric that the config names, if no trial has reported it but others
+    candidates: tuple[str, ...] = ()  # reported metrics, if nothing says which of them ranks trials: then none does
     constant_keys: frozenset[str] = frozenset()  # keys with the same value in all trials
 
     @property
@@ -106,18 +107,24 @@ class Ranking:
 
 
 def rank_sweep(state: SweepState) -> Ranking:
-    """The ranking of a sweep by its `metric` and `mode`; trials that report no metrics are ranked by their seconds."""
-    metric, mode = _ranking_metric(state)
+    """The ranking of a sweep by its `metric` and `mode`; trials that report no metrics are ranked by their seconds.
+
+    If trials report several, and nothing says which one ranks them, they have no scores.
+    """
+    metric, mode, candidates = _ranking_metric(state)
     keys = varied_keys(list(state.trials.values()))
     trials = [
-        RankedTrial(name, {key: value_at(settings, key) for key in keys}, _status(state, name), score)
+        RankedTrial(
+            name, {key: value_at(settings, key) for key in keys}, _status(state, name), None if candidates else score
+        )
         for name, trial in state.trials.items()
         if not is_placeholder(name)
         for settings, score in [(trial.settings, _score(state, name, metric))]
     ]
     chosen, wanted = mode or guess_mode(metric), state.sweep.target[0] or metric
     unreported = wanted if wanted != metric else ""
-    return Ranking(metric, chosen, mode is None, rank_configurations(trials, chosen), unreported, state.constant_keys)
+    ranked = rank_configurations(trials, chosen)
+    return Ranking(metric, chosen, mode is None, ranked, unreported, candidates, state.constant_keys)
 
 
 def rank_configurations(trials: Iterable[RankedTrial], mode: Mode) -> list[Configuration]:
@@ -155,13 +162,18 @@ def _is_finite(score: float | None) -> bool:
     return score is not None and math.isfinite(score)
 
 
-def _ranking_metric(state: SweepState) -> tuple[str, Mode | None]:
-    """The metric that ranks trials, and its mode; None if the mode must be guessed."""
+def _ranking_metric(state: SweepState) -> tuple[str, Mode | None, tuple[str, ...]]:
+    """The metric that ranks trials, its mode (None if it must be guessed), and the candidates if it is not known."""
     results = (state.result(name) for name in state.trials)
     reported: Sequence[str] = list(dict.fromkeys(metric for each in results if each for metric in each.metrics))
     if not reported and state.sweep.target[0]:
-        return state.sweep.target[0], state.sweep.target[1]
-    return state.sweep.ranking_metric([*reported, FALLBACK]) or (FALLBACK, None)
+        return state.sweep.target[0], state.sweep.target[1], ()
+    if found := state.sweep.ranking_metric([*reported, FALLBACK]):
+        return *found, ()
+    candidates = tuple(state.sweep.ranking_candidates(reported))
+    if not candidates:
+        return FALLBACK, None, ()
+    return candidates[0], None, candidates if len(state.trials) > 1 else ()
 
 
 def _status(state: SweepState, trial: str) -> TrialStatus:

@@ -333,12 +333,27 @@ def test_a_distributed_script_may_be_written_with_its_interpreter(tmp_path, monk
         ({"metrics": {"pattern": "e (?P<score>{number})"}}, "s.mode: a larger score is better, by its name"),
         ({"metrics": {"pattern": "e (?P<score>{number})"}, "mode": "max"}, ""),
         ({"metrics": {"pattern": "e (?P<val_accuracy>{number})"}}, ""),
+        ({"metrics": {"pattern": r"(?P<step>\d+) (?P<score>{number})"}}, "s.mode: a larger score is better"),
+        (
+            {"metrics": {"pattern": "e (?P<loss>{number})"}, "mode": "max"},
+            "s.mode: max, but by its name a smaller loss is",
+        ),
     ],
 )
 def test_a_guess_from_the_name_of_a_metric_is_said(mistakes, caplog, sweep, said):
     assert mistakes({"sweeps": {"s": {"command": "true", **sweep}}}) == []
     assert [record.getMessage() for record in caplog.records if said and said in record.getMessage()] or not said
     assert said or not caplog.records
+
+
+def test_several_metrics_of_which_none_is_said_to_rank_the_trials_are_a_mistake(mistakes):
+    metrics = {"pattern": r"step (?P<step>\d+) loss (?P<loss>{number}) acc (?P<acc>{number}) lr (?P<lr>{number})"}
+    sweep = {"command": "run {x}", "grid": {"x": [1, 2]}, "metrics": metrics}
+    assert mistakes({"sweeps": {"s": sweep}}) == [
+        "sweeps.s.metric: trials report loss and acc, and nothing says which one ranks them: set `metric`"
+    ]
+    assert mistakes({"sweeps": {"s": sweep | {"metric": "acc"}}}) == []
+    assert mistakes({"sweeps": {"s": sweep | {"grid": {"x": [1]}}}}) == [], "there is nothing to rank"
 
 
 def test_make_check_prints_a_line_per_check_and_what_cannot_be_known_yet(yard):

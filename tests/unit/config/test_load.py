@@ -193,6 +193,15 @@ MISTAKES = [
         {"function": "os:getcwd", "metric": "r", "mode": "min", "stop": {"method": "asha", "mode": "max"}},
         "sweeps.own: mode is min for the sweep, but max for stop: set it once",
     ),
+    (
+        "sweeps.own",
+        {
+            "function": "os:getcwd",
+            "search": {"trials": 2, "values": {"x": [1]}, "metric": "mae", "mode": "min"},
+            "stop": {"method": "asha", "metric": "mae", "mode": "max"},
+        },
+        "sweeps.own: mae has mode min for search, but max for stop: set it once",
+    ),
     ("sweeps.depth.search", {"trials": 2, "values": {"lr": [1]}}, "give search, or grid, trials and sample"),
     ("sweeps.own", {"command": "./x {lr}"}, "the command has {lr}, which is neither varied nor in `args`; known: "),
     ("sweeps.own", {"command": "./x {out_dir}"}, "nor in `args`; did you mean 'trial_dir'?"),
@@ -822,7 +831,7 @@ def test_editors_find_the_schema_of_shipped_configs(path):
 
 OWN = {"function": "os:getcwd"}
 SEARCH = {"trials": 2, "values": {"x": [1, 2]}}
-TOLD = ["accuracy", "rmse"]
+TOLD, COUNTED = ["accuracy", "rmse"], ["step", "accuracy", "lr"]
 
 
 @pytest.mark.parametrize(
@@ -830,15 +839,18 @@ TOLD = ["accuracy", "rmse"]
     [
         ({"dataset": "d"}, ("val_accuracy", "max")),
         ({"dataset": "d", "metric": "val_loss"}, ("val_loss", "min")),
-        (OWN, ("accuracy", None)),
-        ({**OWN, "mode": "min"}, ("accuracy", "min")),
+        (OWN, None),
+        ({**OWN, "mode": "min"}, None),
         ({**OWN, "metric": "rmse"}, ("rmse", None)),
         ({**OWN, "metric": "rmse", "mode": "max"}, ("rmse", "max")),
-        ({**OWN, "metric": "nowhere", "mode": "min"}, ("accuracy", None)),
+        ({**OWN, "metric": "nowhere", "mode": "min"}, None),
         ({**OWN, "search": {**SEARCH, "metric": "rmse"}}, ("rmse", "min")),
         ({**OWN, "search": {**SEARCH, "metric": "rmse", "mode": "max"}}, ("rmse", "max")),
         ({**OWN, "metric": "rmse", "search": SEARCH, "stop": {"method": "asha"}}, ("rmse", "min")),
         ({**OWN, "mode": "min", "stop": {"method": "asha", "metric": "accuracy"}}, ("accuracy", "min")),
+        ({**OWN, "search": {**SEARCH, "metric": "rmse"}, "stop": {"method": "asha"}}, ("rmse", "min")),
+        ({**OWN, "search": {**SEARCH, "metric": "rmse", "mode": "max"}, "stop": {"method": "asha"}}, ("rmse", "max")),
+        ({**OWN, "search": SEARCH, "stop": {"method": "asha", "metric": "rmse", "mode": "max"}}, ("rmse", "max")),
     ],
 )
 def test_the_ranking_metric_follows_from_metric_and_mode(sweep, judged):
@@ -856,6 +868,20 @@ def test_val_accuracy_takes_precedence_over_the_first_reported_metric(mode, judg
         "val_accuracy",
         judged,
     )
+
+
+@pytest.mark.parametrize(
+    ("more", "judged"),
+    [({}, ("accuracy", None)), ({"mode": "min"}, ("accuracy", "min")), ({"metric": "x"}, ("accuracy", None))],
+)
+def test_the_only_reported_metric_that_is_no_counter_ranks_trials(more, judged):
+    assert Sweep.model_validate({**OWN, **more}).ranking_metric(COUNTED) == judged
+
+
+def test_search_and_stop_may_judge_by_two_metrics():
+    search, stop = {**SEARCH, "metric": "rmse"}, {"method": "asha", "metric": "accuracy"}
+    made = Sweep.model_validate({**OWN, "search": search, "stop": stop})
+    assert [(part.metric, part.mode) for part in (made.search, made.stop)] == [("rmse", "min"), ("accuracy", "max")]
 
 
 def test_without_reported_metrics_there_is_no_ranking_metric():

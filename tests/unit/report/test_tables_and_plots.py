@@ -484,7 +484,7 @@ def test_the_best_trial_follows_the_mode_of_the_sweep(tmp_path):
         for number, end in enumerate(ends)
         for time, event, fields in [(0.0, "started", {}), (1.0, "finished", end)]
     ]
-    guessed = plan_of(tmp_path / "a", OWN, events)
+    guessed = plan_of(tmp_path / "a", {**OWN, "metric": "rmse"}, events)
     first, second = guessed.trials
     assert describe_ranking(rank_sweep(guessed)) == [
         f"best rmse (lowest, guessed from its name): 3, by trial {first} with lr = 0.1",

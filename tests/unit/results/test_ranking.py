@@ -9,6 +9,7 @@ from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.journal import Ended, Journal, Started
 from trainyard.planning.plan import read_state
+from trainyard.results.answer import describe_ranking
 from trainyard.results.ranking import RankedTrial, rank_configurations, rank_sweep
 
 FINISHED, DIVERGED, STOPPED = TrialStatus.FINISHED, TrialStatus.DIVERGED, TrialStatus.STOPPED
@@ -115,6 +116,30 @@ def test_what_is_not_a_number_in_a_journal_does_not_win(tmp_path):
 def test_without_metrics_the_fastest_trial_is_the_best(tmp_path):
     ranking = rank_sweep(swept(tmp_path, {}, {}, grid={"lr": [1, 2]}))
     assert (ranking.metric, ranking.mode, ranking.best_trial.score) == ("seconds", "min", 1.0)
+
+
+def test_of_several_metrics_none_ranks_trials_unless_the_config_says_which(tmp_path):
+    state = swept(tmp_path, {"step": 900, "loss": 3.0, "gain": 1}, {"step": 900, "loss": 1.0, "gain": 2})
+    ranking = rank_sweep(state)
+    assert (ranking.best_trial, ranking.counting, ranking.candidates) == (None, [], ("loss", "gain"))
+    assert describe_ranking(ranking) == [
+        "no ranking: trials report loss and gain, and nothing says which one ranks them: set `metric`"
+    ]
+    chosen = rank_sweep(swept(tmp_path, metric="loss"))
+    assert describe_ranking(chosen)[0].startswith("best mean loss (lowest, guessed from its name): 2 ")
+    unreported = rank_sweep(swept(tmp_path, metric="los"))
+    assert describe_ranking(unreported) == [
+        "no ranking: no trial has reported los, the metric of the sweep, but loss and gain: set `metric` to one of them"
+    ]
+
+
+def test_counters_do_not_rank_trials(tmp_path):
+    ranking = rank_sweep(swept(tmp_path, {"step": 900, "lr": 0.1, "loss": 3.0}, {"step": 300, "lr": 1, "loss": 1.0}))
+    assert (ranking.metric, ranking.mode, ranking.best_trial.score) == ("loss", "min", 1.0)
+    only = rank_sweep(swept(tmp_path / "only", {"step": 900}, {"step": 300}))
+    assert only.metric == "seconds", "as if they had reported nothing"
+    named = rank_sweep(swept(tmp_path / "only", metric="step"))
+    assert (named.metric, named.best_trial.score) == ("step", 900)
 
 
 def test_before_any_trial_has_finished_there_is_no_best(tmp_path):
