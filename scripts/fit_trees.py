@@ -28,12 +28,11 @@ def main(arguments: argparse.Namespace) -> None:
     with lock, record_memory(folder, processes=1):
         rows = []
         for name in study.models:
-            rounds, on = count_of(study.rounds, "round"), count_of(threads, "thread")
-            log.info("%s: %s on %s, %s", name, rounds, staged.meta, on)
+            log.info("%s on %s", name, staged.meta)
             row = boosting.fit(study, name, staged, folder / "models", threads=threads)
-            log.info(
-                "%s: %s %.4f (train), %.4f (val), %.1f s", name, row["metric"], row["train"], row["val"], row["seconds"]
-            )
+            scores = f"{row['metric']} {row['train']:.4f} (train), {row['val']:.4f} (val)"
+            rounds, on = count_of(row["rounds"], "round"), count_of(row["threads"], "thread")
+            log.info("%s: %s; %s on %s, %.1f s", name, scores, rounds, on, row["seconds"])
             rows.append(row)
         write_rows(rows, folder / "trees.csv")
 

@@ -1,4 +1,4 @@
-"""Tries a user's code and the trainings of a config in another process before anything is submitted.
+"""Tries a user's code, the trainings and the tree models of a config in other processes before anything is submitted.
 
 What has passed is not tried again until the config, the code or the environment changes: the verdict is kept in the
 user's cache folder.
@@ -44,7 +44,7 @@ _TOGETHER_WITH: Final = ("model", "model_args", "small_images", "loss", "loss_ar
 
 
 def rehearse_config(config: Config, results: Path, *, anew: bool = False) -> list[Finding]:
-    """The findings about the user's code and the trainings of a config; from the cache, unless `anew`.
+    """The findings about the user's code, the trainings and the tree models of a config; from the cache, unless `anew`.
 
     With `anew`, all trainings are tried; otherwise at most `MOST` of each study.
 
@@ -53,21 +53,38 @@ def rehearse_config(config: Config, results: Path, *, anew: bool = False) -> lis
     """
     tried = list(_trainings(config, results, most=sys.maxsize if anew else MOST))
     request = {"imports": list(_imports(config)), "trainings": tried}
+    trees = {"imports": [], "trees": list(_tree_models(config))}
+    return [
+        *_findings("models and your code", "torch", "training.rehearsal", request, anew=anew),
+        *_findings("tree models", "xgboost", "trees.boosting", trees, anew=anew),
+    ]
+
+
+def _findings(subject: str, library: str, module: str, request: dict[str, Any], *, anew: bool) -> list[Finding]:
+    """The answer of a helper program to a request, or a warning if this environment lacks its library."""
     if not any(request.values()):
         return []
-    if importlib.util.find_spec("torch") is None:  # only the jobs have it, as with `--sdm conda`
+    if importlib.util.find_spec(library) is None:  # only the jobs have it, as with `--sdm conda`
         remedy = "run `make check` in an environment that has it"
-        return [Finding("models and your code", "warns", "not tried: torch is missing where Snakemake runs", remedy)]
+        return [Finding(subject, "warns", f"not tried: {library} is missing where Snakemake runs", remedy)]
     kept = _cache_file(request)
     answer = None if anew else _read_kept(kept)
     if answer is None:
-        answer = _ask(request)
+        answer = _ask(module, request)
         if all(verdict != "fails" for _, verdict, _ in answer["findings"]):
             _keep(kept, answer)
     return [Finding(*each) for each in answer["findings"]]
 
 
 # ---- what is tried
+
+
+def _tree_models(config: Config) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Place, library and parameters of all tree models that have some."""
+    for name, study in config.trees.items():
+        for model in study.models:
+            if params := study.params.get(model):
+                yield f"trees.{name}.params.{model}", model, params
 
 
 def _imports(config: Config) -> Iterator[tuple[str, str, str, dict[str, Any] | None]]:
@@ -133,11 +150,11 @@ def _place(place: str, tried: dict[str, Any], values: dict[str, Any]) -> str:
 # ---- the other process
 
 
-def _ask(request: dict[str, Any]) -> dict[str, Any]:
-    """The answer of `training/rehearsal.py`, with the state of the files that it depends on."""
+def _ask(module: str, request: dict[str, Any]) -> dict[str, Any]:
+    """The answer of a helper program, with the state of the files that it depends on."""
     try:
         done = subprocess.run(
-            helper_command("training.rehearsal"),
+            helper_command(module),
             input=json.dumps(request),
             text=True,
             capture_output=True,
@@ -149,12 +166,10 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
     except ValueError:  # the process ended itself, as by os._exit() in a user's code
-        names = ", ".join(path for _, path, _, _ in request["imports"])
+        names = ", ".join(path for _, path, _, _ in request["imports"]) or "what the config trains"
         last = "\n".join(done.stderr.strip().splitlines()[-20:])
-        raise UserError(
-            f"the process that tries {names or 'the trainings'} ended ({describe_exit(done.returncode)}):\n{last}"
-        ) from None
-    weights = (spec["pretrained"] for _, spec, _ in request["trainings"] if "pretrained" in spec)
+        raise UserError(f"the process that tries {names} ended ({describe_exit(done.returncode)}):\n{last}") from None
+    weights = (spec["pretrained"] for _, spec, _ in request.get("trainings", ()) if "pretrained" in spec)
     files = sorted({*answer["files"], *(str(expand_path(path)) for path in weights)})
     return {"findings": answer["findings"], "files": {file: _state(file) for file in files}}
 

@@ -7,7 +7,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator
 
 from trainyard.config.datasets import Dataset
 from trainyard.config.scaling import Scaling
@@ -16,6 +16,7 @@ from trainyard.config.train import Name, Section
 
 EnvModule = Annotated[str, Field(pattern=r"^[\w.+/-]+$")]
 TreeModel = Literal["xgboost", "lightgbm"]
+_DEVICES = {"device", "device_type", "tree_method"}  # parameters by which the libraries choose a GPU
 
 
 class Trees(Section):
@@ -26,10 +27,24 @@ class Trees(Section):
     cpus: PositiveInt = Field(8, description="CPUs to request; the models use one thread per available CPU.")
     rounds: PositiveInt = Field(100, description="Number of boosting rounds.")
     params: dict[TreeModel, dict[str, Any]] = Field(
-        {}, description="Further parameters per model, under the library's names, e.g. `{lightgbm: {num_leaves: 15}}`."
+        {},
+        description="Further parameters per model, under the library's names, e.g. `{lightgbm: {num_leaves: 15}}`. "
+        "`n_estimators`, `n_jobs` and `random_state`, which Trainyard sets, may be given under any of their names.",
     )
     seed: int = Field(0, description="Random seed of the models.")
     retrain: NonNegativeInt = Field(0, description="Increase to train again.")
+
+    @field_validator("params")
+    @classmethod
+    def _refuse_gpus(cls, params: dict[TreeModel, dict[str, Any]]) -> dict[TreeModel, dict[str, Any]]:
+        for model, given in params.items():
+            for name in given.keys() & _DEVICES:
+                if str(given[name]).lower().startswith(("cuda", "gpu")):
+                    raise ValueError(
+                        f"{model}: {name}: {given[name]}: tree models train on CPUs, since their job requests no GPU: "
+                        "remove it; on a GPU, train them as a `command` of a sweep"
+                    )
+        return params
 
 
 class Pricing(Section):

@@ -1,11 +1,19 @@
-"""Gradient-boosted trees on a staged dataset: XGBoost and LightGBM."""
+"""Gradient-boosted trees on a staged dataset: XGBoost and LightGBM.
 
+As a program, it compares parameters with those of the libraries, which take seconds to import. From stdin, it reads
+`{"trees": [[place, model, parameters]]}`; it writes `{"findings": [[place, verdict, message]], "files": []}`.
+"""
+
+import difflib
 import json
 import logging
 import os
 import re
+import sys
 import time
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -87,7 +95,10 @@ def fit(study: Trees, name: str, staged: Staged, folder: Path, *, threads: int) 
 
 
 def _fit(name: str, params: dict[str, Any], study: Trees, data: Tabular, folder: Path, threads: int) -> dict[str, Any]:
-    settings = {"n_estimators": study.rounds, "n_jobs": threads, "random_state": study.seed, **params}
+    if mistakes := find_mistakes(name, params):
+        raise UserError("; ".join(mistakes))
+    defaults = {"n_estimators": study.rounds, "n_jobs": threads, "random_state": study.seed}
+    settings = defaults | {_main_name(name, key): value for key, value in params.items()}
     target: Array = data.train_target
     decode: Callable[[Any], Array] = np.asarray
     if data.task == "classification":  # XGBoost refuses numbers of classes with a gap: of a class without training rows
@@ -108,14 +119,15 @@ def _fit(name: str, params: dict[str, Any], study: Trees, data: Tabular, folder:
     suffix = {"xgboost": "ubj", "lightgbm": "txt"}[name]
     with atomic_write(folder / f"{name}.{suffix}", "wb") as file:
         file.write(_saved(model, name))
+    rounds, used = _rounds_and_threads(model, name)
     return {
         "model": name,
         "metric": score.__name__,
         "train": score(data.train_target, decode(model.predict(data.train))),
         "val": score(data.val_target, decode(model.predict(data.val))),
         "seconds": seconds,
-        "threads": settings["n_jobs"],
-        "rounds": settings["n_estimators"],
+        "threads": used if used > 0 else threads,  # XGBoost: all available
+        "rounds": rounds,
         "file": f"{name}.{suffix}",
     }
 
@@ -156,9 +168,102 @@ def _lightgbm(task: str, settings: dict[str, Any]) -> Any:
 _MODELS: dict[str, Callable[[str, dict[str, Any]], Any]] = {"xgboost": _xgboost, "lightgbm": _lightgbm}
 
 
+def find_mistakes(name: str, params: Mapping[str, Any]) -> list[str]:
+    """Parameters that a library does not have, or that are given twice, under different names; each in words.
+
+    The libraries ignore them with a warning at most. Their values are checked when the model is fitted.
+    """
+    unknown, known = (_unknown_to_xgboost if name == "xgboost" else _unknown_to_lightgbm)(params)
+    mistakes = []
+    for each in unknown:
+        close = difflib.get_close_matches(each, known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "see its documentation"
+        if "round" in each or "tree" in each:
+            hint = "the number of boosting rounds is `rounds`"
+        mistakes.append(f"{name} does not use the parameter {each!r}: {hint}")
+    mains = [_main_name(name, each) for each in params]
+    twice = [each for each in params if mains.count(_main_name(name, each)) > 1]
+    return mistakes + [f"{name}: {' and '.join(twice)} are one parameter: give it once"] * bool(twice)
+
+
+def _unknown_to_xgboost(params: Mapping[str, Any]) -> tuple[list[str], Iterable[str]]:
+    """The parameters that XGBoost does not use, by its own warning in a training on four rows, and those it has.
+
+    None of them if such a training is not possible.
+    """
+    import xgboost
+
+    model = xgboost.XGBClassifier(**params)
+    checked = {**model.get_xgb_params(), "validate_parameters": True, "verbosity": 1}
+    if str(checked.get("objective")).startswith("multi:"):
+        checked.setdefault("num_class", 2)
+    known, rows = [*xgboost.XGBModel().get_params(), *_XGBOOST_ALIASES], np.arange(8.0).reshape(4, 2)
+    with warnings.catch_warnings(record=True) as caught, suppress(ValueError, TypeError):  # XGBoost's are ValueErrors
+        warnings.simplefilter("always")
+        xgboost.train(checked, xgboost.DMatrix(rows, [0, 1, 0, 1]), num_boost_round=1)
+    found = (re.search(r"Parameters: \{(.*)\} are not used", str(each.message)) for each in caught)
+    unused = {name for match in found if match for name in re.findall('"([^"]+)"', match[1])}
+    return [name for name in params if name in unused], known
+
+
+def _unknown_to_lightgbm(params: Mapping[str, Any]) -> tuple[list[str], Iterable[str]]:
+    """The parameters that LightGBM does not have, and those it has."""
+    import lightgbm
+
+    aliases = _lightgbm_aliases()
+    known = {*lightgbm.LGBMModel().get_params(), *aliases, *(each for names in aliases.values() for each in names)}
+    return [name for name in params if name not in known], sorted(known)
+
+
+# The names that Trainyard sets, of which the wrappers for scikit-learn let one name win if there are two.
+_XGBOOST_ALIASES: Final = {"nthread": "n_jobs", "seed": "random_state"}
+_LIGHTGBM_NAMES: Final = {"num_iterations": "n_estimators", "num_threads": "n_jobs", "seed": "random_state"}
+
+
+def _main_name(name: str, parameter: str) -> str:
+    """The name under which Trainyard sets a parameter, for any of its names."""
+    if name == "xgboost":
+        return _XGBOOST_ALIASES.get(parameter, parameter)
+    aliases = _lightgbm_aliases()
+    return next((ours for main, ours in _LIGHTGBM_NAMES.items() if parameter in (main, *aliases[main])), parameter)
+
+
+def _lightgbm_aliases() -> dict[str, list[str]]:
+    """All parameters of LightGBM with their aliases, as it lists them."""
+    from lightgbm.basic import _ConfigAliases
+
+    return dict(_ConfigAliases._get_all_param_aliases())
+
+
+def _rounds_and_threads(model: Any, name: str) -> tuple[int, int]:
+    """The number of boosting rounds and of threads of a fitted model, by its library; 0 or less: all threads."""
+    if name == "lightgbm":
+        booster = model.booster_
+        return int(booster.current_iteration()), int(booster.params["num_threads"])
+    booster = model.get_booster()
+    used = json.loads(booster.save_config())["learner"]["generic_param"]["nthread"]
+    return int(booster.num_boosted_rounds()), int(used)
+
+
 def _saved(model: Any, name: str) -> bytes:
     """The fitted model in the format of its library."""
     if name == "xgboost":
         return bytes(model.get_booster().save_raw("ubj"))
     text: str = model.booster_.model_to_string()
     return text.encode()
+
+
+def main() -> None:
+    """Answer the request of stdin. What the libraries print goes to stderr."""
+    with os.fdopen(os.dup(1), "w") as output:
+        os.dup2(2, 1)
+        findings = [
+            (place, "fails", mistake)
+            for place, name, params in json.load(sys.stdin)["trees"]
+            for mistake in find_mistakes(name, params)
+        ]
+        json.dump({"findings": findings, "files": []}, output)
+
+
+if __name__ == "__main__":
+    main()

@@ -256,7 +256,9 @@ def test_code_that_has_passed_is_tried_again_only_after_a_change(mistakes, monke
     raw = {"sweeps": {"s": {"function": "mine:run"}}}
     assert mistakes(raw) == []
     started = []
-    monkeypatch.setattr(rehearsals, "_ask", lambda request: started.append(request) or {"findings": [], "files": {}})
+    monkeypatch.setattr(
+        rehearsals, "_ask", lambda module, request: started.append(request) or {"findings": [], "files": {}}
+    )
     assert mistakes(raw) == []
     assert not started
     Path("mine.py").write_text("def run(config, context): return 1")
@@ -378,3 +380,17 @@ def test_make_check_prints_a_line_per_check_and_what_cannot_be_known_yet(yard):
         "1": "of",
     }
     assert lines[-1] == "1 of these fails; 2 cannot be known yet."
+
+
+def test_parameters_that_tree_models_do_not_have_are_named_once(mistakes, monkeypatch):
+    params = {"xgboost": {"max_dept": 3, "eta": 0.1}, "lightgbm": {"num_leavs": 7, "num_iterations": 5}}
+    assert mistakes({"datasets": DIGITS, "trees": {"t": {"dataset": "d", "params": params}}}) == [
+        "trees.t.params.xgboost: xgboost does not use the parameter 'max_dept': did you mean 'max_depth'?",
+        "trees.t.params.lightgbm: lightgbm does not use the parameter 'num_leavs': did you mean 'num_leaves'?",
+    ]
+    correct = {"xgboost": {"max_depth": 3}, "lightgbm": {"num_leaves": 7}}
+    raw = {"datasets": DIGITS, "trees": {"t": {"dataset": "d", "params": correct}}}
+    assert mistakes(raw) == []
+    monkeypatch.setattr(subprocess, "run", None)
+    assert mistakes(raw) == [], "it is not tried again"
+    assert mistakes({"datasets": DIGITS, "trees": {"t": {"dataset": "d"}}}) == [], "nor without parameters"

@@ -96,6 +96,82 @@ def test_the_rounds_of_the_table_are_those_of_the_model(digits, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("rounds", "threads", "seed"),
+    [
+        ("n_estimators", "n_jobs", "random_state"),
+        ("num_iterations", "num_threads", "seed"),
+        ("num_boost_round", "nthread", "random_seed"),
+        ("n_iter", "nthreads", "seed"),
+    ],
+)
+def test_lightgbm_takes_all_names_of_parameters_as_if_called_by_hand(digits, tmp_path, rounds, threads, seed):
+    import lightgbm
+
+    params = {rounds: 3, threads: 1, seed: 7, "bagging_fraction": 0.5, "bagging_freq": 1}
+    study = Trees(dataset="d", rounds=9, params={"lightgbm": params})
+    row = boosting.fit(study, "lightgbm", digits, tmp_path, threads=2)
+    assert (row["rounds"], row["threads"]) == (3, 1)
+    images, labels = digits.split("train").images.reshape(1437, -1), digits.split("train").labels
+    by_hand = lightgbm.train(
+        {"objective": "multiclass", "num_class": 10, "verbosity": -1, **params}, lightgbm.Dataset(images, labels)
+    )
+    saved = lightgbm.Booster(model_file=tmp_path / "lightgbm.txt")
+    assert saved.num_trees() == by_hand.num_trees() == 30, "one of each class per round"
+    assert np.array_equal(saved.predict(images), by_hand.predict(images))
+
+
+@pytest.mark.parametrize(("threads", "seed"), [("n_jobs", "random_state"), ("nthread", "seed")])
+def test_xgboost_takes_all_names_of_parameters_as_if_called_by_hand(digits, tmp_path, threads, seed):
+    import xgboost
+
+    params = {threads: 1, seed: 7, "subsample": 0.5}
+    study = Trees(dataset="d", rounds=3, params={"xgboost": params})
+    row = boosting.fit(study, "xgboost", digits, tmp_path, threads=2)
+    assert (row["rounds"], row["threads"]) == (3, 1)
+    images, labels = digits.split("train").images.reshape(1437, -1), digits.split("train").labels
+    data = xgboost.DMatrix(images, labels)
+    by_hand = xgboost.train({"objective": "multi:softprob", "num_class": 10, **params}, data, num_boost_round=3)
+    saved = xgboost.Booster(model_file=tmp_path / "xgboost.ubj")
+    assert np.allclose(saved.predict(data), by_hand.predict(data))
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("xgboost", {"max_dept": 3}, "xgboost does not use the parameter 'max_dept': did you mean 'max_depth'?"),
+        ("xgboost", {"max_dept": 3, "verbosity": 0, "validate_parameters": False}, "did you mean 'max_depth'"),
+        ("xgboost", {"booster": "gblinear", "max_depth": 3}, "xgboost does not use the parameter 'max_depth'"),
+        ("xgboost", {"num_boost_round": 3}, "the number of boosting rounds is `rounds`"),
+        ("xgboost", {"objective": "multi:softprob", "etaa": 3}, "does not use the parameter 'etaa'"),
+        ("xgboost", {"n_jobs": 1, "nthread": 2}, "xgboost: n_jobs and nthread are one parameter: give it once"),
+        ("lightgbm", {"num_leavs": 3}, "lightgbm does not use the parameter 'num_leavs': did you mean 'num_leaves'?"),
+        ("lightgbm", {"nrounds": 3, "n_iter": 2}, "lightgbm: nrounds and n_iter are one parameter"),
+    ],
+)
+def test_a_parameter_that_a_library_does_not_use_is_an_error(digits, tmp_path, name, params, message):
+    study = Trees(dataset="d", rounds=1, params={name: params})
+    with pytest.raises(UserError) as error:
+        boosting.fit(study, name, digits, tmp_path, threads=1)
+    assert message in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("xgboost", {"eta": 0.1, "lambda": 2, "reg_alpha": 1, "gamma": 0.1, "colsample_bytree": 0.5, "max_bin": 64,
+                     "tree_method": "hist", "grow_policy": "lossguide", "device": "cpu", "importance_type": "gain",
+                     "eval_metric": "mlogloss", "objective": "multi:softprob", "num_parallel_tree": 2}),
+        ("lightgbm", {"boosting": "dart", "sub_feature": 0.5, "reg_lambda": 2, "lambda_l1": 1,
+                      "class_weight": "balanced", "importance_type": "gain",
+                      "subsample_for_bin": 1000, "device": "cpu", "metric": "None"}),
+    ],
+)  # fmt: skip
+def test_parameters_under_all_names_of_a_library_are_no_mistakes(name, params):
+    assert boosting.find_mistakes(name, params) == []
+
+
+@pytest.mark.parametrize(
     ("name", "params"), [("lightgbm", {"verbosity": 0}), ("xgboost", {"enable_categorical": False})]
 )
 def test_parameters_replace_those_that_trainyard_sets(digits, tmp_path, name, params):
