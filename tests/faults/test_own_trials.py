@@ -619,3 +619,29 @@ def test_a_full_disk_stops_a_sweep_in_one_line_and_costs_no_finished_trial(yard,
     assert {row["status"] for row in rows.values()} == {"finished"}
     assert len(rows) == 6
     assert all(rows[trial]["attempts"] == "1" for trial in before)
+
+
+# It leaves room for its output, which is complete at once, but not for 150 epochs in the journal.
+FULL = """
+import os, sys
+with open(sys.argv[1], "ab", buffering=0) as file:
+    try:
+        while True:
+            file.write(bytes(4096))
+    except OSError:
+        os.ftruncate(file.fileno(), os.fstat(file.fileno()).st_size - 4096)
+sys.stdout.write("".join(f"epoch {epoch} acc {epoch}\\n" for epoch in range(1, 151)))
+"""
+
+
+def test_a_program_whose_output_was_complete_when_the_disk_filled_has_finished(yard, small_disk):
+    (yard.folder / "full.py").write_text(FULL)
+    filler, pattern = small_disk.mount / "filler", r"epoch (?P<epoch>\d+) acc (?P<acc>{number})"
+    sweep = {"command": f"python {yard.folder}/full.py {filler}", "metrics": {"pattern": pattern}}
+    yard.write({"sweeps": {"own": sweep}})
+    yard.results = small_disk.mount / "results"
+    stopped = yard.run(*small_disk.inside(*yard.script("sweep", "--sweep", "own")), check=False)
+    assert "no space left on device" in stopped.stdout
+    lines = (small_disk.folder / "results/sweeps/own/journal.jsonl").read_text().splitlines()
+    (end,) = [event for line in lines if (event := json.loads(line))["event"] in ("finished", "interrupted")]
+    assert (end["event"], end.get("metrics")) == ("finished", {"acc": 150})

@@ -116,8 +116,9 @@ def _describe_predictions(tables: SweepResults) -> str:
 
 
 def _describe_failed_attempts(tables: SweepResults) -> str:
-    count = int((tables.timeline["outcome"] == TrialStatus.FAILED).sum())
-    return f"{count} of {len(tables.timeline)} attempts" if count else "no attempt"
+    attempts = tables.timeline[tables.timeline["trial"].isin(tables.trials["trial"])]  # of others, the jobs are counted
+    count = int((attempts["outcome"] == TrialStatus.FAILED).sum())
+    return f"{count} of {len(attempts)} attempts" if count else "no attempt"
 
 
 # ---- failures, and what to do next

@@ -90,8 +90,9 @@ class EventLog:
 
         Raises:
             StorageError: the disk is full; a durable event is recorded nevertheless, if the reserve has room for it.
-                After the first such error, an event that could be recorded raises none. `is_synced` raises the errors
-                of a sync in the thread.
+                After the first such error, an event that could be recorded raises none, and one that is not durable is
+                lost without another: the ends of what runs still follow. `is_synced` raises the errors of a sync in
+                the thread.
             UserError: another process has taken the file over. This is raised once.
         """
         if not self._is_ours(asks=durable):
@@ -101,6 +102,8 @@ class EventLog:
             try:
                 self._append(line, durable=durable, then=then)
             except OSError as error:
+                if self._is_full and not durable:
+                    return
                 failure = self._free_reserve(error, durable=durable)
                 self._append(line, durable=durable, then=then)
             if durable:

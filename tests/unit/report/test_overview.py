@@ -31,6 +31,16 @@ def test_the_summary_of_a_sweep_says_what_was_best_and_what_to_do_next(tmp_path)
     assert summary.next_steps[0] == f"Correct the error of 1 failed trial and {again}", "its tables are complete"
 
 
+def test_failures_of_trials_that_are_no_longer_in_the_config_do_not_count(tmp_path):
+    write_results(tmp_path, GRID, [FAILED, finished(3.0), FAILED])
+    path = tmp_path / "sweeps/s/trials.csv"
+    trials = read_table(path)
+    write_table(trials[trials["lr"] != 1], path)
+    config = check_config({"sweeps": {"s": {"function": "os:getcwd", **GRID, "grid": {"lr": [2, 3, 4]}}}})
+    (summary,) = summarize_studies(config, tmp_path)
+    assert summary.facts["failed"] == "1 of 2 attempts"
+
+
 def test_a_prediction_is_that_of_a_whole_trial_also_if_it_resumed(tmp_path):
     """Its second attempt takes 2 s, and begins where the first one saved its state after 6 s."""
     config = check_config({"sweeps": {"s": {"command": "train", "checkpoint": "*.pt", "metric": "rmse"}}})

@@ -25,6 +25,7 @@ def test_on_a_full_disk_no_line_is_torn_and_what_has_ended_is_recorded(small_dis
             for number in range(1000):
                 events.append("epoch", number=number, text="x" * 1000)
         assert [line["number"] for line in lines(path)] == list(range(number))
+        events.append("epoch", number=number, text="x" * 1000)  # lost, without a second error
         events.append("finished", durable=True, text="y" * 5000)
     assert lines(path)[-1]["event"] == "finished"
     (small_disk.folder / "filler").unlink()
