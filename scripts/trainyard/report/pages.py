@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +18,7 @@ from trainyard.utils.files import atomic_write
 ROWS_PER_PAGE: Final = 25
 MAX_ROWS: Final = 10_000  # of a table: 3.6 MB for trials of a sweep, which a browser reads before it shows any
 LONG_TEXT: Final = 32  # letters, above which the texts of a column are wrapped
+_NAME_IN_HEADER: Final = re.compile("(?<=<th>)[^<]*(?=</th>)")
 MIN_FILTERED: Final = 5  # rows, from which on each column has a filter; a larger table also has a search field
 # Of DataTables, called for each cell: marks the row to highlight, and empties cells without a value.
 _MARK_CELL: Final = """function (cell, value, row, index) {{
@@ -83,27 +85,31 @@ def _to_html(part: ReportTable | str, table_id: str) -> str:
     filters: dict[str, Any] = {"columnControl": ["order", "searchDropdown"], "ordering": {"indicators": False}}
     mark = JavascriptFunction(_MARK_CELL.format(best="null" if part.best is None else part.best))
     with pd.option_context("display.float_format", format_number, "display.max_colwidth", None):
-        return Markup("<p>{}</p>" * bool(note)).format(note) + Markup(
-            to_html_datatable(
-                frame,
-                table_id=table_id,
-                connected=False,
-                display_logo_when_loading=False,
-                maxBytes=0,
-                showIndex=False,
-                scrollX=True,
-                classes="display compact",
-                text_in_header_can_be_selected=False,
-                fixedColumns={"start": 1},
-                pageLength=ROWS_PER_PAGE,
-                lengthMenu=[MIN_FILTERED, ROWS_PER_PAGE, 4 * ROWS_PER_PAGE],
-                columnDefs=[
-                    {"targets": "_all", "createdCell": mark},
-                    {"targets": _long_texts(frame), "className": "long"},
-                ],
-                **(filters if len(frame) >= MIN_FILTERED else {}),
-            )
+        table = to_html_datatable(
+            frame,
+            table_id=table_id,
+            connected=False,
+            display_logo_when_loading=False,
+            maxBytes=0,
+            showIndex=False,
+            scrollX=True,
+            classes="display compact",
+            text_in_header_can_be_selected=False,
+            fixedColumns={"start": 1},
+            pageLength=ROWS_PER_PAGE,
+            lengthMenu=[MIN_FILTERED, ROWS_PER_PAGE, 4 * ROWS_PER_PAGE],
+            columnDefs=[
+                {"targets": "_all", "createdCell": mark},
+                {"targets": _long_texts(frame), "className": "long"},
+            ],
+            **(filters if len(frame) >= MIN_FILTERED else {}),
         )
+    return Markup("<p>{}</p>" * bool(note)).format(note) + Markup(_NAME_IN_HEADER.sub(_add_breaks, table))
+
+
+def _add_breaks(name: re.Match[str]) -> str:
+    """The name of a column that may be broken at dots and underscores."""
+    return re.sub("[._]", r"\g<0><wbr>", name[0])
 
 
 def _long_texts(frame: pd.DataFrame) -> list[int]:

@@ -129,10 +129,21 @@ def test_a_scaling_table_is_read_without_scrolling_sideways(browser, tmp_path):
     groups = group_scales(scaling)
     assert "val_own_metric" in groups["Quality"].frame
     write_page({"": "Use 16x8.", **groups}, tmp_path / "s.html", title="scaling: width")
-    with opened(browser, tmp_path / "s.html", width=1100) as page:
+    with opened(browser, tmp_path / "s.html", width=960) as page:
         wait_for_tables(page)
         bodies = page.locator(".dt-scroll-body").all()
         assert len(bodies) == len(groups)
         for body in bodies:
             assert body.evaluate("each => each.scrollWidth - each.clientWidth") <= 0
         assert page.locator("td.best").first.inner_text() == "16x8"
+
+
+def test_long_names_of_columns_do_not_make_a_table_wide(browser, tmp_path):
+    """Beside the menu of a report on a screen of 1,280 pixels."""
+    names = ("net.width_of_the_hidden_layers", "optimizer.name", "val_loss_mean", "is_incomplete")
+    frame = pd.DataFrame({f"{name}_{number}": range(5) for number in range(2) for name in names})
+    write_page({"Trials": ReportTable(frame)}, tmp_path / "s.html", title="sweeps: s")
+    with opened(browser, tmp_path / "s.html", width=900) as page:
+        wait_for_tables(page)
+        assert page.locator(".dt-scroll-body").evaluate("each => each.scrollWidth - each.clientWidth") <= 0
+        assert page.locator("th").first.inner_text().strip() == "net.width_of_the_hidden_layers_0"
