@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from trainyard.config.config import Config
+from trainyard.config.sweep import Unit
 from trainyard.utils.errors import UserError
 
 
@@ -25,6 +26,11 @@ class Conclusion:
     def __str__(self) -> str:
         """One or two sentences as reStructuredText; "" without results."""
         return self._text
+
+    @property
+    def unit(self) -> Unit:
+        """What the slots of a sweep consist of."""
+        return self.config.sweeps[self.name].slots.unit
 
     @cached_property
     def _text(self) -> str:

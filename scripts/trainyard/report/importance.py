@@ -40,7 +40,7 @@ def plot_importance(axes: Axes, ranked: PlottedTrials) -> None:
         text = f"no importance: from the varied keys, a random forest cannot predict\nthe {ranked.label} of a trial"
         style.write_in_center(axes, f"{text} (R² {found.explained:.2f})")
         return
-    names, rows = style.short_names(ranked.keys), np.arange(len(found.shares))
+    names, rows = style.short_names(ranked.settings), np.arange(len(found.shares))
     style.figure_of(axes).set_figheight(1.5 + 0.35 * len(rows))
     shares = found.shares.sort_values("mean", ascending=False)
     axes.barh(rows, shares["mean"].clip(lower=0), xerr=shares["error"], height=0.6, color=COLORS[4], capsize=3)
@@ -57,9 +57,9 @@ def plot_importance(axes: Axes, ranked: PlottedTrials) -> None:
 def why_unknown(ranked: PlottedTrials) -> str:
     """Why the importance of keys cannot be known from these trials; "" if it can."""
     finished, values = ranked.finished, ranked.values[ranked.finished.index]
-    if len(ranked.keys) < 2:
-        return "fewer than two keys are varied"
-    needed = trials_for_importance(len(ranked.keys))
+    if len(ranked.settings) < 2:
+        return "fewer than two keys are varied, without seeds"
+    needed = trials_for_importance(len(ranked.settings))
     if len(finished) < needed:
         return f"{count_of(len(finished), 'trial')} finished, {needed} are needed"
     return f"all trials have the same {ranked.label}" if values.nunique() < 2 else ""
@@ -79,7 +79,7 @@ def measure_importance(ranked: PlottedTrials) -> Importance:
 
     rows = ranked.finished
     rows = rows.sample(MAX_TRIALS, random_state=0) if len(rows) > MAX_TRIALS else rows
-    features = np.column_stack([style.to_numbers(rows[key]) for key in ranked.keys])
+    features = np.column_stack([style.to_numbers(rows[key]) for key in ranked.settings])
     metric = ranked.values[rows.index].clip(*ranked.limits).to_numpy()
     metric = np.log(metric) if ranked.is_log else metric
     errors, shares = np.zeros(len(rows)), []
@@ -92,5 +92,5 @@ def measure_importance(ranked: PlottedTrials) -> Importance:
         shares.append(shuffled.importances / (2 * metric.var()))
     folds = np.stack(shares)  # folds, keys, repeats
     error = folds.mean(axis=2).std(axis=0, ddof=1) / FOLDS**0.5
-    of_keys = pd.DataFrame({"mean": folds.mean(axis=(0, 2)), "error": error}, ranked.keys)
+    of_keys = pd.DataFrame({"mean": folds.mean(axis=(0, 2)), "error": error}, ranked.settings)
     return Importance(1 - float((errors**2).mean() / metric.var()), of_keys, len(rows))

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgba_array
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from trainyard.report import style
@@ -133,11 +133,7 @@ def _set_key_axis(axes: Axes, values: pd.Series, *, log: bool | None) -> None:
     if not is_numeric(values):
         _name_ticks(axes, list(dict.fromkeys(values.astype(str))))
     elif style.is_log_scale(values, log):
-        axes.set_xscale("log")
-        if values.max() < 100 * values.min():  # the default labels powers of ten only
-            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.xaxis.set_major_formatter("{x:g}")
-            axes.xaxis.set_minor_formatter(NullFormatter())
+        style.set_log_scale(axes, "x", values)
     elif len(marks) <= MAX_MARKS and all(np.diff(marks) >= np.ptp(marks) / 12):
         axes.set_xticks(marks)
     else:
@@ -167,8 +163,8 @@ def plot_epochs(axes: Axes, epochs: pd.DataFrame, ranked: PlottedTrials, curve: 
     The color of the others stands for the value of the key, or for the metric if there are several keys or many names.
     """
     epochs = epochs[style.within_axes(epochs[curve].astype(float)).notna()] if curve in epochs else epochs.head(0)
-    if epochs.empty:
-        style.write_in_center(axes, "no trial has reported a metric of each epoch")
+    if epochs.empty or epochs["trial"].is_unique:
+        style.write_in_center(axes, "no curves: no trial has reported a metric of several epochs")
         return
     trials = ranked.table.set_index("trial", drop=False).loc[epochs["trial"].unique()]
     if key := ranked.colored_key:
@@ -183,7 +179,7 @@ def plot_epochs(axes: Axes, epochs: pd.DataFrame, ranked: PlottedTrials, curve: 
         axes.plot(rows["epoch"], rows[curve], color="black", marker="o", markersize=3, zorder=3, label="best trial")
         axes.legend(loc="best" if len(trials) <= MANY else "upper right")
     if curve.endswith("loss") and (epochs[curve] > 0).all():
-        axes.set_yscale("log")
+        style.set_log_scale(axes, "y", epochs[curve])
     elif style.are_fractions(curve, epochs[curve]):
         axes.yaxis.set_major_formatter(PercentFormatter(1))
     else:

@@ -4,6 +4,7 @@ from typing import Final
 
 from trainyard.config.config import Config
 from trainyard.config.trials import configured_keys, constant_keys, count_configured
+from trainyard.results.ranking import is_seed
 
 # The plots of each kind of study with their labels; the caption of each is workflow/report/<kind>-<plot>.rst.
 PLOT_LABELS: Final = {
@@ -33,15 +34,17 @@ _MIN_PER_KEY: Final = 5  # trials per varied key
 def plots_of(config: Config, kind: str, name: str) -> tuple[str, ...]:
     """The plots of a dataset (kind `data`) or study, as far as its section of the config tells.
 
-    A sweep has no parallel coordinates of fewer than two varied keys, and no importance of them, which also needs
-    enough trials.
+    A sweep has no parallel coordinates of fewer than two varied keys, and no importance of fewer than two besides
+    seeds, which also needs enough trials.
     """
     empty = set[str]()
     if kind == "sweeps":
         sweep = config.sweeps[name]
-        keys = len(configured_keys(sweep)) - len(constant_keys(sweep))
-        empty |= {"parallel"} if keys < 2 else set()
-        empty |= {"importance"} if keys < 2 or count_configured(sweep) < trials_for_importance(keys) else set()
+        keys = set(configured_keys(sweep)) - constant_keys(sweep)
+        settings = sum(not is_seed(key) for key in keys)
+        empty |= {"parallel"} if len(keys) < 2 else set()
+        has_enough = count_configured(sweep) >= trials_for_importance(settings)
+        empty |= {"importance"} if settings < 2 or not has_enough else set()
     return tuple(plot for plot in PLOT_LABELS[kind] if plot not in empty)
 
 

@@ -16,7 +16,7 @@ from trainyard.config.trial_status import ENDED, TrialStatus
 from trainyard.report import style
 from trainyard.report.style import readable_metric
 from trainyard.results.answer import describe_best
-from trainyard.results.ranking import Ranking
+from trainyard.results.ranking import Ranking, is_seed
 
 BAR_HEIGHT: Final = 0.7  # inches of a color bar below axes
 MAX_TITLE: Final = 180  # characters, above which a title names no key instead of all
@@ -35,6 +35,11 @@ class PlottedTrials:
     def values(self) -> "pd.Series[float]":
         """The metric of each trial; NaN without one that an axis can show."""
         return style.within_axes(self.table["trial"].map(self.ranking.scores).astype(float))
+
+    @property
+    def settings(self) -> list[str]:
+        """The varied keys that one chooses: all but seeds."""
+        return [key for key in self.keys if not is_seed(key)]
 
     def main_keys(self, most: int) -> list[str]:
         """The varied keys, or of more than `most`, those with the most values."""

@@ -136,7 +136,7 @@ def plot_losses(left: Axes, right: Axes, histories: Sequence[History], scaling: 
         seconds = rows["seconds"].cumsum() + saving.get(scale, 0.0) * np.arange(1, len(rows) + 1) / len(rows)
         spent = seconds * gpus[scale] / (3600 if on_gpu else 1)
         for axes, x in ((left, rows["epoch"]), (right, spent)):
-            for name, line, split in (("val_loss", "o-", "validation"), ("train_loss", "--", "training")):
+            for name, line, split in (("val_loss", "o-", "validation"), ("train_loss", "x--", "training")):
                 if name in rows and rows[name].notna().any():  # a user's script may not report it
                     shown = style.within_axes(rows[name])
                     axes.plot(x, shown, line, color=color, markersize=4, label=f"{scale} {split}")
@@ -145,8 +145,9 @@ def plot_losses(left: Axes, right: Axes, histories: Sequence[History], scaling: 
         style.write_in_center(left, "no loss was reported")
         return
     for axes in (left, right):
-        if not any((np.asarray(line.get_ydata(), dtype=float) <= 0).any() for line in axes.lines):
-            axes.set_yscale("log")  # an own loss may be negative
+        losses = pd.concat([pd.Series(line.get_ydata(), dtype=float) for line in axes.lines])
+        if not (losses <= 0).any():  # as an own loss may be
+            style.set_log_scale(axes, "y", losses)
     left.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     left.set_xlabel("epoch")
     left.set_ylabel("loss")

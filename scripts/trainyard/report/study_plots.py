@@ -89,9 +89,9 @@ def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
 
 def _rank_trials(state: SweepState, trials: pd.DataFrame) -> PlottedTrials:
     keys = [key for key in varied_keys(list(state.trials.values())) if key not in state.constant_keys]
-    shown = trials.assign(**{key: style.fill_missing(trials[key]) for key in keys})
-    log = {key: False if is_seed(key) else state.sweep.is_log(key) for key in keys}
-    return PlottedTrials(shown, keys, rank_sweep(state), log)
+    names = {key: trials[key].convert_dtypes().astype(object) for key in keys if is_seed(key)}  # no quantities
+    shown = trials.assign(**{key: style.fill_missing(names.get(key, trials[key])) for key in keys})
+    return PlottedTrials(shown, keys, rank_sweep(state), {key: state.sweep.is_log(key) for key in keys})
 
 
 def _cpus_as_gpus(table: pd.DataFrame) -> pd.DataFrame:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import matplotlib as mpl
 import numpy as np
@@ -19,7 +19,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import ListedColormap, LogNorm, Normalize, to_rgba, to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from trainyard.utils.files import atomic_write
 from trainyard.utils.garbage_collection import pause_garbage_collection
@@ -235,6 +235,17 @@ def is_log_scale(values: pd.Series, declared: bool | None = None) -> bool:
     if declared is None:
         declared = bool(values.max() > 99.0 * values.min())
     return bool(declared and values.min() > 0)
+
+
+def set_log_scale(axes: Axes, which: Literal["x", "y"], values: "pd.Series[float]") -> None:
+    """Make an axis for these positive values logarithmic. matplotlib labels powers of ten, or writes 2 x 10^0."""
+    getattr(axes, f"set_{which}scale")("log")
+    low, high = values.min(), values.max()
+    if high < 100 * low:
+        axis = axes.xaxis if which == "x" else axes.yaxis
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]) if high < 10 * low else LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_locator(NullLocator())
 
 
 def are_fractions(metric: str, values: pd.Series) -> bool:

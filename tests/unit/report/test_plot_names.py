@@ -14,6 +14,7 @@ SWEEPS = {
     "one key": ({"grid": {"lr": {"start": 1, "stop": 50}}}, ()),
     "few trials": ({"grid": {"lr": [1, 2, 3], "width": [1, 2, 3, 4, 5, 6]}}, ("parallel",)),
     "enough trials": ({"grid": {"lr": [1, 2, 3, 4], "width": [1, 2, 3, 4, 5]}}, ("parallel", "importance")),
+    "seeds beside one key": ({"grid": {"lr": [1, 2, 3, 4], "seed": [1, 2, 3, 4, 5]}}, ("parallel",)),
     "trials with other keys": ({"grid": {"lr": [1, 2]}, "trials": [{"width": 1}]}, ("parallel",)),
     "one key beside a constant one": ({"trials": [{"lr": 1, "width": 2}, {"lr": 2, "width": 2}]}, ()),
     "too few for five keys": (

@@ -119,6 +119,29 @@ def test_the_plan_of_trials_with_different_keys_is_drawn(tmp_path):
     assert "0.01, (none), (none)" in words
 
 
+@pytest.mark.parametrize(
+    ("losses", "labels"),
+    [
+        ([2.45, 2.2, 2.0], ["2.1", "2.2", "2.3", "2.4"]),
+        ([2, 0.3, 0.06], ["0.1", "0.2", "0.5", "1"]),
+        ([200, 3, 0.06], ["$\\mathdefault{10^{0}}$"]),
+    ],
+)
+def test_a_loss_has_plain_numbers_unless_it_spans_decades(losses, labels):
+    ranked = sweep(1, lr=[1])
+    epochs = epochs_of(ranked).assign(val_loss=losses)
+    drawn = texts_of(partial(metric_plots.plot_epochs, epochs=epochs, ranked=ranked, curve="val_loss"), 1, 1)
+    assert set(labels) <= set(drawn.split())
+    assert "times" not in drawn, "2 x 10^0"
+
+
+def test_one_epoch_of_each_trial_is_no_curve():
+    ranked = sweep(3, lr=[1, 2, 3])
+    epochs = epochs_of(ranked).query("epoch == 1")
+    drawn = texts_of(partial(metric_plots.plot_epochs, epochs=epochs, ranked=ranked, curve="val_loss"), 1, 1)
+    assert drawn.strip() == "no curves: no trial has reported a metric of several epochs"
+
+
 @pytest.mark.parametrize("last", [1e308, math.inf])
 def test_a_loss_that_diverges_is_drawn_up_to_where_axes_end(last):
     ranked = sweep(2, lr=[1, 2])
@@ -244,12 +267,14 @@ def test_one_trial_that_is_far_worse_does_not_hide_the_differences_of_the_others
 def test_importance_is_that_of_the_key_that_decides():
     rng = np.random.default_rng(0)
     lr, name = rng.uniform(size=80), rng.choice(["x", "y"], 80)
-    rows = sweep(80, lr=lr, model=name, seed=rng.integers(0, 5, 80), accuracy=0.5 + 0.4 * lr + 0.1 * (name == "x"))
+    keys = {"lr": lr, "model": name, "noise": rng.integers(0, 5, 80), "seed": rng.integers(0, 5, 80)}
+    rows = sweep(80, **keys, accuracy=0.5 + 0.4 * lr + 0.1 * (name == "x"))
     found = importance.measure_importance(rows)
     assert found.explained > 0.8
     assert found.shares["mean"].idxmax() == "lr"
     assert 0.5 < found.shares.loc["lr", "mean"] < 1, "of a variance of 0.0133 + 0.0025"
-    assert found.shares.loc["model", "mean"] > 2 * abs(found.shares.loc["seed", "mean"])
+    assert found.shares.loc["model", "mean"] > 2 * abs(found.shares.loc["noise", "mean"])
+    assert "seed" not in found.shares.index, "nobody chooses a seed because it is important"
 
 
 @pytest.mark.parametrize(

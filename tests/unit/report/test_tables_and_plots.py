@@ -467,6 +467,7 @@ def test_the_ranking_metric_is_plotted_whatever_its_name(tmp_path):
         [
             (0, 1, 0.0, "started", {}),
             (0, 1, 1.0, "epoch", metrics),
+            (0, 1, 1.5, "epoch", {"metrics": {"epoch": 2, "seconds": 4.0}}),
             (0, 1, 2.0, "finished", {"seconds": 2.0, **metrics}),
         ],
     )
@@ -767,7 +768,7 @@ def test_telemetry_of_which_a_part_is_missing_is_drawn(tmp_path, samples, busy):
     scaling_plots.plot_telemetry(*Figure().subplots(1, 2), samples={"1x1": read}, on_gpu=True)
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [2, 3])
 def test_a_constant_metric_is_in_view_and_only_whole_epochs_have_ticks(count):
     axes, rows = Figure().add_subplot(), ranked("blocks", trials=TRIALS.assign(gain=-2.0), metric="gain", mode="max")
     epochs = pd.concat([rows.table.assign(epoch=epoch) for epoch in range(1, count + 1)])
@@ -776,6 +777,20 @@ def test_a_constant_metric_is_in_view_and_only_whole_epochs_have_ticks(count):
     assert low < -2 < high
     (left, right), ticks = axes.get_xlim(), axes.get_xticks()
     assert [tick for tick in ticks if left <= tick <= right] == list(range(1, count + 1))
+
+
+def test_a_seed_is_a_name_and_no_quantity(tmp_path):
+    ends = [(number, 1, 1.0, "finished", {"seconds": 1.0, "metrics": {"rmse": 3.0 + number}}) for number in range(6)]
+    starts = [(number, 1, 0.0, "started", {}) for number in range(6)]
+    state = plan_of(tmp_path, {**OWN, "grid": {"lr": [1, 2], "seed": [0, 1, 40]}}, starts + ends)
+    rows = _rank_trials(state, trials_table(state))
+    lr, seed = axes = Figure().subplots(1, 2)
+    metric_plots.plot_metric(*axes, ranked=rows)
+    assert [label.get_text() for label in seed.get_xticklabels()] == ["0", "1", "40"]
+    lines = {axes: [line.get_linestyle() for line in axes.lines if len(line.get_xdata()) > 1] for axes in (lr, seed)}
+    assert "-" in lines[lr]
+    assert set(lines[seed]) == {"None"}, "no trend"
+    assert rows.settings == ["lr"]
 
 
 def test_large_whole_numbers_have_the_scale_of_their_range():
