@@ -53,6 +53,7 @@ def check_use(
             yield _batches(place, study, specs, images)
         yield from chain(_patterns(place, study.metrics), _direction(place, study))
         yield from check_script(place, study, has_scheduler=has_scheduler, dry_run=dry_run)
+        yield from _shared_folder(place, study)
         yield from check_environment(
             place,
             study,
@@ -85,6 +86,23 @@ def _trials(place: str, sweep: Sweep) -> Finding:
 
 def _count_trials(sweep: Sweep) -> int:
     return sweep.search.trials if sweep.search else len(expand(sweep).trials)
+
+
+def _shared_folder(place: str, study: Sweep | Scaling) -> Iterator[Finding]:
+    """Whether nothing in the config keeps the files of several trials or scales apart."""
+    if isinstance(study, Sweep):
+        command, own, what = study.command, {"trial_dir", "trial"}, "trials"
+        count = study.search.trials if study.search else len(expand(study).trials)
+    else:
+        command, own, what = study.script, {"out_dir"}, "runs"
+        count = sum(len(study.runs(scale)) for scale in study.scales)
+    if command is None or count < 2 or "workdir" in study.model_fields_set or own & study.find_names(command):
+        return
+    if "TRAINYARD_TRIAL_DIR" not in str(command):
+        folder = f"`{{{sorted(own)[-1]}}}`"
+        message = f"{count} {what} run in one folder, and may overwrite each other's files"
+        remedy = f"let the program write to {folder}, or set `workdir: trial`; `keep` if it writes none"
+        yield Finding(f"{place}.workdir", "warns", message, remedy)
 
 
 def _model_arguments(place: str, specs: Iterable[Train]) -> Iterator[Finding]:

@@ -15,11 +15,11 @@ from trainyard.config.sweep import Sweep
 from trainyard.config.user_programs import Command
 from trainyard.data.known_images import KnownImages
 from trainyard.doctor.findings import Finding, Verdict
+from trainyard.programs.environment import SCRIPT
 from trainyard.utils.files import expand_path
 from trainyard.utils.text import suggest
 
 _SHELL: Final = re.compile(r"[;|&$<>()`\n]")  # a command that may change folders or make files
-SCRIPT: Final = (".py", ".sh")
 _INTERPRETER: Final = re.compile(r"python[\d.]*|(ba)?sh")
 _CODE_OPTION: Final = re.compile(r"-[a-z]*[cm]|--module")  # followed by a module or code, not by a script
 

@@ -240,6 +240,7 @@ class TrainJobs:
             named = {"launcher", "launcher_options", "python", "args", "metrics"}
             what = study.model_dump(include=named, mode="json") | {"script": study.program}
             what |= {"env": study.env} if study.env else {}
+            what |= {"workdir": study.workdir} if study.workdir != "keep" else {}
         return digest_of([what, study.mode, study.retrain, RESULT_VERSION])
 
     def summary(self, wildcards: Wildcards) -> str:

@@ -11,13 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from trainyard.cli.file_checks import SCRIPT
 from trainyard.config.config import Config
 from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import Sweep
 from trainyard.config.user_programs import SHELL, Command
 from trainyard.doctor.findings import Finding, Verdict
-from trainyard.programs.environment import find_interpreter, program_environment, script_interpreter
+from trainyard.programs.environment import SCRIPT, find_interpreter, program_environment, script_interpreter
 from trainyard.scaling.launchers import LAUNCHER_MODULES
 from trainyard.utils.errors import UserError
 

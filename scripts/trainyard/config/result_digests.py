@@ -27,7 +27,8 @@ def training_spec(study: Scaling, run: str, dataset: str) -> dict[str, Any]:
 def script_digest(study: Scaling) -> str:
     """Changes with a study's script and its arguments."""
     what = study.model_dump(mode="json", include={"launcher", "python", "args", "retrain"})
-    return digest_of(what | {"script": study.program} | ({"env": study.env} if study.env else {}), length=10)
+    what |= {"script": study.program} | ({"env": study.env} if study.env else {})
+    return digest_of(what | ({"workdir": study.workdir} if study.workdir != "keep" else {}), length=10)
 
 
 def script_inputs_digest(study: Scaling, dataset: str) -> str:

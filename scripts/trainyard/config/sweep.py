@@ -418,7 +418,7 @@ class Workload(TrainingSection):
 
 OPTIONS_OF: Final = (  # options that apply to some kinds of trials only
     dict.fromkeys(("metrics", "checkpoint", "resume", "grace_seconds", "python", "env"), ("command",))
-    | dict.fromkeys(("args", "timeout_minutes"), ("command", "function"))
+    | dict.fromkeys(("args", "timeout_minutes", "workdir"), ("command", "function"))
     | {"resumable": ("function",)}
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from pathlib import PurePath
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
@@ -202,6 +202,11 @@ class ProgramOptions(Section):
     )
     env: str | None = Field(
         None, description="The same for a conda environment, by its name or its folder, which is activated."
+    )
+    workdir: Literal["keep", "trial"] = Field(
+        "keep",
+        description="Folder in which your program runs. `keep`: the one in which you start Snakemake; `trial`: a "
+        "folder of its own, `{trial_dir}` or `{out_dir}`.",
     )
 
     @model_validator(mode="after")

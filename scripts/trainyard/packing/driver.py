@@ -324,6 +324,7 @@ def _worker_setup(plan: Plan, results: Path, data: Data) -> WorkerSetup:
         end_seconds=sweep.grace_seconds if sweep.command is not None else GRACE_SECONDS,
         timeout_seconds=60 * sweep.timeout_minutes if sweep.timeout_minutes else None,
         cwd=str(Path.cwd()),
+        own_workdirs=sweep.workdir == "trial",
         python=find_interpreter(sweep),
     )
 

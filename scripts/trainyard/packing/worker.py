@@ -204,7 +204,8 @@ class Worker:
             UserProgram.model_validate(request.spec),
             placeholders,
             folder,
-            cwd=setup.cwd,
+            cwd=str(folder) if setup.own_workdirs else setup.cwd,
+            start=Path(setup.cwd) if setup.own_workdirs else None,
             output=folder / output_name(request.attempt),
             metrics=setup.metrics,
             resume=setup.resume if resume_from else None,
@@ -228,7 +229,10 @@ class Worker:
             request.trial, request.attempt, request.folder, request.checkpoints, dataset, request.deadline, self._notice
         )
         with claim_folder(request.folder, owner=f"trial {request.trial}", grace_seconds=0.0):
-            return (yield from run_function(import_object(spec.function, role="function"), spec.args, context))
+            function = import_object(spec.function, role="function")
+            if self._setup.own_workdirs:
+                os.chdir(request.folder)
+            return (yield from run_function(function, spec.args, context))
 
     def _train(self, request: TrialRequest) -> TrialRun:
         from trainyard.training.trainer import Stopped

@@ -1,7 +1,7 @@
 """Tasks: the trials that the packer runs, and the source of those that a search draws."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from trainyard.config.train import Train
 from trainyard.config.user_programs import UserProgram
@@ -45,8 +45,8 @@ def folder_name(trial: str, generation: int) -> str:
     return f"{trial}-{generation}" if generation else trial
 
 
-def output_name(attempt: int) -> str:
-    """The name of the file in that folder with the output of an attempt."""
+def output_name(attempt: int | Literal["*"]) -> str:
+    """The name of the file in that folder with the output of an attempt, or the pattern of all of them."""
     return f"output-{attempt}.log"
 
 

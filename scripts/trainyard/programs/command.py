@@ -27,7 +27,7 @@ from trainyard.config.user_programs import (
     make_values,
     metrics_digest,
 )
-from trainyard.programs.environment import program_environment, thread_variables
+from trainyard.programs.environment import module_path, program_environment, resolve_own_paths, thread_variables
 from trainyard.programs.metrics import MetricsCollector, latest_saved_metrics
 from trainyard.programs.output_file import OutputReader
 from trainyard.programs.process import FolderClaim, ProcessGuard
@@ -62,6 +62,7 @@ class CommandTrial:
     claim: FolderClaim | None = None  # to its folder
     notice: StopNotice = field(default_factory=StopNotice)  # given by the worker to end it
     environment: Mapping[str, str] = field(default_factory=program_environment)  # the user's or another, activated
+    start: Path | None = None  # the folder of its program and modules, if it is not `cwd`
     earlier_outputs: tuple[Path, ...] = ()  # of the attempts that it continues, the latest first
 
 
@@ -211,6 +212,7 @@ class _Program:
         assert trial.spec.command is not None
         args, predefined = trial.spec.args, dict(trial.placeholders)
         command = insert_resume_option(trial.spec.command, trial.resume, args)
+        command = resolve_own_paths(command, trial.start) if trial.start else command
         if PORT in find_placeholders(command):
             predefined[PORT] = self._resources.enter_context(reserved_port())
         return build_argv(command, make_values(command, args, predefined))
@@ -253,4 +255,5 @@ def _environment(trial: CommandTrial) -> dict[str, str]:
     """The environment of a program: its own GPU, CPUs and trial, without the Ray of this job."""
     inherited = {name: value for name, value in trial.environment.items() if not HIDDEN_VARIABLES.match(name)}
     own = {"TRAINYARD_TRIAL": str(trial.placeholders["trial"]), "TRAINYARD_TRIAL_DIR": str(trial.folder)}
+    own |= module_path(trial.start, inherited) if trial.start else {}
     return inherited | own | thread_variables(trial.placeholders["cpus"]) | {"PYTHONUNBUFFERED": "1"}

@@ -7,13 +7,15 @@ itself. The user's values of the variables that these change are therefore recor
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from trainyard.config.user_programs import ProgramOptions
+from trainyard.config.user_programs import Command, ProgramOptions
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import suggest
 
@@ -28,6 +30,8 @@ _OF_MAKE: Final = re.compile(r"MAKE(FLAGS|LEVEL|OVERRIDES|_TERMOUT|_TERMERR)|MFL
 # Snakemake sets them to the CPUs of the job, which several trials share.
 _THREADS: Final = ("OMP", "OPENBLAS", "GOTO", "MKL", "VECLIB", "NUMEXPR")
 FULL_ERRORS: Final = {"HYDRA_FULL_ERROR": "1"}  # without it, Hydra hides where an exception comes from
+SCRIPT: Final = (".py", ".sh")
+_WORD: Final = re.compile(r"(?<![^\s;|&(])[\w./+@%-]+(?![^\s;|&)<>])")  # without quotes, variables and placeholders
 TRAINYARD: Final = "trainyard"  # in place of the path of an interpreter: the one that runs Trainyard
 
 
@@ -43,6 +47,27 @@ def program_environment(python: Path | None = None) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in hidden and not _OF_MAKE.fullmatch(name)}
     user = FULL_ERRORS | kept | {name: value for name, value in recorded.items() if value is not None}
     return user if python is None else _activate(python, user)
+
+
+def resolve_own_paths(command: Command, start: Path) -> Command:
+    """The command for another working folder than `start`: the paths of its own program and scripts become absolute.
+
+    These are the words that name an executable file with a slash, as `./train`, or a file that ends in .py or .sh.
+    """
+    if isinstance(command, list):
+        return [_own_path(word, start) or word for word in command]
+    return _WORD.sub(lambda word: shlex.quote(own) if (own := _own_path(word[0], start)) else word[0], command)
+
+
+def _own_path(word: str, start: Path) -> str | None:
+    path = start / word
+    is_program = word.endswith(SCRIPT) or (os.sep in word and os.access(path, os.X_OK))
+    return str(path) if is_program and path.is_file() else None
+
+
+def module_path(start: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variable with which Python finds the modules in `start` first, as if a program ran there."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(start), environment.get("PYTHONPATH"))))}
 
 
 def thread_variables(count: int) -> dict[str, str]:

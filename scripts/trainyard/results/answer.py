@@ -6,7 +6,7 @@ from typing import Any, Final
 from trainyard.config.config import Config
 from trainyard.config.parser import write_yaml
 from trainyard.planning.sweep_state import SweepState
-from trainyard.planning.task import folder_name
+from trainyard.planning.task import folder_name, output_name
 from trainyard.programs.command import find_checkpoint
 from trainyard.results.best_config import best_config, command_to_paste, has_study, study_name
 from trainyard.results.ranking import FALLBACK, Configuration, Ranking, is_seed
@@ -65,14 +65,16 @@ def _assignments(values: dict[str, Any]) -> str:
 
 
 def find_files(state: SweepState, ranking: Ranking) -> Path | None:
-    """The checkpoint of the best trial, or else its folder; None for a training, of which no file is kept."""
+    """The checkpoint of the best trial, or else its folder; None if it has kept nothing there but its output."""
     best = ranking.best_trial
     if best is None or state.sweep.is_training:
         return None
     result = state.result(best.trial)
     folder = state.folder / "trials" / folder_name(best.trial, result.generation if result else 0)
     checkpoint = find_checkpoint(folder, state.sweep.checkpoint)
-    return folder / checkpoint.name if checkpoint else folder
+    if checkpoint:
+        return folder / checkpoint.name
+    return folder if any(not each.match(output_name("*")) for each in folder.glob("*")) else None
 
 
 def write_best(config: Config, state: SweepState, ranking: Ranking) -> Path:

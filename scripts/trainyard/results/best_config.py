@@ -17,7 +17,7 @@ from trainyard.config.user_programs import (
     insert_resume_option,
     make_values,
 )
-from trainyard.programs.environment import find_interpreter
+from trainyard.programs.environment import find_interpreter, resolve_own_paths
 
 # What makes the trials of a sweep, or is about several of them.
 _OF_SEVERAL: Final = ("grid", "trials", "sample", "search", "stop", "cost", "goal", "slots", "retrain")
@@ -85,8 +85,13 @@ def command_to_paste(sweep: Sweep, trial: Trial, *, folder: Path, dataset: Path 
     placeholders = {"trial": "by-hand", "attempt": 1, "trial_dir": str(folder), "cpus": sweep.slots.cpus_per_trial,
                     "resume_from": "", "dataset": str(dataset or ""), PORT: _FREE_PORT}  # fmt: skip
     command = insert_resume_option(spec.command, None, spec.args)
+    if has_workdir := sweep.workdir == "trial":
+        command = resolve_own_paths(command, Path.cwd())
     argv = build_argv(command, make_values(command, spec.args, placeholders))
-    before = [f"mkdir -p {shlex.quote(str(folder))}"] if "trial_dir" in find_placeholders(command) else []
+    needs_folder = has_workdir or "trial_dir" in find_placeholders(command)
+    before = [f"mkdir -p {shlex.quote(str(folder))}"] if needs_folder else []
+    if has_workdir:
+        before += [f"cd {shlex.quote(str(folder))}", f'export PYTHONPATH={shlex.quote(str(Path.cwd()))}:"$PYTHONPATH"']
     if python := find_interpreter(sweep):
         before.insert(0, f'export PATH={shlex.quote(str(python.parent))}:"$PATH"')
     return " && ".join([*before, argv[-1].strip() if isinstance(command, str) else shlex.join(argv)])

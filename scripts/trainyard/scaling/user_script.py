@@ -28,7 +28,7 @@ from trainyard.config.user_programs import build_argv, insert_resume_option, mak
 from trainyard.planning.attempts import epochs_before
 from trainyard.planning.plan import dataset_digest
 from trainyard.programs.command import CheckpointFile, describe_program_failure, find_checkpoint, start_error
-from trainyard.programs.environment import find_interpreter, script_interpreter
+from trainyard.programs.environment import find_interpreter, resolve_own_paths, script_interpreter
 from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector
 from trainyard.programs.output_file import OutputReader
 from trainyard.programs.process import FolderClaim, GuardedProcess, ProcessGuard, claim_folder
@@ -200,6 +200,10 @@ class UserScript:
         }
         assert study.script is not None
         command = insert_resume_option(study.script, study.resume if checkpoint else None, study.args)
+        options = study.launcher_options
+        if study.workdir == "trial":
+            command = resolve_own_paths(command, Path.cwd())
+            options = [str(Path(word).absolute()) if Path(word).is_file() else word for word in options]
         words = build_argv(command, make_values(command, study.args, own), in_shell=False)
         if words[0] in ("python", "python3"):  # the launcher runs it with the interpreter
             del words[0]
@@ -211,11 +215,12 @@ class UserScript:
         watch_options += ["--grace-seconds", f"{study.grace_seconds:g}"]
         named = find_interpreter(study)
         watch_options += ["--activate", str(named)] if named else []
+        watch_options += ["--workdir", str(self._out)] if study.workdir == "trial" else []
         return script_command(
             self._run,
             words,
             launcher=study.launcher,
-            launcher_options=study.launcher_options,
+            launcher_options=options,
             python=str(script_interpreter(study)),
             watch_options=watch_options,
             hostfile=self._hostfile(nodes),
@@ -225,7 +230,7 @@ class UserScript:
 
     def _hostfile(self, nodes: list[str]) -> Path:
         """The nodes of the job, in the format of DeepSpeed."""
-        path = self._folder / "hostfile"
+        path = (self._folder / "hostfile").absolute()
         with atomic_write(path) as file:
             file.writelines(f"{node} slots={self._gpus}\n" for node in nodes)
         return path

@@ -19,7 +19,7 @@ import psutil
 
 from trainyard.cluster import gpus, host
 from trainyard.config.user_programs import GRACE_SECONDS
-from trainyard.programs.environment import program_environment, thread_variables
+from trainyard.programs.environment import module_path, program_environment, thread_variables
 from trainyard.scaling.launchers import LAUNCHER_MODULES, MASTER_ADDRESS, MASTER_PORT, NODE_RANK, wait_as_shell
 from trainyard.scaling.notices import SIGNALS_OF_TORCHRUN, forward_to_launched
 from trainyard.scaling.rendezvous import (
@@ -57,6 +57,7 @@ def _parse_arguments() -> argparse.Namespace:
         help=f"time from SIGTERM to SIGKILL (default: {GRACE_SECONDS:g})",
     )
     parser.add_argument("--activate", type=Path, metavar="PYTHON", help="interpreter whose environment is activated")
+    parser.add_argument("--workdir", type=Path, metavar="DIR", help="folder in which the command runs")
     parser.add_argument("--per-gpu", action="store_true", help="srun runs this once per GPU, not once per node")
     parser.add_argument("command", nargs="+", help="command to run, after --")
     return parser.parse_args()
@@ -78,7 +79,7 @@ def main() -> int:
     line = arguments.command
     for placeholder, value in values.items():
         line = [word.replace(placeholder, value) for word in line]
-    process, notice = _start(line, _environment(arguments, endpoint))
+    process, notice = _start(line, _environment(arguments, endpoint), arguments.workdir)
     code = _wait(process, arguments) if local_rank == 0 else wait_as_shell(process)
     _end_together(arguments, notice)
     return code
@@ -115,10 +116,12 @@ def _meet(arguments: argparse.Namespace, local_rank: int) -> Endpoint:
     return rendezvous.await_release() if local_rank else rendezvous.meet_and_release()
 
 
-def _start(line: Sequence[str], environment: Mapping[str, str]) -> tuple["subprocess.Popen[bytes]", StopNotice]:
+def _start(
+    line: Sequence[str], environment: Mapping[str, str], workdir: Path | None
+) -> tuple["subprocess.Popen[bytes]", StopNotice]:
     """Start the command and forward notices to it, also one that arrives meanwhile. No other thread may run yet."""
     signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
-    process = subprocess.Popen(line, env=environment, preexec_fn=_ignore_user_signals)
+    process = subprocess.Popen(line, cwd=workdir, env=environment, preexec_fn=_ignore_user_signals)
     notice = forward_to_launched(process, through_srun=False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)
     return process, notice
@@ -170,6 +173,7 @@ def _environment(arguments: argparse.Namespace, endpoint: Endpoint) -> dict[str,
     # The user's own value comes first.
     given = {SHUTDOWN_TIMEOUT: str(math.ceil(arguments.grace_seconds))} | program_environment(arguments.activate)
     given |= thread_variables(arguments.threads)
+    given |= module_path(Path.cwd(), given) if arguments.workdir else {}
     if signal.SIGHUP not in NOTICES:  # under nohup
         given |= {"PET_SIGNALS_TO_HANDLE": SIGNALS_OF_TORCHRUN}  # how torchrun reads an option from the environment
     if not gpus.has_gpu():

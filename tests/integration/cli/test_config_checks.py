@@ -134,6 +134,41 @@ def test_the_program_of_a_command_must_be_there(mistakes, monkeypatch, caplog, c
         assert problem in caplog.text
 
 
+SHARED = "run in one folder, and may overwrite each other's files: let the program write to "
+
+
+@pytest.mark.parametrize(
+    ("sweep", "is_said"),
+    [
+        ({"command": "true {n}"}, True),
+        ({"command": ["true", "{n}"]}, True),
+        ({"command": "true {n}", "grid": {"n": [1]}}, False),
+        ({"command": "true {n} {trial_dir}"}, False),
+        ({"command": "true {n} out/{trial}.pt"}, False),
+        ({"command": "true {n} $TRAINYARD_TRIAL_DIR"}, False),
+        ({"command": "true {n}", "workdir": "trial"}, False),
+        ({"command": "true {n}", "workdir": "keep"}, False),
+    ],
+)
+def test_trials_that_share_a_folder_are_said(mistakes, caplog, sweep, is_said):
+    assert mistakes({"sweeps": {"s": {"grid": {"n": [1, 2]}, **sweep}}}) == []
+    assert (f"sweeps.s.workdir: 2 trials {SHARED}`{{trial_dir}}`, or set `workdir: trial`" in caplog.text) == is_said
+    assert ("sweeps.s.workdir" in caplog.text) == is_said
+
+
+def test_scales_that_share_a_folder_are_said(mistakes, caplog):
+    Path("t.py").touch()
+    study = {"script": "t.py", "python": sys.executable}
+    for options, is_said in (
+        ({"scales": ["1x1"]}, False),
+        ({"scales": ["1x1", "1x2"], "workdir": "trial"}, False),
+        ({"scales": ["1x1", "1x2"], "script": "t.py {out_dir}"}, False),
+        ({"scales": ["1x1"], "repeats": 2}, True),
+    ):
+        assert mistakes({"scaling": {"s": study | options}}) == []
+        assert (f"scaling.s.workdir: 2 runs {SHARED}`{{out_dir}}`" in caplog.text) == is_said
+
+
 def test_a_command_that_is_text_needs_bash(mistakes, monkeypatch):
     monkeypatch.setenv(RECORD, json.dumps({"PATH": "/nowhere"}))
     needs_none = ", which runs a command that is text: a list of words needs none"

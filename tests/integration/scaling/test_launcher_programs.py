@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from trainyard.cluster import host
@@ -45,6 +46,20 @@ def test_a_killed_launcher_of_a_script_has_the_exit_code_of_a_shell(tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 128 + signal.SIGKILL, done.stderr
+
+
+def test_a_script_in_a_folder_of_its_own_is_found_with_its_modules_and_the_files_of_its_launcher(tmp_path, monkeypatch):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/train.py").write_text("import os, package\nopen(f\"model-{os.environ['RANK']}.pt\", 'w')\n")
+    (tmp_path / "one.yaml").write_text("{distributed_type: 'NO', num_machines: 1, num_processes: 1}")
+    options = {"launcher": "accelerate", "launcher_options": ["--config_file", "one.yaml"]}
+    study = Scaling(script="package/train.py", scales=["1x2"], python=sys.executable, workdir="trial", **options)
+    made = UserScript(study, "1x2", Path("results"))
+    made.run(tmp_path)
+    assert sorted(each.name for each in made._out.glob("*.pt")) == ["model-0.pt", "model-1.pt"]
+    assert {each.name for each in tmp_path.iterdir()} == {"package", "one.yaml", "results"}
 
 
 def test_the_error_of_a_script_is_its_exception_and_not_the_report_of_its_launcher(tmp_path, monkeypatch):

@@ -3,15 +3,19 @@
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from loops import SPEC, start, train
+from trainyard.config.config import Data
 from trainyard.config.trial_status import TrialStatus
+from trainyard.packing.messages import TrialRequest, WorkerSetup
 from trainyard.packing.worker import Worker
 from trainyard.training import forward_pass
 from trainyard.training.checkpoints.store import CheckpointStore
 from trainyard.utils.errors import Diverged
+from trainyard.utils.stop_notice import StopNotice
 
 
 @pytest.mark.parametrize("error", [None, Diverged("NaN"), ValueError("in the model")])
@@ -58,3 +62,21 @@ def test_a_model_that_calls_exit_fails_its_trial_and_does_not_end_the_worker(dat
     end = worker.begin(SimpleNamespace(spec={}, measures_gpu=False))
     assert end.status is TrialStatus.FAILED
     assert re.fullmatch(r"it calls sys.exit\(0\) \(.*test_worker.py, line \d+\)", end.error)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_each_function_begins_in_its_folder_wherever_the_one_before_it_went(tmp_path, monkeypatch, own):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"leaving_{own}.py").write_text(
+        "import os\ndef run(config, context):\n    context.report(at=os.stat('.').st_ino)\n    os.chdir('/')\n"
+    )
+    worker = Worker()
+    worker._dataset, worker._notice = None, StopNotice()
+    worker._setup = WorkerSetup(tmp_path, Data(), 1, is_training=False, cwd=str(tmp_path), own_workdirs=own)
+    for trial in ("a", "b"):
+        folder = tmp_path / "trials" / trial
+        spec = {"function": f"leaving_{own}:run"}
+        at = worker.begin(TrialRequest(spec, trial, 1, folder, tmp_path / "checkpoints")).row["at"]
+        assert at == (folder if own else tmp_path).stat().st_ino
+        assert worker.resume(False).status is TrialStatus.FINISHED
+    assert Path.cwd() == Path("/")

@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -134,6 +135,34 @@ def test_the_last_value_of_each_metric_is_the_result_of_a_program_that_reports_e
     rows, end = run(call(tmp_path, [sys.executable, "steps.py"], metrics=metrics), guard)
     assert end.metrics == {"loss": 1999, "val_accuracy": 0.5}
     assert any("val_accuracy" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python scripts/train.py > log.txt",
+        "LR=1 python scripts/train.py 2>&1 | tee log.txt",
+        "(./run | cat) && cat log.txt",
+        ["python", "scripts/train.py"],
+        "python -m package",
+    ],
+)
+def test_a_program_in_a_folder_of_its_own_is_found_with_its_modules(tmp_path, guard, line):
+    start, own = tmp_path / "it's here", tmp_path / "trial"
+    for folder in (start / "scripts", start / "package", own):
+        folder.mkdir(parents=True)
+    program = "import package; open('model.pt', 'w').close(); open('log.txt', 'w').close()"
+    (start / "scripts/train.py").write_text(program)
+    (start / "package/__init__.py").touch()
+    (start / "package/__main__.py").write_text(program)
+    (start / "run").write_text("#!/bin/sh\ntouch model.pt log.txt\n")
+    (start / "run").chmod(0o755)
+    made = replace(call(own, line), start=start)
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    end = end_of(replace(made, environment=os.environ | {"PATH": path}), guard)
+    assert end.status == TrialStatus.FINISHED, end.error
+    assert {"model.pt", "log.txt"} <= {each.name for each in own.iterdir()}
+    assert {each.name for each in start.iterdir()} == {"scripts", "package", "run"}
 
 
 # Commands that fail, and the beginning of their error.

@@ -162,6 +162,16 @@ def test_the_line_to_paste_runs_the_command_with_its_values(tmp_path, command, a
     assert not line.endswith("\n"), "one line of the summary"
 
 
+def test_the_line_to_paste_runs_in_a_folder_of_its_own_if_trials_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "show.py").write_text(SHOWN)
+    command = {"command": "python3 show.py {lr}", "grid": {"lr": [0.1]}, "workdir": "trial"}
+    _, state = finish(config_of(command), tmp_path / "results", 0)
+    line = paste_line(state, rank_sweep(state))
+    done = subprocess.run(["bash", "-c", line], cwd="/", capture_output=True, text=True, check=True)
+    assert yaml.safe_load(done.stdout) == [["0.1"], True, str(state.folder / "trials/by-hand")]
+
+
 def test_the_line_to_paste_runs_in_the_environment_of_the_sweep(tmp_path):
     command = "python3 -c 'import sys; print(sys.prefix)' {lr}"
     config = config_of({"command": command, "grid": {"lr": [0.1]}, "python": "trainyard"})
@@ -217,8 +227,11 @@ def test_the_files_of_the_best_trial_are_its_newest_checkpoint_or_its_folder(tmp
     config = config_of({**COMMAND, "checkpoint": "*.pt"})
     trial, state = finish(config, tmp_path, 1)
     folder = state.folder / "trials" / f"{trial}-2"
-    assert find_files(state, rank_sweep(state)) == folder
     folder.mkdir(parents=True)
+    (folder / "output-1.log").touch()
+    assert find_files(state, rank_sweep(state)) is None, "the program has written elsewhere"
+    (folder / "metrics.csv").touch()
+    assert find_files(state, rank_sweep(state)) == folder
     (folder / "last.pt").write_text("weights")
     assert find_files(state, rank_sweep(state)) == folder / "last.pt"
     _, trained = finish(config_of(SWEEPS["grid"]), tmp_path / "b", 0)
