@@ -385,7 +385,7 @@ def test_a_guess_from_the_name_of_a_metric_is_said(mistakes, caplog, sweep, said
 
 def test_several_metrics_of_which_none_is_said_to_rank_the_trials_are_a_mistake(mistakes):
     metrics = {"pattern": r"step (?P<step>\d+) loss (?P<loss>{number}) acc (?P<acc>{number}) lr (?P<lr>{number})"}
-    sweep = {"command": "run {x}", "grid": {"x": [1, 2]}, "metrics": metrics}
+    sweep = {"command": "true {x}", "grid": {"x": [1, 2]}, "metrics": metrics}
     assert mistakes({"sweeps": {"s": sweep}}) == [
         "sweeps.s.metric: trials report loss and acc, and nothing says which one ranks them: set `metric`"
     ]
