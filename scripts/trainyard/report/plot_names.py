@@ -23,7 +23,7 @@ PLOT_LABELS: Final = {
         "speedup": "speedup and efficiency",
         "steps": "time of a step",
         "telemetry": "memory and utilization over time",
-        "loss": "loss against epochs and GPU-hours",
+        "loss": "loss against epochs and training time",
     },
     "trees": {"scores": "scores"},
 }
