@@ -33,7 +33,7 @@ _HOPELESS: Final = {
     r"(Account|QOS)NotAllowed": "its partition does not accept its account or QOS",
     r"Invalid(Account|QOS)": "its account or QOS is invalid",
     r"DependencyNeverSatisfied": "a job on which it depends has failed",
-    r"JobHeld(User|Admin)": "it is held until it is released (`scontrol release`)",
+    r"JobHeld(User|Admin)|JobHoldMaxRequeue|.*requeued.*held.*": "it is held until it is released (`scontrol release`)",
     r"Partition(Down|Inactive)": "its partition starts no jobs",
     r"ReqNodeNotAvail, ?UnavailableNodes:.+": "nodes that it requires are down, drained or do not respond",
 }
