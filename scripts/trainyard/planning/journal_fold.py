@@ -169,6 +169,8 @@ class Fold:
             return
         if opened and not isinstance(event, Ended):
             opened.parse()
+        if attempt and is_incomplete:  # its details are dropped again below: none may be read for this event
+            attempt.metrics, attempt.epochs, attempt.epoch_times = {}, [], {}
         update_attempts(self.attempts, event)
         if isinstance(event, Started):
             self._open[name] = _Open(self.attempts[key])

@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from trainyard.config.load import check_config
 from trainyard.planning import journal_fold
@@ -40,14 +40,17 @@ def event(kind, time, trial, number):
         "share": {"slots": 4, "gpus_per_trial": 0.5, "uses": [], "throughput": {"2": time / 9}, "why": "so"},
         "work": {"flops": {trial: time}},
         "suggested": {"search": "s", "values": {"lr": time}, "params": {"lr": time}, "attrs": {}},
-        "reread": {**of_trial, "outcome": "finished", "error": "", "rows": [{"epoch": 1}], "metrics": {"x": 1.0},
-                   "heard": "d"},
+        "reread": {**of_trial, "outcome": ("finished", "interrupted")[time % 2], "error": "", "rows": [{"epoch": 1}],
+                   "metrics": {"x": 1.0}, "heard": "d"},
     }  # fmt: skip
     return {"event": kind, "time": float(time), **fields[kind]}
 
 
 KINDS = ["session", "slot_up", "started", "started", "epoch", "epoch", "epoch", "epoch", "halved", "finished", "failed",
          "interrupted", "share", "work", "suggested", "reread"]  # fmt: skip
+# Each attempt is read again after both have ended, and their rows were dropped.
+REREAD = [(kind, "a", number) for number in (1, 2) for kind in ("started", "epoch", "epoch", "interrupted")]
+REREAD += [("reread", "a", 1), ("reread", "a", 2)]
 TOLD = st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from(TRIALS), st.integers(1, 2)), max_size=40)
 
 
@@ -74,6 +77,7 @@ def check(fold, path):
     st.lists(st.tuples(st.floats(0, 1), st.sampled_from(["same", "kept", "checked"])), max_size=6),
     st.sampled_from([7, 50, 200, 1000, jsonl.BLOCK_BYTES]),
 )
+@example(REREAD, [(1.0, "checked")], 50)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_a_journal_that_is_read_in_pieces_says_the_same(tmp_path, monkeypatch, told, cuts, block_bytes):
     for module in (jsonl, journal_fold):
