@@ -91,7 +91,7 @@ class LiveView:
 
     def _end(self, event: Ended) -> None:
         del self._running[event.trial]
-        self._ended += not event.retried
+        self._ended += not event.retried and event.status != TrialStatus.INTERRUPTED
         if event.status == TrialStatus.FINISHED:
             self._finished += 1
             self._finished_seconds += event.seconds or 0.0

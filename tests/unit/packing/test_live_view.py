@@ -117,6 +117,14 @@ def test_a_retry_in_a_search_leaves_as_many_trials_to_draw(tmp_path):
         assert len(view._waiting) == 4
 
 
+def test_an_interrupted_trial_is_not_done(tmp_path):
+    view, console = view_of(tmp_path, {"gpus_per_node": 40}), Console(file=io.StringIO(), width=200)
+    for trial, status in zip(list(view._running), ("finished", "interrupted", "diverged"), strict=False):
+        view.update(Ended(trial=trial, attempt=1, status=status, metrics={}, error="", seconds=1.0))
+    console.print(view.render(console))
+    assert ": 2 of 40 trials done" in console.file.getvalue()
+
+
 def test_a_trial_without_metrics_is_a_line_without_its_error(tmp_path, caplog):
     """A warning has told it of the first one, and the last line of the sweep does."""
     caplog.set_level(logging.INFO)
