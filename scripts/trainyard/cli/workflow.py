@@ -167,7 +167,8 @@ class Workflow:
             threading.Thread(target=tell, daemon=True).start()
             raise KeyboardInterrupt
 
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # `snakemake &` in a script ignores it
+        is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as by `snakemake &` in a script
+        if not is_ignored and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, interrupt)
 
     def print_summary(self, run: Any, *, succeeded: bool) -> None:
