@@ -61,11 +61,13 @@ places = [None] * distributed.get_world_size()
 distributed.all_gather_object(places, (os.uname().nodename, os.environ["LOCAL_RANK"]))
 if distributed.get_rank() == 0:
     print(f"epoch 1: {len(set(places))} ranks, plain, 100 img/s", flush=True)
+open(f"rank-{distributed.get_rank()}", "w").close()
 distributed.destroy_process_group()
 """
 # A script for srun. Its ranks connect to the first one with the environment variables that launchers of torch set.
 BARE = """
 import os, socket, sys, time
+open(f"rank-{os.environ['RANK']}", "w").close()
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 assert (sys.argv[1:], rank) == (["--bare"], int(os.environ["SLURM_PROCID"]))
 place = f"{os.uname().nodename} {os.environ['LOCAL_RANK']}"
@@ -119,6 +121,7 @@ OWN = {
             "script": script,
             "launcher": name,
             "python": "trainyard",
+            "workdir": "keep" if name == "accelerate" else "trial",
             "metrics": {"pattern": r"epoch (?P<epoch>\d+): (?P<ranks>\d+) ranks, .*, (?P<images_per_second>\d+) img/s"},
             "scales": ["2x2" if name == "srun" else "2x1"],
             "mode": "weak",
@@ -171,6 +174,9 @@ def test_launchers_start_a_rank_on_every_gpu_of_several_nodes(finished, launcher
         f"cpu-{n}" for n in summary["node_names"]
     }
     assert len(summary["node_names"]) == 2
+    if launcher != "accelerate":  # in a folder of its own
+        assert len(list(folder.glob("out/*/rank-*"))) == ranks
+    assert not list(finished.glob("rank-*"))
 
 
 def test_programs_of_any_kind_are_trials_and_one_that_exceeds_its_timeout_is_ended(finished):

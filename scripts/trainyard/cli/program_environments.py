@@ -70,7 +70,7 @@ def _check_program(place: str, sweep: Sweep, *, absent: Verdict) -> Iterator[Fin
     command, path = sweep.command or "", environment.get("PATH")
     if isinstance(command, str) and shutil.which(SHELL, path=path) is None:
         message = f"there is no {SHELL} on your PATH, which runs a command that is text"
-        yield Finding(place, absent, message, "a list of words needs none")
+        yield Finding(place, "fails", message, "a list of words needs none")
     elif _PLAIN.fullmatch(name := _first_word(command)) and not shutil.which(name, path=path):
         line = [SHELL, "-c", 'type -- "$1"', SHELL, name]  # bash knows its own commands and the user's functions
         if isinstance(command, str) and not subprocess.run(line, env=environment, capture_output=True).returncode:

@@ -172,7 +172,7 @@ def test_scales_that_share_a_folder_are_said(mistakes, caplog):
 def test_a_command_that_is_text_needs_bash(mistakes, monkeypatch):
     monkeypatch.setenv(RECORD, json.dumps({"PATH": "/nowhere"}))
     needs_none = ", which runs a command that is text: a list of words needs none"
-    assert mistakes({"sweeps": {"s": {"command": "true"}}}) == [
+    assert mistakes({"sweeps": {"s": {"command": "true"}}}, has_scheduler=True) == [
         f"sweeps.s.command: there is no bash on your PATH{needs_none}"
     ]
     assert mistakes({"sweeps": {"s": {"command": [sys.executable]}}}) == []

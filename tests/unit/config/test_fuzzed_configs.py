@@ -18,6 +18,7 @@ from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import Range, Sample, Slots, Stop, Sweep
 from trainyard.config.train import Train
 from trainyard.config.user_programs import build_argv
+from trainyard.utils.errors import UserError
 
 GOOD = {
     "datasets": {"digits": {"source": "digits"}, "photos": {"source": "imagefolder", "root": "photos"}},
@@ -81,7 +82,7 @@ def test_a_config_with_any_values_is_valid_or_an_error_of_few_lines(changes):
         path.write_text(json.dumps(content))
         try:
             yard = Workflow(compose([path], {}), results=Path(folder, "results"))
-        except ConfigError as error:
+        except UserError as error:  # a ConfigError, or `python` names no interpreter
             lines = str(error).splitlines()
             assert len(lines) <= MAX_ERRORS + 2
             assert max(map(len, lines)) <= MAX_LENGTH + len(folder) + 100
