@@ -6,7 +6,7 @@ import pytest
 import torch
 from trainyard.config.train import Train
 from trainyard.training import summary
-from trainyard.training.flops import ModelCost, gpu_utilization, model_cost
+from trainyard.training.flops import ModelCost, forward_flops, gpu_utilization, model_cost
 from trainyard.training.gpu_peaks import PEAKS, gpu_peak
 from trainyard.training.process_group import Group
 
@@ -47,6 +47,12 @@ def test_the_memory_traffic_is_that_of_each_kernel():
 def test_the_memory_traffic_of_resnet50(resnet50):
     """39 MB for an image of 64x64 pixels in bf16; with each operation reading its arguments once, it would be 32 MB."""
     assert resnet50.eager_bytes == pytest.approx(39.2e6, rel=0.005)
+
+
+def test_a_model_that_computes_its_widths_from_tensors_is_counted():
+    """Such tensors have no values on the meta device. 0.402 GFLOP (multiply-adds) by torchvision's documentation."""
+    counted = forward_flops(Train(model="regnet_y_400mf"), shape=(224, 224, 3), classes=1000)
+    assert counted == pytest.approx(2 * 0.402e9, rel=0.01)
 
 
 def test_a_model_whose_flops_cannot_be_counted_is_not_an_error(caplog):

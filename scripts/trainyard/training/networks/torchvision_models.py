@@ -1,9 +1,12 @@
 """torchvision's classification models, adapted to images of any size and one or three channels."""
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torchvision import models
 
 from trainyard.training.networks.adapted_model import AdaptedModel
@@ -36,13 +39,22 @@ def build_torchvision_model(
     if channels not in (1, 3):
         raise ValueError(f"it takes images of 1 or 3 channels, not {channels}")
     size = _input_size(name, height, width)
-    model: nn.Module = models.get_model(name, num_classes=classes, **(_required_arguments(name, size) | arguments))
+    with _ValuesOnCpu() if name.startswith("regnet") else nullcontext():  # it computes its widths with tensors
+        model: nn.Module = models.get_model(name, num_classes=classes, **(_required_arguments(name, size) | arguments))
     if small_images:
         _replace_stem(name, model)
     enlarged_to = size if size != (height, width) else None
     if channels == 3 and enlarged_to is None:
         return model
     return AdaptedModel(model, channels=channels, enlarged_to=enlarged_to)
+
+
+class _ValuesOnCpu(TorchFunctionMode):
+    """Within the block, tensors of given values are on the CPU, also where parameters are on the meta device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        has_values = func in (torch.arange, torch.tensor)
+        return func(*args, **({"device": "cpu"} if has_values else {}) | (kwargs or {}))
 
 
 def _input_size(name: str, height: int, width: int) -> tuple[int, int]:
