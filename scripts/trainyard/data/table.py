@@ -141,14 +141,33 @@ def _as_numbers(target: Any, dataset: Table) -> Any:
     return numbers
 
 
+def parquet_columns(path: Path) -> list[str]:
+    """The names of the columns of a Parquet file.
+
+    Raises:
+        ValueError: it is no Parquet file, or several columns have the same name, so that pandas cannot read it.
+    """
+    from pyarrow.parquet import read_schema
+
+    names = [str(name) for name in read_schema(path).names]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"several columns have the name {repeated[0]!r}: rename them")
+    return names
+
+
 def _read_table(path: Path) -> Any:
     import pandas as pd
 
     try:
         # Otherwise pandas guesses the type of a column for each part of a CSV file.
-        frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, low_memory=False)
+        if path.suffix == ".parquet":
+            parquet_columns(path)
+            frame = pd.read_parquet(path)
+        else:
+            frame = pd.read_csv(path, low_memory=False)
     except (ValueError, TypeError, OSError) as error:  # a TypeError for the type of a column
-        raise DataError(f"{path}: is not a readable {path.suffix[1:]} file ({error})") from None
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path}: is not a readable {path.suffix[1:]} file ({reason})") from None
     if frame.empty:
         raise DataError(f"{path}: has no rows")
     return frame

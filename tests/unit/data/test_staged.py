@@ -7,6 +7,7 @@ from decimal import Decimal
 import numpy as np
 import pandas as pd
 import pyarrow
+import pyarrow.parquet
 import pytest
 from trainyard.cli.file_checks import check_source
 from trainyard.config.datasets import Digits, Synthetic, Table
@@ -110,6 +111,15 @@ def frame(rows=40):
             "price": generator.normal(size=rows),
         }
     )
+
+
+def test_columns_of_one_name_in_parquet_are_an_error_of_one_line(tmp_path):
+    path = tmp_path / "table.parquet"
+    pyarrow.parquet.write_table(pyarrow.table([[1, 2], [3, 4], [5, 6]], names=["a", "a", "price"]), path)
+    dataset, message = Table(source="table", path=str(path), target="price"), "several columns have the name 'a'"
+    assert message in check_source("datasets.d", dataset, KnownImages(), has_scheduler=False).message
+    with pytest.raises(DataError, match=f"^{path}: is not a readable parquet file [(]{message}: rename them[)]$"):
+        stage(dataset, tmp_path / "staged")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
