@@ -24,7 +24,7 @@ from trainyard.report import (
 )
 from trainyard.report.plot_names import plots_of
 from trainyard.report.plotted_trials import PlottedTrials
-from trainyard.report.sweep_tables import metric_column
+from trainyard.report.sweep_tables import curve_column
 from trainyard.results.ranking import is_seed, rank_sweep
 from trainyard.utils.csv_files import read_table
 
@@ -82,7 +82,8 @@ def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
         style.save(partial(parallel_plot.plot_parallel, ranked=ranked), target / "parallel", size=(WIDTH, 4.2))
     if "importance" in wanted:
         style.save(partial(importance.plot_importance, ranked=ranked), target / "importance")
-    curve = "val_loss" if "val_loss" in epochs else metric_column(epochs, ranked.ranking.metric)
+    keys = varied_keys(list(state.trials.values()))
+    curve = curve_column(epochs, ["val_loss", ranked.ranking.metric], keys)
     losses = partial(metric_plots.plot_epochs, epochs=epochs, ranked=ranked, curve=curve)
     style.save(losses, target / "loss", size=(WIDTH, 4))
 

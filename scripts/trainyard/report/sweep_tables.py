@@ -5,7 +5,7 @@ Every row is computed from the sweep's journal.
 
 import logging
 import statistics
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +185,15 @@ def summarize_savings(state: SweepState, stopped: pd.DataFrame) -> str:
 def metric_column(table: pd.DataFrame, metric: str) -> str:
     """The column of trials.csv or epochs.csv that has a metric, if it has one."""
     return name if (name := f"reported_{metric}") in table else metric
+
+
+def curve_column(epochs: pd.DataFrame, metrics: Sequence[str], keys: Collection[str]) -> str:
+    """The column of epochs.csv that has the first of these metrics that was reported; "" if none was.
+
+    A varied key may have the name of a metric, which then has another column.
+    """
+    columns = [metric_column(epochs, metric) for metric in metrics]
+    return next((column for column in columns if column in epochs and column not in keys), "")
 
 
 def ranking_table(ranking: Ranking) -> pd.DataFrame:

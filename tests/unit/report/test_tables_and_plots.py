@@ -20,6 +20,7 @@ from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.study_plots import _rank_trials
 from trainyard.report.study_tables import write_tables
 from trainyard.report.sweep_tables import (
+    curve_column,
     epochs_table,
     metric_column,
     ranking_table,
@@ -457,6 +458,17 @@ def test_a_varied_key_keeps_its_column_if_a_metric_has_the_same_name(tmp_path):
     trial = trials_table(state).to_dict("records")[0]
     assert {key: trial[key] for key in row} == row
     assert trial["seconds"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("reported", "curve"), [({"rmse": 2.0}, "rmse"), ({"rmse": 2.0, "val_loss": 1.0}, "reported_val_loss"), ({}, "")]
+)
+def test_an_argument_named_as_a_metric_is_not_drawn_as_one(tmp_path, reported, curve):
+    raw = {**OWN, "grid": {"val_loss": [0.1, 0.2]}, "args": {"rmse": 3}}
+    row = {"metrics": {"epoch": 1, **reported}}
+    state = plan_of(tmp_path, raw, [(0, 1, 0.0, "started", {}), (0, 1, 1.0, "epoch", row),
+                                    (0, 1, 2.0, "finished", {"seconds": 2.0, "metrics": reported})])  # fmt: skip
+    assert curve_column(epochs_table(state), ["val_loss", "rmse"], ["val_loss"]) == curve
 
 
 def test_the_ranking_metric_is_plotted_whatever_its_name(tmp_path):
