@@ -160,8 +160,11 @@ class Workflow:
             is_job = getattr(record, "event", None) == LogEvent.JOB_ERROR
             return not is_job and getattr(record, "exception", None) != "RuleException"
 
-        def interrupt(*_: object) -> NoReturn:
+        def wait(*_: object) -> None:  # for the programs, which a second Ctrl-C ends at once; a third ends Snakemake
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        def interrupt(*_: object) -> NoReturn:
+            signal.signal(signal.SIGINT, wait)
             self._is_interrupted = True
             logger.addFilter(is_news)
             threading.Thread(target=tell, daemon=True).start()
