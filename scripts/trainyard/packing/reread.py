@@ -23,8 +23,7 @@ log = logging.getLogger(__name__)
 def reread_outputs(journal: Journal, state: SweepState) -> None:
     """Apply the current `metrics` to the saved outputs, without running anything."""
     for attempt in state.to_read_first:
-        parsed = replace(_parse_own(state, attempt), metrics={})  # without a result
-        _record(journal, state, attempt, parsed, outcome=attempt.outcome, error=attempt.error)
+        _record(journal, state, attempt, _parse_own(state, attempt), outcome=attempt.outcome, error=attempt.error)
     warning, readable = "", 0
     for attempt in state.to_reread:
         parsed = _parse(state, attempt)
@@ -89,6 +88,7 @@ def _judge(state: SweepState, attempt: Attempt, parsed: ParsedOutput) -> tuple[T
     if parsed.missing:
         return TrialStatus.UNREADABLE, parsed.missing
     why = attempt.error if attempt.outcome == TrialStatus.STOPPED else attempt.early
-    if why and attempt.rule and parsed.metrics.get(attempt.rule["metric"]) != attempt.stopped_at:
+    metric = attempt.rule and attempt.rule["metric"]  # its program may have printed more before it ended
+    if why and metric and not any(row[metric] == attempt.stopped_at for row in parsed.rows if metric in row):
         return TrialStatus.INTERRUPTED, "it was stopped early by other values than `metrics` find now"
     return (TrialStatus.STOPPED, why) if why else (TrialStatus.FINISHED, "")

@@ -161,7 +161,7 @@ def test_a_driver_that_is_killed_between_two_outputs_reads_both_again(tmp_path, 
 
 
 TRAIN, VAL, NEITHER = ("train loss (?P<loss>{number})", "val loss (?P<loss>{number})", "x (?P<loss>{number})")
-LOSSES = {"train": "train loss 0.01\n", "both": "train loss 0.2\nval loss 0.3\n"}
+LOSSES = {"train": "train loss 0.01\n", "both": "train loss 0.2\nval loss 0.3\nlast loss 0.1\n"}
 
 
 def plan_of_losses(results, pattern, **more):
@@ -218,7 +218,7 @@ def test_what_cannot_be_read_again_because_its_output_is_gone_counts_under_the_f
 @pytest.mark.parametrize(
     ("patterns", "outcome"),
     [
-        ([TRAIN + " *"], TrialStatus.STOPPED),  # the same value
+        (["(?:train|last) loss (?P<loss>{number})"], TrialStatus.STOPPED),  # the same value, and a later one
         ([NEITHER], TrialStatus.UNREADABLE),
         ([NEITHER, TRAIN], TrialStatus.STOPPED),
         ([VAL], TrialStatus.INTERRUPTED),
