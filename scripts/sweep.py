@@ -27,7 +27,8 @@ def main(arguments: argparse.Namespace) -> None:
     from trainyard.report.sweep_tables import write_sweep_tables  # pandas takes a second to import
 
     write_sweep_tables(plan.state, arguments.results / "sweeps" / arguments.sweep)
-    for line in (summarize_sweep(plan.state), *describe_ranking(ranking), f"the best as a config: {best}"):
+    config_line = [f"the best as a config: {best}"] * (ranking.best_trial is not None)
+    for line in (summarize_sweep(plan.state), *describe_ranking(ranking), *config_line):
         log.info("%s", line)
 
 

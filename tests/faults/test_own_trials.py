@@ -645,3 +645,8 @@ def test_a_program_whose_output_was_complete_when_the_disk_filled_has_finished(y
     lines = (small_disk.folder / "results/sweeps/own/journal.jsonl").read_text().splitlines()
     (end,) = [event for line in lines if (event := json.loads(line))["event"] in ("finished", "interrupted")]
     assert (end["event"], end.get("metrics")) == ("finished", {"acc": 150})
+    (small_disk.folder / "filler").unlink()
+    yard.run(*small_disk.inside(*yard.script("sweep", "--sweep", "own")))
+    folder = small_disk.folder / "results/sweeps/own"
+    assert len((folder / "epochs.csv").read_text().splitlines()) == 151, "what was not recorded is read again"
+    assert [line.split(",")[1] for line in (folder / "trials.csv").read_text().splitlines()] == ["status", "finished"]

@@ -54,6 +54,8 @@ class AttemptRecorder:
         The first end counts: a signal may arrive after it was recorded, and then the slot still seems to run the trial.
         """
         assert slot.task is not None
+        if self._journal.is_incomplete:
+            fields["heard"] = None  # the output is read again: the journal may lack rows
         if (slot.task.trial, slot.attempt) not in self._ended:
             self.record(slot, Ended, then=then, status=status, **fields)
         slot.task = None

@@ -16,6 +16,7 @@ from trainyard.planning.journal import Journal, Reread
 from trainyard.planning.sweep_state import SweepState
 from trainyard.programs.metrics import ParsedOutput, find_divergence, latest_saved_metrics, parse_saved_output
 from trainyard.programs.row_limiter import shift_epoch
+from trainyard.utils.text import count_of
 
 log = logging.getLogger(__name__)
 
@@ -24,13 +25,14 @@ def reread_outputs(journal: Journal, state: SweepState) -> None:
     """Apply the current `metrics` to the saved outputs, without running anything."""
     for attempt in state.to_read_first:
         _record(journal, state, attempt, _parse_own(state, attempt), outcome=attempt.outcome, error=attempt.error)
-    warning, readable = "", 0
+    warning, readable, continued = "", 0, 0
     for attempt in state.to_reread:
         parsed = _parse(state, attempt)
         readable += not parsed.missing
         if parsed.warning and not warning:
             warning = f"trial {attempt.trial}: {parsed.warning}"
         outcome, error = _judge(state, attempt, parsed)
+        continued += outcome == TrialStatus.INTERRUPTED
         is_same = attempt.metrics_digest == metrics_digest(state.sweep.metrics)
         if not is_same or (outcome, error) != (attempt.outcome, attempt.error):
             _record(journal, state, attempt, parsed, outcome=outcome, error=error)
@@ -39,6 +41,8 @@ def reread_outputs(journal: Journal, state: SweepState) -> None:
     if state.to_reread:
         count = len(state.to_reread)
         log.info("%d of %d saved outputs could be read again; no trial was run", readable, count)
+    if continued:
+        log.info("%s, stopped early by other values than `metrics` find now, will go on", count_of(continued, "trial"))
 
 
 def _record(

@@ -115,6 +115,11 @@ class EventLog:
             if durable and not then:
                 self.is_synced()  # an earlier sync that has failed may have lost this event, too
 
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether an event may have been lost because the disk was full."""
+        return self._is_full
+
     def is_synced(self) -> bool:
         """Whether all durable events are on the disk.
 
