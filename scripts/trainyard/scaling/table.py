@@ -14,7 +14,8 @@ from trainyard.utils.text import format_duration
 
 SAME_WORK_REMEDY: Final = (
     "Let each scale do the same work. A script that resumes from a file in a folder that all scales share continues "
-    "the training of another scale: let it save below {out_dir}, and the same command trains each from the beginning."
+    "the training of another scale: let it save below {out_dir}, or set `workdir: trial`, and the same command trains "
+    "each scale from the beginning."
 )
 MAX_INCREASE: Final = 0.2  # of GPU-hours over the baseline, for the recommended scale
 BACKWARD: Final = 2 / 3  # share of the backward pass in a step: it has twice the FLOPs of the forward pass

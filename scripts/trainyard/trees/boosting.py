@@ -178,7 +178,7 @@ def find_mistakes(name: str, params: Mapping[str, Any]) -> list[str]:
     for each in unknown:
         close = difflib.get_close_matches(each, known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "see its documentation"
-        if "round" in each or "tree" in each:
+        if each in _ROUNDS:
             hint = "the number of boosting rounds is `rounds`"
         mistakes.append(f"{name} does not use the parameter {each!r}: {hint}")
     mains = [_main_name(name, each) for each in params]
@@ -217,6 +217,7 @@ def _unknown_to_lightgbm(params: Mapping[str, Any]) -> tuple[list[str], Iterable
 
 # The names that Trainyard sets, of which the wrappers for scikit-learn let one name win if there are two.
 _XGBOOST_ALIASES: Final = {"nthread": "n_jobs", "seed": "random_state"}
+_ROUNDS: Final = ("num_boost_round", "num_round", "num_rounds", "nrounds")  # of XGBoost's other interfaces
 _LIGHTGBM_NAMES: Final = {"num_iterations": "n_estimators", "num_threads": "n_jobs", "seed": "random_state"}
 
 
