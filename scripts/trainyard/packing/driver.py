@@ -34,7 +34,6 @@ from trainyard.packing.reread import reread_outputs
 from trainyard.packing.share_measurement import ShareMeasurement
 from trainyard.packing.time_limits import TimeLimits
 from trainyard.planning import trial_flops
-from trainyard.planning.attempts import reported_epochs
 from trainyard.planning.forecast import summarize_plan
 from trainyard.planning.journal import Ended, Journal, RayUp, SessionStarted, TrialEvent, Work
 from trainyard.planning.memory_request import measured_processes
@@ -42,7 +41,6 @@ from trainyard.planning.plan import Plan, plan_sweep
 from trainyard.planning.search import SuggestionSource
 from trainyard.planning.sweep_state import SweepState
 from trainyard.planning.task import Task, TaskSource
-from trainyard.programs.command import failed_by_itself
 from trainyard.programs.environment import RECORD, find_interpreter, record_environment
 from trainyard.programs.process import wait_for_folder
 from trainyard.utils.environment import environment_variables
@@ -219,7 +217,8 @@ def _run_trials(
     slots, allocation = plan.state.sweep.slots, slurm_allocation.current_allocation()
     limits = TimeLimits(allocation, setup.can_resume, setup.grace_seconds, setup.timeout_seconds)
     names = plan.forecast.to_run(slots.count, limit_seconds=limits.seconds_to_run())
-    tasks = [_task(plan, name) for name in names]
+    expected, least = plan.forecast.seconds, plan.forecast.min_seconds
+    tasks = [plan.state.task(name, expected_seconds=expected.get(name), min_seconds=least.get(name)) for name in names]
     search = SuggestionSource(plan.state, journal) if plan.state.sweep.search else None
     create = partial(
         Packer,
@@ -284,26 +283,6 @@ def _failure_policy(plan: Plan) -> FailurePolicy:
 def _reported_metrics(plan: Plan) -> set[str]:
     """The metrics of the results so far."""
     return {metric for name in plan.state.trials if (result := plan.state.result(name)) for metric in result.metrics}
-
-
-def _task(plan: Plan, name: str) -> Task:
-    """A pending trial as a task of the queue."""
-    trial, tries = plan.state.trials[name], plan.state.attempts_at(name)
-    failed = [each for each in tries if each.outcome == TrialStatus.FAILED]
-    metrics, generation = plan.state.sweep.metrics, plan.state.space.generation(name)
-    numbered = [each for each in tries if each.generation == generation] if metrics and metrics.numbers_rows else []
-    return Task(
-        name,
-        trial.spec,
-        trial.values,
-        generation,
-        earlier_attempts=len(tries),
-        expected_seconds=plan.forecast.seconds.get(name),
-        bad_checkpoints=tuple(each.resumed for each in failed if each.resumed and failed_by_itself(each.error)),
-        min_seconds=plan.forecast.min_seconds.get(name),
-        has_failed=plan.state.has_failed(name),
-        earlier_epochs=tuple(reported_epochs(numbered)),
-    )
 
 
 def _worker_setup(plan: Plan, results: Path, data: Data) -> WorkerSetup:

@@ -152,7 +152,6 @@ class SuggestionSource:
             if drawn.name in known:
                 continue
             if (end := state.end(drawn.name)) is None:
-                trial, earlier = drawn.trial, len(state.attempts_at(drawn.name))
-                return Task(drawn.name, trial.spec, trial.values, space.generation(drawn.name), earlier)
+                return state.task(drawn.name)  # an earlier search may have drawn and started it
             self._ends[drawn.name] = end
         return None

@@ -17,13 +17,15 @@ from trainyard.planning.attempts import (
     attempts_before,
     find_parts,
     find_result,
+    reported_epochs,
     whole_epochs,
     whole_seconds,
 )
 from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.journal import Share
-from trainyard.planning.task import folder_name, output_name
+from trainyard.planning.task import Task, folder_name, output_name
 from trainyard.planning.trial_space import TrialSpace
+from trainyard.programs.command import failed_by_itself
 from trainyard.programs.metrics import find_divergence
 
 _LOST: Final = (
@@ -125,6 +127,25 @@ class SweepState:
     def failed_before(self) -> int:
         """Unfinished trials whose last attempt failed."""
         return sum(map(self.has_failed, self.unfinished))
+
+    def task(self, name: str, *, expected_seconds: float | None = None, min_seconds: float | None = None) -> Task:
+        """A pending trial as a task of the queue."""
+        trial, tries = self.trials[name], self.attempts_at(name)
+        failed = [each for each in tries if each.outcome == TrialStatus.FAILED]
+        metrics, generation = self.sweep.metrics, self.space.generation(name)
+        numbered = [each for each in tries if each.generation == generation] if metrics and metrics.numbers_rows else []
+        return Task(
+            name,
+            trial.spec,
+            trial.values,
+            generation,
+            earlier_attempts=len(tries),
+            expected_seconds=expected_seconds,
+            bad_checkpoints=tuple(each.resumed for each in failed if each.resumed and failed_by_itself(each.error)),
+            min_seconds=min_seconds,
+            has_failed=self.has_failed(name),
+            earlier_epochs=tuple(reported_epochs(numbered)),
+        )
 
     def seconds_of(self, attempt: Attempt) -> float | None:
         """Duration of an attempt and of the parts of earlier ones that it continued."""

@@ -1,11 +1,14 @@
 """The n-th suggestion of a search is a function of its seed and of what the ones before it have come to."""
 
 import pytest
+from trainyard.config.load import check_config
 from trainyard.config.sweep import Sweep
+from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import make_trial
 from trainyard.planning.attempts import Attempt
-from trainyard.planning.journal import Suggested
-from trainyard.planning.search import draw
+from trainyard.planning.journal import Ended, Epoch, Journal, Started, Suggested
+from trainyard.planning.plan import plan_sweep
+from trainyard.planning.search import SuggestionSource, draw
 from trainyard.planning.trial_space import Suggestion, TrialSpace, is_placeholder
 
 VALUES = {
@@ -150,3 +153,23 @@ def test_a_search_ignores_suggestions_of_others_and_those_beyond_its_number_of_t
     space = TrialSpace(made, "digest", [of_other, *own])
     assert [each.trial.values["lr"] for each in space.suggestions] == [lr / 100 for lr in range(1, 13)]
     assert (len(space.trials), space.undrawn_count) == (12, 0)
+
+
+def test_a_configuration_that_an_earlier_search_has_started_resumes_with_the_number_of_its_epoch(tmp_path):
+    """After a change of `mode`, a random search draws the same ones again."""
+    values, metrics = {"x": {"low": 0, "high": 1}}, {"pattern": "loss (?P<loss>{number})"}
+    own = {"command": "./p {x}", "checkpoint": "*.pt", "resume": "{resume_from}", "metrics": metrics}
+
+    def next_task(mode):
+        search = {"method": "random", "trials": 1, "values": values, "metric": "loss", "mode": mode}
+        state = plan_sweep(check_config({"sweeps": {"s": {**own, "search": search}}}), "s", tmp_path).state
+        return SuggestionSource(state, journal).next_task()
+
+    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+        first = next_task("max")
+        journal.record(Started(trial=first.trial, attempt=1))
+        journal.record(Epoch(trial=first.trial, attempt=1, metrics={"epoch": 1, "loss": 0.5}))
+        journal.record(Ended(trial=first.trial, attempt=1, status=TrialStatus.INTERRUPTED))
+        again = next_task("min")
+    assert (again.trial, again.earlier_attempts) == (first.trial, 1)
+    assert [[epoch for _, epoch in each.times] for each in again.earlier_epochs] == [[1]]
