@@ -455,6 +455,7 @@ def test_a_corrected_pattern_of_a_scaling_script_runs_nothing(yard):
     assert history["seconds"].isna().all(), "their times are unknown"
     first = json.loads((folder / "summary.json").read_text())
     assert first["val_loss"] == pytest.approx(2e-05)
+    assert first["trained_epochs"] == 2
     (folder / "summary.json").unlink()
     launch(correct)
     assert runs() == 1, "a finished script does not run again either"
@@ -462,6 +463,10 @@ def test_a_corrected_pattern_of_a_scaling_script_runs_nothing(yard):
     launch(correct.replace("val_loss", "train_loss"))
     second = json.loads((folder / "summary.json").read_text())
     assert second["train_loss"] == pytest.approx(2e-05)
+    assert second["trained_epochs"] == 2
+    launch(r"score=(?P<val_loss>{number})")
+    numbered = json.loads((folder / "summary.json").read_text())
+    assert (numbered["epochs"], numbered["trained_epochs"]) == (2, None), "the script does not say that they are epochs"
     assert (second["val_loss"], second["train_seconds"]) == (None, first["train_seconds"])
     launch(correct, launcher_options=["--max-restarts", "0"])
     assert runs() == 2, "what changes the result has it run"
