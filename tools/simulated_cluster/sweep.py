@@ -4,6 +4,7 @@ import math
 import random
 import statistics
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from trainyard.cluster import slurm_allocation
+from trainyard.cluster.ray_local import RunningRay
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.config import Config
 from trainyard.config.load import check_config
@@ -25,9 +27,8 @@ from trainyard.utils.errors import UserError
 from simulated_cluster.cluster import Account, Cluster, Conditions
 from simulated_cluster.workers import Trial
 
-WITH_TIME: Final = (  # modules
-    driver, journal, live_view, outcomes, packer, shutdown, slot_pool, time_limits, trial_queue
-)  # fmt: skip
+WITH_TIME: Final = (driver, outcomes, packer, shutdown, slot_pool, time_limits, trial_queue)  # modules
+WITH_CLOCK: Final = (journal, live_view)
 WITH_RAY: Final = (packer, shutdown, slot_pool)
 END_SECONDS: Final = 15.0  # to shut a job down
 MAX_JOBS: Final = 100
@@ -162,13 +163,16 @@ def _simulated(cluster: Cluster, allocation: Allocation) -> Iterator[None]:
     """Let the driver run on the simulated cluster, in a job with this allocation."""
 
     @contextmanager
-    def start_ray(*_: Any, **__: Any) -> Iterator[dict[str, float]]:
+    def start_ray(*_: Any, **__: Any) -> Iterator[RunningRay]:
         cluster.clock.sleep(cluster.conditions.ray_seconds)
-        yield {"ray_seconds": cluster.conditions.ray_seconds}
+        seconds = {"ray_seconds": cluster.conditions.ray_seconds}
+        yield RunningRay(seconds, threading.Event())
 
     with ExitStack() as stack:
         for module in WITH_TIME:
             stack.enter_context(patch.object(module, "time", cluster.clock))
+        for module in WITH_CLOCK:
+            stack.enter_context(patch.object(module, "read_clock", cluster.clock.time))
         for module in WITH_RAY:
             stack.enter_context(patch.object(module, "ray", cluster))
         stack.enter_context(patch.object(driver, "start_ray", start_ray))
