@@ -82,7 +82,15 @@ class SweepState:
         has_diverged = attempt.outcome == TrialStatus.DIVERGED and not self._is_unmonitored(attempt)
         if has_diverged or not (attempt.early or attempt.outcome == TrialStatus.STOPPED):
             return False
-        return self.sweep.stop is None or attempt.rule not in (None, self.sweep.stop.rule)
+        return self._rule is None or attempt.rule not in (None, self._rule)
+
+    @cached_property
+    def _rule(self) -> dict[str, Any] | None:
+        return None if self.sweep.stop is None else self.sweep.stop.rule
+
+    @cached_property
+    def _metrics_digest(self) -> str:
+        return metrics_digest(self.sweep.metrics)
 
     @property
     def stopped_before(self) -> list[Attempt]:
@@ -107,7 +115,7 @@ class SweepState:
 
     def _is_misread(self, attempt: Attempt) -> bool:
         """Whether the output of an attempt is known to have been read by other `metrics` rules than the present."""
-        return bool(self.sweep.command) and attempt.metrics_digest not in (None, metrics_digest(self.sweep.metrics))
+        return bool(self.sweep.command) and attempt.metrics_digest not in (None, self._metrics_digest)
 
     def last_attempt(self, trial: str) -> Attempt | None:
         """The last attempt at a trial, if any."""
@@ -230,7 +238,6 @@ class SweepState:
         """
         if not self.sweep.command or self.sweep.metrics is None or not self.sweep.metrics.patterns:
             return []
-        digest = self.sweep.metrics.digest
         numbers = {name: end.number for name in self.trials if (end := self.end(name))}
         return [
             each
@@ -238,12 +245,12 @@ class SweepState:
             for each in self.attempts_at(name)
             if each.generation >= self.space.generation(name)
             and each.number != numbers.get(name)
-            and each.metrics_digest != digest
+            and each.metrics_digest != self._metrics_digest
             and self.output_of(each).exists()
         ]
 
     def _is_outdated(self, end: Attempt) -> bool:
-        if end.outcome == TrialStatus.UNREADABLE or end.metrics_digest != metrics_digest(self.sweep.metrics):
+        if end.outcome == TrialStatus.UNREADABLE or end.metrics_digest != self._metrics_digest:
             return True
         return end.outcome == TrialStatus.DIVERGED and self._is_unmonitored(end)
 
