@@ -102,6 +102,17 @@ def kill_ray(name: str, *, on: str) -> Step:
     return kill
 
 
+def suspend(*, seconds: float) -> Step:
+    """Let Slurm suspend the job for so long, on all of its hosts."""
+
+    def stop(run: Run) -> None:
+        run.cluster.run(["scontrol", "suspend", str(run.jobs()[-1])])
+        time.sleep(seconds)
+        run.cluster.run(["scontrol", "resume", str(run.jobs()[-1])])
+
+    return stop
+
+
 def lose_host(run: Sweep) -> None:
     run.other_host.power_off()
 
@@ -148,6 +159,15 @@ def kill_slurmstepd(run: Run) -> None:
     """Kill the slurmstepd of the job's batch script."""
     host = run.driver_host if isinstance(run, Sweep) else run.rank(0)[0]
     found = processes_named(host, "slurmstepd", ".batch]") or processes_named(host, "slurmstepd", "batch")
+    assert found, [process for process in host.processes() if process.name == "slurmstepd"]
+    for process in found:
+        process.signal(signal.SIGKILL)
+
+
+def kill_slurmstepd_of_step(run: Run) -> None:
+    """Kill the slurmstepd of the step in which the sweep, or rank 1 of the training, runs."""
+    host = run.driver_host if isinstance(run, Sweep) else run.rank(1)[0]
+    found = [each for each in processes_named(host, "slurmstepd") if each not in processes_named(host, "batch")]
     assert found, [process for process in host.processes() if process.name == "slurmstepd"]
     for process in found:
         process.signal(signal.SIGKILL)
@@ -222,6 +242,25 @@ def fill_disk(run: Run) -> None:
 
 def free_disk(run: Run) -> None:
     (run.seen / "filler").unlink()
+
+
+def delete_results(run: Run) -> None:
+    """Delete all results while the job runs."""
+    (run.seen / "results").rename(run.seen / "deleted")
+
+
+def fill_tmp(run: Run) -> None:
+    """Leave no space in /tmp of the hosts."""
+    for host in run.cluster.hosts.values():
+        host.run(["mount", "-o", "remount,size=1m", "/tmp"])
+        host.run(["sh", "-c", "cat /dev/zero > /tmp/filler"], check=False)
+
+
+def free_tmp(run: Run) -> None:
+    complete = run.is_complete()
+    for host in run.cluster.hosts.values():
+        host.run(["sh", "-c", "rm /tmp/filler; mount -o remount,size=50% /tmp"])
+    assert complete, run.story()
 
 
 def move_project(run: Run) -> None:
@@ -356,6 +395,9 @@ SWEEP = [
     Fault("GPU on which every trial fails", break_gpu, 60, says=(r"planned trouble \(.*, line \d+\); see .*\.log",)),
     Fault("Ray's head killed", kill_ray("gcs_server", on="driver"), 120, nodes=2),
     Fault("Ray on a node killed", kill_ray("raylet", on="other"), 120, nodes=2),
+    Fault("Ray on the driver's node killed", kill_ray("raylet", on="driver"), 60, says=("starting Ray again",)),
+    Fault("suspended for 45 s", suspend(seconds=45), 120),
+    Fault("suspended for 45 s on two nodes", suspend(seconds=45), 120, nodes=2),
     Fault("host lost", lose_host, 120, nodes=2, says=("the worker's process ended|node",), quick=True),
     Fault("host cut off the network", cut_off(), 240, nodes=2, leaves=KILLED_AT_ITS_RETURN),
     Fault("host cut off the network for 90 s", cut_off(seconds=90), 240, nodes=2, leaves=KILLED_AT_ITS_RETURN),
@@ -364,6 +406,7 @@ SWEEP = [
     Fault("slurmdbd away while the job ends", lose_daemon("slurmdbd", seconds=15), 120, opens=False),
     Fault("slurmctld away while the job ends", lose_daemon("slurmctld", seconds=15), 120, opens=False),
     Fault("slurmstepd killed", kill_slurmstepd, 300),
+    Fault("slurmstepd of the step killed", kill_slurmstepd_of_step, 120),
     Fault("scancel", cancel, 60),
     Fault("walltime", nothing, 180, minutes=1, opens=False, says=("before the end of the walltime",)),
     Fault("preempted and requeued", preempt, 60, resources=REQUEUED, says=("DUE TO PREEMPTION",)),
@@ -375,6 +418,7 @@ SWEEP = [
     Fault("second snakemake on the same sweep", start_a_second, 120, says=WAITS),
     Fault("snakemake killed, and started while its job runs", kill_snakemake_and_start_again, 120, says=WAITS),
     Fault("clocks a minute apart", nothing, 60, nodes=2, before=set_clock_ahead),
+    Fault("results deleted", delete_results, 60),
     Fault("results moved to another path", kill_driver, 60, then=move_project),
 ]
 RAISES = trouble_rank(1, "raise RuntimeError('planned trouble')")
@@ -392,6 +436,7 @@ TRAINING = [
         says=("rank 0 timed out in a collective operation.* takes longer than collective_timeout_minutes",),
     ),
     Fault("host lost", lose_rank_1, 120, job=Training),
+    Fault("slurmstepd of the step killed", kill_slurmstepd_of_step, 120, job=Training),
     Fault(
         "host cut off until all work is finished",
         cut_rank_0_off,
@@ -400,6 +445,7 @@ TRAINING = [
         before=shorten_timeout,
         leaves=KILLED_AT_ITS_RETURN,
     ),
+    Fault("full /tmp", nothing, 60, job=Training, before=fill_tmp, then=free_tmp),
     Fault("ports taken", nothing, 60, job=Training, before=take_ports, then=free_ports),
     Fault("NaN on one rank", trouble_rank(1, "factor = float('nan')"), 60, job=Training),
     Fault("checkpoint truncated", cancel, 60, job=Training, then=damage_checkpoint("truncate"), says=SKIPPED),

@@ -45,7 +45,7 @@ import os
 import shlex
 import threading
 import time
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,13 +76,16 @@ LOOK_SECONDS: Final = (0.5, 5)  # bounds of the time between two looks at output
 END_SECONDS: Final = 1.5  # from the last output file of a job until Slurm reports its end
 
 
-def register(config_file: Path | None = None, *, own_rules: Any = None) -> None:
+def register(
+    config_file: Path | None = None, *, own_rules: Any = None, before_submission: Callable[[], None] = lambda: None
+) -> None:
     """Make `executor: slurm` use this executor, and a requeued job append to its log.
 
     Jobs read `config_file` in place of those of the command line; with None, they read the same. `own_rules`: the
-    folder of Trainyard's own rules, as Snakemake names it.
+    folder of Trainyard's own rules, as Snakemake names it. `before_submission` makes what jobs need.
     """
     SlurmExecutor.config_file, SlurmExecutor.own_rules = config_file, own_rules
+    SlurmExecutor.before_submission = staticmethod(before_submission)
     os.environ.setdefault("SBATCH_OPEN_MODE", "append")
     ExecutorPluginRegistry().get_plugin("slurm").executor = SlurmExecutor
 
@@ -92,6 +95,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
 
     config_file: Path | None = None
     own_rules: Any = None  # a SourceFile of Snakemake
+    before_submission: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, workflow: Any, logger: Any) -> None:
         self._to_submit: list[Any] = []  # jobs, at the end of a check; no retry counts for them
@@ -121,6 +125,10 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             self._to_submit.append(job)
             return
         self._failed_nodes, self._submitted_at = self._excluded_nodes(), time.monotonic()
+        try:
+            self.before_submission()
+        except UserError as error:  # the job will name what it lacks; an exception would be lost in a thread
+            self.logger.warning(str(error))
         if job.is_group():
             super().run_job(job)
             return
@@ -167,6 +175,8 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
             has_gpus = bool(job.resources.get("gpu"))  # requested with --gpus
             options = [get_cpu_setting(job, has_gpus), get_gpu_setting(job), get_node_setting(job)]
             step += ["srun", "-n1", "--cpu-bind=q", *filter(None, options)]
+            task = [shlex.quote(job_script.__file__), job_script.TASK, job_script.ENDED, "snakemake"]
+            command = command.replace(" -m snakemake ", f" {' '.join(task)} ", 1)
         return f"{' '.join(step)} {command}"
 
     def _excluded_nodes(self) -> set[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.cli.workflow import JOB_RULES, Workflow
+from trainyard.cluster.held_folders import hold_until_end
 from trainyard.config.load import compose
 from trainyard.config.parser import parse_value
 from trainyard.utils.errors import UserError
@@ -50,11 +51,14 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
     dry_run = snakemake.output_settings.dryrun
     if dry_run or (is_module and snakemake.is_main_process):  # Snakemake runs no `onstart` of these
         workflow.check(dry_run=dry_run)
+    if not dry_run:
+        hold_until_end(Path(snakemake._snakemake_tmp_dir.name))
     if importlib.util.find_spec("snakemake_executor_plugin_slurm"):
         from trainyard.cli import slurm_executor
 
         rules = snakemake.current_basedir.join("workflow/rules")
-        slurm_executor.register(None if is_module else workflow.config_file.absolute(), own_rules=rules)
+        file = None if is_module else workflow.config_file.absolute()
+        slurm_executor.register(file, own_rules=rules, before_submission=workflow.keep_config)
     return workflow
 
 

@@ -118,8 +118,8 @@ class Workflow:
         """
 
         def command(wildcards: Wildcards, output: Any) -> str:
-            if self._before_jobs() and not self.config_file.exists():
-                self.write_config()
+            if self._before_jobs():
+                self.keep_config()
             options = ["--config", str(self.config_file), "--results", str(self._results)]
             return f"{self._python()} {shlex.join([str(SCRIPTS / f'{name}.py'), *options])}"
 
@@ -173,6 +173,11 @@ class Workflow:
         is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as by `snakemake &` in a script
         if not is_ignored and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, interrupt)
+
+    def keep_config(self) -> None:
+        """Write the config of this run unless its file is there: the results may have been deleted meanwhile."""
+        if not self.config_file.exists():
+            self.write_config()
 
     def print_summary(self, run: Any, *, succeeded: bool) -> None:
         """Print what a run, a `snakemake.workflow.Workflow`, came to; nothing after `--touch`, which runs no job.

@@ -1,7 +1,7 @@
 """Folders on a node's own disk that last only as long as the processes that use them.
 
 A process holds such a folder by a lock on it. The kernel releases the lock when the process ends, also after SIGKILL.
-If a whole job is killed, its folders remain; the next process that calls `remove_unheld` removes folders that are not
+If a whole job is killed, its folders remain; the next one on the node, of whatever rule, removes folders that are not
 held. NFS and Lustre grant such a lock, but it holds on one node only: where other nodes may see a folder, each node
 removes only its own.
 """
@@ -23,6 +23,8 @@ from trainyard.utils.files import expand_path
 
 _PLAIN_PATH: Final = re.compile(r"[\w/.+-]+", re.ASCII)
 MAX_PAUSE_SECONDS: Final = 0.05  # between two attempts at a lock
+RAY_PREFIX: Final = "ty-ray-"  # of private folders with the files of Ray
+HELD_MARK: Final = ".trainyard"  # in a temporary folder of Snakemake that is held, as those of other workflows are not
 ORPHAN_SECONDS: Final = 60  # minimum age before removal: a new folder exists for a moment before it is locked
 
 
@@ -48,6 +50,18 @@ def private_folder(prefix: str, *, max_path_length: int) -> Iterator[Path]:
     finally:
         shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
+
+
+def hold_until_end(path: Path) -> None:
+    """Hold Snakemake's temporary folder until this process ends, and remove what killed jobs have left beside it."""
+    with contextlib.suppress(OSError):  # on a full disk, or one without locks
+        (path / HELD_MARK).touch()
+        fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for parent in {path.parent, Path("/tmp")}:
+        if not _is_on_network(str(parent)):
+            remove_unheld(parent, f"{RAY_PREFIX}*", older_than_seconds=ORPHAN_SECONDS)
+            for mark in parent.glob(f"snakemake*/{HELD_MARK}"):
+                remove_unheld(parent, mark.parent.name, older_than_seconds=ORPHAN_SECONDS)
 
 
 def _is_on_network(folder: str) -> bool:

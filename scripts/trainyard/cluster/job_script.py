@@ -1,15 +1,32 @@
-"""Run a command of a batch job without the variables that would set options of its srun: `job_script.py COMMAND...`.
+"""What the script of a batch job runs: `job_script.py COMMAND...`.
 
 sbatch exports its own options, such as SLURM_NTASKS or SLURM_MEM_PER_NODE, to the job, and srun reads them as defaults
-that may contradict its command line. Variables that name the job stay. This file runs first in each job, so it
-imports nothing of Trainyard.
+that may contradict its command line. The command runs without them. Variables that name the job stay.
+
+If slurmstepd of a step is killed, srun waits for the end of its task until the end of the walltime. So the task of a
+command `srun ... job_script.py --task @ended MODULE ...` is this file again, which tells the first one when it ends,
+through a socket of the node.
+
+This file runs first in each job, so it imports nothing of Trainyard.
 """
 
+import contextlib
 import os
+import runpy
+import secrets
+import signal
+import socket
+import struct
+import subprocess
 import sys
+import threading
 from collections.abc import Mapping
-from typing import Final, NoReturn
+from pathlib import Path
+from typing import Final
 
+TASK: Final = "--task"
+ENDED: Final = "@ended"  # in the command line: replaced by the name of the socket
+SRUN_SECONDS: Final = 15.0  # from the end of the task to the end of srun
 OPTIONS: Final = ("SLURM_", "SRUN_", "SBATCH_")
 KEPT: Final = {
     "SLURM_CONF",
@@ -27,13 +44,82 @@ def without_options(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name in KEPT or not name.startswith(OPTIONS)}
 
 
-def main(command: list[str]) -> NoReturn:
-    """Become the command."""
+def main(command: list[str]) -> int:
+    """Run the command, or become it if it has no task that tells its end; returns its exit code."""
+    if command[0] == TASK:
+        return _run_task(command[1], command[2:])
+    environment = without_options(os.environ)
     try:
-        os.execvpe(command[0], command, without_options(os.environ))
+        if ENDED in command:
+            return _run_step(command, environment)
+        os.execvpe(command[0], command, environment)
     except OSError as error:
-        sys.exit(f"{command[0]}: {error.strerror}")
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+    return 1
+
+
+def _run_step(command: list[str], environment: Mapping[str, str]) -> int:
+    name, codes = f"trainyard-{secrets.token_hex(16)}", list[int]()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        # Slurm sends them to srun, too, or only to srun's task.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, lambda *_: None)
+        srun = subprocess.Popen([name if word == ENDED else word for word in command], env=environment)
+        threading.Thread(target=_end_with_task, args=(srun, listener, codes), daemon=True).start()
+        code = srun.wait()
+    if codes:
+        return codes[0]
+    return code if code >= 0 else 128 - code
+
+
+def _end_with_task(srun: "subprocess.Popen[bytes]", listener: socket.socket, codes: list[int]) -> None:
+    """End srun soon after its task has ended; `codes` then gets the exit code of the task."""
+    while True:
+        connection, _ = listener.accept()
+        _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if user == os.getuid():
+            break
+        connection.close()
+    told = b""
+    while part := connection.recv(16):  # b"" once the task has ended
+        told += part
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        srun.wait(SRUN_SECONDS)
+        return
+    print(
+        "srun does not end although its task has ended: it is ended (was slurmstepd of this step killed?)", flush=True
+    )
+    codes.append(int(told or b"1"))
+    srun.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        srun.wait(SRUN_SECONDS)
+    srun.kill()
+
+
+def _run_task(name: str, command: list[str]) -> int:
+    """Run a module in this process; the socket with this name is told its exit code, and closes with the process."""
+    task = socket.socket(socket.AF_UNIX)
+    code = 1
+    try:
+        with contextlib.suppress(OSError):
+            task.connect(f"\0{name}")
+        sys.argv, sys.path[0] = command, str(Path.cwd())  # as with `python -m`
+        runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            task.sendall(str(code).encode())
+        _open_until_end.append(task)
+    return code
+
+
+_open_until_end: list[socket.socket] = []
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # A Unix socket path has at most 107 characters; "/r/session_<date>_<time>_<pid>/sockets/plasma_store" takes 66.
 LONGEST_DIRECTORY: Final = 38
 KILL_SECONDS: Final = 5.0  # after SIGKILL
+NEVER: Final = str(10**9)  # failed health checks, which take seconds each
 # Trials read their data from files: the object store only holds large messages. Ray requires at least 75 MiB.
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024
 
@@ -180,7 +181,7 @@ def _timed(*, into: dict[str, float], name: str) -> Iterator[None]:
 
 def private_directory() -> contextlib.AbstractContextManager[Path]:
     """A directory on this node for the files of Ray, with a short path and mode 0700."""
-    return held_folders.private_folder("ty-ray-", max_path_length=LONGEST_DIRECTORY)
+    return held_folders.private_folder(held_folders.RAY_PREFIX, max_path_length=LONGEST_DIRECTORY)
 
 
 @contextlib.contextmanager
@@ -245,5 +246,7 @@ def ray_environment(directory: Path, *, token: str, networked: bool) -> Iterator
     variables = {**ENVIRONMENT, "RAY_AUTH_TOKEN_PATH": str(path)}
     if networked:  # otherwise other nodes cannot connect
         variables["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = None
+    else:  # on one node, the end of the raylet is seen at once, and one that was suspended has not failed
+        variables["RAY_health_check_failure_threshold"] = NEVER
     with environment_variables(variables):
         yield

@@ -5,10 +5,11 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainyard.scaling.notices import block_notices
-from trainyard.scaling.rendezvous import Rendezvous, RendezvousError, find_node_rank
+from trainyard.scaling.rendezvous import Rendezvous, RendezvousError, end_together, find_node_rank
 from trainyard.utils.fast_start import torch_without_meta_kernels
 
 
@@ -22,6 +23,12 @@ def main() -> int:
     arguments = parser.parse_args()
     nodes = arguments.nodes.split(",")
     node_rank = find_node_rank(nodes)
+    code = _run(arguments, nodes, node_rank)
+    end_together(arguments.folder, task=node_rank, tasks=len(nodes), code=code)
+    return code
+
+
+def _run(arguments: argparse.Namespace, nodes: Sequence[str], node_rank: int) -> int:
     try:
         endpoint, listener = Rendezvous(arguments.folder, nodes, rank=node_rank).meet()
     except RendezvousError:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
@@ -15,6 +16,7 @@ from trainyard.cluster.srun import srun_options
 from trainyard.config.scaling import split_scale
 from trainyard.scaling import rendezvous
 from trainyard.scaling.notices import forward_to_launched
+from trainyard.scaling.rendezvous import StepEnd
 from trainyard.training import rank_failures
 from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import SCRIPTS, helper_command
@@ -32,6 +34,8 @@ LAUNCHER_MODULES: Final = {
     "accelerate": "accelerate.commands.launch",
     "deepspeed": "deepspeed.launcher.runner",
 }
+WAIT_SECONDS: Final = 5.0
+SRUN_ENDED: Final = "srun does not end although its tasks have ended: it is ended (was slurmstepd of this step killed?)"
 log = logging.getLogger(__name__)
 
 
@@ -49,7 +53,7 @@ def launch(scale: str, options: Sequence[str]) -> int:
         process = subprocess.Popen(training_command(scale, options, folder=folder, allocation=given), env=environment)
         forward_to_launched(process, through_srun=given is not None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # torchrun also receives Ctrl-C, and ends first
-        code = wait_as_shell(process)
+        code = _wait(process, StepEnd(Path(folder), tasks=split_scale(scale)[0])) if given else wait_as_shell(process)
         if problem := rendezvous.problem(Path(folder)):
             log.error("%s", problem)
         elif first := rank_failures.first_failure(Path(folder)):
@@ -61,6 +65,23 @@ def wait_as_shell(process: "subprocess.Popen[bytes]") -> int:
     """Wait for a process; returns its exit code, or 128 + the number of the signal that ended it."""
     code = process.wait()
     return code if code >= 0 else 128 - code
+
+
+def _wait(srun: "subprocess.Popen[bytes]", step: StepEnd) -> int:
+    """Wait for srun, and end it if it does not notice that its tasks have ended; returns the code, as a shell would.
+
+    Otherwise, the job would hold its GPUs until the end of the walltime.
+    """
+    while (code := step.overdue_code()) is None:
+        with suppress(subprocess.TimeoutExpired):
+            code = srun.wait(timeout=WAIT_SECONDS)
+            return code if code >= 0 else 128 - code
+    log.warning("%s", SRUN_ENDED)
+    srun.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        srun.wait(timeout=WAIT_SECONDS)
+    srun.kill()
+    return code
 
 
 def training_command(

@@ -25,7 +25,7 @@ from typing import Any, Final, NoReturn
 from trainyard.cluster import host
 from trainyard.cluster.ports import PORTS
 from trainyard.utils.errors import UserError
-from trainyard.utils.files import write_json
+from trainyard.utils.files import atomic_write, write_json
 
 SECONDS: Final = "TRAINYARD_RENDEZVOUS_SECONDS"  # environment variable: how long the nodes may take to connect
 DEFAULT_SECONDS: Final = 60.0
@@ -33,7 +33,11 @@ START_FACTOR: Final = 5  # starting Python on all nodes may take this many times
 GRACE_SECONDS: Final = 15.0  # until a file is visible on the first node; its error is the one that counts
 POLL_SECONDS: Final = 0.1
 LOOPBACK: Final = "127.0.0.1"
-_ENDPOINT, _PROBLEM, _RELEASED = "endpoint.json", "problem.json", "released"
+# Until srun ends after its tasks, and until it has ended the other tasks after one has failed.
+SRUN_SECONDS: Final = 15.0
+KILL_SECONDS: Final = 120.0
+LOOK_SECONDS: Final = 5.0  # between looks for tasks that have ended
+_ENDPOINT, _PROBLEM, _RELEASED, _ENDED = "endpoint.json", "problem.json", "released", "ended-"
 
 
 @dataclass(frozen=True)
@@ -86,11 +90,37 @@ def find_node_rank(nodes: Sequence[str]) -> int:
     return names.index(own) if own in names else int(os.environ["SLURM_NODEID"])
 
 
-def end_together(folder: Path, *, task: int, tasks: int, seconds: float) -> None:
+def end_together(folder: Path, *, task: int, tasks: int, code: int, seconds: float = 0.0) -> None:
     """Record that the command of a task has ended, and wait up to `seconds` for the commands of all tasks."""
     with suppress(OSError):  # the disk is full, or the launcher has ended and removed the folder
-        (folder / f"ended-{task}").touch()
-        _await(folder, [f"ended-{each}" for each in range(tasks)], seconds)
+        with atomic_write(folder / f"{_ENDED}{task}") as file:
+            file.write(str(code))
+        _await(folder, [f"{_ENDED}{each}" for each in range(tasks)], seconds)
+
+
+class StepEnd:
+    """Notices that the tasks of a step have ended, which srun does not report if the step's slurmstepd was killed."""
+
+    def __init__(self, folder: Path, *, tasks: int) -> None:
+        """The tasks record their end in `folder`."""
+        self._folder, self._tasks = folder, tasks
+        self._looked_at = self._ended_at = -math.inf  # on the monotonic clock
+        self._codes: list[int] = []
+
+    def overdue_code(self) -> int | None:
+        """The exit code of the step, once all tasks or a failed one ended so long ago that srun will not."""
+        now = time.monotonic()
+        if now - self._looked_at > LOOK_SECONDS:
+            self._looked_at = now
+            with suppress(OSError):
+                names = [name for name in os.listdir(self._folder) if name.startswith(_ENDED)]
+                codes = [int((self._folder / name).read_text()) for name in names]
+                if len(codes) > len(self._codes):
+                    self._codes, self._ended_at = codes, now
+        has_ended = len(self._codes) == self._tasks
+        if not (has_ended or any(self._codes)) or now - self._ended_at < (SRUN_SECONDS if has_ended else KILL_SECONDS):
+            return None
+        return max(self._codes, key=abs)
 
 
 class Rendezvous:

@@ -34,7 +34,7 @@ from trainyard.programs.output_file import OutputReader
 from trainyard.programs.process import FolderClaim, GuardedProcess, ProcessGuard, claim_folder
 from trainyard.programs.row_limiter import Row, shift_epoch
 from trainyard.scaling import rendezvous
-from trainyard.scaling.launchers import check_allocation, script_command
+from trainyard.scaling.launchers import SRUN_ENDED, WAIT_SECONDS, check_allocation, script_command
 from trainyard.scaling.reported_rows import ReportedRows
 from trainyard.utils.errors import ContinuedError, FinalError, UserError
 from trainyard.utils.files import atomic_write, hold_lock, write_json
@@ -163,8 +163,13 @@ class UserScript:
             log.info("launching: %s", " ".join(line))
             numbers_rows = self._study.metrics is not None and self._study.metrics.numbers_rows
             before = epochs_before(self._reported.epochs(), kept) if kept and numbers_rows else 0
-            with self._reported.launch(resumes=kept is not None):
-                code, reason, error, reported = self._monitor(line, claimed, resumed=kept is not None, before=before)
+            step = None
+            if line[0] == "srun":
+                per_node = self._gpus if self._study.launcher == "srun" else 1
+                step = rendezvous.StepEnd(Path(meeting), tasks=self._nodes * per_node)
+            resumed = kept is not None
+            with self._reported.launch(resumes=resumed):
+                code, reason, error, reported = self._monitor(line, claimed, step, resumed=resumed, before=before)
             problem = rendezvous.problem(Path(meeting))
         if problem:
             raise UserError(problem)
@@ -236,9 +241,11 @@ class UserScript:
         return path
 
     def _monitor(
-        self, line: list[str], claimed: FolderClaim, *, resumed: bool, before: int
+        self, line: list[str], claimed: FolderClaim, step: rendezvous.StepEnd | None, *, resumed: bool, before: int
     ) -> tuple[int, str, str, MetricsCollector]:
         """Run a command, log its output and collect its metrics, whose epochs are those after the first `before` ones.
+
+        It is ended if it is srun and does not notice the end of its `step`.
 
         Returns the exit code, why the command was ended, or "", the error that its output names, and the collector.
         """
@@ -260,9 +267,12 @@ class UserScript:
         signalled = threading.Event()
         for number in (*NOTICES, signal.SIGINT):
             signal.signal(number, lambda number, frame: signalled.set())
-        reason = ""
+        reason, overdue = "", None
         running = True
         while running:
+            if step and overdue is None and (overdue := step.overdue_code()) is not None:
+                log.warning("%s", SRUN_ENDED)
+                threading.Thread(target=process.end, args=(WAIT_SECONDS,), daemon=True).start()
             if not reason and (reason := self._reason_to_end(signalled)):
                 ending = {"grace_seconds": self._study.grace_seconds, "through_srun": line[0] == "srun"}
                 threading.Thread(target=_end, args=(process,), kwargs=ending, daemon=True).start()
@@ -272,11 +282,12 @@ class UserScript:
                 if text is not None:
                     log.info("%s", text)
                     reported.add_line(text)
-            for row in reported.new_rows(final=not running, torn=not running and process.wait() != 0):
+            code = overdue if running or overdue is not None else process.wait()
+            for row in reported.new_rows(final=not running, torn=not running and code != 0):
                 self._reported.add(shift_epoch(row, before))
             if warning := reported.take_warning():
                 log.warning("%s", warning)
-        return process.wait(), reason, output.error(), reported
+        return process.wait() if overdue is None else overdue, reason, output.error(), reported
 
     def _reason_to_end(self, signalled: threading.Event) -> str:
         """Why the script must end now; "" if it need not."""

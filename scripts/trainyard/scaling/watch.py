@@ -81,7 +81,7 @@ def main() -> int:
         line = [word.replace(placeholder, value) for word in line]
     process, notice = _start(line, _environment(arguments, endpoint), arguments.workdir)
     code = _wait(process, arguments) if local_rank == 0 else wait_as_shell(process)
-    _end_together(arguments, notice)
+    _end_together(arguments, notice, code)
     return code
 
 
@@ -149,14 +149,14 @@ def _wait(process: "subprocess.Popen[bytes]", arguments: argparse.Namespace) -> 
     return code
 
 
-def _end_together(arguments: argparse.Namespace, notice: StopNotice) -> None:
+def _end_together(arguments: argparse.Namespace, notice: StopNotice, code: int) -> None:
     """After a notice, wait for the other tasks of the step: srun would end them before they have saved their state."""
     if arguments.per_gpu:
         task, tasks = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
     else:
         task, tasks = _node_rank(arguments), len(arguments.nodes.split(","))
     seconds = arguments.grace_seconds if notice.is_given else 0.0
-    end_together(arguments.rendezvous, task=task, tasks=tasks, seconds=seconds)
+    end_together(arguments.rendezvous, task=task, tasks=tasks, code=code, seconds=seconds)
 
 
 def _sample(arguments: argparse.Namespace, ended: threading.Event) -> None:

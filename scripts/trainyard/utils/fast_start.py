@@ -24,11 +24,9 @@ if TYPE_CHECKING:
 SWITCH: Final = "TRAINYARD_FAST_START"
 TESTED: Final = {"torch": ("2.15",), "ray": ("2.60",)}  # releases, as major.minor
 REGISTRATION_TIMEOUT_SECONDS: Final = 60.0
-# A program that waits until the process that started it has ended. If it ended before the program asks for it, the
-# parent is init.
+# A program that waits until the raylet that started it has ended. Then its parent is init, or a process that adopts.
 WAITING: Final = """import os, time
-parent = os.getppid()
-while os.getppid() == parent != 1:
+while os.getppid() == int(os.environ["RAY_RAYLET_PID"]):
     time.sleep(0.5)
 """
 CLOSED_PORT: Final = 1  # only root could listen there

@@ -17,6 +17,7 @@ from trainyard.cli.job_limits import JobLimits
 from trainyard.cli.slurm_executor import SlurmExecutor
 from trainyard.cluster.slurm_limits import Limits
 from trainyard.cluster.user_jobs import Request, UserJob
+from trainyard.utils.errors import UserError
 
 
 @pytest.fixture
@@ -105,6 +106,24 @@ def test_a_planned_continuation_is_no_error(executor, monkeypatch, tmp_path, sai
     executor.print_job_error(info)
     line = "Slurm job 7 has ended before its walltime, as planned, with work left: job 4 (sweep depth) continues in"
     assert [text.startswith("error" if is_error else line) for text in said] == [True]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_before_each_submission_the_config_is_there_also_if_the_results_were_deleted(monkeypatch, fails):
+    said, submitted = [], []
+
+    def write():
+        said.append("written")
+        if fails:
+            raise UserError("no space left")
+
+    monkeypatch.setattr(Executor, "run_job", lambda self, job: submitted.append(job))
+    monkeypatch.setattr(SlurmExecutor, "before_submission", staticmethod(write))
+    executor, job = SlurmExecutor.__new__(SlurmExecutor), SimpleNamespace(is_group=lambda: True)
+    executor.workflow = SimpleNamespace(executor_settings=SimpleNamespace(exclude_failed_nodes=None))
+    executor.logger = SimpleNamespace(warning=said.append)
+    executor.run_job(job)
+    assert (said, submitted) == (["written", "no space left"] if fails else ["written"], [job])
 
 
 def test_jobs_read_the_config_of_this_run(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from trainyard.cluster import host
-from trainyard.cluster.held_folders import private_folder, remove_unheld, shared_folder
+from trainyard.cluster.held_folders import HELD_MARK, hold_until_end, private_folder, remove_unheld, shared_folder
 
 
 @pytest.mark.parametrize("name", ["é", "a b", "$HOME", 'qu"ote', "long" * 9])
@@ -76,3 +76,21 @@ def test_a_folder_that_another_user_has_filled_meanwhile_is_used_at_once(tmp_pat
         with use() as folder:
             assert filled == [folder]
     assert not path.exists()
+
+
+def test_a_job_removes_what_killed_jobs_have_left_and_nothing_that_may_be_in_use(tmp_path):
+    names = ("ty-ray-left", "ty-ray-held", "snakemake-left", "snakemake-held", "snakemake-of-others", "snakemake-own")
+    folders = {name: tmp_path / name for name in names}
+    with ExitStack() as stack:
+        for name, folder in folders.items():
+            folder.mkdir()
+            if name in ("snakemake-left", "snakemake-held"):
+                (folder / HELD_MARK).touch()
+            if name.endswith("-held"):
+                lock = os.open(folder, os.O_RDONLY)
+                stack.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            os.utime(folder, (0, 0))
+        hold_until_end(folders["snakemake-own"])
+        kept = {each.name for each in tmp_path.iterdir()}
+    assert kept == set(names) - {"ty-ray-left", "snakemake-left"}

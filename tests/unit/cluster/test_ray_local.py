@@ -1,9 +1,13 @@
 """The local Ray leaves nothing on the node."""
 
+import os
 import subprocess
 import sys
 
+import pytest
+from slurm_cluster.waiting import PATIENCE_SECONDS
 from trainyard.cluster import ray_local
+from trainyard.utils.fast_start import WAITING
 
 
 def test_workers_that_outlive_ray_are_killed_before_they_create_its_folders_again(tmp_path):
@@ -19,3 +23,17 @@ def test_workers_that_outlive_ray_are_killed_before_they_create_its_folders_agai
         for process in (starting, watchdog):
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_the_stand_in_of_an_agent_of_ray_runs_as_long_as_its_raylet(has_ended):
+    """Also if the raylet ended before the stand-in asks for its parent, which then is init or whoever adopts."""
+    raylet = 2**22 if has_ended else os.getpid()  # no process can have the first number
+    command = [sys.executable, "-I", "-S", "-c", WAITING]
+    with subprocess.Popen(command, env={"RAY_RAYLET_PID": str(raylet)}) as standing_in:
+        if has_ended:
+            assert standing_in.wait(PATIENCE_SECONDS) == 0
+        else:
+            with pytest.raises(subprocess.TimeoutExpired):
+                standing_in.wait(1.0)
+            standing_in.kill()

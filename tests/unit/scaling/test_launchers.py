@@ -1,6 +1,7 @@
 """Launch commands, compared with golden texts."""
 
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from trainyard.cluster import host
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.scaling import Scaling
 from trainyard.planning.forecast import is_trained
-from trainyard.scaling import user_script
+from trainyard.scaling import launchers, rendezvous, user_script
 from trainyard.scaling.launchers import TRAIN, script_command, training_command
 from trainyard.scaling.user_script import UserScript
 from trainyard.utils.errors import UserError
@@ -180,3 +181,20 @@ def test_torchrun_grants_its_ranks_the_grace_period_of_the_study(tmp_path, monke
     assert is_trained(study, "1x1", tmp_path, tmp_path)
     for change in ({"retrain": 1}, {"launcher_options": ["--max-restarts", "1"]}):
         assert not is_trained(Scaling.model_validate(options | change), "1x1", tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize(("codes", "expected"), [([0, 0], 0), ([0, 3], 3), ([1], 1), ([0], None), ([], None)])
+def test_srun_ends_soon_after_all_tasks_of_its_step_or_a_failed_one(tmp_path, monkeypatch, codes, expected):
+    """If slurmstepd was killed, srun waits for its tasks until the end of the walltime."""
+    for name in ("LOOK_SECONDS", "SRUN_SECONDS", "KILL_SECONDS"):
+        monkeypatch.setattr(rendezvous, name, 0.0)
+    monkeypatch.setattr(launchers, "WAIT_SECONDS", 0.1)
+    for task, code in enumerate(codes):
+        rendezvous.end_together(tmp_path, task=task, tasks=2, code=code)
+    step = rendezvous.StepEnd(tmp_path, tasks=2)
+    if expected is None:
+        assert step.overdue_code() is None
+        return
+    with subprocess.Popen(["sleep", "3600"]) as srun_of_it:
+        assert launchers._wait(srun_of_it, step) == expected
+        assert srun_of_it.wait(10) < 0
