@@ -178,7 +178,7 @@ def _charged(plan: Plan, units: int, *, asked: float | None, predicted: float | 
 
 def _basis(plan: Plan) -> str:
     if plan.forecast.seconds:
-        return f"{plan.forecast.evidence_count} measured trials"
+        return f"{len(plan.state.measured_seconds)} measured trials"
     if plan.state.sweep.cost is not None:
         return "no evidence; ordered by `cost`"
     return "no evidence; ordered by FLOPs" if plan.state.work.keys() >= set(plan.forecast.pending) else "no evidence"

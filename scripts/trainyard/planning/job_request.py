@@ -94,10 +94,15 @@ class JobRequest:
 
     @cached_property
     def sure_seconds(self) -> float | None:
-        """The makespan that the walltime must cover; None without evidence."""
+        """The makespan that the walltime must cover; None without evidence.
+
+        It never exceeds the trials one after another: few trials say little about the others, and a job that waits
+        long for an absurd walltime is worse than a second one.
+        """
         if self.predicted_range is None:
             return None
-        return max(_quantile(self._samples, WALLTIME_QUANTILE), self.predicted_range[1])
+        likely = max(_quantile(self._samples, WALLTIME_QUANTILE), self.predicted_range[1])
+        return min(likely, self._forecast.serial_seconds)
 
     @cached_property
     def _samples(self) -> list[float]:
@@ -117,7 +122,7 @@ class JobRequest:
         """The walltime to request without a limit."""
         if not self._forecast.pending:
             return TABLES_MINUTES
-        training = self._forecast.longest_interrupted_seconds if self.sure_seconds is None else self.sure_seconds
+        training = self._state.longest_interrupted_seconds if self.sure_seconds is None else self.sure_seconds
         minutes = math.ceil((training + self._state.startup_seconds + self.margin_seconds) / 60)
         return max(UNPROVEN_MINUTES, minutes) if self.sure_seconds is None else minutes
 

@@ -1,20 +1,26 @@
 """The order in which trials start: the best of several, judged by their mean makespan over samples of the durations.
 
-A slot that becomes free takes the next trial in this order (list scheduling). Candidates are longest first, whose
-makespan is at most 4/3 - 1/(3G) times the optimum on G slots (Graham, Bounds on Multiprocessing Timing Anomalies,
-1969), the order in which trials start in a MULTIFIT schedule (Coffman, Garey and Johnson, An Application of Bin-Packing
-to Multiprocessor Scheduling, 1978), and what a local search finds from the best of these. The search is limited by a
-number of operations and not by time, so that the same samples give the same order on every machine.
+Before anything is known about durations, the first trials span the keys, so that what they take tells most about the
+others. Later, a slot that becomes free takes the next trial in this order (list scheduling). Candidates are longest
+first, whose makespan is at most 4/3 - 1/(3G) times the optimum on G slots (Graham, Bounds on Multiprocessing Timing
+Anomalies, 1969), the order in which trials start in a MULTIFIT schedule (Coffman, Garey and Johnson, An Application of
+Bin-Packing to Multiprocessor Scheduling, 1978), and what a local search finds from the best of these. The search is
+limited by a number of operations and not by time, so that the same samples give the same order on every machine.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.planning.duration_model import Prediction
+from trainyard.config.trials import Trial
+from trainyard.planning.sweep_state import SweepState
+from trainyard.planning.trial_space import is_placeholder
+
+if TYPE_CHECKING:
+    from trainyard.planning.duration_model import Prediction
 
 Seconds = NDArray[np.float64]
 Places = NDArray[np.intp]  # in the given order
@@ -27,10 +33,89 @@ MAX_PER_SLOT: Final = 10  # with more trials per slot, longest first is within 0
 MIN_GAIN: Final = 0.002  # of the makespan, for which the search goes on, and for which another order is chosen
 STANDARD_ERRORS: Final = 2  # of the mean gain, which it must exceed
 BISECTIONS: Final = 12  # of MULTIFIT
+IRRELEVANT: Final = ("seed", "random_seed", "random_state")  # keys that never affect durations
+
+
+def plan_order(
+    state: SweepState, prediction: "Prediction | None", pending: list[str], slots: int, limit_seconds: float
+) -> list[str]:
+    """The unfinished trials of a sweep in the order in which they start; `pending` are these, longest first.
+
+    Without evidence, the first trials, one per slot, span the keys if nothing is known about durations (`pending` is
+    then the order of the config). The order is `pending` while the number of trials per GPU must be measured: the first
+    trials show how much memory a trial needs at most, and the number of slots changes after them.
+    """
+    if state.is_share_open or (prediction is None and state.relative_costs(pending)):
+        return pending
+    if prediction is None:
+        new = [name for name in pending if not state.has_failed(name) and not is_placeholder(name)]
+        first = spanning_trials([state.trials[name] for name in new], slots)
+        return list(dict.fromkeys([*(new[place] for place in first), *pending]))
+    order = start_order(
+        prediction,
+        [state.has_failed(name) for name in state.unfinished],
+        slots=slots,
+        may_end_early=state.may_end_early,
+        has_more=any(map(is_placeholder, state.unfinished)),
+        limit_seconds=limit_seconds,
+    )
+    return [state.unfinished[place] for place in order]
+
+
+def spanning_trials(trials: Sequence[Trial], count: int) -> list[int]:
+    """The places of trials that differ from each other in as many keys as possible, found greedily: farthest first.
+
+    Two texts differ by 1, two numbers by the difference of their logs over its largest value. The first trial is the
+    one with the most extreme numbers. Of equally distant trials, the first one is taken.
+    """
+    keys = list(varied_keys(trials))
+    if not keys:
+        return list(range(min(count, len(trials))))
+    numbers = np.stack([logs / (np.ptp(logs) or 1.0) for logs, _ in keys])  # (keys, trials)
+    texts = np.stack([groups for _, groups in keys])
+    middle = (numbers.min(axis=1) + numbers.max(axis=1))[:, None] / 2
+    distance, found = np.abs(numbers - middle).sum(axis=0), list[int]()
+    while len(found) < min(count, len(trials)):
+        found.append(int(distance.round(9).argmax()))  # rounding errors decide no tie
+        last = slice(found[-1], found[-1] + 1)
+        nearest = (np.abs(numbers - numbers[:, last]) + (texts != texts[:, last])).sum(axis=0)
+        distance = nearest if len(found) == 1 else np.minimum(distance, nearest)
+        distance[found] = -1.0
+    return found
+
+
+def varied_keys(trials: Sequence[Trial]) -> Iterator[tuple[Seconds, Places]]:
+    """Of each key that may affect durations: the logs of numbers and all 0, or all 1 and the places of texts."""
+    for key in dict.fromkeys(key for trial in trials for key in trial.values):
+        values: list[Any] = [trial.values.get(key) for trial in trials]
+        places = {text: place for place, text in enumerate(dict.fromkeys(map(str, values)))}
+        if len(places) == 1 or key.split(".")[-1] in IRRELEVANT:
+            continue
+        logs = centered_logs(values)
+        if logs is None:
+            yield np.ones(len(values)), np.array([places[str(value)] for value in values], np.intp)
+        else:
+            yield logs, np.zeros(len(values), np.intp)
+
+
+def centered_logs(values: Sequence[Any]) -> Seconds | None:
+    """The logs of numbers, less their mean; None if not all values are numbers with which one can compute.
+
+    Numbers that are not all positive are shifted.
+    """
+    if not all(
+        isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e100 for value in values
+    ):
+        return None
+    numbers = np.array(values, np.float64)
+    if numbers.min() <= 0:
+        numbers += (np.ptp(numbers) or 1.0) / 10 - numbers.min()
+    logs: Seconds = np.log(numbers) - np.log(numbers).mean()
+    return logs
 
 
 def start_order(
-    prediction: Prediction,
+    prediction: "Prediction",
     failures: Sequence[int],
     *,
     slots: int,

@@ -9,7 +9,7 @@ from typing import Any, Final
 from trainyard.config.sweep import Slots, Stop, Sweep
 from trainyard.config.train import Train
 from trainyard.config.trial_status import CONCLUSIVE, TrialStatus
-from trainyard.config.trials import Trial, constant_keys, full_seconds
+from trainyard.config.trials import Trial, constant_keys, full_seconds, relative_cost
 from trainyard.config.user_programs import metrics_digest
 from trainyard.planning.attempts import (
     Attempt,
@@ -31,6 +31,7 @@ from trainyard.programs.metrics import find_divergence
 _LOST: Final = (
     "its output, which was read with other `metrics`, is gone: restore them, or increase `retrain` to run it again"
 )
+UNFINISHED: Final = (1.05, 2.0)  # assumed range of the duration of an interrupted trial, relative to what it ran
 UNPROVEN_STARTUP_SECONDS: Final = 60.0  # assumed from the start of the driver to the first trial
 
 
@@ -315,6 +316,11 @@ class SweepState:
         cut = (each for each in tries if each.outcome == TrialStatus.INTERRUPTED and each.gpus_per_trial == self.share)
         return max((each.end - each.start for each in cut), default=0.0)
 
+    @property
+    def longest_interrupted_seconds(self) -> float:
+        """What a job must have for the trials that were interrupted and cannot resume, if nothing else is known."""
+        return UNFINISHED[1] * max(map(self.interrupted_seconds, self.unfinished), default=0.0)
+
     def evidence(self, trial: str) -> Attempt | None:
         """A finished attempt with a duration, including one that `retrain` has overruled.
 
@@ -323,3 +329,15 @@ class SweepState:
         attempts = self.attempts_at(trial)
         result = find_result([each for each in attempts if each.gpus_per_trial == self.share]) or find_result(attempts)
         return result if result and result.seconds else None
+
+    @cached_property
+    def measured_seconds(self) -> dict[str, float]:
+        """Seconds of the trials that are `evidence`, at the present share of a GPU; the shortest ones round to 0."""
+        ends = {name: end for name in self.trials if (end := self.evidence(name))}
+        return {name: self.present_seconds_of(end) or 0.0 for name, end in ends.items()}
+
+    def relative_costs(self, names: Sequence[str]) -> dict[str, float]:
+        """Relative costs of trials by the sweep's `cost`, or else FLOPs; empty unless all are known."""
+        if self.sweep.cost is None:
+            return {name: self.work[name] for name in names} if self.work.keys() >= set(names) else {}
+        return {name: relative_cost(self.sweep.cost, self.trials[name]) for name in names}

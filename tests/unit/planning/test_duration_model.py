@@ -113,7 +113,7 @@ def test_one_duration_and_the_relative_cost_tell_what_all_take():
     found = predict(DEPTHS, [(DEPTHS[-1], 17.0)], relative=relative)
     assert found.seconds == pytest.approx([took(trial, start=0) for trial in DEPTHS], rel=0.2)
     low, high = np.quantile(found.draws.sum(axis=1), (0.05, 0.95))
-    assert low < 178.5 < high < 1.5 * 178.5
+    assert low < 178.5 < high < 1.8 * 178.5, "some of the others may be stragglers"
 
 
 def test_a_trial_that_is_far_longer_than_all_before_is_told_apart():
@@ -130,7 +130,7 @@ def test_seeds_do_not_lengthen_a_trial(key):
     every = trials(**{key: list(range(1, 1001))})
     found = predict(every[1:], [(every[0], 2.0)])
     assert found.seconds == pytest.approx([2.0] * 999, rel=0.05)
-    assert np.quantile(found.draws.sum(axis=1), 0.95) < 1.5 * 2 * 999
+    assert np.quantile(found.draws.sum(axis=1), 0.95) < 1.7 * 2 * 999
 
 
 @pytest.mark.parametrize("extreme", [1e308, -1e308, 5e-324, 10**400])

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainyard.planning.order import MAX_PER_SLOT, best_order, remaining_seconds
+from trainyard.config.sweep import Sweep
+from trainyard.config.trials import expand
+from trainyard.planning.order import MAX_PER_SLOT, best_order, remaining_seconds, spanning_trials
 from trainyard.planning.schedule import lower_bound, makespan
 
 DEPTH = 0.2125 * np.arange(80, 0, -4)  # longest first
@@ -120,3 +122,33 @@ def test_the_remaining_seconds_of_a_running_trial_are_those_of_samples_that_it_h
     assert remaining[2, 0] == 19.0
     assert (remaining[:, 1] == 0).all(), "longer than predicted: it may end now"
     assert remaining_seconds(np.empty((4, 0)), np.empty(0)).shape == (4, 0)
+
+
+def spanning(count, **grid):
+    """The values of the trials that span the keys of a grid."""
+    command = "true " + " ".join(f"{{{key}}}" for key in grid)
+    trials = expand(Sweep(command=command, grid=grid)).trials
+    places = spanning_trials(trials, count)
+    assert len(set(places)) == len(places)
+    return [trials[place].values for place in places]
+
+
+def test_the_first_trials_differ_in_every_key():
+    found = spanning(4, model=["a", "b", "c"], batch=[64, 128, 256], lr=[0.1, 0.01, 0.001, 0.0001])
+    for key, count in (("model", 3), ("batch", 2), ("lr", 2)):
+        assert len({values[key] for values in found}) >= count
+    assert {found[0]["lr"], found[1]["lr"]} == {0.1, 0.0001}
+    assert {found[0]["batch"], found[1]["batch"]} == {64, 256}
+
+
+@pytest.mark.parametrize(("values", "expected"), [([1, 2, 4, 8, 16], [1, 16, 4]), ([0, 10, 20], [0, 20, 10]),
+                                                  ([True, False], [True, False]), ([5], [5])])  # fmt: skip
+def test_the_first_trials_span_numbers_by_their_logs(values, expected):
+    """Numbers that are not all positive are shifted; Booleans are no numbers."""
+    assert [each["x"] for each in spanning(3, x=values)] == expected
+
+
+def test_seeds_and_lists_without_another_key_keep_their_order():
+    assert [each["seed"] for each in spanning(3, seed=[5, 4, 3, 2])] == [5, 4, 3]
+    assert [(each["x"], each["seed"]) for each in spanning(2, seed=[5, 4], x=[1, 2, 9])] == [(1, 5), (9, 5)]
+    assert spanning_trials([], 4) == []

@@ -114,20 +114,20 @@ def test_after_patience_a_prediction_is_that_of_all_epochs(tmp_path, patience, f
     [
         {},
         {"stop": {"method": "median", "metric": "val_accuracy"}},
-        {"slots": {"gpus_per_node": 4, "gpus_per_trial": "auto"}},
+        {"slots": {"gpus_per_node": 8, "gpus_per_trial": "auto"}},
     ],
 )
 def test_the_plan_is_that_of_the_order_in_which_trials_start(tmp_path, changes):
-    """The best order on four slots; longest first if trials may be stopped early, or if the slots are still open."""
-    depth = {"grid": {"model_args.blocks": list(range(4, 81, 4))}, "slots": {"gpus_per_node": 4}}
+    """The best order on eight slots; longest first if trials may be stopped early, or if the slots are still open."""
+    depth = {"grid": {"model_args.blocks": list(range(4, 81, 4))}, "slots": {"gpus_per_node": 8}}
     finish(tmp_path, *plan(tmp_path, **depth).state.trials, seconds_per_block=0.2125, **depth)
     again = plan(tmp_path, retrain={"all": 1}, **depth | changes)
-    seconds = [again.forecast.seconds[name] for name in again.forecast.to_run(4)]
-    assert again.request.predicted_seconds == makespan(seconds, 4)
-    assert (again.forecast.order(4) == again.forecast.pending) == bool(changes)
-    assert again.forecast.to_run(4, limit_seconds=40) == again.forecast.pending, "in a job in which not all can end"
-    assert (makespan(seconds, 4) <= 1.015 * lower_bound(seconds, 4)) == (not changes)
-    assert len(again.forecast.makespan_samples(4)) >= 20
+    seconds = [again.forecast.seconds[name] for name in again.forecast.to_run(8)]
+    assert again.request.predicted_seconds == makespan(seconds, 8)
+    assert (again.forecast.order(8) == again.forecast.pending) == bool(changes)
+    assert again.forecast.to_run(8, limit_seconds=20) == again.forecast.pending, "in a job in which not all can end"
+    assert (makespan(seconds, 8) <= 1.06 * lower_bound(seconds, 8)) == (not changes)
+    assert len(again.forecast.makespan_samples(8)) >= 20
 
 
 def test_trials_that_failed_before_come_last(tmp_path):
@@ -292,7 +292,7 @@ def test_the_margin_shrinks_once_it_was_seen_how_long_a_job_takes_to_begin(tmp_p
     assert after.request.margin_seconds == 4 + 10 + 15, "as the last job took, the driver's margin, the end"
     assert (
         after.request.walltime_minutes * 60
-        >= after.request.predicted_range[1] + after.state.startup_seconds + after.request.margin_seconds
+        >= after.request.sure_seconds + after.state.startup_seconds + after.request.margin_seconds
     )
 
 
@@ -322,10 +322,84 @@ def test_the_walltime_is_never_shorter_than_the_prediction(seconds, count):
         known = plan(Path(folder), **values)
         low, high = known.request.predicted_range
         assert low <= known.request.predicted_seconds <= high
-        assert known.request.walltime_minutes * 60 >= high
+        assert known.request.walltime_minutes * 60 >= min(high, known.forecast.serial_seconds)
 
 
 # ---- what to ask for
+
+
+MODELS = {
+    "command": "true {model} {batch} {lr}",
+    "slots": {"gpus_per_node": 4},
+    "grid": {"model": ["r18", "r50", "vit"], "batch": [64, 128, 256], "lr": [0.1, 0.01, 0.001, 0.0001]},
+}
+
+
+def planned(results, sweep, finished=0, seconds=lambda values: 60.0):
+    """The plan of a sweep of which the first trials of its order have finished."""
+    config, folder = check_config({"sweeps": {"s": sweep}}), results / "sweeps/s"
+    before = plan_sweep(config, "s", results)
+    folder.mkdir(parents=True, exist_ok=True)
+    with Journal.opened(folder / "journal.jsonl") as journal:
+        for name in before.forecast.to_run(4)[:finished]:
+            journal.append("started", trial=name, attempt=1)
+            took = seconds(before.state.trials[name].values)
+            journal.append("finished", trial=name, attempt=1, seconds=took, metrics={})
+    return plan_sweep(config, "s", results)
+
+
+@pytest.mark.parametrize(("cost", "models"), [({}, 3), ({"cost": "1 / batch"}, 1)])
+def test_the_first_trials_span_the_keys_where_nothing_is_known_about_durations(tmp_path, cost, models):
+    own = planned(tmp_path, MODELS | cost)
+    order = own.forecast.order(4)
+    assert len({own.state.trials[name].values["model"] for name in order[:4]}) == models
+    assert sorted(order) == sorted(own.forecast.pending)
+    assert (order == own.forecast.pending) == bool(cost), "longest first by the costs"
+    rest = [name for name in own.state.trials if name not in order[:4]]
+    assert cost or order[4:] == rest, "the others in the order of the config"
+
+
+def test_a_trial_that_failed_is_not_among_the_first(tmp_path):
+    first = planned(tmp_path, MODELS).forecast.order(4)
+    with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
+        journal.append("started", trial=first[0], attempt=1)
+        journal.append("failed", trial=first[0], attempt=1, error="")
+    again = planned(tmp_path, MODELS).forecast.order(4)
+    assert (again[-1], len(set(again))) == (first[0], 36)
+
+
+def test_the_interval_and_the_walltime_are_sane(tmp_path):
+    """3 models x 3 batch sizes x 4 lr after 12 trials once made "2 s to 5141 h"; 24 trials are left."""
+
+    def seconds(values):
+        return 60.0 * {"r18": 1, "r50": 3, "vit": 6}[values["model"]] * (1 + 32 / values["batch"])
+
+    own = planned(tmp_path, MODELS, 12, seconds)
+    true = sum(seconds(own.state.trials[name].values) for name in own.forecast.pending) / 4
+    low, high = own.request.predicted_range
+    assert true / 3 < low < 1.1 * true
+    assert 0.9 * true < high < 3 * true
+    assert own.request.walltime_minutes * 60 < 5 * true
+
+
+def test_after_one_trial_others_are_expected_to_take_about_as_long(tmp_path):
+    sweep = {"command": "true {lr}", "grid": {"lr": [number / 100 for number in range(1, 61)]}}
+    own = planned(tmp_path, sweep | {"slots": {"gpus_per_node": 4}}, 1)
+    assert all(20 < seconds < 180 for seconds in own.forecast.seconds.values())
+    assert own.request.predicted_range[1] < 60 * 15 * 60, "the durations may depend on lr"
+    assert own.request.walltime_minutes <= 1.1 * 59 + 2, "one after another, start-up, and margin"
+
+
+def test_the_walltime_is_at_most_that_of_the_trials_one_after_another(tmp_path):
+    """One trial says little about nine others, but nobody expects these to take much longer than any before."""
+    sweep = {"command": "true {name}", "grid": {"name": list("abcdefghij")}, "slots": {"gpus_per_node": 1}}
+    assert planned(tmp_path, sweep).request.walltime_minutes == 60
+    own = planned(tmp_path, sweep, 1, lambda _: 600.0)
+    assert own.request.predicted_range[1] > own.request.sure_seconds == pytest.approx(9 * 600, rel=0.1)
+    assert 90 <= own.request.walltime_minutes <= 100
+    cost = {"grid": {"name": [1, *range(100, 109)]}, "cost": "name"}
+    by_cost = planned(tmp_path / "cost", sweep | cost, 9, lambda values: 6.0 * values["name"])
+    assert by_cost.request.walltime_minutes <= 11 + 2, "never longer than the longest one"
 
 
 def test_slots_are_chosen_once_there_is_evidence_and_before_it_by_cost(tmp_path):
@@ -340,8 +414,8 @@ def test_slots_are_chosen_once_there_is_evidence_and_before_it_by_cost(tmp_path)
     assert "requests 10 slots of 1 GPU and 1 CPU (fastest, of at most 20)" in summarize_plan(by_cost)
     names = list(plan(tmp_path, **limit).state.trials)
     finish(tmp_path, *[name for name in names if name in plan(tmp_path).state.trials], seconds_per_block=100)
-    known = plan(tmp_path, **limit, goal="deadline 5h")
-    assert known.request.predicted_range[1] + known.state.startup_seconds <= 5 * 3600
+    known = plan(tmp_path, **limit, goal="deadline 7h")
+    assert known.request.predicted_range[1] + known.state.startup_seconds <= 7 * 3600
     assert "(deadline 9h, of at most 20)" in summarize_plan(plan(tmp_path, **limit, goal="deadline 9h"))
     impossible = summarize_plan(plan(tmp_path, **limit, goal="deadline 1h"))
     assert "(deadline 1h, which none of at most 20 is sure to meet)" in impossible
@@ -351,7 +425,7 @@ def test_slots_are_chosen_once_there_is_evidence_and_before_it_by_cost(tmp_path)
         if option.unit_seconds < known.request.options[known.request.slots.count - 1].unit_seconds
     ]
     assert cheaper, "there are cheaper ones, and each may take longer"
-    assert all(known.request._max_seconds(option) > 5 * 3600 for option in cheaper)
+    assert all(known.request._max_seconds(option) > 7 * 3600 for option in cheaper)
 
 
 def test_a_goal_must_be_one(tmp_path):
