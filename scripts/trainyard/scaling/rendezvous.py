@@ -101,9 +101,9 @@ def end_together(folder: Path, *, task: int, tasks: int, code: int, seconds: flo
 class StepEnd:
     """Notices that the tasks of a step have ended, which srun does not report if the step's slurmstepd was killed."""
 
-    def __init__(self, folder: Path, *, tasks: int) -> None:
-        """The tasks record their end in `folder`."""
-        self._folder, self._tasks = folder, tasks
+    def __init__(self, folder: Path, *, tasks: int, grace_seconds: float = 0.0) -> None:
+        """The tasks record their end in `folder`, and wait up to `grace_seconds` for each other after a notice."""
+        self._folder, self._tasks, self._kill_seconds = folder, tasks, KILL_SECONDS + grace_seconds
         self._looked_at = self._ended_at = -math.inf  # on the monotonic clock
         self._codes: list[int] = []
 
@@ -118,7 +118,8 @@ class StepEnd:
                 if len(codes) > len(self._codes):
                     self._codes, self._ended_at = codes, now
         has_ended = len(self._codes) == self._tasks
-        if not (has_ended or any(self._codes)) or now - self._ended_at < (SRUN_SECONDS if has_ended else KILL_SECONDS):
+        limit = SRUN_SECONDS if has_ended else self._kill_seconds
+        if not (has_ended or any(self._codes)) or now - self._ended_at < limit:
             return None
         return max(self._codes, key=abs)
 

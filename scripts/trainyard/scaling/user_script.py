@@ -166,7 +166,8 @@ class UserScript:
             step = None
             if line[0] == "srun":
                 per_node = self._gpus if self._study.launcher == "srun" else 1
-                step = rendezvous.StepEnd(Path(meeting), tasks=self._nodes * per_node)
+                grace = self._study.grace_seconds
+                step = rendezvous.StepEnd(Path(meeting), tasks=self._nodes * per_node, grace_seconds=grace)
             resumed = kept is not None
             with self._reported.launch(resumes=resumed):
                 code, reason, error, reported = self._monitor(line, claimed, step, resumed=resumed, before=before)
