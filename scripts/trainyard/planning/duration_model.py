@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.config.trials import Trial
-from trainyard.planning.order import centered_logs, varied_keys
+from trainyard.planning.order import centered_logs, key_columns
 from trainyard.planning.sweep_state import UNFINISHED
 
 Array = NDArray[Any]
@@ -128,7 +128,7 @@ def _draw_terms(
     none = np.zeros(len(trials), np.intp)
     costs = centered_logs(relative) if relative is not None and 0 < min(relative) < max(relative) else None
     terms = [(none + 1.0, none, LEVEL), *([] if costs is None else [(costs, none, COST)])]
-    for x, groups in varied_keys(trials):
+    for x, groups in key_columns(trials):
         terms.append((x, groups, BESIDE_COST if costs is not None else TEXT if groups.any() else NUMBER))
     drawn = [prior[generator.choice(len(prior), count, p=prior[:, 0]), 1:] for _, _, prior in terms]
     power, mean, error = np.stack(drawn).transpose(2, 0, 1)[..., None]

@@ -68,7 +68,7 @@ def spanning_trials(trials: Sequence[Trial], count: int) -> list[int]:
     Two texts differ by 1, two numbers by the difference of their logs over its largest value. The first trial is the
     one with the most extreme numbers. Of equally distant trials, the first one is taken.
     """
-    keys = list(varied_keys(trials))
+    keys = list(key_columns(trials))
     if not keys:
         return list(range(min(count, len(trials))))
     numbers = np.stack([logs / (np.ptp(logs) or 1.0) for logs, _ in keys])  # (keys, trials)
@@ -84,7 +84,7 @@ def spanning_trials(trials: Sequence[Trial], count: int) -> list[int]:
     return found
 
 
-def varied_keys(trials: Sequence[Trial]) -> Iterator[tuple[Seconds, Places]]:
+def key_columns(trials: Sequence[Trial]) -> Iterator[tuple[Seconds, Places]]:
     """Of each key that may affect durations: the logs of numbers and all 0, or all 1 and the places of texts."""
     for key in dict.fromkeys(key for trial in trials for key in trial.values):
         values: list[Any] = [trial.values.get(key) for trial in trials]
