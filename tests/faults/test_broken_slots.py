@@ -182,6 +182,20 @@ def test_after_the_end_of_the_raylet_ray_is_started_again_and_no_trial_has_faile
     assert journal.read_text().count('"session"') == 1, "in the tables, it is one run"
 
 
+def test_ray_is_started_again_if_it_ends_while_it_starts(yard):
+    yard.write({"sweeps": {"s": {"command": "echo {n}", "grid": {"n": [1, 2, 3]}, "slots": {"gpus_per_node": 2}}}})
+    driver = yard.start(*yard.script("sweep", "--sweep", "s"))
+    server = wait_until(
+        lambda: child_named("gcs_server", psutil.Process(driver.pid)), what="Ray to start", while_running=driver
+    )
+    server.kill()
+    output, _ = driver.communicate(timeout=PATIENCE_SECONDS)
+    assert driver.returncode == 0, output
+    assert "Ray did not start on" in output
+    assert "starting Ray again" in output
+    assert "Traceback" not in output
+
+
 def test_a_gpu_is_checked_in_a_separate_process():
     check = gpu_health.check_gpu()
     assert not check.is_broken

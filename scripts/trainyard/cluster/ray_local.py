@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
-from trainyard.cluster import held_folders, job_step
+from trainyard.cluster import held_folders, host, job_step
 from trainyard.utils.environment import environment_variables
-from trainyard.utils.errors import UserError
+from trainyard.utils.errors import UserError, storage_error
 from trainyard.utils.fast_start import trimmed_ray_init, trimmed_ray_shutdown
 from trainyard.utils.stop_notice import ignore_notice
 
@@ -60,7 +60,7 @@ ENVIRONMENT: Final[Mapping[str, str | None]] = {  # None: must not be set
 
 
 class RayEndedError(UserError):
-    """The raylet of this node has ended, and with it all workers of the node: only a new Ray can start others."""
+    """Ray has ended on this node, or did not start, and all workers have ended: only a new Ray can start others."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def local_ray(
 def _start(directory: Path, *, gpus: int, cpus: int, address: str | None) -> None:
     import ray
 
-    with job_step.shielded_children(), _handler_of_sigterm_kept():
+    with job_step.shielded_children(), _handler_of_sigterm_kept(), _failures_named():
         ray.init(
             address="local",  # otherwise it may connect to a cluster that an earlier job left behind
             num_gpus=gpus,
@@ -128,6 +128,20 @@ def _start(directory: Path, *, gpus: int, cpus: int, address: str | None) -> Non
             # Ray makes its own directory readable for everyone; the parent has mode 0700.
             _temp_dir=str(directory / "r"),
         )
+
+
+@contextlib.contextmanager
+def _failures_named() -> Iterator[None]:
+    """Raise a RayEndedError if Ray, which raises errors of all types, does not start: a daemon was killed, or crashed.
+
+    Errors of the file system stay as they are.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) and storage_error(error):
+            raise
+        raise RayEndedError(f"Ray did not start on {host.node_name()}: {error}") from error
 
 
 @contextlib.contextmanager
