@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -10,9 +11,10 @@ from trainyard.cli.again import call_again, call_with_config
 from trainyard.config.config import Config
 from trainyard.packing.completeness import describe_failure, summarize_sweep
 from trainyard.planning.plan import read_state
-from trainyard.results.answer import FILE, describe_ranking, find_files, paste_line
+from trainyard.results.answer import FILE, describe_ranking, find_files, paste_line, write_best
 from trainyard.results.best_config import has_study, study_name
 from trainyard.results.ranking import rank_sweep
+from trainyard.utils.errors import StorageError
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.text import count_of, format_duration
 from trainyard.utils.typed_commands import as_typed
@@ -68,7 +70,7 @@ class RunSummary:
     interrupted: bool = False
 
     def text(self) -> str:
-        """The summary, in lines with a heading each."""
+        """The summary, in lines with a heading each; best.yaml of each sweep is made to say the same."""
         parts = {
             "finished": [_list(self._work("finished")) or "nothing new" * (not self.interrupted)],
             "failed": self._failures(),
@@ -120,7 +122,9 @@ class RunSummary:
             files, line = find_files(state, ranking), paste_line(state, ranking)
             lines += [f"its files: {files}"] * bool(files)
             lines += [f"by hand: {line}"] * (line is not None and "\n" not in line)
-            lines += [f"its config: {state.folder / FILE}"] * (not self.interrupted)  # a sweep writes it at its end
+        with suppress(StorageError):  # a sweep writes it at its end, which an error or a signal may have prevented
+            path = write_best(self.config, state, ranking)
+            lines += [f"its config: {path}"] * (ranking.best_trial is not None)
         return [lines[0], *(f"  {line}" for line in lines[1:])]
 
     def _scaling_answer(self, name: str) -> list[str]:

@@ -123,9 +123,22 @@ def test_an_interrupted_run_says_what_has_finished_so_far_and_that_the_same_comm
         f"              runner-up: 3, by trial {first} with lr = 0.1",
         f"              its files: {tmp_path}/sweeps/own/trials/{second}",
         f"              by hand: mkdir -p {by_hand} && train --lr 0.2 > {by_hand}/log",
+        f"              its config: {tmp_path}/sweeps/own/best.yaml",
         f"  results   {tmp_path}: ",
         "  next      run the same command to go on: what has finished is kept",
     ]
+
+
+def test_after_a_killed_sweep_the_file_of_the_best_is_not_that_of_the_config_before(tmp_path):
+    best = tmp_path / "sweeps/own/best.yaml"
+    finish(tmp_path, "own", {"rmse": 3.0, "accuracy": 0.5}, {"rmse": 1.0, "accuracy": 0.2})
+    first, second, _ = read_state(CONFIG.sweeps["own"], "own", tmp_path).trials
+    for metric, trial in {"rmse": second, "accuracy": first, "f1": None}.items():
+        own = CONFIG.sweeps["own"].model_copy(update={"metric": metric})
+        config = CONFIG.model_copy(update={"sweeps": {"own": own}})
+        text = RunSummary(config, tmp_path, [job("sweep", "own", state="failed")], 9.0, False, ARGV).text()
+        assert (f"its config: {best}" in text) == (trial is not None)
+        assert (f"by trial {trial}" in best.read_text()) == (trial is not None)
 
 
 def test_a_sweep_that_is_done_although_trials_failed_says_how_to_run_them_again(tmp_path, monkeypatch):
