@@ -20,10 +20,12 @@ class EarlyStoppingRule:
         self._curves: dict[str, _Curve] = defaultdict(_Curve)
         # By judged epoch: what each trial that has reached it is compared by there, ascending; see `_standing`.
         self._standings: dict[int, list[float]] = {}
-        self._judged: dict[str, int] = {}  # for `asha`, by trial: the epoch at which it was judged last
+        self._judged: set[tuple[str, int]] = set()  # for `asha`: trials and the rungs at which they were judged
         for attempt in tries:
             for row in attempt.epochs:
-                self._record(attempt.trial, row)
+                was_heard = attempt.epoch_times.get(row["epoch"], attempt.end) < attempt.end
+                if self._record(attempt.trial, row) and was_heard and not attempt.early and attempt.rule is None:
+                    self._judged.add((attempt.trial, self._rung_at(int(row["epoch"]))))
             if attempt.outcome == TrialStatus.DIVERGED:
                 self.diverged(attempt.trial)
 
@@ -68,7 +70,8 @@ class EarlyStoppingRule:
         if curve.values.get(epoch) == value:
             return
         if self._stop.method == "asha":
-            affected = [at for at in self._standings if self._rung_at(at) <= epoch <= at]
+            next_rung = self._rung_at(epoch) * self._stop.reduction_factor
+            affected = [at for at in self._standings if epoch <= at < next_rung]
         else:
             fewer, others = sorted((curve.affected_by(epoch), self._standings), key=len)
             affected = [at for at in fewer if at in others]
@@ -106,14 +109,13 @@ class EarlyStoppingRule:
         the epoch of the rung is judged by its first report after it, and compared with the last values that others had
         reported since the rung by then.
         """
-        rung, judged = self._rung_at(epoch), self._judged.get(trial)
+        rung, values = self._rung_at(epoch), self._curves[trial].values
         if not rung or self._is_last(trial, epoch):
             return ""
-        if judged is not None and judged < epoch and self._rung_at(judged) == rung:
-            return ""
-        self._judged[trial] = epoch
-        values = self._curves[trial].values
         first = min(at for at in values if rung <= at <= epoch)
+        if first < epoch and (trial, rung) in self._judged:
+            return ""
+        self._judged.add((trial, rung))
         value, reached = values[first], self._standings_at(first)
         places = max(1, len(reached) // self._stop.reduction_factor)
         rank = len(reached) - bisect_right(reached, value) + 1

@@ -94,6 +94,20 @@ def test_what_was_reported_but_never_judged_is_judged_when_the_trial_goes_on():
     assert judge.verdict("t2", {"epoch": 5, "val_accuracy": 0}) == "", "it was judged"
 
 
+@pytest.mark.parametrize("resumed_at", [2, 3])  # a checkpoint may be older than the last epoch
+def test_a_trial_that_goes_on_after_an_interruption_is_not_judged_again_before_the_next_rung(resumed_at):
+    others = [Attempt(f"t{n}", 1, 0, 9, epochs=[{"epoch": 1, "val_accuracy": n}], epoch_times={1: 1}) for n in range(9)]
+    rows = [{"epoch": epoch, "val_accuracy": 0.5} for epoch in (1, 2)]
+    first = Attempt("first", 1, 0, 9, outcome=TrialStatus.INTERRUPTED, epochs=rows, epoch_times={1: 1, 2: 2})
+    judge = EarlyStoppingRule(Stop(method="asha"), [first, *others])
+    judged = [judge.verdict("first", {"epoch": epoch, "val_accuracy": 0.5}) for epoch in range(resumed_at, 9)]
+    assert not any(judged)
+    assert judge.verdict("t8", {"epoch": 3, "val_accuracy": 9}) == ""
+    stopped = Attempt("t0", 1, 0, 9, outcome=TrialStatus.STOPPED, epochs=others[0].epochs, epoch_times={1: 1}, rule={})
+    judge = EarlyStoppingRule(Stop(method="asha"), [stopped, *others[1:]])
+    assert "that have reached epoch 1;" in judge.verdict("t0", {"epoch": 2, "val_accuracy": 0}), "by another rule"
+
+
 def test_most_of_the_budget_is_saved_and_the_best_survives_if_it_is_seen_to_be():
     ends = {trial: end for trial, _, end in reported(rule(), None) if end}
     best = max(CURVES, key=lambda name: CURVES[name][-1])
