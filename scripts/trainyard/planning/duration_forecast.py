@@ -89,9 +89,11 @@ class DurationForecast:
 
         None without evidence.
         """
+        if not names:
+            return None
         state = self._state
         known = {name: seconds for name, seconds in (state.measured_seconds | dict(finished)).items() if seconds}
-        if not names or not known:
+        if not known:
             return None
         from trainyard.planning.duration_model import predict  # numpy: not for a dry run without evidence
 
