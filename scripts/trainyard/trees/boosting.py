@@ -169,7 +169,7 @@ _MODELS: dict[str, Callable[[str, dict[str, Any]], Any]] = {"xgboost": _xgboost,
 
 
 def find_mistakes(name: str, params: Mapping[str, Any]) -> list[str]:
-    """Parameters that a library does not have, or that are given twice, under different names; each in words.
+    """Parameters that a library does not use, or that Trainyard sets and that have two names here; each in words.
 
     The libraries ignore them with a warning at most. Their values are checked when the model is fitted.
     """
@@ -178,7 +178,9 @@ def find_mistakes(name: str, params: Mapping[str, Any]) -> list[str]:
     for each in unknown:
         close = difflib.get_close_matches(each, known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "see its documentation"
-        if each in _ROUNDS:
+        if each in known:
+            hint = "it has no effect with the others"
+        elif each in _ROUNDS:
             hint = "the number of boosting rounds is `rounds`"
         mistakes.append(f"{name} does not use the parameter {each!r}: {hint}")
     mains = [_main_name(name, each) for each in params]
