@@ -5,6 +5,7 @@ floating-point numbers, and all other values categories of text: Parquet would r
 which no model takes.
 """
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +151,9 @@ def parquet_columns(path: Path) -> list[str]:
     from pyarrow.parquet import read_schema
 
     names = [str(name) for name in read_schema(path).names]
-    if repeated := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"several columns have the name {repeated[0]!r}: rename them")
+    name, count = Counter(names).most_common(1)[0] if names else ("", 0)
+    if count > 1:
+        raise ValueError(f"several columns have the name {name!r}: rename them")
     return names
 
 
