@@ -40,7 +40,7 @@ _BESIDE_COUNTED: Final = frozenset((
 
 def is_counter(metric: str) -> bool:
     """Whether a number by this name is a counter, a time or a setting, which says nothing about how good a trial is."""
-    words = ["lr" if word == "rate" else word for word in _words(metric) if word != "learning"]
+    words = _words(re.sub("learning[_ -]?rate", "lr", metric, flags=re.IGNORECASE))
     is_rate = words[:1] == ["lr"]  # also of one optimizer, as in `lr-Adam`
     return is_rate or not (_COUNTED.isdisjoint(words) or set(words) - _COUNTED - _BESIDE_COUNTED)
 

@@ -37,7 +37,7 @@ def describe_ranking(ranking: Ranking) -> list[str]:
 
 def _describe_undecided(ranking: Ranking) -> str:
     """Why no metric ranks the trials."""
-    names = " and ".join(filter(None, [", ".join(ranking.candidates[:-1]), ranking.candidates[-1]]))
+    names = f"{', '.join(ranking.candidates[:-1])} and {ranking.candidates[-1]}"
     if ranking.unreported:
         missing = f"no trial has reported {ranking.unreported}, the metric of the sweep"
         return f"no ranking: {missing}, but {names}: set `metric` to one of them"

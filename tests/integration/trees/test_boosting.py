@@ -140,8 +140,11 @@ def test_xgboost_takes_all_names_of_parameters_as_if_called_by_hand(digits, tmp_
     [
         ("xgboost", {"max_dept": 3}, "xgboost does not use the parameter 'max_dept': did you mean 'max_depth'?"),
         ("xgboost", {"max_dept": 3, "verbosity": 0, "validate_parameters": False}, "did you mean 'max_depth'"),
-        ("xgboost", {"booster": "gblinear", "max_depth": 3},
-         "xgboost does not use the parameter 'max_depth': it has no effect with the others"),
+        (
+            "xgboost",
+            {"booster": "gblinear", "max_depth": 3},
+            "xgboost does not use the parameter 'max_depth': it has no effect with the others",
+        ),
         ("xgboost", {"tree_metod": "hist"}, "did you mean 'tree_method'?"),
         ("xgboost", {"num_boost_round": 3}, "the number of boosting rounds is `rounds`"),
         ("xgboost", {"objective": "multi:softprob", "etaa": 3}, "does not use the parameter 'etaa'"),

@@ -35,6 +35,7 @@ base_lr train/learning_rate seed runtime eval_runtime train_runtime
 QUANTITIES = """
 loss train_loss_step train_loss_epoch step_loss loss_per_step val_accuracy images_per_second it_per_second score rmse
 time_to_failure episode_reward token_accuracy top1 lrap f1 latency_ms seeds_found batch_accuracy 1
+rate
 """
 
 
