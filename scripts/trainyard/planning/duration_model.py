@@ -102,11 +102,15 @@ def predict(
     coefficients += error**2 * ((pull * columns) @ of_group)
     columns = np.logaddexp(offset, power * x[..., :wanted]) - np.logaddexp(offset, 0.0)  # (t, d, n)
     typical = (np.take_along_axis(coefficients, groups[:, None, :wanted], axis=2) * columns).sum(axis=0)
-    typical = middle + typical.clip(logs.min() - LOG_RANGE, logs.max() + LOG_RANGE)
+    # Draws of values that have not been seen would order trials by chance of which the evidence says the same.
+    average = np.where(of_group.any(axis=1)[:, None], coefficients, mean)
+    expected = (np.take_along_axis(average, groups[:, None, :wanted], axis=2) * columns).sum(axis=0)
+    limits = middle + logs.min() - LOG_RANGE, middle + logs.max() + LOG_RANGE
+    typical, expected = ((middle + each).clip(*limits) for each in (typical, expected))
     rate = generator.beta(STRAGGLERS[0] + late.sum(axis=1), STRAGGLERS[1] + (~late).sum(axis=1))[:, None]
     longer = (generator.random(typical.shape) < rate) * np.maximum(generator.normal(*EXCESS, typical.shape), 0.0)
     sampled = typical + longer + noise * generator.standard_normal(typical.shape)
-    return Prediction(np.exp(np.median(typical, axis=0) + np.median(noise) ** 2 / 2), np.exp(sampled))
+    return Prediction(np.exp(np.median(expected, axis=0) + np.median(noise) ** 2 / 2), np.exp(sampled))
 
 
 def _find_stragglers(covariance: Array, residual: Array, log_odds: float) -> tuple[Array, Array]:

@@ -97,6 +97,14 @@ def test_what_was_seen_of_one_of_many_names_holds_for_it_and_tells_little_of_the
     assert high > 33
 
 
+def test_trials_of_which_the_evidence_says_the_same_are_expected_to_take_the_same():
+    """Otherwise, chance decided in which order they start, and not the config."""
+    every = trials(model_args__name=["a", "b", "c", "d"], seed=[1, 2, 3])
+    found = predict(every[1:], [(every[0], 3.0)]).seconds
+    assert len(set(found[:2])) == len(set(found[2:])) == 1
+    assert found == pytest.approx([3.0] * 11, rel=0.3)
+
+
 def test_without_evidence_nothing_is_predicted():
     assert predict(DEPTHS, []) is None
 
