@@ -299,3 +299,15 @@ def test_a_finished_training_keeps_no_memory(data, options):
 def test_factors_of_learning_rates_find_parameters_in_checkpointed_blocks(data):
     spec = changed(SPEC, lr_scale={"3.conv1": 0.5}, activation_checkpointing=True)
     assert [group["lr_scale"] for group in start(spec, data).state.optimizer.param_groups] == [1.0, 0.5]
+
+
+def test_a_checkpoint_within_an_epoch_fits_with_and_without_activation_checkpointing(data):
+    spec = changed(SPEC, model_args={"blocks": 3, "width": 4})
+    plain, spared = start(spec, data), start(changed(spec, activation_checkpointing=True), data)
+    saved = plain.state.state_dict()
+    saved["progress"]["step"] = 1
+    saved["ranks"][0]["buffers"] = {name: each + 7 for name, each in plain.module.named_buffers()}
+    buffers = list(spared.module.buffers())
+    spared.state.load_state_dict(saved)
+    assert all(now is before for now, before in zip(spared.module.buffers(), buffers, strict=True)), "filled in place"
+    assert all(map(torch.equal, buffers, saved["ranks"][0]["buffers"].values()))

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -132,12 +133,17 @@ class TrainingState:
         return parts | ({"average": self.average} if self.average else {})
 
 
+def _named_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers by the names that they have without activation checkpointing, as in the model's state dict."""
+    return {name.replace(_CHECKPOINT_PREFIX, ""): buffer for name, buffer in module.named_buffers()}
+
+
 def _copy_buffers(module: nn.Module) -> dict[str, Tensor]:
-    return {name: buffer.to("cpu", copy=True) for name, buffer in module.named_buffers()}
+    return {name: buffer.to("cpu", copy=True) for name, buffer in _named_buffers(module).items()}
 
 
 def _set_buffers(module: nn.Module, saved: dict[str, Tensor], device: torch.device) -> None:
-    buffers = dict(module.named_buffers())
+    buffers = _named_buffers(module)
     for name, values in saved.items():
         if name in buffers and buffers[name].shape == values.shape:
             buffers[name].copy_(values)
