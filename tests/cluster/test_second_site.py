@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 from fault_runs import Sweep, Training, ended_at_last
+from fault_table import kill_slurmstepd_of_step
 from slurm_cluster.cluster import Cluster
 
 
@@ -24,3 +25,20 @@ def test_a_sweep_and_a_training_over_two_hosts_run_without_accounting(second_sit
     assert sweep.results() == sweep.undisturbed()
     assert len(training.units()) == 3
     assert sweep.leftovers() == []
+
+
+@pytest.mark.faults
+def test_a_job_ends_soon_after_its_sweep_if_slurmstepd_of_its_steps_was_killed(second_site: Cluster) -> None:
+    """Where signals go to the first process of a step only, the sweep is a step within that of Snakemake."""
+    run = Sweep(second_site, second_site.shared / "killed", nodes=1)
+    with ended_at_last(run):
+        run.write()
+        run.start()
+        run.wait_for_progress()
+        kill_slurmstepd_of_step(run)
+        run.open()
+        run.wait_for_end_of(run.jobs()[0], timeout_seconds=120)
+        assert run.wait_for_command() == 0, run.story()
+    assert run.is_complete()
+    assert run.results() == run.undisturbed()
+    assert run.leftovers() == []

@@ -4,8 +4,8 @@ sbatch exports its own options, such as SLURM_NTASKS or SLURM_MEM_PER_NODE, to t
 that may contradict its command line. The command runs without them. Variables that name the job stay.
 
 If slurmstepd of a step is killed, srun waits for the end of its task until the end of the walltime. So the task of a
-command `srun ... job_script.py --task @ended MODULE ...` is this file again, which tells the first one when it ends,
-through a socket of the node.
+command `srun ... job_script.py --task @ended PROGRAM ...` is this file again, which runs a module or a Python file and
+tells the first process its end, through a socket of the node.
 
 This file runs first in each job, so it imports nothing of Trainyard.
 """
@@ -27,6 +27,7 @@ from typing import Final
 TASK: Final = "--task"
 ENDED: Final = "@ended"  # in the command line: replaced by the name of the socket
 SRUN_SECONDS: Final = 15.0  # from the end of the task to the end of srun
+SRUN_ENDED: Final = "srun does not end although its tasks have ended: it is ended (was slurmstepd of this step killed?)"
 OPTIONS: Final = ("SLURM_", "SRUN_", "SBATCH_")
 KEPT: Final = {
     "SLURM_CONF",
@@ -51,26 +52,41 @@ def main(command: list[str]) -> int:
     environment = without_options(os.environ)
     try:
         if ENDED in command:
-            return _run_step(command, environment)
+            return run_step(command, environment)
         os.execvpe(command[0], command, environment)
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
     return 1
 
 
-def _run_step(command: list[str], environment: Mapping[str, str]) -> int:
+def run_step(command: list[str], environment: Mapping[str, str], *, forwards: bool = False) -> int:
+    """Run srun until its task, on this node, has ended; returns the exit code, as a shell would.
+
+    With `forwards`, the task gets the signals of this process; Slurm sends those of a job to its steps.
+    """
     name, codes = f"trainyard-{secrets.token_hex(16)}", list[int]()
+    srun: subprocess.Popen[bytes] | None = None
+
+    def forward(number: int, _: object) -> None:
+        if forwards and srun:
+            srun.send_signal(number if number == signal.SIGINT else signal.SIGUSR1)  # at SIGTERM, it kills its task
+
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
         listener.listen()
-        # Slurm sends them to srun, too, or only to srun's task.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, lambda *_: None)
-        srun = subprocess.Popen([name if word == ENDED else word for word in command], env=environment)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP under `nohup`
+                signal.signal(number, forward)
+        line = [name if word == ENDED else word for word in command]
+        srun = subprocess.Popen(line, env=environment, process_group=0 if forwards else None)
         threading.Thread(target=_end_with_task, args=(srun, listener, codes), daemon=True).start()
-        code = srun.wait()
-    if codes:
-        return codes[0]
+        code = wait_as_shell(srun)
+    return codes[0] if codes else code
+
+
+def wait_as_shell(process: "subprocess.Popen[bytes]", timeout: float | None = None) -> int:
+    """Wait for a process; returns its exit code, or 128 + the number of the signal that ended it."""
+    code = process.wait(timeout)
     return code if code >= 0 else 128 - code
 
 
@@ -88,10 +104,14 @@ def _end_with_task(srun: "subprocess.Popen[bytes]", listener: socket.socket, cod
     with contextlib.suppress(subprocess.TimeoutExpired):
         srun.wait(SRUN_SECONDS)
         return
-    print(
-        "srun does not end although its task has ended: it is ended (was slurmstepd of this step killed?)", flush=True
-    )
     codes.append(int(told or b"1"))
+    with contextlib.suppress(OSError):  # the slurmstepd that takes this output may have been killed, too
+        os.write(sys.stdout.fileno(), f"{SRUN_ENDED}\n".encode())  # what cannot be written remains in a buffer
+    end_srun(srun)
+
+
+def end_srun(srun: "subprocess.Popen[bytes]") -> None:
+    """End a srun that does not notice the end of its tasks."""
     srun.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         srun.wait(SRUN_SECONDS)
@@ -99,14 +119,19 @@ def _end_with_task(srun: "subprocess.Popen[bytes]", listener: socket.socket, cod
 
 
 def _run_task(name: str, command: list[str]) -> int:
-    """Run a module in this process; the socket with this name is told its exit code, and closes with the process."""
+    """Run a program in this process; the socket with this name is told its exit code, and closes with the process."""
     task = socket.socket(socket.AF_UNIX)
     code = 1
     try:
         with contextlib.suppress(OSError):
             task.connect(f"\0{name}")
-        sys.argv, sys.path[0] = command, str(Path.cwd())  # as with `python -m`
-        runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+        sys.argv = command
+        if command[0].endswith(".py"):
+            sys.path[0] = str(Path(command[0]).absolute().parent)
+            runpy.run_path(command[0], run_name="__main__")
+        else:
+            sys.path[0] = str(Path.cwd())  # as with `python -m`
+            runpy.run_module(command[0], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)

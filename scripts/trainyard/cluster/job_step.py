@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from trainyard.cluster import host, slurm_allocation, slurm_queries
+from trainyard.cluster import host, job_script, slurm_allocation, slurm_queries
 from trainyard.cluster.srun import srun_options
 from trainyard.utils.errors import UserError
 from trainyard.utils.stop_notice import NOTICES
@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 def become_task() -> None:
     """In a Slurm job whose signals do not reach this program: run it again as the first process of a step, by srun.
 
-    srun replaces this process. If it cannot start a step, the program runs here, without notice of a preemption.
+    This process waits for the end of the step. If srun cannot start one, the program runs here, without notice of a
+    preemption.
     """
     if "SLURM_JOB_ID" not in os.environ or signals_reach_all_processes():
         return
@@ -37,7 +38,8 @@ def become_task() -> None:
         step = _srun()
         probe = subprocess.run([*step, "true"], text=True, capture_output=True, timeout=2 * START_SECONDS)
         if probe.returncode == 0:
-            os.execvp(step[0], [*step, sys.executable, *sys.orig_argv[1:]])
+            task = [sys.executable, job_script.__file__, job_script.TASK, job_script.ENDED, *sys.argv]
+            sys.exit(job_script.run_step([*step, *task], os.environ, forwards=True))
         reason = probe.stderr.strip()
     except (OSError, subprocess.SubprocessError, UserError) as error:
         reason = str(error)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from trainyard.cluster import host
+from trainyard.cluster.job_script import SRUN_ENDED, end_srun, wait_as_shell
 from trainyard.cluster.slurm_allocation import Allocation, current_allocation
 from trainyard.cluster.srun import srun_options
 from trainyard.config.scaling import split_scale
@@ -35,7 +36,6 @@ LAUNCHER_MODULES: Final = {
     "deepspeed": "deepspeed.launcher.runner",
 }
 WAIT_SECONDS: Final = 5.0
-SRUN_ENDED: Final = "srun does not end although its tasks have ended: it is ended (was slurmstepd of this step killed?)"
 log = logging.getLogger(__name__)
 
 
@@ -61,12 +61,6 @@ def launch(scale: str, options: Sequence[str]) -> int:
     return code
 
 
-def wait_as_shell(process: "subprocess.Popen[bytes]") -> int:
-    """Wait for a process; returns its exit code, or 128 + the number of the signal that ended it."""
-    code = process.wait()
-    return code if code >= 0 else 128 - code
-
-
 def _wait(srun: "subprocess.Popen[bytes]", step: StepEnd) -> int:
     """Wait for srun, and end it if it does not notice that its tasks have ended; returns the code, as a shell would.
 
@@ -74,13 +68,9 @@ def _wait(srun: "subprocess.Popen[bytes]", step: StepEnd) -> int:
     """
     while (code := step.overdue_code()) is None:
         with suppress(subprocess.TimeoutExpired):
-            code = srun.wait(timeout=WAIT_SECONDS)
-            return code if code >= 0 else 128 - code
+            return wait_as_shell(srun, WAIT_SECONDS)
     log.warning("%s", SRUN_ENDED)
-    srun.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        srun.wait(timeout=WAIT_SECONDS)
-    srun.kill()
+    end_srun(srun)
     return code
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from trainyard.cluster import host
+from trainyard.cluster.job_script import SRUN_SECONDS
 from trainyard.cluster.ports import PORTS
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import atomic_write, write_json
@@ -33,9 +34,7 @@ START_FACTOR: Final = 5  # starting Python on all nodes may take this many times
 GRACE_SECONDS: Final = 15.0  # until a file is visible on the first node; its error is the one that counts
 POLL_SECONDS: Final = 0.1
 LOOPBACK: Final = "127.0.0.1"
-# Until srun ends after its tasks, and until it has ended the other tasks after one has failed.
-SRUN_SECONDS: Final = 15.0
-KILL_SECONDS: Final = 120.0
+KILL_SECONDS: Final = 120.0  # until srun has ended the other tasks after one has failed
 LOOK_SECONDS: Final = 5.0  # between looks for tasks that have ended
 _ENDPOINT, _PROBLEM, _RELEASED, _ENDED = "endpoint.json", "problem.json", "released", "ended-"
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainyard.cluster import host, slurm_allocation, slurm_queries
+from trainyard.cluster.job_script import SRUN_ENDED
 from trainyard.config.result_digests import result_digest, script_digest, script_inputs_digest
 from trainyard.config.scaling import Scaling, repeat_of, split_scale
 from trainyard.config.user_programs import build_argv, insert_resume_option, make_values, metrics_digest
@@ -34,7 +35,7 @@ from trainyard.programs.output_file import OutputReader
 from trainyard.programs.process import FolderClaim, GuardedProcess, ProcessGuard, claim_folder
 from trainyard.programs.row_limiter import Row, shift_epoch
 from trainyard.scaling import rendezvous
-from trainyard.scaling.launchers import SRUN_ENDED, WAIT_SECONDS, check_allocation, script_command
+from trainyard.scaling.launchers import WAIT_SECONDS, check_allocation, script_command
 from trainyard.scaling.reported_rows import ReportedRows
 from trainyard.utils.errors import ContinuedError, FinalError, UserError
 from trainyard.utils.files import atomic_write, hold_lock, write_json
@@ -268,9 +269,8 @@ class UserScript:
         signalled = threading.Event()
         for number in (*NOTICES, signal.SIGINT):
             signal.signal(number, lambda number, frame: signalled.set())
-        reason, overdue = "", None
-        running = True
-        while running:
+        reason, overdue, code = "", None, None
+        while code is None:
             if step and overdue is None and (overdue := step.overdue_code()) is not None:
                 log.warning("%s", SRUN_ENDED)
                 threading.Thread(target=process.end, args=(WAIT_SECONDS,), daemon=True).start()
@@ -279,16 +279,16 @@ class UserScript:
                 threading.Thread(target=_end, args=(process,), kwargs=ending, daemon=True).start()
             with suppress(queue.Empty):
                 text = output.lines.get(timeout=OUTPUT_TIMEOUT_SECONDS)
-                running = text is not None
-                if text is not None:
+                if text is None:
+                    code = process.wait() if overdue is None else overdue
+                else:
                     log.info("%s", text)
                     reported.add_line(text)
-            code = overdue if running or overdue is not None else process.wait()
-            for row in reported.new_rows(final=not running, torn=not running and code != 0):
+            for row in reported.new_rows(final=code is not None, torn=bool(code)):
                 self._reported.add(shift_epoch(row, before))
             if warning := reported.take_warning():
                 log.warning("%s", warning)
-        return process.wait() if overdue is None else overdue, reason, output.error(), reported
+        return code, reason, output.error(), reported
 
     def _reason_to_end(self, signalled: threading.Event) -> str:
         """Why the script must end now; "" if it need not."""

@@ -1,9 +1,11 @@
 """What the script of a batch job runs."""
 
 import os
+import shlex
 import subprocess
 import sys
 
+import pytest
 from trainyard.cluster import job_script
 from trainyard.utils.import_path import SCRIPTS
 
@@ -27,20 +29,48 @@ def test_a_command_that_is_absent_is_one_line():
 
 # A srun whose slurmstepd was killed: it does not notice that its task has ended.
 WAITS_FOR_EVER = """
-import sys
+import os, sys
 from trainyard.cluster import job_script
 job_script.SRUN_SECONDS = 0.2
 srun = ["sh", "-c", '"$@"; exec sleep 3600', "srun"]
-sys.exit(job_script.main([*srun, sys.executable, job_script.__file__, job_script.TASK, job_script.ENDED, "ends", "7"]))
+task = [sys.executable, job_script.__file__, job_script.TASK, job_script.ENDED, sys.argv[1], "7"]
+sys.exit(job_script.run_step([*srun, *task], os.environ))
 """
+ENVIRONMENT = {"PYTHONPATH": str(SCRIPTS), "PATH": os.environ["PATH"]}
 
 
-def test_the_job_ends_soon_after_the_task_of_its_step_with_the_same_exit_code(tmp_path):
-    (tmp_path / "ends.py").write_text("import sys; print('it runs'); sys.exit(int(sys.argv[1]))")
-    environment = {"PYTHONPATH": str(SCRIPTS), "PATH": os.environ["PATH"]}
+@pytest.mark.parametrize("program", ["ends", "./ends.py"])
+def test_the_job_ends_soon_after_the_task_of_its_step_with_the_same_exit_code(tmp_path, program):
+    (tmp_path / "beside.py").touch()
+    (tmp_path / "ends.py").write_text("import beside, sys; print('it runs'); sys.exit(int(sys.argv[1]))")
     done = subprocess.run(
-        [sys.executable, "-c", WAITS_FOR_EVER], env=environment, cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-c", WAITS_FOR_EVER, program], env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 7, done.stderr
-    assert done.stdout.splitlines()[0] == "it runs"
-    assert "srun does not end although its task has ended" in done.stdout
+    assert done.stdout.splitlines() == ["it runs", job_script.SRUN_ENDED]
+
+
+def test_the_job_also_ends_if_nobody_reads_its_output(tmp_path):
+    """slurmstepd of the step that takes it may have been killed, too."""
+    (tmp_path / "ends.py").write_text("import sys; sys.exit(int(sys.argv[1]))")
+    line = f"{shlex.join([sys.executable, '-c', WAITS_FOR_EVER, 'ends'])}; echo $? > code"
+    subprocess.run(["bash", "-c", f"({line}) | true"], env=ENVIRONMENT, cwd=tmp_path, check=True)
+    assert (tmp_path / "code").read_text() == "7\n"
+
+
+def test_the_task_of_a_step_of_its_own_gets_the_signals_of_its_program(tmp_path):
+    """At SIGTERM, srun would kill its task. `nohup` has set SIGHUP to be ignored."""
+    told = "import signal; print(signal.sigwait({signal.SIGUSR1, signal.SIGTERM}).name)"
+    hangup = "print(signal.getsignal(signal.SIGHUP).name, flush=True)"
+    task = f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32)); {hangup}; {told}"
+    code = f"""
+import os, sys
+from trainyard.cluster import job_script
+sys.exit(job_script.run_step([sys.executable, "-c", {task!r}], os.environ, forwards=True))
+"""
+    line = ["nohup", sys.executable, "-c", code]
+    program = subprocess.Popen(line, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    assert program.stdout.readline() == "SIG_IGN\n"
+    program.terminate()
+    assert program.communicate() == ("SIGUSR1\n", None)
+    assert program.returncode == 0
