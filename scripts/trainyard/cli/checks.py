@@ -91,8 +91,7 @@ def _count_trials(sweep: Sweep) -> int:
 def _shared_folder(place: str, study: Sweep | Scaling) -> Iterator[Finding]:
     """Whether nothing in the config keeps the files of several trials or scales apart."""
     if isinstance(study, Sweep):
-        command, own, what = study.command, {"trial_dir", "trial"}, "trials"
-        count = study.search.trials if study.search else len(expand(study).trials)
+        command, own, what, count = study.command, {"trial_dir", "trial"}, "trials", _count_trials(study)
     else:
         command, own, what = study.script, {"out_dir"}, "runs"
         count = sum(len(study.runs(scale)) for scale in study.scales)

@@ -61,7 +61,8 @@ def resolve_own_paths(command: Command, start: Path) -> Command:
 
 def _own_path(word: str, start: Path) -> str | None:
     path = start / word
-    is_program = word.endswith(SCRIPT) or (os.sep in word and os.access(path, os.X_OK))
+    is_script = word.endswith(SCRIPT)
+    is_program = (is_script or os.sep in word) and os.access(path, os.R_OK if is_script else os.X_OK)
     return str(path) if is_program and path.is_file() else None
 
 

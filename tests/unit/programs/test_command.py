@@ -21,6 +21,7 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import Metrics, UserProgram
 from trainyard.programs import command
 from trainyard.programs.command import CommandTrial, failed_by_itself, find_checkpoint, run_command
+from trainyard.programs.environment import resolve_own_paths
 from trainyard.programs.metrics import MetricsCollector
 from trainyard.programs.output_file import QUEUED_LINES, OutputReader
 from trainyard.programs.process import ProcessGuard
@@ -163,6 +164,11 @@ def test_a_program_in_a_folder_of_its_own_is_found_with_its_modules(tmp_path, gu
     assert end.status == TrialStatus.FINISHED, end.error
     assert {"model.pt", "log.txt"} <= {each.name for each in own.iterdir()}
     assert {each.name for each in start.iterdir()} == {"scripts", "package", "run"}
+
+
+def test_a_word_that_is_too_long_for_the_name_of_a_file_is_no_program(tmp_path):
+    code = f"print({'1' * 300}); import train.py"
+    assert resolve_own_paths(["python", "-c", code], tmp_path) == ["python", "-c", code]
 
 
 # Commands that fail, and the beginning of their error.
