@@ -23,8 +23,9 @@ class EarlyStoppingRule:
         self._judged: set[tuple[str, int]] = set()  # for `asha`: trials and the rungs at which they were judged
         for attempt in tries:
             for row in attempt.epochs:
-                was_heard = attempt.epoch_times.get(row["epoch"], attempt.end) < attempt.end
-                if self._record(attempt.trial, row) and was_heard and not attempt.early and attempt.rule is None:
+                if not self._record(attempt.trial, row) or attempt.early or attempt.rule:
+                    continue  # without a value, or not judged by this rule
+                if attempt.epoch_times.get(row["epoch"], attempt.end) < attempt.end:  # not only found in its output
                     self._judged.add((attempt.trial, self._rung_at(int(row["epoch"]))))
             if attempt.outcome == TrialStatus.DIVERGED:
                 self.diverged(attempt.trial)

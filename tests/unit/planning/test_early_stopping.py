@@ -103,7 +103,9 @@ def test_a_trial_that_goes_on_after_an_interruption_is_not_judged_again_before_t
     judged = [judge.verdict("first", {"epoch": epoch, "val_accuracy": 0.5}) for epoch in range(resumed_at, 9)]
     assert not any(judged)
     assert judge.verdict("t8", {"epoch": 3, "val_accuracy": 9}) == ""
-    stopped = Attempt("t0", 1, 0, 9, outcome=TrialStatus.STOPPED, epochs=others[0].epochs, epoch_times={1: 1}, rule={})
+    stopped = Attempt(
+        "t0", 1, 0, 9, outcome=TrialStatus.STOPPED, epochs=others[0].epochs, epoch_times={1: 1}, rule={"a": 1}
+    )
     judge = EarlyStoppingRule(Stop(method="asha"), [stopped, *others[1:]])
     assert "that have reached epoch 1;" in judge.verdict("t0", {"epoch": 2, "val_accuracy": 0}), "by another rule"
 
