@@ -41,6 +41,7 @@ MAX_LINES: Final = 100  # of output to search until the limits are checked again
 EARLY_END: Final = (
     "a program of a pipe ended before it had read all (`| head`); if it may, begin the command with `set +o pipefail;`"
 )
+INTERRUPTED: Final = "it was interrupted"
 # With these variables, a program would join the Ray or the Slurm step of this job.
 HIDDEN_VARIABLES: Final = re.compile(r"RAY_|PMI_|PMIX_|SLURM_(?!JOB_|JOBID|CLUSTER_NAME|SUBMIT_|TMPDIR)")
 
@@ -89,6 +90,8 @@ def run_command(trial: CommandTrial, guard: ProcessGuard) -> Generator[EpochRepo
                     break
     finally:
         exit_code = program.end()
+    if exit_code == 0 and status is TrialStatus.FINISHED and program.was_told and trial.notice.is_given:
+        status, reason = TrialStatus.INTERRUPTED, INTERRUPTED  # by the signal of its job, which it has got directly
     tail, metrics = program.tail(), collector.latest
     if status is TrialStatus.FINISHED:
         if collector.missing:  # an earlier attempt was ended after its last checkpoint: nothing was left to do
@@ -109,13 +112,15 @@ def run_command(trial: CommandTrial, guard: ProcessGuard) -> Generator[EpochRepo
 def _check_limits(trial: CommandTrial, began: float, ended_at: float | None) -> tuple[TrialStatus, str]:
     """The status and the reason with which a program must end now, if it must.
 
-    One that has ended, and whose output is still searched, cannot exceed its timeout any more.
+    One that has ended, and whose output is still searched, cannot exceed its timeout or be interrupted any more.
     """
     timeout, seconds = trial.timeout_seconds, (ended_at or time.monotonic()) - began
     if timeout is not None and seconds > timeout:
         return TrialStatus.FAILED, timeout_error(timeout)
+    if ended_at is not None:
+        return TrialStatus.RUNNING, ""
     if trial.notice.is_given:
-        return TrialStatus.INTERRUPTED, "it was interrupted"
+        return TrialStatus.INTERRUPTED, INTERRUPTED
     if time.time() > trial.deadline:
         return TrialStatus.INTERRUPTED, "ended before the end of the walltime"
     return TrialStatus.RUNNING, ""
@@ -234,6 +239,11 @@ class _Program:
     def ended_at(self) -> float | None:
         """When the last of its processes had ended, on the monotonic clock; None while one runs."""
         return self._process.ended_at
+
+    @property
+    def was_told(self) -> bool:
+        """Whether it had been told to end before it did; known once it has ended."""
+        return self._process.was_told
 
     def end(self) -> int:
         """End all its processes, with the grace period; returns the exit code, or minus the signal that ended it."""

@@ -212,11 +212,11 @@ class Watcher:
 
     def _watch(self, program: int) -> None:
         send_message(self._channel, {"started": program, "guards": [os.getppid(), os.getpid()]})
-        code = None
+        code, told = None, False
         while True:
             for process, status in reap_children():
                 if process == program:
-                    code = os.waitstatus_to_exitcode(status)
+                    code, told = os.waitstatus_to_exitcode(status), self._ending or self._job_is_ending
                     self._leftovers_at = time.monotonic() + OUTPUT_SECONDS
             if not has_children():
                 break
@@ -230,7 +230,7 @@ class Watcher:
         if self._owner_is_gone():
             while is_ready(self._output_reading):
                 self._save_output()
-        send_message(self._channel, {"code": -signal.SIGKILL if code is None else code})
+        send_message(self._channel, {"code": -signal.SIGKILL if code is None else code, "told": told})
 
     def _save_output(self) -> None:
         """Read the output in place of the owner: without a reader, the next write would end the program."""

@@ -134,6 +134,7 @@ class GuardedProcess:
         self._exit_code: int | None = None
         self._ended = threading.Event()
         self.ended_at: float | None = None  # on the monotonic clock, once none of its processes runs
+        self.was_told = False  # whether it, or its whole job, had been told to end before it did
         first = self._receive()
         if "error" in first:
             os.close(output)
@@ -194,7 +195,7 @@ class GuardedProcess:
         if "code" not in fields:  # keeper and watcher were killed at once
             _kill_tree(self._tree)
         self.ended_at = time.monotonic()
-        self._exit_code = int(fields.get("code", -signal.SIGKILL))
+        self._exit_code, self.was_told = int(fields.get("code", -signal.SIGKILL)), bool(fields.get("told"))
         self._read_rest()
         self._channel.close()
         self._ended.set()

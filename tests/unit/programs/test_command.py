@@ -52,10 +52,10 @@ def call(folder, command, *, args=None, resume_from="", **fields):
     )
 
 
-def run(made, guard, *, stop_at=None):
+def run(made, guard, *, stop_at=None, running=None):
     """The rows that a command reports, and how it ends; it is stopped after the epoch `stop_at`."""
     rows, answer = [], None
-    running = run_command(made, guard)
+    running = running or run_command(made, guard)
     while True:
         try:
             rows.append(running.send(answer).row)
@@ -311,6 +311,33 @@ def test_a_stopped_or_interrupted_command_has_a_grace_period(tmp_path, guard):
     end = end_of(call(tmp_path, line, metrics=PATTERN, deadline=time.time() + 0.5), guard)
     assert end.status == TrialStatus.INTERRUPTED
     assert end.error == "ended before the end of the walltime"
+
+
+def test_a_command_that_gets_the_signal_of_its_job_and_exits_with_0_is_interrupted(tmp_path, guard):
+    line = "trap 'exit 0' TERM; echo $PPID $$ > pids; echo 'epoch 1: acc 0.1\nepoch 2: acc 0.2'; "
+    line += "while true; do sleep 0.05; done"
+    made = call(tmp_path, line, metrics=PATTERN)
+    running = run_command(made, guard)
+    next(running)
+    made.notice.give()
+    for process in (tmp_path / "pids").read_text().split():  # some sites signal all processes of a step
+        os.kill(int(process), signal.SIGTERM)
+    wait_until(lambda: not psutil.pid_exists(int(process)), what="the command to end")
+    _, end = run(made, guard, running=running)
+    assert (end.status, end.program.exit_code) == (TrialStatus.INTERRUPTED, 0)
+
+
+def test_a_command_that_has_ended_before_its_job_is_finished(tmp_path, guard):
+    line = "for i in $(seq 300); do echo epoch $i: acc 0.$i; done"  # more than is read at once
+    made = call(tmp_path, line, metrics=PATTERN)
+    running = run_command(made, guard)
+    next(running)
+    program = running.gi_frame.f_locals["program"]
+    wait_until(lambda: program.ended_at, what="the command to end")
+    made.notice.give()
+    rows, end = run(made, guard, running=running)
+    assert rows[-1]["epoch"] == 300
+    assert end.status == TrialStatus.FINISHED
 
 
 def sleeping(folder):
