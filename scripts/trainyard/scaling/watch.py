@@ -144,10 +144,11 @@ def _wait(process: "subprocess.Popen[bytes]", arguments: argparse.Namespace) -> 
     ended = threading.Event()
     sampler = threading.Thread(target=_sample, args=(arguments, ended))
     sampler.start()
-    code = wait_as_shell(process)
-    ended.set()
-    sampler.join()
-    return code
+    try:
+        return wait_as_shell(process)
+    finally:  # also at SIGINT: this program would wait for the thread without end, and the job hold its GPUs
+        ended.set()
+        sampler.join()
 
 
 def _end_together(arguments: argparse.Namespace, notice: StopNotice, code: int) -> None:
