@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -137,3 +138,15 @@ def test_without_a_notice_a_task_that_fails_ends_at_once(tmp_path):
         assert runs.poll() is None
         runs.terminate()
         assert runs.wait(PATIENCE_SECONDS) == 3, "the other task has ended, too"
+
+
+def test_after_an_interrupt_no_thread_keeps_the_program_alive(monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    sampling = []
+    monkeypatch.setattr(watch, "wait_as_shell", interrupt)
+    monkeypatch.setattr(watch, "_sample", lambda _, ended: (sampling.append(threading.current_thread()), ended.wait(9)))
+    with pytest.raises(KeyboardInterrupt):
+        watch._wait(None, None)
+    assert [thread.is_alive() for thread in sampling] == [False]
