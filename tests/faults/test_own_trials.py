@@ -399,10 +399,10 @@ def test_a_corrected_metric_reclassifies_diverged_trials_and_runs_those_again_th
 def test_a_search_whose_metric_cannot_be_parsed_stops_at_once_and_continues_once_it_can(yard):
     (yard.folder / "tells.py").write_text(TELLS)
     values = {"x": {"low": 1, "high": 9, "integer": True}}
-    search = {"method": "random", "trials": 2, "metric": "score", "values": values}
+    search = {"method": "random", "trials": 2, "values": values}
 
-    def sweep(pattern, check):
-        metrics = {"pattern": pattern}
+    def sweep(pattern, check, metric="score"):
+        metrics, search["metric"] = {"pattern": pattern}, metric
         yard.write({"sweeps": {"s": {"command": "python tells.py {x}", "search": search, "metrics": metrics}}})
         done = yard.run(*yard.script("sweep", "--sweep", "s"), check=check)
         return done.stdout + done.stderr, (yard.folder / "runs.txt").read_text().count("run")
@@ -415,6 +415,9 @@ def test_a_search_whose_metric_cannot_be_parsed_stops_at_once_and_continues_once
     output, runs = sweep(r"score=(?P<score>{number})", check=True)
     assert "1 of 1 saved outputs could be read again" in output
     assert "2 trials finished" in output
+    assert runs == 2
+    output, runs = sweep(r"score=(?P<value>{number})", check=True, metric="value")
+    assert "best value" in output, "another search draws the same configurations, whose outputs are read again"
     assert runs == 2
 
 

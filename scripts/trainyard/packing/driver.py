@@ -30,7 +30,7 @@ from trainyard.packing.failure_policy import FailurePolicy
 from trainyard.packing.gpu_sharing import GpuUse
 from trainyard.packing.live_view import LiveView
 from trainyard.packing.messages import TRAINING_MODULES, WORKER_MODULES, WorkerSetup
-from trainyard.packing.reread import reread_outputs
+from trainyard.packing.reread import reread_output, reread_outputs
 from trainyard.packing.share_measurement import ShareMeasurement
 from trainyard.packing.time_limits import TimeLimits
 from trainyard.planning import trial_flops
@@ -219,7 +219,8 @@ def _run_trials(
     names = plan.forecast.to_run(slots.count, limit_seconds=limits.seconds_to_run())
     expected, least = plan.forecast.seconds, plan.forecast.min_seconds
     tasks = [plan.state.task(name, expected_seconds=expected.get(name), min_seconds=least.get(name)) for name in names]
-    search = SuggestionSource(plan.state, journal) if plan.state.sweep.search else None
+    reread = partial(reread_output, journal, plan.state)
+    search = SuggestionSource(plan.state, journal, reread=reread) if plan.state.sweep.search else None
     create = partial(
         Packer,
         journal,

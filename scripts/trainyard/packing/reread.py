@@ -27,15 +27,11 @@ def reread_outputs(journal: Journal, state: SweepState) -> None:
         _record(journal, state, attempt, _parse_own(state, attempt), outcome=attempt.outcome, error=attempt.error)
     warning, readable, continued = "", 0, 0
     for attempt in state.to_reread:
-        parsed = _parse(state, attempt)
+        parsed, outcome = reread_output(journal, state, attempt)
         readable += not parsed.missing
         if parsed.warning and not warning:
             warning = f"trial {attempt.trial}: {parsed.warning}"
-        outcome, error = _judge(state, attempt, parsed)
         continued += outcome == TrialStatus.INTERRUPTED
-        is_same = attempt.metrics_digest == metrics_digest(state.sweep.metrics)
-        if not is_same or (outcome, error) != (attempt.outcome, attempt.error):
-            _record(journal, state, attempt, parsed, outcome=outcome, error=error)
     if warning:
         log.warning("%s", warning)
     if state.to_reread:
@@ -43,6 +39,16 @@ def reread_outputs(journal: Journal, state: SweepState) -> None:
         log.info("%d of %d saved outputs could be read again; no trial was run", readable, count)
     if continued:
         log.info("%s, stopped early by other values than `metrics` find now, will go on", count_of(continued, "trial"))
+
+
+def reread_output(journal: Journal, state: SweepState, attempt: Attempt) -> tuple[ParsedOutput, TrialStatus]:
+    """Apply the current `metrics` to the saved output of an attempt, which is updated; returns what they find."""
+    parsed = _parse(state, attempt)
+    outcome, error = _judge(state, attempt, parsed)
+    is_same = attempt.metrics_digest == metrics_digest(state.sweep.metrics)
+    if not is_same or (outcome, error) != (attempt.outcome, attempt.error):
+        _record(journal, state, attempt, parsed, outcome=outcome, error=error)
+    return parsed, outcome
 
 
 def _record(

@@ -7,7 +7,7 @@ killed makes the same suggestions as an uninterrupted one if its trials end in t
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainyard.config.sweep import Draw, Search
@@ -116,11 +116,13 @@ def _value(choice: Draw, param: Any) -> Any:
 class SuggestionSource:
     """A source of tasks that a search draws. Call `update` with every event of a trial."""
 
-    def __init__(self, state: SweepState, journal: Journal) -> None:
+    def __init__(self, state: SweepState, journal: Journal, *, reread: Callable[[Attempt], object]) -> None:
+        """`reread` brings an attempt up to date whose output was read by other `metrics` rules."""
         import optuna  # noqa: F401  (it takes a second or two: while the slots start)
 
         assert state.sweep.search is not None
         self._state, self._journal, self._search = state, journal, state.sweep.search
+        self._reread = reread
         ends = {each.name: state.end(each.name) for each in state.space.suggestions}
         self._ends = {name: end for name, end in ends.items() if end}
         self._events: dict[str, list[TrialEvent]] = defaultdict(list)  # of running trials
@@ -151,7 +153,10 @@ class SuggestionSource:
             drawn = space.add(self._journal.record(event))
             if drawn.name in known:
                 continue
-            if (end := state.end(drawn.name)) is None:
+            if state.must_reread(end := state.end(drawn.name)):
+                self._reread(end)
+                end = state.end(drawn.name)
+            if end is None:
                 return state.task(drawn.name)  # an earlier search may have drawn and started it
             self._ends[drawn.name] = end
         return None

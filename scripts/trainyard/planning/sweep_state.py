@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from trainyard.config.sweep import Slots, Stop, Sweep
 from trainyard.config.train import Train
@@ -219,16 +219,14 @@ class SweepState:
         This includes attempts that diverged at their end by a metric that is no longer monitored. A file of metrics is
         that of the last attempt.
         """
-        ended = [self.end(name) for name in self.trials if self.sweep.command]
+        return [end for name in self.trials if self.must_reread(end := self.end(name))]
+
+    def must_reread(self, end: Attempt | None) -> TypeGuard[Attempt]:
+        """Whether this end of a trial is one of them, also of a trial that a search has just drawn again."""
+        if not end or not self.sweep.command or not self._is_outdated(end) or not self.output_of(end).exists():
+            return False
         has_file = self.sweep.metrics is not None and self.sweep.metrics.file is not None
-        return [
-            each
-            for each in ended
-            if each
-            and self._is_outdated(each)
-            and self.output_of(each).exists()
-            and not (has_file and each is not self.last_attempt(each.trial))
-        ]
+        return not has_file or end is self.last_attempt(end.trial)
 
     @cached_property
     def to_read_first(self) -> list[Attempt]:

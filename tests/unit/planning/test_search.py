@@ -163,7 +163,7 @@ def test_a_configuration_that_an_earlier_search_has_started_resumes_with_the_num
     def next_task(mode):
         search = {"method": "random", "trials": 1, "values": values, "metric": "loss", "mode": mode}
         state = plan_sweep(check_config({"sweeps": {"s": {**own, "search": search}}}), "s", tmp_path).state
-        return SuggestionSource(state, journal).next_task()
+        return SuggestionSource(state, journal, reread=lambda attempt: None).next_task()
 
     with Journal.opened(tmp_path / "sweeps/s/journal.jsonl") as journal:
         first = next_task("max")
