@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 
 from trainyard.config.config import Config
-from trainyard.config.sweep import Unit
 from trainyard.utils.errors import UserError
 
 
@@ -28,9 +27,13 @@ class Conclusion:
         return self._text
 
     @property
-    def unit(self) -> Unit:
-        """What the slots of a sweep consist of."""
-        return self.config.sweeps[self.name].slots.unit
+    def unit(self) -> str:
+        """What the slots of a sweep count in its pictures."""
+        from trainyard.report.sweep_tables import counted_unit
+        from trainyard.utils.csv_files import read_table
+
+        unit = self.config.sweeps[self.name].slots.unit
+        return counted_unit(unit, read_table(self.results / "sweeps" / self.name / "timeline.csv"))
 
     @cached_property
     def _text(self) -> str:

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from trainyard.config.sweep import Unit
 from trainyard.config.trial_status import CONCLUSIVE
 from trainyard.report import style
 from trainyard.report.style import COLORS, FAILED, IDLE, MANY, STARTING, draw_bars
@@ -26,7 +25,7 @@ def plot_packing(
     jobs: pd.DataFrame,
     strategies: pd.DataFrame,
     *,
-    unit: Unit = "GPU",
+    unit: str = "GPU",
 ) -> None:
     """GPUs (or CPUs: `unit`) over time: above, each trial as a task of a job array; below, packed.
 
@@ -112,7 +111,7 @@ def _kept_parts(timeline: pd.DataFrame, trials: pd.DataFrame, jobs: pd.DataFrame
     return kept.assign(here=kept["kept_seconds"], share=kept.get("gpus_per_trial", 1.0))
 
 
-def plot_waste(axes: Axes, strategies: pd.DataFrame, jobs: pd.DataFrame, *, unit: Unit = "GPU") -> None:
+def plot_waste(axes: Axes, strategies: pd.DataFrame, jobs: pd.DataFrame, *, unit: str = "GPU") -> None:
     """The GPU-seconds (or CPU-seconds: `unit`) that each strategy requests: of trials, and of each kind of waste."""
     rows = np.arange(len(strategies))
     left, most = pd.Series(0.0, strategies.index), strategies["requested_gpu_seconds"].max()

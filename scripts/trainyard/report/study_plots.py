@@ -24,7 +24,7 @@ from trainyard.report import (
 )
 from trainyard.report.plot_names import plots_of
 from trainyard.report.plotted_trials import PlottedTrials
-from trainyard.report.sweep_tables import curve_column
+from trainyard.report.sweep_tables import counted_unit, curve_column
 from trainyard.results.ranking import is_seed, rank_sweep
 from trainyard.utils.csv_files import read_table
 
@@ -67,7 +67,7 @@ def _draw_sweep(config: Config, name: str, source: Path, target: Path) -> None:
     slots = max([timeline["slot"].nunique(), *jobs["slots"]])
     gantt = partial(timeline_plots.plot_gantt, timeline=timeline, jobs=jobs, ranked=ranked)
     style.save(gantt, target / "gantt", size=(WIDTH, style.lanes_height(slots)))
-    charged = {"strategies": strategies, "unit": unit}
+    charged = {"strategies": strategies, "unit": counted_unit(unit, timeline)}
     packing = partial(cost_plots.plot_packing, timeline=timeline, trials=trials, jobs=jobs, **charged)
     style.save(packing, target / "packing", size=(WIDTH, min(5.6, 2 + 0.12 * (len(trials) + slots))))
     style.save(partial(cost_plots.plot_waste, jobs=jobs, **charged), target / "waste", size=(WIDTH, 3))

@@ -12,7 +12,7 @@ from trainyard.config.trial_status import ENDED, WITH_RESULT, TrialStatus
 from trainyard.packing.failure_policy import error_pattern
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.sweep_state import SweepState
-from trainyard.report.sweep_tables import predicted_attempts
+from trainyard.report.sweep_tables import is_on_cpus, predicted_attempts
 from trainyard.results import SweepResults
 from trainyard.results.answer import FILE
 from trainyard.results.ranking import Ranking
@@ -37,12 +37,6 @@ def sweep_facts(tables: SweepResults, pricing: Pricing) -> dict[str, str]:
         "predicted": _describe_predictions(tables),
         "failed": _describe_failed_attempts(tables),
     }
-
-
-def _is_on_cpus(tables: SweepResults) -> bool:
-    """Whether trials ran, and none on a GPU."""
-    devices = tables.timeline["device"]
-    return bool(len(devices) and (devices == "cpu").all())
 
 
 def _strategy(tables: SweepResults, name: str) -> Any:
@@ -72,7 +66,7 @@ def _charged(tables: SweepResults) -> Unit:
 def _describe_cost(tables: SweepResults, pricing: Pricing) -> str:
     unit = _charged(tables)
     seconds, price = _strategy(tables, "packed")[f"requested_{unit.lower()}_seconds"], pricing.per_hour(unit)
-    if unit == "GPU" and _is_on_cpus(tables):
+    if unit == "GPU" and is_on_cpus(tables.timeline):
         return f"{format_duration(seconds)} of slots on CPUs requested, no GPU time"
     hours = seconds / 3600
     cost = "" if price is None else f", {price * hours:,.2f} at {price:g} per {unit}-hour"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from trainyard.config.sweep import Unit
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import value_at, varied_keys
 from trainyard.planning.attempts import attempts_before
@@ -211,3 +212,13 @@ def ranking_table(ranking: Ranking) -> pd.DataFrame:
         keys = {f"varied_{key}" if key in row else key: value for key, value in each.values.items()}
         rows.append({"place": row.pop("place"), **keys, **row})
     return pd.DataFrame(rows).astype({"place": "Int64"})
+
+
+def counted_unit(unit: Unit, timeline: pd.DataFrame) -> str:
+    """What the slots of a sweep count in its pictures: GPUs, CPUs, or slots, if trials for GPUs ran on CPUs."""
+    return "slot" if unit == "GPU" and is_on_cpus(timeline) else unit
+
+
+def is_on_cpus(timeline: pd.DataFrame) -> bool:
+    """Whether trials ran, and none on a GPU."""
+    return bool(len(timeline) and (timeline["device"] == "cpu").all())

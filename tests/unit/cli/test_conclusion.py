@@ -2,9 +2,12 @@
 
 from unittest.mock import Mock
 
+import pandas as pd
+import pytest
 from trainyard.cli.conclusion import Conclusion
 from trainyard.config.load import check_config
 from trainyard.results import ranking
+from trainyard.utils.csv_files import write_table
 
 
 def test_the_captions_of_a_sweep_rank_it_once(tmp_path, monkeypatch):
@@ -14,3 +17,10 @@ def test_the_captions_of_a_sweep_rank_it_once(tmp_path, monkeypatch):
     conclusion = Conclusion(config, "sweeps", "s", tmp_path)
     assert [f"{conclusion}", str(conclusion)] == ["No trial has finished."] * 2
     assert ranked.call_count == 1
+
+
+@pytest.mark.parametrize(("device", "unit"), [("cpu", "slot"), ("NVIDIA H100", "GPU")])
+def test_a_sweep_for_gpus_that_ran_on_cpus_counts_slots(tmp_path, device, unit):
+    config = check_config({"sweeps": {"s": {"function": "os:getcwd", "grid": {"lr": [1, 2]}}}})
+    write_table(pd.DataFrame({"trial": ["a"], "device": [device]}), tmp_path / "sweeps/s/timeline.csv")
+    assert Conclusion(config, "sweeps", "s", tmp_path).unit == unit
