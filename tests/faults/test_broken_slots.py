@@ -119,6 +119,18 @@ def test_an_idle_slot_retries_a_trial_that_failed_elsewhere_even_if_its_process_
     assert sorted(each.outcome for each in tries) == ["failed", "finished", "finished"]
 
 
+def kill_raylet_of_two_trials(yard, driver):
+    """Kill it once two trials run; returns the journal of the sweep."""
+    journal = yard.results / "sweeps/s/journal.jsonl"
+    wait_until(
+        lambda: journal.exists() and journal.read_text().count('"started"') == 2,
+        what="two trials to run",
+        while_running=driver,
+    )
+    child_named("raylet", psutil.Process(driver.pid)).kill()
+    return journal
+
+
 def test_a_sweep_ends_in_an_error_when_ray_starts_no_more_workers(yard):
     impatient = """
 import runpy, sys, threading
@@ -145,13 +157,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     python, *line = yard.script("sweep", "--sweep", "s")
     yard.environment["PYTHONPATH"] += f":{ROOT / 'scripts'}"
     driver = yard.start(python, str(yard.folder / "impatient.py"), *line)
-    journal = yard.results / "sweeps/s/journal.jsonl"
-    wait_until(
-        lambda: journal.exists() and journal.read_text().count('"started"') == 2,
-        what="two trials to run",
-        while_running=driver,
-    )
-    child_named("raylet", psutil.Process(driver.pid)).kill()
+    kill_raylet_of_two_trials(yard, driver)
     output, _ = driver.communicate(timeout=PATIENCE_SECONDS)
     assert driver.returncode == 1
     assert "Ray does not start workers any more" in output
@@ -165,13 +171,7 @@ def test_after_the_end_of_the_raylet_ray_is_started_again_and_no_trial_has_faile
     command = f"while [ -e {held} ]; do sleep 0.1; done; echo {{n}}"
     yard.write({"sweeps": {"s": {"command": command, "grid": {"n": [1, 2, 3]}, "slots": slots, "retries": 0}}})
     driver = yard.start(*yard.script("sweep", "--sweep", "s"))
-    journal = yard.results / "sweeps/s/journal.jsonl"
-    wait_until(
-        lambda: journal.exists() and journal.read_text().count('"started"') == 2,
-        what="two trials to run",
-        while_running=driver,
-    )
-    child_named("raylet", psutil.Process(driver.pid)).kill()
+    journal = kill_raylet_of_two_trials(yard, driver)
     wait_until(lambda: journal.read_text().count('"ray_up"') == 2, what="Ray to start again", while_running=driver)
     held.unlink()
     output, _ = driver.communicate(timeout=PATIENCE_SECONDS)
