@@ -70,7 +70,7 @@ class RunSummary:
     interrupted: bool = False
 
     def text(self) -> str:
-        """The summary, in lines with a heading each; best.yaml of each sweep is made to say the same."""
+        """The summary, in lines with a heading each. Also writes best.yaml of each sweep, so that both agree."""
         parts = {
             "finished": [_list(self._work("finished")) or "nothing new" * (not self.interrupted)],
             "failed": self._failures(),

@@ -27,7 +27,7 @@ from typing import Final
 TASK: Final = "--task"
 ENDED: Final = "@ended"  # in the command line: replaced by the name of the socket
 SRUN_SECONDS: Final = 15.0  # from the end of the task to the end of srun
-SRUN_ENDED: Final = "srun does not end although its tasks have ended: it is ended (was slurmstepd of this step killed?)"
+SRUN_ENDED: Final = "terminating srun, which still runs although its tasks have exited: slurmstepd may have been killed"
 OPTIONS: Final = ("SLURM_", "SRUN_", "SBATCH_")
 KEPT: Final = {
     "SLURM_CONF",
