@@ -134,10 +134,10 @@ def kill_raylet_of_two_trials(yard, driver):
 def test_a_sweep_ends_in_an_error_when_ray_starts_no_more_workers(yard):
     impatient = """
 import runpy, sys, threading
-from trainyard.cluster import ray_local
+from trainyard.cluster.ray import start
 from trainyard.packing.live_view import LiveView
-reap = ray_local._reap_raylet
-ray_local._reap_raylet = lambda has_ended: reap(threading.Event())  # otherwise, Ray would be started again
+reap = start._reap_raylet
+start._reap_raylet = lambda has_ended: reap(threading.Event())  # otherwise, Ray would be started again
 show = LiveView.show
 def show_impatiently(view):
     from trainyard.packing import slot_pool  # it imports Ray, which reads its environment then: not before it is up

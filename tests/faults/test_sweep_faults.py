@@ -311,7 +311,7 @@ def break_one():
         sys.modules["trainyard.data.node_copy"] = None
     except FileExistsError:
         pass
-if "cluster.worker_parent" in sys.orig_argv:
+if "cluster.ray.worker_parent" in sys.orig_argv:
     os.register_at_fork(after_in_child=break_one)
 """
 

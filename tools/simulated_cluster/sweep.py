@@ -13,7 +13,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from trainyard.cluster import slurm_allocation
-from trainyard.cluster.ray_local import RunningRay
+from trainyard.cluster.ray.start import RunningRay
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.config import Config
 from trainyard.config.load import check_config

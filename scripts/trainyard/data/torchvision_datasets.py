@@ -14,13 +14,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.cluster.ray.quick_start import import_torchvision
 from trainyard.config.datasets import Torchvision
 from trainyard.data.archives import open_collection
 from trainyard.data.downloads import RemoteFile, has_checksum
 from trainyard.data.sources import InMemorySource
 from trainyard.data.staged import SPLITS, DataError
 from trainyard.utils.errors import storage_errors
-from trainyard.utils.fast_start import import_torchvision
 from trainyard.utils.files import file_digest
 
 WRONG_CHECKSUM: Final = "its checksum differs from the published one: replace it, or leave out `root` to download it"

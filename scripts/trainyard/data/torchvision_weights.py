@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
+from trainyard.cluster.ray.quick_start import import_torchvision
 from trainyard.config.weights import WeightsError
 from trainyard.data.downloads import RemoteFile
-from trainyard.utils.fast_start import import_torchvision
 from trainyard.utils.files import expand_path
 
 

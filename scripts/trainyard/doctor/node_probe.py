@@ -99,7 +99,7 @@ def _let_nodes_meet(allocation: Allocation, report: JobReport, folder: Path) -> 
 
 def _start_ray(allocation: Allocation, report: JobReport, folder: Path) -> None:
     """Start Ray on all nodes as a sweep does, and run a task."""
-    from trainyard.cluster.ray_job import start_ray
+    from trainyard.cluster.ray.start import start_ray
     from trainyard.config.sweep import Slots
 
     slots = Slots(nodes=len(allocation.nodes), gpus_per_node=max(1, allocation.gpus_per_node))

@@ -16,9 +16,8 @@ from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.cuda_mps import run_mps
 from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.cluster.job_memory import record_memory
-from trainyard.cluster.ray_job import start_ray
-from trainyard.cluster.ray_local import RayEndedError, RunningRay
-from trainyard.cluster.worker_parent import WorkerParent, worker_parent
+from trainyard.cluster.ray.start import RayEndedError, RunningRay, start_ray
+from trainyard.cluster.ray.worker_parent import WorkerParent, worker_parent
 from trainyard.config.config import Config, Data
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import FINAL, TrialStatus

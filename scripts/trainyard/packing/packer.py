@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 
 from trainyard.cluster import host
 from trainyard.cluster.gpus import has_gpu
-from trainyard.cluster.ray_local import RayEndedError
+from trainyard.cluster.ray.start import RayEndedError
 from trainyard.config.sweep import Slots
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.failure_policy import FailurePolicy

@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 
 from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.gpus import hide_gpus, own_gpu_name
-from trainyard.cluster.preloading import preload_seconds
+from trainyard.cluster.ray.worker_parent import preload_seconds
 from trainyard.config.train import Train
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import Trial

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainyard.cluster.ray.quick_start import torch_without_meta_kernels
 from trainyard.scaling.notices import block_notices
 from trainyard.scaling.rendezvous import Rendezvous, RendezvousError, end_together, find_node_rank
-from trainyard.utils.fast_start import torch_without_meta_kernels
 
 
 def main() -> int:

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from trainyard.cluster.ray import quick_start
 from trainyard.config.train import Schedule, Train
 from trainyard.training.networks.adapted_model import inner_model
 from trainyard.training.networks.freezing import lr_scales
-from trainyard.utils import fast_start
 
 
 def build_optimizer(spec: Train, model: nn.Module) -> Optimizer:
@@ -23,7 +23,7 @@ def build_optimizer(spec: Train, model: nn.Module) -> Optimizer:
     parameters = dict(inner_model(model).named_parameters())
     if spec.freeze:
         parameters = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
-    optimizer = fast_start.optimizer_class(kind)(_groups(spec, parameters), **arguments)
+    optimizer = quick_start.optimizer_class(kind)(_groups(spec, parameters), **arguments)
     create_momentum(optimizer)
     return optimizer
 

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainyard.cluster import host
 from trainyard.cluster.ranks import is_rank
-from trainyard.utils import fast_start
+from trainyard.cluster.ray import quick_start
 from trainyard.utils.errors import UserError
 
 # The option of DDP to synchronize buffers in each forward pass; the second name is deprecated since torch 2.13.
@@ -67,7 +67,7 @@ class Group:
         if self.world_size == 1:
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
-        parallel = DistributedDataParallel if compiled else fast_start.distributed_data_parallel
+        parallel = DistributedDataParallel if compiled else quick_start.distributed_data_parallel
         options: dict[str, Any] = {
             "static_graph": static_graph,
             "find_unused_parameters": find_unused_parameters,

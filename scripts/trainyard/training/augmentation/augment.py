@@ -5,11 +5,11 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from trainyard.cluster.ray.quick_start import import_torchvision
 from trainyard.config.train import Augment
 from trainyard.training.augmentation.random_boxes import ERASED, draw_boxes, draw_crops, fill_boxes, resize_crops
 from trainyard.training.sampler import derived_seed
 from trainyard.utils.errors import UserError
-from trainyard.utils.fast_start import import_torchvision
 
 _STREAM = 0x617567  # so that the shuffling has other seeds
 _CROPS, _OPERATIONS, _ERASED = range(3)  # each with its own seeds

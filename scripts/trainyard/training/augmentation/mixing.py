@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
+from trainyard.cluster.ray.quick_start import import_torchvision
 from trainyard.config.train import Augment
 from trainyard.training.loaders import ImageBatch, InputData
 from trainyard.training.sampler import derived_seed
-from trainyard.utils.fast_start import import_torchvision
 
 _STREAM = 0x6D6978  # so that shuffling and augmentation have other seeds
 

@@ -8,9 +8,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from trainyard.cluster.ray.quick_start import import_torchvision, without_compiler
 from trainyard.config.train import Train
 from trainyard.utils.errors import UserError
-from trainyard.utils.fast_start import import_torchvision, without_compiler
 from trainyard.utils.import_path import import_object, own_place
 
 

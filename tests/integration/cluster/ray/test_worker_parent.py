@@ -11,17 +11,17 @@ from pathlib import Path
 import psutil
 import pytest
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
-from trainyard.cluster.worker_parent import ANSWER_SECONDS, FIRST_JOB, worker_parent
+from trainyard.cluster.ray.quick_start import SWITCH
+from trainyard.cluster.ray.worker_parent import ANSWER_SECONDS, FIRST_JOB, worker_parent
 from trainyard.packing.messages import TRAINING_MODULES, WORKER_MODULES
-from trainyard.utils.fast_start import SWITCH
 from yard import ROOT, alive, child_named, with_words
 
 # Prints what two actors see, and again after each line of standard input, which says which of them to replace.
 ACTORS = """
 import json, resource, sys
 from contextlib import nullcontext
-from trainyard.cluster.ray_local import local_ray
-from trainyard.cluster import worker_parent
+from trainyard.cluster.ray.start import local_ray
+from trainyard.cluster.ray import worker_parent
 
 def look():
     import os, pathlib, resource, signal, sys
@@ -148,10 +148,10 @@ def test_a_request_to_a_parent_that_hangs_becomes_the_only_worker(tmp_path, monk
     monkeypatch.setenv("RAY_RAYLET_PID", str(os.getpid()))
     (tmp_path / "worker.py").write_text(WORKER)
     with worker_parent([], threads=1) as parent:
-        (process,) = with_words("cluster.worker_parent", psutil.Process().children())
+        (process,) = with_words("cluster.ray.worker_parent", psutil.Process().children())
         process.suspend()
         with monkeypatch.context() as impatient:
-            impatient.setattr("trainyard.cluster.worker_parent.ANSWER_SECONDS", 0.5)
+            impatient.setattr("trainyard.cluster.ray.worker_parent.ANSWER_SECONDS", 0.5)
             program = parent.serve(tmp_path)
         *python, path, _ = program
         os.link(path, "again")
@@ -167,7 +167,7 @@ def test_a_request_to_a_parent_that_hangs_becomes_the_only_worker(tmp_path, monk
 
 def test_when_the_parent_hangs_workers_start_without_it_and_remain_the_only_ones(start):
     program, _ = start(*WORKER_MODULES, seconds=5)
-    (parent,) = with_words("cluster.worker_parent", psutil.Process(program.pid).children())
+    (parent,) = with_words("cluster.ray.worker_parent", psutil.Process(program.pid).children())
     parent.suspend()
     seen = replace(program, 0, 1)
     assert {each["parent_name"] for each in seen} == {"raylet"}

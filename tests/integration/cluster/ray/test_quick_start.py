@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from trainyard.utils.fast_start import SWITCH, TESTED
+from trainyard.cluster.ray.quick_start import SWITCH, TESTED
 from yard import ROOT
 
 TRAIN = """
@@ -14,7 +14,7 @@ import torch
 torch.__version__ = sys.argv[1] or torch.__version__
 from trainyard.config.train import Train
 from trainyard.training import flops, optimizers
-from trainyard.utils.fast_start import distributed_data_parallel
+from trainyard.cluster.ray.quick_start import distributed_data_parallel
 for name in ("sgd", "adam", "adamw"):
     model = torch.nn.Linear(2, 2)
     optimizer = optimizers.build_optimizer(Train(optimizer=name), model)
@@ -35,7 +35,7 @@ import sys
 from importlib import metadata
 version = metadata.version
 metadata.version = lambda name: version("not-installed") if sys.argv[1] == "unknown" else sys.argv[1] or version(name)
-from trainyard.utils.fast_start import torch_without_meta_kernels
+from trainyard.cluster.ray.quick_start import torch_without_meta_kernels
 with torch_without_meta_kernels():
     print("torch._meta_registrations" in sys.modules)
 assert "torch._meta_registrations" not in sys.modules
@@ -45,7 +45,7 @@ PATCHED = """
 import sys
 import ray
 from ray._private import node, services, worker
-from trainyard.utils.fast_start import trimmed_ray_init, trimmed_ray_shutdown
+from trainyard.cluster.ray.quick_start import trimmed_ray_init, trimmed_ray_shutdown
 ray.__version__ = sys.argv[1] or ray.__version__
 
 def functions():
@@ -63,7 +63,7 @@ print(sum(one is not other for one, other in zip(before, within)))
 """
 
 START = """
-from trainyard.cluster.ray_local import local_ray
+from trainyard.cluster.ray.start import local_ray
 with local_ray(gpus=1, cpus=1):
     import ray
     print(ray.get(ray.remote(num_gpus=1)(lambda: 6 * 7).remote()))
@@ -108,7 +108,7 @@ WORKER_COMMAND = """
 import sys
 from pathlib import Path
 import ray
-from trainyard.utils.fast_start import _with_worker_program
+from trainyard.cluster.ray.quick_start import _with_worker_program
 program = Path(ray.__file__).parent / "_private/workers/setup_worker.py"
 assert program.exists()
 print(_with_worker_program(f"--python_worker_command={sys.executable} {program} x --y=z", ["a b", "c"]))

@@ -1,7 +1,7 @@
 """Patches of private parts of torch and Ray that let a run start sooner. No other file patches a library.
 
 `TRAINYARD_FAST_START=0` in the environment turns all of them off. Each applies only to the releases in `TESTED`: with
-another release, torch and Ray start unpatched, which is slower. To add a release, list it and run test_fast_start.py.
+another release, torch and Ray start unpatched, which is slower. To add a release, list it and run test_quick_start.py.
 
 The gains in the docstrings were measured with torch 2.15.0 and Ray 2.60.0 on two CPU cores with a warm page cache.
 """

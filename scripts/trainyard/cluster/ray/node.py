@@ -1,6 +1,6 @@
-"""Ray on one more node of a sweep's job, until the driver closes the connection: the counterpart of `ray_job`.
+"""Ray on one more node of a sweep's job, until the driver closes the connection: the counterpart of `start`.
 
-srun starts it on the nodes of the job, as `python scripts/trainyard cluster.ray_node`.
+srun starts it on the nodes of the job, as `python scripts/trainyard cluster.ray.node`.
 """
 
 import contextlib
@@ -21,14 +21,13 @@ from trainyard.cluster import host
 from trainyard.cluster.cuda_mps import run_mps
 from trainyard.cluster.held_folders import remove_copies_at_exit
 from trainyard.cluster.job_memory import record_memory
-from trainyard.cluster.ray_local import OBJECT_STORE_BYTES, private_directory, ray_environment
-from trainyard.cluster.worker_parent import worker_parent
+from trainyard.cluster.ray.start import OBJECT_STORE_BYTES, RAY_ENDED, private_directory, ray_environment
+from trainyard.cluster.ray.worker_parent import worker_parent
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.stop_notice import NOTICES
 
 STDIN_POLL_SECONDS: Final = 0.2
 LOG_LINES: Final = 8
-RAY_ENDED: Final = "Ray ended; its logs, if any, end:"
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 # Imports Ray while the head starts, then runs `ray start` with the arguments from standard input. Words that follow in
@@ -37,7 +36,7 @@ RAY: Final = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from ray.scripts.scripts import start
-from trainyard.utils.fast_start import trimmed_ray_init
+from trainyard.cluster.ray.quick_start import trimmed_ray_init
 with trimmed_ray_init(sys.argv[2:]):
     start.main(json.loads(sys.stdin.readline()), prog_name="ray start")
 """

@@ -12,6 +12,7 @@ becomes the worker.
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import resource
@@ -21,16 +22,16 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
-from trainyard.cluster.preloading import preload
-from trainyard.cluster.ray_local import ENVIRONMENT
-from trainyard.cluster.worker_request import FORKED
-from trainyard.utils.fast_start import SWITCH
+from trainyard.cluster.ray.quick_start import SWITCH
+from trainyard.cluster.ray.start import ENVIRONMENT
+from trainyard.cluster.ray.worker_request import FORKED
 from trainyard.utils.import_path import SCRIPTS, helper_command
 
 RAY_MODULES: Final = ("ray", "ray._private.workers.default_worker")  # the program of a worker
@@ -45,6 +46,7 @@ END_SECONDS: Final = 5.0  # after SIGKILL
 OOM_SCORE: Final = "1000"
 FIRST_JOB: Final = "01000000"  # the ID of the first job of a new Ray, in which a driver is the only one
 _PR_SET_PDEATHSIG: Final = 1
+_seconds: dict[str, float] = {}  # in which each module was imported ahead of its use
 
 
 class WorkerParent:
@@ -56,7 +58,7 @@ class WorkerParent:
         self._control, control = socket.socketpair()
         with control:
             self._process = subprocess.Popen(
-                [*helper_command("cluster.worker_parent"), str(control.fileno()), *RAY_MODULES, *modules],
+                [*helper_command("cluster.ray.worker_parent"), str(control.fileno()), *RAY_MODULES, *modules],
                 env=_environment(threads),
                 pass_fds=[control.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -100,6 +102,11 @@ def worker_parent(modules: Sequence[str], *, threads: int) -> Iterator[WorkerPar
         parent.close()
 
 
+def preload_seconds(modules: Sequence[str]) -> float:
+    """The time in which these modules were preloaded in this process, or in the one that it was forked from."""
+    return sum(_seconds.get(module, 0.0) for module in modules)
+
+
 def _environment(threads: int) -> dict[str, str]:
     """The environment of the parent, which is read on import by Ray's C++ part and by OpenBLAS.
 
@@ -113,13 +120,22 @@ def _environment(threads: int) -> dict[str, str]:
 def main() -> None:
     """Import the modules that the command line names, and fork a worker for each request."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # those that end a job are for the workers
-    preload(sys.argv[2:])
+    _preload(sys.argv[2:])
     gc.freeze()  # a collection in a worker would write to all these objects, and the kernel would copy their pages
     command = _fork_workers(socket.socket(fileno=int(sys.argv[1])))
     if command:
         sys.argv, sys.orig_argv = command, [sys.executable, *command]
         sys.path[sys.path.index(str(SCRIPTS))] = str(Path(command[0]).resolve().parent)
         runpy.run_path(command[0], run_name="__main__")
+
+
+def _preload(modules: Sequence[str]) -> None:
+    """Import modules. If one cannot be imported, whoever uses it reports the reason."""
+    for module in modules:
+        began = time.perf_counter()
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
+        _seconds[module] = time.perf_counter() - began
 
 
 def _fork_workers(control: socket.socket) -> list[str] | None:

@@ -1,8 +1,15 @@
-"""A private Ray instance on this machine for one driver program, removed completely when the driver ends."""
+"""A private Ray for one driver program, removed completely when the driver ends: on this machine, or on several nodes.
+
+On several nodes, the node of the driver is the head. One srun runs `node` on each of the others and connects its
+standard input to the driver. The token comes first, so that the node imports Ray while the head starts, then the
+address of the head. When the input closes, which happens however the driver ends, the node stops its Ray. The token is
+on no shared file system, in no command line, and in no environment variable.
+"""
 
 import contextlib
 import functools
 import importlib
+import json
 import logging
 import os
 import secrets
@@ -13,18 +20,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from trainyard.cluster import held_folders, host, job_step
+from trainyard.cluster import held_folders, host, job_step, slurm_allocation
+from trainyard.cluster.ray.quick_start import trimmed_ray_init, trimmed_ray_shutdown
+from trainyard.cluster.srun import srun_options
 from trainyard.utils.environment import environment_variables
 from trainyard.utils.errors import UserError, storage_error
-from trainyard.utils.fast_start import trimmed_ray_init, trimmed_ray_shutdown
+from trainyard.utils.import_path import helper_command
 from trainyard.utils.stop_notice import ignore_notice
 
 if TYPE_CHECKING:
-    from trainyard.cluster.worker_parent import WorkerParent
+    from trainyard.cluster.ray.worker_parent import WorkerParent
+    from trainyard.config.sweep import Slots
 
 # A Unix socket path has at most 107 characters; "/r/session_<date>_<time>_<pid>/sockets/plasma_store" takes 66.
 LONGEST_DIRECTORY: Final = 38
@@ -32,6 +42,9 @@ KILL_SECONDS: Final = 5.0  # after SIGKILL
 NEVER: Final = str(10**9)  # failed health checks, which take seconds each
 # Trials read their data from files: the object store only holds large messages. Ray requires at least 75 MiB.
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024
+JOIN_TIMEOUT_SECONDS: Final = 120  # loading Python from a cold shared file system may take a minute
+LEAVE_TIMEOUT_SECONDS: Final = 8  # then srun gets SIGTERM, and later SIGKILL: a dead node never answers
+RAY_ENDED: Final = "Ray ended; its logs, if any, end:"  # as `node` prints it
 
 ENVIRONMENT: Final[Mapping[str, str | None]] = {  # None: must not be set
     "RAY_ADDRESS": None,
@@ -57,6 +70,7 @@ ENVIRONMENT: Final[Mapping[str, str | None]] = {  # None: must not be set
     # The future default of Ray, which warns on stderr when it is unset.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+log = logging.getLogger(__name__)
 
 
 class RayEndedError(UserError):
@@ -69,6 +83,60 @@ class RunningRay:
 
     seconds: dict[str, float]  # of each step of its start
     has_ended: threading.Event  # set once the raylet of this node has ended
+
+
+@contextlib.contextmanager
+def start_ray(
+    slots: "Slots", *, folder: Path, local: str, processes: int = 1, parent: "WorkerParent | None" = None
+) -> Iterator[RunningRay]:
+    """Run a private Ray with all slots, on this machine or on several nodes of this job.
+
+    Workers are forked from `parent`, and on the other nodes from a similar process.
+
+    The output of the other nodes is written to `ray-nodes.log` in `folder`, and their memory is recorded there, by
+    `processes` per node; `local` is `data.local` of the config.
+
+    Raises:
+        UserError: the job has a different number of nodes or too few GPUs, or a node is not reached or does not join.
+    """
+    gpus, cpus, cleanup = slots.gpus_per_node, slots.cpus_per_node, held_folders.copy_patterns(local)
+    if slots.nodes == 1:
+        with local_ray(gpus=gpus, cpus=cpus, cleanup=cleanup, parent=parent) as running:
+            yield running
+        return
+    given = _check_allocation(slots)
+    others = [name for name in given.nodes if host.short_name(name) != host.node_name()]
+    srun = _srun_line(others, helper_command("cluster.ray.node"), cpus=given.cpus_per_node)
+    try:
+        address = host.source_address(others[0])
+    except OSError as error:
+        remedy = f"`getent hosts {others[0]}` must print an address on all nodes: ask the site's administrators"
+        raise UserError(f"{host.node_name()} does not reach {others[0]}: {error}; {remedy}") from None
+    with (
+        _OtherNodes(others, srun, folder, slots=slots, local=local, processes=processes, parent=parent) as nodes,
+        local_ray(gpus=gpus, cpus=cpus, address=address, cleanup=cleanup, parent=parent) as running,
+    ):
+        try:
+            began = time.perf_counter()
+            nodes.join()
+            running.seconds["join_nodes_seconds"] = time.perf_counter() - began
+            log.info("Ray is up on %d nodes after %.1f s", slots.nodes, sum(running.seconds.values()))
+            yield running
+        finally:
+            nodes.leave()  # concurrently with Ray on this node
+
+
+def _check_allocation(slots: "Slots") -> slurm_allocation.Allocation:
+    """The allocation of this job, which has the nodes and GPUs of the slots."""
+    given = slurm_allocation.current_allocation()
+    if given is None or len(given.nodes) != slots.nodes:
+        held = "this is not a Slurm job" if given is None else f"the job has {len(given.nodes)}"
+        raise UserError(
+            f"the sweep needs {slots.nodes} nodes, but {held}: run Snakemake with `--profile profiles/slurm`"
+        )
+    if 0 < given.gpus_per_node < slots.gpus_per_node:  # in a job without GPUs, they are logical resources
+        raise UserError(f"the sweep needs {slots.gpus_per_node} GPUs a node, but the job has {given.gpus_per_node}")
+    return given
 
 
 @contextlib.contextmanager
@@ -203,7 +271,7 @@ def _watchdog(*, directory: Path, cleanup: Sequence[str]) -> Iterator[Callable[[
     """Run a shell that cleans up if this program is killed: the pipe to the shell closes.
 
     The kernel ends the two daemons of Ray with the driver, and the workers exit within 1.6 s, but Ray's two agents,
-    where `fast_start` does not replace them, would stay for 62 s, trying to reach a server that is gone. Yields a
+    where `quick_start` does not replace them, would stay for 62 s, trying to reach a server that is gone. Yields a
     function that registers all processes started since then. Earlier ones are excluded: the srun of the other nodes
     must survive to stop Ray there.
     """
@@ -264,3 +332,84 @@ def ray_environment(directory: Path, *, token: str, networked: bool) -> Iterator
         variables["RAY_health_check_failure_threshold"] = NEVER
     with environment_variables(variables):
         yield
+
+
+class _OtherNodes:
+    """The srun that runs Ray on the other nodes during the block."""
+
+    def __init__(
+        self,
+        nodes: list[str],
+        srun: list[str],
+        folder: Path,
+        *,
+        slots: "Slots",
+        local: str,
+        processes: int,
+        parent: "WorkerParent | None",
+    ) -> None:
+        self._nodes, self._log = nodes, folder / "ray-nodes.log"
+        with open(self._log, "w") as output:
+            self._srun = subprocess.Popen(
+                srun, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, text=True
+            )
+        memory = {"folder": str(folder.absolute()), "processes": processes}
+        resources = {"gpus": slots.gpus_per_node, "cpus": slots.cpus_per_node, "mps": slots.uses_mps}
+        workers = {"modules": parent.modules, "threads": parent.threads} if parent else None
+        self._send({"token": token(), **resources, "local": local, "memory": memory, "workers": workers})
+
+    def __enter__(self) -> "_OtherNodes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+        for end in (self._srun.terminate, self._srun.kill):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._srun.wait(timeout=LEAVE_TIMEOUT_SECONDS)
+                return
+            end()
+
+    def join(self) -> None:
+        """Send the address of the head, and wait until all nodes have joined."""
+        import ray
+
+        self._send({"address": ray.get_runtime_context().gcs_address})
+        deadline = time.monotonic() + JOIN_TIMEOUT_SECONDS
+        while missing := self._missing():
+            output = self._log.read_text(errors="replace")
+            ended = [name for name in missing if f"{host.short_name(name)}: {RAY_ENDED}" in output]
+            if ended or self._srun.poll() is not None or time.monotonic() > deadline:
+                tail = "\n".join(output.splitlines()[-10:])
+                raise UserError(f"Ray did not start on {', '.join(ended or missing)}; the end of {self._log}:\n{tail}")
+            time.sleep(0.05)
+
+    def leave(self) -> None:
+        """Make the nodes stop their Ray, without waiting for it."""
+        assert self._srun.stdin is not None
+        with contextlib.suppress(OSError):  # srun has ended
+            self._srun.stdin.close()
+
+    def _missing(self) -> list[str]:
+        import ray
+
+        known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        joined = {node["NodeName"] for node in known if node["Alive"]}  # as `node` names them
+        return [name for name in self._nodes if host.short_name(name) not in joined]
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._srun.stdin is not None
+        with contextlib.suppress(OSError):  # srun has ended: join() reports its output
+            print(json.dumps(message), file=self._srun.stdin, flush=True)
+
+
+def _srun_line(nodes: list[str], command: list[str], *, cpus: int) -> list[str]:
+    """The srun command that runs `command` once on each of these nodes, on this many CPUs."""
+    return [
+        "srun",
+        *srun_options(nodes, cpus_per_task=cpus),
+        "--no-kill",  # the failure of one node must not end the others
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--label",
+        *command,
+    ]

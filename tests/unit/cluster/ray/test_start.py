@@ -1,0 +1,87 @@
+"""Ray on the nodes of a job: it is up on all of them under their names, and leaves nothing behind."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from slurm_cluster.waiting import PATIENCE_SECONDS
+from trainyard.cluster import host
+from trainyard.cluster.ray import node, start
+from trainyard.cluster.ray.quick_start import WAITING
+from trainyard.cluster.slurm_allocation import Allocation
+from trainyard.config.sweep import Slots
+from trainyard.utils.errors import UserError
+
+
+def test_workers_that_outlive_ray_are_killed_before_they_create_its_folders_again(tmp_path):
+    """As on a busy machine, where Ray kills its raylet before that has killed the workers that start."""
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    starting = subprocess.Popen([*sleep, f"--temp-dir={tmp_path}/r"])
+    watchdog = subprocess.Popen([*sleep, str(tmp_path)])
+    try:
+        start._end_starting_workers(tmp_path)
+        assert starting.poll() is not None
+        assert watchdog.poll() is None
+    finally:
+        for process in (starting, watchdog):
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_the_stand_in_of_an_agent_of_ray_runs_as_long_as_its_raylet(has_ended):
+    """Also if the raylet ended before the stand-in asks for its parent, which then is init or whoever adopts."""
+    raylet = 2**22 if has_ended else os.getpid()  # no process can have the first number
+    command = [sys.executable, "-I", "-S", "-c", WAITING]
+    with subprocess.Popen(command, env={"RAY_RAYLET_PID": str(raylet)}) as standing_in:
+        if has_ended:
+            assert standing_in.wait(PATIENCE_SECONDS) == 0
+        else:
+            with pytest.raises(subprocess.TimeoutExpired):
+                standing_in.wait(1.0)
+            standing_in.kill()
+
+
+def test_a_sweep_on_nodes_without_an_address_ends_with_an_explanation(tmp_path, monkeypatch):
+    allocation = Allocation("7", (host.node_name(), "no-such-host.invalid"), end_time=0.0)
+    monkeypatch.setattr("trainyard.cluster.slurm_allocation.current_allocation", lambda: allocation)
+    slots = Slots(nodes=2, gpus_per_node=1)
+    with (
+        pytest.raises(UserError, match=r"does not reach no-such-host.invalid: .*`getent hosts no-such-host.invalid`"),
+        start.start_ray(slots, folder=tmp_path, local="", processes=1),
+    ):
+        pass
+
+
+def test_nodes_have_their_names_in_slurm_which_may_differ_from_host_names(tmp_path, monkeypatch):
+    """As with NodeName=gpu-1 NodeHostname=ip-10-0-0-5 in slurm.conf: no host name is in the allocation."""
+    monkeypatch.setenv("SLURMD_NODENAME", "gpu-1")
+    monkeypatch.setattr(
+        "trainyard.cluster.slurm_allocation.current_allocation", lambda: Allocation("7", ("gpu-1", "gpu-2"), 0.0)
+    )
+    lines = []
+
+    def unreachable(destination):
+        raise OSError("no route")
+
+    monkeypatch.setattr(start, "_srun_line", lambda nodes, command, *, cpus: lines.append(nodes))
+    monkeypatch.setattr(host, "source_address", unreachable)
+    with (
+        pytest.raises(UserError, match="gpu-1 does not reach gpu-2: no route"),
+        start.start_ray(Slots(nodes=2, gpus_per_node=1), folder=tmp_path, local="", processes=1),
+    ):
+        pass
+    assert lines == [["gpu-2"]]
+
+
+def test_ray_on_another_node_joins_under_the_name_of_the_node_in_slurm(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURMD_NODENAME", "gpu-2")
+    arguments = node._start_arguments(tmp_path, gpus=1, cpus=1, address="127.0.0.1:6379")
+    name = arguments[arguments.index("--node-name") + 1]
+    known = [{"NodeName": name, "NodeManagerHostname": "ip-10-0-0-6", "Alive": True}]
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: known))
+    others = start._OtherNodes.__new__(start._OtherNodes)
+    others._nodes = ["gpu-2", "gpu-3"]
+    assert others._missing() == ["gpu-3"]
