@@ -41,9 +41,9 @@ from trainyard.planning.search import SuggestionSource
 from trainyard.planning.sweep_state import SweepState
 from trainyard.planning.task import Task, TaskSource
 from trainyard.programs.environment import RECORD, find_interpreter, record_environment
-from trainyard.programs.process import wait_for_folder
 from trainyard.utils.environment import environment_variables
 from trainyard.utils.errors import UserError
+from trainyard.utils.process_guard import wait_for_folder
 from trainyard.utils.text import count_of
 
 if TYPE_CHECKING:  # it imports Ray

@@ -15,7 +15,7 @@ from trainyard.packing.messages import TrialMessage, WorkerSetup
 from trainyard.packing.outcomes import AttemptRecorder
 from trainyard.packing.slot import Phase, Slot
 from trainyard.packing.time_limits import STOP_SECONDS, TimeLimits
-from trainyard.programs.process import wait_for_folder
+from trainyard.utils.process_guard import wait_for_folder
 from trainyard.utils.text import count_of
 
 LOSS_WARNING: Final = (

@@ -36,10 +36,10 @@ from trainyard.planning.task import output_name
 from trainyard.programs.command import CommandTrial, find_checkpoint, run_command
 from trainyard.programs.environment import program_environment, thread_variables
 from trainyard.programs.function import Context, run_function
-from trainyard.programs.process import FolderClaim, ProcessGuard, claim_folder
 from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.utils.errors import Diverged, UserError
 from trainyard.utils.import_path import OWN_ERRORS, error_line, import_object
+from trainyard.utils.process_guard import FolderClaim, ProcessGuard, claim_folder
 from trainyard.utils.stop_notice import stop_notice_of_signals
 
 if TYPE_CHECKING:  # here and in functions: importing torch takes seconds, and only a training needs it

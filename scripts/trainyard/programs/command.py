@@ -30,9 +30,9 @@ from trainyard.config.user_programs import (
 from trainyard.programs.environment import module_path, program_environment, resolve_own_paths, thread_variables
 from trainyard.programs.metrics import MetricsCollector, latest_saved_metrics
 from trainyard.programs.output_file import OutputReader
-from trainyard.programs.process import FolderClaim, ProcessGuard
 from trainyard.programs.trial_messages import EpochReported, ProgramOutput, TrialEnded, timeout_error
 from trainyard.utils.errors import UserError
+from trainyard.utils.process_guard import FolderClaim, ProcessGuard
 from trainyard.utils.stop_notice import StopNotice
 from trainyard.utils.text import SHELL_SIGNAL, describe_exit
 

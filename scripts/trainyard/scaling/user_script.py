@@ -32,7 +32,6 @@ from trainyard.programs.command import CheckpointFile, describe_program_failure,
 from trainyard.programs.environment import find_interpreter, resolve_own_paths, script_interpreter
 from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector
 from trainyard.programs.output_file import OutputReader
-from trainyard.programs.process import FolderClaim, GuardedProcess, ProcessGuard, claim_folder
 from trainyard.programs.row_limiter import Row, shift_epoch
 from trainyard.scaling import rendezvous
 from trainyard.scaling.launchers import WAIT_SECONDS, check_allocation, script_command
@@ -40,6 +39,7 @@ from trainyard.scaling.reported_rows import ReportedRows
 from trainyard.utils.errors import ContinuedError, FinalError, UserError
 from trainyard.utils.files import atomic_write, hold_lock, write_json
 from trainyard.utils.jsonl import read_clock
+from trainyard.utils.process_guard import FolderClaim, GuardedProcess, ProcessGuard, claim_folder
 from trainyard.utils.stop_notice import NOTICES
 from trainyard.utils.text import count_of
 

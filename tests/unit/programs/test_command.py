@@ -24,9 +24,9 @@ from trainyard.programs.command import CommandTrial, failed_by_itself, find_chec
 from trainyard.programs.environment import resolve_own_paths
 from trainyard.programs.metrics import MetricsCollector
 from trainyard.programs.output_file import QUEUED_LINES, OutputReader
-from trainyard.programs.process import ProcessGuard
 from trainyard.programs.trial_messages import EpochReported
 from trainyard.utils.errors import UserError
+from trainyard.utils.process_guard import ProcessGuard
 from yard import ROOT
 
 PATTERN = Metrics(pattern=r"epoch (?P<epoch>\d+): acc (?P<val_accuracy>\S+)")
@@ -360,7 +360,7 @@ def test_a_command_ends_when_its_worker_is_killed(tmp_path):
                         {str(ROOT / "tools")!r}]
         from pathlib import Path
         from test_command import call, run
-        from trainyard.programs.process import ProcessGuard
+        from trainyard.utils.process_guard import ProcessGuard
         run(call(Path({str(tmp_path)!r}), "sleep 9304 & sleep 9305"), ProcessGuard())
     """
     runner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stderr=subprocess.PIPE)

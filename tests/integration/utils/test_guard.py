@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 from slurm_cluster.waiting import wait_until
-from trainyard.programs.process import CLAIM_SECONDS, ProcessGuard, claim_folder
 from trainyard.utils import files
 from trainyard.utils.files import LockHeldError
+from trainyard.utils.process_guard import CLAIM_SECONDS, ProcessGuard, claim_folder
 from yard import ROOT
 
 PATIENCE = 300.0  # seconds for what takes milliseconds on a quiet machine
@@ -41,7 +41,7 @@ OWNER = """
 import json, os, sys
 sys.path.insert(0, {scripts!r})
 from pathlib import Path
-from trainyard.programs.process import CLAIM_SECONDS, ProcessGuard, claim_folder
+from trainyard.utils.process_guard import CLAIM_SECONDS, ProcessGuard, claim_folder
 folder = Path(sys.argv[1])
 with claim_folder(folder, owner="trial t1", grace_seconds=0.5) as claimed:
     line = ["/bin/sh", "-c", f"python3 {{folder}}/hold.py 1 && true"]
@@ -294,7 +294,7 @@ TALKED_TO = """
 import os, sys
 sys.path.insert(0, {scripts!r})
 from pathlib import Path
-from trainyard.programs.process import ProcessGuard
+from trainyard.utils.process_guard import ProcessGuard
 folder = sys.argv[1]
 line = ["/bin/sh", "-c", f"{{sys.executable}} talk.py && true"]
 log = Path(folder, "said.log")
