@@ -1,4 +1,4 @@
-"""What all tests share: a yard, and the groups into which pytest-xdist puts them."""
+"""What all tests share: the project of a user, and the groups into which pytest-xdist puts them."""
 
 import gc
 import os
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from project import Project
 from small_disk import SmallDisk, mount_small_disk
 from xdist.scheduler import LoadScopeScheduling
-from yard import Yard
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -40,8 +40,8 @@ GROUPS = {
 
 
 @pytest.fixture
-def yard(tmp_path: Path) -> Yard:
-    return Yard(tmp_path)
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
 
 
 @pytest.fixture

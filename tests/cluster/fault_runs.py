@@ -20,6 +20,7 @@ from typing import Any
 import pandas as pd
 import torch
 import yaml
+from project import PLACE_IN_ORDER, ROOT, TINY, stage_tiny
 from slurm_cluster.cluster import Cluster
 from slurm_cluster.hosts import Host, job_environment
 from slurm_cluster.namespaces import Process, tail
@@ -27,7 +28,6 @@ from slurm_cluster.waiting import wait_until
 from submitting import IMPATIENT
 from trainyard.planning.attempts import Attempt, fold_attempts
 from trainyard.planning.journal import read_journal
-from yard import PLACE_IN_ORDER, ROOT, TINY, stage_tiny
 
 SUBMITTED = re.compile(r"submitted with SLURM jobid (\d+)")
 RAN = {"RUNNING", "COMPLETING"}  # states of a job that has started and not ended

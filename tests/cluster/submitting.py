@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from project import ROOT
 from slurm_cluster.cluster import Cluster
 from slurm_cluster.hosts import job_environment
 from slurm_cluster.prerequisites import PrerequisiteMissing
 from slurm_cluster.site import FIRST, Site
 from slurm_cluster.waiting import wait_until
-from yard import ROOT
 
 NO_CLUSTER = "no Slurm cluster: "
 # Snakemake that polls the queue every second. The plugin adds ten seconds to the interval with each poll.

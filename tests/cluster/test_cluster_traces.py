@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from project import ROOT
 from slurm_cluster.cluster import Cluster
 from slurm_cluster.namespaces import all_processes, processes_with_mount, run
 from slurm_cluster.waiting import wait_until
-from yard import ROOT
 
 KINDS_OF_NAMESPACE = ("mnt", "net", "uts", "ipc", "pid")
 OF_THE_CLUSTER = "slurm|munge|mysql|mariadb|trainyard|ty-"

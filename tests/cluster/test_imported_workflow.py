@@ -2,8 +2,8 @@
 
 import json
 
+from project import ROOT, TINY
 from submitting import nothing_is_left, snakemake_command
-from yard import ROOT, TINY
 
 IMPORTING = f"""
 module training:

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from project import ROOT
 from slurm_cluster.cluster import Cluster
 from submitting import nothing_is_left, snakemake_command
-from yard import ROOT
 
 # Slurm's variables as a rule sees them; two jobs of a group; a rule that starts its own step with two tasks.
 RULES = f"""

@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import yaml
+from project import ROOT, TINY, WAITING, stage_tiny
 from slurm_cluster.cluster import Cluster
 from slurm_cluster.hosts import Host
 from slurm_cluster.waiting import wait_until
 from trainyard.cluster.ports import PORTS
 from trainyard.scaling.rendezvous import SECONDS
-from yard import ROOT, TINY, WAITING, stage_tiny
 
 NOBODY = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
 # Python imports it at its start: the program of one node does not get further.
@@ -84,7 +84,7 @@ def listening(host: Host) -> set[tuple[str, int]]:
 def train_under_attack(site: Cluster, folder: Path) -> None:
     """Train on two hosts, while another user writes pickles to all ports of the first one, from both."""
     folder.chmod(0o777)  # the pickle of the other user would make a folder
-    shutil.copy(ROOT / "tests/strangers.py", folder)
+    shutil.copy(ROOT / "tests/store_attack.py", folder)
     job = start(site, folder)
     output = folder / f"slurm-{job}.out"
     wait_until(
@@ -97,7 +97,7 @@ def train_under_attack(site: Cluster, folder: Path) -> None:
     assert {address for address, _ in second} == {"10.77.0.2"}
     ports = [str(port) for _, port in first]
     for number in (1, 2):
-        attack = [*NOBODY, "/usr/bin/python3", f"{folder}/strangers.py", "10.77.0.1", *ports]
+        attack = [*NOBODY, "/usr/bin/python3", f"{folder}/store_attack.py", "10.77.0.1", *ports]
         assert "default_pg" in site.host(number).run(attack, cwd="/").stdout, "it has written to the store"
     (folder / "go").touch()
     assert site.wait_until_out_of_queue(job) == "COMPLETED", output.read_text()

@@ -8,11 +8,11 @@ import sys
 import pandas as pd
 import pytest
 import yaml
+from project import ROOT
 from slurm_cluster.waiting import wait_until
 from submitting import run_on_two_nodes
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
-from yard import ROOT
 
 PROGRAMS = {
     "shell.sh": "#!/bin/sh\necho hello from $(uname -n) GPU $CUDA_VISIBLE_DEVICES\necho '{\"score\": 1}' > $1/m.json\n",

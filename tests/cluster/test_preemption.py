@@ -3,10 +3,10 @@
 import sys
 
 import yaml
+from project import ROOT, TINY, stage_tiny
 from slurm_cluster.waiting import wait_until
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
-from yard import ROOT, TINY, stage_tiny
 
 # A model that writes a line per step. From step 12 on, each step waits for a file `go`, or until its process has been
 # told to stop.

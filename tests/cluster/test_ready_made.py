@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 import yaml
 from imagesets import pack, pixels, write_mnist, write_tiny_imagenet
+from project import ROOT
 from submitting import run_on_two_nodes
-from yard import ROOT
 
 pytestmark = pytest.mark.slow  # eleven programs, on two CPUs
 READY_MADE = [

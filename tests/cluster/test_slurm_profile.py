@@ -5,8 +5,8 @@ import re
 
 import pandas as pd
 import pytest
+from project import TINY
 from submitting import nothing_is_left, snakemake
-from yard import TINY
 
 STUDY = {
     "dataset": "tiny",

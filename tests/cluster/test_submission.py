@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from project import ROOT, TINY, stage_tiny
 from trainyard.config.load import check_config
 from trainyard.planning.journal import Journal
 from trainyard.planning.plan import plan_sweep
-from yard import ROOT, TINY, stage_tiny
 
 # Values for the commented lines of the profile that users of a site fill in.
 SITE = {

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from project import ROOT, TINY, stage_tiny
 from slurm_cluster.cluster import Cluster
 from slurm_cluster.waiting import wait_until
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
 from trainyard.utils.jsonl import read_events
-from yard import ROOT, TINY, stage_tiny
 
 JOURNAL = "results/sweeps/s/journal.jsonl"
 # Each trial records its host and GPU and takes a while; with a file `gated`, it waits for the file `note-<n>-go`.

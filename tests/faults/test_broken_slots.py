@@ -3,13 +3,13 @@
 import pandas as pd
 import psutil
 import pytest
+from project import ROOT, child_named
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.cluster import gpus
 from trainyard.packing import gpu_health
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import decode_all
 from trainyard.utils.jsonl import read_events
-from yard import ROOT, child_named
 
 # There are no GPUs here, but the process of each slot gets the index of one. Trials wait for events in the journal.
 TRIALS = """
@@ -63,15 +63,15 @@ def fails_late(config, context):
 
 
 @pytest.fixture
-def sweep(yard):
+def sweep(project):
     """A function that runs a sweep of one of these functions; returns its attempts, events and output."""
-    (yard.folder / "mine.py").write_text(TRIALS)
+    (project.folder / "mine.py").write_text(TRIALS)
 
     def run(function, trials, *, slots=2, **options):
         slots = {"gpus_per_node": slots}
-        yard.write({"sweeps": {"s": {"function": f"mine:{function}", "trials": trials, "slots": slots, **options}}})
-        output = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
-        events = read_events(yard.results / "sweeps/s/journal.jsonl")
+        project.write({"sweeps": {"s": {"function": f"mine:{function}", "trials": trials, "slots": slots, **options}}})
+        output = project.run(*project.script("sweep", "--sweep", "s")).stdout
+        events = read_events(project.results / "sweeps/s/journal.jsonl")
         return fold_attempts(decode_all(events)), events, output
 
     return run
@@ -119,9 +119,9 @@ def test_an_idle_slot_retries_a_trial_that_failed_elsewhere_even_if_its_process_
     assert sorted(each.outcome for each in tries) == ["failed", "finished", "finished"]
 
 
-def kill_raylet_of_two_trials(yard, driver):
+def kill_raylet_of_two_trials(project, driver):
     """Kill it once two trials run; returns the journal of the sweep."""
-    journal = yard.results / "sweeps/s/journal.jsonl"
+    journal = project.results / "sweeps/s/journal.jsonl"
     wait_until(
         lambda: journal.exists() and journal.read_text().count('"started"') == 2,
         what="two trials to run",
@@ -131,7 +131,7 @@ def kill_raylet_of_two_trials(yard, driver):
     return journal
 
 
-def test_a_sweep_ends_in_an_error_when_ray_starts_no_more_workers(yard):
+def test_a_sweep_ends_in_an_error_when_ray_starts_no_more_workers(project):
     impatient = """
 import runpy, sys, threading
 from trainyard.cluster.ray import start
@@ -151,27 +151,27 @@ LiveView.show = show_impatiently
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-    (yard.folder / "impatient.py").write_text(impatient)
+    (project.folder / "impatient.py").write_text(impatient)
     slots = {"gpus_per_node": 2}
-    yard.write({"sweeps": {"s": {"command": "sleep 360{n}", "grid": {"n": [1, 2, 3]}, "slots": slots}}})
-    python, *line = yard.script("sweep", "--sweep", "s")
-    yard.environment["PYTHONPATH"] += f":{ROOT / 'scripts'}"
-    driver = yard.start(python, str(yard.folder / "impatient.py"), *line)
-    kill_raylet_of_two_trials(yard, driver)
+    project.write({"sweeps": {"s": {"command": "sleep 360{n}", "grid": {"n": [1, 2, 3]}, "slots": slots}}})
+    python, *line = project.script("sweep", "--sweep", "s")
+    project.environment["PYTHONPATH"] += f":{ROOT / 'scripts'}"
+    driver = project.start(python, str(project.folder / "impatient.py"), *line)
+    kill_raylet_of_two_trials(project, driver)
     output, _ = driver.communicate(timeout=PATIENCE_SECONDS)
     assert driver.returncode == 1
     assert "Ray does not start workers any more" in output
     assert "The same command continues" in output
 
 
-def test_after_the_end_of_the_raylet_ray_is_started_again_and_no_trial_has_failed(yard):
+def test_after_the_end_of_the_raylet_ray_is_started_again_and_no_trial_has_failed(project):
     """Otherwise, all GPUs would be idle until no worker had started for five minutes."""
-    slots, held = {"gpus_per_node": 2}, yard.folder / "held"
+    slots, held = {"gpus_per_node": 2}, project.folder / "held"
     held.touch()
     command = f"while [ -e {held} ]; do sleep 0.1; done; echo {{n}}"
-    yard.write({"sweeps": {"s": {"command": command, "grid": {"n": [1, 2, 3]}, "slots": slots, "retries": 0}}})
-    driver = yard.start(*yard.script("sweep", "--sweep", "s"))
-    journal = kill_raylet_of_two_trials(yard, driver)
+    project.write({"sweeps": {"s": {"command": command, "grid": {"n": [1, 2, 3]}, "slots": slots, "retries": 0}}})
+    driver = project.start(*project.script("sweep", "--sweep", "s"))
+    journal = kill_raylet_of_two_trials(project, driver)
     wait_until(lambda: journal.read_text().count('"ray_up"') == 2, what="Ray to start again", while_running=driver)
     held.unlink()
     output, _ = driver.communicate(timeout=PATIENCE_SECONDS)
@@ -182,9 +182,9 @@ def test_after_the_end_of_the_raylet_ray_is_started_again_and_no_trial_has_faile
     assert journal.read_text().count('"session"') == 1, "in the tables, it is one run"
 
 
-def test_ray_is_started_again_if_it_ends_while_it_starts(yard):
-    yard.write({"sweeps": {"s": {"command": "echo {n}", "grid": {"n": [1, 2, 3]}, "slots": {"gpus_per_node": 2}}}})
-    driver = yard.start(*yard.script("sweep", "--sweep", "s"))
+def test_ray_is_started_again_if_it_ends_while_it_starts(project):
+    project.write({"sweeps": {"s": {"command": "echo {n}", "grid": {"n": [1, 2, 3]}, "slots": {"gpus_per_node": 2}}}})
+    driver = project.start(*project.script("sweep", "--sweep", "s"))
     server = wait_until(
         lambda: child_named("gcs_server", psutil.Process(driver.pid)), what="Ray to start", while_running=driver
     )

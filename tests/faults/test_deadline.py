@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from project import ONE_RANK, ROOT, TINY, Project
 from trainyard.config.load import check_config
 from trainyard.packing.time_limits import STOP_SECONDS
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import Journal, read_journal
 from trainyard.planning.plan import plan_sweep
-from yard import ONE_RANK, ROOT, TINY, Yard
 
 # Runs a program of scripts/ in a job whose walltime ends so many seconds after the first event of a kind, as the time
 # before depends on the load of the machine; without a kind, after the program has started.
@@ -60,9 +60,9 @@ def build(*, channels, classes, seconds=0, only_once=None, step_seconds=0, steps
 
 
 @pytest.fixture
-def slow(yard: Yard) -> Yard:
-    (yard.folder / "slow.py").write_text(SLOW)
-    return yard
+def slow(project: Project) -> Project:
+    (project.folder / "slow.py").write_text(SLOW)
+    return project
 
 
 def lasting(*seconds):
@@ -70,19 +70,19 @@ def lasting(*seconds):
     return {"sweeps": {"s": {"function": "plain:run", "trials": trials, "cost": "lasts"}}}
 
 
-def run_for(yard, seconds, *options, program="sweep", after=None, check):
-    journal = str(yard.results / "sweeps/s/journal.jsonl")
+def run_for(project, seconds, *options, program="sweep", after=None, check):
+    journal = str(project.results / "sweeps/s/journal.jsonl")
     code = DRIVER.format(scripts=str(ROOT / "scripts"), seconds=seconds, program=program, after=after, journal=journal)
-    (yard.folder / "driver.py").write_text(code)
-    yard.environment["PYTHONPATH"] += f":{ROOT / 'scripts'}"  # Ray's workers import from the folder of the program
+    (project.folder / "driver.py").write_text(code)
+    project.environment["PYTHONPATH"] += f":{ROOT / 'scripts'}"  # Ray's workers import from the folder of the program
     if program == "train":
-        yard.environment |= ONE_RANK
-    python, _, *common = yard.script(program, *(options or ["--sweep", "s"]))
-    return yard.run(python, "driver.py", *common, check=check)
+        project.environment |= ONE_RANK
+    python, _, *common = project.script(program, *(options or ["--sweep", "s"]))
+    return project.run(python, "driver.py", *common, check=check)
 
 
-def journal_of(yard):
-    return fold_attempts(read_journal(yard.results / "sweeps/s/journal.jsonl"))
+def journal_of(project):
+    return fold_attempts(read_journal(project.results / "sweeps/s/journal.jsonl"))
 
 
 def test_no_trial_starts_that_cannot_end_in_time_and_the_next_run_continues(slow):

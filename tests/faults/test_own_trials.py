@@ -8,11 +8,11 @@ from contextlib import suppress
 import pandas as pd
 import psutil
 import pytest
+from project import Project, alive, child_named, with_words
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
 from trainyard.utils.jsonl import read_events
-from yard import Yard, alive, child_named, with_words
 
 # Each trial takes a moment, so that one is running when the sweep is killed.
 FUNCTION = """
@@ -120,12 +120,12 @@ time.sleep(600)
 """
 
 
-def events_of(yard, *kinds):
-    return [event for event in read_events(yard.results / "sweeps/s/journal.jsonl") if event["event"] in kinds]
+def events_of(project, *kinds):
+    return [event for event in read_events(project.results / "sweeps/s/journal.jsonl") if event["event"] in kinds]
 
 
-def tries_of(yard):
-    return fold_attempts(read_journal(yard.results / "sweeps/s/journal.jsonl"))
+def tries_of(project):
+    return fold_attempts(read_journal(project.results / "sweeps/s/journal.jsonl"))
 
 
 def resumed_from(tries):
@@ -133,15 +133,15 @@ def resumed_from(tries):
     return [(each.resumed and each.resumed.name, each.outcome) for each in tries]
 
 
-def drawn(yard):
-    return [event["values"] for event in events_of(yard, "suggested")]
+def drawn(project):
+    return [event["values"] for event in events_of(project, "suggested")]
 
 
 def test_a_killed_search_continues_with_the_same_suggestions(tmp_path_factory):
-    whole, killed = (Yard(tmp_path_factory.mktemp("search")) for _ in range(2))
-    for yard in (whole, killed):
-        (yard.folder / "mine.py").write_text(FUNCTION)
-        yard.write({"sweeps": {"s": SEARCH}})
+    whole, killed = (Project(tmp_path_factory.mktemp("search")) for _ in range(2))
+    for project in (whole, killed):
+        (project.folder / "mine.py").write_text(FUNCTION)
+        project.write({"sweeps": {"s": SEARCH}})
     whole.run(*whole.script("sweep", "--sweep", "s"))
     started = killed.start(*killed.script("sweep", "--sweep", "s"))
     wait_until(lambda: len(drawn(killed)) >= 6, what="the sixth trial", while_running=started)
@@ -149,7 +149,8 @@ def test_a_killed_search_continues_with_the_same_suggestions(tmp_path_factory):
     output = killed.run(*killed.script("sweep", "--sweep", "s")).stdout
     assert drawn(killed) == drawn(whole)
     ends = [
-        [(each["trial"], each["event"]) for each in events_of(yard, "finished", "stopped")] for yard in (whole, killed)
+        [(each["trial"], each["event"]) for each in events_of(project, "finished", "stopped")]
+        for project in (whole, killed)
     ]
     assert ends[0] == ends[1], "the same trials were stopped early"
     assert {event for _, event in ends[0]} == {"finished", "stopped"}
@@ -173,45 +174,45 @@ def run(config, context):
 """
 
 
-def test_a_function_that_leaves_its_folder_or_interrupts_itself_changes_nothing_for_other_trials(yard):
-    (yard.folder / "mine.py").write_text(LEAVING)
-    (yard.folder / "marks").mkdir()
-    yard.write({"sweeps": {"s": {"function": "mine:run", "grid": {"n": [0, 1, 2]}, "metric": "loss"}}})
-    left = yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
+def test_a_function_that_leaves_its_folder_or_interrupts_itself_changes_nothing_for_other_trials(project):
+    (project.folder / "mine.py").write_text(LEAVING)
+    (project.folder / "marks").mkdir()
+    project.write({"sweeps": {"s": {"function": "mine:run", "grid": {"n": [0, 1, 2]}, "metric": "loss"}}})
+    left = project.run(*project.script("sweep", "--sweep", "s"), check=False)
     assert left.returncode == 1
     assert (
         "1 trial left, of which each called context.interrupt(), although context.time_is_up was False" in left.stdout
     )
-    assert [attempt.outcome for attempt in tries_of(yard)] == ["interrupted", "finished", "finished"]
-    assert {each.read_text() for each in (yard.folder / "marks").iterdir()} == {str(yard.folder)}
-    yard.run(*yard.script("sweep", "--sweep", "s"))
-    assert len([attempt for attempt in tries_of(yard) if attempt.outcome == "finished"]) == 3
+    assert [attempt.outcome for attempt in tries_of(project)] == ["interrupted", "finished", "finished"]
+    assert {each.read_text() for each in (project.folder / "marks").iterdir()} == {str(project.folder)}
+    project.run(*project.script("sweep", "--sweep", "s"))
+    assert len([attempt for attempt in tries_of(project) if attempt.outcome == "finished"]) == 3
 
 
-def test_a_function_that_exceeds_its_timeout_is_ended_with_its_process(yard):
+def test_a_function_that_exceeds_its_timeout_is_ended_with_its_process(project):
     code = "import time\ndef run(config, context):\n    time.sleep(config['lasts'])\n"
-    (yard.folder / "mine.py").write_text(code)
+    (project.folder / "mine.py").write_text(code)
     trials = [{"lasts": 600}, {"lasts": 0}]
-    yard.write({"sweeps": {"s": {"function": "mine:run", "trials": trials, "timeout_minutes": 0.1, "retries": 0}}})
-    output = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
+    project.write({"sweeps": {"s": {"function": "mine:run", "trials": trials, "timeout_minutes": 0.1, "retries": 0}}})
+    output = project.run(*project.script("sweep", "--sweep", "s")).stdout
     assert "no retries left): it exceeded timeout_minutes (0.1)" in output
-    assert [attempt.outcome for attempt in tries_of(yard)] == ["failed", "finished"]
+    assert [attempt.outcome for attempt in tries_of(project)] == ["failed", "finished"]
 
 
-def test_a_program_ends_with_its_killed_driver_and_with_its_job_and_resumes_from_its_checkpoint(yard):
+def test_a_program_ends_with_its_killed_driver_and_with_its_job_and_resumes_from_its_checkpoint(project):
     """All processes of a job get its signal: the program may die of it before the driver knows."""
-    (yard.folder / "count.py").write_text(COUNTING)
-    words = f"{yard.folder}/count.py"
+    (project.folder / "count.py").write_text(COUNTING)
+    words = f"{project.folder}/count.py"
     sweep = {"command": f"python {words} {{trial_dir}}/at.txt {{resume_from}} && true", "checkpoint": "at.txt"}
-    yard.write({"sweeps": {"s": {**sweep, "metrics": {"pattern": r"step (?P<epoch>\d+) score (?P<score>\S+)"}}}})
+    project.write({"sweeps": {"s": {**sweep, "metrics": {"pattern": r"step (?P<epoch>\d+) score (?P<score>\S+)"}}}})
 
     def started_and_at(attempt, step):
-        started = yard.start(*yard.script("sweep", "--sweep", "s"))
+        started = project.start(*project.script("sweep", "--sweep", "s"))
         wait_until(lambda: step in steps_of(attempt), what=f"step {step}", while_running=started)
         return started
 
     def steps_of(attempt):
-        tries = tries_of(yard)
+        tries = tries_of(project)
         return [row["epoch"] for row in tries[attempt].epochs] if len(tries) > attempt else []
 
     killed = started_and_at(0, 4)
@@ -228,9 +229,9 @@ def test_a_program_ends_with_its_killed_driver_and_with_its_job_and_resumes_from
     assert 5 <= steps_of(1)[0] < 60, "what was done is not done again"
     assert steps_of(1) == list(range(steps_of(1)[0], 61))
 
-    yard.run(*yard.script("sweep", "--sweep", "s"))
-    assert resumed_from(tries_of(yard)) == [(None, "interrupted"), ("at.txt", "interrupted"), ("at.txt", "finished")]
-    assert tries_of(yard)[-1].metrics == {"score": 1.0}, "nothing was left to do"
+    project.run(*project.script("sweep", "--sweep", "s"))
+    assert resumed_from(tries_of(project)) == [(None, "interrupted"), ("at.txt", "interrupted"), ("at.txt", "finished")]
+    assert tries_of(project)[-1].metrics == {"score": 1.0}, "nothing was left to do"
 
 
 NUMBERS = """
@@ -244,50 +245,50 @@ def run(config, context):
 @pytest.mark.parametrize(
     "declared", [{"metric": "score"}, {"stop": {"method": "asha", "metric": "score", "grace_period": 9}}]
 )
-def test_a_trial_with_a_nan_metric_has_diverged_and_is_not_retried(yard, declared):
-    (yard.folder / "mine.py").write_text(NUMBERS)
+def test_a_trial_with_a_nan_metric_has_diverged_and_is_not_retried(project, declared):
+    (project.folder / "mine.py").write_text(NUMBERS)
     trials = [{"score": 0.5}, {"score": "nan"}, {"score": "nan", "check": True}, {"score": 0.25}]
-    yard.write({"sweeps": {"s": {"function": "mine:run", "trials": trials, **declared}}})
-    output = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
+    project.write({"sweeps": {"s": {"function": "mine:run", "trials": trials, **declared}}})
+    output = project.run(*project.script("sweep", "--sweep", "s")).stdout
     assert "DIVERGED, not retried: score became NaN or infinite" in output
     assert re.search(r"; then it failed: AssertionError: it is not finite \(.*mine.py, line 4\); see ", output)
     assert "2 diverged, 0 failed" in output
-    rows = pd.read_csv(yard.results / "sweeps/s/trials.csv")
+    rows = pd.read_csv(project.results / "sweeps/s/trials.csv")
     assert rows["status"].tolist() == ["finished", "diverged", "diverged", "finished"]
     assert rows["attempts"].tolist() == [1, 1, 1, 1]
     assert rows["size"].isna().tolist() == [False, True, True, False], "it takes part in no comparison"
-    assert "0 of 4 trials pending" in yard.run(*yard.script("sweep", "--sweep", "s")).stdout
-    status = yard.run(*yard.script("status")).stdout
+    assert "0 of 4 trials pending" in project.run(*project.script("sweep", "--sweep", "s")).stdout
+    status = project.run(*project.script("status")).stdout
     assert "diverged" in status
 
 
-def test_a_search_whose_metric_is_not_reported_ends_after_the_first_trial(yard):
-    (yard.folder / "mine.py").write_text(NUMBERS)
+def test_a_search_whose_metric_is_not_reported_ends_after_the_first_trial(project):
+    (project.folder / "mine.py").write_text(NUMBERS)
     search = {"trials": 20, "metric": "accuracy", "values": {"score": {"low": 0, "high": 1}}}
-    yard.write({"sweeps": {"s": {"function": "mine:run", "search": search}}})
-    done = yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
+    project.write({"sweeps": {"s": {"function": "mine:run", "search": search}}})
+    done = project.run(*project.script("sweep", "--sweep", "s"), check=False)
     assert done.returncode == 1
     assert (
         "does not report accuracy, by which trials are compared; it reports score, size: let the function"
         in done.stdout
     )
-    assert len(events_of(yard, "finished")) == 1
-    assert not (yard.results / "sweeps/s/trials.csv").exists()
+    assert len(events_of(project, "finished")) == 1
+    assert not (project.results / "sweeps/s/trials.csv").exists()
 
 
-def test_a_sweep_with_mostly_failed_trials_ends_in_an_error_with_the_most_frequent_cause(yard):
+def test_a_sweep_with_mostly_failed_trials_ends_in_an_error_with_the_most_frequent_cause(project):
     code = "def run(config, context):\n    assert config['n'] < 2, 'too many'\n    return {'score': 1 / config['n']}\n"
-    (yard.folder / "mine.py").write_text(code)
+    (project.folder / "mine.py").write_text(code)
     sweep = {"function": "mine:run", "grid": {"n": [0, 1, 2, 3]}, "retries": 0}
-    yard.write({"sweeps": {"s": sweep}})
-    done = yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
+    project.write({"sweeps": {"s": sweep}})
+    done = project.run(*project.script("sweep", "--sweep", "s"), check=False)
     assert done.returncode == 1
     common = r"2 of them with: AssertionError: too many \(.*mine.py, line 2\)\. Results so far \(1\) are kept"
     assert re.search(f"3 of 4 trials failed for good, {common}", done.stdout)
     assert "run the same command" in done.stdout
-    assert not (yard.results / "sweeps/s/trials.csv").exists()
-    yard.write({"sweeps": {"s": {**sweep, "max_failed_fraction": 0.75}}})
-    assert "1 trial finished, 3 failed" in yard.run(*yard.script("sweep", "--sweep", "s")).stdout
+    assert not (project.results / "sweeps/s/trials.csv").exists()
+    project.write({"sweeps": {"s": {**sweep, "max_failed_fraction": 0.75}}})
+    assert "1 trial finished, 3 failed" in project.run(*project.script("sweep", "--sweep", "s")).stdout
 
 
 # Records each of its runs and prints as much as a progress bar.
@@ -301,60 +302,60 @@ for epoch in (1, 2):
 """
 
 
-def rows_of(yard, table):
-    with open(yard.results / "sweeps/s" / f"{table}.csv") as file:
+def rows_of(project, table):
+    with open(project.results / "sweeps/s" / f"{table}.csv") as file:
         return list(csv.DictReader(file))
 
 
-def test_a_corrected_pattern_is_applied_to_saved_output_without_running_anything(yard):
-    (yard.folder / "tells.py").write_text(TELLS)
+def test_a_corrected_pattern_is_applied_to_saved_output_without_running_anything(project):
+    (project.folder / "tells.py").write_text(TELLS)
     sweep = {"command": "python tells.py {x}", "grid": {"x": [1, 2, 3]}, "slots": {"gpus_per_node": 2}}
     target = "results/sweeps/s/trials.csv"
 
     def runs():
-        return (yard.folder / "runs.txt").read_text().count("run")
+        return (project.folder / "runs.txt").read_text().count("run")
 
     def write(pattern, **more):
-        yard.write({"sweeps": {"s": {**sweep, **more, "metrics": {"pattern": pattern}}}})
+        project.write({"sweeps": {"s": {**sweep, **more, "metrics": {"pattern": pattern}}}})
 
     write(r"scroe=(?P<score>\S+)")
-    done = yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
+    done = project.run(*project.script("sweep", "--sweep", "s"), check=False)
     output = done.stdout + done.stderr
     assert done.returncode != 0
     assert output.count("correct `metrics`") == 2, "after the first one, and at the end"
     assert output.count("none were found in its output by scroe=") == 2
     assert "3 of 3 trials have no metrics" in output
-    again = yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
+    again = project.run(*project.script("sweep", "--sweep", "s"), check=False)
     assert (again.returncode, runs()) == (done.returncode, 3), "neither is it tried again, nor run by the next run"
 
     write(r"Epoch (?P<epoch>\d+)/2: score=(?P<score>[\d.]+)")
-    output = yard.snakemake(target)
+    output = project.snakemake(target)
     assert output.count("matches only '1' of '1e-05' for score: write (?P<score>{number})") == 1
-    assert [row["score"] for row in rows_of(yard, "trials")] == ["2", "4", "6"]
-    timeline = rows_of(yard, "timeline")
+    assert [row["score"] for row in rows_of(project, "trials")] == ["2", "4", "6"]
+    timeline = rows_of(project, "timeline")
 
     write(r"Epoch (?P<epoch>\d+)/2: score=(?P<score>{number})", grid={"x": [1, 2, 3, 4]})
-    assert "1 of 4 trials pending, 3 outputs to re-read without running anything" in yard.snakemake(target)
+    assert "1 of 4 trials pending, 3 outputs to re-read without running anything" in project.snakemake(target)
     assert runs() == 4
-    trials = rows_of(yard, "trials")
+    trials = rows_of(project, "trials")
     assert [float(row["score"]) for row in trials] == pytest.approx([2e-05, 4e-05, 6e-05, 8e-05])
     assert {row["status"] for row in trials} == {"finished"}
-    assert [float(row["score"]) for row in rows_of(yard, "epochs")][:2] == pytest.approx([1e-05, 2e-05])
-    kept = {row["trial"]: row for row in rows_of(yard, "timeline")}
+    assert [float(row["score"]) for row in rows_of(project, "epochs")][:2] == pytest.approx([1e-05, 2e-05])
+    kept = {row["trial"]: row for row in rows_of(project, "timeline")}
     assert all(kept[row["trial"]]["end"] == row["end"] for row in timeline), "it ended when it ended"
-    assert "Nothing to be done" in yard.snakemake("-n", target)
+    assert "Nothing to be done" in project.snakemake("-n", target)
 
-    first, *others = sorted((yard.results / "sweeps/s/trials").glob("*/output-1.log"))
+    first, *others = sorted((project.results / "sweeps/s/trials").glob("*/output-1.log"))
     for path in others:
         path.unlink()
     write(r"nothing (?P<score>{number})", grid={"x": [1, 2, 3, 4]})
-    done = yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
+    done = project.run(*project.script("sweep", "--sweep", "s"), check=False)
     assert "0 of 4 trials pending, 1 output to re-read" in done.stdout
     assert "4 of 4 trials have no metrics" in done.stdout + done.stderr
     assert str(first) in done.stdout + done.stderr
     write(r"Epoch (?P<epoch>\d+)/2: score=(?P<score>{number})", grid={"x": [1, 2, 3, 4]})
-    yard.run(*yard.script("sweep", "--sweep", "s"))
-    assert rows_of(yard, "trials") == trials, "also without the output of the others"
+    project.run(*project.script("sweep", "--sweep", "s"))
+    assert rows_of(project, "trials") == trials, "also without the output of the others"
     assert runs() == 4
 
 
@@ -369,43 +370,43 @@ time.sleep(3600 if name == "endless" and len(list(open("runs.txt"))) < 4 else 0)
 """
 
 
-def test_a_corrected_metric_reclassifies_diverged_trials_and_runs_those_again_that_the_other_has_stopped(yard):
-    (yard.folder / "judged.py").write_text(JUDGED)
+def test_a_corrected_metric_reclassifies_diverged_trials_and_runs_those_again_that_the_other_has_stopped(project):
+    (project.folder / "judged.py").write_text(JUDGED)
     trials = [{"name": "good", "score": 1}, {"name": "endless", "score": "nan"}, {"name": "other", "score": "nan"}]
     command = "python judged.py {name} {score}"
     reported = r"epoch (?P<epoch>\d+): score=(?P<score>{number}) best=(?P<best>{number})"
 
     def sweep(metric, pattern):
         stop = {"method": "asha", "metric": metric}
-        yard.write(
+        project.write(
             {"sweeps": {"s": {"command": command, "trials": trials, "stop": stop, "metrics": {"pattern": pattern}}}}
         )
-        output = yard.run(*yard.script("sweep", "--sweep", "s")).stdout
-        return output, [row["status"] for row in rows_of(yard, "trials")]
+        output = project.run(*project.script("sweep", "--sweep", "s")).stdout
+        return output, [row["status"] for row in rows_of(project, "trials")]
 
     output, ends = sweep("score", reported)
     assert ends == ["finished", "diverged", "diverged"]
-    assert (yard.folder / "runs.txt").read_text().count("run") == 3
-    (early,) = [event for event in events_of(yard, "diverged") if "early" in event]
+    assert (project.folder / "runs.txt").read_text().count("run") == 3
+    (early,) = [event for event in events_of(project, "diverged") if "early" in event]
     assert early["early"].startswith("asha: rank 2 of the 2")
     output, ends = sweep("best", reported)
     assert "1 of 3 trials pending (1 stopped early by another rule, with metric: score), 1 output to re-read" in output
     assert ends == ["finished"] * 3
     assert "to re-read" not in sweep("best", reported)[0]
     assert sweep("best", reported + "$")[1] == ["finished"] * 3
-    assert (yard.folder / "runs.txt").read_text().count("run") == 4
+    assert (project.folder / "runs.txt").read_text().count("run") == 4
 
 
-def test_a_search_whose_metric_cannot_be_parsed_stops_at_once_and_continues_once_it_can(yard):
-    (yard.folder / "tells.py").write_text(TELLS)
+def test_a_search_whose_metric_cannot_be_parsed_stops_at_once_and_continues_once_it_can(project):
+    (project.folder / "tells.py").write_text(TELLS)
     values = {"x": {"low": 1, "high": 9, "integer": True}}
     search = {"method": "random", "trials": 2, "values": values}
 
     def sweep(pattern, check, metric="score"):
         metrics, search["metric"] = {"pattern": pattern}, metric
-        yard.write({"sweeps": {"s": {"command": "python tells.py {x}", "search": search, "metrics": metrics}}})
-        done = yard.run(*yard.script("sweep", "--sweep", "s"), check=check)
-        return done.stdout + done.stderr, (yard.folder / "runs.txt").read_text().count("run")
+        project.write({"sweeps": {"s": {"command": "python tells.py {x}", "search": search, "metrics": metrics}}})
+        done = project.run(*project.script("sweep", "--sweep", "s"), check=check)
+        return done.stdout + done.stderr, (project.folder / "runs.txt").read_text().count("run")
 
     for _ in range(2):
         output, runs = sweep(r"scroe=(?P<score>{number})", check=False)
@@ -431,28 +432,28 @@ INSTANT_TORCHRUN = {
 }
 
 
-def test_a_corrected_pattern_of_a_scaling_script_runs_nothing(yard):
+def test_a_corrected_pattern_of_a_scaling_script_runs_nothing(project):
     for path, code in {"tells.py": TELLS, **INSTANT_TORCHRUN}.items():
-        (yard.folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (yard.folder / path).write_text(code)
+        (project.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (project.folder / path).write_text(code)
 
     def launch(pattern, *, check=True, **more):
         metrics = {"pattern": pattern}
         study = {"script": "tells.py {x}", "args": {"x": 1}, "metrics": metrics, "scales": ["1x1"], **more}
-        yard.write({"scaling": {"s": study}})
-        done = yard.run(*yard.script("train", "--study", "s", "--scale", "1x1"), check=check)
+        project.write({"scaling": {"s": study}})
+        done = project.run(*project.script("train", "--study", "s", "--scale", "1x1"), check=check)
         return done.stdout + done.stderr
 
     def runs():
-        return (yard.folder / "runs.txt").read_text().count("run")
+        return (project.folder / "runs.txt").read_text().count("run")
 
     for _ in range(2):
         assert "none were found in its output by scroe=" in launch(r"scroe=(?P<val_loss>{number})", check=False)
-    assert "scaling s: the output of 1x1 is read again; nothing runs" in yard.snakemake("-n", "scaling")
+    assert "scaling s: the output of 1x1 is read again; nothing runs" in project.snakemake("-n", "scaling")
     correct = r"Epoch (?P<epoch>\d+)/2: score=(?P<val_loss>{number})"
     assert "is not run again" in launch(correct)
     assert runs() == 1, "neither for an output that cannot be read, nor when it can"
-    folder = yard.results / "scaling/s/1x1"
+    folder = project.results / "scaling/s/1x1"
     history = pd.read_csv(folder / "history.csv")
     assert history["val_loss"].tolist() == pytest.approx([1e-05, 2e-05])
     assert history["seconds"].isna().all(), "their times are unknown"
@@ -477,23 +478,23 @@ def test_a_corrected_pattern_of_a_scaling_script_runs_nothing(yard):
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
-    """The yard of a sweep of two programs after two runs. In the first one, one of them fails for good."""
-    yard = Yard(tmp_path_factory.mktemp("resumed"))
+    """The project of a sweep of two programs after two runs. In the first one, one of them fails for good."""
+    project = Project(tmp_path_factory.mktemp("resumed"))
     programs = {"torn": TORN, "unnumbered": UNNUMBERED}
     for name, code in programs.items():
-        (yard.folder / f"{name}.py").write_text(code)
+        (project.folder / f"{name}.py").write_text(code)
     sweep = {"command": "python {program}.py {trial_dir}", "checkpoint": "*.pt", "resume": "{resume_from}"}
     sweep |= {"grid": {"program": list(programs)}, "metrics": {"pattern": "acc=(?P<acc>{number})"}, "retries": 1}
-    yard.write({"sweeps": {"s": sweep}})
-    assert "1 trial finished, 1 failed" in yard.run(*yard.script("sweep", "--sweep", "s")).stdout
-    assert len(tries_of(yard)) == 4, "each program had one retry"
-    yard.run(*yard.script("sweep", "--sweep", "s"))
-    return yard
+    project.write({"sweeps": {"s": sweep}})
+    assert "1 trial finished, 1 failed" in project.run(*project.script("sweep", "--sweep", "s")).stdout
+    assert len(tries_of(project)) == 4, "each program had one retry"
+    project.run(*project.script("sweep", "--sweep", "s"))
+    return project
 
 
-def tries_of_program(yard, name):
-    (trial,) = (row["trial"] for row in rows_of(yard, "trials") if row["program"] == name)
-    return [each for each in tries_of(yard) if each.trial == trial]
+def tries_of_program(project, name):
+    (trial,) = (row["trial"] for row in rows_of(project, "trials") if row["program"] == name)
+    return [each for each in tries_of(project) if each.trial == trial]
 
 
 def test_after_a_torn_checkpoint_the_previous_one_is_tried_and_finally_none(resumed):
@@ -509,30 +510,32 @@ def test_a_resumed_program_that_reports_no_epochs_continues_their_numbers(resume
     assert epochs["acc"].tolist() == [0.1, 0.2, 0.3, 0.4]
 
 
-def test_the_same_mistake_in_the_first_trials_ends_the_sweep_and_programs_that_run_have_their_grace_period(yard):
-    (yard.folder / "mistaken.py").write_text(MISTAKEN)
+def test_the_same_mistake_in_the_first_trials_ends_the_sweep_and_programs_that_run_have_their_grace_period(project):
+    (project.folder / "mistaken.py").write_text(MISTAKEN)
     sweep = {"command": "python mistaken.py {trial_dir} --lrr {lr}", "grid": {"lr": list(range(1, 21))}}
-    yard.write({"sweeps": {"s": {**sweep, "checkpoint": "*.pt", "slots": {"gpus_per_node": 3}, "retries": 3}}})
-    done = yard.run(*yard.script("sweep", "--sweep", "s"), check=False)
+    project.write({"sweeps": {"s": {**sweep, "checkpoint": "*.pt", "slots": {"gpus_per_node": 3}, "retries": 3}}})
+    done = project.run(*project.script("sweep", "--sweep", "s"), check=False)
     assert done.returncode == 1
     line = next(line for line in done.stdout.splitlines() if "stopped: the first trials failed in the same way" in line)
     assert "exit code 2: mistaken.py: error: unrecognized arguments: --lrr" in line
-    assert len(tries_of(yard)) < 10
-    assert len(list((yard.results / "sweeps/s/trials").glob("*/kept.pt"))) == 1
-    interrupted = {event["error"] for event in events_of(yard, "interrupted")}  # possibly also of one that just started
+    assert len(tries_of(project)) < 10
+    assert len(list((project.results / "sweeps/s/trials").glob("*/kept.pt"))) == 1
+    interrupted = {
+        event["error"] for event in events_of(project, "interrupted")
+    }  # possibly also of one that just started
     assert "it was interrupted" in interrupted
 
 
-def test_no_process_of_a_command_outlives_a_killed_guard_worker_or_raylet(yard):
+def test_no_process_of_a_command_outlives_a_killed_guard_worker_or_raylet(project):
     """After the guard or the worker was killed, the next attempt starts when no process of the last one is left."""
-    (yard.folder / "hold.py").write_text(HOLD)
-    yard.write({"sweeps": {"s": {"command": "python hold.py {attempt} {trial_dir} && true", "retries": 2}}})
-    started = yard.start(*yard.script("sweep", "--sweep", "s"))
+    (project.folder / "hold.py").write_text(HOLD)
+    project.write({"sweeps": {"s": {"command": "python hold.py {attempt} {trial_dir} && true", "retries": 2}}})
+    started = project.start(*project.script("sweep", "--sweep", "s"))
     driver = psutil.Process(started.pid)
 
     def holding(attempt):
         """The processes of an attempt: shell, program, the process in another session, daemon."""
-        return with_words(f"hold.py {attempt} {yard.results}")
+        return with_words(f"hold.py {attempt} {project.results}")
 
     def is_up(attempt):
         wait_until(lambda: len(holding(attempt)) == 4, what=f"attempt {attempt}", while_running=started)
@@ -554,19 +557,19 @@ def test_no_process_of_a_command_outlives_a_killed_guard_worker_or_raylet(yard):
     started.wait()
 
 
-def test_a_scaling_script_has_a_grace_period_skips_torn_checkpoints_and_ends_with_its_launcher(yard):
-    (yard.folder / "scale.py").write_text(SCALE)
-    launch = yard.script("train", "--study", "s", "--scale", "1x1")
+def test_a_scaling_script_has_a_grace_period_skips_torn_checkpoints_and_ends_with_its_launcher(project):
+    (project.folder / "scale.py").write_text(SCALE)
+    launch = project.script("train", "--study", "s", "--scale", "1x1")
 
     def started(retrain):
         study = {"script": "scale.py {out_dir} {resume_from}", "checkpoint": "*.pt", "scales": ["1x1"]}
         study["metrics"] = {"pattern": r"epoch (?P<epoch>\d+) loss (?P<val_loss>{number})"}
-        yard.write({"scaling": {"s": {**study, "retrain": retrain}}})
-        logs = set((yard.results / "scaling").glob("s/1x1/out/*/output.log"))
-        running = yard.start(*launch)
+        project.write({"scaling": {"s": {**study, "retrain": retrain}}})
+        logs = set((project.results / "scaling").glob("s/1x1/out/*/output.log"))
+        running = project.start(*launch)
 
         def is_up():
-            new = set((yard.results / "scaling").glob("s/1x1/out/*/output.log")) - logs
+            new = set((project.results / "scaling").glob("s/1x1/out/*/output.log")) - logs
             return any("it is up" in log.read_text() for log in new)
 
         wait_until(is_up, what="the script", while_running=running)
@@ -576,16 +579,16 @@ def test_a_scaling_script_has_a_grace_period_skips_torn_checkpoints_and_ends_wit
     polite.terminate()
     output, _ = polite.communicate(timeout=PATIENCE_SECONDS)
     assert "the script was ended by a signal: the same command continues from the last checkpoint" in output
-    assert yard.run(*launch, check=False).returncode == 1, "the newest is torn"
-    yard.run(*launch)
-    history = pd.read_csv(yard.results / "scaling/s/1x1/history.csv")
+    assert project.run(*launch, check=False).returncode == 1, "the newest is torn"
+    project.run(*launch)
+    history = pd.read_csv(project.results / "scaling/s/1x1/history.csv")
     assert history[["epoch", "val_loss"]].to_numpy().tolist() == [[1, 0.4], [2, 0.2], [3, 0.1]]
     assert history["seconds"].notna().all()
     killed = started(1)
     killed.kill()
     killed.wait()
 
-    wait_until(lambda: not with_words(f"scale.py {yard.results}"), what="the end of launcher and ranks")
+    wait_until(lambda: not with_words(f"scale.py {project.results}"), what="the end of launcher and ranks")
 
 
 # The third trial fills the disk; all report epochs until they are done.
@@ -604,13 +607,13 @@ def run(config, context):
 """
 
 
-def test_a_full_disk_stops_a_sweep_in_one_line_and_costs_no_finished_trial(yard, small_disk):
-    (yard.folder / "mine.py").write_text(FILLING)
+def test_a_full_disk_stops_a_sweep_in_one_line_and_costs_no_finished_trial(project, small_disk):
+    (project.folder / "mine.py").write_text(FILLING)
     sweep = {"function": "mine:run", "grid": {"x": list(range(1, 7))}, "slots": {"gpus_per_node": 2}}
-    yard.write({"sweeps": {"own": {**sweep, "args": {"fills": str(small_disk.mount / "filler")}}}})
-    yard.results = small_disk.mount / "results"
-    command = small_disk.inside(*yard.script("sweep", "--sweep", "own"))
-    stopped = yard.run(*command, check=False)
+    project.write({"sweeps": {"own": {**sweep, "args": {"fills": str(small_disk.mount / "filler")}}}})
+    project.results = small_disk.mount / "results"
+    command = small_disk.inside(*project.script("sweep", "--sweep", "own"))
+    stopped = project.run(*command, check=False)
     folder = small_disk.folder / "results/sweeps/own"
     assert stopped.returncode == 1
     assert "journal.jsonl: no space left on device: make room on this file system" in stopped.stdout.splitlines()[-1]
@@ -620,8 +623,8 @@ def test_a_full_disk_stops_a_sweep_in_one_line_and_costs_no_finished_trial(yard,
     assert not [line for line in lines if json.loads(line)["event"] == "failed"]
     assert before
     (small_disk.folder / "filler").unlink()
-    (yard.folder / "mine.py").write_text(FILLING.replace('config["fills"]:', "False:"))
-    yard.run(*command)
+    (project.folder / "mine.py").write_text(FILLING.replace('config["fills"]:', "False:"))
+    project.run(*command)
     with open(folder / "trials.csv") as file:
         rows = {row["trial"]: row for row in csv.DictReader(file)}
     assert {row["status"] for row in rows.values()} == {"finished"}
@@ -642,19 +645,19 @@ sys.stdout.write("".join(f"epoch {epoch} acc {epoch}\\n" for epoch in range(1, 1
 """
 
 
-def test_a_program_whose_output_was_complete_when_the_disk_filled_has_finished(yard, small_disk):
-    (yard.folder / "full.py").write_text(FULL)
+def test_a_program_whose_output_was_complete_when_the_disk_filled_has_finished(project, small_disk):
+    (project.folder / "full.py").write_text(FULL)
     filler, pattern = small_disk.mount / "filler", r"epoch (?P<epoch>\d+) acc (?P<acc>{number})"
-    sweep = {"command": f"python {yard.folder}/full.py {filler}", "metrics": {"pattern": pattern}}
-    yard.write({"sweeps": {"own": sweep}})
-    yard.results = small_disk.mount / "results"
-    stopped = yard.run(*small_disk.inside(*yard.script("sweep", "--sweep", "own")), check=False)
+    sweep = {"command": f"python {project.folder}/full.py {filler}", "metrics": {"pattern": pattern}}
+    project.write({"sweeps": {"own": sweep}})
+    project.results = small_disk.mount / "results"
+    stopped = project.run(*small_disk.inside(*project.script("sweep", "--sweep", "own")), check=False)
     assert "no space left on device" in stopped.stdout
     lines = (small_disk.folder / "results/sweeps/own/journal.jsonl").read_text().splitlines()
     (end,) = [event for line in lines if (event := json.loads(line))["event"] in ("finished", "interrupted")]
     assert (end["event"], end.get("metrics")) == ("finished", {"acc": 150})
     (small_disk.folder / "filler").unlink()
-    yard.run(*small_disk.inside(*yard.script("sweep", "--sweep", "own")))
+    project.run(*small_disk.inside(*project.script("sweep", "--sweep", "own")))
     folder = small_disk.folder / "results/sweeps/own"
     assert len((folder / "epochs.csv").read_text().splitlines()) == 151, "what was not recorded is read again"
     assert [line.split(",")[1] for line in (folder / "trials.csv").read_text().splitlines()] == ["status", "finished"]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from project import FAKE_MPS, TINY
 from trainyard.utils.jsonl import read_events
-from yard import FAKE_MPS, TINY
 
 # A fake NVML with one GPU, for the driver of the sweep and its workers.
 NVML = """
@@ -52,11 +52,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.fixture
-def fake_gpu(yard):
-    """A yard where each process has a fake GPU."""
-    (yard.folder / "pynvml.py").write_text(NVML)
-    (yard.folder / "fake_gpu.py").write_text(FAKE_GPU)
-    return yard
+def fake_gpu(project):
+    """A project where each process has a fake GPU."""
+    (project.folder / "pynvml.py").write_text(NVML)
+    (project.folder / "fake_gpu.py").write_text(FAKE_GPU)
+    return project
 
 
 def config(*, count, mps="off", **model_args):
@@ -66,12 +66,12 @@ def config(*, count, mps="off", **model_args):
                                      "slots": slots}}}  # fmt: skip
 
 
-def events_of(yard):
-    return read_events(yard.results / "sweeps/s/journal.jsonl")
+def events_of(project):
+    return read_events(project.results / "sweeps/s/journal.jsonl")
 
 
-def started(yard):
-    return [(event["gpus_per_trial"], event["slot"]) for event in events_of(yard) if event["event"] == "started"]
+def started(project):
+    return [(event["gpus_per_trial"], event["slot"]) for event in events_of(project) if event["event"] == "started"]
 
 
 def test_trials_share_gpus_as_far_as_more_of_them_end_and_fit(fake_gpu):

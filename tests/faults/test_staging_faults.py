@@ -8,10 +8,10 @@ import numpy as np
 import psutil
 import pytest
 from imagesets import pixels, write_tree
+from project import alive
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from small_disk import mount_small_disk
 from trainyard.utils.files import file_digest
-from yard import alive
 
 SHARDS = 5
 # Datasets whose third shard and those after it wait for a file, so that a test can break something meanwhile.
@@ -38,29 +38,29 @@ def build():
 
 
 @pytest.fixture
-def waiting(yard):
-    """A yard with a dataset that waits."""
-    (yard.folder / "waiting.py").write_text(WAITING)
-    yard.write({"datasets": {"set": {"source": "python", "factory": "waiting:build"}}})
-    return yard
+def waiting(project):
+    """A project with a dataset that waits."""
+    (project.folder / "waiting.py").write_text(WAITING)
+    project.write({"datasets": {"set": {"source": "python", "factory": "waiting:build"}}})
+    return project
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
     """The digests of the dataset's files after a run on one CPU that nothing disturbs."""
-    from yard import Yard
+    from project import Project
 
-    yard = Yard(tmp_path_factory.mktemp("undisturbed"))
-    (yard.folder / "waiting.py").write_text(WAITING)
-    (yard.folder / "go").touch()
-    yard.write({"datasets": {"set": {"source": "python", "factory": "waiting:build"}}})
+    project = Project(tmp_path_factory.mktemp("undisturbed"))
+    (project.folder / "waiting.py").write_text(WAITING)
+    (project.folder / "go").touch()
+    project.write({"datasets": {"set": {"source": "python", "factory": "waiting:build"}}})
     cpus = os.sched_getaffinity(0)
     os.sched_setaffinity(0, [min(cpus)])
     try:
-        yard.run(*yard.script("stage", "--dataset", "set"))
+        project.run(*project.script("stage", "--dataset", "set"))
     finally:
         os.sched_setaffinity(0, cpus)
-    return digests(yard.results)
+    return digests(project.results)
 
 
 def digests(results):
@@ -73,10 +73,10 @@ def shards_done(results):
     return path.read_text().count('"shard"') if path.exists() else 0
 
 
-def start_and_wait(yard, *, inside=lambda *command: command, results=None):
+def start_and_wait(project, *, inside=lambda *command: command, results=None):
     """A staging that waits for the file `go`, with all shards done that do not."""
-    started = yard.start(*inside(*yard.script("stage", "--dataset", "set")))
-    wait_until(lambda: shards_done(results or yard.results) >= 2, what="shards are done", while_running=started)
+    started = project.start(*inside(*project.script("stage", "--dataset", "set")))
+    wait_until(lambda: shards_done(results or project.results) >= 2, what="shards are done", while_running=started)
     return started
 
 
@@ -135,37 +135,37 @@ def test_of_two_stagings_at_once_one_waits_and_uses_what_the_other_has_staged(wa
     assert digests(waiting.results) == expected
 
 
-def test_a_disk_that_is_full_when_bad_images_are_left_out_is_one_error(yard):
+def test_a_disk_that_is_full_when_bad_images_are_left_out_is_one_error(project):
     """The copy without them is written last. Through a memory map, a full disk would kill the process."""
-    root = write_tree(yard.folder / "images", pixels(24, (256, 256, 3)), np.arange(24) % 3)
+    root = write_tree(project.folder / "images", pixels(24, (256, 256, 3)), np.arange(24) % 3)
     (root / "train/class0/00000.png").write_bytes(b"no image")
-    yard.write({"datasets": {"set": {"source": "imagefolder", "root": str(root), "on_bad_image": "skip"}}})
-    yard.run(*yard.script("stage", "--dataset", "set"))
-    expected = digests(yard.results)
-    with mount_small_disk(yard.folder / "disk", "7m") as disk:
-        yard.results = disk.mount
-        failed = yard.run(*disk.inside(*yard.script("stage", "--dataset", "set")), check=False)
+    project.write({"datasets": {"set": {"source": "imagefolder", "root": str(root), "on_bad_image": "skip"}}})
+    project.run(*project.script("stage", "--dataset", "set"))
+    expected = digests(project.results)
+    with mount_small_disk(project.folder / "disk", "7m") as disk:
+        project.results = disk.mount
+        failed = project.run(*disk.inside(*project.script("stage", "--dataset", "set")), check=False)
         assert (failed.returncode, failed.stderr) == (1, "")
         last = failed.stdout.splitlines()[-1]
         assert last.startswith(f"{disk.mount}/data/set/.staging/good-train-images.npy: no space left on device: make")
         disk.remount("size=30m")
-        yard.run(*disk.inside(*yard.script("stage", "--dataset", "set")))
+        project.run(*disk.inside(*project.script("stage", "--dataset", "set")))
         assert digests(disk.folder) == expected
 
 
-def test_a_compressed_tar_that_does_not_fit_the_disk_is_one_error(yard):
-    with tarfile.open(yard.folder / "set.tar.gz", "w:gz") as archive:
+def test_a_compressed_tar_that_does_not_fit_the_disk_is_one_error(project):
+    with tarfile.open(project.folder / "set.tar.gz", "w:gz") as archive:
         member = tarfile.TarInfo("train/class0/noise.png")
         member.size = 2**23
         archive.addfile(member, io.BytesIO(np.random.default_rng(0).bytes(2**23)))
-    yard.write({"datasets": {"set": {"source": "imagefolder", "root": str(yard.folder / "set.tar.gz")}}})
-    with mount_small_disk(yard.folder / "disk", "5m") as disk:
-        yard.results = disk.mount
-        failed = yard.run(*disk.inside(*yard.script("stage", "--dataset", "set")), check=False)
+    project.write({"datasets": {"set": {"source": "imagefolder", "root": str(project.folder / "set.tar.gz")}}})
+    with mount_small_disk(project.folder / "disk", "5m") as disk:
+        project.results = disk.mount
+        failed = project.run(*disk.inside(*project.script("stage", "--dataset", "set")), check=False)
         (line,) = failed.stdout.splitlines()
         assert (failed.returncode, failed.stderr) == (1, "")
         target = f"{disk.mount}/data/set/.staging/set.tar.gz-"
-        assert line.startswith(f"{yard.folder}/set.tar.gz cannot be decompressed: {target}")
+        assert line.startswith(f"{project.folder}/set.tar.gz cannot be decompressed: {target}")
         assert "no space left on device: make room on this file system" in line
         assert line.endswith("; or extract it elsewhere and use that folder as `root`")
         assert list((disk.folder / "data/set/.staging").iterdir()) == []

@@ -12,10 +12,10 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
+from project import TINY, Project, alive, child_named
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import read_journal
-from yard import TINY, Yard, alive, child_named
 
 # A model that writes a line per step and rank. From step `waits_at` on, each step waits for a file `go`, or until this
 # process has been told to stop.
@@ -52,16 +52,16 @@ NOISE = {"seconds", "images_per_second", "step_ms_p50", "step_ms_p95", "data_wai
 
 
 @pytest.fixture
-def gated(yard: Yard) -> Yard:
-    (yard.folder / "gated.py").write_text(STEPS)
-    return yard
+def gated(project: Project) -> Project:
+    (project.folder / "gated.py").write_text(STEPS)
+    return project
 
 
 @pytest.fixture
-def temporary(yard: Yard) -> Iterator[Path]:
-    """The folder for temporary files of the yard; its path is short enough for Ray's sockets."""
+def temporary(project: Project) -> Iterator[Path]:
+    """The folder for temporary files of the project; its path is short enough for Ray's sockets."""
     folder = Path(tempfile.mkdtemp(prefix="t-"))
-    yard.environment["TMPDIR"] = str(folder)
+    project.environment["TMPDIR"] = str(folder)
     yield folder
     shutil.rmtree(folder)
 
@@ -71,13 +71,13 @@ SCALE = "1x2"
 SCALING = {"dataset": "tiny", "train": {**TRAIN, "batch_size": 4, "model_args": {"waits_at": 12}}, "scales": [SCALE]}
 
 
-def steps_of(yard: Yard) -> int:
-    path = yard.folder / "steps-0"  # of the only rank, or the first one
+def steps_of(project: Project) -> int:
+    path = project.folder / "steps-0"  # of the only rank, or the first one
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def history(yard: Yard) -> list[dict]:
-    table = pd.read_csv(yard.results / f"scaling/s/{SCALE}/history.csv")
+def history(project: Project) -> list[dict]:
+    table = pd.read_csv(project.results / f"scaling/s/{SCALE}/history.csv")
     return table.drop(columns=list(NOISE)).to_dict("records")
 
 
@@ -98,16 +98,16 @@ ENDINGS = {
 }
 
 
-def train_command(yard: Yard) -> list[str]:
-    return yard.script("train", "--study", "s", "--scale", SCALE)
+def train_command(project: Project) -> list[str]:
+    return project.script("train", "--study", "s", "--scale", SCALE)
 
 
-def close_terminal_under_nohup(yard: Yard, *, when: Callable[[], bool]) -> None:
+def close_terminal_under_nohup(project: Project, *, when: Callable[[], bool]) -> None:
     """Run a scale that ends once there is a file `go`. torchrun handles SIGHUP if it is not told otherwise."""
-    started = yard.start("nohup", *train_command(yard))
+    started = project.start("nohup", *train_command(project))
     wait_until(when, what="two ranks", while_running=started)
     signal_group(started, signal.SIGHUP)
-    (yard.folder / "go").touch()
+    (project.folder / "go").touch()
     output, _ = started.communicate(timeout=PATIENCE_SECONDS)
     assert started.returncode == 0, output
 
@@ -140,13 +140,13 @@ def test_a_training_stops_within_a_step_and_resumes_bit_identically(gated):
     assert history(gated) == undisturbed
 
 
-def test_a_closed_terminal_does_not_end_a_script_under_nohup(yard):
+def test_a_closed_terminal_does_not_end_a_script_under_nohup(project):
     lines = ["import os, time", "from pathlib import Path", "Path(os.environ['RANK'] + '-is-up').touch()"]
     lines += ["while not Path('go').exists(): time.sleep(0.02)", "print('loss 1')"]
-    (yard.folder / "script.py").write_text("\n".join(lines))
+    (project.folder / "script.py").write_text("\n".join(lines))
     study = {"script": "script.py", "scales": [SCALE], "metrics": {"pattern": "loss (?P<loss>{number})"}}
-    yard.write({"scaling": {"s": study}})
-    close_terminal_under_nohup(yard, when=lambda: len([*yard.folder.glob("*-is-up")]) == 2)
+    project.write({"scaling": {"s": study}})
+    close_terminal_under_nohup(project, when=lambda: len([*project.folder.glob("*-is-up")]) == 2)
 
 
 # A function and a command that write their epochs to a checkpoint. From the third epoch on, each epoch waits for a file
@@ -205,17 +205,17 @@ ENDINGS_OF = {
 }
 
 
-def journal_file(yard: Yard, name: str) -> Path:
-    return yard.results / f"sweeps/{name}/journal.jsonl"
+def journal_file(project: Project, name: str) -> Path:
+    return project.results / f"sweeps/{name}/journal.jsonl"
 
 
-def tries(yard: Yard, name: str):
-    return fold_attempts(read_journal(journal_file(yard, name)))
+def tries(project: Project, name: str):
+    return fold_attempts(read_journal(journal_file(project, name)))
 
 
-def is_in_epoch(yard: Yard, kind: str, epoch: int) -> bool:
+def is_in_epoch(project: Project, kind: str, epoch: int) -> bool:
     """Whether the program of a sweep is in this epoch."""
-    epochs = yard.folder / f"{kind}-epochs"
+    epochs = project.folder / f"{kind}-epochs"
     return epochs.exists() and epochs.read_text().endswith(f"{epoch}\n")
 
 
@@ -261,21 +261,21 @@ def test_a_trial_saves_its_state_when_it_is_told_to_end_and_resumes_from_it(gate
         assert last.metrics["loss"] == 1 / 8
 
 
-def test_snakemake_and_its_sweep_end_and_continue_together(yard):
+def test_snakemake_and_its_sweep_end_and_continue_together(project):
     """`timeout` and Ctrl-C send the signal to both, `kill -INT <pid>` to Snakemake alone."""
-    (yard.folder / "programs.py").write_text(PROGRAMS)
-    yard.write({"sweeps": {"command": SWEEPS["command"]}})
-    command = yard.snakemake_command("--", "results/sweeps/command/trials.csv")
+    (project.folder / "programs.py").write_text(PROGRAMS)
+    project.write({"sweeps": {"command": SWEEPS["command"]}})
+    command = project.snakemake_command("--", "results/sweeps/command/trials.csv")
     alone = (subprocess.Popen.send_signal, signal.SIGINT)
     for past, (send, number) in enumerate((ENDINGS["timeout"], ENDINGS["Ctrl-C"], alone)):
-        started = yard.start(*command)
-        wait_until(lambda past=past: is_in_epoch(yard, "command", 3 + past), what="an epoch", while_running=started)
+        started = project.start(*command)
+        wait_until(lambda past=past: is_in_epoch(project, "command", 3 + past), what="an epoch", while_running=started)
         family = psutil.Process(started.pid).children(recursive=True)
         send(started, number)
         output, _ = started.communicate(timeout=PATIENCE_SECONDS)
         assert started.returncode == 1, output
         wait_until(lambda family=family: not alive(family), what=f"all processes to end after signal {number}")
-        assert [each.outcome for each in tries(yard, "command")] == ["interrupted"] * (past + 1), output
+        assert [each.outcome for each in tries(project, "command")] == ["interrupted"] * (past + 1), output
         if number == signal.SIGINT:
             first, *lines = output.partition("Trainyard: ")[2].splitlines()
             assert first.startswith("interrupted after ")
@@ -283,21 +283,21 @@ def test_snakemake_and_its_sweep_end_and_continue_together(yard):
                 "  not done  sweep command",
                 "  answers   sweep command: 0 trials finished, 0 failed, 1 to run",
                 "              so far: no trial has finished",
-                f"  results   {yard.results}: logs/",
+                f"  results   {project.results}: logs/",
                 "  next      run the same command to go on: what has finished is kept",
             ]
             assert not re.search("Exception|Error|Traceback", output), output
-    (yard.folder / "go").touch()
-    yard.run(*command)
-    assert [each.outcome for each in tries(yard, "command")] == ["interrupted"] * 3 + ["finished"]
-    assert (yard.folder / "command-epochs").read_text().split() == list("12345678"), "no epoch is repeated"
+    (project.folder / "go").touch()
+    project.run(*command)
+    assert [each.outcome for each in tries(project, "command")] == ["interrupted"] * 3 + ["finished"]
+    assert (project.folder / "command-epochs").read_text().split() == list("12345678"), "no epoch is repeated"
 
 
-STARTING: dict[str, Callable[[Yard, Path, psutil.Process], bool]] = {
-    "before Ray": lambda yard, temporary, driver: any(temporary.glob("ty-ray-*")),
-    "with Ray's head": lambda yard, temporary, driver: child_named("gcs_server", driver) is not None,
-    "with Ray's raylet": lambda yard, temporary, driver: child_named("raylet", driver) is not None,
-    "after Ray": lambda yard, temporary, driver: "ray_up" in journal_file(yard, "s").read_text(),
+STARTING: dict[str, Callable[[Project, Path, psutil.Process], bool]] = {
+    "before Ray": lambda project, temporary, driver: any(temporary.glob("ty-ray-*")),
+    "with Ray's head": lambda project, temporary, driver: child_named("gcs_server", driver) is not None,
+    "with Ray's raylet": lambda project, temporary, driver: child_named("raylet", driver) is not None,
+    "after Ray": lambda project, temporary, driver: "ray_up" in journal_file(project, "s").read_text(),
 }
 
 
@@ -312,18 +312,18 @@ STARTING: dict[str, Callable[[Yard, Path, psutil.Process], bool]] = {
         ("after Ray", signal.SIGHUP),
     ],
 )
-def test_a_sweep_that_is_told_to_end_while_it_starts_leaves_nothing(yard, temporary, when, number):
-    (yard.folder / "programs.py").write_text(PROGRAMS)
-    yard.write({"sweeps": {"s": SWEEPS["function"]}})
-    started = yard.start(*yard.script("sweep", "--sweep", "s"))
+def test_a_sweep_that_is_told_to_end_while_it_starts_leaves_nothing(project, temporary, when, number):
+    (project.folder / "programs.py").write_text(PROGRAMS)
+    project.write({"sweeps": {"s": SWEEPS["function"]}})
+    started = project.start(*project.script("sweep", "--sweep", "s"))
     driver = psutil.Process(started.pid)
-    wait_until(journal_file(yard, "s").exists, what="the journal", while_running=started)
-    wait_until(lambda: STARTING[when](yard, temporary, driver), what=when, while_running=started)
+    wait_until(journal_file(project, "s").exists, what="the journal", while_running=started)
+    wait_until(lambda: STARTING[when](project, temporary, driver), what=when, while_running=started)
     family = driver.children(recursive=True)
     signal_group(started, number)
     output, _ = started.communicate(timeout=PATIENCE_SECONDS)
     assert started.returncode == 130, output
     assert "Traceback" not in output
-    assert [each.outcome for each in tries(yard, "s")] in ([], ["interrupted"])
+    assert [each.outcome for each in tries(project, "s")] in ([], ["interrupted"])
     wait_until(lambda: not alive(family), what="all processes to end")
     wait_until(lambda: list(temporary.iterdir()) == [], what="all files to be removed")

@@ -10,11 +10,11 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
+from project import PLACE_IN_ORDER, TINY, Project, alive
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.planning.attempts import fold_attempts
 from trainyard.planning.journal import decode_all, read_journal
 from trainyard.utils.jsonl import read_events
-from yard import PLACE_IN_ORDER, TINY, Yard, alive
 
 # A model that injects a fault into the worker, which calls `build` once per attempt.
 TROUBLE = """
@@ -64,17 +64,17 @@ def run(config, context):
 
 
 @pytest.fixture
-def plain(yard: Yard) -> Yard:
-    (yard.folder / "plain.py").write_text(PLAIN)
-    return yard
+def plain(project: Project) -> Project:
+    (project.folder / "plain.py").write_text(PLAIN)
+    return project
 
 
 @pytest.fixture
-def trouble(yard: Yard) -> Yard:
-    (yard.folder / "trouble.py").write_text(TROUBLE)
-    yard.write(config(trials=[{}]))
-    yard.stage()
-    return yard
+def trouble(project: Project) -> Project:
+    (project.folder / "trouble.py").write_text(TROUBLE)
+    project.write(config(trials=[{}]))
+    project.stage()
+    return project
 
 
 def config(*, trials, **sweep):
@@ -90,20 +90,20 @@ def lasting(*seconds, slots=2, **sweep):
     return {"sweeps": {"s": {"function": "plain:run", "trials": trials, "slots": slots, **sweep}}}
 
 
-def sweep_command(yard):
-    return yard.script("sweep", "--sweep", "s")
+def sweep_command(project):
+    return project.script("sweep", "--sweep", "s")
 
 
-def journal_of(yard):
-    return fold_attempts(read_journal(yard.results / "sweeps/s/journal.jsonl"))
+def journal_of(project):
+    return fold_attempts(read_journal(project.results / "sweeps/s/journal.jsonl"))
 
 
-def outcomes(yard):
-    return Counter(attempt.outcome for attempt in journal_of(yard))
+def outcomes(project):
+    return Counter(attempt.outcome for attempt in journal_of(project))
 
 
-def table(yard, name="trials"):
-    return pd.read_csv(yard.results / f"sweeps/s/{name}.csv")
+def table(project, name="trials"):
+    return pd.read_csv(project.results / f"sweeps/s/{name}.csv")
 
 
 def descendants(pid):
@@ -125,30 +125,30 @@ FAILURES = {
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory):
-    """The yard and the output of a sweep with all these faults and one retry."""
-    yard = Yard(tmp_path_factory.mktemp("failures"))
-    (yard.folder / "trouble.py").write_text(TROUBLE)
+    """The project and the output of a sweep with all these faults and one retry."""
+    project = Project(tmp_path_factory.mktemp("failures"))
+    (project.folder / "trouble.py").write_text(TROUBLE)
     trials = [options for options, _, _ in FAILURES.values()]
     marked = [
-        {key: str(yard.folder / value) if key.endswith("mark") else value for key, value in options.items()}
+        {key: str(project.folder / value) if key.endswith("mark") else value for key, value in options.items()}
         for options in trials
     ]
     slots = {"gpus_per_node": 2, "gpus_per_trial": "auto"}
-    yard.write(config(trials=marked, retries=1, slots=slots))
-    yard.stage()
-    return yard, yard.run(*sweep_command(yard)).stdout
+    project.write(config(trials=marked, retries=1, slots=slots))
+    project.stage()
+    return project, project.run(*sweep_command(project)).stdout
 
 
 @pytest.mark.parametrize(("number", "case"), list(enumerate(FAILURES)), ids=lambda value: str(value))
 def test_a_failing_trial_does_not_affect_others(failures, number, case):
-    yard, output = failures
+    project, output = failures
     _, expected, error = FAILURES[case]
-    row = table(yard).set_index("seed").loc[number]
-    tries = [attempt for attempt in journal_of(yard) if attempt.trial == row["trial"]]
+    row = table(project).set_index("seed").loc[number]
+    tries = [attempt for attempt in journal_of(project) if attempt.trial == row["trial"]]
     assert [attempt.outcome for attempt in tries] == expected
     assert row["status"] == expected[-1]
     assert error in tries[0].error
-    logs = sorted((yard.results / "sweeps/s/logs").glob(f"{row['trial']}-*.log"))
+    logs = sorted((project.results / "sweeps/s/logs").glob(f"{row['trial']}-*.log"))
     assert len(logs) == expected.count("failed"), "only failures have a log file"
     assert all(error in log.read_text() for log in logs)
     assert f"{row['trial']}" in output
@@ -156,22 +156,22 @@ def test_a_failing_trial_does_not_affect_others(failures, number, case):
 
 def test_a_trial_that_is_out_of_memory_halves_its_micro_batches(failures):
     """The journal and the table record the micro-batch size."""
-    yard, output = failures
-    rows = table(yard).set_index("seed")
+    project, output = failures
+    rows = table(project).set_index("seed")
     row = rows.loc[list(FAILURES).index("has too little memory")]
     assert (row["micro_batch"], row["accumulation"]) == (8, 4)
     whole = rows.loc[list(FAILURES).index("nothing")]
     assert (whole["micro_batch"], whole["accumulation"]) == (32, 1)
-    events = [each for each in read_events(yard.results / "sweeps/s/journal.jsonl") if each["event"] == "halved"]
+    events = [each for each in read_events(project.results / "sweeps/s/journal.jsonl") if each["event"] == "halved"]
     assert [(each["trial"], each["micro_batch"]) for each in events] == [(row["trial"], 16), (row["trial"], 8)]
     assert "out of memory; continues with micro-batches of 8 images x 4" in output
 
 
 def test_without_a_gpu_each_trial_has_its_own_slot_and_the_log_says_so(failures):
     """With `gpus_per_trial: auto`."""
-    yard, output = failures
+    project, output = failures
     assert "gpus_per_trial: auto is 1 here, because there is no GPU" in output
-    events = read_events(yard.results / "sweeps/s/journal.jsonl")
+    events = read_events(project.results / "sweeps/s/journal.jsonl")
     assert {event["gpus_per_trial"] for event in events if event["event"] == "started"} == {1}
     assert "share" not in {event["event"] for event in events}
 
@@ -277,13 +277,13 @@ def test_two_drivers_never_run_at_once_and_leave_no_process_or_file_of_ray(plain
 
 
 @pytest.mark.parametrize("options", [("--sweep", "t"), ("--sweep", "s")])
-def test_a_sweep_that_cannot_start_says_why_in_one_line(yard, options):
-    yard.write(config(trials=[{}]))
-    done = yard.run(*yard.script("sweep", *options), check=False)
+def test_a_sweep_that_cannot_start_says_why_in_one_line(project, options):
+    project.write(config(trials=[{}]))
+    done = project.run(*project.script("sweep", *options), check=False)
     assert done.returncode == 1
     assert done.stdout.strip() in (
         "`sweeps` has no 't'; known: s",
-        f"{yard.results}/data/tiny/meta.json does not exist: run Snakemake's target `data`",
+        f"{project.results}/data/tiny/meta.json does not exist: run Snakemake's target `data`",
     )
 
 

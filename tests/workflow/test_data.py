@@ -10,14 +10,14 @@ from imagesets import pack, pixels, write_tree
 
 
 @pytest.fixture
-def sources(yard, monkeypatch):
+def sources(project, monkeypatch):
     """The server, and the config of a folder with a bad image, an archive on the server and a table."""
-    yard.environment["no_proxy"] = "*"
+    project.environment["no_proxy"] = "*"
     images, labels = pixels(20, (12, 12, 3)), np.arange(20) % 4
-    tree = write_tree(yard.folder / "tree", images, labels)
+    tree = write_tree(project.folder / "tree", images, labels)
     (tree / "train/class1/00001.png").write_bytes(b"no image")
-    packed = pack(write_tree(yard.folder / "remote", images, labels), yard.folder / "remote.zip")
-    pd.DataFrame({"size": range(20), "price": np.linspace(0, 1, 20)}).to_csv(yard.folder / "prices.csv", index=False)
+    packed = pack(write_tree(project.folder / "remote", images, labels), project.folder / "remote.zip")
+    pd.DataFrame({"size": range(20), "price": np.linspace(0, 1, 20)}).to_csv(project.folder / "prices.csv", index=False)
     with Faulty({"/remote.zip": packed.read_bytes()}).serving() as server:
         server.faults["/remote.zip"] = [("drop", 1000)]
         checksum = hashlib.sha256(packed.read_bytes()).hexdigest()
@@ -35,11 +35,11 @@ def sources(yard, monkeypatch):
         )
 
 
-def test_datasets_of_every_kind_are_downloaded_staged_and_plotted(yard, sources):
+def test_datasets_of_every_kind_are_downloaded_staged_and_plotted(project, sources):
     server, datasets = sources
-    config = {"datasets": datasets, "data": {"downloads": str(yard.folder / "downloads")}}
-    yard.write(config)
-    output = yard.snakemake("--retries", "0", "--", "data", check=False)
+    config = {"datasets": datasets, "data": {"downloads": str(project.folder / "downloads")}}
+    project.write(config)
+    output = project.snakemake("--retries", "0", "--", "data", check=False)
     assert "1 x not an image" in output
     assert "train/class1/00001.png" in output
     assert "on_bad_image: skip" in output
@@ -50,15 +50,15 @@ def test_datasets_of_every_kind_are_downloaded_staged_and_plotted(yard, sources)
         "  next      correct the cause and run the same command again: what has finished is kept\n",
     ):
         assert line in output, "the summary at the end"
-    assert not (yard.results / "data/tree/meta.json").exists()
+    assert not (project.results / "data/tree/meta.json").exists()
     for name in ("remote", "prices"):
-        assert (yard.results / f"data/{name}/meta.json").exists(), "one bad dataset keeps no other from being staged"
+        assert (project.results / f"data/{name}/meta.json").exists(), "one bad dataset keeps no other from being staged"
     datasets["tree"]["on_bad_image"] = "skip"
-    yard.write(config)
-    yard.snakemake("--", "data", "results/plots/data/tree/samples.svg")
+    project.write(config)
+    project.snakemake("--", "data", "results/plots/data/tree/samples.svg")
     for picture in ("samples.svg", "samples.png", "classes.svg", "classes.png"):
-        assert (yard.results / "plots/data/tree" / picture).stat().st_size > 2000
-    rows = pd.read_csv(yard.results / "data/tree/problems.csv")
+        assert (project.results / "plots/data/tree" / picture).stat().st_size > 2000
+    rows = pd.read_csv(project.results / "data/tree/problems.csv")
     listed = rows[["file", "problem", "action"]].to_numpy().tolist()
     assert listed == [["train/class1/00001.png", "not an image", "skip"]]
     assert len(server.requests) == 2, "dropped once, and retried"

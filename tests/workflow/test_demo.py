@@ -8,8 +8,8 @@ import pytest
 from browser import WIDTHS, opened, wait_for_tables
 from nbclient import NotebookClient
 from playwright.sync_api import Locator, Page, expect
+from project import ROOT
 from slurm_cluster.waiting import PATIENCE_SECONDS
-from yard import ROOT
 
 
 def test_the_demo_learns(done):

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import pytest
 from options import anchor
+from project import ROOT, Project
 from trainyard.config.config import Config
 from trainyard.config.load import check_config
 from trainyard.config.parser import read_file
 from trainyard.config.train import Train
-from yard import ROOT, Yard
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "config/README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md", ROOT / "benchmarks/peers/README.md"]
@@ -84,7 +84,7 @@ def test_it_is_clear_of_every_block_how_it_is_checked():
 @pytest.fixture(scope="module")
 def shell(done, tmp_path_factory):
     """Runs commands in a folder like a clone, with a finished run of `my.yaml`; returns their output."""
-    clone = Yard(tmp_path_factory.mktemp("clone"))
+    clone = Project(tmp_path_factory.mktemp("clone"))
     for name in ("Snakefile", "workflow", "scripts", "profiles", "config", ".venv"):
         (clone.folder / name).symlink_to(ROOT / name)
     for name in ("results", ".snakemake"):

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from yard import ROOT, TINY
+from project import ROOT, TINY
 
 PYTHON = f"""#!/bin/sh
 echo "$TRAINYARD_TEST $0 $*" >> "$PROGRAMS"
@@ -30,11 +30,11 @@ esac
 
 
 @pytest.fixture
-def recording(yard):
-    """A yard with a config, in which a `python` other than its own writes its commands to the file `programs`."""
-    yard.write({"datasets": TINY["datasets"]})
-    yard.environment["PROGRAMS"] = str(yard.folder / "programs")
-    return yard
+def recording(project):
+    """A project with a config, in which a `python` other than its own writes its commands to the file `programs`."""
+    project.write({"datasets": TINY["datasets"]})
+    project.environment["PROGRAMS"] = str(project.folder / "programs")
+    return project
 
 
 def executable(path: Path, text: str) -> None:

@@ -32,12 +32,12 @@ HOSTILE = {  # content, options, and what is said
 }
 
 
-def test_a_hostile_config_is_one_error_and_nothing_is_executed_or_written(yard):
+def test_a_hostile_config_is_one_error_and_nothing_is_executed_or_written(project):
     started = {}
     for name, (content, options, _) in HOSTILE.items():
-        yard.config_file = yard.folder / f"{name}.yaml"
-        yard.config_file.write_text(content)
-        started[name] = yard.start(*yard.snakemake_command("-n", *options))
+        project.config_file = project.folder / f"{name}.yaml"
+        project.config_file.write_text(content)
+        started[name] = project.start(*project.snakemake_command("-n", *options))
     for name, (_, _, messages) in HOSTILE.items():
         output = started[name].communicate(timeout=PATIENCE_SECONDS)[0]
         assert started[name].returncode == 1, name
@@ -45,4 +45,4 @@ def test_a_hostile_config_is_one_error_and_nothing_is_executed_or_written(yard):
         assert output.count("Error") == 1
         assert "Traceback" not in output
         assert 'File "' not in output, "no lines of the Snakefile"
-    assert sorted(path.name for path in yard.folder.iterdir()) == sorted(f"{name}.yaml" for name in HOSTILE)
+    assert sorted(path.name for path in project.folder.iterdir()) == sorted(f"{name}.yaml" for name in HOSTILE)

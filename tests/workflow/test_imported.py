@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from yard import ROOT, Yard
+from project import ROOT, Project
 
 STUDIES = {
     "datasets": {"tiny": {"source": "synthetic", "images": 32, "val_images": 8, "height": 8, "width": 8}},
@@ -31,21 +31,21 @@ OWN_RULE = '\nrule own:\n    shell: "echo SCRIPTS=${{SCRIPTS:-none}}"\n'
 
 
 @pytest.fixture
-def importing(yard):
+def importing(project):
     """A workflow in a folder of its own, which imports Trainyard; it runs in another folder."""
-    source = yard.folder / "source"
+    source = project.folder / "source"
     source.mkdir()
     (source / "Snakefile").write_text(DOCUMENTED.replace("/path/to/trainyard", str(ROOT)))
-    work = Yard(yard.folder / "work")
+    work = Project(project.folder / "work")
     work.folder.mkdir()
     (work.folder / "config.yaml").write_text(yaml.safe_dump({"training": STUDIES}))
     return work
 
 
-def run_snakemake(yard: Yard, snakefile: Path, *options: str, check: bool = True) -> str:
+def run_snakemake(project: Project, snakefile: Path, *options: str, check: bool = True) -> str:
     program = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(snakefile)]
-    common = ["--profile", str(ROOT / "profiles/local"), "--directory", str(yard.folder)]
-    done = yard.run(*program, *common, *options, check=check)
+    common = ["--profile", str(ROOT / "profiles/local"), "--directory", str(project.folder)]
+    done = project.run(*program, *common, *options, check=check)
     return done.stdout + done.stderr
 
 
@@ -75,9 +75,9 @@ def test_mistakes_in_the_config_of_a_module_stop_before_anything_runs(importing)
 
 
 @pytest.fixture
-def deployed(yard, monkeypatch):
+def deployed(project, monkeypatch):
     """What `snakedeploy deploy-workflow` writes for a repository on GitHub, of which git finds a copy on this disk."""
-    copy = yard.folder / "github.com/someone/trainyard"
+    copy = project.folder / "github.com/someone/trainyard"
     names = ("Snakefile", "workflow", "scripts", "config", "profiles", "envs", "LICENSE")
     for name in names:
         copied = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
@@ -86,16 +86,16 @@ def deployed(yard, monkeypatch):
     identity = ["-c", "user.name=someone", "-c", "user.email=someone@example.org"]
     for words in (["init", "--quiet"], ["add", "."], [*identity, "commit", "--quiet", "-m", "v1"], ["tag", "v1"]):
         subprocess.run(["git", *words], cwd=copy, check=True)
-    work = Yard(yard.folder / "deployed")
+    work = Project(project.folder / "deployed")
     work.environment |= {
-        "HOME": str(yard.folder / "home"),
-        "XDG_CACHE_HOME": str(yard.folder / "cache"),
+        "HOME": str(project.folder / "home"),
+        "XDG_CACHE_HOME": str(project.folder / "cache"),
         "GIT_CONFIG_COUNT": "1",
-        "GIT_CONFIG_KEY_0": f"url.{yard.folder}/github.com/.insteadOf",
+        "GIT_CONFIG_KEY_0": f"url.{project.folder}/github.com/.insteadOf",
         "GIT_CONFIG_VALUE_0": "https://github.com/",
     }
     program = str(Path(sys.executable).with_name("snakedeploy"))
-    yard.run(program, "deploy-workflow", str(copy), str(work.folder), "--tag", "v1")
+    project.run(program, "deploy-workflow", str(copy), str(work.folder), "--tag", "v1")
     return work
 
 

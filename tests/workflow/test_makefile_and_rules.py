@@ -6,7 +6,7 @@ import re
 import subprocess
 
 import pytest
-from yard import ROOT
+from project import ROOT
 
 RULES = [ROOT / "Snakefile", *sorted((ROOT / "workflow/rules").glob("*.smk"))]
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from yard import ROOT, TINY
+from project import ROOT, TINY
 
 pytestmark = pytest.mark.slow  # installs the trackers, and runs four sweeps
 FOLDER = ROOT / ".tools/trackers"
@@ -90,28 +90,28 @@ def trackers():
 
 
 @pytest.fixture
-def recipes(yard, trackers):
+def recipes(project, trackers):
     """A folder with the files of the page, whose `python` has the trackers."""
     for name, text in FILE.findall((ROOT / "docs/trackers.md").read_text()):
-        path = yard.folder / name
+        path = project.folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text.replace("python my/", f"{PYTHON} my/"))
-    home = {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db", "HOME": str(yard.folder)}
-    yard.environment |= home
-    return yard
+    home = {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db", "HOME": str(project.folder)}
+    project.environment |= home
+    return project
 
 
-def recorded(yard, tracker, folder, metric):
+def recorded(project, tracker, folder, metric):
     reader = f"{READER}\n{READ[tracker]}\nprint('\\n' + json.dumps(found))"
-    output = yard.run(str(PYTHON), "-c", reader, str(folder), metric).stdout
+    output = project.run(str(PYTHON), "-c", reader, str(folder), metric).stdout
     found = json.loads(output.splitlines()[-1])
     return {trial: {int(step): value for step, value in points.items()} for trial, points in found.items()}
 
 
-def rows(yard, sweep, metric):
+def rows(project, sweep, metric):
     import pandas as pd
 
-    table = pd.read_csv(yard.results / "sweeps" / sweep / "epochs.csv")
+    table = pd.read_csv(project.results / "sweeps" / sweep / "epochs.csv")
     return {trial: dict(zip(group["epoch"], group[metric], strict=True)) for trial, group in table.groupby("trial")}
 
 

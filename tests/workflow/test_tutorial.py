@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from yard import ROOT
+from project import ROOT
 
 # What differs between runs: times and other numbers, the trial that is the best, ASHA's decisions, paths.
 VARYING = {
@@ -21,11 +21,11 @@ BLOCK = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
-def clone(yard):
+def clone(project):
     """A folder like a clone of the repository, without results."""
     for name in ("Snakefile", "workflow", "scripts", "profiles", "config", ".venv"):
-        (yard.folder / name).symlink_to(ROOT / name)
-    return yard
+        (project.folder / name).symlink_to(ROOT / name)
+    return project
 
 
 def stable(text):

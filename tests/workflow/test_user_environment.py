@@ -24,28 +24,28 @@ CONFIG = {
 
 
 @pytest.fixture
-def activated(yard):
-    """A yard in whose shell a virtual environment with a launcher is activated, below `make`."""
-    venv = yard.folder / "env"
+def activated(project):
+    """A project in whose shell a virtual environment with a launcher is activated, below `make`."""
+    venv = project.folder / "env"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     (packages,) = venv.glob("lib/python*/site-packages")
     for package in (packages / "torch", packages / "torch/distributed"):
         package.mkdir()
         (package / "__init__.py").touch()
     (packages / "torch/distributed/run.py").write_text(LAUNCHER)
-    (yard.folder / "where.py").write_text(WHERE)
+    (project.folder / "where.py").write_text(WHERE)
     shell = {"PATH": f"{venv}/bin:/usr/bin:/bin", "VIRTUAL_ENV": str(venv), "MAKEFLAGS": "w", "CONFIG": "my.yaml"}
     hidden = ("LD_LIBRARY_PATH", "PYTHONPATH")
-    yard.environment = {name: value for name, value in os.environ.items() if name not in hidden} | shell
-    return yard
+    project.environment = {name: value for name, value in os.environ.items() if name not in hidden} | shell
+    return project
 
 
 def test_programs_run_in_the_environment_in_which_snakemake_was_started(activated):
-    yard, venv = activated, activated.folder / "env"
-    yard.write(CONFIG)
-    output = yard.snakemake("--", "results/sweeps/own/trials.csv", "results/scaling/own/1x1/summary.json")
+    project, venv = activated, activated.folder / "env"
+    project.write(CONFIG)
+    output = project.snakemake("--", "results/sweeps/own/trials.csv", "results/scaling/own/1x1/summary.json")
     assert output.count(f"; python: {venv}/bin/python") == 1, "in the plan of the study; that of the sweep is its log's"
-    found = [json.loads(path.read_text()) for path in yard.results.rglob("found.json")]
+    found = [json.loads(path.read_text()) for path in project.results.rglob("found.json")]
     assert len(found) == 3
     for each in found:
         assert each == {

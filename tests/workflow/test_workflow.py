@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from project import FULL, ONE_RANK, ROOT, TINY, Project
 from slurm_cluster.waiting import wait_until
-from yard import FULL, ONE_RANK, ROOT, TINY, Yard
 
 
-def read(yard, path):
-    return pd.read_csv(yard.results / path)
+def read(project, path):
+    return pd.read_csv(project.results / path)
 
 
 def test_the_trials_table_has_a_row_per_trial_and_the_documented_columns(done):
@@ -107,15 +107,15 @@ def test_every_table_is_also_written_as_parquet(done):
         pd.testing.assert_frame_equal(pd.read_parquet(done.results / f"{path}.parquet"), read(done, f"{path}.csv"))
 
 
-def test_the_plan_predicts_the_cost_of_missing_results(done, yard):
-    shutil.copytree(done.folder, yard.folder, dirs_exist_ok=True)
+def test_the_plan_predicts_the_cost_of_missing_results(done, project):
+    shutil.copytree(done.folder, project.folder, dirs_exist_ok=True)
     grown = json.loads(json.dumps(FULL))
     grown["sweeps"]["lr"]["grid"]["lr"] += [0.05, 0.06, 0.07]
     grown["scaling"]["ranks"]["scales"] += ["1x4"]
-    yard.write(grown)
-    output = yard.snakemake("plan")
+    project.write(grown)
+    output = project.snakemake("plan")
     assert re.search(r"sweep lr .* 3 of 7 .*\d+ s", output)
-    rows = read(yard, "plan/plan.csv").fillna({"strategy": "none"}).set_index(["job", "strategy"])
+    rows = read(project, "plan/plan.csv").fillna({"strategy": "none"}).set_index(["job", "strategy"])
     packed, array = rows.loc["sweep lr", "packed"], rows.loc["sweep lr", "job_array"]
     assert (packed["pending"], packed["jobs"], packed["gpus"], packed["basis"]) == (3, 1, 2, "4 measured trials")
     low, expected, high = packed[[f"predicted_{name}seconds" for name in ("low_", "", "high_")]]
@@ -124,7 +124,7 @@ def test_the_plan_predicts_the_cost_of_missing_results(done, yard):
     assert pd.isna(packed["walltime_minutes"]), "there is no walltime on one machine"
     assert rows.loc[("train ranks 1x4", "none"), "basis"] == "ideal scaling from 1x2, which ran on CPUs"
     assert packed["predicted_cost"] == pytest.approx(2.5 * packed["predicted_gpu_hours"])
-    assert (yard.results / "plan/lr.png").exists()
+    assert (project.results / "plan/lr.png").exists()
     assert "nothing is pending" in done.run(*done.script("plan")).stdout
     assert not (done.results / "plan").exists(), "nothing is missing"
 
@@ -168,13 +168,13 @@ def test_the_best_trial_is_trained_again_from_best_yaml(done):
     same = done.snakemake("-n", "--configfile", str(best))
     assert "sweep lr: 0 of 1 trials pending; only the tables will be written" in same
     assert "scaling lr-best: training at 1x1" in same
-    yard = Yard(done.folder / "again")
-    yard.folder.mkdir()
-    yard.config_file = best
-    yard.stage()
-    output = yard.run(*yard.script("sweep", "--sweep", "lr")).stdout
+    project = Project(done.folder / "again")
+    project.folder.mkdir()
+    project.config_file = best
+    project.stage()
+    output = project.run(*project.script("sweep", "--sweep", "lr")).stdout
     assert "sweep lr: 1 of 1 trials pending; requests 1 slot of 1 GPU and 1 CPU" in output
-    (again,) = read(yard, "sweeps/lr/trials.csv").to_dict("records")
+    (again,) = read(project, "sweeps/lr/trials.csv").to_dict("records")
     for column in ("trial", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy"):
         assert again[column] == winner[column]
 
@@ -257,41 +257,41 @@ def test_every_rule_says_what_it_does(done):
         ("tables", "scaling", "ranks", "scaling/ranks/1x1/summary.json"),
     ],
 )
-def test_a_table_or_plot_of_missing_results_says_in_one_line_what_is_missing(yard, program, kind, name, missing):
-    yard.write(FULL)
-    run = yard.run(*yard.script(program, "--kind", kind, "--name", name), check=False)
+def test_a_table_or_plot_of_missing_results_says_in_one_line_what_is_missing(project, program, kind, name, missing):
+    project.write(FULL)
+    run = project.run(*project.script(program, "--kind", kind, "--name", name), check=False)
     assert run.returncode == 1
-    command = f"snakemake --profile profiles/local --configfile {yard.config_file} -- {kind}"
+    command = f"snakemake --profile profiles/local --configfile {project.config_file} -- {kind}"
     assert f"{missing} does not exist yet. Make it with `{command}`" in run.stdout.splitlines()[-1]
     assert "Traceback" not in run.stdout + run.stderr
 
 
-def test_benchmarks_and_options_that_change_no_result_run_nothing(done, yard):
-    shutil.copytree(done.folder, yard.folder, dirs_exist_ok=True)
-    shutil.rmtree(yard.results / "benchmarks")
+def test_benchmarks_and_options_that_change_no_result_run_nothing(done, project):
+    shutil.copytree(done.folder, project.folder, dirs_exist_ok=True)
+    shutil.rmtree(project.results / "benchmarks")
     changed = json.loads(json.dumps(FULL))
     changed["sweeps"]["lr"] |= {"slots": {"gpus_per_node": 1}, "retries": 3}
-    yard.write(changed)
-    assert "Nothing to be done" in yard.snakemake("-n")
+    project.write(changed)
+    assert "Nothing to be done" in project.snakemake("-n")
 
 
-def test_of_five_added_trials_and_one_to_retrain_these_six_run(yard, done):
-    shutil.copytree(done.folder, yard.folder, dirs_exist_ok=True)
+def test_of_five_added_trials_and_one_to_retrain_these_six_run(project, done):
+    shutil.copytree(done.folder, project.folder, dirs_exist_ok=True)
     one = read(done, "sweeps/lr/trials.csv")["trial"][0]
     grown = json.loads(json.dumps(FULL))
     grown["sweeps"]["lr"]["grid"]["lr"] += [0.05, 0.06, 0.07, 0.08, 0.09]
     grown["sweeps"]["lr"]["retrain"] = {one: 1}
-    yard.write(grown)
-    output = yard.snakemake("sweeps")
+    project.write(grown)
+    output = project.snakemake("sweeps")
     assert "sweep lr: 6 of 9 trials pending; requests 2 slots of 1 GPU and 1 CPU; predicted" in output
     assert output.count("validation accuracy") == 6
-    attempts = read(yard, "sweeps/lr/trials.csv").set_index("trial")["attempts"]
+    attempts = read(project, "sweeps/lr/trials.csv").set_index("trial")["attempts"]
     assert attempts.to_dict() == dict.fromkeys(attempts.index, 1) | {one: 2}
-    assert "Nothing to be done" in yard.snakemake("-n", "sweeps")
+    assert "Nothing to be done" in project.snakemake("-n", "sweeps")
 
 
-def test_a_workflow_killed_during_a_sweep_continues_with_the_missing_trials(yard):
-    (yard.folder / "slow.py").write_text(
+def test_a_workflow_killed_during_a_sweep_continues_with_the_missing_trials(project):
+    (project.folder / "slow.py").write_text(
         "import time\nfrom pathlib import Path\n"
         "def run(config, context):\n"
         "    assert isinstance(config['lr'], float)\n"
@@ -300,53 +300,53 @@ def test_a_workflow_killed_during_a_sweep_continues_with_the_missing_trials(yard
         "    context.report(val_accuracy=0.5)\n"
     )
     numbers = "[1e-5, 0.00001234, 1E+16, 2.5]"
-    yard.config_file.write_text(
+    project.config_file.write_text(
         f"sweeps: {{lr: {{function: 'slow:run', grid: {{lr: {numbers}}}, slots: {{gpus_per_node: 2}}}}}}"
     )
-    snakemake = yard.start(*yard.snakemake_command("sweeps"))
-    journal = yard.results / "sweeps/lr/journal.jsonl"
+    snakemake = project.start(*project.snakemake_command("sweeps"))
+    journal = project.results / "sweeps/lr/journal.jsonl"
     wait_until(
         lambda: journal.exists() and '"finished"' in journal.read_text(),
         what="a trial to finish",
         while_running=snakemake,
     )
-    yard.kill_session(snakemake)
-    (yard.folder / "again").touch()
+    project.kill_session(snakemake)
+    (project.folder / "again").touch()
     finished = journal.read_text().count('"finished"')
-    output = yard.snakemake("sweeps")
+    output = project.snakemake("sweeps")
     assert f"sweep lr: {4 - finished} of 4 trials pending" in output
     assert output.count("validation accuracy") == 4 - finished
-    assert (read(yard, "sweeps/lr/trials.csv")["status"] == "finished").all()
-    assert read(yard, "sweeps/lr/trials.csv")["lr"].tolist() == [1e-5, 0.00001234, 1e16, 2.5]
+    assert (read(project, "sweeps/lr/trials.csv")["status"] == "finished").all()
+    assert read(project, "sweeps/lr/trials.csv")["lr"].tolist() == [1e-5, 0.00001234, 1e16, 2.5]
     options = ["--config", f"sweeps={{lr: {{retries: 3, grid: {{lr: {numbers}}}}}}}"]
-    assert "Nothing to be done" in yard.snakemake("-n", "sweeps", *options)
+    assert "Nothing to be done" in project.snakemake("-n", "sweeps", *options)
 
 
-def test_a_scale_resumes_to_the_same_metrics_and_another_spec_starts_over(yard, done):
-    shutil.copytree(done.folder, yard.folder, dirs_exist_ok=True)
-    command = yard.script("train", "--study", "ranks", "--scale", "1x1")
-    folder = next((yard.results / "scaling/ranks/1x1/checkpoints").iterdir())
+def test_a_scale_resumes_to_the_same_metrics_and_another_spec_starts_over(project, done):
+    shutil.copytree(done.folder, project.folder, dirs_exist_ok=True)
+    command = project.script("train", "--study", "ranks", "--scale", "1x1")
+    folder = next((project.results / "scaling/ranks/1x1/checkpoints").iterdir())
     newest = max(folder.glob("epoch-*.pt"))
     newest.unlink()
-    output = yard.run(*command).stdout
+    output = project.run(*command).stdout
     assert "continuing after epoch 1" in output
     assert output.count("Epoch [") == 1
     for metric in ("train_loss", "val_loss", "val_accuracy"):
-        again, before = read(yard, "scaling/ranks/1x1/history.csv"), read(done, "scaling/ranks/1x1/history.csv")
+        again, before = read(project, "scaling/ranks/1x1/history.csv"), read(done, "scaling/ranks/1x1/history.csv")
         assert again[metric].tolist() == before[metric].tolist()
     other = json.loads(json.dumps(FULL))
     other["scaling"]["ranks"]["train"]["lr"] = 0.07
-    yard.write(other)
-    output = yard.run(*command).stdout
+    project.write(other)
+    output = project.run(*command).stdout
     assert output.count("Epoch [") == 2
     assert f"starting over: {folder} holds checkpoints of another training: train.lr" in output
     assert len(list(folder.glob("epoch-*.pt"))) == 2, "the checkpoints of the other one are kept"
 
 
-def test_the_wrong_number_of_ranks_is_explained(yard):
-    yard.write(FULL)
-    yard.environment |= ONE_RANK
-    output = yard.run(*yard.script("train", "--study", "ranks", "--scale", "1x2"), check=False).stdout
+def test_the_wrong_number_of_ranks_is_explained(project):
+    project.write(FULL)
+    project.environment |= ONE_RANK
+    output = project.run(*project.script("train", "--study", "ranks", "--scale", "1x2"), check=False).stdout
     assert "scale 1x2 needs 2 ranks, but has 1: start it with torchrun --nnodes 1 --nproc-per-node 2" in output
 
 
@@ -368,18 +368,18 @@ print(json.dumps(texts))
 
 @pytest.fixture(scope="module")
 def helps(tmp_path_factory):
-    yard, scripts = Yard(tmp_path_factory.mktemp("help")), ROOT / "scripts"
-    yard.environment["PYTHONPATH"] = str(scripts)
+    project, scripts = Project(tmp_path_factory.mktemp("help")), ROOT / "scripts"
+    project.environment["PYTHONPATH"] = str(scripts)
     paths = [str(scripts / f"{program}.py") for program in PROGRAMS]
-    texts = json.loads(yard.run(sys.executable, "-c", HELP, *paths).stdout)
+    texts = json.loads(project.run(sys.executable, "-c", HELP, *paths).stdout)
     return {Path(path).stem: text for path, text in texts.items()}
 
 
 def test_a_clone_whose_path_has_braces_is_refused_before_anything_runs(done, tmp_path):
     shutil.copytree(done.root, tmp_path / "{clone}")
-    yard = Yard(tmp_path, tmp_path / "{clone}")
-    yard.write(TINY)
-    output = yard.snakemake("-n", check=False)
+    project = Project(tmp_path, tmp_path / "{clone}")
+    project.write(TINY)
+    output = project.snakemake("-n", check=False)
     assert "{clone}: its path has '{' '}' (Snakemake takes them for wildcards): rename or move it" in output
     assert "Traceback" not in output
 

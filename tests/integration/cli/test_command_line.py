@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from project import ROOT
 from slurm_cluster.waiting import PATIENCE_SECONDS, finished, wait_until
 from trainyard.cli import command_line
 from trainyard.cli.command_line import results_expected
@@ -20,7 +21,6 @@ from trainyard.report.study_plots import draw_plots
 from trainyard.report.study_tables import write_tables
 from trainyard.utils.errors import ContinuedError, FinalError, UserError
 from trainyard.utils.typed_commands import snakemake_call
-from yard import ROOT
 
 WAITING = """
 import argparse, time

@@ -393,12 +393,12 @@ def test_several_metrics_of_which_none_is_said_to_rank_the_trials_are_a_mistake(
     assert mistakes({"sweeps": {"s": sweep | {"grid": {"x": [1]}}}}) == [], "there is nothing to rank"
 
 
-def test_make_check_prints_a_line_per_check_and_what_cannot_be_known_yet(yard):
-    (yard.folder / "photos").mkdir()
+def test_make_check_prints_a_line_per_check_and_what_cannot_be_known_yet(project):
+    (project.folder / "photos").mkdir()
     datasets = {**DIGITS, "photos": {"source": "imagefolder", "root": "photos"}}
     sweeps = {**training("small"), **training("large", batch_size=5000), **training("unknown", "photos")}
-    yard.write({"datasets": datasets, "sweeps": sweeps})
-    done = yard.run(*yard.script("check"), check=False)
+    project.write({"datasets": datasets, "sweeps": sweeps})
+    done = project.run(*project.script("check"), check=False)
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     verdicts = {words[0]: words[1] for line in lines if len(words := line.split()) > 2 and not line.startswith(" ")}

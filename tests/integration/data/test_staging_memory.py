@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from yard import ROOT
+from project import ROOT
 
 MEASURED = """
 import resource, sys

@@ -1,13 +1,13 @@
 """The sweeps of config/own-programs.yaml work: a trial of each runs, as a slot would run it."""
 
 import pytest
+from project import ROOT
 from trainyard.config.load import read_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import expand
 from trainyard.programs.command import CommandTrial, run_command
 from trainyard.programs.environment import find_interpreter, program_environment
 from trainyard.utils.process_guard import ProcessGuard
-from yard import ROOT
 
 SWEEPS = read_config(ROOT / "config/own-programs.yaml").sweeps
 

@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 
-from yard import ROOT
+from project import ROOT
 
 
 def test_nothing_that_writes_event_files_imports_torch():

@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from project import ROOT
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
-from yard import ROOT
 
 # An agent with one rank, which waits as in a collective whose peer has died.
 AGENT = """

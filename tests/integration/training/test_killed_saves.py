@@ -7,8 +7,8 @@ import sys
 import time
 
 import pytest
+from project import ROOT
 from trainyard.training.checkpoints.store import CheckpointStore
-from yard import ROOT
 
 # Saves 8 MB repeatedly, and prints a line after each checkpoint.
 SAVER = """

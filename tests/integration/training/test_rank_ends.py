@@ -4,9 +4,9 @@ import os
 import subprocess
 import sys
 
+from project import ROOT
 from slurm_cluster.waiting import PATIENCE_SECONDS
 from trainyard.cluster.ports import reserved_port
-from yard import ROOT
 
 # Rank 0 joins and then takes part in nothing.
 HANGING = """

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 from loops import LEARNER, assert_close, changed, numbers, start, stop_within_second_epoch, train
+from project import ROOT
 from slurm_cluster.waiting import finished as run
 from trainyard.config.train import Train
 from trainyard.training.checkpoints.store import CheckpointStore
 from trainyard.training.networks.running_statistics import other_buffers
 from trainyard.training.process_group import Group
-from yard import ROOT
 
 SPEC = changed(LEARNER, optimizer="sgd", lr=0.05, batch_size=None, global_batch_size=16, epochs=3)
 NORMALIZED = changed(SPEC, model="resnet", model_args={"blocks": 1, "width": 4}, epochs=2)

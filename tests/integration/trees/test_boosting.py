@@ -7,12 +7,12 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+from project import ROOT
 from trainyard.config.config import Trees
 from trainyard.config.datasets import Digits, Table
 from trainyard.data.staging import stage
 from trainyard.trees import boosting
 from trainyard.utils.errors import UserError
-from yard import ROOT
 
 STUDY = Trees(dataset="d", rounds=20)
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from project import ROOT
 from slurm_cluster.waiting import wait_until
 from trainyard.utils import files
 from trainyard.utils.files import LockHeldError
 from trainyard.utils.process_guard import CLAIM_SECONDS, ProcessGuard, claim_folder
-from yard import ROOT
 
 PATIENCE = 300.0  # seconds for what takes milliseconds on a quiet machine
 # It starts a process in its own session, and a daemon that is detached from its parent and has closed all files. All of

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from project import ROOT
 from trainyard.cli.again import call_again, call_with_config
 from trainyard.cli.jobs import SweepJobs
 from trainyard.cli.profile import Profile
@@ -16,7 +17,6 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.planning.journal import Ended, Journal, Started
 from trainyard.planning.plan import read_state
 from trainyard.utils.typed_commands import own_program
-from yard import ROOT
 
 CONFIG = check_config(
     {

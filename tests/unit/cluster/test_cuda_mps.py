@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from project import FAKE_MPS, ROOT, is_alive
 from slurm_cluster.waiting import wait_until
 from trainyard.cluster import cuda_mps
 from trainyard.cluster.cuda_mps import CONTROL, LOGS, PIPES, PROBE, run_mps
-from yard import FAKE_MPS, ROOT, is_alive
 
 RUN = """
 import os, time

@@ -7,9 +7,9 @@ import sys
 from contextlib import ExitStack
 
 import pytest
+from project import ROOT
 from trainyard.cluster import ports
 from trainyard.cluster.ports import reserved_port
-from yard import ROOT
 
 HOLDER = """
 import sys

@@ -16,6 +16,7 @@ import torchvision
 import weights
 from httpserver import Faulty
 from imagesets import pack, pixels, write_mnist, write_tree
+from project import ROOT
 from slurm_cluster.waiting import PATIENCE_SECONDS
 from trainyard.config.config import Data
 from trainyard.config.datasets import ImageFolder, Torchvision
@@ -24,7 +25,6 @@ from trainyard.data.downloads import RETRIES, DownloadError, RemoteFile, downloa
 from trainyard.data.staged import StagedImageMeta
 from trainyard.data.staging import stage
 from trainyard.utils.errors import StorageError
-from yard import ROOT
 
 CONTENT = np.random.default_rng(0).bytes(3_000_000)
 

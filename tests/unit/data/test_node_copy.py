@@ -9,6 +9,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from project import ROOT
 from slurm_cluster.waiting import wait_until
 from trainyard.cluster import held_folders, host
 from trainyard.cluster.held_folders import remove_copies_at_exit
@@ -17,7 +18,6 @@ from trainyard.data import node_copy
 from trainyard.data.node_copy import choose_local_folder, local_copy
 from trainyard.data.staged import DataError, Staged
 from trainyard.data.staging import stage
-from yard import ROOT
 
 GIB = 2**30
 

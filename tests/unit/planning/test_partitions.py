@@ -4,8 +4,8 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+from project import ROOT
 from snakemake_executor_plugin_slurm.partitions import get_best_partition, read_partition_file
-from yard import ROOT
 
 JOBS = [
     ({"gpu": 1, "gpu_model": "v100", "runtime": 60, "nodes": 1}, "v100"),

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from project import ROOT
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.cluster import ports
 from trainyard.config.trial_status import TrialStatus
@@ -27,7 +28,6 @@ from trainyard.programs.output_file import QUEUED_LINES, OutputReader
 from trainyard.programs.trial_messages import EpochReported
 from trainyard.utils.errors import UserError
 from trainyard.utils.process_guard import ProcessGuard
-from yard import ROOT
 
 PATTERN = Metrics(pattern=r"epoch (?P<epoch>\d+): acc (?P<val_accuracy>\S+)")
 

@@ -9,6 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from plotted import JOBS, STRATEGIES, plotted
+from project import ROOT
 from trainyard.config.load import check_config
 from trainyard.packing.live_view import slot_table
 from trainyard.planning.accounting import compare_strategies, jobs_table, strategies_table
@@ -33,7 +34,6 @@ from trainyard.results.answer import describe_ranking
 from trainyard.results.ranking import rank_sweep
 from trainyard.scaling.table import SCALING_COLUMNS
 from trainyard.utils.csv_files import read_table, write_parquet, write_table
-from yard import ROOT
 
 
 def test_a_timeline_without_attempts_has_its_columns(tmp_path):

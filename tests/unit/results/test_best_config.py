@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from project import ROOT
 from trainyard.config.load import check_config, read_config
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import expand
@@ -13,7 +14,6 @@ from trainyard.planning.journal import Ended, Journal, Started, Suggested
 from trainyard.planning.plan import plan_sweep, read_state
 from trainyard.results.answer import describe_ranking, find_files, paste_line, write_best
 from trainyard.results.ranking import rank_sweep
-from yard import ROOT
 
 TRAIN = {"dataset": "d", "train": {"model": "cnn", "model_args": {"width": 4}, "lr": 0.1}}
 COMMAND = {"command": "train --lr {lr}", "grid": {"lr": [0.1, 0.2]}}

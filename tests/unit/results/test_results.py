@@ -5,10 +5,10 @@ import sys
 
 import pandas as pd
 import pytest
+from project import ROOT
 from trainyard.results import load_study, load_sweep
 from trainyard.utils.csv_files import read_table, write_table
 from trainyard.utils.errors import UserError
-from yard import ROOT
 
 
 def write_sweep(folder, *, best):

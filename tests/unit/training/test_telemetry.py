@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from project import ROOT
 from slurm_cluster.waiting import wait_until
 from trainyard.training import telemetry
 from trainyard.training.telemetry import (
@@ -21,7 +22,6 @@ from trainyard.training.telemetry import (
     peak_resident_mib,
     record_telemetry,
 )
-from yard import ROOT
 
 
 def rows(path):

@@ -11,13 +11,13 @@ import sys
 import time
 
 import pytest
+from project import ROOT
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.planning.journal import Journal
 from trainyard.utils import holder_record
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import LockHeldError
 from trainyard.utils.jsonl import read_events
-from yard import ROOT
 
 DRIVER = """
 import logging, sys, time

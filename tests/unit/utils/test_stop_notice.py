@@ -8,9 +8,9 @@ import threading
 import time
 
 import pytest
+from project import ROOT
 from slurm_cluster.waiting import PATIENCE_SECONDS
 from trainyard.utils.stop_notice import StopNotice
-from yard import ROOT
 
 HANGS_UP = """
 import os, signal

@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
+from project import ROOT
 from trainyard.utils.typed_commands import own_program, snakemake_call
-from yard import ROOT
 
 
 def test_a_command_of_snakemake_is_short_in_trainyards_folder(monkeypatch):

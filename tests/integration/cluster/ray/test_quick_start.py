@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
+from project import ROOT
 from trainyard.cluster.ray.quick_start import SWITCH, TESTED
-from yard import ROOT
 
 TRAIN = """
 import sys

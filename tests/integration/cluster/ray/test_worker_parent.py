@@ -10,11 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from project import ROOT, alive, child_named, with_words
 from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.cluster.ray.quick_start import SWITCH
 from trainyard.cluster.ray.worker_parent import ANSWER_SECONDS, FIRST_JOB, worker_parent
 from trainyard.packing.messages import TRAINING_MODULES, WORKER_MODULES
-from yard import ROOT, alive, child_named, with_words
 
 # Prints what two actors see, and again after each line of standard input, which says which of them to replace.
 ACTORS = """

@@ -158,7 +158,7 @@ def stage_tiny(results: Path) -> None:
     stage(Synthetic.model_validate(TINY["datasets"]["tiny"]), results / "data/tiny")
 
 
-class Yard:
+class Project:
     """A folder with a config, and the commands of a user."""
 
     def __init__(self, folder: Path, root: Path = ROOT) -> None:

@@ -5,8 +5,8 @@ import sys
 
 import psutil
 import pytest
+from project import ROOT, TINY, WAITING, Project
 from slurm_cluster.waiting import PATIENCE_SECONDS, finished, wait_until
-from yard import ROOT, TINY, WAITING, Yard
 
 # Python imports it at its start. It records each class or function that any process of the training unpickles.
 WITNESS = """
@@ -22,8 +22,8 @@ sys.addaudithook(record)
 
 
 @pytest.fixture
-def yard(tmp_path):
-    made = Yard(tmp_path)
+def project(tmp_path):
+    made = Project(tmp_path)
     train = {"model": "waiting:build", "batch_size": 8, "epochs": 2}
     made.write({**TINY, "scaling": {"s": {"dataset": "tiny", "train": train, "scales": ["1x2"]}}})
     made.stage()
@@ -36,16 +36,16 @@ def listening(process: psutil.Process) -> list[tuple[str, int]]:
     return [each.laddr for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
 
 
-def test_a_training_on_one_node_listens_on_loopback_and_unpickles_nothing(yard, tmp_path):
-    training = yard.start(*yard.script("train", "--study", "s", "--scale", "1x2"))
+def test_a_training_on_one_node_listens_on_loopback_and_unpickles_nothing(project, tmp_path):
+    training = project.start(*project.script("train", "--study", "s", "--scale", "1x2"))
     try:
         wait_until(lambda: len(list(tmp_path.glob("started-*"))) == 2, what="both ranks", while_running=training)
         agent = psutil.Process(training.pid).children()[0]
         ports = [listening(process) for process in (agent, *agent.children())]
         assert [len(each) for each in ports] == [1, 1, 1], "the store and the ranks' gloo"
         assert {address for each in ports for address, _ in each} == {"127.0.0.1"}
-        shutil.copy(ROOT / "tests/strangers.py", tmp_path)
-        attack = finished([sys.executable, str(tmp_path / "strangers.py"), "127.0.0.1", str(ports[0][0][1])])
+        shutil.copy(ROOT / "tests/store_attack.py", tmp_path)
+        attack = finished([sys.executable, str(tmp_path / "store_attack.py"), "127.0.0.1", str(ports[0][0][1])])
         assert "default_pg" in attack.stdout, "it has written to the store of the process group"
     finally:
         (tmp_path / "go").touch()

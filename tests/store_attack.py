@@ -1,6 +1,6 @@
 """Another user, who writes pickles to the stores of torch (TCPStore) that may listen at the given ports.
 
-    python3 strangers.py ADDRESS PORT...
+    python3 store_attack.py ADDRESS PORT...
 
 It prints the keys that it has overwritten. It needs only the standard library: another user may not have torch.
 """
