@@ -11,12 +11,12 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from trainyard.checks.config_checks import check_use
+from trainyard.checks.finding_lines import finding_line, log_console
+from trainyard.checks.findings import Finding
 from trainyard.cli import command_line
-from trainyard.cli.checks import check_use
-from trainyard.cli.finding_lines import finding_line, log_console
 from trainyard.config.config import Config
 from trainyard.config.load import read_config
-from trainyard.doctor.findings import Finding
 
 NAME_WIDTH = 34
 

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
+from trainyard.checks import node_job
+from trainyard.checks.finding_lines import finding_line, log_console
+from trainyard.checks.findings import Finding, catch_errors
+from trainyard.checks.site import Site
+from trainyard.checks.site_checks import check_site
 from trainyard.cli import command_line
-from trainyard.cli.finding_lines import finding_line, log_console
 from trainyard.config.load import read_config
-from trainyard.doctor import node_job
-from trainyard.doctor.checks import check_site
-from trainyard.doctor.findings import Finding, catch_errors
-from trainyard.doctor.site import Site
 
 NO_JOB = "Python, torch, CUDA and the network can only be checked by a job"
 

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from trainyard.checks.program_environments import describe_environment
 from trainyard.cli.profile import Profile
-from trainyard.cli.program_environments import describe_environment
 from trainyard.config.config import Config
 from trainyard.config.scaling import Scaling, split_scale
 from trainyard.config.trials import RESULT_VERSION

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from trainyard.cli.checks import check_use, refuse_mistakes
+from trainyard.checks.config_checks import check_use, refuse_mistakes
+from trainyard.checks.program_environments import check_interpreters
 from trainyard.cli.conclusion import Conclusion
 from trainyard.cli.jobs import SweepJobs, TrainJobs, Wildcards
 from trainyard.cli.paths import check_paths
 from trainyard.cli.profile import Profile
-from trainyard.cli.program_environments import check_interpreters
 from trainyard.cli.run_summary import RunSummary, read_jobs
 from trainyard.config.datasets import ImageFolder, Python, has_images, needs_download
 from trainyard.config.load import as_given, check_config, config_copy

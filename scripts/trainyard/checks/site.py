@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from trainyard.checks.sbatch_rehearsal import Rehearsal, rehearse_submission, workflow_jobs
+from trainyard.checks.sbatch_request import SbatchRequest
 from trainyard.cluster import host, slurm_limits, slurm_queries
 from trainyard.cluster.slurm_limits import Limits
 from trainyard.cluster.slurm_queries import Partition, PartitionSettings
 from trainyard.config.config import Config
-from trainyard.doctor.sbatch_rehearsal import Rehearsal, rehearse_submission, workflow_jobs
-from trainyard.doctor.sbatch_request import SbatchRequest
 
 
 @dataclass

@@ -16,6 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from trainyard.checks.code_probe import DRIVERS
+from trainyard.checks.findings import Finding
 from trainyard.config.config import Config
 from trainyard.config.datasets import Python
 from trainyard.config.scaling import Scaling
@@ -23,8 +25,6 @@ from trainyard.config.sweep import Sweep
 from trainyard.config.train import OWN_MODELS, Train
 from trainyard.config.trials import Trial, expand, trainings
 from trainyard.data.known_images import known_images
-from trainyard.doctor.findings import Finding
-from trainyard.training.rehearsal import DRIVERS
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import digest_of, expand_path, write_json
 from trainyard.utils.import_path import SCRIPTS, helper_command
@@ -55,7 +55,7 @@ def rehearse_config(config: Config, results: Path, *, anew: bool = False) -> lis
     request = {"imports": list(_imports(config)), "trainings": tried}
     trees = {"imports": [], "trees": list(_tree_models(config))}
     return [
-        *_findings("models and your code", "torch", "training.rehearsal", request, anew=anew),
+        *_findings("models and your code", "torch", "checks.code_probe", request, anew=anew),
         *_findings("tree models", "xgboost", "trees.boosting", trees, anew=anew),
     ]
 

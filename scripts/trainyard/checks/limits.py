@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from trainyard.checks.findings import Finding, Verdict
+from trainyard.checks.sbatch_request import SbatchRequest
+from trainyard.checks.site import Site
 from trainyard.cluster.slurm_limits import Limits, combine_limits, find_excesses, limits_by_name
-from trainyard.doctor.findings import Finding, Verdict
-from trainyard.doctor.sbatch_request import SbatchRequest
-from trainyard.doctor.site import Site
 from trainyard.utils.errors import UserError
 
 

@@ -1,6 +1,6 @@
 """The programs of the doctor's job: one for the job, one for each node, and one for each rank that meets the others.
 
-They run as `python scripts/trainyard doctor.node_probe job|node|rank FOLDER`, and write reports into the folder.
+They run as `python scripts/trainyard checks.node_probe job|node|rank FOLDER`, and write reports into the folder.
 """
 
 import argparse
@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from trainyard.checks.node_report import LOCK, NONCE, JobReport, NodeReport
 from trainyard.cluster import host, slurm_allocation
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.cluster.srun import srun_options
-from trainyard.doctor.node_report import LOCK, NONCE, JobReport, NodeReport
 from trainyard.utils.errors import UserError
 from trainyard.utils.files import LockHeldError, hold_lock, write_json
 from trainyard.utils.import_path import SCRIPTS, helper_command
@@ -70,7 +70,7 @@ def _probe_nodes(allocation: Allocation, report: JobReport, folder: Path) -> Non
     cpus = allocation.cpus_per_node
     several = [*srun_options(allocation.nodes, cpus_per_task=cpus), "--kill-on-bad-exit=0"]
     options = several if len(allocation.nodes) > 1 else ["-n1", "--cpu-bind=q", f"--cpus-per-task={cpus}"]
-    report.step_error = _run_step(["srun", *options, *helper_command("doctor.node_probe"), "node", str(folder)])
+    report.step_error = _run_step(["srun", *options, *helper_command("checks.node_probe"), "node", str(folder)])
 
 
 def _let_nodes_meet(allocation: Allocation, report: JobReport, folder: Path) -> None:
@@ -84,7 +84,7 @@ def _let_nodes_meet(allocation: Allocation, report: JobReport, folder: Path) -> 
     private.mkdir(mode=0o700)
     config = folder / "config.json"  # an empty one, as the launcher needs a config
     write_json(config, {})
-    options = ["doctor.node_probe", "rank", str(folder), "--config", str(config)]
+    options = ["checks.node_probe", "rank", str(folder), "--config", str(config)]
     scale = f"{len(allocation.nodes)}x1"
     line = launchers.training_command(
         scale, options, folder=str(private), allocation=allocation, program=SCRIPTS / "trainyard"

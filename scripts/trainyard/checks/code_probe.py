@@ -33,7 +33,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     failed = set[str]()
     findings = list(_imports(request["imports"], failed))
     if request["trainings"]:
-        from trainyard.training.training_rehearsal import rehearse_all  # torch takes seconds to import
+        from trainyard.checks.model_probe import rehearse_all  # torch takes seconds to import
 
         given = [(place, Train.model_validate(spec), images) for place, spec, images in request["trainings"]]
         can_be_tried = [each for each in given if not failed & {path for path, _ in each[1].import_paths.values()}]

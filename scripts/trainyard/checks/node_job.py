@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from trainyard.checks.findings import Finding
+from trainyard.checks.node_checks import check_nodes
+from trainyard.checks.node_report import LOCK, LOG, NONCE, read_job, read_nodes
+from trainyard.checks.sbatch_request import SbatchRequest
 from trainyard.cluster import slurm_queries
-from trainyard.doctor.findings import Finding
-from trainyard.doctor.node_checks import check_nodes
-from trainyard.doctor.node_report import LOCK, LOG, NONCE, read_job, read_nodes
-from trainyard.doctor.sbatch_request import SbatchRequest
 from trainyard.utils.errors import StorageError, UserError
 from trainyard.utils.files import hold_lock, write_json
 from trainyard.utils.import_path import helper_command
@@ -79,7 +79,7 @@ def _submit(requests: Sequence[SbatchRequest], folder: Path) -> tuple[str, str]:
     line += [f"--cpus-per-task={like.cpus}"]
     line += [f"--{name}={value}" for name, value in named.items() if value]
     line += ["--job-name=trainyard-doctor", f"--chdir={folder}", f"--output={LOG}"]
-    wrapped = shlex.join([*helper_command("doctor.node_probe"), "job", str(folder)])
+    wrapped = shlex.join([*helper_command("checks.node_probe"), "job", str(folder)])
     done = subprocess.run([*line, "--wrap", wrapped], text=True, capture_output=True, check=False)
     if done.returncode:
         raise UserError(f"`{shlex.join(line)}` failed: {done.stderr.strip()}")

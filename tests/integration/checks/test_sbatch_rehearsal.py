@@ -4,9 +4,9 @@ import os
 import subprocess
 
 import pytest
-from trainyard.doctor import sbatch_rehearsal
-from trainyard.doctor.sbatch_rehearsal import Refusal, WorkflowJob
-from trainyard.doctor.sbatch_stand_in import sbatch_stand_in
+from trainyard.checks import sbatch_rehearsal
+from trainyard.checks.sbatch_rehearsal import Refusal, WorkflowJob
+from trainyard.checks.sbatch_stand_in import sbatch_stand_in
 from trainyard.utils.errors import UserError
 
 TRUE = """#!/bin/sh

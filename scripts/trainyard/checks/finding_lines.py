@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from trainyard.doctor.findings import Finding
+from trainyard.checks.findings import Finding
 
 SIGNS: Final = {
     "ok": "[green]ok[/]",

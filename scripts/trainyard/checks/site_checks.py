@@ -3,15 +3,15 @@
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from trainyard.checks.findings import Finding, catch_errors
+from trainyard.checks.limits import check_limits, check_preemption
+from trainyard.checks.memory import check_memory
+from trainyard.checks.sbatch_rehearsal import Refusal
+from trainyard.checks.sbatch_request import SbatchRequest
+from trainyard.checks.site import Site
+from trainyard.checks.storage import check_home, check_results
 from trainyard.cluster import slurm_queries
 from trainyard.cluster.slurm_queries import TEMPORARY, Association, Partition
-from trainyard.doctor.findings import Finding, catch_errors
-from trainyard.doctor.limits import check_limits, check_preemption
-from trainyard.doctor.memory import check_memory
-from trainyard.doctor.sbatch_rehearsal import Refusal
-from trainyard.doctor.sbatch_request import SbatchRequest
-from trainyard.doctor.site import Site
-from trainyard.doctor.storage import check_home, check_results
 from trainyard.utils.errors import UserError
 
 PROGRAMS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")

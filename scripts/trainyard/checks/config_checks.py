@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
-from trainyard.cli import rehearsals
-from trainyard.cli.file_checks import check_script, check_source
-from trainyard.cli.program_environments import check_environment
+from trainyard.checks import code_checks
+from trainyard.checks.file_checks import check_script, check_source
+from trainyard.checks.findings import Finding
+from trainyard.checks.program_environments import check_environment
 from trainyard.config.config import Config
 from trainyard.config.metric_names import TRAINING_METRICS, guess_mode
 from trainyard.config.scaling import Scaling, split_scale
@@ -19,7 +20,6 @@ from trainyard.config.train import OWN_MODEL_ARGS, Train
 from trainyard.config.trials import expand, trainings
 from trainyard.config.user_programs import Metrics
 from trainyard.data.known_images import KnownImages, known_images
-from trainyard.doctor.findings import Finding
 from trainyard.programs.metric_patterns import PatternParser
 from trainyard.programs.metrics import numeric_row
 from trainyard.utils.errors import UserError
@@ -60,7 +60,7 @@ def check_use(
             absent="warns" if has_scheduler and dry_run else "fails",
             may_be_elsewhere=has_scheduler or in_container or bool(config.env_modules),
         )
-    yield from rehearsals.rehearse_config(config, results, anew=anew)
+    yield from code_checks.rehearse_config(config, results, anew=anew)
 
 
 def refuse_mistakes(findings: Iterable[Finding], notify: Callable[[str], None]) -> None:

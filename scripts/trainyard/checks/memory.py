@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
+from trainyard.checks.findings import Finding
+from trainyard.checks.sbatch_request import SbatchRequest
+from trainyard.checks.site import Site
 from trainyard.cluster.slurm_queries import Partition
-from trainyard.doctor.findings import Finding
-from trainyard.doctor.sbatch_request import SbatchRequest
-from trainyard.doctor.site import Site
 from trainyard.planning.memory_request import data_mib
 
 

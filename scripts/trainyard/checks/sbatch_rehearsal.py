@@ -16,13 +16,13 @@ from pathlib import Path
 
 import yaml
 
+from trainyard.checks.sbatch_request import SbatchRequest, parse_request
+from trainyard.checks.sbatch_stand_in import StandIn, sbatch_stand_in
 from trainyard.config.config import Config
 from trainyard.config.datasets import needs_download
 from trainyard.config.trials import published_weights
 from trainyard.config.weights import weights_receipt
 from trainyard.data.staged import DataError, DatasetMeta, read_meta, write_meta
-from trainyard.doctor.sbatch_request import SbatchRequest, parse_request
-from trainyard.doctor.sbatch_stand_in import StandIn, sbatch_stand_in
 from trainyard.planning.trial_space import NOT_STAGED
 from trainyard.utils.files import write_json
 

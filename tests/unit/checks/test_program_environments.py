@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from snakemake.settings.types import DeploymentMethod
-from trainyard.cli.program_environments import describe_environment
+from trainyard.checks.program_environments import describe_environment
 from trainyard.cli.workflow import Workflow
 from trainyard.config.load import check_config
 from trainyard.programs.environment import RECORD

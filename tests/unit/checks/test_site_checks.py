@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from trainyard.checks import findings, limits, memory, sbatch_request, site_checks, storage
 from trainyard.cluster import slurm_queries
 from trainyard.cluster.slurm_limits import Limits
-from trainyard.doctor import checks, findings, limits, memory, sbatch_request, storage
 
 # As `sinfo --noheader --format '%P|%a|%l|%D|%c|%m|%G|%f'` prints them; the first two by Slurm 22.05.
 GPU = slurm_queries.parse_partition("gpu*|up|1-00:00:00|4|8|16000|gpu:a100:2|nvlink,ib")
@@ -56,7 +56,7 @@ REQUESTS = [
 
 @pytest.mark.parametrize(("asked", "verdict", "message"), REQUESTS)
 def test_a_request_is_checked_against_the_partitions(asked, verdict, message):
-    found = checks.check_request(asked, PARTITIONS)
+    found = site_checks.check_request(asked, PARTITIONS)
     assert (found.name, found.verdict) == ("sweep depth", verdict)
     assert message in found.message
     assert bool(found.remedy) == (verdict != "ok")
@@ -76,7 +76,7 @@ ACCOUNTS = [
 
 @pytest.mark.parametrize(("options", "verdict", "message", "remedy"), ACCOUNTS)
 def test_an_account_is_checked_against_the_users_accounts(options, verdict, message, remedy):
-    found = checks.compare_accounts([request("-t", "1", *options)], KNOWN, "me")
+    found = site_checks.compare_accounts([request("-t", "1", *options)], KNOWN, "me")
     assert found.verdict == verdict
     assert message in found.message
     assert remedy in found.remedy

@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from trainyard.checks.findings import Finding, Verdict
 from trainyard.config.config import Config
 from trainyard.config.scaling import Scaling
 from trainyard.config.sweep import Sweep
 from trainyard.config.user_programs import SHELL, Command
-from trainyard.doctor.findings import Finding, Verdict
 from trainyard.programs.environment import SCRIPT, find_interpreter, program_environment, script_interpreter
 from trainyard.scaling.launchers import LAUNCHER_MODULES
 from trainyard.utils.errors import UserError

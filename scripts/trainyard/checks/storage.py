@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from trainyard.checks.findings import Finding
 from trainyard.cluster import host
-from trainyard.doctor.findings import Finding
 
 MIN_FREE_GIB = 5  # of results: for checkpoints, tables and logs; datasets need more
 MIN_FREE_HOME_GIB = 0.5  # for the caches of torch and its compilers

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from trainyard.doctor.findings import Finding
-from trainyard.doctor.node_report import JobReport, NodeReport
+from trainyard.checks.findings import Finding
+from trainyard.checks.node_report import JobReport, NodeReport
 
 MIN_TMP_GIB = 1  # for Ray's files
 

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from trainyard.checks import node_job
+from trainyard.checks.node_checks import check_nodes
+from trainyard.checks.node_report import JobReport, NodeReport
 from trainyard.cluster import slurm_queries
-from trainyard.doctor import node_job
-from trainyard.doctor.node_checks import check_nodes
-from trainyard.doctor.node_report import JobReport, NodeReport
 from trainyard.utils.errors import UserError
 
 NODE = NodeReport(

@@ -4,8 +4,8 @@ import os
 import subprocess
 
 import pytest
-from trainyard.doctor import node_probe
-from trainyard.doctor.node_report import LOCK, NONCE, NodeReport, read_job, read_nodes
+from trainyard.checks import node_probe
+from trainyard.checks.node_report import LOCK, NONCE, NodeReport, read_job, read_nodes
 from trainyard.utils.files import hold_lock, write_json
 from trainyard.utils.import_path import helper_command
 
@@ -13,7 +13,7 @@ from trainyard.utils.import_path import helper_command
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 def test_a_node_reports_locks_and_cpus_truthfully(tmp_path):
     write_json(tmp_path / NONCE, "right")
-    probe = [*helper_command("doctor.node_probe"), "node", str(tmp_path)]
+    probe = [*helper_command("checks.node_probe"), "node", str(tmp_path)]
     with hold_lock(tmp_path / LOCK):
         subprocess.run(["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), *probe], check=True)
     (report,) = read_nodes(tmp_path)
@@ -28,7 +28,7 @@ def test_a_node_reports_locks_and_cpus_truthfully(tmp_path):
 
 def test_outside_of_slurm_the_job_reports_that_there_is_none(tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    subprocess.run([*helper_command("doctor.node_probe"), "job", str(tmp_path)], check=True, env=environment)
+    subprocess.run([*helper_command("checks.node_probe"), "job", str(tmp_path)], check=True, env=environment)
     report = read_job(tmp_path)
     assert report is not None
     assert "SLURM_JOB_ID is not set" in report.slurm_error

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainyard.cli import rehearsals
-from trainyard.cli.checks import check_use, refuse_mistakes
-from trainyard.cli.file_checks import check_script
+from trainyard.checks import code_checks, code_probe, model_probe
+from trainyard.checks.config_checks import check_use, refuse_mistakes
+from trainyard.checks.file_checks import check_script
 from trainyard.config.load import check_config
 from trainyard.config.train import Train
 from trainyard.data.known_images import KnownImages
 from trainyard.programs.environment import RECORD
-from trainyard.training import rehearsal, training_rehearsal
 from trainyard.training.networks.models import build_model
 from trainyard.utils.errors import UserError
 
@@ -270,17 +269,17 @@ def test_weights_that_may_fit_images_not_staged_yet_are_no_mistake(mistakes):
 
 
 def test_trainings_are_not_tried_for_longer_than_users_wait(monkeypatch):
-    monkeypatch.setattr(training_rehearsal, "TOTAL_SECONDS", -1)
-    findings = training_rehearsal.rehearse_all([("p", Train(model="resnet18", batch_size=1), KnownImages())])
+    monkeypatch.setattr(model_probe, "TOTAL_SECONDS", -1)
+    findings = model_probe.rehearse_all([("p", Train(model="resnet18", batch_size=1), KnownImages())])
     assert [verdict for _, verdict, _ in findings] == ["unknown"]
 
 
 @pytest.mark.parametrize("drivers", [(), (__file__,)], ids=["login node", "GPU node"])
 def test_code_that_needs_a_gpu_is_no_mistake_on_a_machine_without_one(tmp_path, monkeypatch, drivers):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(rehearsal, "DRIVERS", drivers)
+    monkeypatch.setattr(code_probe, "DRIVERS", drivers)
     Path("on_gpu.py").write_text("raise RuntimeError('Found no NVIDIA driver on your system')")
-    answer = rehearsal.answer({"imports": [["p", "on_gpu:build", "model", None]], "trainings": []})
+    answer = code_probe.answer({"imports": [["p", "on_gpu:build", "model", None]], "trainings": []})
     ((place, verdict, message),) = answer["findings"]
     assert (place, verdict) == ("p", "fails" if drivers else "unknown")
     assert "NVIDIA" in message
@@ -292,7 +291,7 @@ def test_code_that_has_passed_is_tried_again_only_after_a_change(mistakes, monke
     assert mistakes(raw) == []
     started = []
     monkeypatch.setattr(
-        rehearsals, "_ask", lambda module, request: started.append(request) or {"findings": [], "files": {}}
+        code_checks, "_ask", lambda module, request: started.append(request) or {"findings": [], "files": {}}
     )
     assert mistakes(raw) == []
     assert not started
@@ -306,13 +305,13 @@ def test_code_that_ends_the_process_is_named(tmp_path, monkeypatch):
     Path("crashing.py").write_text("import os; print('what it said', flush=True); os._exit(3)")
     config = check_config({"sweeps": {"s": {"function": "crashing:run"}}})
     with pytest.raises(UserError, match=r"the process that tries crashing:run ended \(exit code 3\):\nwhat it said"):
-        rehearsals.rehearse_config(config, tmp_path)
+        code_checks.rehearse_config(config, tmp_path)
 
 
 def test_code_is_not_tried_where_only_the_jobs_have_torch(tmp_path, monkeypatch):
     config = check_config({"sweeps": {"s": {"function": "absent:run"}}})
-    monkeypatch.setattr(rehearsals.importlib.util, "find_spec", lambda name: None)
-    assert [finding.verdict for finding in rehearsals.rehearse_config(config, tmp_path)] == ["warns"]
+    monkeypatch.setattr(code_checks.importlib.util, "find_spec", lambda name: None)
+    assert [finding.verdict for finding in code_checks.rehearse_config(config, tmp_path)] == ["warns"]
 
 
 def test_what_only_a_cluster_may_have_is_a_warning_in_its_plan(mistakes, caplog):

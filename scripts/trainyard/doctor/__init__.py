@@ -1,1 +1,0 @@
-"""Checks of a site before anything is submitted."""
