@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainyard.config.config import Data
-from trainyard.config.user_programs import GRACE_SECONDS, Metrics
+from trainyard.config.train import Train
+from trainyard.config.user_programs import GRACE_SECONDS, Metrics, UserProgram
 from trainyard.packing.gpu_sharing import GpuUse
 from trainyard.planning.task import Task
 from trainyard.programs.command import CheckpointFile
@@ -55,7 +56,7 @@ class WorkerSetup:
 class TrialRequest:
     """A trial for a worker to run."""
 
-    spec: dict[str, Any]
+    spec: Train | UserProgram
     trial: str
     attempt: int
     folder: Path

@@ -246,7 +246,7 @@ class Packer:
         started = self._recorder.record(slot, Started, **self._start_fields(slot, task))
         slot.epochs = ReportedEpochs(started.time)
         request = TrialRequest(
-            spec=task.spec.model_dump(mode="json", exclude_defaults=True),
+            spec=task.spec,
             trial=task.trial,
             attempt=slot.attempt,
             folder=self._setup.trial_folder(task),

@@ -151,11 +151,13 @@ class Worker:
         """Run a trial; an exception is a failure."""
         self._began = time.perf_counter()  # of the trial, as if it had not been interrupted
         try:
-            if self._setup.is_training:
-                return (yield from self._train(request))
-            if request.spec.get("command"):
-                return (yield from self._run_command(request))
-            return (yield from self._run_function(request))
+            match request.spec:
+                case Train() as spec:
+                    return (yield from self._train(spec, request))
+                case UserProgram(function=None) as spec:
+                    return (yield from self._run_command(spec, request))
+                case spec:
+                    return (yield from self._run_function(spec, request))
         except Diverged as error:
             seconds = time.perf_counter() - self._began
             return TrialEnded(status=TrialStatus.DIVERGED, error=str(error), seconds=seconds)
@@ -167,12 +169,12 @@ class Worker:
                 seconds=time.perf_counter() - self._began,
             )
         finally:
-            if self._setup.is_training and request.spec.get("compile"):
+            if isinstance(request.spec, Train) and request.spec.compile:
                 from trainyard.training.forward_pass import release_compiled_code
 
                 release_compiled_code()  # and the memory of its CUDA graphs, before a trial that does not compile
 
-    def _run_command(self, request: TrialRequest) -> TrialRun:
+    def _run_command(self, spec: UserProgram, request: TrialRequest) -> TrialRun:
         setup, folder = self._setup, request.folder
         folder.mkdir(parents=True, exist_ok=True)
         with claim_folder(folder, owner=f"trial {request.trial}", grace_seconds=setup.grace_seconds) as claim:
@@ -182,14 +184,16 @@ class Worker:
             if checkpoint:
                 yield CheckpointResumed(checkpoint)
             resume_from = folder / checkpoint.name if checkpoint else None
-            return (yield from run_command(self._command_trial(request, resume_from, claim), self._guard))
+            return (yield from run_command(self._command_trial(spec, request, resume_from, claim), self._guard))
 
     @cached_property
     def _environment(self) -> dict[str, str]:
         """The environment of commands, before their own variables; scripts of conda activate it."""
         return program_environment(self._setup.python)
 
-    def _command_trial(self, request: TrialRequest, resume_from: Path | None, claim: FolderClaim) -> CommandTrial:
+    def _command_trial(
+        self, spec: UserProgram, request: TrialRequest, resume_from: Path | None, claim: FolderClaim
+    ) -> CommandTrial:
         setup, folder = self._setup, request.folder
         placeholders = {
             "trial": request.trial,
@@ -201,7 +205,7 @@ class Worker:
         }
         earlier = (folder / output_name(number) for number in reversed(range(1, request.attempt)))
         return CommandTrial(
-            UserProgram.model_validate(request.spec),
+            spec,
             placeholders,
             folder,
             cwd=str(folder) if setup.own_workdirs else setup.cwd,
@@ -218,8 +222,7 @@ class Worker:
             environment=self._environment,
         )
 
-    def _run_function(self, request: TrialRequest) -> TrialRun:
-        spec = UserProgram.model_validate(request.spec)
+    def _run_function(self, spec: UserProgram, request: TrialRequest) -> TrialRun:
         assert spec.function is not None
         os.chdir(self._setup.cwd or ".")  # the function of an earlier trial may have left it
         for folder in (request.folder, request.checkpoints):
@@ -234,12 +237,12 @@ class Worker:
                 os.chdir(request.folder)
             return (yield from run_function(function, spec.args, context))
 
-    def _train(self, request: TrialRequest) -> TrialRun:
+    def _train(self, spec: Train, request: TrialRequest) -> TrialRun:
         from trainyard.training.trainer import Stopped
         from trainyard.training.warmup import warm_up
 
         halvings = list[MicroBatchHalved]()
-        trainer = self._create_trainer(request, halvings)
+        trainer = self._create_trainer(spec, request, halvings)
         self._began -= sum(row.seconds for row in trainer.history) + trainer.state.progress.seconds
         self._began -= trainer.checkpoints.total_seconds
         for row in trainer.history:
@@ -266,7 +269,7 @@ class Worker:
             gpu_use=uses[0] if uses else None,
         )
 
-    def _create_trainer(self, request: TrialRequest, halvings: list[MicroBatchHalved]) -> "Trainer":
+    def _create_trainer(self, spec: Train, request: TrialRequest, halvings: list[MicroBatchHalved]) -> "Trainer":
         """The trainer of a trial. It appends to `halvings` when a micro-batch does not fit into memory."""
         from trainyard.training.checkpoints.store import CheckpointStore
         from trainyard.training.sampler import batch_sizes
@@ -275,7 +278,6 @@ class Worker:
         def note(batch: "BatchSizes") -> None:
             halvings.append(MicroBatchHalved(batch.micro, batch.accumulation))
 
-        spec = Train.model_validate(request.spec)
         assert self._dataset is not None
         _check_weights(spec, request.trial, self._dataset.digest)
         return Trainer(

@@ -1,8 +1,9 @@
 """A trial that starts from a file of weights, on a worker."""
 
+import pickle
+
 import pytest
 from trainyard.config.sweep import Sweep
-from trainyard.config.train import Train
 from trainyard.config.trials import expand
 from trainyard.config.weights import WeightsError
 from trainyard.packing.worker import _check_weights
@@ -14,7 +15,7 @@ def test_a_file_that_changes_while_the_sweep_runs_is_an_error(tmp_path):
     weights.write_text("PK weights")
     train = {"pretrained": str(weights), "model_args": {"blocks": 2}, "lr": 1e-5, "freeze": ["conv1"]}
     (trial,) = expand(Sweep.model_validate({"dataset": "digits", "train": train, "trials": [{"epochs": 3}]})).trials
-    sent = Train.model_validate(trial.spec.model_dump(mode="json", exclude_defaults=True))
+    sent = pickle.loads(pickle.dumps(trial.spec))
     _check_weights(sent, trial.identity("data"), "data")
     weights.write_text("PK other weights")
     with pytest.raises(WeightsError, match=r"weights.pt: has changed since the sweep began: run the sweep again"):

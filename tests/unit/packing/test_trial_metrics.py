@@ -18,7 +18,7 @@ def run_trial(spec, data, folder):
     worker._setup = WorkerSetup(folder, Data(), threads=1)
     worker._data, worker._group, worker._notice = data, single_process(), StopNotice()
     worker._dataset = SimpleNamespace(digest="")
-    request = TrialRequest(spec.model_dump(mode="json"), "t", 1, folder, folder / "checkpoints")
+    request = TrialRequest(spec, "t", 1, folder, folder / "checkpoints")
     rows, message = [], worker.begin(request)
     while isinstance(message, EpochReported):
         rows.append(message.row)

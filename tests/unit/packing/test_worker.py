@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 from loops import SPEC, start, train
 from trainyard.config.config import Data
+from trainyard.config.train import Train
 from trainyard.config.trial_status import TrialStatus
+from trainyard.config.user_programs import UserProgram
 from trainyard.packing.messages import TrialRequest, WorkerSetup
 from trainyard.packing.worker import Worker
 from trainyard.training import forward_pass
@@ -24,9 +26,8 @@ def test_compiled_code_is_released_after_each_trial_however_it_ends(monkeypatch,
     released = []
     monkeypatch.setattr(forward_pass, "release_compiled_code", lambda: released.append(True))
     worker = Worker()
-    worker._setup = SimpleNamespace(is_training=True)
 
-    def train(request):
+    def train(spec, request):
         if error is not None:
             raise error
         return SimpleNamespace(status=TrialStatus.FINISHED)
@@ -34,7 +35,7 @@ def test_compiled_code_is_released_after_each_trial_however_it_ends(monkeypatch,
 
     monkeypatch.setattr(worker, "_train", train)
     for compiles in (True, False):
-        worker.begin(SimpleNamespace(spec={"compile": compiles}))
+        worker.begin(SimpleNamespace(spec=Train(compile=compiles)))
     assert len(released) == 1
 
 
@@ -45,9 +46,8 @@ def test_a_trial_that_resumes_and_diverges_counts_the_seconds_before(data, tmp_p
     trainer.history[0] = replace(trainer.history[0], seconds=1000.0)
     trainer.module.register_forward_hook(lambda module, images, output: output * float("nan"))
     worker = Worker()
-    worker._setup = SimpleNamespace(is_training=True)
-    monkeypatch.setattr(worker, "_create_trainer", lambda request, halvings: trainer)
-    worker.begin(SimpleNamespace(spec={}, measures_gpu=False))
+    monkeypatch.setattr(worker, "_create_trainer", lambda spec, request, halvings: trainer)
+    worker.begin(SimpleNamespace(spec=Train(), measures_gpu=False))
     end = worker.resume(False)
     assert end.status is TrialStatus.DIVERGED
     assert end.seconds > 1000
@@ -57,9 +57,8 @@ def test_a_model_that_calls_exit_fails_its_trial_and_does_not_end_the_worker(dat
     trainer = start(SPEC, data)
     trainer.module.register_forward_hook(lambda module, images, output: sys.exit(0))
     worker = Worker()
-    worker._setup = SimpleNamespace(is_training=True)
-    monkeypatch.setattr(worker, "_create_trainer", lambda request, halvings: trainer)
-    end = worker.begin(SimpleNamespace(spec={}, measures_gpu=False))
+    monkeypatch.setattr(worker, "_create_trainer", lambda spec, request, halvings: trainer)
+    end = worker.begin(SimpleNamespace(spec=Train(), measures_gpu=False))
     assert end.status is TrialStatus.FAILED
     assert re.fullmatch(r"it calls sys.exit\(0\) \(.*test_worker.py, line \d+\)", end.error)
 
@@ -75,7 +74,7 @@ def test_each_function_begins_in_its_folder_wherever_the_one_before_it_went(tmp_
     worker._setup = WorkerSetup(tmp_path, Data(), 1, is_training=False, cwd=str(tmp_path), own_workdirs=own)
     for trial in ("a", "b"):
         folder = tmp_path / "trials" / trial
-        spec = {"function": f"leaving_{own}:run"}
+        spec = UserProgram(function=f"leaving_{own}:run")
         at = worker.begin(TrialRequest(spec, trial, 1, folder, tmp_path / "checkpoints")).row["at"]
         assert at == (folder if own else tmp_path).stat().st_ino
         assert worker.resume(False).status is TrialStatus.FINISHED
